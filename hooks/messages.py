@@ -1,0 +1,102 @@
+"""What a rank may say to the supervisor: one msgpack-encoded struct a ZeroMQ frame, rank PUSH to supervisor PULL.
+
+Nothing here is awaited by training: a message that can't be sent at once is dropped and counted.
+Hot state (steps, phase, collector) travels in shared memory (`guardrun.hooks.board`), not here.
+Times are CLOCK_MONOTONIC nanoseconds of the host unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+WIRE_VERSION = 1
+
+# Bounds that both sides keep: what is longer is cut by the sender and dropped by the receiver.
+MAX_MESSAGE_BYTES = 256 * 1024
+MAX_TEXT_CHARS = 32 * 1024
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    attempt: int
+    global_rank: int
+    pid: int
+
+
+class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+    """The hooks are active in this rank; sent once, first."""
+
+    version: int = WIRE_VERSION
+    local_rank: int
+    world_size: int
+    node: str
+    python: str
+    argv: list[str]
+
+
+class Beat(_Message, frozen=True, kw_only=True, tag="beat"):
+    """Once a second: what the board cannot carry."""
+
+    sent_ns: int
+    group_seqs: dict[str, int] = {}
+    """Per process group (its name): the collectives issued so far, as torch counts them."""
+    dropped: int = 0
+    """Messages this rank could not send so far."""
+
+
+class CheckpointSaved(_Message, frozen=True, kw_only=True, tag="saved"):
+    """A save returned: torch.save, or torch.distributed.checkpoint's save. Urgent."""
+
+    path: str
+    """Absolute."""
+    writer: str
+    """`torch.save` or `dcp`."""
+    step: int
+    """Steps that this rank had done in this attempt, as `Board.step` counts them, the resumed base included."""
+    began_ns: int
+    ended_ns: int
+
+
+class CheckpointLoaded(_Message, frozen=True, kw_only=True, tag="loaded"):
+    """A load of a file or folder returned (torch.load, dcp load, or `guardrun.hooks.resume_from()` was asked)."""
+
+    path: str
+    reader: str
+
+
+class Raised(_Message, frozen=True, kw_only=True, tag="raised"):
+    """An exception nobody caught: the interpreter is about to end. Urgent; also left as a file beside the board."""
+
+    at_ns: int
+    error: str
+    """The exception's type, qualified: `torch.OutOfMemoryError`."""
+    message: str
+    traceback: str
+    frames: list[tuple[str, str, int]]
+    """(file, function, line), outermost first."""
+
+
+class GcHeld(_Message, frozen=True, kw_only=True, tag="gc_held"):
+    """Collections took a second or more of one step. Urgent."""
+
+    duration_s: float
+    generation: int
+    collected: int
+    tracked: int
+    """Objects the collector tracks after it; -1 where counting would cost too much."""
+    step: int
+
+
+class Ended(_Message, frozen=True, kw_only=True, tag="ended"):
+    """The script's main code ended and the interpreter is finalising."""
+
+    at_ns: int
+
+
+class HookFailed(_Message, frozen=True, kw_only=True, tag="hook_failed"):
+    """A hook could not do its work and has stepped aside. Once for each hook."""
+
+    hook: str
+    error: str
+
+
+RankMessage = Hello | Beat | CheckpointSaved | CheckpointLoaded | Raised | GcHeld | Ended | HookFailed

@@ -1,0 +1,4 @@
+"""guardrun.launcher"""
+
+if __name__ != "guardrun.launcher":
+    raise ImportError(f"import guardrun.launcher, not {__name__}: the folder is only found under that name")

@@ -1,0 +1,127 @@
+"""Actions: imperatives that the engine returns and the edge carries out.
+
+Every action that ends comes back as an event, a failed or late one too:
+StartAttempt → AttemptStarted | AttemptNotStarted, StopAttempt → AttemptStopped, TakeLook → LookTaken,
+ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen. The others end in themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.core.events import Checkpoint
+
+
+class _Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    pass
+
+
+class StartAttempt(_Action, frozen=True, kw_only=True, tag="start_attempt"):
+    attempt: int
+    checkpoint: Checkpoint | None = None
+    """Resume from this."""
+
+
+class StopAttempt(_Action, frozen=True, kw_only=True, tag="stop_attempt"):
+    """SIGTERM to every rank's process group, SIGKILL after grace_s, then everything that is left of the attempt."""
+
+    attempt: int
+    grace_s: float
+
+
+class TakeLook(_Action, frozen=True, kw_only=True, tag="take_look"):
+    """Stacks and counters of every rank's whole process tree, within the collectors' time limits."""
+
+    look: int
+    attempt: int
+    reason: str
+
+
+class ReadExits(_Action, frozen=True, kw_only=True, tag="read_exits"):
+    """Error files, exceptions, kernel and cgroup counters."""
+
+    attempt: int
+
+
+class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoint"):
+    """The newest whole, eligible checkpoint. Only asked for while nothing of an attempt is alive."""
+
+    choice: int
+
+
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """As incident.json has it."""
+
+    rank: int
+    local_rank: int
+    node: str
+    pid: int
+    gpu: int | None = None
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened, in the engine's seconds; the edge renders incident.json and report.html from it."""
+
+    id: str
+    """`001`, …"""
+    attempt: int
+    kind: str
+    cause: str
+    confidence: float
+    summary: str
+    culprits: list[Culprit]
+    onset_s: float
+    detected_s: float
+    step: int | None
+    evidence: dict[str, Any]
+    advice: str
+    action: str
+    """none, restart, isolate_node, give_up"""
+    resumed_from: Checkpoint | None = None
+    recovered_s: float | None = None
+    looks: list[str] = []
+    """Folders with raw stacks, relative to the run directory."""
+
+
+class WriteIncident(_Action, frozen=True, kw_only=True, tag="write_incident"):
+    """Write or rewrite an incident's files; is_new also runs the notify command."""
+
+    incident: Incident
+    is_new: bool
+
+
+class Say(_Action, frozen=True, kw_only=True, tag="say"):
+    """A line for the terminal. level: info, good, warn, bad."""
+
+    text: str
+    level: str = "info"
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """summary.json, without what only the edge knows (wall times, paths)."""
+
+    outcome: str
+    """finished, failed, gave_up, interrupted"""
+    exit_code: int
+    reason: str
+    attempts: list[dict[str, Any]]
+    incidents: list[dict[str, Any]]
+    restarts: int
+    wall_s: float
+    goodput: float
+    """Share of wall_s in which training got further than ever before."""
+    lost_s: dict[str, float]
+    """detecting, stopping, starting, redoing, other"""
+    last_step: int | None
+
+
+class FinishRun(_Action, frozen=True, kw_only=True, tag="finish_run"):
+    """The run is over: write summary.json, let the launcher exit with exit_code."""
+
+    exit_code: int
+    summary: Summary
+
+
+Action = StartAttempt | StopAttempt | TakeLook | ReadExits | ChooseCheckpoint | WriteIncident | Say | FinishRun

@@ -1,0 +1,305 @@
+"""Events: facts, in the past tense, that the engine is told. All a journal needs for replay.
+
+Seconds named `…_s` are the engine's clock (`now_s`: seconds since the run was created, monotonic, also across a
+restarted supervisor), unless a name says wall.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from guardrun.supervisor.core.looks import RankLook
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    pass
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole checkpoint."""
+
+    path: str
+    """Absolute."""
+    step: int
+    """The script's own number where its name or its metadata tells, else guardrun's count when it was saved."""
+    format: str = ""
+    written_wall_s: float = 0.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the configuration that the engine decides by. Defaults are the contract's."""
+
+    max_restarts: int = 10
+    max_no_progress: int = 3
+    stop_grace_s: float = 10.0
+    floor_s: float = 10.0
+    hard_timeout_s: float = 1800.0
+    look_gap_s: float = 3.0
+    """Between the two looks of a suspicion."""
+    look_every_s: float = 8.0
+    """Between later ones, growing while somebody is busy."""
+    idle_patience_s: float = 30.0
+    data_patience_s: float = 60.0
+    gil_patience_s: float = 60.0
+    spin_patience_s: float = 120.0
+    traced_patience_s: float = 20.0
+    """A debugger's stop ('t')."""
+    stopped_patience_s: float = 3.0
+    act: bool = True
+    resume_first: bool = False
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's process, as the launcher started it."""
+
+    global_rank: int
+    local_rank: int
+    pid: int
+    node: str
+
+
+class RunOpened(_Event, frozen=True, kw_only=True, tag="run_opened"):
+    """First event of a run."""
+
+    run_id: str
+    settings: Settings
+    node: str
+    command: list[str]
+    world_size: int
+    wall_s: float
+
+
+class RunContinued(_Event, frozen=True, kw_only=True, tag="run_continued"):
+    """A new guardrun took an unfinished run up again (a requeue). Whatever ran before is gone."""
+
+    settings: Settings
+    node: str
+    world_size: int
+    wall_s: float
+
+
+class SupervisorRestarted(_Event, frozen=True, kw_only=True, tag="supervisor_restarted"):
+    """The supervisor is a new process that has replayed the journal; what was under way must be asked for again."""
+
+
+class TimeSkipped(_Event, frozen=True, kw_only=True, tag="time_skipped"):
+    """The supervisor did not run for gap_s (frozen job, paused machine, stopped supervisor): nobody's hang."""
+
+    gap_s: float
+
+
+class AttemptStarted(_Event, frozen=True, kw_only=True, tag="attempt_started"):
+    attempt: int
+    ranks: list[Rank]
+    resumed_from: Checkpoint | None = None
+
+
+class AttemptNotStarted(_Event, frozen=True, kw_only=True, tag="attempt_not_started"):
+    """The launcher could not start the ranks."""
+
+    attempt: int
+    error: str
+
+
+class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What changed in a rank since the last report."""
+
+    global_rank: int
+    state: str = "S"
+    progress_s: float = 0.0
+    """When anything last advanced; 0 = nothing yet."""
+    progress: int = 0
+    """Everything that advances, summed."""
+    step: int = 0
+    """With the base of a resumed checkpoint."""
+    milestones: int = 0
+    phase: str = ""
+    gc_since_s: float = 0.0
+    heart_s: float = 0.0
+    in_save_since_s: float = 0.0
+
+
+class NodeReport(_Event, frozen=True, kw_only=True, tag="node_report"):
+    """What changed on a node: at most one a second, urgent ones at once. Ranks without change are left out."""
+
+    node: str
+    attempt: int
+    ranks: list[RankReport]
+
+
+class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An exception that ended a rank, from its hooks or from torchrun's error file."""
+
+    error: str
+    """Qualified type where known: `torch.OutOfMemoryError`."""
+    message: str = ""
+    traceback: str = ""
+    frames: list[tuple[str, str, int]] = []
+    """(file, function, line), outermost first."""
+    at_s: float = 0.0
+    """0 = unknown."""
+
+
+class RankRaised(_Event, frozen=True, kw_only=True, tag="rank_raised"):
+    """A rank is about to end because of an exception."""
+
+    attempt: int
+    global_rank: int
+    error: ErrorRecord
+
+
+class RankEnded(_Event, frozen=True, kw_only=True, tag="rank_ended"):
+    """A rank's script came to its end; its interpreter is finalising."""
+
+    attempt: int
+    global_rank: int
+
+
+class RankExited(_Event, frozen=True, kw_only=True, tag="rank_exited"):
+    attempt: int
+    global_rank: int
+    pid: int
+    exitcode: int
+    """As subprocess has it: negative = killed by that signal."""
+    at_s: float
+
+
+class ExitTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a fallen rank left behind."""
+
+    global_rank: int
+    error: ErrorRecord | None = None
+    stderr_tail: str = ""
+    """Last 4 KiB where its stderr went to a file."""
+
+
+class ExitsRead(_Event, frozen=True, kw_only=True, tag="exits_read"):
+    """Answer to ReadExits."""
+
+    attempt: int
+    traces: list[ExitTrace]
+    oom_kills: int = -1
+    """OOM kills counted in the job's cgroup (else the machine) since the attempt began; -1 unknown."""
+    oom_pids: list[int] = []
+    """Those that the kernel log names."""
+    disk_free_bytes: dict[str, int] = {}
+    """Per folder of interest (checkpoints, run directory, cwd, /dev/shm, /tmp)."""
+
+
+class AttemptStopped(_Event, frozen=True, kw_only=True, tag="attempt_stopped"):
+    """Nothing of the attempt is alive any more (but `survivors`, which not even SIGKILL ended)."""
+
+    attempt: int
+    exitcodes: dict[int, int]
+    """Per global rank."""
+    stopped_by_us: list[int]
+    """Ranks that were alive when the stop began."""
+    survivors: list[int] = []
+    """pids."""
+    took_s: float = 0.0
+
+
+class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
+    attempt: int
+    global_rank: int
+    path: str
+    step: int
+    duration_s: float
+
+
+class CheckpointLoaded(_Event, frozen=True, kw_only=True, tag="checkpoint_loaded"):
+    """A rank loaded what guardrun knows as a checkpoint."""
+
+    attempt: int
+    global_rank: int
+    path: str
+    step: int
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that was not taken, and why."""
+
+    path: str
+    reason: str
+
+
+class CheckpointChosen(_Event, frozen=True, kw_only=True, tag="checkpoint_chosen"):
+    """Answer to ChooseCheckpoint."""
+
+    choice: int
+    checkpoint: Checkpoint | None = None
+    skipped: list[Skipped] = []
+    error: str = ""
+
+
+class LookTaken(_Event, frozen=True, kw_only=True, tag="look_taken"):
+    """Answer to TakeLook; ranks that could not be looked at are missing, with the reason."""
+
+    look: int
+    attempt: int
+    ranks: list[RankLook]
+    missing: dict[int, str] = {}
+    took_s: float = 0.0
+    folder: str = ""
+    """Where the raw stacks lie, relative to the run directory."""
+
+
+class GcHeld(_Event, frozen=True, kw_only=True, tag="gc_held"):
+    """Collections took a second or more of one step of a rank."""
+
+    attempt: int
+    global_rank: int
+    duration_s: float
+    generation: int
+    collected: int
+    step: int
+
+
+class HooksMissing(_Event, frozen=True, kw_only=True, tag="hooks_missing"):
+    """A rank runs without hooks: it is watched from outside."""
+
+    attempt: int
+    global_ranks: list[int]
+    reason: str
+
+
+class HoldSet(_Event, frozen=True, kw_only=True, tag="hold_set"):
+    """A person asked for hands off (or back on)."""
+
+    is_held: bool
+    who: str
+
+
+class StopRequested(_Event, frozen=True, kw_only=True, tag="stop_requested"):
+    """The user or the scheduler told guardrun to end (signal number)."""
+
+    signum: int
+
+
+class Ticked(_Event, frozen=True, kw_only=True, tag="ticked"):
+    """A deadline came. Journalled in place of the call of `tick`."""
+
+
+Event = (
+    RunOpened
+    | RunContinued
+    | SupervisorRestarted
+    | TimeSkipped
+    | AttemptStarted
+    | AttemptNotStarted
+    | NodeReport
+    | RankRaised
+    | RankEnded
+    | RankExited
+    | ExitsRead
+    | AttemptStopped
+    | CheckpointSaved
+    | CheckpointLoaded
+    | CheckpointChosen
+    | LookTaken
+    | GcHeld
+    | HooksMissing
+    | HoldSet
+    | StopRequested
+    | Ticked
+)

@@ -1,0 +1,84 @@
+"""What a look at the ranks shows: plain facts gathered by the collectors, judged by the core.
+
+Seconds are the engine's (`now_s`), counted from the run's creation, unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One Python frame."""
+
+    function: str
+    file: str
+    """As py-spy gives it; the collector shortens nothing."""
+    line: int
+
+
+class ThreadLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thread of a process."""
+
+    tid: int
+    name: str = ""
+    is_main: bool = False
+    owns_gil: bool = False
+    cpu_s: float = 0.0
+    """CPU time used so far, user and system."""
+    switches: int = 0
+    """Context switches so far, voluntary and not."""
+    frames: list[Frame] = []
+    """Innermost first; at most 60 (the outermost are cut). Empty where no Python runs or no stack could be taken."""
+
+
+class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One process: a rank, or a descendant of one."""
+
+    pid: int
+    ppid: int = 0
+    command: str = ""
+    state: str = "?"
+    """The letter of /proc/PID/stat: R S D T t Z X; `?` where it is gone or could not be read."""
+    wchan: str = ""
+    """Kernel function a T or D process waits in."""
+    cpu_s: float = 0.0
+    """Without the hooks' own thread."""
+    switches: int = 0
+    """Likewise."""
+    io_bytes: int = 0
+    """rchar + wchar of /proc/PID/io."""
+    threads: list[ThreadLook] = []
+    """Those with Python frames, the main one first; bounded."""
+    source: str = ""
+    """Where the stacks are from: py-spy, faulthandler, or nothing."""
+    trouble: str = ""
+    """Why there are no (better) stacks."""
+
+
+class RankLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rank and everything below it at one moment."""
+
+    global_rank: int
+    at_s: float
+    process: ProcessLook
+    children: list[ProcessLook] = []
+    """All descendants; bounded."""
+    socket_bytes: int = -1
+    """Bytes its TCP sockets sent and received so far; -1 where it cannot be known."""
+    gpu_busy: float = -1.0
+    """Share of the last second its device worked, 0 to 1; -1 unknown."""
+    heart_s: float = 0.0
+    """When the hooks' thread last wrote the board; 0 = never, or no hooks."""
+    in_collective: str = ""
+    """The torch.distributed function it is inside of, as its hooks see it."""
+    collective_since_s: float = 0.0
+    collectives: int = 0
+    group_seq: int = 0
+    in_init_since_s: float = 0.0
+    in_data_since_s: float = 0.0
+    in_save_since_s: float = 0.0
+    gc_since_s: float = 0.0
+    milestones: int = 0
+    """Bits of guardrun.hooks.board.Milestone."""
+    phase: str = ""

@@ -1,0 +1,78 @@
+"""The run directory: where things lie, as the contract has it, and what the parts of guardrun leave for each other.
+
+RUN/events.jsonl            journal (rotated ones: events.jsonl.1, …)
+RUN/incidents/NNN-CAUSE/    incident.json, report.html, stacks/
+RUN/summary.json            at the end
+RUN/run.json                RunFile: what a supervisor, and guardctl, need to know
+RUN/looks/LOOK/             raw stacks of looks that no incident has taken up yet
+RUN/guardrun.log            structlog JSON of launcher and supervisor
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.core.events import Settings
+
+
+class RunFile(msgspec.Struct, kw_only=True):
+    """run.json: written by the launcher when it opens (or continues) a run."""
+
+    schema: int = 1
+    run_id: str
+    node: str
+    user: str
+    command: list[str]
+    """guardrun's own arguments, secrets left out."""
+    cwd: str
+    script: list[str]
+    """What each rank runs: interpreter, script, arguments."""
+    launcher_pid: int
+    launcher_start: int
+    """starttime of /proc/PID/stat: tells a live owner from a pid used again."""
+    boot_id: str
+    session: int = 0
+    """0 for the guardrun that created the run, +1 for each that continued it."""
+    created_wall_s: float
+    clock_base_s: float = 0.0
+    """now_s = clock_base_s + CLOCK_MONOTONIC - clock_mono_s"""
+    clock_mono_s: float
+    socket_dir: str
+    token: str
+    """Marks the run's processes in their environment (GUARDRUN_TOKEN); no secret, opens nothing."""
+    settings: Settings
+    checkpoint_dir: str = ""
+    """[checkpoint] dir, absolute; empty: wherever the ranks are seen to save."""
+    checkpoint_format: str = "auto"
+    notify_command: list[str] = []
+    agent: str = "guardrun"
+    config: dict[str, Any] = {}
+    """The effective configuration, for guardctl config."""
+
+
+def read_run_file(run_dir: Path) -> RunFile:
+    """Read run.json. Raises FileNotFoundError, or msgspec.DecodeError where it is no run's."""
+    return msgspec.json.decode((run_dir / "run.json").read_bytes(), type=RunFile)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write so that a reader, and a crash, see the old file or the new one. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_run_file(run_dir: Path, run: RunFile) -> None:
+    """Write run.json. Raises OSError."""
+    write_atomically(run_dir / "run.json", msgspec.json.format(msgspec.json.encode(run)))

@@ -1,0 +1,118 @@
+"""What launcher, supervisor and guardctl say to each other, over one ZeroMQ ROUTER on a Unix socket.
+
+The launcher and guardctl are DEALERs. Each frame is one msgpack-encoded struct. The launcher numbers its facts and
+keeps them until the supervisor has acknowledged (journalled) them, so that a supervisor that dies loses none; orders
+are idempotent by attempt. Times: `…_ns` are CLOCK_MONOTONIC nanoseconds of the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.core.events import Checkpoint, Rank
+
+MAX_CONTROL_BYTES = 1024 * 1024
+
+BEATS_SOCKET = "beats"
+CONTROL_SOCKET = "control"
+"""Names inside the run's socket folder."""
+
+
+class _Wire(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    pass
+
+
+# Launcher → supervisor ------------------------------------------------------------------------------------------
+
+
+class LauncherHello(_Wire, frozen=True, kw_only=True, tag="launcher_hello"):
+    """First on every connection (a restarted supervisor gets it again): who is alive right now."""
+
+    pid: int
+    world_size: int
+    attempt: int
+    """-1 before the first."""
+    alive: list[Rank]
+    is_first: bool
+    """This launcher has not been heard before (the supervisor's first start for it)."""
+
+
+class Started(_Wire, frozen=True, kw_only=True, tag="started"):
+    seq: int
+    attempt: int
+    ranks: list[Rank]
+    checkpoint: Checkpoint | None = None
+    error: str = ""
+    """Not empty: the ranks could not be started."""
+    error_files: dict[int, str] = {}
+    """Per global rank: where torchrun's convention puts its error file."""
+    stderr_files: dict[int, str] = {}
+    """Per global rank, where its stderr goes to a file."""
+
+
+class Exited(_Wire, frozen=True, kw_only=True, tag="exited"):
+    seq: int
+    attempt: int
+    global_rank: int
+    pid: int
+    exitcode: int
+    at_ns: int
+
+
+class Stopped(_Wire, frozen=True, kw_only=True, tag="stopped"):
+    seq: int
+    attempt: int
+    exitcodes: dict[int, int]
+    stopped_by_us: list[int]
+    survivors: list[int] = []
+    took_s: float = 0.0
+
+
+class Signalled(_Wire, frozen=True, kw_only=True, tag="signalled"):
+    """guardrun was told to end; it stops the ranks itself and then sends Stopped."""
+
+    seq: int
+    signum: int
+
+
+# Supervisor → launcher ------------------------------------------------------------------------------------------
+
+
+class Ack(_Wire, frozen=True, kw_only=True, tag="ack"):
+    seq: int
+
+
+class Start(_Wire, frozen=True, kw_only=True, tag="start"):
+    attempt: int
+    checkpoint: Checkpoint | None = None
+
+
+class Stop(_Wire, frozen=True, kw_only=True, tag="stop"):
+    attempt: int
+    grace_s: float
+
+
+class Finish(_Wire, frozen=True, kw_only=True, tag="finish"):
+    exit_code: int
+
+
+# guardctl ↔ supervisor ------------------------------------------------------------------------------------------
+
+
+class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
+    """verb: status, stacks, hold, unhold, checkpoint."""
+
+    verb: str
+    arguments: dict[str, Any] = {}
+
+
+class Answer(_Wire, frozen=True, kw_only=True, tag="answer"):
+    is_ok: bool
+    data: dict[str, Any] = {}
+    error: str = ""
+
+
+ToSupervisor = LauncherHello | Started | Exited | Stopped | Signalled | Ask
+ToLauncher = Ack | Start | Stop | Finish

@@ -1,0 +1,4 @@
+"""guardrun.systemd"""
+
+if __name__ != "guardrun.systemd":
+    raise ImportError(f"import guardrun.systemd, not {__name__}: the folder is only found under that name")
