@@ -1,0 +1,110 @@
+"""What the configuration holds: a frozen struct for each table, with the defaults that work without any file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from guardrun.supervisor.core.events import Settings
+
+Seconds = Annotated[float, Meta(ge=0)]
+PositiveSeconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=0)]
+
+_ENGINE = Settings()
+"""The engine's own defaults: written once, there."""
+
+
+class ConfigError(Exception):
+    """The user's configuration can't be used; each problem names where it is, and what would be valid."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class CheckpointTable(_Table, frozen=True, kw_only=True):
+    dir: str = ""
+    """Empty: wherever the ranks are seen to save. Relative to the folder that guardrun was started in."""
+    format: str = "auto"
+    """Or an adapter's name; which there are, the adapters check."""
+    resume_args: list[str] = []
+    resume_env: dict[str, str] = {}
+    resume_first: bool = _ENGINE.resume_first
+
+
+class RestartTable(_Table, frozen=True, kw_only=True):
+    max_restarts: Count = _ENGINE.max_restarts
+    max_no_progress: Count = _ENGINE.max_no_progress
+    stop_grace_s: Seconds = _ENGINE.stop_grace_s
+    """Between SIGTERM and SIGKILL."""
+
+
+class LauncherTable(_Table, frozen=True, kw_only=True):
+    agent: Literal["guardrun", "torchrun"] = "guardrun"
+
+
+class HangTable(_Table, frozen=True, kw_only=True):
+    floor_s: Seconds = _ENGINE.floor_s
+    hard_timeout_s: Seconds = _ENGINE.hard_timeout_s
+    """0 = never."""
+    look_gap_s: PositiveSeconds = _ENGINE.look_gap_s
+    look_every_s: PositiveSeconds = _ENGINE.look_every_s
+    idle_patience_s: Seconds = _ENGINE.idle_patience_s
+    data_patience_s: Seconds = _ENGINE.data_patience_s
+    gil_patience_s: Seconds = _ENGINE.gil_patience_s
+    spin_patience_s: Seconds = _ENGINE.spin_patience_s
+    stopped_patience_s: Seconds = _ENGINE.stopped_patience_s
+    traced_patience_s: Seconds = _ENGINE.traced_patience_s
+
+
+class PolicyTable(_Table, frozen=True, kw_only=True):
+    act: bool = _ENGINE.act
+
+
+class NotifyTable(_Table, frozen=True, kw_only=True):
+    command: list[str] = []
+
+
+TABLES: dict[str, type[_Table]] = {
+    "checkpoint": CheckpointTable,
+    "restart": RestartTable,
+    "launcher": LauncherTable,
+    "hang": HangTable,
+    "policy": PolicyTable,
+    "notify": NotifyTable,
+}
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The effective configuration: all layers, the later one winning."""
+
+    checkpoint: CheckpointTable = CheckpointTable()
+    restart: RestartTable = RestartTable()
+    launcher: LauncherTable = LauncherTable()
+    hang: HangTable = HangTable()
+    policy: PolicyTable = PolicyTable()
+    notify: NotifyTable = NotifyTable()
+    origins: dict[str, str] = {}
+    """`table.key` → `default`, a file's path, an environment variable's name or a flag."""
+    warnings: list[str] = []
+    """What the user should be told once; nothing in here stops a run."""
+
+    def settings(self) -> Settings:
+        """The part that the engine decides by."""
+        return Settings(
+            **msgspec.structs.asdict(self.restart),
+            **msgspec.structs.asdict(self.hang),
+            act=self.policy.act,
+            resume_first=self.checkpoint.resume_first,
+        )
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """The values alone, table by table."""
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in TABLES}
