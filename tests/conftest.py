@@ -1,0 +1,93 @@
+"""What every test stands on: nothing leaks, real parts are named, runs of guardrun end with their test.
+
+Fixtures
+    run_guardrun(arguments, script=…, script_args=…, config=…, env=…, timeout_s=…) -> Finished
+    start_guardrun(arguments, script=…, script_args=…, config=…, env=…) -> GuardrunRun, alive
+Marks
+    real(part): see tests/support/real.py
+    leaks(kind, …): this test may leave a "process", "thread" or "fd"; say why beside it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support import leaks, real
+from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
+from tests.support.processes import become_subreaper
+
+# Deadlines per example would make tests depend on how busy the machine is.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("default")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make every orphan below a test a child of this process, where the leak guard sees it."""
+    become_subreaper()
+
+
+def _parts(item: pytest.Item) -> list[str]:
+    return [str(part) for mark in item.iter_markers("real") for part in mark.args]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip (or, where required, fail) tests whose real part is missing."""
+    for part in _parts(item):
+        reason = real.missing(part)
+        if reason:
+            pytest.skip(f"real part {part}: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn the skip of a test that needs a required real part into a failure that names the part."""
+    report = yield
+    required = [part for part in _parts(item) if real.is_required(part)]
+    if report.skipped and required and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{real.REQUIRE_VARIABLE} is set and real part {', '.join(required)} was skipped: {reason}"
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _leak_guard(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a process, a thread or a descriptor behind."""
+    allowed = frozenset(kind for mark in request.node.iter_markers("leaks") for kind in mark.args)
+    unknown = allowed - set(leaks.KINDS)
+    assert not unknown, f"leaks() knows {leaks.KINDS}, not {sorted(unknown)}"
+    before = leaks.take_snapshot()
+    yield
+    found = leaks.find_leaks(before, allowed)
+    if found:
+        pytest.fail("left behind:\n  " + "\n  ".join(leak.text for leak in found), pytrace=False)
+
+
+@pytest.fixture
+def guardrun_starter(tmp_path: Path) -> Iterator[GuardrunStarter]:
+    starter = GuardrunStarter(tmp_path)
+    try:
+        yield starter
+    finally:
+        starter.close()
+
+
+@pytest.fixture
+def start_guardrun(guardrun_starter: GuardrunStarter) -> Callable[..., GuardrunRun]:
+    """Start the real command line; the test gets it alive."""
+    return guardrun_starter.start
+
+
+@pytest.fixture
+def run_guardrun(guardrun_starter: GuardrunStarter) -> Callable[..., Finished]:
+    """Run the real command line to its end."""
+    return guardrun_starter.run

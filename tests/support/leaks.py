@@ -1,0 +1,115 @@
+"""What a test must not leave behind: processes, threads, file descriptors.
+
+The test process is a subreaper (conftest), so a grandchild whose parent died shows up here too.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+from tests.support.processes import Process, kill, own_children, reap
+
+KINDS = ("process", "thread", "fd")
+
+SETTLE_S = 3.0
+"""How long something that is just ending may take to be gone."""
+
+ALLOWED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Started once by the standard library and kept for the life of the interpreter."""
+
+ALLOWED_THREADS = ("pydevd", "asyncio_")
+"""Prefixes of names: a debugger's, and the default executor of asyncio that pytest's own loop may keep."""
+
+ALLOWED_FDS = ("/dev/null", "/dev/urandom", "/dev/nvidia", "/dev/shm/nvidia")
+"""Prefixes of targets: opened once by libraries and kept."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the test process holds at one moment."""
+
+    processes: dict[tuple[int, int], Process]
+    """By (pid, start): its children, zombies left out."""
+    threads: dict[int, threading.Thread]
+    fds: dict[int, str]
+    """Target of /proc/self/fd, which names a socket or a pipe by its inode."""
+
+
+def read_fds() -> dict[int, str]:
+    """The open descriptors and where they lead."""
+    fds = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            fds[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the descriptor of the listing itself
+    return fds
+
+
+def take_snapshot() -> Snapshot:
+    """Read what there is now."""
+    children = own_children()
+    zombies = [process for process in children if process.state == "Z"]
+    living = [process for process in children if process.state not in "ZX"]
+    reap(zombies)
+    return Snapshot(
+        processes={(process.pid, process.start): process for process in living},
+        threads={thread.ident: thread for thread in threading.enumerate() if thread.ident is not None},
+        fds=read_fds(),
+    )
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Something of `kind` that was not there before."""
+
+    kind: str
+    text: str
+    process: Process | None = None
+
+
+def compare(before: Snapshot, after: Snapshot) -> list[Leak]:
+    """What `after` holds beyond `before`, without what the tables above allow."""
+    leaks = [
+        Leak("process", str(process), process)
+        for key, process in after.processes.items()
+        if key not in before.processes and not any(name in process.command for name in ALLOWED_PROCESSES)
+    ]
+    leaks += [
+        Leak("thread", f"thread {thread.name!r}")
+        for ident, thread in after.threads.items()
+        if before.threads.get(ident) is not thread and not thread.name.startswith(ALLOWED_THREADS)
+    ]
+    leaks += [
+        Leak("fd", f"descriptor {fd} → {target}")
+        for fd, target in after.fds.items()
+        if before.fds.get(fd) != target and not target.startswith(ALLOWED_FDS)
+    ]
+    return leaks
+
+
+def find_leaks(before: Snapshot, allowed: frozenset[str] = frozenset(), settle_s: float = SETTLE_S) -> list[Leak]:
+    """Leaks since `before` that stay for settle_s; processes among them are ended, so that the next test starts clean.
+
+    allowed: kinds (of KINDS) that this test may leave.
+    """
+    deadline_s = time.monotonic() + settle_s
+    collected = False
+    while True:
+        leaks = [leak for leak in compare(before, take_snapshot()) if leak.kind not in allowed]
+        if not leaks or time.monotonic() >= deadline_s:
+            break
+        if not collected:
+            gc.collect()
+            collected = True
+        else:
+            time.sleep(0.02)
+    for leak in leaks:
+        if leak.process is not None:
+            kill(leak.process)
+            reap([leak.process])
+    return leaks

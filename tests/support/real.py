@@ -1,0 +1,78 @@
+"""Real parts of the machine that some tests need: `@pytest.mark.real("py-spy")`.
+
+A missing part skips the test and is named; with GUARDRUN_REQUIRE_REAL=1 (as CI sets it) it fails the test instead.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+REQUIRE_VARIABLE = "GUARDRUN_REQUIRE_REAL"
+
+NEVER_REQUIRED = frozenset({"gpu"})
+"""Parts that no CI machine has: their tests skip there."""
+
+
+def find_program(name: str) -> str | None:
+    """Path of a program, of this interpreter's own environment first."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def _needs_program(name: str, package: str) -> Callable[[], str]:
+    def missing() -> str:
+        return "" if find_program(name) else f"no program {name} (package {package})"
+
+    return missing
+
+
+def _needs_module(name: str) -> Callable[[], str]:
+    def missing() -> str:
+        return "" if importlib.util.find_spec(name) else f"no module {name} (pip install 'guardrun[realworld]')"
+
+    return missing
+
+
+def _needs_root() -> str:
+    return "" if os.geteuid() == 0 else "not root"
+
+
+def _needs_mount() -> str:
+    """CAP_SYS_ADMIN is bit 21 of CapEff (linux/capability.h)."""
+    status = Path("/proc/self/status").read_text()
+    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
+    return "" if effective >> 21 & 1 else "may not mount (no CAP_SYS_ADMIN)"
+
+
+def _needs_gpu() -> str:
+    return "" if os.path.exists("/dev/nvidia0") else "no NVIDIA device"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "py-spy": _needs_program("py-spy", "py-spy"),
+    "gdb": _needs_program("gdb", "gdb"),
+    "cc": _needs_program("cc", "gcc libc6-dev"),
+    "git": _needs_program("git", "git"),
+    "root": _needs_root,
+    "mount": _needs_mount,
+    "transformers": _needs_module("transformers"),
+    "lightning": _needs_module("lightning"),
+    "gpu": _needs_gpu,
+}
+"""What is missing of each part, in words; empty where it is there. A part that isn't listed is probed by its test."""
+
+
+def is_required(part: str) -> bool:
+    """Say whether a test that lacks this part must fail rather than skip."""
+    return os.environ.get(REQUIRE_VARIABLE, "") not in ("", "0") and part not in NEVER_REQUIRED
+
+
+def missing(part: str) -> str:
+    """Why the part cannot be used here; empty where it can, or where only its test can tell."""
+    probe = PARTS.get(part)
+    return probe() if probe else ""
