@@ -47,6 +47,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stopped_patience_s: float = 3.0
     act: bool = True
     resume_first: bool = False
+    is_torchrun_agent: bool = False
+    """torchrun's own agent runs the attempts and restarts them by its own rules."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):

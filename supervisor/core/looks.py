@@ -47,9 +47,12 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     switches: int = 0
     """Likewise."""
     io_bytes: int = 0
-    """rchar + wchar of /proc/PID/io."""
+    """rchar + wchar of /proc/PID/io; -1 where it may not be read."""
     threads: list[ThreadLook] = []
     """Those with Python frames, the main one first; bounded."""
+    variety: list[list[Frame]] = []
+    """Where a busy main thread was: the distinct innermost frames (at most 6, innermost first) of several samples taken
+    within a fraction of a second. Empty where it used no CPU, or could be sampled once only."""
     source: str = ""
     """Where the stacks are from: py-spy, faulthandler, or nothing."""
     trouble: str = ""

@@ -1,0 +1,206 @@
+"""The engine: events in, actions out, and no other way in or out.
+
+    Engine.handle(event, now_s) -> actions
+    Engine.tick(now_s)          -> actions     due only when next_deadline_s() has come
+    Engine.snapshot() / Engine.restore()
+
+It has no clock, thread, socket, file or process. `now_s` never goes back (the edge sees to that). The same events
+in the same order always give the same actions: that is what `guardctl replay` checks, how a restarted supervisor finds
+its state again, and how thousands of virtual ranks are simulated. Every action that ends comes back as an event, a
+failed or late one too; what does not come back is asked for again at a deadline, so that nothing can wedge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core import stops, watch
+from guardrun.supervisor.core.actions import Action, FinishRun, ReadExits, Say, StartAttempt, TakeLook
+from guardrun.supervisor.core.ledger import OTHER, STARTING
+from guardrun.supervisor.core.machine import IGNORE, Phase, handler_name
+from guardrun.supervisor.core.state import State
+
+STORY_LENGTH = 20
+
+
+class Engine:
+    """One run's brain."""
+
+    def __init__(self, state: State | None = None) -> None:
+        self.state = state or State()
+        self.last_s = 0.0
+
+    @classmethod
+    def restore(cls, snapshot: bytes, last_s: float) -> Engine:
+        """Make the engine that took this snapshot. Raises msgspec.DecodeError."""
+        engine = cls(msgspec.json.decode(snapshot, type=State))
+        engine.last_s = last_s
+        return engine
+
+    def snapshot(self) -> bytes:
+        """Everything it remembers, as JSON."""
+        return msgspec.json.encode(self.state)
+
+    def handle(self, event: ev.Event, now_s: float) -> list[Action]:
+        """Take in one fact. What a bug of ours raises (InvalidTransition) leaves it half changed."""
+        now_s = self.last_s = max(now_s, self.last_s)
+        name = handler_name(self.state.phase, event, self.state.story)
+        self.state.story = [*self.state.story[-STORY_LENGTH + 1 :], f"{type(event).__name__}@{now_s:.3f}"]
+        if name == IGNORE:
+            return []
+        return _HANDLERS[name](self.state, event, now_s)
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Do what is due; nothing (and nothing changes) before next_deadline_s()."""
+        due_s = self.next_deadline_s()
+        if due_s is None or now_s < due_s:
+            return []
+        return self.handle(ev.Ticked(), now_s)
+
+    def next_deadline_s(self) -> float | None:
+        """When tick next has something to do; None while only events matter."""
+        times = [stops.deadline_s(self.state)]
+        if self.state.phase is Phase.RUNNING:
+            times.append(watch.deadline_s(self.state))
+        return min((t for t in times if t is not None), default=None)
+
+    def summary(self, now_s: float) -> Any:
+        """summary.json's content as of now, for a live status."""
+        return stops.summary(self.state, "running", now_s)
+
+
+def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Action]:
+    state.run_id, state.node, state.world_size = event.run_id, event.node, event.world_size
+    state.settings = event.settings
+    state.opened_s = now_s
+    state.ledger.since_s = now_s
+    if event.settings.resume_first:
+        return stops.choose(state, now_s)
+    state.phase = Phase.STARTING
+    state.ordered_s = now_s
+    return [StartAttempt(attempt=0)]
+
+
+def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> list[Action]:
+    """A new guardrun: nothing of what ran before is alive. History and budgets stay."""
+    attempt = state.attempt
+    if attempt is not None and attempt.ended_s is None:
+        attempt.ended_s = now_s
+        attempt.outcome = "guardrun ended"
+        state.attempts.append(stops.attempt_record(attempt))
+        state.best_step = max(state.best_step, attempt.step)
+    state.next_attempt = attempt.number + 1 if attempt is not None else state.next_attempt
+    state.settings, state.node, state.world_size = event.settings, event.node, event.world_size
+    state.suspicion, state.look_since_s, state.crash = None, None, None
+    state.verdict_incident, state.signum, state.is_held = "", 0, False
+    state.ledger.switch(OTHER, now_s)
+    state.ledger.switch(STARTING, now_s)
+    return stops.choose(state, now_s)
+
+
+def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s: float) -> list[Action]:
+    """Ask again for whatever was under way: its answer went to the supervisor that died."""
+    actions = stops.order_again(state, now_s)
+    if state.look_since_s is not None and state.attempt:
+        state.look_since_s = now_s
+        actions.append(TakeLook(look=state.look, attempt=state.attempt.number, reason="asked again"))
+    if state.crash is not None and state.crash.is_asked and state.attempt:
+        actions.append(ReadExits(attempt=state.attempt.number))
+    if state.phase is Phase.ENDED:
+        outcome = "finished" if state.exit_code == 0 else "failed"
+        actions.append(FinishRun(exit_code=state.exit_code, summary=stops.summary(state, outcome, now_s)))
+    return actions
+
+
+def _on_time_skipped(state: State, event: ev.TimeSkipped, now_s: float) -> list[Action]:
+    """Nobody's hang: move every 'since' forward by the time that did not count."""
+    attempt = state.attempt
+    if attempt is not None:
+        if attempt.has_progress:
+            attempt.progress_s = min(attempt.progress_s + event.gap_s, now_s)
+        attempt.started_s = min(attempt.started_s + event.gap_s, now_s)
+        for rank in attempt.ranks.values():
+            rank.stopped_since_s = 0.0
+            rank.gc_since_s = 0.0
+    if state.suspicion:
+        state.suspicion.first.clear()
+        state.suspicion.unmoved_since_s = dict.fromkeys(attempt.ranks if attempt else {}, now_s)
+        state.suspicion.next_look_s = max(state.suspicion.next_look_s, now_s)
+    state.ordered_s = min(state.ordered_s + event.gap_s, now_s)
+    state.ledger.reclassify(OTHER, now_s - event.gap_s, now_s)
+    return []
+
+
+def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
+    if event.is_held == state.is_held:
+        return []
+    state.is_held = event.is_held
+    said = "held" if event.is_held else "no longer held"
+    actions: list[Action] = [Say(text=f"{said} by {event.who}", level="info")]
+    if not event.is_held and state.phase is Phase.RUNNING:
+        actions += stops.on_unheld(state, now_s)
+        if state.suspicion:
+            state.suspicion.next_look_s = now_s
+    return actions
+
+
+def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
+    actions = stops.on_tick(state, now_s)
+    if state.phase is Phase.RUNNING:
+        due_s = watch.deadline_s(state)
+        if due_s is not None and now_s >= due_s:
+            actions += watch.on_tick(state, now_s)
+    return actions
+
+
+def _on_checkpoint_loaded(state: State, event: ev.CheckpointLoaded, now_s: float) -> list[Action]:
+    if state.attempt and event.attempt == state.attempt.number:
+        state.attempt.has_resumed = True
+    return []
+
+
+def _on_checkpoint_saved(state: State, event: ev.CheckpointSaved, now_s: float) -> list[Action]:
+    return []  # the journal remembers it; choosing is the edge's
+
+
+def _on_hooks_missing(state: State, event: ev.HooksMissing, now_s: float) -> list[Action]:
+    attempt = state.attempt
+    if attempt is None or event.attempt != attempt.number:
+        return []
+    if len(event.global_ranks) == len(attempt.ranks):
+        attempt.has_hooks = False
+    if "hooks" in state.notes:
+        return []
+    state.notes.append("hooks")
+    ranks = ", ".join(map(str, event.global_ranks))
+    return [Say(text=f"rank {ranks} runs without hooks ({event.reason}): watched from outside", level="warn")]
+
+
+_HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
+    "on_run_opened": _on_run_opened,
+    "on_run_continued": _on_run_continued,
+    "on_supervisor_restarted": _on_supervisor_restarted,
+    "on_time_skipped": _on_time_skipped,
+    "on_hold_set": _on_hold_set,
+    "on_tick": _on_tick,
+    "on_checkpoint_loaded": _on_checkpoint_loaded,
+    "on_checkpoint_saved": _on_checkpoint_saved,
+    "on_hooks_missing": _on_hooks_missing,
+    "on_attempt_started": stops.on_attempt_started,
+    "on_attempt_restarted": stops.on_attempt_restarted,
+    "on_attempt_not_started": stops.on_attempt_not_started,
+    "on_attempt_stopped": stops.on_attempt_stopped,
+    "on_rank_exited": stops.on_rank_exited,
+    "on_rank_raised": stops.on_rank_raised,
+    "on_rank_ended": stops.on_rank_ended,
+    "on_exits_read": stops.on_exits_read,
+    "on_checkpoint_chosen": stops.on_checkpoint_chosen,
+    "on_stop_requested": stops.on_stop_requested,
+    "on_node_report": watch.on_node_report,
+    "on_look_taken": watch.on_look_taken,
+    "on_gc_held": watch.on_gc_held,
+}

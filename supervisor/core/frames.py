@@ -1,0 +1,112 @@
+"""Reading stacks: whose code a frame is, and where a rank is in the user's own terms."""
+
+from __future__ import annotations
+
+from guardrun.supervisor.core.looks import Frame
+
+_NOT_THE_USERS = (
+    "site-packages/",
+    "dist-packages/",
+    "/lib/python3",
+    "guardrun/hooks/",
+    # torch built from source lies in no site-packages; a user's own folder may well be called torch.
+    "/torch/distributed/",
+    "/torch/nn/",
+    "/torch/utils/",
+    "/torch/autograd/",
+    "/torch/optim/",
+    "/torch/_",
+)
+_WAITING_FILES = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/c10d_logger.py",
+    "torch/distributed/rendezvous.py",
+    "torch/distributed/_functional_collectives.py",
+    "torch/nn/parallel/distributed.py",
+    "torch/distributed/fsdp/",
+    "torch/distributed/_composable/",
+    "torch/distributed/utils.py",
+)
+_INIT_FUNCTIONS = frozenset({"init_process_group", "new_group", "_new_process_group_helper", "init_device_mesh"})
+_INIT_FILES = ("torch/distributed/rendezvous.py",)
+_BACKWARD = "_engine_run_backward"
+_DATA_FILES = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/")
+
+
+def is_users(frame: Frame) -> bool:
+    """Whether a frame is the user's code: no library's, no interpreter's, not ours."""
+    return not any(part in frame.file for part in _NOT_THE_USERS) and not frame.file.startswith("<")
+
+
+def user_frame(frames: list[Frame]) -> Frame | None:
+    """The innermost frame of the user's own code, else the innermost of all; None for an empty stack."""
+    for frame in frames:
+        if is_users(frame):
+            return frame
+    return frames[0] if frames else None
+
+
+def inner_library_frames(frames: list[Frame]) -> list[Frame]:
+    """What was called from the innermost user frame, innermost first."""
+    inner = []
+    for frame in frames:
+        if is_users(frame):
+            break
+        inner.append(frame)
+    return inner
+
+
+def waits_in_collective(frames: list[Frame]) -> bool:
+    """Whether the stack ends inside torch's communication, called from the user's code."""
+    return any(part in frame.file for frame in inner_library_frames(frames) for part in _WAITING_FILES)
+
+
+def waits_in_init(frames: list[Frame]) -> bool:
+    """Whether the stack ends in process-group creation or its rendezvous."""
+    return any(
+        (frame.function in _INIT_FUNCTIONS and "torch/distributed" in frame.file)
+        or any(part in frame.file for part in _INIT_FILES)
+        for frame in inner_library_frames(frames)
+    )
+
+
+def is_in_backward(frames: list[Frame]) -> bool:
+    """Whether the innermost frame is the autograd engine: every rank shows it during a backward pass."""
+    return bool(frames) and frames[0].function == _BACKWARD
+
+
+def waits_for_data(frames: list[Frame]) -> bool:
+    """Whether the stack ends in a DataLoader waiting for its workers."""
+    return any(part in frame.file for frame in inner_library_frames(frames) for part in _DATA_FILES)
+
+
+def place(frames: list[Frame]) -> str:
+    """Where in the user's code: `file:function`, the same for every line of it. Empty for no stack."""
+    frame = user_frame(frames)
+    return f"{frame.file}:{frame.function}" if frame else ""
+
+
+def spot(frames: list[Frame]) -> str:
+    """The same for a sentence: `function (file.py:73)`."""
+    frame = user_frame(frames)
+    return f"{frame.function} ({base_name(frame.file)}:{frame.line})" if frame else ""
+
+
+def functions(frames: list[Frame]) -> tuple[str, ...]:
+    """The stack without its line numbers."""
+    return tuple(f"{frame.file}:{frame.function}" for frame in frames)
+
+
+def base_name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def rank_list(ranks: list[int]) -> str:
+    """Compress ranks: `0-6,8`."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

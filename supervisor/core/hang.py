@@ -1,0 +1,181 @@
+"""From what each rank does to what the job suffers from: cause, culprits, and how patient to be.
+
+Pure: judgements in, a finding out. The culprits are those that the waiting ranks wait for, never those that wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from guardrun.supervisor.core.events import Settings
+from guardrun.supervisor.core.frames import rank_list
+from guardrun.supervisor.core.judge import STUCK, Doing, Judgement
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the looks say, whether or not it is time to act on it."""
+
+    cause: str
+    culprits: list[int]
+    waiting: list[int]
+    confidence: float
+    patience_s: float
+    """Counted from the last progress (for a stopped process: from when it was seen stopped)."""
+    is_proof: bool = False
+    """Counts from when it was seen, and waits for no floor."""
+    why_nobody: str = ""
+    """Where no culprit can be told: why."""
+    doing: Doing = Doing.WAITING
+    """What the culprits do."""
+
+
+_PRECEDENCE = (
+    Doing.STOPPED,
+    Doing.TRACED,
+    Doing.GIL_HELD,
+    Doing.COLLECTING,
+    Doing.IO_BLOCKED,
+    Doing.DATA,
+    Doing.IDLE,
+    Doing.UNSEEN,
+    Doing.SPINNING,
+)
+_CAUSE = {
+    Doing.STOPPED: ("rank_stopped", 0.99),
+    Doing.TRACED: ("rank_stopped", 0.95),
+    Doing.GIL_HELD: ("gil_held", 0.95),
+    Doing.COLLECTING: ("gc_pause", 0.95),
+    Doing.IO_BLOCKED: ("io_blocked", 0.9),
+    Doing.DATA: ("dataloader_stall", 0.9),
+    Doing.IDLE: ("rank_blocked", 0.95),
+    Doing.UNSEEN: ("rank_blocked", 0.6),
+    Doing.SPINNING: ("rank_spinning", 0.85),
+}
+
+
+def find(judged: list[Judgement], ended: list[int], settings: Settings) -> Finding | None:
+    """Say what holds the job up, by one judgement for each living rank; `ended` are ranks that exited with 0.
+
+    None: somebody gets somewhere, or there is nothing to judge.
+    """
+    living = [j for j in judged if j.doing is not Doing.GONE]
+    proven = [j for j in living if j.doing is Doing.STOPPED] or [j for j in living if j.doing is Doing.TRACED]
+    waiting = [j.global_rank for j in living if j.doing is Doing.WAITING]
+    if proven:
+        return _of(proven, waiting, settings)
+    if not living or any(j.doing is Doing.BUSY for j in living):
+        return None
+    churning = [j for j in living if j.doing is Doing.CHURNING]
+    if churning:
+        return _doubtful(churning, waiting, settings)
+    stuck = [j for j in living if j.doing in STUCK]
+    if not stuck:
+        return _all_wait(living, ended, settings)
+    if not waiting:
+        stuck, waiting = _split(stuck)
+    first = min(stuck, key=lambda j: _PRECEDENCE.index(j.doing)).doing
+    found = _of([j for j in stuck if j.doing is first], waiting, settings)
+    return _as_init(found, living)
+
+
+def _of(culprits: list[Judgement], waiting: list[int], settings: Settings) -> Finding:
+    doing = culprits[0].doing
+    cause, confidence = _CAUSE[doing]
+    nobody_waits = not waiting
+    patience_s = {
+        Doing.STOPPED: settings.stopped_patience_s,
+        Doing.TRACED: settings.traced_patience_s,
+        Doing.GIL_HELD: settings.gil_patience_s,
+        Doing.COLLECTING: settings.gil_patience_s,
+        Doing.IO_BLOCKED: settings.data_patience_s,
+        Doing.DATA: settings.data_patience_s,
+        # Nobody is seen to wait for it: it may be a pause on purpose, or a source that all ranks share.
+        Doing.IDLE: settings.data_patience_s if nobody_waits else settings.idle_patience_s,
+        Doing.UNSEEN: settings.spin_patience_s if nobody_waits else settings.data_patience_s,
+        Doing.SPINNING: settings.spin_patience_s,
+    }[doing]
+    return Finding(
+        cause=cause,
+        culprits=sorted(j.global_rank for j in culprits),
+        waiting=sorted(waiting),
+        confidence=confidence if waiting or doing in (Doing.STOPPED, Doing.TRACED) else round(confidence - 0.2, 2),
+        patience_s=patience_s,
+        is_proof=doing in (Doing.STOPPED, Doing.TRACED),
+        doing=doing,
+    )
+
+
+def _doubtful(churning: list[Judgement], waiting: list[int], settings: Settings) -> Finding | None:
+    """CPU time alone is no proof of work: it delays the verdict to the hard limit."""
+    if not settings.hard_timeout_s:
+        return None
+    return Finding(
+        cause="unknown",
+        culprits=sorted(j.global_rank for j in churning),
+        waiting=sorted(waiting),
+        confidence=0.5,
+        patience_s=settings.hard_timeout_s,
+        doing=Doing.CHURNING,
+    )
+
+
+def _split(stuck: list[Judgement]) -> tuple[list[Judgement], list[int]]:
+    """Nobody is seen in a collective (an async wait, a device's sync show no frame of torch): who waits for whom?
+
+    By the order of collectives: those that are behind hold up the rest. Else by place: where most ranks are is where
+    they wait. Else all are as guilty as each other.
+    """
+    orders = {j.order for j in stuck}
+    if len(orders) > 1:
+        furthest = max(orders)
+        return [j for j in stuck if j.order < furthest], [j.global_rank for j in stuck if j.order == furthest]
+    places = Counter(j.place for j in stuck)
+    place, count = places.most_common(1)[0]
+    if len(places) > 1 and count * 2 > len(stuck):
+        return [j for j in stuck if j.place != place], [j.global_rank for j in stuck if j.place == place]
+    return stuck, []
+
+
+def _as_init(found: Finding, living: list[Judgement]) -> Finding:
+    """The same, told as `init` where the others wait in process-group creation and the culprits aren't through it."""
+    by_rank = {j.global_rank: j for j in living}
+    if any(by_rank[rank].is_in_init for rank in found.waiting) and found.doing is not Doing.COLLECTING:
+        return msgspec.structs.replace(found, cause="init")
+    return found
+
+
+def _all_wait(living: list[Judgement], ended: list[int], settings: Settings) -> Finding:
+    """Every living rank waits for the others."""
+    ranks = sorted(j.global_rank for j in living)
+    base = Finding(
+        cause="collective_timeout", culprits=[], waiting=ranks, confidence=0.6, patience_s=settings.data_patience_s
+    )
+    if any(j.is_in_init for j in living):
+        why = "every rank that is alive waits there"
+        if ended:
+            why = f"rank {rank_list(ended)} ended before it got there"
+        return msgspec.structs.replace(base, cause="init", culprits=sorted(ended), confidence=0.8, why_nobody=why)
+    if ended:
+        why = f"rank {rank_list(ended)} had already ended, and the others still wait for it"
+        return msgspec.structs.replace(base, cause="collective_mismatch", confidence=0.8, why_nobody=why)
+    groups = Counter((j.waits_in, j.order) for j in living)
+    if len(groups) > 1:
+        return _mismatch(base, living, groups)
+    why = "all of them have entered the same one, so it is the network or a device, and no rank can be named"
+    return msgspec.structs.replace(base, why_nobody=why)
+
+
+def _mismatch(base: Finding, living: list[Judgement], groups: Counter[tuple[str, int]]) -> Finding:
+    key, count = groups.most_common(1)[0]
+    odd = sorted(j.global_rank for j in living if (j.waits_in, j.order) != key)
+    told = count * 2 > len(living)
+    return msgspec.structs.replace(
+        base,
+        cause="collective_mismatch",
+        culprits=odd if told else [],
+        waiting=[r for r in base.waiting if r not in odd] if told else base.waiting,
+        confidence=0.85 if told else 0.75,
+        why_nobody="" if told else "they wait in different collectives, and which of them is wrong cannot be told",
+    )

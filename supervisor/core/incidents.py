@@ -1,0 +1,87 @@
+"""Opening, changing and closing incidents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.core.actions import Action, Culprit, Incident, Say, WriteIncident
+from guardrun.supervisor.core.sentences import ADVICE
+from guardrun.supervisor.core.state import State
+
+
+def open_incident(
+    state: State,
+    *,
+    kind: str,
+    cause: str,
+    confidence: float,
+    summary: str,
+    culprits: list[int],
+    onset_s: float,
+    now_s: float,
+    evidence: dict[str, Any],
+    looks: list[str],
+    action: str,
+) -> Incident:
+    """Number and remember a new incident of the current attempt; `write` tells the edge."""
+    attempt = state.attempt
+    assert attempt is not None
+    incident = Incident(
+        id=f"{state.next_incident:03d}",
+        attempt=attempt.number,
+        kind=kind,
+        cause=cause,
+        confidence=confidence,
+        summary=summary,
+        culprits=[
+            Culprit(rank=r, local_rank=known.rank.local_rank, node=known.rank.node, pid=known.rank.pid)
+            for r in culprits
+            if (known := attempt.ranks.get(r))
+        ],
+        onset_s=onset_s,
+        detected_s=now_s,
+        step=attempt.step if attempt.has_progress or attempt.resumed_from else None,
+        evidence=evidence,
+        advice=ADVICE.get(cause, ""),
+        action=action,
+        looks=looks,
+    )
+    state.next_incident += 1
+    state.incidents[incident.id] = incident
+    state.open_incidents.append(incident.id)
+    return incident
+
+
+def write(state: State, incident_id: str, is_new: bool = False) -> Action:
+    """The action that puts an incident, as it is now, on disk."""
+    return WriteIncident(incident=state.incidents[incident_id], is_new=is_new)
+
+
+def change(state: State, incident_id: str, **changes: Any) -> Action:
+    """Change an incident and put it on disk."""
+    state.incidents[incident_id] = msgspec.structs.replace(state.incidents[incident_id], **changes)
+    return write(state, incident_id)
+
+
+def close_recovered(state: State, now_s: float) -> list[Action]:
+    """Mark those that training is past of as recovered."""
+    attempt = state.attempt
+    assert attempt is not None
+    actions: list[Action] = []
+    for incident_id in list(state.open_incidents):
+        incident = state.incidents[incident_id]
+        is_past = attempt.step > (incident.step or 0)
+        if incident.attempt == attempt.number:
+            # It ended by itself, or was only watched: any progress after it will do.
+            is_past = attempt.progress_s > incident.detected_s
+        elif not attempt.step and not incident.step:
+            # A script without steps that we can see: progress of any kind is all there is.
+            is_past = attempt.has_progress
+        if is_past:
+            state.open_incidents.remove(incident_id)
+            actions.append(change(state, incident_id, recovered_s=now_s))
+            step = f" at step {attempt.step}" if attempt.step else ""
+            actions.append(Say(text=f"training is past incident {incident_id} ({incident.cause}){step}", level="good"))
+    return actions

@@ -1,0 +1,237 @@
+"""What one rank is doing, judged from two looks at it.
+
+The rules, strongest evidence first:
+- a process state (T, t, D) is a fact;
+- a collection under way and a silent heart thread are facts that shared memory shows whatever the GIL does;
+- a stack that ends in torch's communication waits for others, however much CPU it burns doing so;
+- otherwise the rank is judged by what moved between the looks: frames, bytes, CPU time, its children.
+Somebody who gets anywhere is BUSY, and as long as anybody is, nothing is a hang.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from guardrun.supervisor.core import frames as fr
+from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook
+
+
+class Doing(str, Enum):
+    """What a rank was seen to do; the comment says what the policy makes of it."""
+
+    STOPPED = "stopped"
+    """Stopped by a signal (T): proof."""
+    TRACED = "traced"
+    """Stopped by a debugger (t): proof, but somebody may be looking."""
+    COLLECTING = "collecting"
+    """In a garbage collection: ends by itself as a rule."""
+    GIL_HELD = "gil_held"
+    """Its other threads cannot run: some C code keeps the GIL."""
+    IO_BLOCKED = "io_blocked"
+    """In uninterruptible wait (D) without a byte moving."""
+    WAITING = "waiting"
+    """In a collective, a barrier or a rendezvous: waits for others."""
+    DATA = "data"
+    """Waits for DataLoader workers that do nothing."""
+    IDLE = "idle"
+    """Blocked in the same frame, no CPU, no bytes."""
+    SPINNING = "spinning"
+    """Running in the same few lines."""
+    BUSY = "busy"
+    """Frames change, bytes move, children work: getting somewhere."""
+    CHURNING = "churning"
+    """CPU is used by threads or children while the main thread stands still: perhaps getting somewhere."""
+    UNSEEN = "unseen"
+    """No stack could be taken; and it does not run."""
+    GONE = "gone"
+    """Dead or dying: its exit will be told."""
+
+
+STUCK = frozenset(
+    {
+        Doing.STOPPED,
+        Doing.TRACED,
+        Doing.COLLECTING,
+        Doing.GIL_HELD,
+        Doing.IO_BLOCKED,
+        Doing.DATA,
+        Doing.IDLE,
+        Doing.SPINNING,
+        Doing.UNSEEN,
+    }
+)
+"""Those that others may be waiting for."""
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's verdict, with its reason in words and its place in the user's code."""
+
+    global_rank: int
+    doing: Doing
+    reason: str
+    place: str = ""
+    spot: str = ""
+    waits_in: str = ""
+    """For WAITING: the function it waits in."""
+    is_in_init: bool = False
+    order: int = 0
+    """How far it is in the order of collectives: more is further."""
+
+
+HEART_STALE_S = 4.0
+"""The heart beats once a second; the GIL changes hands every 5 ms. Four missed beats are no scheduling accident."""
+QUIET_CPU = 0.1
+"""Share of a core below which a process is idle: polling loops with short sleeps stay below it."""
+QUIET_IO_BYTES_S = 16 * 1024
+"""Above this, bytes move: the hooks' own thread and a store's keep-alives stay two orders below it."""
+QUIET_SOCKET_BYTES_S = 4 * 1024
+BUSY_STACKS = 4
+"""As many different stacks of functions as a loop of a few lines, calling one level down, does not show."""
+
+
+def judge(before: RankLook, after: RankLook) -> Judgement:
+    """Judge a rank by two looks, the later one deciding what it does now.
+
+    Raises ValueError where they are of different ranks or in the wrong order.
+    """
+    if before.global_rank != after.global_rank or after.at_s <= before.at_s:
+        raise ValueError(f"looks at ranks {before.global_rank} and {after.global_rank}, in the wrong order")
+    stack = _main_stack(after.process)
+    doing, reason = _doing(before, after, stack)
+    return Judgement(
+        global_rank=after.global_rank,
+        doing=doing,
+        reason=reason,
+        place=fr.place(stack),
+        spot=fr.spot(stack),
+        waits_in=_waits_in(after, stack) if doing is Doing.WAITING else "",
+        is_in_init=bool(after.in_init_since_s) or fr.waits_in_init(stack),
+        order=max(after.group_seq, after.collectives),
+    )
+
+
+def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing, str]:
+    state = after.process.state
+    if state in "ZX?":
+        return Doing.GONE, "the process is gone"
+    if state == "T" and before.process.state == "T":
+        return Doing.STOPPED, "the process is stopped by a signal (state T)"
+    if state == "t" and before.process.state == "t":
+        return Doing.TRACED, "the process is stopped by a debugger (state t)"
+    if after.gc_since_s:
+        return Doing.COLLECTING, f"a garbage collection has been running for {after.at_s - after.gc_since_s:.1f} s"
+    if after.in_collective or fr.waits_in_collective(stack):
+        return Doing.WAITING, f"waits in {_waits_in(after, stack)}"
+    if _is_gil_held(before, after):
+        return Doing.GIL_HELD, f"no other thread of it has run for {after.at_s - after.heart_s:.0f} s: the GIL is held"
+    moving = _moving(before, after)
+    if moving:
+        return Doing.BUSY, moving
+    if state == "D" and before.process.state == "D":
+        return Doing.IO_BLOCKED, f"in uninterruptible wait (state D, {after.process.wchan or 'unknown'})"
+    return _by_stack(before, after, stack)
+
+
+def _is_gil_held(before: RankLook, after: RankLook) -> bool:
+    return (
+        after.heart_s > 0
+        and after.heart_s == before.heart_s
+        and after.at_s - after.heart_s > HEART_STALE_S
+        and after.process.state in "RS"
+    )
+
+
+def _moving(before: RankLook, after: RankLook) -> str:
+    """Why the rank is getting somewhere, by what is counted outside its stacks; empty where nothing says so."""
+    seconds = after.at_s - before.at_s
+    io_rate = (after.process.io_bytes - before.process.io_bytes) / seconds
+    if io_rate > QUIET_IO_BYTES_S:
+        return f"reads and writes {io_rate / 1024:.0f} KiB a second"
+    if before.socket_bytes >= 0 and after.socket_bytes >= 0:
+        rate = (after.socket_bytes - before.socket_bytes) / seconds
+        if rate > QUIET_SOCKET_BYTES_S:
+            return f"{rate / 1024:.0f} KiB a second move through its sockets"
+    if after.gpu_busy > 0.5 and before.gpu_busy > 0.5:
+        return "its device works"
+    known = {child.pid: child for child in before.children}
+    for child in after.children:
+        old = known.get(child.pid)
+        if old is None:
+            return f"started process {child.pid} ({child.command[:60]})"
+        if (child.io_bytes - old.io_bytes) / seconds > QUIET_IO_BYTES_S:
+            return f"its process {child.pid} ({child.command[:60]}) reads and writes"
+        if (child.cpu_s - old.cpu_s) / seconds > QUIET_CPU:
+            return f"its process {child.pid} ({child.command[:60]}) computes"
+    if len(known) > len(after.children):
+        return "a process of its own has just ended"
+    return ""
+
+
+def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing, str]:
+    seconds = after.at_s - before.at_s
+    cpu = (after.process.cpu_s - before.process.cpu_s) / seconds
+    old = _main_stack(before.process)
+    if not stack:
+        if cpu > QUIET_CPU:
+            return Doing.CHURNING, "runs, and no stack of it could be taken"
+        return Doing.UNSEEN, after.process.trouble or "no stack of it could be taken"
+    is_same = bool(old) and fr.functions(old) == fr.functions(stack)
+    if cpu <= QUIET_CPU:
+        return _quiet(before, after, stack, is_same)
+    if fr.is_in_backward(stack) and is_same:
+        return Doing.WAITING, "waits in the backward pass"
+    variety = {fr.functions(s) for look in (before, after) for s in [_main_stack(look.process), *look.process.variety]}
+    variety.discard(())
+    if len({v[:6] for v in variety}) >= BUSY_STACKS:
+        return Doing.BUSY, "its frames change"
+    main_cpu = _main_cpu(before, after, seconds)
+    if main_cpu is not None and main_cpu <= QUIET_CPU:
+        return Doing.CHURNING, "its main thread stands still while others of its threads compute"
+    if _is_few_lines(variety):
+        return Doing.SPINNING, f"uses {cpu:.0%} of a core in the same few lines"
+    return Doing.BUSY, "its frames change"
+
+
+def _quiet(before: RankLook, after: RankLook, stack: list[Frame], is_same: bool) -> tuple[Doing, str]:
+    if fr.is_in_backward(stack):
+        return Doing.WAITING, "waits in the backward pass"
+    if fr.waits_for_data(stack) or (after.in_data_since_s and after.in_data_since_s == before.in_data_since_s):
+        return Doing.DATA, "waits for data, and nobody prepares any"
+    if is_same or fr.place(stack) == fr.place(_main_stack(before.process)):
+        return Doing.IDLE, "is in the same frame, uses no CPU and moves no bytes"
+    return Doing.BUSY, "its frames change"
+
+
+def _is_few_lines(variety: set[tuple[str, ...]]) -> bool:
+    """Whether the stacks differ only in their innermost two frames: a loop and what it calls."""
+    bodies = {stack[-1:] if len(stack) <= 2 else stack[2:] for stack in variety}
+    shortest = min((len(stack) for stack in variety), default=0)
+    roots = {stack[len(stack) - max(shortest - 2, 1) :] for stack in variety}
+    return len(bodies) <= 2 or len(roots) == 1
+
+
+def _main_cpu(before: RankLook, after: RankLook, seconds: float) -> float | None:
+    old = next((t for t in before.process.threads if t.is_main), None)
+    new = next((t for t in after.process.threads if t.is_main), None)
+    if old is None or new is None or not new.cpu_s:
+        return None
+    return (new.cpu_s - old.cpu_s) / seconds
+
+
+def _main_stack(process: ProcessLook) -> list[Frame]:
+    for thread in process.threads:
+        if thread.is_main:
+            return thread.frames
+    return process.threads[0].frames if process.threads else []
+
+
+def _waits_in(look: RankLook, stack: list[Frame]) -> str:
+    """The communication function nearest to the user's code, as a user would name it."""
+    if look.in_collective:
+        return look.in_collective
+    named = [
+        f.function for f in fr.inner_library_frames(stack) if "torch/distributed" in f.file and f.function != "wrapper"
+    ]
+    return named[-1] if named else "the backward pass" if fr.is_in_backward(stack) else "a collective"

@@ -1,0 +1,99 @@
+"""Words: the one sentence of an incident, and its advice."""
+
+from __future__ import annotations
+
+from guardrun.supervisor.core.frames import rank_list
+from guardrun.supervisor.core.hang import Finding
+from guardrun.supervisor.core.judge import Doing, Judgement
+from guardrun.supervisor.core.state import Attempt
+
+
+def who(attempt: Attempt, ranks: list[int]) -> str:
+    """`Rank 1 on node-a` or `Ranks 1,3 on node-a`."""
+    nodes = sorted({attempt.ranks[r].rank.node for r in ranks if r in attempt.ranks})
+    where = f" on {', '.join(nodes)}" if nodes else ""
+    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {rank_list(ranks)}{where}"
+
+
+def hang_sentence(attempt: Attempt, found: Finding, judged: dict[int, Judgement], silent_s: float) -> str:
+    """The summary of a hang. silent_s: since the last progress, or since it was seen stopped."""
+    waits = _waiters(found, judged)
+    if not found.culprits:
+        ranks = f"{len(found.waiting)} rank{'s' if len(found.waiting) != 1 else ''}"
+        ops = sorted({judged[r].waits_in for r in found.waiting if r in judged and judged[r].waits_in})
+        return (
+            f"No rank has advanced for {silent_s:.0f} s: {ranks} wait in {' and '.join(ops) or 'a collective'}; "
+            f"{found.why_nobody or 'who is to blame cannot be told'}."
+        )
+    subject = who(attempt, found.culprits)
+    has = "has" if len(found.culprits) == 1 else "have"
+    spot = next((judged[r].spot for r in found.culprits if r in judged and judged[r].spot), "")
+    text = _doing_text(found, has, spot, silent_s)
+    if found.cause == "init":
+        if not any(r in judged for r in found.culprits):
+            text = f"ended without reaching process-group creation, {silent_s:.0f} s ago or more"
+        else:
+            text = f"{has} not got through process-group creation: {text}"
+    return f"{subject} {text}{waits}."
+
+
+def _doing_text(found: Finding, has: str, spot: str, silent_s: float) -> str:
+    at = f", at {spot}" if spot else ""
+    inside = f" in {spot}" if spot else ", where no stack could be taken"
+    texts = {
+        Doing.STOPPED: f"{has} been stopped by a signal for {silent_s:.0f} s{at}",
+        Doing.TRACED: f"{has} been stopped by a debugger for {silent_s:.0f} s{at}",
+        Doing.GIL_HELD: f"{has} held the GIL for {silent_s:.0f} s{inside}",
+        Doing.COLLECTING: f"{has} been in a garbage collection for {silent_s:.0f} s{at}",
+        Doing.IO_BLOCKED: f"{has} been in uninterruptible wait for {silent_s:.0f} s{inside}",
+        Doing.DATA: f"{has} waited {silent_s:.0f} s for data{inside}",
+        Doing.IDLE: f"{has} waited {silent_s:.0f} s{inside}",
+        Doing.UNSEEN: f"{has} not run for {silent_s:.0f} s{inside}",
+        Doing.SPINNING: f"{has} been running in the same few lines for {silent_s:.0f} s{at}",
+        Doing.CHURNING: f"{has} used CPU without any progress for {silent_s:.0f} s{at}",
+        Doing.WAITING: f"{has} waited {silent_s:.0f} s{inside}",
+    }
+    if found.cause == "collective_mismatch":
+        return f"{has} been in another collective than the rest for {silent_s:.0f} s{at}"
+    return texts[found.doing]
+
+
+def _waiters(found: Finding, judged: dict[int, Judgement]) -> str:
+    if not found.waiting:
+        return ""
+    ops = [judged[r].waits_in for r in found.waiting if r in judged and judged[r].waits_in]
+    op = max(set(ops), key=ops.count) if ops else ""
+    one = len(found.waiting) == 1
+    subject = f"rank {found.waiting[0]} waits" if one else f"{len(found.waiting)} ranks wait"
+    them = "it" if len(found.culprits) == 1 else "them"
+    return f"; {subject} for {them}" + (f" in {op}" if op else "")
+
+
+ADVICE: dict[str, str] = {
+    "init": "See what that rank does before init_process_group: its stack is in stacks/. Every rank must get there.",
+    "rank_blocked": "See the call in the culprit's stack: give it a timeout, or find out what it waits for.",
+    "rank_spinning": "See the loop in the culprit's stack: its condition never becomes true on this rank.",
+    "rank_stopped": "Somebody or something sent SIGSTOP, or attached a debugger. Use `guardctl hold` before debugging.",
+    "gil_held": "C code called from there keeps the GIL; it should release it around blocking calls.",
+    "gc_pause": "Collect at the same step on all ranks (gc.disable, gc.collect every N steps), "
+    "or gc.freeze() after warm-up.",
+    "dataloader_stall": "Look at the workers' stacks in stacks/: their source does not answer.",
+    "io_blocked": "The kernel does not answer a read or write: look at the file system or device that it uses.",
+    "collective_mismatch": "All ranks must call the same collectives in the same order with the same shapes: "
+    "compare the stacks.",
+    "collective_timeout": "Look at the network and the devices; set NCCL_DEBUG=INFO for the next run.",
+    "poison_step": "The same step stops the run every time: skip or repair its data.",
+    "exception": "See the traceback.",
+    "import_error": "Install the missing module, or mend the import, in the environment that the ranks run in.",
+    "cuda_oom": "Lower the batch size or sequence length, or shard more; the allocator's figures are in the traceback.",
+    "host_oom": "Give the job more memory, or lower the number of DataLoader workers, their prefetching or caches.",
+    "segfault": "A native extension crashed: see the stacks that faulthandler printed to the rank's stderr, if any.",
+    "killed": "It was not guardrun that sent the signal: ask the scheduler, or the node's administrator.",
+    "nccl_error": "Set NCCL_DEBUG=WARN for the next run, and check the node's devices and network.",
+    "gpu_lost": "The device is gone: drain the node and have it reset or repaired.",
+    "disk_full": "Free space, or let checkpoints and logs go elsewhere.",
+    "checkpoint_corrupt": "The file is torn: resume from an older one.",
+    "abort": "Native code called abort(): the rank's stderr says why.",
+    "bus_error": "Often a full /dev/shm: make it larger, or use fewer DataLoader workers.",
+    "exit_code": "The script ended itself with this code: see its output.",
+}
