@@ -1,0 +1,86 @@
+# make demo | test | lint | bench | soak | clean
+#
+# Each sets up what it needs in .venv first: nothing but Python 3.10 or newer with its venv module, and a package index
+# (pip's own configuration says which), has to be there. PYTHON=… names the interpreter. torch comes first, so that
+# nothing after it pulls in another build: where the index offers one for the CPU alone (a version ending in +cpu), pip
+# takes that; where the machine has an NVIDIA GPU, the plain one.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := 2.13.0
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := pyproject.toml constraints.txt
+PYTHON ?=
+PYTEST_ARGS ?=
+
+.PHONY: help demo test lint bench soak setup setup-dev clean
+
+help:
+	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
+	@echo "make test    all tests (PYTEST_ARGS='tests/core -x' for some)"
+	@echo "make lint    style, types, and what may import what"
+	@echo "make bench   guardrun beside torchrun, in figures"
+	@echo "make soak    the simulations, much longer"
+	@echo "make clean   remove .venv and whatever was built or run here"
+
+demo: $(VENV)/.stamp
+	@$(BIN)/python examples/demo/run.py
+
+test: $(VENV)/.stamp-dev
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/project/test_purity.py tests/project/test_layout.py tests/project/test_docs.py
+
+bench: $(VENV)/.stamp-dev
+	@$(BIN)/python benchmarks/run.py
+
+soak: $(VENV)/.stamp-dev
+	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/core tests/sim $(PYTEST_ARGS)
+
+setup: $(VENV)/.stamp
+setup-dev: $(VENV)/.stamp-dev
+
+# The first interpreter that is new enough and can make environments.
+define FIND_PYTHON
+wanted='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))'; \
+for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10); do \
+	if "$$python" -c "$$wanted" 2>/dev/null; then echo "$$python"; exit 0; fi; \
+	if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then \
+		lame="$$python: new enough, but without venv (Debian, Ubuntu: apt-get install python3-venv)"; fi; \
+done; \
+echo "No Python 3.10 or newer with its venv module among: $(or $(PYTHON),python3 python3.13 … python3.10)" >&2; \
+echo "$${lame:-Install one, or name it: make PYTHON=/path/to/python3}" >&2; exit 1
+endef
+
+$(BIN)/python:
+	@python=$$($(FIND_PYTHON)); \
+	echo "Setting up $(VENV) with $$python ($$("$$python" --version))"; \
+	"$$python" -m venv $(VENV)
+
+# On a GPU machine pip would still prefer +cpu where its index has both.
+$(VENV)/.stamp: $(SOURCES) | $(BIN)/python
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+		$(PIP) install -q -c constraints.txt 'torch==$(TORCH),!=$(TORCH)+cpu'; \
+	else \
+		$(PIP) install -q -c constraints.txt torch==$(TORCH); \
+	fi
+	@$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp
+	@$(PIP) install -q -c constraints.txt -e '.[dev,realworld]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo guardrun-runs
+	rm -rf examples/demo/out examples/demo/guardrun-runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
