@@ -144,8 +144,8 @@ def _check_placeholders(key: str, value: Any) -> str:
     unknown = [f"{{{name}}}" for text in texts for name in unknown_placeholders(text)]
     if not unknown:
         return ""
-    valid = " and ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-    return f"unknown placeholder {', '.join(unknown)}; there are {valid}{nearest(unknown[0], valid.split(' and '))}"
+    valid = [f"{{{name}}}" for name in PLACEHOLDERS]
+    return f"unknown placeholder {', '.join(unknown)}; there are {', '.join(valid)}{nearest(unknown[0], valid)}"
 
 
 def _check_nul(value: Any) -> str:

@@ -1,0 +1,1 @@
+"""What guardrun writes for people and scripts: incident.json, report.html, summary.json."""

@@ -1,0 +1,161 @@
+"""incident.json, and the folder that holds it, the report and the raw stacks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.core.actions import Incident
+from guardrun.supervisor.core.events import Checkpoint
+from guardrun.supervisor.render.raw import list_files, read_stacks
+from guardrun.supervisor.render.report import report_html
+from guardrun.supervisor.render.words import iso_time
+from guardrun.supervisor.rundir import RunFile, write_atomically
+
+SCHEMA = 1
+FOLDER = "incidents"
+STACKS = "stacks"
+_EARLIER = re.compile(r"look-\d+")
+
+
+def incident_json(incident: Incident, run: RunFile, wall: Callable[[float], float]) -> dict[str, Any]:
+    """incident.json as the contract has it. wall turns the engine's seconds into seconds since the epoch."""
+    return {
+        "schema": SCHEMA,
+        "id": incident.id,
+        "run_id": run.run_id,
+        "attempt": incident.attempt,
+        "kind": incident.kind,
+        "cause": incident.cause,
+        "confidence": round(incident.confidence, 3),
+        "summary": incident.summary,
+        "culprits": [msgspec.to_builtins(culprit) for culprit in incident.culprits],
+        "onset": iso_time(wall(incident.onset_s)),
+        "detected": iso_time(wall(incident.detected_s)),
+        "step": incident.step,
+        "evidence": msgspec.to_builtins(incident.evidence, str_keys=True),
+        "advice": incident.advice,
+        "action": incident.action,
+        "resumed_from": checkpoint_json(incident.resumed_from),
+        "recovered": None if incident.recovered_s is None else iso_time(wall(incident.recovered_s)),
+    }
+
+
+def checkpoint_json(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
+    """`{"path": …, "step": …}`, or None."""
+    return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
+
+
+def write_incident(run_dir: Path, incident: Incident, run: RunFile, wall: Callable[[float], float]) -> Path:
+    """Write or rewrite an incident's folder, incident.json first, and answer where it is.
+
+    Raises OSError. What was written before stays whole then.
+    """
+    folder = _place(run_dir, incident)
+    record = incident_json(incident, run, wall)
+    write_atomically(folder / "incident.json", encode(record))
+    _keep_stacks(run_dir, incident.looks, folder / STACKS)
+    files = list_files(folder / STACKS)
+    html = report_html(record, read_stacks(folder / STACKS), [f"{STACKS}/{name}" for name in files])
+    write_atomically(folder / "report.html", html.encode("utf-8", "replace"))
+    return folder
+
+
+def encode(record: dict[str, Any]) -> bytes:
+    """Indented JSON. A lone surrogate (from a path that is no UTF-8) becomes `?`."""
+    try:
+        data = msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        data = msgspec.json.encode(_without_surrogates(record))
+    return msgspec.json.format(data, indent=2) + b"\n"
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_surrogates(item) for item in value]
+    return value
+
+
+def _place(run_dir: Path, incident: Incident) -> Path:
+    """The incident's folder, made, or renamed where the cause has changed since it was last written."""
+    parent = run_dir / FOLDER
+    parent.mkdir(mode=0o700, exist_ok=True)
+    wanted = parent / f"{incident.id}-{incident.cause}"
+    if not wanted.is_dir():
+        for other in sorted(parent.glob(f"{incident.id}-*")):
+            if other.is_dir() and not other.is_symlink():
+                other.rename(wanted)
+                break
+        else:
+            wanted.mkdir(mode=0o700)
+    return wanted
+
+
+def _keep_stacks(run_dir: Path, looks: list[str], stacks: Path) -> None:
+    """Bring the looks' files here: the last look's at the top, the ones before it in look-1, look-2, …
+
+    A look that is gone from RUN/looks stays as an earlier write of this incident left it.
+    """
+    stacks.mkdir(mode=0o700, exist_ok=True)
+    for number, look in enumerate(looks[:-1], start=1):
+        target = stacks / f"look-{number}"
+        if target.is_dir():
+            continue
+        if (run_dir / look).is_dir():
+            _link_tree(run_dir / look, target)
+        elif not any((stacks / f"look-{later}").is_dir() for later in range(number, len(looks))):
+            # It was the last one then, and its files are still at the top.
+            _move_top(stacks, target)
+    if looks and (run_dir / looks[-1]).is_dir():
+        for path in _top(stacks):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _link_tree(run_dir / looks[-1], stacks)
+
+
+def _top(stacks: Path) -> list[Path]:
+    """What the last look has left in stacks/."""
+    return [path for path in stacks.iterdir() if not _EARLIER.fullmatch(path.name)]
+
+
+def _move_top(stacks: Path, target: Path) -> None:
+    paths = _top(stacks)
+    if paths:
+        target.mkdir(mode=0o700)
+    for path in paths:
+        path.rename(target / path.name)
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    target.mkdir(mode=0o700, exist_ok=True)
+    for entry in os.scandir(source):
+        place = target / entry.name
+        if entry.is_dir(follow_symlinks=False):
+            _link_tree(Path(entry.path), place)
+        elif entry.is_file(follow_symlinks=False):
+            try:
+                os.link(entry.path, place)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                shutil.copyfile(entry.path, place)
+
+
+def incident_folders(run_dir: Path) -> list[Path]:
+    """The folders of all incidents that have an incident.json, by number."""
+    found = [path.parent for path in (run_dir / FOLDER).glob("*/incident.json")]
+    return sorted(found, key=lambda folder: (_number(folder.name), folder.name))
+
+
+def _number(name: str) -> int:
+    match = re.match(r"\d+", name)
+    return int(match[0]) if match else 0
