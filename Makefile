@@ -38,6 +38,7 @@ lint: $(VENV)/.stamp-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy tests/conftest.py tests/support tests/project examples/demo/run.py
 	@$(BIN)/python -m pytest -q tests/project/test_purity.py tests/project/test_layout.py tests/project/test_docs.py
 
 bench: $(VENV)/.stamp-dev
@@ -68,6 +69,7 @@ $(BIN)/python:
 
 # On a GPU machine pip would still prefer +cpu where its index has both.
 $(VENV)/.stamp: $(SOURCES) | $(BIN)/python
+	@echo "Installing torch $(TORCH) and what guardrun needs"
 	@if nvidia-smi -L >/dev/null 2>&1; then \
 		$(PIP) install -q -c constraints.txt 'torch==$(TORCH),!=$(TORCH)+cpu'; \
 	else \
@@ -77,6 +79,7 @@ $(VENV)/.stamp: $(SOURCES) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp
+	@echo "Installing what tests and lints need"
 	@$(PIP) install -q -c constraints.txt -e '.[dev,realworld]'
 	@touch $@
 

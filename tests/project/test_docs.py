@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from guardrun.supervisor.config.load import load_config
 from tests.project.purity import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -50,6 +54,46 @@ def commands(page: Path) -> str:
     """What a page shows as code: fenced blocks and spans."""
     text = page.read_text()
     return "\n".join([*FENCE.findall(text), *re.findall(r"`[^`\n]+`", FENCE.sub("", text))])
+
+
+def test_verbs_of_guardctl_in_the_docs_exist() -> None:
+    named = {verb for page in PAGES for verb in re.findall(r"\bguardctl ([a-z]+)", commands(page))}
+    usage = help_of("guardctl")
+    assert {"status", "show"} <= named
+    assert {verb for verb in named if not re.search(rf"\b{verb}\b", usage)} == set()
+
+
+def test_flags_of_guardrun_in_the_docs_exist() -> None:
+    named = {flag for page in PAGES for flag in re.findall(r"--guard-[a-z_-]*[a-z]", commands(page))}
+    assert "--guard-off" in named
+    assert {flag for flag in named if flag not in help_of("guardrun")} == set()
+
+
+def settings_in(page: Path) -> list[str]:
+    """The TOML blocks of a page."""
+    return re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_settings_in_the_docs_are_valid(page: Path, tmp_path: Path) -> None:
+    for text in settings_in(page):
+        name = "pyproject.toml" if "[tool.guardrun" in text else "guardrun.toml"
+        (tmp_path / name).write_text(text)
+        load_config(None, {}, {}, tmp_path, system_file=tmp_path / "none")
+        (tmp_path / name).unlink()
+
+
+def test_the_demos_settings_are_those_of_the_readme() -> None:
+    demo = load_config(None, {}, {}, ROOT / "examples" / "demo")
+    assert demo.checkpoint.dir == "out"
+    assert demo.checkpoint.resume_args == ["--resume", "{path}"]
+
+
+@functools.cache
+def help_of(program: str) -> str:
+    """What --help prints."""
+    path = Path(sys.executable).with_name(program)
+    return subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
