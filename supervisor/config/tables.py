@@ -103,6 +103,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             **msgspec.structs.asdict(self.hang),
             act=self.policy.act,
             resume_first=self.checkpoint.resume_first,
+            is_torchrun_agent=self.launcher.agent == "torchrun",
         )
 
     def as_dict(self) -> dict[str, dict[str, Any]]:

@@ -51,8 +51,8 @@ a{color:var(--accent)}
 footer{color:var(--soft);font-size:.8125rem;margin:1rem 0 2rem}
 @media(max-width:34rem){main{padding:.625rem}section{padding:.75rem .75rem}h1{font-size:1.1875rem}
 dl{grid-template-columns:1fr;gap:0}dd{margin:0 0 .5rem}
-.scroll{margin:0}thead{display:none}table,tbody{display:block}tr{display:block;padding:.375rem .5rem;border-radius:.375rem;
-border-bottom:1px solid var(--line)}tr:last-child{border:0}tr.culprit{background:var(--bad-page)}
+.scroll{margin:0}thead{display:none}table,tbody{display:block}tr{display:block;padding:.375rem .5rem;
+border-radius:.375rem;border-bottom:1px solid var(--line)}tr:last-child{border:0}tr.culprit{background:var(--bad-page)}
 td,td.narrow{display:grid;grid-template-columns:4.5rem 1fr;gap:.5rem;border:0;padding:.0625rem 0;white-space:normal}
 td:empty{display:none}td::before{content:attr(data-name);color:var(--soft);font-weight:400}}
 @media print{section,details{break-inside:avoid}body{background:#fff}}

@@ -1,0 +1,46 @@
+"""`guardctl stacks`: what every rank, or one, is doing right now."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.ctl.ask import STACKS_TIMEOUT_S
+from guardrun.supervisor.ctl.order import ask_run
+from guardrun.supervisor.ctl.stackview import print_stacks
+from guardrun.supervisor.ctl.verb import NO, OK, Call, CtlError, Verb, add_run_option
+from guardrun.supervisor.render.stacks import from_look
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("rank", metavar="RANK", nargs="?", type=int, help="a global rank (default: all)")
+    add_run_option(parser)
+    parser.add_argument("--full", action="store_true", help="library frames too")
+
+
+def _run(call: Call) -> int:
+    rank: int | None = call.arguments.rank
+    data = ask_run(call, "stacks", {"rank": rank}, STACKS_TIMEOUT_S)
+    looks = _looks(data)
+    if rank is not None and rank not in {look.global_rank for look in looks} and not data.get("missing"):
+        raise CtlError(f"no rank {rank} is running")
+    if call.out.is_json:
+        call.out.json(data)
+    else:
+        print_stacks(call.out, [stack for look in looks for stack in from_look(look)], is_full=call.arguments.full)
+        for missing, reason in sorted(data.get("missing", {}).items(), key=lambda item: int(item[0])):
+            call.out.line(f"Rank {missing}: {reason}", "yellow")
+    return OK if looks else NO
+
+
+def _looks(data: dict[str, Any]) -> list[RankLook]:
+    try:
+        return msgspec.convert(data.get("ranks", []), list[RankLook])
+    except msgspec.ValidationError as error:
+        raise CtlError(f"the supervisor's answer is not one of this version of guardrun: {error}") from None
+
+
+VERB = Verb("stacks", "what every rank is doing right now: stacks of its whole process tree", _add_arguments, _run)

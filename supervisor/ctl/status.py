@@ -1,0 +1,208 @@
+"""`guardctl status`: how a run is doing, from its supervisor, else from its directory."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from guardrun.supervisor.core.frames import rank_list
+from guardrun.supervisor.ctl.ask import Unreachable, ask
+from guardrun.supervisor.ctl.output import Output, clean
+from guardrun.supervisor.ctl.record import read_incidents, recorded_status, short_incident
+from guardrun.supervisor.ctl.runs import find_run, guard_dir, is_alive, read_run
+from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb, add_run_argument
+from guardrun.supervisor.render.words import duration
+
+MAX_RANK_ROWS = 64
+"""With more ranks, those that look the same share a row."""
+_OVER = ("ended", "unfinished")
+_STYLES = {
+    "training": "green",
+    "ended": "green",
+    "suspicious": "yellow",
+    "held": "yellow",
+    "unreachable": "red",
+    "unfinished": "red",
+}
+_HEADINGS = ("Rank", "State", "Step", "Step time", "Phase", "Beat", "Progress", "PID", "Hooks")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_argument(parser)
+    parser.add_argument("--watch", action="store_true", help="go on until the run ends; with --json a line each time")
+    parser.add_argument("--every", metavar="SECONDS", type=float, default=2.0, help="with --watch (default: 2)")
+
+
+def read_status(run_dir: Path, node: str) -> dict[str, Any]:
+    """The status, with `run_dir`, `source` (supervisor or directory) and `why` (no supervisor answered).
+
+    Raises CtlError where there is no run.
+    """
+    run = read_run(run_dir)
+    alive = is_alive(run, node)
+    why = "the run is over"
+    if alive is not False:
+        try:
+            answer = ask(run, "status")
+            if answer.is_ok:
+                # Short on the wire; their folders and times are here anyway.
+                known = [short_incident(record) for record in read_incidents(run_dir)]
+                incidents = known or answer.data.get("incidents", [])
+                extra = {"run_dir": str(run_dir), "source": "supervisor", "why": "", "summary": None}
+                return {**answer.data, "incidents": incidents, **extra}
+            why = answer.error
+        except Unreachable as error:
+            why = str(error)
+    if (run_dir / "summary.json").is_file():
+        state = "ended"
+    else:
+        state = "unfinished" if alive is False else "unreachable"
+    if state == "unfinished":
+        why = "its guardrun is gone, and no summary was written; the same --guard-run-id continues it"
+    return {**recorded_status(run_dir, run, state), "run_dir": str(run_dir), "source": "directory", "why": why}
+
+
+def _run(call: Call) -> int:
+    arguments, out = call.arguments, call.out
+    if arguments.every <= 0:
+        raise CtlError("--every: expected more than 0 seconds")
+    node = call.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    run_dir = find_run(arguments.run, guard_dir(arguments.guard_dir, call.environ, call.cwd), call.cwd)
+    if arguments.watch:
+        return _watch(out, run_dir, node, arguments.every)
+    status = read_status(run_dir, node)
+    if out.is_json:
+        out.json(status)
+    else:
+        out.print(_render(out, status))
+    return OK
+
+
+def _watch(out: Output, run_dir: Path, node: str, every_s: float) -> int:
+    live = Live(console=out.console, auto_refresh=False) if out.is_terminal and not out.is_json else None
+    try:
+        if live is not None:
+            live.start()
+        while True:
+            status = read_status(run_dir, node)
+            if live is not None:
+                live.update(_render(out, status), refresh=True)
+            elif out.is_json:
+                out.json(status, is_line=True)
+            else:
+                out.print(_render(out, status))
+            if status["state"] in _OVER:
+                return OK
+            time.sleep(every_s)
+    except KeyboardInterrupt:
+        return OK
+    finally:
+        if live is not None:
+            live.stop()
+
+
+def _render(out: Output, status: dict[str, Any]) -> RenderableType:
+    parts: list[RenderableType] = [_head(status)]
+    rows = _rank_rows(status["ranks"])
+    if rows:
+        parts += [Text(), out.make_table(_HEADINGS, [row for row, _ in rows], [style for _, style in rows])]
+    if status["incidents"]:
+        incidents = [incident_row(record) for record in status["incidents"][-8:]]
+        parts += [Text(), out.make_table(INCIDENT_HEADINGS, incidents)]
+    return Group(*parts)
+
+
+def _head(status: dict[str, Any]) -> Text:
+    state = str(status["state"])
+    text = Text()
+    text.append(clean(str(status["run_id"])), "bold")
+    text.append(" · ")
+    text.append(state, f"bold {_STYLES.get(state, '')}".strip())
+    summary = status.get("summary") or {}
+    facts = [
+        f"{summary.get('outcome')}, exit code {summary.get('exit_code')}" if summary else "",
+        f"attempt {status['attempt']}" if status["attempt"] >= 0 else "",
+        f"{status['world_size']} ranks on {status['node']}",
+        f"{'took' if summary else 'up'} {duration(status['uptime_s'])}",
+        f"{status['restarts']} restart{'s' if status['restarts'] != 1 else ''}" if status["restarts"] else "",
+        "" if status["goodput"] is None else f"goodput {status['goodput']:.0%}",
+        "held: guardrun changes nothing" if status["held"] else "",
+    ]
+    text.append("".join(f" · {clean(fact)}" for fact in facts if fact))
+    checkpoint = status["checkpoint"]
+    if checkpoint:
+        text.append(f"\ncheckpoint: step {checkpoint['step']}, {clean(checkpoint['path'])}")
+    if summary.get("reason"):
+        text.append(f"\n{clean(str(summary['reason']))}")
+    if status["source"] != "supervisor":
+        text.append(f"\nfrom {clean(status['run_dir'])}: {clean(status['why'])}", "dim")
+    return text
+
+
+def _rank_rows(ranks: list[dict[str, Any]]) -> list[tuple[list[str], str]]:
+    """Cells and style of each row."""
+    is_merged = len(ranks) > MAX_RANK_ROWS
+    merged: dict[Any, list[dict[str, Any]]] = {}
+    for rank in ranks:
+        same = (rank["state"], rank["phase"], rank["step"], rank["hooks"])
+        merged.setdefault(same if is_merged else rank["global_rank"], []).append(rank)
+    groups = sorted(merged.values(), key=lambda group: (len(group) if is_merged else 0, group[0]["global_rank"]))
+    return [_rank_row(group) for group in groups]
+
+
+def _rank_row(group: list[dict[str, Any]]) -> tuple[list[str], str]:
+    first = group[0]
+    state = str(first["state"])
+    cells = [
+        rank_list([rank["global_rank"] for rank in group]),
+        state,
+        str(first["step"]),
+        _longest(group, "step_time_s"),
+        str(first["phase"] or ""),
+        _longest(group, "last_beat_s"),
+        _longest(group, "last_progress_s"),
+        str(first["pid"]) if len(group) == 1 else "",
+        "" if first["hooks"] is not False else "none",
+    ]
+    is_odd = state.startswith("exit ") and state != "exit 0"
+    return cells, "red" if is_odd else ""
+
+
+def _longest(group: list[dict[str, Any]], key: str) -> str:
+    known = [rank[key] for rank in group if isinstance(rank.get(key), (int, float))]
+    if not known:
+        return ""
+    longest = max(known)
+    return f"{longest * 1000:.0f} ms" if longest < 1 and key == "step_time_s" else duration(longest)
+
+
+INCIDENT_HEADINGS = ("Incident", "Cause", "Step", "Detected", "Action", "Recovered", "What")
+
+
+def incident_row(record: dict[str, Any]) -> list[str]:
+    """An incident as a row of tables."""
+    recovered = record.get("recovered")
+    return [
+        str(record.get("id", "")),
+        f"{record.get('kind', '')} {record.get('cause', '')}",
+        "" if record.get("step") is None else str(record["step"]),
+        _clock(record.get("detected")),
+        str(record.get("action", "")).replace("_", " "),
+        _clock(recovered) if recovered else "",
+        str(record.get("summary", "")),
+    ]
+
+
+def _clock(iso: Any) -> str:
+    """`11-20 23:53:34` of a UTC time."""
+    return str(iso)[5:19].replace("T", " ") if iso else ""
+
+
+VERB = Verb("status", "how a run is doing", _add_arguments, _run)

@@ -1,0 +1,46 @@
+"""What every verb of guardctl is made of."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from guardrun.supervisor.ctl.output import Output
+
+OK, NO, USAGE = 0, 1, 2
+"""Exit codes: done; the question's answer is no, or it failed; the command line is wrong."""
+
+
+class CtlError(Exception):
+    """Why a verb can't do its work, and the way out: one sentence for a person. Exit code NO."""
+
+
+class Call(NamedTuple):
+    """One call of a verb, with all that it may know of the world around it."""
+
+    arguments: argparse.Namespace
+    environ: Mapping[str, str]
+    cwd: Path
+    out: Output
+
+
+class Verb(NamedTuple):
+    """One verb."""
+
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Call], int]
+    """Answers the exit code; raises CtlError."""
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", default="latest", help="a run's id or its folder (default: latest)"
+    )
+
+
+def add_run_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", metavar="RUN", default="latest", help="a run's id or its folder (default: latest)")

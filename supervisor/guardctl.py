@@ -1,0 +1,65 @@
+"""guardctl: what a person, or a program, operates guardrun with.
+
+Exit codes: 0 done, 1 the question's answer is no or it failed, 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from guardrun import __version__
+from guardrun.supervisor.ctl import config, incidents, order, replay, show, stacks, status
+from guardrun.supervisor.ctl.output import Output, silence_stdout
+from guardrun.supervisor.ctl.verb import NO, Call, CtlError, Verb
+
+VERBS: tuple[Verb, ...] = (
+    status.VERB,
+    incidents.VERB,
+    show.VERB,
+    stacks.VERB,
+    config.VERB,
+    replay.VERB,
+    order.HOLD,
+    order.UNHOLD,
+    order.CHECKPOINT,
+)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="guardctl", description="Look at, and steer, runs of guardrun.")
+    parser.add_argument("--version", action="version", version=f"guardctl {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in VERBS:
+        own = verbs.add_parser(verb.name, help=verb.help, description=f"{verb.help[0].upper()}{verb.help[1:]}.")
+        verb.add_arguments(own)
+        own.add_argument("--guard-dir", metavar="DIR", help="where runs are (default: GUARDRUN_DIR, ./guardrun-runs)")
+        own.add_argument("--json", action="store_true", help="for programs")
+        own.set_defaults(run_verb=verb.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run guardctl and answer its exit code."""
+    arguments = make_parser().parse_args(argv)
+    out = Output(arguments.json, os.environ)
+    try:
+        code: int = arguments.run_verb(Call(arguments, os.environ, Path.cwd(), out))
+        sys.stdout.flush()
+        return code
+    except CtlError as error:
+        out.error(str(error))
+        return NO
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        silence_stdout()
+        return NO
+
+
+if __name__ == "__main__":
+    sys.exit(main())
