@@ -67,14 +67,22 @@ class Finished:
 class GuardrunRun:
     """A live run: guardrun in a session of its own, its output in files under `folder`."""
 
-    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str], mark: str) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        mark: str,
+        program: list[str] | None = None,
+    ) -> None:
+        """program: what is run in guardrun's place, where a test needs parts of it replaced."""
         self.folder = folder
         self.mark = mark
         self.guard_dir = Path(environment.get("GUARDRUN_DIR", folder / "guardrun-runs"))
         self._stdout = folder / f"stdout-{mark[:8]}.txt"
         self._stderr = folder / f"stderr-{mark[:8]}.txt"
-        program = Path(sys.executable).with_name("guardrun")
-        command = [str(program)] if program.exists() else [sys.executable, "-m", "guardrun"]
+        script = Path(sys.executable).with_name("guardrun")
+        command = program or ([str(script)] if script.exists() else [sys.executable, "-m", "guardrun"])
         self._began_s = time.monotonic()
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self.process = subprocess.Popen(
@@ -172,8 +180,9 @@ class GuardrunRun:
 class GuardrunStarter:
     """Starts runs for one test (fixtures `start_guardrun`, `run_guardrun`) and ends them all at its teardown."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: list[str] | None = None) -> None:
         self.folder = folder
+        self._program = program
         self._runs: list[GuardrunRun] = []
 
     def start(
@@ -197,7 +206,7 @@ class GuardrunStarter:
             arguments = [*arguments, "train.py"]
         mark = uuid.uuid4().hex
         environment = clean_environment(mark, {"GUARDRUN_DIR": str(self.folder / "guardrun-runs"), **(env or {})})
-        run = GuardrunRun([*arguments, *(script_args or [])], self.folder, environment, mark)
+        run = GuardrunRun([*arguments, *(script_args or [])], self.folder, environment, mark, self._program)
         self._runs.append(run)
         return run
 

@@ -1,0 +1,216 @@
+"""An attempt: the ranks that torch's process layer started, watched by pidfd, signalled by process group."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from guardrun.launcher.elastic import close_context, describe_failure, pass_error_on
+from guardrun.launcher.proc import read_stat
+from guardrun.supervisor.core.events import Rank
+
+
+class Attempt(Protocol):
+    """What the loop needs of an attempt, whoever started its ranks."""
+
+    number: int
+    ranks: list[Rank]
+    error_files: dict[int, str]
+    stderr_files: dict[int, str]
+
+    @property
+    def needs_polling(self) -> bool:
+        """Call poll ten times a second, even where no descriptor becomes readable."""
+
+    def filenos(self) -> list[int]:
+        """Descriptors that become readable when a rank ends."""
+
+    def alive(self) -> list[Rank]:
+        """The ranks that have not been seen to end."""
+
+    def poll(self) -> list[tuple[Rank, int]]:
+        """Who has ended since last asked, with the exit code as subprocess has it."""
+
+    def exitcodes(self) -> dict[int, int]:
+        """Per global rank, of those that have ended."""
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Signal the process group of each rank that is alive."""
+
+    def managed(self) -> set[int]:
+        """Child processes whose exit codes are waited for here."""
+
+    def describe_failure(self, stopped_by_us: list[int]) -> str:
+        """torchrun's own report of the ranks that failed."""
+
+    def pass_error_on(self, exitcodes: dict[int, int]) -> None:
+        """Hand the first failed rank's error file on. exitcodes: in the order in which they came."""
+
+    def close(self, is_everything_dead: bool) -> None:
+        """Bring the last output out and close files. Once the ranks are dead, or cannot be killed."""
+
+
+@dataclass
+class _Watched:
+    rank: Rank
+    read_exitcode: Callable[[], int | None]
+    pidfd: int | None = None
+    exitcode: int | None = None
+
+
+@dataclass
+class LocalAttempt:
+    """Ranks that are this process's own children."""
+
+    number: int
+    ranks: list[Rank]
+    context: Any
+    """torch's PContext."""
+    store: Any
+    """Lives as long as the attempt: the ranks' process groups use it."""
+    error_files: dict[int, str] = field(default_factory=dict)
+    stderr_files: dict[int, str] = field(default_factory=dict)
+    _watched: list[_Watched] = field(default_factory=list)
+    _returned: set[int] = field(default_factory=set)
+
+    def filenos(self) -> list[int]:
+        return [one.pidfd for one in self._watched if one.pidfd is not None]
+
+    def alive(self) -> list[Rank]:
+        return [one.rank for one in self._watched if one.exitcode is None]
+
+    @property
+    def needs_polling(self) -> bool:
+        """Functions as ranks (--run-path) wait at their end until their results have been read here."""
+        return hasattr(self.context, "_ret_vals") and bool(self.alive())
+
+    def poll(self) -> list[tuple[Rank, int]]:
+        self._take_results()
+        ended: list[tuple[Rank, int]] = []
+        for one in self._watched:
+            if one.exitcode is None and (exitcode := one.read_exitcode()) is not None:
+                one.exitcode = exitcode
+                self._show_error(one.rank, exitcode)
+                ended.append((one.rank, exitcode))
+                if one.pidfd is not None:
+                    os.close(one.pidfd)
+                    one.pidfd = None
+        return ended
+
+    def exitcodes(self) -> dict[int, int]:
+        return {one.rank.global_rank: one.exitcode for one in self._watched if one.exitcode is not None}
+
+    def signal(self, signum: signal.Signals) -> None:
+        for rank in self.alive():
+            signal_group(rank.pid, signum)
+
+    def managed(self) -> set[int]:
+        return {rank.pid for rank in self.ranks}
+
+    def describe_failure(self, stopped_by_us: list[int]) -> str:
+        failed = {
+            one.rank.global_rank: (one.rank.pid, one.exitcode, self.error_files.get(one.rank.local_rank, ""))
+            for one in self._watched
+            if one.exitcode
+        }
+        own = {rank: failure for rank, failure in failed.items() if rank not in stopped_by_us}
+        return describe_failure(getattr(self.context, "name", ""), own or failed)
+
+    def pass_error_on(self, exitcodes: dict[int, int]) -> None:
+        for rank, code in exitcodes.items():
+            if code != 0:
+                pass_error_on(self.error_files.get(rank, ""), code)
+                return
+
+    def close(self, is_everything_dead: bool) -> None:
+        for one in self._watched:
+            if one.pidfd is not None:
+                os.close(one.pidfd)
+                one.pidfd = None
+        close_context(self.context, is_everything_dead)
+        self.store = None
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+
+    def _show_error(self, rank: Rank, exitcode: int) -> None:
+        """A function's exception is printed by nobody else: torch keeps it for the process that started it."""
+        if exitcode > 0 and hasattr(self.context, "_ret_vals"):
+            text = read_error_text(self.error_files.get(rank.local_rank, ""))
+            with suppress(OSError, ValueError):
+                print(text, file=sys.stderr, flush=True)
+
+    def _take_results(self) -> None:
+        """Read what functions returned, and let them end once all have."""
+        results = getattr(self.context, "_ret_vals", None)
+        if results is None or len(self._returned) == len(self.ranks):
+            return
+        for local_rank, queue in results.items():
+            if local_rank not in self._returned and not queue.empty():
+                with suppress(EOFError, OSError):
+                    queue.get()
+                self._returned.add(local_rank)
+        if len(self._returned) == len(self.ranks):
+            self.context._worker_finished_event.set()
+
+
+def watch_context(number: int, context: Any, store: Any, node: str) -> LocalAttempt:
+    """Watch the ranks of a PContext that has been started."""
+    pids: dict[int, int] = context.pids()
+    ranks = [Rank(global_rank=local, local_rank=local, pid=pid, node=node) for local, pid in sorted(pids.items())]
+    watched = [_Watched(rank, _exitcode_reader(context, rank.local_rank), _open_pidfd(rank.pid)) for rank in ranks]
+    errors = {rank: file for rank, file in (context.error_files or {}).items() if file and file != os.devnull}
+    stderrs = {rank: file for rank, file in (context.stderrs or {}).items() if file and file != os.devnull}
+    return LocalAttempt(number, ranks, context, store, errors, stderrs, watched)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """None where it has ended and been waited for already, or the kernel has no pidfds: then polling has to do."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def _exitcode_reader(context: Any, local_rank: int) -> Callable[[], int | None]:
+    handlers = getattr(context, "subprocess_handlers", None)
+    if handlers is not None:
+        poll: Callable[[], int | None] = handlers[local_rank].proc.poll
+        return poll
+    process = context._pc.processes[local_rank]
+    return lambda: process.exitcode
+
+
+def signal_group(pid: int, signum: signal.Signals) -> None:
+    """Signal a rank's process group where it leads one, else (functions as ranks) the rank.
+
+    A stopped process does not see a signal before it continues, SIGKILL aside: SIGTERM and its like are followed by
+    SIGCONT.
+    """
+    stat = read_stat(pid)
+    if stat is None:
+        return
+    kill = os.killpg if stat.pgrp == pid else os.kill
+    with suppress(ProcessLookupError, PermissionError):
+        kill(pid, signum)
+        if stat.state in "Tt" and signum != signal.SIGKILL:
+            kill(pid, signal.SIGCONT)
+
+
+def read_error_text(error_file: str) -> str:
+    """The traceback in torch's error file; empty where there is none."""
+    try:
+        with open(error_file, encoding="utf-8") as file:
+            message = json.load(file)["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if isinstance(message, dict):
+        extra = message.get("extraInfo") or {}
+        return str(extra.get("py_callstack") or message.get("message") or "")
+    return str(message)

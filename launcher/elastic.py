@@ -1,0 +1,237 @@
+"""torchrun's own parts as the installed torch has them: the only module here that knows torch's insides.
+
+From torch come the parser, what `torch.distributed.run.run` makes of the arguments, each rank's environment and
+arguments (`LocalElasticAgent._start_workers`) and the process layer below it (logs, redirects, tee, filters, NUMA
+binding, error files). Not from torch: rendezvous, monitoring, stopping and restarting. Keyword arguments are matched
+against the installed torch's signatures, so that what newer versions add comes along.
+
+Nothing here runs before torch has been imported, which takes seconds: import this module late.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch.distributed.run as torchrun
+from torch.distributed import TCPStore
+from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+LOCAL_BACKENDS = ("static", "c10d")
+"""Rendezvous backends that a single node does not need: a store of ours does."""
+
+DEFAULT_PORT = 29500
+"""What torchrun takes where --master-port is not given (torch/distributed/run.py, `run`)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What torchrun would launch."""
+
+    config: Any
+    """LaunchConfig"""
+    entrypoint: str | Callable[..., Any]
+    arguments: list[str]
+    is_port_chosen: bool
+    """The user named a master port."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on this node."""
+        return int(self.config.nproc_per_node)
+
+    @property
+    def command(self) -> list[str]:
+        """What each rank runs."""
+        name = self.entrypoint if isinstance(self.entrypoint, str) else "--run-path"
+        return [name, *self.arguments]
+
+
+def needs_torchrun_agent(args: Any) -> bool:
+    """Say whether a command line wants several nodes, or a rendezvous that only torchrun's agent knows.
+
+    Raises ValueError or RuntimeError for an --nnodes that is none.
+    """
+    if torchrun.parse_min_max_nnodes(args.nnodes) != (1, 1):
+        return True
+    if args.standalone:
+        return False
+    return args.rdzv_backend not in LOCAL_BACKENDS or (args.rdzv_backend == "static" and args.node_rank != 0)
+
+
+def count_local_ranks(args: Any) -> int:
+    """Ranks on this node. Raises ValueError for an --nproc-per-node that is none, or that this node can't have."""
+    return int(torchrun.determine_local_world_size(args.nproc_per_node))
+
+
+def plan_launch(args: Any) -> Plan:
+    """Let torch's `run` do everything up to the point where its agent would start.
+
+    Warns about OMP_NUM_THREADS as torchrun does, and sets it in this process's environment.
+    Raises what torchrun raises for values that the parser cannot check: ValueError, AssertionError, OSError.
+    """
+    caught: list[tuple[Any, Any]] = []
+    arguments: list[Any] = []
+
+    def catch(config: Any, entrypoint: Any) -> Callable[..., None]:
+        caught.append((config, entrypoint))
+        return lambda *rest: arguments.extend(rest)
+
+    is_port_chosen = args.master_port is not None or bool(args.rdzv_endpoint)
+    launch = torchrun.elastic_launch
+    torchrun.elastic_launch = catch
+    try:
+        torchrun.run(args)
+    finally:
+        torchrun.elastic_launch = launch
+    [(config, entrypoint)] = caught
+    return Plan(config, entrypoint, arguments, is_port_chosen)
+
+
+class _Rendezvous:
+    """What LocalElasticAgent asks of a rendezvous handler when it starts workers."""
+
+    use_agent_store = True
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def get_backend(self) -> str:
+        return "guardrun"
+
+
+class Elastic:
+    """Starts attempts through torch's process layer, each with a store of its own."""
+
+    def __init__(self, plan: Plan, max_restarts: int) -> None:
+        self.plan = plan
+        config = plan.config
+        if getattr(config, "signals_to_handle", None):  # as launch_agent does; ranks inherit it
+            os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
+        self._spec = WorkerSpec(**self._spec_arguments(max_restarts))
+        known = inspect.signature(LocalElasticAgent).parameters
+        wanted = {
+            "spec": self._spec,
+            "logs_specs": config.logs_specs,
+            "start_method": config.start_method,
+            "log_line_prefix_template": config.log_line_prefix_template,
+        }
+        self._agent = LocalElasticAgent(**{name: value for name, value in wanted.items() if name in known})
+
+    def start(self, attempt: int, arguments: list[str]) -> tuple[Any, Any]:
+        """Start the ranks: returns the store's server, to be kept while they live, and torch's PContext.
+
+        Must be called from the main thread: ranks die with the thread that started them (PDEATHSIG).
+        Raises what the process layer raises, OSError mostly; some ranks may then be running.
+        """
+        agent, size = self._agent, self.plan.world_size
+        address, store = self._make_store()
+        self._spec.args = tuple(arguments)
+        agent._remaining_restarts = self._spec.max_restarts - attempt
+        group = agent.get_worker_group()
+        group.workers = [
+            Worker(local_rank=rank, global_rank=rank, role_rank=rank, world_size=size, role_world_size=size)
+            for rank in range(size)
+        ]
+        group.store, group.group_rank, group.group_world_size = store, 0, 1
+        group.master_addr, group.master_port = address, store.port
+        agent._pcontext = None
+        agent._start_workers(group)
+        return store, agent._pcontext
+
+    def stop_helpers(self) -> None:
+        """End what the agent keeps for an attempt besides its ranks: file timer and health check, where asked for."""
+        for name in ("_worker_watchdog", "_health_check_server"):
+            helper = getattr(self._agent, name, None)
+            if helper is not None:
+                with suppress(Exception):
+                    helper.stop()
+                setattr(self._agent, name, None)
+
+    def _spec_arguments(self, max_restarts: int) -> dict[str, Any]:
+        config = self.plan.config
+        shared = {
+            field.name: getattr(config, field.name)
+            for field in fields(WorkerSpec)
+            if field.init and hasattr(config, field.name)
+        }
+        return shared | {
+            "local_world_size": self.plan.world_size,
+            "entrypoint": self.plan.entrypoint,
+            "args": tuple(self.plan.arguments),
+            "rdzv_handler": _Rendezvous(config.run_id),
+            "max_restarts": max_restarts,
+        }
+
+    def _make_store(self) -> tuple[str, Any]:
+        """MASTER_ADDR as torchrun gives it, and a server for it: on a port of its own unless the user named one."""
+        config = self.plan.config
+        if config.rdzv_backend != "static":
+            return self._own_address(), _serve(0)
+        address, port = parse_rendezvous_endpoint(config.rdzv_endpoint.strip(), default_port=DEFAULT_PORT)
+        return address, _serve(port if self.plan.is_port_chosen else 0)
+
+    def _own_address(self) -> str:
+        """This host as torchrun names it; localhost where no rank could resolve that."""
+        name = self.plan.config.local_addr or socket.getfqdn()
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError:
+            return "localhost"
+        return str(name)
+
+
+def _serve(port: int) -> Any:
+    return TCPStore(host_name="localhost", port=port, is_master=True, wait_for_workers=False, multi_tenant=True)
+
+
+def close_context(context: Any, is_everything_dead: bool) -> None:
+    """Let tee's readers come to the end of the ranks' output, and close files. Call when the ranks are dead."""
+    if is_everything_dead:
+        with suppress(Exception):
+            context.close()
+    for log in getattr(context, "_tail_logs", ()):
+        if not log.stopped():
+            log.stop()
+    for handler in getattr(context, "subprocess_handlers", {}).values():
+        for name in ("_stdout", "_stderr"):
+            file = getattr(handler, name, None)
+            if file is not None:
+                file.close()
+
+
+def describe_failure(name: str, failures: dict[int, tuple[int, int, str]]) -> str:
+    """torchrun's own report of failed ranks: per rank its pid, exit code and error file."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    found = {
+        rank: ProcessFailure(local_rank=rank, pid=pid, exitcode=code, error_file=file)
+        for rank, (pid, code, file) in failures.items()
+    }
+    return str(ChildFailedError(name=name, failures=found))
+
+
+def pass_error_on(error_file: str, exitcode: int) -> None:
+    """Leave a rank's error file where whoever started guardrun wants it (TORCHELASTIC_ERROR_FILE), as torchrun does."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    if os.environ.get("TORCHELASTIC_ERROR_FILE") and os.path.isfile(error_file):
+        with suppress(Exception):
+            get_error_handler().dump_error_file(error_file, exitcode)
+
+
+def run_plain(args: Any) -> None:
+    """torchrun itself. Raises what torchrun raises."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(torchrun.run)(args)

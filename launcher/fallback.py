@@ -1,0 +1,58 @@
+"""What to do when there is no supervisor any more: what torchrun does. Pure.
+
+On a failed rank all are stopped, and started again with the same arguments while restarts are left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from guardrun.launcher.control import Order
+from guardrun.supervisor.core.events import Checkpoint
+from guardrun.supervisor.wire import Finish, Start, Stop
+
+
+@dataclass(frozen=True)
+class View:
+    """Where the run stands."""
+
+    attempt: int
+    """The last one started; -1 before the first."""
+    checkpoint: Checkpoint | None
+    """What it resumed from."""
+    is_stopping: bool
+    is_stopped: bool
+    """Nothing of it is alive."""
+    exitcodes: dict[int, int]
+    """Of the ranks that have ended, in the order in which they did."""
+    stopped_by_us: list[int]
+    world_size: int
+    restarts: int
+    """That this guardrun has done."""
+
+
+def exit_status(exitcode: int) -> int:
+    """guardrun's exit status for a rank's exit code, as the contract has it."""
+    return 128 - exitcode if exitcode < 0 else exitcode
+
+
+def first_failure(exitcodes: dict[int, int], stopped_by_us: list[int]) -> int | None:
+    """The exit code of the first rank that failed by itself."""
+    return next((code for rank, code in exitcodes.items() if code != 0 and rank not in stopped_by_us), None)
+
+
+def next_order(view: View, max_restarts: int, grace_s: float) -> Order | None:
+    """What the lost supervisor would order now, were it torchrun."""
+    if view.is_stopping:
+        return None
+    if view.attempt < 0:
+        return Start(attempt=0)
+    failure = first_failure(view.exitcodes, view.stopped_by_us)
+    if not view.is_stopped:
+        return None if failure is None else Stop(attempt=view.attempt, grace_s=grace_s)
+    if failure is None and len(view.exitcodes) == view.world_size and not view.stopped_by_us:
+        return Finish(exit_code=0)
+    # Without a failure it was the supervisor that had it stopped, to be started again: that is still to be done.
+    if view.restarts < max_restarts:
+        return Start(attempt=view.attempt + 1, checkpoint=view.checkpoint)
+    return Finish(exit_code=1 if failure is None else exit_status(failure))

@@ -1,0 +1,303 @@
+"""The launcher's loop: one thread that starts, watches and stops attempts as it is told, and decides nothing.
+
+It waits in one place, for whatever comes first: a rank's end, a signal, an order, the supervisor's end, a deadline.
+Facts go to the supervisor; orders come from it, or, once it has been given up, from `fallback`, which orders what
+torchrun would do. Orders are idempotent by the attempt's number.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import zmq
+
+from guardrun.launcher import fallback
+from guardrun.launcher.attempt import Attempt
+from guardrun.launcher.control import Order
+from guardrun.launcher.opening import OpenRun
+from guardrun.launcher.saying import Log, say
+from guardrun.launcher.signals import Signals
+from guardrun.launcher.starting import StartError
+from guardrun.launcher.stopping import Outcome, Stopping
+from guardrun.launcher.supervision import Supervision
+from guardrun.launcher.sweep import Sweeper, reap_orphans
+from guardrun.supervisor.core.events import Checkpoint, Rank
+from guardrun.supervisor.wire import Exited, Finish, LauncherHello, Signalled, Start, Started, Stop, Stopped
+
+IDLE_S = 1.0
+"""The loop turns at least this often."""
+
+RESULT_POLL_S = 0.1
+"""How often functions as ranks are asked for their results, as torchrun does."""
+
+FINISH_PATIENCE_S = 10.0
+"""After the user's signal has ended the ranks: how long the supervisor may take to write the run's end."""
+
+
+class Starts(Protocol):
+    """Who starts attempts."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on this node."""
+
+    def start(self, number: int, checkpoint: Checkpoint | None) -> Attempt:
+        """Raises StartError."""
+
+
+@dataclass
+class Loop:
+    """A run, from the first attempt to the exit status."""
+
+    run: OpenRun
+    starter: Starts
+    signals: Signals
+    log: Log
+    max_restarts: int
+    stop_grace_s: float
+    shutdown_timeout_s: float
+    """Between a signal from the user, passed on to the ranks, and SIGKILL."""
+    is_first_ordered: bool
+    """The first attempt, too, waits for the supervisor: a checkpoint must be chosen for it."""
+    attempt: Attempt | None = None
+    """The last one that was started."""
+    number: int = -1
+    checkpoint: Checkpoint | None = None
+    is_over: bool = True
+    """Nothing of the last attempt is alive."""
+    stopped_by_us: list[int] = field(default_factory=list)
+    _exitcodes: dict[int, int] = field(default_factory=dict)
+    _starts: int = 0
+    _stopping: Stopping | None = None
+    _pending: Start | None = None
+    _signum: signal.Signals | None = None
+    _finish: int | None = None
+    _finish_by_s: float = 0.0
+    _start_error: str = ""
+    supervision: Supervision = field(init=False)
+    sweeper: Sweeper = field(init=False)
+
+    def attach(self, supervision: Supervision) -> None:
+        """Give it its supervisor."""
+        self.supervision = supervision
+        self.sweeper = Sweeper(self.run.file.token, supervision.pids)
+
+    def hello(self, is_first: bool) -> LauncherHello:
+        """Who is alive right now."""
+        return LauncherHello(
+            pid=self.run.file.launcher_pid,
+            world_size=self.starter.world_size,
+            attempt=self.number,
+            alive=[] if self.attempt is None or self.is_over else self.attempt.alive(),
+            is_first=is_first,
+        )
+
+    def go(self) -> int:
+        """Run until the run is over; returns guardrun's exit status."""
+        if not self.is_first_ordered:
+            self._start(Start(attempt=0))
+        while (status := self._turn()) is None:
+            pass
+        return status
+
+    def pass_error_on(self) -> None:
+        """Leave the first failed rank's error file for whoever started guardrun, as torchrun does."""
+        if self.attempt is not None and self._signum is None:
+            self.attempt.pass_error_on(self._exitcodes)
+
+    # One turn --------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> int | None:
+        self._wait()
+        now_s = time.monotonic()
+        for signum in self.signals.take():
+            self._interrupt(signum, now_s)
+        self._note_exits(now_s)
+        for order in self.supervision.step(now_s):
+            self._obey(order, now_s)
+        if self.supervision.is_given_up and (order := self._own_order()) is not None:
+            self._obey(order, now_s)
+        self._advance_stop(now_s)
+        self._reap()
+        if self.run.ownership is not None:
+            self.run.ownership.touch()
+        return self._status(time.monotonic())
+
+    def _wait(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self.signals.fileno(), zmq.POLLIN)
+        self.supervision.register(poller)
+        if self.attempt is not None and not self.is_over:
+            for fileno in self.attempt.filenos():
+                poller.register(fileno, zmq.POLLIN)
+        poller.poll(self._patience_s() * 1000)
+
+    def _patience_s(self) -> float:
+        patience_s = IDLE_S
+        if self._stopping is not None:
+            patience_s = self._stopping.poll_s
+        elif self.attempt is not None and not self.is_over and self.attempt.needs_polling:
+            patience_s = RESULT_POLL_S
+        restart_s = self.supervision.seconds_to_restart(time.monotonic())
+        return patience_s if restart_s is None else min(patience_s, restart_s)
+
+    def _reap(self) -> None:
+        managed = self.supervision.pids() | (self.attempt.managed() if self.attempt is not None else set())
+        reap_orphans(managed)
+
+    def _status(self, now_s: float) -> int | None:
+        """guardrun's exit status, once the run is over."""
+        if not self.is_over:
+            return None
+        if self._signum is not None:
+            is_told = self._finish is not None or self.supervision.is_given_up
+            return 128 + self._signum if is_told or now_s >= self._finish_by_s else None
+        return self._finish
+
+    # Ranks -----------------------------------------------------------------------------------------------------
+
+    def _note_exits(self, now_s: float) -> None:
+        if self.attempt is None or self.is_over:
+            return
+        for rank, exitcode in self.attempt.poll():
+            self._tell_exit(rank, exitcode)
+        codes = self.attempt.exitcodes()
+        if self._stopping is None and not self.attempt.alive() and not any(codes.values()):
+            self._begin_stop(now_s, grace_s=0.0)  # only what the ranks left behind
+
+    def _tell_exit(self, rank: Rank, exitcode: int) -> None:
+        self._exitcodes[rank.global_rank] = exitcode
+        at_ns, number = time.monotonic_ns(), self.number
+        self.log.write("rank_exited", attempt=number, rank=rank.global_rank, pid=rank.pid, exitcode=exitcode)
+        self.supervision.tell(
+            lambda seq: Exited(
+                seq=seq,
+                attempt=number,
+                global_rank=rank.global_rank,
+                pid=rank.pid,
+                exitcode=exitcode,
+                at_ns=at_ns,
+            )
+        )
+
+    def _start(self, order: Start) -> None:
+        self.number, self.checkpoint = order.attempt, order.checkpoint
+        self._exitcodes, self.stopped_by_us, self._starts = {}, [], self._starts + 1
+        try:
+            attempt = self.starter.start(order.attempt, order.checkpoint)
+        except StartError as error:
+            self.attempt, self._start_error, text = None, str(error), str(error)
+            self.sweeper.sweep()
+            self.log.write("attempt_not_started", attempt=order.attempt, error=text)
+            self.supervision.tell(lambda seq: Started(seq=seq, attempt=order.attempt, ranks=[], error=text))
+            return
+        self.attempt, self.is_over, self._start_error = attempt, False, ""
+        self.log.write("attempt_started", attempt=order.attempt, pids=[rank.pid for rank in attempt.ranks])
+        self.supervision.tell(
+            lambda seq: Started(
+                seq=seq,
+                attempt=order.attempt,
+                ranks=attempt.ranks,
+                checkpoint=order.checkpoint,
+                error_files=attempt.error_files,
+                stderr_files=attempt.stderr_files,
+            )
+        )
+
+    # Orders ----------------------------------------------------------------------------------------------------
+
+    def _own_order(self) -> Order | None:
+        if self._finish is not None or self._signum is not None or self._pending is not None:
+            return None
+        if self._start_error:
+            say(f"the ranks could not be started: {self._start_error}")
+            return Finish(exit_code=1)
+        view = fallback.View(
+            attempt=self.number,
+            checkpoint=self.checkpoint,
+            is_stopping=self._stopping is not None,
+            is_stopped=self.is_over,
+            exitcodes=self._exitcodes,
+            stopped_by_us=self.stopped_by_us,
+            world_size=self.starter.world_size,
+            restarts=self._starts - 1,
+        )
+        order = fallback.next_order(view, self.max_restarts, self.stop_grace_s)
+        if isinstance(order, Finish) and order.exit_code != 0 and self.attempt is not None:
+            say(self.attempt.describe_failure(self.stopped_by_us))
+        return order
+
+    def _obey(self, order: Order, now_s: float) -> None:
+        if isinstance(order, Finish):
+            self._finish = order.exit_code
+            if not self.is_over:
+                self._begin_stop(now_s, grace_s=self.stop_grace_s)
+        elif isinstance(order, Stop):
+            if order.attempt == self.number and not self.is_over:
+                self._begin_stop(now_s, grace_s=order.grace_s)
+        elif order.attempt > self.number and self._signum is None and self._finish is None:
+            if self.is_over:
+                self._start(order)
+            else:
+                self._pending = order
+                self._begin_stop(now_s, grace_s=0.0)
+
+    def _begin_stop(self, now_s: float, grace_s: float, signum: signal.Signals = signal.SIGTERM) -> None:
+        if self.attempt is None or self.is_over:
+            return
+        if self._stopping is not None:
+            self._stopping.hurry(now_s, grace_s)
+            return
+        self.log.write("stop_began", attempt=self.number, grace_s=grace_s, signal=int(signum))
+        self._stopping = Stopping(self.attempt, self.sweeper, now_s, grace_s, signum)
+
+    def _advance_stop(self, now_s: float) -> None:
+        if self._stopping is None or self.attempt is None:
+            return
+        outcome = self._stopping.advance(now_s)
+        if outcome is None:
+            return
+        self._note_exits(now_s)
+        self._stopping, self.is_over, self.stopped_by_us = None, True, outcome.stopped_by_us
+        self.attempt.close(is_everything_dead=not self.attempt.alive())
+        self._tell_stopped(outcome)
+        self._finish_by_s = now_s + FINISH_PATIENCE_S
+        pending, self._pending = self._pending, None
+        if pending is not None and self._signum is None:
+            self._start(pending)
+
+    def _tell_stopped(self, outcome: Outcome) -> None:
+        number, codes = self.number, dict(self._exitcodes)
+        self.log.write("attempt_stopped", attempt=number, exitcodes=codes, survivors=outcome.survivors)
+        self.supervision.tell(
+            lambda seq: Stopped(
+                seq=seq,
+                attempt=number,
+                exitcodes=codes,
+                stopped_by_us=outcome.stopped_by_us,
+                survivors=outcome.survivors,
+                took_s=outcome.took_s,
+            )
+        )
+
+    # Signals ---------------------------------------------------------------------------------------------------
+
+    def _interrupt(self, signum: signal.Signals, now_s: float) -> None:
+        """The user, or a scheduler, wants an end: the ranks get the same signal; a second Ctrl-C ends them at once."""
+        self.log.write("signalled", signal=int(signum))
+        if self._signum is None:
+            self._signum = signum
+            self._finish_by_s = now_s + FINISH_PATIENCE_S
+            self.supervision.tell(lambda seq: Signalled(seq=seq, signum=int(signum)))
+            if self._stopping is not None:
+                self._stopping.forward(signum)
+            self._begin_stop(now_s, self.shutdown_timeout_s, signum)
+        elif signum == signal.SIGINT and self._stopping is not None:
+            self._stopping.hurry(now_s)
+        elif signum == signal.SIGINT:
+            self._finish_by_s = now_s
+        elif self._stopping is not None:
+            self._stopping.forward(signum)

@@ -1,0 +1,91 @@
+"""What /proc tells the launcher of processes: who descends from whom, and who carries the run's mark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+TOKEN_VARIABLE = "GUARDRUN_TOKEN"
+
+DEAD = "ZX"
+"""States of a process that is no more: a zombie is dead."""
+
+
+class Stat(NamedTuple):
+    """The fields of /proc/PID/stat that matter here (man 5 proc)."""
+
+    pid: int
+    state: str
+    ppid: int
+    pgrp: int
+    session: int
+    start: int
+    """Clock ticks after boot: with the pid, it names one process for good."""
+
+
+def parse_stat(text: str) -> Stat:
+    """Parse /proc/PID/stat. The command, in parentheses, may hold anything, parentheses too."""
+    pid, _, rest = text.partition(" (")
+    fields = rest.rpartition(") ")[2].split()
+    return Stat(int(pid), fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def read_stat(pid: int) -> Stat | None:
+    """The process's stat, or None where it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return parse_stat(file.read())
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def read_all_stats() -> dict[int, Stat]:
+    """Every process that can be seen."""
+    stats = (read_stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {stat.pid: stat for stat in stats if stat is not None}
+
+
+def read_boot_id() -> str:
+    """This boot of the machine; empty where it cannot be told."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def descendants(stats: dict[int, Stat], roots: Iterable[int]) -> set[int]:
+    """All processes below roots, roots left out."""
+    children: dict[int, list[int]] = {}
+    for stat in stats.values():
+        children.setdefault(stat.ppid, []).append(stat.pid)
+    found: set[int] = set()
+    open_ = list(roots)
+    while open_:
+        for pid in children.get(open_.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                open_.append(pid)
+    return found
+
+
+def read_children(pid: int) -> list[int]:
+    """A process's own children. The kernel's list where it keeps one, else by everybody's parent."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                found.extend(int(word) for word in file.read().split())
+        return found
+    except OSError:
+        return [stat.pid for stat in read_all_stats().values() if stat.ppid == pid]
+
+
+def has_token(pid: int, token: str) -> bool:
+    """Say whether a process was started with the run's mark. False where it may not be asked: it isn't ours then."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{TOKEN_VARIABLE}={token}".encode() in file.read().split(b"\0")
+    except OSError:
+        return False

@@ -1,0 +1,33 @@
+"""The launcher's few lines: for the person on stderr, for later in guardrun.log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+LOG_FILE = "guardrun.log"
+
+
+def say(text: str) -> None:
+    """One line on stderr. A terminal that is gone is no reason to stop."""
+    with suppress(OSError, ValueError):
+        print(f"guardrun: {text}", file=sys.stderr, flush=True)
+
+
+class Log:
+    """Appends JSON lines, as structlog writes them, to the run's log; silently none where that fails."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / LOG_FILE
+
+    def write(self, event: str, **fields: Any) -> None:
+        at = datetime.fromtimestamp(time.time(), timezone.utc).isoformat()
+        line = msgspec.json.encode({"event": event, "part": "launcher", "timestamp": at, **fields}) + b"\n"
+        with suppress(OSError), self._path.open("ab", buffering=0) as file:
+            file.write(line)

@@ -1,0 +1,107 @@
+"""Signals to guardrun: noted by the handlers, read by the loop, which they wake."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""torchrun's --signals-to-handle."""
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+def parse_signals(text: str) -> list[signal.Signals]:
+    """Parse --signals-to-handle. Unknown names, and those that no process can handle, are left out as torchrun does."""
+    found: list[signal.Signals] = []
+    for name in text.split(","):
+        signum = getattr(signal.Signals, name.strip(), None)
+        if signum is not None and signum not in (signal.SIGKILL, signal.SIGSTOP) and signum not in found:
+            found.append(signum)
+    return found
+
+
+class Signals:
+    """Takes signals over until closed. `fileno()` becomes readable with each one, SIGCHLD too."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._pending: deque[signal.Signals] = deque()
+        self._before: dict[signal.Signals, Any] = {}
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._inherited: Handler | None = None
+        """What a forked rank (--start-method fork) does with a signal: as under torchrun."""
+        self._take(signal.SIGCHLD)
+        self.handle(parse_signals(DEFAULT_SIGNALS))
+
+    def handle(self, signals: Iterable[signal.Signals]) -> None:
+        """Take these over, too."""
+        for signum in signals:
+            self._take(signum)
+
+    def handle_again(self) -> None:
+        """Take all back: torch's process layer installs its own handlers whenever it starts ranks."""
+        for signum in list(self._before):
+            self._take(signum)
+
+    def replace_torch_handler(self) -> None:
+        """Have torch's process layer install this object's handler where it would install its own.
+
+        Its own raises an exception wherever the main thread happens to be.
+        """
+        module: Any = sys.modules.get("torch.distributed.elastic.multiprocessing.api")
+        name = "_terminate_process_handler"
+        if module is not None and getattr(module, name, self._note) != self._note:
+            self._inherited = getattr(module, name)
+            setattr(module, name, self._note)
+
+    def add(self, signum: signal.Signals) -> None:
+        """One that was noted elsewhere."""
+        self._pending.append(signum)
+
+    def take(self) -> list[signal.Signals]:
+        """The signals that came since last asked, SIGCHLD left out."""
+        try:
+            while os.read(self._reader, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        taken: list[signal.Signals] = []
+        while self._pending:
+            taken.append(self._pending.popleft())
+        return taken
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def close(self) -> None:
+        """Put the former handlers back."""
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _take(self, signum: signal.Signals) -> None:
+        before = signal.getsignal(signum)
+        if signum == signal.SIGHUP and before == signal.SIG_IGN:
+            return  # nohup: the user wants the run to outlive the terminal
+        handler = self._ignore if signum == signal.SIGCHLD else self._note
+        if before != handler:
+            signal.signal(signum, handler)
+            self._before.setdefault(signum, before)
+
+    def _ignore(self, signum: int, frame: FrameType | None) -> None:
+        """SIGCHLD only has to wake the loop."""
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._owner:
+            self._pending.append(signal.Signals(signum))
+        elif self._inherited is not None:
+            self._inherited(signum, frame)

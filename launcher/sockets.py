@@ -1,0 +1,51 @@
+"""The run's socket folder: where ranks, supervisor and guardctl meet. Only the user can enter it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from guardrun.hooks.board import create_board
+
+PREFIX = "guardrun-"
+LONGEST_NAME = "/control"
+MAX_SOCKET_BYTES = 107
+"""sun_path holds 108 bytes, the last of them 0 (man 7 unix)."""
+
+
+class NoSocketFolderError(Exception):
+    """No folder is writable and near enough to the root for a Unix socket's name."""
+
+
+def candidates(environ: Mapping[str, str]) -> list[Path]:
+    """Where the socket folder may be made, best first."""
+    named = [environ.get("XDG_RUNTIME_DIR"), environ.get("TMPDIR"), "/tmp", "/dev/shm"]
+    return [Path(name) for name in dict.fromkeys(named) if name and os.path.isabs(name)]
+
+
+def make_socket_folder(environ: Mapping[str, str]) -> Path:
+    """Make the run's socket folder, with room for at least a board.
+
+    Raises NoSocketFolderError, saying what was tried.
+    """
+    tried: list[str] = []
+    for parent in candidates(environ):
+        if len(os.fsencode(parent)) + len(PREFIX) + 9 + len(LONGEST_NAME) > MAX_SOCKET_BYTES:
+            tried.append(f"{parent}: too long for a Unix socket's name")
+            continue
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        except OSError as error:
+            tried.append(f"{parent}: {error.strerror}")
+            continue
+        try:
+            create_board(str(folder / "probe"))
+            (folder / "probe").unlink()
+            return folder
+        except OSError as error:
+            tried.append(f"{parent}: {error.strerror}")
+            shutil.rmtree(folder, ignore_errors=True)
+    raise NoSocketFolderError("no folder for guardrun's sockets: " + "; ".join(tried))

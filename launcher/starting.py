@@ -1,0 +1,136 @@
+"""Starting an attempt: boards, the environment of its ranks, the arguments that make a script resume."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import guardrun
+from guardrun.hooks.board import board_name, create_board
+from guardrun.launcher.attempt import LocalAttempt, watch_context
+from guardrun.launcher.elastic import Elastic
+from guardrun.launcher.environment import Subject, rank_defaults
+from guardrun.launcher.opening import OpenRun
+from guardrun.launcher.proc import TOKEN_VARIABLE
+from guardrun.launcher.signals import Signals
+from guardrun.supervisor.config import Config, fill_placeholders
+from guardrun.supervisor.core.events import Checkpoint
+
+INJECT = Path(guardrun.__file__).parent / "hooks" / "inject"
+"""Holds sitecustomize.py and nothing else."""
+
+RESUME_FROM, RESUME_STEP = "GUARDRUN_RESUME_FROM", "GUARDRUN_RESUME_STEP"
+
+
+class StartError(Exception):
+    """The ranks could not be started. Some may be running."""
+
+
+def resume_arguments(templates: list[str], checkpoint: Checkpoint | None) -> list[str]:
+    """What is appended to the script's arguments."""
+    if checkpoint is None:
+        return []
+    return [_fill(template, checkpoint) for template in templates]
+
+
+def resume_environment(templates: Mapping[str, str], checkpoint: Checkpoint | None) -> dict[str, str | None]:
+    """What tells the script, in its environment, to resume; None takes a variable away."""
+    if checkpoint is None:
+        return {RESUME_FROM: None, RESUME_STEP: None}
+    wanted: dict[str, str | None] = {name: _fill(template, checkpoint) for name, template in templates.items()}
+    return wanted | {RESUME_FROM: checkpoint.path, RESUME_STEP: str(checkpoint.step)}
+
+
+def _fill(template: str, checkpoint: Checkpoint) -> str:
+    return fill_placeholders(template, checkpoint.path, checkpoint.step, os.path.dirname(checkpoint.path))
+
+
+def hook_environment(run: OpenRun, attempt: int | None, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """What brings the hooks into a rank, and marks it. attempt: None where torchrun's agent numbers them."""
+    before = environ.get("PYTHONPATH")
+    hooks = {
+        "sockets": run.file.socket_dir,
+        "attempt": attempt,
+        "launcher_pid": run.file.launcher_pid,
+        "token": run.file.token,
+        "pythonpath": before,
+    }
+    return {
+        "GUARDRUN_HOOKS": json.dumps(hooks),
+        "PYTHONPATH": os.pathsep.join([str(INJECT), before] if before else [str(INJECT)]),
+        TOKEN_VARIABLE: run.file.token,
+        "GUARDRUN_RUN_ID": run.file.run_id,
+    }
+
+
+def run_environment(
+    run: OpenRun, config: Config, attempt: int | None, checkpoint: Checkpoint | None, environ: Mapping[str, str]
+) -> dict[str, str | None]:
+    """All that guardrun adds to the environment of an attempt's ranks (None: takes away)."""
+    subject = Subject(config.hang.hard_timeout_s, run.path, attempt, is_torchrun_agent=attempt is None)
+    return {
+        **rank_defaults(subject, environ),
+        **resume_environment(config.checkpoint.resume_env, checkpoint),
+        **hook_environment(run, attempt, environ),
+    }
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Change this process's environment, which torch's process layer hands on to the ranks, for a while."""
+    before = {name: os.environ.get(name) for name in changes}
+    _change_environment(changes)
+    try:
+        yield
+    finally:
+        _change_environment(before)
+
+
+def _change_environment(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@dataclass
+class Starter:
+    """Starts attempts in this process."""
+
+    elastic: Elastic
+    run: OpenRun
+    config: Config
+    signals: Signals
+
+    @property
+    def world_size(self) -> int:
+        return self.elastic.plan.world_size
+
+    def start(self, number: int, checkpoint: Checkpoint | None) -> LocalAttempt:
+        """Start an attempt's ranks. Raises StartError."""
+        self._make_boards(number)
+        plan = self.elastic.plan
+        arguments = plan.arguments + resume_arguments(self.config.checkpoint.resume_args, checkpoint)
+        changes = run_environment(self.run, self.config, number, checkpoint, os.environ)
+        self.signals.replace_torch_handler()
+        try:
+            with environment(changes):
+                store, context = self.elastic.start(number, arguments)
+        except Exception as error:
+            if (signum := getattr(error, "sigval", None)) is not None:  # torch's handler came first
+                self.signals.add(signum)
+            raise StartError(f"{type(error).__name__}: {error}") from error
+        finally:
+            self.signals.handle_again()
+        return watch_context(number, context, store, self.run.file.node)
+
+    def _make_boards(self, number: int) -> None:
+        """A rank without a board still trains, watched from outside: no room for one is no error."""
+        for rank in range(self.world_size):
+            with suppress(OSError):
+                create_board(str(Path(self.run.file.socket_dir) / board_name(number, rank)))

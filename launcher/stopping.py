@@ -1,0 +1,86 @@
+"""Stopping an attempt: asked first, then ended, then everything it left behind; never waited for in one piece."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from guardrun.launcher.attempt import Attempt
+from guardrun.launcher.sweep import Sweeper
+
+KILL_LIMIT_S = 5.0
+"""After SIGKILL. What is still there then is in uninterruptible sleep, and is reported as a survivor."""
+
+LEFTOVER_GRACE_S = 3.0
+"""For what is left of ranks that ended well: time to end by themselves after SIGTERM."""
+
+POLL_S = 0.02
+"""How often a stop that is under way is looked after, besides when ranks end."""
+
+LEFTOVER_POLL_S = 0.1
+"""Likewise where all processes are looked through each time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a stop ended."""
+
+    stopped_by_us: list[int]
+    survivors: list[int]
+    took_s: float
+
+
+class Stopping:
+    """A stop under way: call `advance` until it returns an Outcome. Times are CLOCK_MONOTONIC seconds."""
+
+    def __init__(
+        self, attempt: Attempt, sweeper: Sweeper, now_s: float, grace_s: float, signum: signal.Signals = signal.SIGTERM
+    ) -> None:
+        self.attempt = attempt
+        self._sweeper = sweeper
+        self._began_s = now_s
+        self._kill_s = now_s + grace_s
+        self._give_up_s: float | None = None
+        self._leftover_s: float | None = None
+        self._stopped_by_us = [rank.global_rank for rank in attempt.alive()]
+        if self._stopped_by_us:
+            attempt.signal(signum)
+        else:
+            self._leftover_s = now_s + LEFTOVER_GRACE_S if _ended_well(attempt) else now_s
+            if _ended_well(attempt):
+                sweeper.signal_all(signal.SIGTERM)
+
+    @property
+    def poll_s(self) -> float:
+        """When to call advance again, at the latest."""
+        return POLL_S if self._leftover_s is None else LEFTOVER_POLL_S
+
+    def hurry(self, now_s: float, grace_s: float = 0.0) -> None:
+        """Wait no longer than grace_s from now before SIGKILL."""
+        self._kill_s = min(self._kill_s, now_s + grace_s)
+        if self._leftover_s is not None:
+            self._leftover_s = min(self._leftover_s, now_s + grace_s)
+
+    def forward(self, signum: signal.Signals) -> None:
+        """Pass one more signal on to the ranks."""
+        self.attempt.signal(signum)
+
+    def advance(self, now_s: float) -> Outcome | None:
+        """Do what is due. The caller polls the attempt for exits before."""
+        if self._leftover_s is not None and self._sweeper.find() and now_s < self._leftover_s:
+            return None
+        is_killing = now_s >= self._kill_s
+        if self.attempt.alive():
+            if not is_killing:
+                return None
+            if self._give_up_s is None:
+                self._give_up_s = now_s + KILL_LIMIT_S
+            self.attempt.signal(signal.SIGKILL)
+            if now_s < self._give_up_s:
+                return None
+        survivors = self._sweeper.sweep(KILL_LIMIT_S if self._give_up_s is None else 0.5)
+        return Outcome(self._stopped_by_us, survivors, now_s - self._began_s)
+
+
+def _ended_well(attempt: Attempt) -> bool:
+    return all(code == 0 for code in attempt.exitcodes().values())

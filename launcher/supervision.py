@@ -1,0 +1,111 @@
+"""The supervisor as the loop sees it: facts go in, orders come out, whatever happens to the process behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import zmq
+
+from guardrun.launcher.control import Control, Fact, Order
+from guardrun.launcher.daemon import DAEMON_COMMAND, Daemon
+from guardrun.launcher.saying import Log, say
+from guardrun.launcher.vigil import Vigil
+
+END_PATIENCE_S = 5.0
+"""How long guardrund may take to end once the run has."""
+
+
+class Supervision:
+    """Keeps a supervisor alive, until it has died too often."""
+
+    def __init__(
+        self,
+        *,
+        daemon: Daemon,
+        control: Control,
+        run_dir: Path,
+        log: Log,
+        now_s: float,
+        command: Sequence[str] = DAEMON_COMMAND,
+    ) -> None:
+        self._daemon: Daemon | None = daemon
+        self._control = control
+        self._run_dir = run_dir
+        self._log = log
+        self._command = command
+        self._vigil = Vigil(now_s)
+        self._restart_s: float | None = None
+        self.is_given_up = False
+
+    def tell(self, make: Callable[[int], Fact]) -> None:
+        """Send a fact (kept until journalled)."""
+        self._control.tell(make)
+
+    def register(self, poller: zmq.Poller) -> None:
+        poller.register(self._control.socket, zmq.POLLIN)
+        if self._daemon is not None and self._daemon.fileno is not None:
+            poller.register(self._daemon.fileno, zmq.POLLIN)
+
+    def pids(self) -> set[int]:
+        """Of the supervisor: it and its children are no part of an attempt."""
+        return set() if self._daemon is None else {self._daemon.pid}
+
+    def step(self, now_s: float) -> list[Order]:
+        """Look after the supervisor; returns its orders."""
+        self._vigil.looped(now_s)
+        orders, is_alive = self._control.read()
+        if is_alive:
+            self._vigil.heard(now_s)
+        self._watch(now_s)
+        return orders
+
+    def seconds_to_restart(self, now_s: float) -> float | None:
+        """Until the next supervisor is to be started; None where none is."""
+        return None if self._restart_s is None else max(0.0, self._restart_s - now_s)
+
+    def finish(self) -> None:
+        """The run is over: wait for the supervisor to end."""
+        self._control.close()
+        if self._daemon is not None:
+            self._daemon.end(END_PATIENCE_S)
+            self._daemon = None
+
+    def _watch(self, now_s: float) -> None:
+        if self._daemon is None:
+            if self._restart_s is not None and now_s >= self._restart_s:
+                self._start(now_s)
+            return
+        if not self._daemon.is_alive:
+            self._bury(now_s, f"ended unexpectedly ({self._daemon.ending})")
+        elif self._vigil.is_wedged(now_s, self._daemon.is_stopped):
+            reason = "was stopped" if self._daemon.is_stopped else "no longer answered"
+            self._daemon.kill()
+            self._bury(now_s, reason)
+        elif self._vigil.is_ping_due(now_s):
+            self._control.ping()
+
+    def _bury(self, now_s: float, reason: str) -> None:
+        if self._daemon is not None:
+            self._daemon.close()
+            self._daemon = None
+        self._restart_s = self._vigil.died(now_s)
+        self._log.write("supervisor_lost", reason=reason, is_given_up=self._restart_s is None)
+        if self._restart_s is not None:
+            say(f"the supervisor {reason}; starting it again (training goes on)")
+            return
+        self.is_given_up = True
+        say(f"the supervisor {reason}, too often now: going on without it, as torchrun would")
+
+    def _start(self, now_s: float) -> None:
+        self._restart_s = None
+        try:
+            daemon = Daemon(self._command)
+        except OSError as error:
+            self._bury(now_s, f"could not be started ({error.strerror})")
+            return
+        daemon.assign(self._run_dir)
+        self._daemon = daemon
+        self._control.connect_anew()
+        self._vigil.started(now_s)
+        self._log.write("supervisor_started", pid=daemon.pid)
