@@ -31,7 +31,7 @@ class Recorded(msgspec.Struct, kw_only=True):
 
     last_s: float = 0.0
     world_size: int = 0
-    attempt: int = -1
+    attempt: int | None = None
     ranks: dict[int, _Rank] = {}
     is_held: bool = False
     checkpoint: dict[str, Any] | None = None
@@ -131,7 +131,7 @@ def recorded_status(run_dir: Path, run: RunFile, state: str) -> dict[str, Any]:
         "held": recorded.is_held,
         "ranks": [_rank(rank) for _, rank in sorted(recorded.ranks.items())],
         "incidents": incidents,
-        "restarts": ended.get("restarts", max(recorded.attempt, 0)),
+        "restarts": ended.get("restarts", recorded.attempt or 0),
         "goodput": ended.get("goodput"),
         "checkpoint": recorded.checkpoint,
         "summary": summary,
@@ -144,7 +144,8 @@ def _rank(rank: _Rank) -> dict[str, Any]:
         "local_rank": rank.local_rank,
         "pid": rank.pid,
         "node": rank.node,
-        "state": "" if rank.exitcode is None else f"exit {rank.exitcode}",
+        "state": rank.state or "?",
+        "exitcode": rank.exitcode,
         "step": rank.step,
         "step_time_s": None,
         "phase": rank.phase,

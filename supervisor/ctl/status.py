@@ -31,6 +31,17 @@ _STYLES = {
     "unreachable": "red",
     "unfinished": "red",
 }
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "uninterruptible wait",
+    "T": "stopped",
+    "t": "in a debugger",
+    "Z": "dead",
+    "X": "dead",
+    "?": "",
+}
+"""Of /proc/PID/stat; a rank that waits for a device or its peers sleeps."""
 _HEADINGS = ("Rank", "State", "Step", "Step time", "Phase", "Beat", "Progress", "PID", "Hooks")
 
 
@@ -128,7 +139,7 @@ def _head(status: dict[str, Any]) -> Text:
     summary = status.get("summary") or {}
     facts = [
         f"{summary.get('outcome')}, exit code {summary.get('exit_code')}" if summary else "",
-        f"attempt {status['attempt']}" if status["attempt"] >= 0 else "",
+        "" if status["attempt"] is None else f"attempt {status['attempt']}",
         f"{status['world_size']} ranks on {status['node']}",
         f"{'took' if summary else 'up'} {duration(status['uptime_s'])}",
         f"{status['restarts']} restart{'s' if status['restarts'] != 1 else ''}" if status["restarts"] else "",
@@ -151,7 +162,7 @@ def _rank_rows(ranks: list[dict[str, Any]]) -> list[tuple[list[str], str]]:
     is_merged = len(ranks) > MAX_RANK_ROWS
     merged: dict[Any, list[dict[str, Any]]] = {}
     for rank in ranks:
-        same = (rank["state"], rank["phase"], rank["step"], rank["hooks"])
+        same = (_state_words(rank), rank["phase"], rank["step"], rank["hooks"])
         merged.setdefault(same if is_merged else rank["global_rank"], []).append(rank)
     groups = sorted(merged.values(), key=lambda group: (len(group) if is_merged else 0, group[0]["global_rank"]))
     return [_rank_row(group) for group in groups]
@@ -159,11 +170,11 @@ def _rank_rows(ranks: list[dict[str, Any]]) -> list[tuple[list[str], str]]:
 
 def _rank_row(group: list[dict[str, Any]]) -> tuple[list[str], str]:
     first = group[0]
-    state = str(first["state"])
+    state = _state_words(first)
     cells = [
         rank_list([rank["global_rank"] for rank in group]),
         state,
-        str(first["step"]),
+        "" if first["step"] is None else str(first["step"]),
         _longest(group, "step_time_s"),
         str(first["phase"] or ""),
         _longest(group, "last_beat_s"),
@@ -171,8 +182,16 @@ def _rank_row(group: list[dict[str, Any]]) -> tuple[list[str], str]:
         str(first["pid"]) if len(group) == 1 else "",
         "" if first["hooks"] is not False else "none",
     ]
-    is_odd = state.startswith("exit ") and state != "exit 0"
+    is_odd = bool(first.get("exitcode")) or first["state"] in ("T", "t", "D")
     return cells, "red" if is_odd else ""
+
+
+def _state_words(rank: dict[str, Any]) -> str:
+    """`running`, `stopped`, `exit 1`, `signal 9`."""
+    exitcode = rank.get("exitcode")
+    if exitcode is not None:
+        return f"signal {-exitcode}" if exitcode < 0 else f"exit {exitcode}"
+    return _STATES.get(str(rank["state"]), str(rank["state"]))
 
 
 def _longest(group: list[dict[str, Any]], key: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 from guardrun.supervisor.core.actions import Incident
 from guardrun.supervisor.core.events import Checkpoint
 from guardrun.supervisor.render.raw import list_files, read_stacks
-from guardrun.supervisor.render.report import report_html
+from guardrun.supervisor.render.report import plain_html, report_html
 from guardrun.supervisor.render.words import iso_time
 from guardrun.supervisor.rundir import RunFile, write_atomically
 
@@ -62,9 +63,17 @@ def write_incident(run_dir: Path, incident: Incident, run: RunFile, wall: Callab
     write_atomically(folder / "incident.json", encode(record))
     _keep_stacks(run_dir, incident.looks, folder / STACKS)
     files = list_files(folder / STACKS)
-    html = report_html(record, read_stacks(folder / STACKS), [f"{STACKS}/{name}" for name in files])
+    html = _report(record, folder, [f"{STACKS}/{name}" for name in files])
     write_atomically(folder / "report.html", html.encode("utf-8", "replace"))
     return folder
+
+
+def _report(record: dict[str, Any], folder: Path, files: list[str]) -> str:
+    """The page; a plain one where our own rendering fails, because a page is no reason to stop supervising."""
+    try:
+        return report_html(record, read_stacks(folder / STACKS), files)
+    except Exception:
+        return plain_html(record, traceback.format_exc())
 
 
 def encode(record: dict[str, Any]) -> bytes:

@@ -58,6 +58,19 @@ def report_html(record: dict[str, Any], stacks: Sequence[Stack], files: Sequence
     )
 
 
+def plain_html(record: dict[str, Any], trouble: str) -> str:
+    """The sentence alone, and why there is no more."""
+    title = f"{record['kind']}: {record['cause']} · incident {record['id']} · {record['run_id']}"
+    return page.page(
+        title,
+        [
+            f"<h1>{html.escape(record['summary'])}</h1>",
+            page.section("The rest of this page could not be made", page.preformatted(trouble)),
+            '<footer>All that is known is in <a href="incident.json">incident.json</a>.</footer>',
+        ],
+    )
+
+
 def _tags(record: dict[str, Any]) -> list[tuple[str, str]]:
     kind = "bad" if record["kind"] in ("hang", "crash", "node") else "warn"
     return [
