@@ -95,6 +95,7 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
         state.best_step = max(state.best_step, attempt.step)
     state.next_attempt = attempt.number + 1 if attempt is not None else state.next_attempt
     state.settings, state.node, state.world_size = event.settings, event.node, event.world_size
+    state.session = event.session
     state.suspicion, state.look_since_s, state.crash = None, None, None
     state.verdict_incident, state.signum, state.is_held = "", 0, False
     state.ledger.switch(OTHER, now_s)

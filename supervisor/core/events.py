@@ -78,6 +78,7 @@ class RunContinued(_Event, frozen=True, kw_only=True, tag="run_continued"):
     node: str
     world_size: int
     wall_s: float
+    session: int = 1
 
 
 class SupervisorRestarted(_Event, frozen=True, kw_only=True, tag="supervisor_restarted"):

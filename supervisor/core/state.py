@@ -98,6 +98,8 @@ class State(msgspec.Struct, kw_only=True):
     run_id: str = ""
     node: str = ""
     world_size: int = 0
+    session: int = 0
+    """Of the guardrun that goes on with the run; 0 for the one that created it."""
     opened_s: float = 0.0
     attempt: Attempt | None = None
     attempts: list[dict[str, Any]] = []

@@ -218,11 +218,11 @@ def _open_crash(state: State, crash: Crash, found: Blame, now_s: float) -> list[
         now_s=now_s,
         evidence=evidence,
         looks=[],
-        action="none",
+        action="restart" if state.settings.act and not state.is_held else "none",
     )
     state.verdict_incident = incident.id
     state.exit_code = found.exit_code
-    return [write(state, incident.id, is_new=True), Say(text=f"incident {incident.id}: {summary}", level="bad")]
+    return [Say(text=f"incident {incident.id}: {summary}", level="bad"), write(state, incident.id, is_new=True)]
 
 
 def _crash_sentence(state: State, found: Blame) -> str:

@@ -250,14 +250,18 @@ def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
         pauses = [*evidence.get("pauses", []), _pause(event)][-50:]
         return [change(state, known, evidence={**evidence, "pauses": pauses})]
     others = [r for n, r in attempt.ranks.items() if n != event.global_rank and r.exitcode is None]
-    waited = [r.rank.global_rank for r in others if r.progress_s < now_s - event.duration_s / 2]
+    onset_s = max(now_s - event.duration_s, 0.0)
+    if not event.step or any(r.gc_since_s for r in others):
+        # Imports collect a lot, and before the first step nobody waits; those that collect too do not wait either.
+        return []
+    waited = [r.rank.global_rank for r in others if 0 < r.progress_s < now_s - event.duration_s / 2]
     if not waited:
         return []
     summary = (
         f"{who(attempt, [event.global_rank])} held the others up for {event.duration_s:.1f} s in a garbage collection "
-        f"(generation {event.generation}) at step {event.step}; ranks {rank_list(waited)} waited."
+        f"(generation {event.generation}) at step {event.step}; "
+        f"{'rank' if len(waited) == 1 else 'ranks'} {rank_list(waited)} waited."
     )
-    onset_s = max(now_s - event.duration_s, 0.0)
     evidence = {"pauses": [_pause(event)], "waiting": waited}
     return open_gc_incident(state, event.global_rank, summary, onset_s=onset_s, now_s=now_s, evidence=evidence)
 
@@ -349,7 +353,7 @@ def open_gc_incident(
         action="none",
     )
     attempt.gc_incidents[rank] = incident.id
-    return [write(state, incident.id, is_new=True), Say(text=f"incident {incident.id}: {summary}", level="warn")]
+    return [Say(text=f"incident {incident.id}: {summary}", level="warn"), write(state, incident.id, is_new=True)]
 
 
 def _verdict(
@@ -393,9 +397,9 @@ def _verdict(
             now_s=now_s,
             evidence=evidence,
             looks=list(suspicion.looks[-2:]),
-            action="none",
+            action="restart" if may_act else "none",
         ).id
-        actions += [write(state, known, is_new=True), Say(text=f"incident {known}: {summary}", level="bad")]
+        actions += [Say(text=f"incident {known}: {summary}", level="bad"), write(state, known, is_new=True)]
     if may_act:
         return actions + stop_for(state, known, onset_s=onset_s, now_s=now_s)
     suspicion.incident_id = known

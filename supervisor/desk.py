@@ -1,0 +1,170 @@
+"""The desk where the ranks' messages arrive: what each says becomes an event, a note, or is counted and dropped."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from guardrun.hooks import messages as msg
+from guardrun.hooks.board import Field
+from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.collect.sampler import Sampler
+from guardrun.supervisor.core import events as ev
+
+STEP_SAMPLES = 10
+
+HOOKS_BY_S = 15.0
+"""A Python rank is hooked within its first tenth of a second; by then one that isn't will not be."""
+
+
+class Desk:
+    """What is known of the ranks of the current attempt from their own words."""
+
+    def __init__(
+        self,
+        clock: EngineClock,
+        sampler: Sampler,
+        on_saved: Callable[[str, int, float], None],
+        on_loaded: Callable[[msg.CheckpointLoaded], None],
+    ) -> None:
+        """on_saved gets path, step and wall time of each save; what it does must not take time."""
+        self._clock = clock
+        self._sampler = sampler
+        self._on_saved = on_saved
+        self._on_loaded = on_loaded
+        self._decoder = msgspec.msgpack.Decoder(msg.RankMessage)
+        self.attempt = -1
+        self.started_s = 0.0
+        self.ranks: dict[int, ev.Rank] = {}
+        self.hooked: set[int] = set()
+        self.last_beat_s: dict[int, float] = {}
+        self.group_seqs: dict[int, dict[str, int]] = {}
+        self.failed_hooks: list[str] = []
+        self.malformed = 0
+        self.strangers = 0
+        """Messages of another attempt, or of a rank that is none."""
+        self._steps: dict[int, deque[tuple[float, int]]] = {}
+        self.checkpoint: ev.Checkpoint | None = None
+        self._has_told_missing = False
+
+    def attempt_started(self, attempt: int, ranks: list[ev.Rank], checkpoint: ev.Checkpoint | None) -> None:
+        """Listen to these ranks from now on."""
+        self.attempt, self.started_s = attempt, self._clock.now()
+        self.ranks = {rank.global_rank: rank for rank in ranks}
+        self.checkpoint = checkpoint
+        self.hooked, self.last_beat_s, self.group_seqs, self._steps = set(), {}, {}, {}
+        self._has_told_missing = False
+
+    def receive(self, data: bytes) -> list[ev.Event]:
+        """Take one frame in. Malformed ones are counted; nothing raises."""
+        try:
+            message = self._decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.malformed += 1
+            return []
+        if message.attempt != self.attempt or message.global_rank not in self.ranks:
+            self.strangers += 1
+            return []
+        self.hooked.add(message.global_rank)
+        return self._events(message)
+
+    def _events(self, message: msg.RankMessage) -> list[ev.Event]:
+        attempt, rank = message.attempt, message.global_rank
+        if isinstance(message, msg.Beat):
+            self.last_beat_s[rank] = self._clock.at_ns(message.sent_ns)
+            self.group_seqs[rank] = message.group_seqs
+        elif isinstance(message, msg.CheckpointSaved):
+            return self._saved(message)
+        elif isinstance(message, msg.CheckpointLoaded):
+            return self._loaded(message)
+        elif isinstance(message, msg.Raised):
+            error = ev.ErrorRecord(
+                error=message.error,
+                message=message.message,
+                traceback=message.traceback,
+                frames=message.frames,
+                at_s=self._clock.at_ns(message.at_ns),
+            )
+            return [ev.RankRaised(attempt=attempt, global_rank=rank, error=error)]
+        elif isinstance(message, msg.GcHeld):
+            return [
+                ev.GcHeld(
+                    attempt=attempt,
+                    global_rank=rank,
+                    duration_s=message.duration_s,
+                    generation=message.generation,
+                    collected=message.collected,
+                    step=message.step,
+                )
+            ]
+        elif isinstance(message, msg.Ended):
+            return [ev.RankEnded(attempt=attempt, global_rank=rank)]
+        elif isinstance(message, msg.HookFailed):
+            self.failed_hooks.append(f"rank {rank}: {message.hook}: {message.error}"[:500])
+        return []
+
+    def _saved(self, message: msg.CheckpointSaved) -> list[ev.Event]:
+        wall_s = time.time() - (time.monotonic_ns() - message.ended_ns) / 1e9
+        self._on_saved(message.path, message.step, wall_s)
+        return [
+            ev.CheckpointSaved(
+                attempt=message.attempt,
+                global_rank=message.global_rank,
+                path=message.path,
+                step=message.step,
+                duration_s=(message.ended_ns - message.began_ns) / 1e9,
+            )
+        ]
+
+    def _loaded(self, message: msg.CheckpointLoaded) -> list[ev.Event]:
+        """Steps count from the checkpoint that the rank resumes from: a load before its first step."""
+        reader = self._sampler.boards.get(message.global_rank)
+        words = reader.read() if reader else None
+        if words is not None and not words[Field.PULSES] and not words[Field.STEP]:
+            self._on_loaded(message)
+        return []
+
+    def step_time_s(self, rank: int) -> float | None:
+        """Seconds a step over the last samples; None before two of them differ."""
+        samples = self._steps.get(rank)
+        if not samples or samples[-1][1] <= samples[0][1]:
+            return None
+        return round((samples[-1][0] - samples[0][0]) / (samples[-1][1] - samples[0][1]), 4)
+
+    def steps_in(self, seconds: float) -> int:
+        """How many steps any rank may do in so long, rounded up generously."""
+        times = [t for rank in self.ranks if (t := self.step_time_s(rank))]
+        return 2 + int(2 * seconds / min(times)) if times else 2
+
+    def sampled(self, reports: list[ev.RankReport]) -> None:
+        """Note the steps of a sample, for step times."""
+        now_s = self._clock.now()
+        for report in reports:
+            samples = self._steps.setdefault(report.global_rank, deque(maxlen=STEP_SAMPLES))
+            if not samples or report.step != samples[-1][1]:
+                samples.append((now_s, report.step))
+
+    def set_base(self, attempt: int, rank: int, step: int) -> None:
+        """Let a rank's steps count from there."""
+        reader = self._sampler.boards.get(rank)
+        if reader is not None and attempt == self.attempt:
+            reader.write(Field.STEP_BASE, step)
+
+    def missing_hooks(self) -> ev.HooksMissing | None:
+        """The ranks that should have been heard of by now; once an attempt."""
+        if self._has_told_missing or not self.ranks or self._clock.now() - self.started_s < HOOKS_BY_S:
+            return None
+        self._has_told_missing = True
+        missing = []
+        for number in sorted(set(self.ranks) - self.hooked):
+            reader = self._sampler.boards.get(number)
+            words = reader.read() if reader else None
+            if words is None or not words[Field.HEART_NS]:
+                missing.append(number)
+        if not missing:
+            return None
+        reason = "the program is not Python, or was started with -I, -E or another environment"
+        return ev.HooksMissing(attempt=self.attempt, global_ranks=missing, reason=reason)

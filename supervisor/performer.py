@@ -1,0 +1,263 @@
+"""Carries out the engine's actions: orders to the launcher, looks and readings by worker threads, files, words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from guardrun.hooks.messages import CheckpointLoaded
+from guardrun.launcher.checkpoints.chooser import Chooser
+from guardrun.supervisor import wire
+from guardrun.supervisor.collect.exits import read_exits
+from guardrun.supervisor.collect.look import take_look
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.render.incident import write_incident
+from guardrun.supervisor.render.summary import write_summary
+from guardrun.supervisor.rundir import RunFile, write_atomically
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.daemon import Daemon
+
+KEEP_LOOKS = 12
+CHECKPOINTS_FILE = "checkpoints.json"
+
+log = structlog.get_logger()
+
+
+class Performer:
+    """The hands of the daemon. Runs on the loop's thread; what takes time goes to its pool."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self.error_files: dict[int, str] = {}
+        self.stderr_files: dict[int, str] = {}
+        self._notified: list[subprocess.Popen[bytes]] = []
+        self._orders: dict[type, Callable[..., None]] = {
+            ac.StartAttempt: self._start,
+            ac.StopAttempt: self._stop,
+            ac.TakeLook: self._look,
+            ac.ReadExits: self._read_exits,
+            ac.ChooseCheckpoint: self._choose,
+            ac.WriteIncident: self._write_incident,
+            ac.Say: self._say,
+            ac.FinishRun: self._finish,
+        }
+
+    def perform(self, action: ac.Action) -> None:
+        """Carry out (or begin to carry out) one action."""
+        if not isinstance(action, ac.Say | ac.WriteIncident):
+            log.info("action", action_type=type(action).__name__)
+        self._orders[type(action)](action)
+
+    def poll(self) -> None:
+        """Once a second: reap notify commands."""
+        self._notified = [process for process in self._notified if process.poll() is None]
+
+    def saved(self, path: str, step: int, wall_s: float) -> None:
+        """A rank saved: note it, and check it now, so that choosing takes milliseconds when it is needed."""
+        chooser = self._daemon.chooser
+
+        def work() -> None:
+            chooser.saw_saved(path, step, wall_s)
+            self._remember_checkpoints()
+            chooser.prevalidate()
+
+        self.in_background(work, lambda error: None, self._daemon.checkpoint_pool)
+
+    def loaded(self, message: CheckpointLoaded) -> None:
+        """A rank loaded something: where that is a checkpoint, its steps count from there."""
+        daemon = self._daemon
+
+        def work() -> ev.Event | None:
+            found = daemon.chooser.saw_loaded(message.path)
+            if found is None:
+                return None
+            daemon.desk.set_base(message.attempt, message.global_rank, found.step)
+            return ev.CheckpointLoaded(
+                attempt=message.attempt, global_rank=message.global_rank, path=found.path, step=found.step
+            )
+
+        self.in_background(work, lambda error: None, daemon.checkpoint_pool)
+
+    def _remember_checkpoints(self) -> None:
+        """Keep what the chooser knows for a supervisor after this one."""
+        try:
+            data = msgspec.json.encode(self._daemon.chooser.state())
+            write_atomically(self._daemon.run_dir / CHECKPOINTS_FILE, data)
+        except OSError as error:
+            log.warning("checkpoints_not_remembered", error=str(error))
+
+    def remove_sockets(self) -> None:
+        """The launcher's duty, done where it has been killed."""
+        shutil.rmtree(self._daemon.sockets, ignore_errors=True)
+
+    def in_background(
+        self,
+        work: Callable[[], ev.Event | None],
+        instead: Callable[[str], ev.Event | None],
+        pool: ThreadPoolExecutor | None = None,
+    ) -> None:
+        """Have a worker thread make an event, and feed it; `instead` makes one where it raises."""
+        daemon = self._daemon
+
+        def job() -> None:
+            try:
+                event = work()
+            except Exception as error:
+                log.exception("worker_raised")
+                event = instead(repr(error))
+            if event is not None:
+                daemon.post(lambda: daemon.feed(event))
+
+        try:
+            (pool or daemon.pool).submit(job)
+        except RuntimeError:
+            pass  # the daemon is closing
+
+    # One method an action -------------------------------------------------------------------------------------
+
+    def _start(self, action: ac.StartAttempt) -> None:
+        self._daemon.send(wire.Start(attempt=action.attempt, checkpoint=action.checkpoint))
+
+    def _stop(self, action: ac.StopAttempt) -> None:
+        self._daemon.send(wire.Stop(attempt=action.attempt, grace_s=action.grace_s))
+
+    def _look(self, action: ac.TakeLook) -> None:
+        daemon = self._daemon
+        name = f"{action.attempt}-{action.look:04d}"
+        self._prune_looks()
+        ranks, boards = list(daemon.desk.ranks.values()), dict(daemon.sampler.boards)
+
+        def work() -> ev.Event:
+            result = take_look(
+                action.attempt,
+                ranks,
+                boards=boards,
+                clock=daemon.clock,
+                sockets_dir=daemon.sockets,
+                folder=daemon.run_dir / "looks" / name,
+            )
+            return ev.LookTaken(
+                look=action.look,
+                attempt=action.attempt,
+                ranks=result.ranks,
+                missing=result.missing,
+                took_s=round(result.took_s, 3),
+                folder=f"looks/{name}",
+            )
+
+        def instead(error: str) -> ev.Event:
+            missing = {rank.global_rank: error for rank in ranks}
+            return ev.LookTaken(look=action.look, attempt=action.attempt, ranks=[], missing=missing)
+
+        self.in_background(work, instead)
+
+    def _prune_looks(self) -> None:
+        """Looks that led to nothing; those of an incident lie in its own folder."""
+        try:
+            looks = sorted((self._daemon.run_dir / "looks").iterdir(), key=lambda path: path.stat().st_mtime)
+        except OSError:
+            return
+        for old in looks[:-KEEP_LOOKS]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _read_exits(self, action: ac.ReadExits) -> None:
+        daemon = self._daemon
+        folders = [str(daemon.run_dir), daemon.run_file.cwd, "/tmp", "/dev/shm", *daemon.chooser.folders()]
+        ranks = list(daemon.desk.ranks.values())
+
+        def work() -> ev.Event:
+            return read_exits(
+                action.attempt,
+                ranks,
+                sockets_dir=daemon.sockets,
+                clock=daemon.clock,
+                error_files=self.error_files,
+                stderr_files=self.stderr_files,
+                oom=daemon.oom,
+                folders=folders,
+            )
+
+        self.in_background(work, lambda error: ev.ExitsRead(attempt=action.attempt, traces=[]))
+
+    def _choose(self, action: ac.ChooseCheckpoint) -> None:
+        daemon = self._daemon
+        is_first = daemon.engine.state.attempt is None
+        resume_first = daemon.run_file.settings.resume_first and is_first
+
+        def work() -> ev.Event:
+            choice = daemon.chooser.choose(resume_first=resume_first)
+            return ev.CheckpointChosen(choice=action.choice, checkpoint=choice.checkpoint, skipped=choice.skipped)
+
+        instead = lambda error: ev.CheckpointChosen(choice=action.choice, error=error)  # noqa: E731
+        self.in_background(work, instead, daemon.checkpoint_pool)
+
+    def _write_incident(self, action: ac.WriteIncident) -> None:
+        daemon = self._daemon
+        try:
+            folder = write_incident(daemon.run_dir, action.incident, daemon.run_file, self._wall)
+        except OSError as error:
+            log.error("incident_not_written", incident=action.incident.id, error=str(error))
+            daemon.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")
+            return
+        if action.is_new:
+            daemon.terminal.say(f"report: {folder / 'report.html'}", "info")
+            self._notify(folder / "incident.json")
+
+    def _wall(self, at_s: float) -> float:
+        """Wall time, seconds since the epoch, of a time of the engine's."""
+        return time.time() - (self._daemon.clock.now() - at_s)
+
+    def _notify(self, path: Path) -> None:
+        command = self._daemon.run_file.notify_command
+        if not command:
+            return
+        try:
+            with (self._daemon.run_dir / "notify.log").open("ab") as output:
+                process = subprocess.Popen(
+                    [*command, str(path)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    cwd=self._daemon.run_file.cwd,
+                )
+        except OSError as error:
+            self._daemon.terminal.say(f"[notify] command could not be run: {error}", "warn")
+            return
+        self._notified.append(process)
+
+    def _say(self, action: ac.Say) -> None:
+        log.info("said", text=action.text, level=action.level)
+        self._daemon.terminal.say(action.text, action.level)
+
+    def _finish(self, action: ac.FinishRun) -> None:
+        daemon = self._daemon
+        try:
+            write_summary(daemon.run_dir, action.summary, daemon.run_file, self._wall)
+        except OSError as error:
+            daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
+        daemon.send(wire.Finish(exit_code=action.exit_code))
+        daemon.is_over = True
+
+
+def open_chooser(run_dir: Path, run: RunFile) -> Chooser:
+    """The chooser as an earlier supervisor of the run left it, or a new one."""
+    folder = run.checkpoint_dir if not run.checkpoint_dir or os.path.isabs(run.checkpoint_dir) else ""
+    try:
+        state = msgspec.json.decode((run_dir / CHECKPOINTS_FILE).read_bytes())
+        return Chooser.from_state(state)
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+        chooser = Chooser(run.created_wall_s, folder, run.checkpoint_format, 1)
+        chooser.prior()
+        return chooser
