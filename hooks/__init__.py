@@ -1,4 +1,8 @@
-"""guardrun.hooks"""
+"""What a training script may tell guardrun, and ask it. All of it does nothing, at no cost, without guardrun."""
 
 if __name__ != "guardrun.hooks":
     raise ImportError(f"import guardrun.hooks, not {__name__}: the folder is only found under that name")
+
+from guardrun.hooks.api import phase, resume_from, resume_step, should_checkpoint, step
+
+__all__ = ["phase", "resume_from", "resume_step", "should_checkpoint", "step"]

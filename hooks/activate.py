@@ -1,0 +1,80 @@
+"""Turn this process into a watched rank. Called by sitecustomize, before the script's first line.
+
+Kept light: no zmq, msgspec, typing or re on this path; what only some scripts need is imported when they do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from time import monotonic_ns
+
+from guardrun.hooks import collector, imports, process, raised, stacks
+from guardrun.hooks import heart as _heart
+from guardrun.hooks import rank as _rank
+from guardrun.hooks.board import MAGIC, Board, Field, Milestone, board_name, create_board
+from guardrun.hooks.rank import Rank
+
+
+def activate(settings: dict[str, object]) -> None:
+    """Start the hooks. A part that fails is left out and reported; raises only where nothing can work."""
+    attempt = settings["attempt"]
+    # torchrun's own agent numbers its attempts in the environment of the ranks it starts.
+    number = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if attempt is None else str(attempt)
+    rank = Rank(settings, int(number))
+    try:
+        if not open_board(rank, may_create=attempt is None):
+            return
+    except (OSError, ValueError) as error:
+        rank.fail("board", error)
+    _rank.active = rank
+    for name, start in (
+        ("process", process.start),
+        ("imports", imports.start),
+        ("collector", collector.start),
+        ("exceptions", raised.start),
+        ("stacks", stacks.start),
+        ("heart", _heart.start),
+    ):
+        try:
+            start(rank)
+        except Exception as error:
+            rank.fail(name, error)
+    rank.mark(Milestone.HOOKED)
+
+
+def open_board(rank: Rank, may_create: bool) -> bool:
+    """Map this rank's board and own it; False where another process of the same rank owns it.
+
+    A rank may be a shell script that runs several Pythons: the first one is the rank, and when it has ended, the next.
+    Raises OSError or ValueError where there is no board.
+    """
+    path = os.path.join(rank.sockets, board_name(rank.attempt, rank.global_rank))
+    if may_create:
+        try:
+            create_board(path)
+        except FileExistsError:
+            pass
+    lock_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock_fd)
+        return False
+    try:
+        board = Board(path)
+    except BaseException:
+        os.close(lock_fd)
+        raise
+    rank.lock_fd = lock_fd
+    rank.board = board
+    rank.words = board.words
+    if board[Field.PID]:
+        for index in range(len(Field)):
+            rank.words[index] = 0
+    now_ns = monotonic_ns()
+    rank.words[Field.MAGIC] = MAGIC
+    rank.words[Field.HEART_NS] = now_ns
+    rank.words[Field.PHASE_SINCE_NS] = now_ns
+    rank.words[Field.PID] = rank.pid
+    return True

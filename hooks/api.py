@@ -1,0 +1,90 @@
+"""The public calls, as `from guardrun.hooks import step, phase, …`.
+
+They look the rank up at each call, so that a name imported before the hooks were active works, and so that a forked
+child, which is no rank, is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from time import monotonic_ns
+
+from guardrun.hooks import rank as _rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+RESUME_FROM = "GUARDRUN_RESUME_FROM"
+RESUME_STEP = "GUARDRUN_RESUME_STEP"
+
+
+def step(n: int | None = None) -> None:
+    """Say that a training step is done; n is the script's own number of steps done so far.
+
+    The first call makes the script the one that counts: optimizer steps are a pulse of progress only from then on.
+    Without n each call counts one step of this attempt.
+    """
+    rank = _rank.active
+    if rank is not None:
+        rank.count_step(n, monotonic_ns())
+
+
+def phase(name: str) -> Phase:
+    """Say what the script does from now on: `train`, `eval`, `data`, `save`, `load`, `init`, `compile`, or any name.
+
+    As a plain call it holds until the next; as a context manager until the block's end, when the one before returns.
+    """
+    rank = _rank.active
+    if rank is None:
+        return NO_PHASE
+    before = rank.phase
+    rank.enter_phase(name, monotonic_ns())
+    return Phase(before)
+
+
+class Phase:
+    """What `phase()` returns: the way back to the phase before."""
+
+    __slots__ = ("_before",)
+
+    def __init__(self, before: str | None) -> None:
+        self._before = before
+
+    def __enter__(self) -> Phase:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        rank = _rank.active
+        if rank is not None and self._before is not None:
+            rank.enter_phase(self._before, monotonic_ns())
+
+
+NO_PHASE = Phase(None)
+
+
+def should_checkpoint() -> bool:
+    """Say whether guardrun asks for a checkpoint now, because the job's time runs out or a node is about to leave.
+
+    Every rank has to call it equally often, once a step for instance: it says yes at the same call on all of them.
+    """
+    rank = _rank.active
+    return rank is not None and rank.checkpoint_is_due()
+
+
+def resume_from() -> str | None:
+    """Answer the absolute path of the checkpoint to resume from; None where training starts afresh."""
+    path = os.environ.get(RESUME_FROM) or None
+    rank = _rank.active
+    if path is not None and rank is not None:
+        rank.note_resumed()
+        rank.send("CheckpointLoaded", path=path, reader="resume_from")
+    return path
+
+
+def resume_step() -> int | None:
+    """Answer the step of the checkpoint to resume from; None where training starts afresh, or nothing tells."""
+    try:
+        return int(os.environ[RESUME_STEP])
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,133 @@
+"""torch.distributed: calls that communicate, the making of groups, and NCCL_TIMEOUT.
+
+A wrapper shows on the board which call the training thread is in, and since when; the outermost call counts. DDP's
+and FSDP's own collectives don't pass here: torch's sequence numbers, which the heart reads, count those too.
+
+torch.compile: dynamo replaces some collectives by traceable ones, looked up by the function object. Those tables are
+made from this module's names after we have wrapped them, so the wrapper is the key. What dynamo inlines instead it
+must inline without us: `_torchdynamo_inline` leads it to the original.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+from _thread import get_ident
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic_ns
+from typing import Any
+
+from guardrun.hooks.board import OPS, Field, Milestone
+from guardrun.hooks.files import Function, replace
+from guardrun.hooks.rank import Rank
+
+_SINCE, _OP, _COUNT = int(Field.COLLECTIVE_SINCE_NS), int(Field.COLLECTIVE_OP), int(Field.COLLECTIVES)
+_PROGRESS_NS = int(Field.PROGRESS_NS)
+
+NOT_FUNCTIONS = ("none", "wait")
+GROUP_MAKERS = ("new_group", "split_group")
+TIMEOUT = "NCCL_TIMEOUT"
+
+
+def install(module: Any, rank: Rank) -> None:
+    """Wrap distributed_c10d's functions, before the package imports them from there."""
+    package = (sys.modules.get("torch.distributed"),)
+    for op, name in enumerate(OPS):
+        if name not in NOT_FUNCTIONS:
+            replace(module, name, functools.partial(wrap_collective, rank=rank, op=op), package)
+    replace(module, "init_process_group", functools.partial(_wrap_init, rank=rank), package)
+    for name in GROUP_MAKERS:
+        replace(module, name, functools.partial(_wrap_group_maker, rank=rank), package)
+    replace(module, "_get_default_timeout", functools.partial(_wrap_timeout, rank=rank))
+    work = getattr(module, "Work", None)
+    if work is not None:
+        work.wait = wrap_collective(work.wait, rank=rank, op=OPS.index("wait"), counts=False)
+
+
+def wrap_collective(original: Function, rank: Rank, op: int, counts: bool = True) -> Function:
+    """Wrap a call that communicates; about a microsecond. What doesn't count is a wait for one that did."""
+    added = 1 if counts else 0
+
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        words = rank.words
+        if words[_SINCE] or get_ident() != rank.owner_ident:
+            return original(*args, **kwargs)
+        words[_OP] = op
+        words[_SINCE] = monotonic_ns()
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            words[_SINCE] = 0
+        words[_COUNT] += added
+        words[_PROGRESS_NS] = monotonic_ns()
+        return result
+
+    collective._torchdynamo_inline = original  # type: ignore[attr-defined]  # dynamo's own convention
+    return collective
+
+
+def _wrap_group_maker(original: Function, rank: Rank) -> Function:
+    @functools.wraps(original)
+    def make_group(*args: Any, **kwargs: Any) -> Any:
+        return _timed_init(original, rank, args, kwargs)
+
+    return make_group
+
+
+def _wrap_init(original: Function, rank: Rank) -> Function:
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        rank.owner_ident = get_ident()  # Whoever makes the process group trains, main thread or not.
+        rank.mark(Milestone.INIT_ENTERED)
+        result = _timed_init(original, rank, args, kwargs)
+        rank.mark(Milestone.INIT_DONE)
+        return result
+
+    return init_process_group
+
+
+def _timed_init(original: Function, rank: Rank, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    words = rank.words
+    if words[Field.INIT_SINCE_NS]:
+        return original(*args, **kwargs)
+    words[Field.INIT_SINCE_NS] = monotonic_ns()
+    try:
+        result = original(*args, **kwargs)
+    finally:
+        words[Field.INIT_SINCE_NS] = 0
+    words[Field.GROUPS] += 1
+    words[Field.PROGRESS_NS] = monotonic_ns()
+    return result
+
+
+def _wrap_timeout(original: Function, rank: Rank) -> Callable[..., Any]:
+    """Make NCCL_TIMEOUT (seconds) the default of every backend; neither torch nor NCCL reads it."""
+
+    @functools.wraps(original)
+    def default_timeout(*args: Any, **kwargs: Any) -> Any:
+        try:
+            timeout_s = read_timeout_s()
+        except ValueError as error:
+            rank.fail(TIMEOUT, error)
+            timeout_s = None
+        return original(*args, **kwargs) if timeout_s is None else timedelta(seconds=timeout_s)
+
+    return default_timeout
+
+
+def read_timeout_s() -> float | None:
+    """Read NCCL_TIMEOUT; None where it is unset. Raises ValueError unless it is a positive number."""
+    text = os.environ.get(TIMEOUT, "")
+    if not text:
+        return None
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s < 10**9:
+        raise ValueError(f'{TIMEOUT}="{text}" is not a positive number of seconds')
+    return timeout_s

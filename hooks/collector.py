@@ -1,0 +1,95 @@
+"""The garbage collector: shown on the board while it runs, and said when it held up a step.
+
+`gc.callbacks` calls before a collection begins and after it ended, with the GIL held in between: the start time on
+the board is what tells a collection from a hang. A script's own handling of the collector is never touched, but for
+PYTHONGC_THRESHOLD, which the interpreter itself ignores.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from time import monotonic_ns
+
+from guardrun.hooks import rank as _rank
+from guardrun.hooks.board import Field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from guardrun.hooks.rank import Rank
+
+THRESHOLD = "PYTHONGC_THRESHOLD"
+HELD_NS = 1_000_000_000
+"""Collections of a step that together take this long are told (contract: `gc_pause`)."""
+
+_SINCE, _GENERATION = int(Field.GC_SINCE_NS), int(Field.GC_GENERATION)
+_COUNT, _TOTAL, _STEP = int(Field.GC_COUNT), int(Field.GC_TOTAL_NS), int(Field.STEP)
+
+
+def start(rank: Rank) -> None:
+    """Watch collections and apply PYTHONGC_THRESHOLD. Raises ValueError where that is malformed."""
+    gc.callbacks.append(StepSum(rank).on_collection)
+    text = os.environ.get(THRESHOLD, "")
+    if text:
+        gc.set_threshold(*parse_threshold(text))
+
+
+def parse_threshold(text: str) -> tuple[int, ...]:
+    """Parse `700,10,10`: one to three numbers as gc.set_threshold takes them. Raises ValueError."""
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not 1 <= len(values) <= 3 or any(not 0 <= value < 2**31 for value in values):
+        raise ValueError(f'{THRESHOLD}="{text}" is not one to three numbers, as in 700,10,10')
+    return values
+
+
+class StepSum:
+    """What collections cost the step under way."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._step = -1
+        self._held_ns = 0
+        self._collected = 0
+        self._generation = 0
+        self._is_told = False
+
+    def on_collection(self, phase: str, info: dict[str, Any]) -> None:
+        """gc's callback. The pair costs about a microsecond."""
+        words = self._rank.words
+        if phase == "start":
+            words[_GENERATION] = info["generation"]
+            words[_SINCE] = monotonic_ns()
+            return
+        since_ns = words[_SINCE]
+        if since_ns == 0:
+            return
+        took_ns = monotonic_ns() - since_ns
+        words[_SINCE] = 0
+        words[_COUNT] += 1
+        words[_TOTAL] += took_ns
+        step = words[_STEP]
+        if step != self._step:
+            self._step, self._held_ns, self._collected, self._generation, self._is_told = step, 0, 0, 0, False
+        self._held_ns += took_ns
+        self._collected += info.get("collected", 0)
+        self._generation = max(self._generation, info["generation"])
+        if self._held_ns >= HELD_NS and not self._is_told:
+            self._is_told = True
+            self._tell()
+
+    def _tell(self) -> None:
+        rank = self._rank
+        if rank is _rank.active:
+            rank.send(
+                "GcHeld",
+                duration_s=self._held_ns / 1e9,
+                generation=self._generation,
+                collected=self._collected,
+                tracked=-1,  # gc.get_objects() would build a list of all of them, right after a long pause.
+                step=rank.step_now(),
+            )

@@ -1,0 +1,170 @@
+"""The hooks' own thread: once a second it shows on the board that the interpreter runs, and sends a beat.
+
+It is started by `_thread`, so that the script's `threading.enumerate()` doesn't show it, and blocks all signals, so
+that they reach the thread for which they are meant. It ends before the interpreter finalises: a daemon thread that is
+inside of torch's C++ at that moment aborts the process.
+
+zmq and msgspec (40 ms) are imported here, shortly after the start, and never on the script's own time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from _thread import start_new_thread
+from time import monotonic_ns
+
+from guardrun.hooks.board import Field, Milestone
+from guardrun.hooks.outbox import FLUSH, STOP, Item
+from guardrun.hooks.process import OWN_THREADS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from guardrun.hooks.rank import Rank
+
+BEAT_NS = 1_000_000_000
+FIRST_BEAT_NS = 250_000_000
+"""After the start: a script that ends sooner never pays for the imports."""
+MAX_GROUPS = 256
+"""Process groups named in a beat."""
+
+# A fault of the thread itself must still kill the process as it would have.
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+
+
+def start(rank: Rank) -> None:
+    """Start the thread."""
+    # Whoever imports threading first is its main thread (before Python 3.13): that must not be ours.
+    assert threading.main_thread() is not None
+    start_new_thread(Heart(rank).run, ())
+
+
+class Heart:
+    """Writes the board's slow fields and empties the outbox."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._sender: Any = None
+        """A hooks.sender.Sender; False once it is certain that there is none."""
+        self._saved_path = list(sys.path)
+        self._group_seq = 0
+
+    def run(self) -> None:
+        """Beat until told to stop; whatever fails ends the beats, and nothing else."""
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+            OWN_THREADS["heart"] = 1
+            self._rank.words[Field.HEART_TID] = threading.get_native_id()
+            self._loop()
+        except Exception as error:
+            self._rank.say(f"heart: {type(error).__name__}: {error}")
+
+    def _loop(self) -> None:
+        rank = self._rank
+        due_ns = monotonic_ns() + FIRST_BEAT_NS
+        while True:
+            item = rank.outbox.get((due_ns - monotonic_ns()) / 1e9)
+            if item is not None:
+                if not self._handle(item):
+                    return
+                continue
+            now_ns = monotonic_ns()
+            due_ns = max(due_ns + BEAT_NS, now_ns)
+            self._beat(now_ns)
+
+    def _handle(self, item: Item) -> bool:
+        """Do what an item asks; False when it asks to stop."""
+        kind, fields = item
+        if kind == STOP:
+            if self._sender:
+                self._sender.close()
+            self._rank.outbox.is_open = False
+        elif kind == "Ended" and self._sender is None:
+            pass  # The board says it too; a script this short shall not pay for the imports.
+        elif kind != FLUSH:
+            self._send(kind, fields)
+        done: Any = fields.get("done")
+        if done is not None:
+            done.put(True)
+        return kind != STOP
+
+    def _beat(self, now_ns: int) -> None:
+        words = self._rank.words
+        words[Field.HEART_NS] = now_ns
+        seqs = {} if self._rank.is_ended else read_group_seqs()
+        total = sum(seqs.values())
+        if total > self._group_seq and words[Field.PROGRESS_NS] < now_ns:
+            words[Field.PROGRESS_NS] = now_ns
+        self._group_seq = total
+        words[Field.GROUP_SEQ] = total
+        if words[Field.COLLECTIVES] and not words[Field.INIT_SINCE_NS]:
+            self._rank.mark(Milestone.FIRST_PROGRESS)
+        self._send("Beat", {"sent_ns": now_ns, "group_seqs": seqs, "dropped": self._rank.outbox.dropped})
+
+    def _send(self, kind: str, fields: dict[str, object]) -> None:
+        rank = self._rank
+        if self._sender is None:
+            self._open_sender()
+        if self._sender:
+            if not self._sender.send(kind, fields):
+                rank.outbox.dropped += 1
+            return
+        rank.outbox.dropped += 1
+        if kind == "HookFailed":
+            rank.say(f"{fields['hook']}: {fields['error']}")
+
+    def _open_sender(self) -> None:
+        rank = self._rank
+        with rank.import_lock:
+            try:
+                if not os.path.isdir(rank.sockets):
+                    raise FileNotFoundError(f"{rank.sockets} is gone")
+                impostor = find_impostor(self._saved_path)
+                if impostor:
+                    raise ImportError(f"{impostor} hides a library that guardrun needs")
+                from guardrun.hooks.sender import Sender
+
+                self._sender = Sender(rank)
+            except Exception as error:
+                self._sender = False
+                rank.say(f"no messages: {type(error).__name__}: {error}")
+                return
+        self._sender.hello()
+
+
+def find_impostor(path: list[str]) -> str | None:
+    """Answer a module of the script's own folder that has the name of a library that guardrun is about to import.
+
+    path: sys.path as it was before the script's folder came to it.
+    """
+    from importlib.machinery import PathFinder
+
+    for name in ("zmq", "msgspec"):
+        if name in sys.modules:
+            continue
+        ours, theirs = PathFinder.find_spec(name, path), PathFinder.find_spec(name)
+        if ours is not None and theirs is not None and ours.origin != theirs.origin:
+            return str(theirs.origin)
+    return None
+
+
+def read_group_seqs() -> dict[str, int]:
+    """Read how many collectives each of torch's process groups has been given so far; by its name.
+
+    Not every version and backend of torch can tell: what can't is left out.
+    """
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(c10d, "_world", None)
+    if world is None:
+        return {}
+    seqs: dict[str, int] = {}
+    for group in list(getattr(world, "pg_map", ()))[:MAX_GROUPS]:
+        try:
+            seqs[str(group.group_name)] = int(group._get_sequence_number_for_group())
+        except Exception:  # A group that is being destroyed, a backend that doesn't count.
+            continue
+    return seqs

@@ -1,0 +1,97 @@
+"""Hooks that wait for a module: each is installed right after its module was executed, before anybody has its names.
+
+So `from torch import save` gets the wrapper, and a script that never imports torch pays nothing. The finder only
+finds the module as everybody else would and borrows its loader's `exec_module` once: loaders, specs and what
+`inspect` sees of them stay the originals.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    from guardrun.hooks.rank import Rank
+
+# Module → where its hook is: a module of ours, and its function unless that is `install(module, rank)`.
+# Hooks for a module that a version of torch lacks just never run.
+HOOKS = {
+    "torch": "guardrun.hooks.torch_import",
+    "torch.optim.optimizer": "guardrun.hooks.optimizers",
+    "torch.utils.data.dataloader": "guardrun.hooks.dataloaders",
+    "torch.serialization": "guardrun.hooks.torch_files",
+    "torch.distributed.checkpoint.state_dict_saver": "guardrun.hooks.dcp:install_save",
+    "torch.distributed.checkpoint.state_dict_loader": "guardrun.hooks.dcp:install_load",
+    "torch.distributed.distributed_c10d": "guardrun.hooks.collectives",
+    "torch._dynamo.trace_rules": "guardrun.hooks.dynamo",
+    "safetensors.torch": "guardrun.hooks.safetensors_files",
+}
+
+
+def start(rank: Rank) -> None:
+    """Wait for the modules; those that are there already (a sitecustomize imported them) are hooked at once."""
+    finder = Finder(rank, dict(HOOKS))
+    sys.meta_path.insert(0, finder)
+    for name in HOOKS:
+        module = sys.modules.get(name)
+        if module is not None and not getattr(module.__spec__, "_initializing", False):
+            finder.install(name, module)
+
+
+class Finder:
+    """A meta path finder that finds nothing of its own."""
+
+    def __init__(self, rank: Rank, waiting: dict[str, str]) -> None:
+        self._rank = rank
+        self._waiting = waiting
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Let the others find a module that a hook waits for, and see to it that the hook hears of it."""
+        if name not in self._waiting:
+            return None
+        spec = None
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    break
+        if spec is not None and spec.loader is not None:
+            try:
+                self._borrow(name, spec.loader)
+            except Exception as error:
+                self._rank.fail(self._waiting.get(name, name), error)
+        return spec
+
+    def _borrow(self, name: str, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            try:
+                del loader.exec_module
+            except AttributeError:
+                pass
+            execute(module)
+            self.install(name, module)
+
+        loader.exec_module = exec_module
+
+    def install(self, name: str, module: ModuleType) -> None:
+        """Install the hook for a module that is complete; the last one takes the finder with it."""
+        where = self._waiting.pop(name, None)
+        if where is None:
+            return
+        try:
+            hook, _, function = where.partition(":")
+            getattr(import_module(hook), function or "install")(module, self._rank)
+        except Exception as error:
+            self._rank.fail(where, error)
+        if not self._waiting and self in sys.meta_path:
+            sys.meta_path.remove(self)

@@ -1,0 +1,88 @@
+"""The end of a rank: the exception that nobody caught, and the moment when its main code is over.
+
+Order matters, because what follows the script's last line may hang (a destructor of a process group, a thread that
+never ends): the exception is written to a file and sent before the interpreter prints it, the end before it joins
+threads. Where a script has replaced `sys.excepthook`, the exception is found at exit, in sys.last_exc.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from time import monotonic_ns
+
+from guardrun.hooks import rank as _rank
+from guardrun.hooks.board import Milestone
+from guardrun.hooks.outbox import FLUSH, STOP
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from guardrun.hooks.rank import Rank
+
+FLUSH_S = 0.25
+STOP_S = 0.5
+
+
+def start(rank: Rank) -> None:
+    """Watch for the end."""
+    watch = EndWatch(rank, sys.excepthook)
+    sys.excepthook = watch.excepthook
+    # threading's own list runs before non-daemon threads are joined, atexit's after.
+    register = getattr(threading, "_register_atexit", atexit.register)
+    register(watch.on_end)
+    atexit.register(watch.on_last)
+
+
+class EndWatch:
+    """Reports an exception at most once, and the end."""
+
+    def __init__(self, rank: Rank, previous: object) -> None:
+        self._rank = rank
+        self._previous = previous
+        self._is_reported = False
+
+    def excepthook(self, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        """sys.excepthook: report, then do what would have been done."""
+        self._report(error, tb)
+        self._previous(kind, error, tb)  # type: ignore[operator]  # whatever stood in sys.excepthook
+
+    def on_end(self) -> None:
+        """The main code is over; the interpreter begins to finalise."""
+        rank = self._rank
+        if rank is not _rank.active or os.getpid() != rank.pid:
+            return
+        if sys.excepthook != self.excepthook:
+            error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+            if error is not None:
+                self._report(error, error.__traceback__)
+        rank.is_ended = True
+        rank.mark(Milestone.ENDED)
+        rank.send("Ended", at_ns=monotonic_ns())
+
+    def on_last(self) -> None:
+        """The last of atexit's functions: end our thread before the interpreter freezes it."""
+        rank = self._rank
+        if rank is _rank.active and os.getpid() == rank.pid:
+            rank.outbox.wait_for(STOP, STOP_S)
+
+    def _report(self, error: BaseException, tb: TracebackType | None) -> None:
+        rank = self._rank
+        if self._is_reported or rank is not _rank.active or isinstance(error, SystemExit | KeyboardInterrupt):
+            return
+        self._is_reported = True
+        try:
+            from guardrun.hooks.report import describe, write_raised, write_torchelastic
+
+            fields = describe(error, tb)
+            try:
+                write_raised(rank, fields)
+                write_torchelastic(error, tb)
+            finally:
+                rank.send("Raised", **fields)
+                rank.outbox.wait_for(FLUSH, FLUSH_S)
+        except Exception as failure:
+            rank.fail("exceptions", failure)

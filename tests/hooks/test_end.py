@@ -1,0 +1,142 @@
+"""How a rank's end is told: the exception, by message and by files, and the end of its main code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from guardrun.hooks.board import Field, Milestone
+from guardrun.hooks.messages import Ended, Hello, Raised
+from tests.hooks.bed import Bed, finish
+
+SETTLE = "import time; time.sleep(0.5)\n"
+"""Long enough for the hooks' thread to have said hello."""
+
+REPLACED = SETTLE + "import sys\nsys.excepthook = lambda *_: print('own hook')\n"
+
+
+def _read_raised(bed: Bed) -> Raised:
+    return msgspec.json.decode((bed.sockets / "raised-0-0.json").read_bytes(), type=Raised)
+
+
+@pytest.mark.parametrize("before", ["", SETTLE], ids=["at once", "later"])
+def test_an_exception_is_left_as_a_file_and_sent(bed: Bed, tmp_path: Path, before: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(before + "def f():\n    raise ValueError('wrong \\udcff')\nf()\n")
+    done = finish(bed.start([str(script)]))
+    raised = _read_raised(bed)
+    assert bed.wait_for(Raised) == raised
+    lines = before.count("\n")
+    assert raised.frames == [(str(script), "<module>", lines + 3), (str(script), "f", lines + 2)]
+    assert (raised.error, raised.message) == ("ValueError", "wrong \\udcff")
+    assert raised.traceback.splitlines()[0] == "Traceback (most recent call last):"
+    assert (done.returncode, raised.global_rank, raised.attempt) == (1, 0, 0)
+
+
+def test_errors_of_modules_have_their_qualified_name(bed: Bed) -> None:
+    bed.run("import json; json.loads('{')")
+    assert _read_raised(bed).error == "json.decoder.JSONDecodeError"
+
+
+def test_a_syntax_error_names_its_line(bed: Bed, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nx = = 1\n")
+    finish(bed.start([str(script)]))
+    assert _read_raised(bed).frames == [(str(script), "<module>", 2)]
+
+
+def test_texts_and_frames_are_bounded(bed: Bed) -> None:
+    code = "def f(n):\n    if n == 0: raise ValueError('x' * 10**6)\n    f(n - 1)\nf(900)"
+    bed.run(SETTLE + code)
+    raised = bed.wait_for(Raised)
+    assert len(raised.frames) == 100
+    assert len(raised.message) == 32 * 1024
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "raise KeyboardInterrupt", "import os; os._exit(3)", ""])
+def test_ends_that_are_no_errors_leave_no_error(bed: Bed, tmp_path: Path, code: str) -> None:
+    bed.run(SETTLE + code, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
+    assert not (bed.sockets / "raised-0-0.json").exists()
+    assert not (tmp_path / "error.json").exists()
+    assert bed.hear_all(Raised) == []
+
+
+def test_an_exception_is_found_where_the_script_has_its_own_excepthook(bed: Bed) -> None:
+    done = bed.run(REPLACED + "1/0")
+    assert (done.stdout, done.stderr) == ("own hook\n", "")
+    assert _read_raised(bed).error == "ZeroDivisionError"
+    assert bed.wait_for(Raised)
+
+
+def test_a_hook_that_calls_ours_reports_once(bed: Bed) -> None:
+    chain = "import sys; before = sys.excepthook\ndef hook(*a): before(*a)\nsys.excepthook = hook\n"
+    bed.run(SETTLE + chain + "1/0")
+    assert len(bed.hear_all(Raised)) == 1
+
+
+def test_torchrun_s_error_file_gets_the_traceback(bed: Bed, tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    before = int(time.time())
+    bed.run("def f(): raise ValueError('wrong')\nf()", TORCHELASTIC_ERROR_FILE=str(file))
+    message = json.loads(file.read_text())["message"]
+    assert message["message"] == "ValueError: wrong"
+    assert "line 1, in f" in message["extraInfo"]["py_callstack"]
+    assert before <= int(message["extraInfo"]["timestamp"]) <= time.time()
+
+
+def test_an_error_file_that_is_there_stays(bed: Bed, tmp_path: Path) -> None:
+    file = tmp_path / "error.json"
+    file.write_text("written by @record")
+    bed.run("1/0", TORCHELASTIC_ERROR_FILE=str(file))
+    assert file.read_text() == "written by @record"
+
+
+def test_an_unwritable_error_file_costs_nothing_else(bed: Bed) -> None:
+    done = bed.run("1/0", TORCHELASTIC_ERROR_FILE="/nowhere/error.json")
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert _read_raised(bed).error == "ZeroDivisionError"
+
+
+def test_the_end_is_told_before_threads_are_joined(bed: Bed) -> None:
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=[60]).start()\n"
+    process = bed.start(["-c", SETTLE + code])
+    assert bed.wait_for(Ended).pid == process.pid
+    assert Milestone.ENDED in bed.milestones()
+    heart = bed.board()[Field.HEART_NS]
+    bed.wait_until(Field.HEART_NS, lambda value: value > heart)
+    assert process.poll() is None
+
+
+def test_the_exception_is_told_before_an_end_that_hangs(bed: Bed) -> None:
+    code = "import atexit, time; atexit.register(time.sleep, 60); time.sleep(0.5); 1/0"
+    process = bed.start(["-c", code])
+    assert bed.wait_for(Raised).error == "ZeroDivisionError"
+    assert bed.wait_for(Ended)
+    assert process.poll() is None
+
+
+def test_a_short_script_ends_without_our_libraries(bed: Bed) -> None:
+    done = bed.run("import sys, atexit; atexit.register(lambda: print('zmq' in sys.modules))")
+    assert (done.stdout, done.stderr) == ("False\n", "")
+    assert Milestone.ENDED in bed.milestones()
+    assert bed.hear_all(Hello) == []
+
+
+def test_a_rank_ends_in_time_without_a_supervisor(bed: Bed) -> None:
+    bed.stop_listening()
+    began = time.monotonic()
+    assert bed.run(SETTLE).returncode == 0
+    assert time.monotonic() - began < 1.5
+
+
+def test_a_signal_ends_a_rank_as_ever(bed: Bed) -> None:
+    process = bed.start(["-c", "import time; time.sleep(600)"])
+    bed.wait_for(Hello)
+    os.kill(process.pid, signal.SIGTERM)
+    assert finish(process).returncode == -signal.SIGTERM
