@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -141,11 +141,18 @@ def _check_placeholders(key: str, value: Any) -> str:
     if key not in ("resume_args", "resume_env"):
         return ""
     texts = value if isinstance(value, list) else list(value.values())
-    unknown = [f"{{{name}}}" for text in texts for name in unknown_placeholders(text)]
+    unknown = [name for text in texts for name in unknown_placeholders(text)]
     if not unknown:
         return ""
-    valid = [f"{{{name}}}" for name in PLACEHOLDERS]
-    return f"unknown placeholder {', '.join(unknown)}; there are {', '.join(valid)}{nearest(unknown[0], valid)}"
+    # Compared without their braces, which would make any two names alike; shown with them.
+    hint = nearest(unknown[0], list(PLACEHOLDERS))
+    for name in PLACEHOLDERS:
+        hint = hint.replace(f" {name}?", f" {{{name}}}?")
+    return f"unknown placeholder {_braced(unknown)}; there are {_braced(PLACEHOLDERS)}{hint}"
+
+
+def _braced(names: Sequence[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in names)
 
 
 def _check_nul(value: Any) -> str:

@@ -1,0 +1,194 @@
+"""The layers: which wins, and where each value is said to come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from guardrun.supervisor.config import Config, load_config
+from guardrun.supervisor.config.toml import read_toml_text
+from guardrun.supervisor.core.events import Settings
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    return tmp_path / "etc" / "guardrun.toml"
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+def load(
+    cwd: Path, *, file: Path | None = None, system: Path | None = None, environ: Any = None, **flags: Any
+) -> Config:
+    return load_config(file, flags, environ or {}, cwd, system or cwd / "no-such.toml")
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
+    config = load(cwd)
+    assert config.as_dict() | {"hang": {}} == {
+        "checkpoint": {"dir": "", "format": "auto", "resume_args": [], "resume_env": {}, "resume_first": False},
+        "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0},
+        "launcher": {"agent": "guardrun"},
+        "hang": {},
+        "policy": {"act": True},
+        "notify": {"command": []},
+    }
+    assert (config.hang.floor_s, config.hang.hard_timeout_s) == (10.0, 1800.0)
+    assert config.settings() == Settings()
+    assert set(config.origins.values()) == {"default"}
+    assert config.warnings == []
+
+
+def test_each_layer_wins_over_the_one_before(cwd: Path, system: Path) -> None:
+    layers: list[dict[str, Any]] = [
+        {"system": write(system, "[hang]\nfloor_s = 1\n")},
+        {"project": write(cwd / "guardrun.toml", "[hang]\nfloor_s = 2\n")},
+        {"file": write(cwd / "other.toml", "[hang]\nfloor_s = 3\n")},
+        {"environ": {"GUARDRUN_HANG_FLOOR_S": "4"}},
+        {"hang.floor_s": 5},
+    ]
+    origins = [str(system), str(cwd / "guardrun.toml"), str(cwd / "other.toml"), "GUARDRUN_HANG_FLOOR_S"]
+    for count, origin in enumerate([*origins, "--guard-hang-floor-s"], start=1):
+        given = {"system": cwd / "none.toml"}
+        for layer in layers[:count]:
+            given |= {key: value for key, value in layer.items() if key != "project"}
+        (cwd / "guardrun.toml").unlink(missing_ok=True)
+        if count > 1:
+            write(cwd / "guardrun.toml", "[hang]\nfloor_s = 2\n")
+        config = load(cwd, **given)
+        assert config.hang.floor_s == count
+        assert config.origins["hang.floor_s"] == origin
+
+
+def test_layers_are_laid_over_each_other_key_by_key(cwd: Path, system: Path) -> None:
+    write(system, "[restart]\nmax_restarts = 1\nmax_no_progress = 1\n")
+    write(cwd / "guardrun.toml", "[restart]\nmax_restarts = 2\n")
+    config = load(cwd, system=system)
+    assert (config.restart.max_restarts, config.restart.max_no_progress) == (2, 1)
+    assert config.origins["restart.max_no_progress"] == str(system)
+
+
+def test_pyproject_table(cwd: Path) -> None:
+    write(cwd / "pyproject.toml", '[project]\nname = "x"\n[tool.guardrun.policy]\nact = false\n')
+    config = load(cwd)
+    assert config.policy.act is False
+    assert config.origins["policy.act"] == str(cwd / "pyproject.toml")
+
+
+def test_guardrun_toml_wins_over_pyproject_and_says_so(cwd: Path) -> None:
+    write(cwd / "pyproject.toml", "[tool.guardrun.policy]\nact = false\n")
+    write(cwd / "guardrun.toml", "")
+    config = load(cwd)
+    assert config.policy.act is True
+    [warning] = config.warnings
+    assert "pyproject.toml" in warning and "not used" in warning
+
+
+@pytest.mark.parametrize("text", ["not toml at all [", "[tool]\nother = 1\n", "tool = 3\n", "\ufeff"])
+def test_somebody_elses_pyproject_stops_nothing(cwd: Path, text: str) -> None:
+    write(cwd / "pyproject.toml", text)
+    assert load(cwd).as_dict() == Config().as_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "value"),
+    [
+        ("GUARDRUN_POLICY_ACT", "false", "policy.act", False),
+        ("GUARDRUN_POLICY_ACT", "0", "policy.act", False),
+        ("GUARDRUN_RESTART_MAX_RESTARTS", "3", "restart.max_restarts", 3),
+        ("GUARDRUN_HANG_HARD_TIMEOUT_S", "60", "hang.hard_timeout_s", 60.0),
+        ("GUARDRUN_HANG_HARD_TIMEOUT_S", " 1_800.5 ", "hang.hard_timeout_s", 1800.5),
+        ("GUARDRUN_CHECKPOINT_DIR", "out", "checkpoint.dir", "out"),
+        ("GUARDRUN_CHECKPOINT_DIR", '"out"', "checkpoint.dir", "out"),
+        ("GUARDRUN_CHECKPOINT_DIR", "2024", "checkpoint.dir", "2024"),
+        ("GUARDRUN_CHECKPOINT_DIR", "a\nb = 1", "checkpoint.dir", "a\nb = 1"),
+        ("GUARDRUN_LAUNCHER_AGENT", "torchrun", "launcher.agent", "torchrun"),
+        ("GUARDRUN_NOTIFY_COMMAND", "notify 'a b' c", "notify.command", ["notify", "a b", "c"]),
+        ("GUARDRUN_NOTIFY_COMMAND", '["notify", "a b"]', "notify.command", ["notify", "a b"]),
+        ("GUARDRUN_NOTIFY_COMMAND", "", "notify.command", []),
+        (
+            "GUARDRUN_CHECKPOINT_RESUME_ARGS",
+            "--resume {path}",
+            "checkpoint.resume_args",
+            ["--resume", "{path}"],
+        ),
+        (
+            "GUARDRUN_CHECKPOINT_RESUME_ENV",
+            '{ RESUME_FROM = "{path}" }',
+            "checkpoint.resume_env",
+            {"RESUME_FROM": "{path}"},
+        ),
+    ],
+)
+def test_environment_values(cwd: Path, name: str, text: str, key: str, value: Any) -> None:
+    config = load(cwd, environ={name: text})
+    table, _, short = key.partition(".")
+    assert getattr(getattr(config, table), short) == value
+    assert config.origins[key] == name
+    assert config.warnings == []
+
+
+def test_unknown_environment_variables_only_warn(cwd: Path) -> None:
+    config = load(cwd, environ={"GUARDRUN_HANG_FLOR_S": "1", "GUARDRUN_SOMETHING_ELSE": "1"})
+    assert config.warnings == [
+        "GUARDRUN_HANG_FLOR_S: guardrun knows no such environment variable; did you mean GUARDRUN_HANG_FLOOR_S?",
+        "GUARDRUN_SOMETHING_ELSE: guardrun knows no such environment variable",
+    ]
+
+
+def test_reserved_names_are_left_alone(cwd: Path) -> None:
+    names = ["DIR", "RUN_ID", "RESUME_FROM", "RESUME_STEP", "RESUME_ANYTHING", "HOOKS", "TOKEN"]
+    assert load(cwd, environ={f"GUARDRUN_{name}": "x" for name in names} | {"OTHER": "x"}).warnings == []
+
+
+def test_flags(cwd: Path) -> None:
+    flags = {"--max-restarts": 2, "--guard-policy-act": "false", "hang.floor_s": None}
+    config = load_config(None, flags, {"GUARDRUN_HANG_FLOOR_S": "7"}, cwd, cwd / "none")
+    assert (config.restart.max_restarts, config.policy.act, config.hang.floor_s) == (2, False, 7)
+    assert config.origins["restart.max_restarts"] == "--max-restarts"
+    assert config.origins["policy.act"] == "--guard-policy-act"
+
+
+def test_settings_carry_every_engine_key(cwd: Path) -> None:
+    """A key that the engine has and the configuration has not could not be set by anybody."""
+    text = {"hang": "", "restart": ""}
+    wanted = {}
+    for number, field in enumerate(msgspec.structs.fields(Settings), start=1):
+        if field.name in ("act", "resume_first", "is_torchrun_agent"):
+            continue
+        table = "restart" if field.name in ("max_restarts", "max_no_progress", "stop_grace_s") else "hang"
+        text[table] += f"{field.name} = {number}\n"
+        wanted[field.name] = number
+    write(
+        cwd / "guardrun.toml",
+        f"[hang]\n{text['hang']}[restart]\n{text['restart']}[policy]\nact = false\n"
+        '[checkpoint]\nresume_first = true\n[launcher]\nagent = "torchrun"\n',
+    )
+    settings = load(cwd).settings()
+    assert settings == Settings(**wanted, act=False, resume_first=True, is_torchrun_agent=True)
+
+
+def test_a_hard_limit_below_the_floor_warns(cwd: Path) -> None:
+    assert "less than hang.floor_s" in load(cwd, **{"hang.hard_timeout_s": 5}).warnings[0]
+    assert load(cwd, **{"hang.hard_timeout_s": 0}).warnings == []
+
+
+def test_the_documentation_shows_every_key_with_its_default() -> None:
+    """docs/configuration.md holds the defaults as TOML: read it, and they are the defaults."""
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+    block = page.split("```toml", 1)[1].split("```", 1)[0]
+    assert read_toml_text(block) == Config().as_dict()
