@@ -1,0 +1,286 @@
+"""Which checkpoint to resume from: the newest whole one that this run wrote or started from.
+
+Rules:
+- Newest is what was written last (the latest mtime among its files), whatever its number says.
+- A run wrote what its hooks saw, what appeared or changed in `[checkpoint] dir` since the run began, and what is
+  no older than the first file that it was seen to write in the same folder: a save that a crash cut short is never
+  reported.
+- A path may be gone because it was renamed into place: the file is found again by inode, size and mtime.
+- Nothing is ever written, renamed or removed, and nothing that is read is run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from guardrun.launcher.checkpoints.formats.base import Candidate, Format
+from guardrun.launcher.checkpoints.formats.table import AUTO, FORMATS, get_formats
+from guardrun.launcher.checkpoints.inspector import Inspector
+from guardrun.launcher.checkpoints.memory import Memory, Saved, stat_tuple
+from guardrun.launcher.checkpoints.places import FileStat, Place
+from guardrun.launcher.checkpoints.ranking import Tier, family_key, is_judged, judge_file, judge_torn
+from guardrun.launcher.checkpoints.renames import find_renamed, fingerprint, stat_saved
+from guardrun.launcher.checkpoints.search import Found, Search, root_of
+from guardrun.launcher.checkpoints.steps import NAME_LIKE
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
+from guardrun.supervisor.core.events import Checkpoint, Skipped
+
+MAX_SKIPPED = 20
+_MAX_REMEMBERED = 20_000
+_MISSES = 20
+"""Loads from a folder that were no checkpoint, after which it is not looked into any more."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to resume from, if anything, and what was passed over for it."""
+
+    checkpoint: Checkpoint | None = None
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+class Chooser:
+    """Remembers what this run wrote, and chooses. Threads may share one."""
+
+    def __init__(
+        self, run_started_wall_s: float, checkpoint_dir: str = "", format: str = AUTO, world_size: int = 1
+    ) -> None:
+        """Raises UnknownFormat. checkpoint_dir: absolute; empty: wherever the ranks are seen to save."""
+        directory = os.path.realpath(checkpoint_dir) if checkpoint_dir else ""
+        self._memory = Memory(run_started_wall_s, directory, format or AUTO, world_size)
+        self._formats = get_formats(format)
+        self._inspector = Inspector()
+        self._verdicts: dict[tuple[Any, ...], Verdict] = {}
+        self._by_stat: dict[FileStat, str] = {}
+        self._misses: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Chooser:
+        """Take up what `state` gave. Raises msgspec.ValidationError, UnknownFormat."""
+        memory = msgspec.convert(state, Memory)
+        chooser = cls(memory.run_started_wall_s, memory.checkpoint_dir, memory.format, memory.world_size)
+        chooser._memory = memory
+        chooser._by_stat = {FileStat(*save.stat): path for path, save in memory.saved.items() if save.stat is not None}
+        return chooser
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a new process must know, JSON-able."""
+        with self._lock:
+            state: dict[str, Any] = msgspec.to_builtins(self._memory)
+        return state
+
+    def set_world_size(self, world_size: int) -> None:
+        """Say how many ranks there are, once it is known."""
+        with self._lock:
+            self._memory.world_size = world_size
+
+    def folders(self) -> list[str]:
+        """Folders that checkpoints go to: `dir`, and where saves were seen."""
+        with self._lock:
+            known = [self._memory.checkpoint_dir, *self._memory.roots]
+        return [folder for folder in dict.fromkeys(known) if folder]
+
+    # What happened -----------------------------------------------------------------------------------------------
+
+    def prior(self) -> None:
+        """Note what `dir` holds as the run begins: none of it is this run's. Once a run, before the first attempt."""
+        found = self._search().found if self._memory.checkpoint_dir else []
+        with self._lock:
+            self._memory.prior = {one.candidate.path: fingerprint(one.candidate) for one in found}
+
+    def saw_saved(self, path: str, step: int, wall_s: float) -> None:
+        """Note a save that a rank reported, a file or a folder, now (wall_s), with the steps it had done."""
+        real = os.path.realpath(path)
+        stat = stat_saved(real)
+        if stat is None:
+            real, stat = find_renamed(real, wall_s)
+        root = root_of(real)
+        with self._lock:
+            self._memory.remember(real, Saved(step, wall_s, stat_tuple(stat)))
+            if stat is not None:
+                self._by_stat[stat] = real
+                self._memory.roots.setdefault(root, stat.mtime_ns)
+
+    def saw_loaded(self, path: str) -> Checkpoint | None:
+        """Note a load that a rank reported; where it was a checkpoint, the run started from it (returned)."""
+        checkpoint = self.is_checkpoint_path(path)
+        if checkpoint is not None:
+            with self._lock:
+                if checkpoint.path not in self._memory.loaded:
+                    self._memory.loaded.append(checkpoint.path)
+        return checkpoint
+
+    # What there is -----------------------------------------------------------------------------------------------
+
+    def choose(self, resume_first: bool = False) -> Choice:
+        """Choose the newest whole checkpoint of this run; with resume_first, whoever wrote what lies in `dir`."""
+        result = self._search()
+        skipped = self._troubles(result)
+        eligible = [one for one in result.found if self._is_eligible(one, resume_first)]
+        eligible.sort(key=lambda one: (one.candidate.written_ns, one.candidate.step or -1), reverse=True)
+        for one in self._pool(eligible):
+            verdict = self._check(one)
+            if isinstance(verdict, Whole):
+                return Choice(self._checkpoint(one.candidate, verdict), skipped)
+            if len(skipped) < MAX_SKIPPED:
+                skipped.append(Skipped(path=one.candidate.path, reason=verdict.reason))
+        return Choice(None, skipped)
+
+    def prevalidate(self) -> Choice:
+        """Check now what `choose` would check, so that it takes milliseconds when it is asked."""
+        return self.choose()
+
+    def is_checkpoint_path(self, path: str) -> Checkpoint | None:
+        """Say which checkpoint a loaded path is, or is part of; None where it is none, or nobody can tell."""
+        real = os.path.realpath(path)
+        root = root_of(real)
+        if self._misses.get(root, 0) >= _MISSES:
+            return None  # A dataset of many files, most likely.
+        with self._lock:
+            directory, saved = self._memory.checkpoint_dir, dict(self._memory.saved)
+        is_inside = bool(directory) and real.startswith(os.path.join(directory, ""))
+        roots = list(dict.fromkeys((root, os.path.dirname(root))))
+        result = Search(self._formats, self._memory.world_size, [real, *saved])
+        if is_inside:
+            result.below(directory)
+        for folder in roots:
+            result.within(folder)
+        for one in result.found:
+            candidate = one.candidate
+            if real not in candidate.files and real != candidate.path:
+                continue
+            is_ours = self._is_eligible(one, False)
+            if is_ours or not is_judged(candidate) or self._tier([one]) is Tier.TRAINING:
+                verdict = self._check(one)
+                return self._checkpoint(candidate, verdict if isinstance(verdict, Whole) else Whole())
+        self._misses[root] = self._misses.get(root, 0) + 1
+        return None
+
+    def warn_torn_latest(self) -> list[Skipped]:
+        """Name what scripts that resume by themselves would take now, where that is torn or missing."""
+        result = self._search()
+        by_place: dict[str, list[Found]] = {}
+        for one in result.found:
+            by_place.setdefault(os.path.dirname(one.candidate.path), []).append(one)
+        warnings: list[Skipped] = []
+        for place in result.places:
+            ours = by_place.get(place.path, [])
+            for known in dict.fromkeys(one.format for one in ours if one.format.resumes_itself):
+                warnings += self._warn(place, known, ours)
+        return warnings
+
+    # How -----------------------------------------------------------------------------------------------------------
+
+    def _warn(self, place: Place, known: Format, ours: list[Found]) -> list[Skipped]:
+        target = known.takes(place)
+        if target is None:
+            return []
+        path = os.path.normpath(os.path.join(place.path, target))
+        tail = f"; a {known.name} script that resumes by itself would take it"
+        for one in ours:
+            if one.candidate.path == path or os.path.basename(path) in one.candidate.names:
+                verdict = self._check(one)
+                return [Skipped(path=path, reason=verdict.reason + tail)] if isinstance(verdict, Torn) else []
+        return [] if os.path.exists(path) else [Skipped(path=path, reason="is not there" + tail)]
+
+    def _search(self) -> Search:
+        with self._lock:
+            memory = self._memory
+            directory, roots, saved = memory.checkpoint_dir, [*memory.roots], [*memory.saved]
+            roots += [root_of(path) for path in memory.loaded]
+        result = Search(self._formats, self._memory.world_size, saved)
+        if directory:
+            result.below(directory)
+        for root in dict.fromkeys(roots):
+            result.within(root)
+        return result
+
+    def _is_eligible(self, one: Found, resume_first: bool) -> bool:
+        candidate, memory = one.candidate, self._memory
+        is_inside = bool(memory.checkpoint_dir) and one.root == memory.checkpoint_dir
+        if is_inside and resume_first:
+            return True
+        with self._lock:
+            prior, first_ns = memory.prior, memory.roots.get(os.path.dirname(candidate.path))
+            if is_inside and prior is not None and prior.get(candidate.path) != fingerprint(candidate):
+                return True
+            if candidate.path in memory.loaded or self._saves_of(candidate):
+                return True
+        # Prior files of `dir` that did not change are nobody's news, whatever their time says.
+        is_known_prior = is_inside and prior is not None
+        return not is_known_prior and first_ns is not None and candidate.written_ns >= first_ns
+
+    def _saves_of(self, candidate: Candidate) -> list[Saved]:
+        saved, by_stat = self._memory.saved, self._by_stat
+        paths = {path for path in (candidate.path, *candidate.files) if path in saved}
+        paths = paths or {by_stat[stat] for stat in candidate.files.values() if stat in by_stat}
+        return [saved[path] for path in paths if path in saved]
+
+    def _check(self, one: Found) -> Verdict:
+        candidate = one.candidate
+        if candidate.trouble:
+            return Torn(candidate.trouble)
+        key = (one.format.name, candidate.path, candidate.lacks, frozenset(candidate.files.items()))
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            try:
+                verdict = one.format.check(candidate, self._inspector, self._memory.world_size)
+            except (OSError, ValueError, RecursionError) as error:
+                return Torn(f"could not be checked ({error})")
+            if len(self._verdicts) > _MAX_REMEMBERED:
+                self._verdicts.clear()
+            self._verdicts[key] = verdict
+        return verdict
+
+    def _checkpoint(self, candidate: Candidate, verdict: Whole) -> Checkpoint:
+        with self._lock:
+            counted = [save.step for save in self._saves_of(candidate)]
+        said = verdict.step if verdict.step is not None else candidate.step
+        return Checkpoint(
+            path=candidate.path,
+            step=said if said is not None else max(counted, default=0),
+            format=candidate.format,
+            written_wall_s=candidate.written_ns / 1e9,
+        )
+
+    def _pool(self, eligible: list[Found]) -> list[Found]:
+        """Those of the surest tier; of files without an optimizer only the largest family."""
+        families: dict[str, list[Found]] = {}
+        for one in eligible:
+            key = family_key(one.candidate) if is_judged(one.candidate) else ""
+            families.setdefault(key, []).append(one)
+        tiers = {key: self._tier(members) if key else Tier.TRAINING for key, members in families.items()}
+        worst = Tier.NAMED if self._formats is FORMATS else Tier.OTHER
+        best = min((tier for tier in tiers.values() if tier <= worst), default=None)
+        keys = {key for key, tier in tiers.items() if tier is best}
+        if best is not Tier.TRAINING and len(keys) > 1:
+            keys = {max(keys, key=lambda key: max(one.candidate.size_bytes for one in families[key]))}
+        return [one for one in eligible if (family_key(one.candidate) if is_judged(one.candidate) else "") in keys]
+
+    def _tier(self, members: list[Found]) -> Tier:
+        """Judge a family by its newest whole member, else by what it was found to be before, else by its name."""
+        key = family_key(members[0].candidate)
+        for one in members:
+            tier = judge_file(one.candidate, self._inspector)
+            if tier is not None:
+                with self._lock:
+                    self._memory.tiers[key] = tier
+                return tier
+        known = self._memory.tiers.get(key)
+        return Tier(known) if known is not None else judge_torn(members[0].candidate)
+
+    def _troubles(self, result: Search) -> list[Skipped]:
+        skipped: list[Skipped] = []
+        for place in result.places:
+            if place.trouble and os.path.exists(place.path):
+                skipped.append(Skipped(path=place.path, reason=place.trouble))
+            for name, reason in place.troubles.items():
+                if NAME_LIKE.search(name):
+                    skipped.append(Skipped(path=os.path.join(place.path, name), reason=reason))
+        return skipped[:MAX_SKIPPED]

@@ -1,0 +1,1 @@
+"""The formats that guardrun knows: one small adapter each."""

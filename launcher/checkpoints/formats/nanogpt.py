@@ -1,0 +1,37 @@
+"""nanoGPT and its many children: one file, written over in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from guardrun.launcher.checkpoints.formats.base import Candidate, file_candidate
+from guardrun.launcher.checkpoints.inspector import Inspector
+from guardrun.launcher.checkpoints.places import Place
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
+
+_NAME = "ckpt.pt"
+
+
+class NanoGpt:
+    """`ckpt.pt`: when it is torn, there is none."""
+
+    name = "nanogpt"
+    resume = "--init_from=resume"
+    resumes_itself = False
+
+    def find(self, place: Place, world_size: int, *, is_named: bool) -> Iterable[Candidate]:
+        """The one file."""
+        if _NAME in place.files:
+            yield file_candidate(place, _NAME, self.name, None)
+
+    def check(self, candidate: Candidate, inspector: Inspector, world_size: int) -> Verdict:
+        """Whole: the archive; the step is its `iter_num`."""
+        verdict = inspector.check(candidate.path, candidate.files[candidate.path])
+        if isinstance(verdict, Torn):
+            return verdict
+        contents = inspector.describe(candidate.path, candidate.files[candidate.path])
+        return Whole(contents.step if contents else None)
+
+    def takes(self, place: Place) -> str | None:
+        """`--init_from=resume` takes it."""
+        return _NAME if _NAME in place.files else None

@@ -1,0 +1,68 @@
+"""Among single files: which are checkpoints, and which are metrics, caches and weights."""
+
+from __future__ import annotations
+
+import enum
+import os
+
+from guardrun.launcher.checkpoints.formats.base import Candidate
+from guardrun.launcher.checkpoints.inspector import Inspector
+from guardrun.launcher.checkpoints.steps import NAME_LIKE, family_of, parse_step
+from guardrun.launcher.checkpoints.verdicts import Torn
+
+JUDGED_FORMATS = frozenset(("file", "nanogpt", "open_clip", "sharded"))
+"""Those whose names alone do not tell a checkpoint from any other file."""
+
+
+class Tier(enum.IntEnum):
+    """How surely a family of files is this run's checkpoints; only the surest tier is chosen from."""
+
+    TRAINING = 1
+    """A codebase's own layout, or an optimizer's state: to be resumed from."""
+    MODEL = 2
+    """A model's weights without an optimizer; of several such families the largest counts."""
+    NAMED = 3
+    """Called like a checkpoint, with no tensor in it; likewise."""
+    OTHER = 4
+    """Metrics, caches, datasets: never chosen, unless the user named the format."""
+
+
+def family_key(candidate: Candidate) -> str:
+    """What the members of a family of files have in common."""
+    folder, name = os.path.split(candidate.path)
+    return os.path.join(folder, family_of(name))
+
+
+def is_judged(candidate: Candidate) -> bool:
+    """Say whether the contents must tell."""
+    return candidate.format in JUDGED_FORMATS
+
+
+def _is_named_like_one(candidate: Candidate) -> bool:
+    name = os.path.basename(candidate.path)
+    return bool(NAME_LIKE.search(name)) or parse_step(name) is not None
+
+
+def judge_file(candidate: Candidate, inspector: Inspector) -> Tier | None:
+    """Tell a family's tier by one of its members; None where that one is torn."""
+    stat = candidate.files.get(candidate.path)
+    if stat is None or isinstance(inspector.check_torch(candidate.path, stat), Torn):
+        return None
+    is_named = _is_named_like_one(candidate)
+    contents = inspector.describe(candidate.path, stat)
+    for path, beside in candidate.files.items():
+        described = inspector.describe(path, beside) if path != candidate.path else None
+        if described is not None and described.has_optimizer:
+            return Tier.TRAINING
+    if contents is None:  # safetensors, or too long to be looked into
+        return Tier.MODEL if is_named or candidate.path.endswith(".safetensors") else Tier.NAMED
+    if contents.has_optimizer:
+        return Tier.TRAINING
+    if contents.tensors and (is_named or contents.has_model):
+        return Tier.MODEL
+    return Tier.NAMED if is_named else Tier.OTHER
+
+
+def judge_torn(candidate: Candidate) -> Tier:
+    """Tell the tier of a family of which no member is whole: by its name alone."""
+    return Tier.TRAINING if _is_named_like_one(candidate) else Tier.OTHER

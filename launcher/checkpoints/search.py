@@ -1,0 +1,98 @@
+"""Where checkpoints may lie, and which candidates are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from guardrun.launcher.checkpoints.dcp import METADATA
+from guardrun.launcher.checkpoints.formats.base import Candidate, Format
+from guardrun.launcher.checkpoints.formats.table import find_candidates
+from guardrun.launcher.checkpoints.places import Place, read_place
+from guardrun.launcher.checkpoints.steps import STEP_FOLDER
+
+WALK_DEPTH = 5
+MAX_PLACES = 2000
+_IGNORED = frozenset(("__pycache__", "node_modules", "wandb", "mlruns", "guardrun-runs", "site-packages"))
+_CLIMB = 4
+
+
+@dataclass(frozen=True)
+class Found:
+    """A candidate, and where it was found."""
+
+    candidate: Candidate
+    format: Format
+    root: str
+
+
+def root_of(path: str) -> str:
+    """The folder to search for the checkpoint that a saved or loaded path belongs to.
+
+    `out/checkpoint-40/optimizer.pt` belongs to a checkpoint in `out`, `out/ckpt.pt` to one in `out` too.
+    """
+    root = folder = os.path.dirname(path)
+    for _ in range(_CLIMB):
+        parent, name = os.path.split(folder)
+        if STEP_FOLDER.search(name) or name == "recipe_state":
+            root = parent
+        if not name:
+            break
+        folder = parent
+    return root
+
+
+def _alone(folder: str) -> Place:
+    """A place with nothing in it but one folder."""
+    place = Place(os.path.dirname(folder))
+    place.folders = [os.path.basename(folder)]
+    return place
+
+
+class Search:
+    """One look at the disk. All paths are absolute and have no links."""
+
+    def __init__(self, formats: tuple[Format, ...], world_size: int, saved: Iterable[str]) -> None:
+        """saved: paths that ranks were seen to save; they count whatever their ending."""
+        self.found: list[Found] = []
+        self.places: list[Place] = []
+        self._formats = formats
+        self._world_size = world_size
+        self._visited: set[str] = set()
+        self._saved: dict[str, set[str]] = {}
+        for path in saved:
+            folder, name = os.path.split(path)
+            self._saved.setdefault(folder, set()).add(name)
+
+    def below(self, directory: str) -> None:
+        """Look through a folder and what lies below it; it may itself be a checkpoint that is written over."""
+        place = read_place(directory)
+        if METADATA in place.files or any(name.endswith(".distcp") for name in place.files):
+            self._look(_alone(directory), directory)
+        else:
+            self._walk(place, directory, WALK_DEPTH)
+
+    def within(self, root: str) -> None:
+        """Look through one folder, unless that was done."""
+        if root not in self._visited:
+            self._walk(read_place(root), root, 0)
+
+    def _look(self, place: Place, root: str) -> set[str]:
+        place.saved = self._saved.get(place.path, set())
+        self.places.append(place)
+        taken: set[str] = set()
+        for candidate, known in find_candidates(place, self._formats, self._world_size):
+            taken.update(candidate.names)
+            self.found.append(Found(candidate, known, root))
+        return taken
+
+    def _walk(self, place: Place, root: str, depth: int) -> None:
+        self._visited.add(place.path)
+        taken = self._look(place, root)
+        for name in place.folders if depth > 0 else ():
+            if name in taken or name in _IGNORED or name.startswith("."):
+                continue
+            if len(self._visited) >= MAX_PLACES:
+                return
+            self._walk(place.child(name), root, depth - 1)

@@ -1,0 +1,247 @@
+"""One file of torch.save's, zip or legacy: is it whole, and what is in it."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import IO, Any
+
+from guardrun.launcher.checkpoints.pickles import BadPickle, Bounded, Name, Node, TooLong, Walk, walk_pickle
+from guardrun.launcher.checkpoints.torchzip import BadZip, Record, Span, check_crc, has_checksums, read_records
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole, explain
+
+CRC_LIMIT_BYTES = 64 << 20
+"""Up to this size every byte is read and compared with its CRC: 0.1 s from a page cache."""
+PICKLE_LIMIT_BYTES = 32 << 20
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+"""torch/serialization.py, MAGIC_NUMBER."""
+
+_ITEM_BYTES = {
+    # torch/storage.py, _dtype_to_storage_type_map; what is missing here is not compared.
+    **dict.fromkeys(("DoubleStorage", "LongStorage", "ComplexFloatStorage"), 8),
+    **dict.fromkeys(("FloatStorage", "IntStorage", "QInt32Storage"), 4),
+    **dict.fromkeys(("HalfStorage", "BFloat16Storage", "ShortStorage"), 2),
+    **dict.fromkeys(
+        ("CharStorage", "ByteStorage", "BoolStorage", "QInt8Storage", "QUInt8Storage", "UntypedStorage"), 1
+    ),
+    "ComplexDoubleStorage": 16,
+}
+_STEP_KEYS = (
+    *("global_step", "step", "iter_num", "iteration", "iter", "global_steps", "steps", "num_steps"),
+    *("num_updates", "current_step", "train_step", "steps_run", "it", "next_step"),
+)
+_OPTIMIZER_KEYS = frozenset(("param_groups", "exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg"))
+_MODEL_KEYS = frozenset(
+    ("model", "state_dict", "model_state_dict", "model_state", "module", "net", "network", "weights")
+)
+_LOOK_LIMIT = 20_000
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a torch.save file holds."""
+
+    keys: tuple[str, ...]
+    """Of the top level, where that is a dictionary."""
+    has_optimizer: bool
+    has_model: bool
+    tensors: int
+    step: int | None
+
+
+def _item_bytes(kind: Any) -> int | None:
+    return _ITEM_BYTES.get(kind.name.rpartition(" ")[2]) if isinstance(kind, Name) else None
+
+
+def _storages(walk: Walk) -> dict[str, tuple[int | None, int]]:
+    """Per storage key: bytes of an item (None: unknown to us), and the number of items."""
+    found: dict[str, tuple[int | None, int]] = {}
+    for entry in walk.persistent:
+        if isinstance(entry, tuple) and len(entry) >= 5 and entry[0] == "storage" and isinstance(entry[4], int):
+            found[str(entry[2])] = (_item_bytes(entry[1]), entry[4])
+    return found
+
+
+def _read_pickle(span: Span, record: Record) -> tuple[Any, Walk] | None:
+    """Read data.pkl; None where it is too long to be looked into."""
+    if record.size > PICKLE_LIMIT_BYTES:
+        return None
+    try:
+        return walk_pickle(span.read(record.offset, record.size))
+    except TooLong:
+        return None
+
+
+def check_zip(span: Span, *, deep: bool = False) -> None:
+    """Check one archive of torch.save's. Raises BadZip (the reason) and OSError."""
+    records = read_records(span)
+    data = records.get("data.pkl")
+    if data is None:
+        raise BadZip("is a zip archive, but none of torch.save's (no data.pkl)")
+    if "version" not in records and ".data/version" not in records:
+        raise BadZip("lacks its version record")
+    if has_checksums(records):
+        is_small = span.size <= CRC_LIMIT_BYTES
+        for record in records.values():
+            if deep or is_small or not record.name.startswith("data/"):
+                check_crc(span, record)
+    try:
+        read = _read_pickle(span, data)
+    except BadPickle as error:
+        raise BadZip(f"has a damaged data.pkl ({error})") from error
+    if read is None:
+        return
+    for key, (item_bytes, count) in _storages(read[1]).items():
+        storage = records.get(f"data/{key}")
+        if storage is None:
+            raise BadZip(f"lacks tensor data (data/{key})")
+        if item_bytes is not None and storage.size != item_bytes * count:
+            raise BadZip(f"has tensor data of the wrong length (data/{key})")
+
+
+def _check_legacy(file: IO[bytes], size: int) -> None:
+    """Check a file from before torch 1.6 (or `_use_new_zipfile_serialization=False`). Raises BadZip, BadPickle."""
+    source = Bounded(file, size)
+    if walk_pickle(source)[0] != LEGACY_MAGIC:
+        raise BadZip("is a pickle, but none of torch.save's")
+    walk_pickle(source)  # The protocol's version.
+    walk_pickle(source)  # The writing machine.
+    _, walk = walk_pickle(source)
+    keys, _ = walk_pickle(source)
+    if not isinstance(keys, list):
+        raise BadZip("lacks its list of tensors")
+    storages = _storages(walk)
+    for key in keys:
+        item_bytes, expected = storages.get(str(key), (None, -1))
+        header = file.read(8)
+        if len(header) != 8:
+            raise BadZip("ends too early: tensor data is missing")
+        (count,) = struct.unpack("<q", header)
+        if item_bytes is None:
+            return  # Where the next one begins cannot be known.
+        if count != expected:
+            raise BadZip("has tensor data of the wrong length")
+        file.seek(count * item_bytes, os.SEEK_CUR)
+        if file.tell() > size:
+            raise BadZip("ends too early: tensor data is missing")
+
+
+def check_torch_file(path: str, *, deep: bool = False) -> Verdict:
+    """Say whether what torch.save wrote to path is all there.
+
+    A cut anywhere is found; a changed bit in the directory and in the small records always, elsewhere up to
+    CRC_LIMIT_BYTES or with deep. The legacy format has no checksums: there, cuts only.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                return Torn("the file is empty")
+            start = file.read(4)
+            file.seek(0)
+            if start[:2] == b"PK":
+                check_zip(Span(file.fileno(), 0, size), deep=deep)
+            elif start[:1] == b"\x80":
+                _check_legacy(file, size)
+            else:
+                return Torn("is no file of torch.save's")
+    except OSError as error:
+        return Torn(explain(error))
+    except (BadZip, BadPickle) as error:
+        return Torn(str(error))
+    except TooLong:
+        return Whole()
+    return Whole()
+
+
+def check_pickle(path: str) -> Verdict:
+    """Say whether a plain pickle reaches its end."""
+    try:
+        with open(path, "rb") as file:
+            walk_pickle(Bounded(file, os.fstat(file.fileno()).st_size))
+    except OSError as error:
+        return Torn(explain(error))
+    except BadPickle as error:
+        return Torn(f"is a damaged pickle ({error})")
+    except TooLong:
+        pass
+    return Whole()
+
+
+def read_root(path: str) -> tuple[Any, Walk] | None:
+    """Read what a torch.save file would load as, inert; None where that cannot be told."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if file.read(2) == b"PK":
+                span = Span(file.fileno(), 0, size)
+                record = read_records(span).get("data.pkl")
+                return _read_pickle(span, record) if record is not None else None
+            file.seek(0)
+            source = Bounded(file, size)
+            if walk_pickle(source)[0] != LEGACY_MAGIC:
+                return None
+            walk_pickle(source)
+            walk_pickle(source)
+            return walk_pickle(source)
+    except (OSError, BadZip, BadPickle, TooLong):
+        return None
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if isinstance(value, Node) and not value.name.startswith("torch._utils"):
+        return [*_children(value.state), *value.items.items()]
+    return []
+
+
+def _is_optimizer(key: Any, value: Any) -> bool:
+    if key in _OPTIMIZER_KEYS:
+        return True
+    return isinstance(key, str) and "optim" in key.lower() and isinstance(value, (dict, list, Node)) and bool(value)
+
+
+def _look_into(root: Any) -> tuple[bool, bool]:
+    """(has an optimizer's state, has a model's), breadth first and bounded: both show near the top."""
+    has_optimizer = has_model = False
+    level = _children(root)
+    seen = 0
+    for depth in range(6):
+        below: list[tuple[Any, Any]] = []
+        for key, value in level:
+            seen += 1
+            is_tensor = isinstance(value, Node) and value.name.startswith("torch._utils _rebuild")
+            text = key if isinstance(key, str) else ""
+            has_optimizer = has_optimizer or _is_optimizer(key, value)
+            has_model = has_model or (depth == 0 and text in _MODEL_KEYS and bool(value))
+            has_model = has_model or (is_tensor and text.endswith(("weight", "bias")))
+            below += _children(value)
+        if (has_optimizer and has_model) or seen > _LOOK_LIMIT:
+            break
+        level = below
+    return has_optimizer, has_model
+
+
+def _read_step(root: Any) -> int | None:
+    if isinstance(root, dict):
+        for key in _STEP_KEYS:
+            value = root.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+                return value
+    return None
+
+
+def describe_torch_file(path: str) -> Contents | None:
+    """Say what a torch.save file holds; None where it is none, is torn, or is too large to be looked into."""
+    read = read_root(path)
+    if read is None:
+        return None
+    root, walk = read
+    keys = tuple(key for key in root if isinstance(key, str)) if isinstance(root, dict) else ()
+    has_optimizer, has_model = _look_into(root)
+    tensors = sum(count for name, count in walk.calls.items() if name.startswith("torch._utils _rebuild_tensor"))
+    return Contents(keys, has_optimizer, has_model, tensors, _read_step(root))
