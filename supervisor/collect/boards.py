@@ -1,0 +1,94 @@
+"""The ranks' boards, read from outside: mapped once, read by sampler and looks alike."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+
+from guardrun.hooks.board import MAGIC, OPS, PHASES, Board, Field, board_name
+
+_PROGRESS = (
+    Field.PULSES,
+    Field.BATCHES,
+    Field.COLLECTIVES,
+    Field.GROUP_SEQ,
+    Field.SAVES,
+    Field.GROUPS,
+    Field.API_CALLS,
+)
+"""Everything that advances."""
+
+BLANK: list[int] = [0] * len(Field)
+"""A board that says nothing, as of a rank without hooks."""
+
+
+class BoardReader:
+    """One rank's board; it may not be there (yet)."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._board: Board | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def read(self) -> list[int] | None:
+        """All words, indexed by Field; None where there is no board."""
+        with self._lock:
+            if self._board is None and not self._is_closed:
+                try:
+                    self._board = Board(self._path)
+                except (OSError, ValueError):
+                    return None
+            words = self._board.read() if self._board is not None else None
+        if words is None or words[Field.MAGIC] not in (0, MAGIC):
+            return None
+        return words
+
+    def write(self, field: Field, value: int) -> None:
+        """Set one of the words that the supervisor writes; nothing where there is no board."""
+        if self.read() is None:
+            return
+        with self._lock:
+            if self._board is not None:
+                self._board.words[field] = value
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._board is not None:
+                self._board.close()
+                self._board = None
+
+
+def open_boards(
+    sockets_dir: str | os.PathLike[str], attempt: int, global_ranks: Iterable[int]
+) -> dict[int, BoardReader]:
+    """Readers for the boards of an attempt's ranks."""
+    return {rank: BoardReader(os.path.join(sockets_dir, board_name(attempt, rank))) for rank in global_ranks}
+
+
+def progress_of(words: list[int]) -> int:
+    """Everything that advances, summed."""
+    return sum(words[field] for field in _PROGRESS)
+
+
+def step_of(words: list[int]) -> int:
+    """Steps, those before the resumed checkpoint included."""
+    return words[Field.STEP] + words[Field.STEP_BASE]
+
+
+def phase_of(words: list[int]) -> str:
+    """The phase's name; empty where no hooks write."""
+    if words[Field.MAGIC] != MAGIC:
+        return ""
+    index = words[Field.PHASE]
+    return PHASES[index] if 0 <= index < len(PHASES) else "other"
+
+
+def collective_of(words: list[int]) -> str:
+    """The torch.distributed function it is inside of; empty outside of any."""
+    if words[Field.COLLECTIVE_SINCE_NS] == 0:
+        return ""
+    index = words[Field.COLLECTIVE_OP]
+    return OPS[index] if 0 < index < len(OPS) else "collective"

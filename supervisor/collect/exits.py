@@ -1,0 +1,76 @@
+"""What is left to read when ranks have fallen: the answer to ReadExits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.collect.disk import read_disk_free
+from guardrun.supervisor.collect.errors import (
+    MAX_FILE_BYTES,
+    STDERR_TAIL_BYTES,
+    parse_error_file,
+    parse_raised,
+    parse_tail,
+)
+from guardrun.supervisor.collect.oom import OomWatch
+from guardrun.supervisor.collect.procfs import read_bytes
+from guardrun.supervisor.core.events import ErrorRecord, ExitsRead, ExitTrace, Rank
+
+
+def raised_name(attempt: int, global_rank: int) -> str:
+    """The file in the socket folder in which the hooks leave an exception."""
+    return f"raised-{attempt}-{global_rank}.json"
+
+
+def read_exits(
+    attempt: int,
+    ranks: Iterable[Rank],
+    *,
+    sockets_dir: str | os.PathLike[str],
+    clock: EngineClock,
+    error_files: Mapping[int, str],
+    stderr_files: Mapping[int, str],
+    oom: OomWatch,
+    folders: Iterable[str] = (),
+) -> ExitsRead:
+    """Read what the ranks left: exceptions, the end of their stderr, OOM counters, room on the disks.
+
+    error_files and stderr_files are per global rank; folders are those whose free space matters. Ranks that left
+    nothing have no trace. Takes little more than a second even where a mount is dead.
+    """
+    traces = []
+    for rank in ranks:
+        number = rank.global_rank
+        error = _read_error(os.path.join(sockets_dir, raised_name(attempt, number)), error_files.get(number), clock)
+        tail = read_tail(stderr_files[number]) if stderr_files.get(number) else ""
+        if error is not None or tail:
+            traces.append(ExitTrace(global_rank=number, error=error, stderr_tail=tail))
+    return ExitsRead(
+        attempt=attempt,
+        traces=traces,
+        oom_kills=oom.kills(),
+        oom_pids=oom.pids(),
+        disk_free_bytes=read_disk_free(folders),
+    )
+
+
+def _read_error(raised_path: str, error_path: str | None, clock: EngineClock) -> ErrorRecord | None:
+    """The hooks' word first: it has the qualified type, the frames and a monotonic time."""
+    data = read_bytes(raised_path, MAX_FILE_BYTES)
+    error = parse_raised(data, clock) if data else None
+    if error is None and error_path:
+        data = read_bytes(error_path, MAX_FILE_BYTES)
+        error = parse_error_file(data) if data else None
+    return error
+
+
+def read_tail(path: str) -> str:
+    """The last 4 KiB of a file; empty where it can't be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_TAIL_BYTES - 1))
+            return parse_tail(file.read(STDERR_TAIL_BYTES + 1))
+    except OSError:
+        return ""

@@ -1,0 +1,203 @@
+"""What /proc says of one process: parsers for its files, and readers that answer None where the process is gone.
+
+/proc is read directly: the supervisor reads a few files of a few processes a second, and a library would read many.
+Formats are those of proc(5). Readers never raise because a process vanished, changed its user or forbids the look.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_READ_BYTES = 1 << 16
+
+
+class Stat(NamedTuple):
+    """The part of /proc/PID/stat (or of a thread's) that is used."""
+
+    pid: int
+    comm: str
+    state: str
+    ppid: int
+    cpu_s: float
+    """utime + stime: of all threads, ended ones too, for a process."""
+    start: int
+    """starttime in clock ticks since boot: with the pid, names a process for good."""
+
+    @property
+    def is_dead(self) -> bool:
+        """A zombie is dead: nobody may ever reap it, as in containers whose PID 1 doesn't."""
+        return self.state in "ZX"
+
+
+class Status(NamedTuple):
+    """The part of /proc/PID/status that is used."""
+
+    tgid: int
+    uid: int
+    """Effective."""
+    ns_pids: tuple[int, ...]
+    """Its pids from the outermost visible pid namespace inwards."""
+    caught: int
+    """SigCgt: bit N-1 is set where signal N has a handler."""
+    switches: int
+    """Voluntary and involuntary; of one thread."""
+
+    def catches(self, signum: int) -> bool:
+        """Say whether the process has a handler for a signal; without one most would end it."""
+        return signum > 0 and bool(self.caught >> (signum - 1) & 1)
+
+
+class ThreadStat(NamedTuple):
+    """One thread's counters."""
+
+    tid: int
+    name: str
+    state: str
+    cpu_s: float
+    switches: int
+
+
+def read_bytes(path: str, limit: int = _READ_BYTES) -> bytes | None:
+    """Up to limit bytes of a file of /proc; None where it can't be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        chunks = []
+        while limit > 0 and (chunk := os.read(fd, min(limit, _READ_BYTES))):
+            chunks.append(chunk)
+            limit -= len(chunk)
+        return b"".join(chunks)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def parse_stat(data: bytes) -> Stat:
+    """Parse /proc/PID/stat. The name may hold spaces and parentheses, so the last `)` ends it.
+
+    Raises ValueError where it is cut short.
+    """
+    opened, closed = data.find(b"("), data.rfind(b")")
+    if opened < 0 or closed < opened:
+        raise ValueError(f"no process name in {data[:80]!r}")
+    rest = data[closed + 2 :].split(maxsplit=20)
+    if len(rest) < 20:
+        raise ValueError(f"only {len(rest)} fields in {data[:80]!r}")
+    return Stat(
+        pid=int(data[:opened]),
+        comm=data[opened + 1 : closed].decode("utf-8", "replace"),
+        state=chr(rest[0][0]),
+        ppid=int(rest[1]),
+        cpu_s=(int(rest[11]) + int(rest[12])) / _TICKS,
+        start=int(rest[19]),
+    )
+
+
+def read_stat(pid: int | str) -> Stat | None:
+    """A process's stat, or a thread's for `PID/task/TID`."""
+    data = read_bytes(f"/proc/{pid}/stat")
+    if not data:
+        return None
+    try:
+        return parse_stat(data)
+    except ValueError:
+        return None
+
+
+def parse_status(text: str) -> Status:
+    """Parse /proc/PID/status; what is missing (kernel threads, old kernels) reads 0."""
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+    def numbers(name: str, base: int = 10) -> list[int]:
+        return [int(word, base) for word in fields.get(name, "").split()]
+
+    uids = numbers("Uid")
+    return Status(
+        tgid=sum(numbers("Tgid")[:1]),
+        uid=uids[1] if len(uids) > 1 else -1,
+        ns_pids=tuple(numbers("NSpid")),
+        caught=sum(numbers("SigCgt", 16)[:1]),
+        switches=sum(numbers("voluntary_ctxt_switches") + numbers("nonvoluntary_ctxt_switches")),
+    )
+
+
+def read_status(pid: int | str) -> Status | None:
+    """A process's status, or a thread's for `PID/task/TID`."""
+    data = read_bytes(f"/proc/{pid}/status")
+    if not data:
+        return None
+    try:
+        return parse_status(data.decode("utf-8", "replace"))
+    except ValueError:
+        return None
+
+
+def read_threads(pid: int) -> list[ThreadStat]:
+    """Counters of every thread that is alive; empty where the process is gone."""
+    try:
+        tids = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return []
+    threads = []
+    for tid in tids:
+        stat = read_stat(f"{pid}/task/{tid}")
+        status = read_status(f"{pid}/task/{tid}")
+        if stat is not None and status is not None:
+            threads.append(ThreadStat(tid, stat.comm, stat.state, stat.cpu_s, status.switches))
+    return threads
+
+
+def parse_io(text: str) -> int:
+    """rchar + wchar of /proc/PID/io: bytes through read and write, not through send and receive."""
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return int(fields.get("rchar", "0")) + int(fields.get("wchar", "0"))
+
+
+def read_io(pid: int) -> int:
+    """Bytes read and written so far; -1 where that can't be known."""
+    data = read_bytes(f"/proc/{pid}/io")
+    if not data:
+        return -1
+    try:
+        return parse_io(data.decode("ascii", "replace"))
+    except ValueError:
+        return -1
+
+
+def read_wchan(pid: int) -> str:
+    """The kernel function a process waits in; empty where it runs, or the kernel doesn't tell us."""
+    data = read_bytes(f"/proc/{pid}/wchan") or b""
+    text = data.decode("ascii", "replace").strip()
+    return "" if text == "0" else text
+
+
+def read_kernel_stack(pid: int) -> str:
+    """/proc/PID/stack, which only root may read; else empty."""
+    return (read_bytes(f"/proc/{pid}/stack") or b"").decode("ascii", "replace")
+
+
+def read_cmdline(pid: int, limit: int = 4096) -> list[str]:
+    """The arguments of a process, at most limit bytes of them.
+
+    May block where another thread of it holds its memory map (state D): ask from a thread that may be abandoned.
+    """
+    data = read_bytes(f"/proc/{pid}/cmdline", limit) or b""
+    return [part.decode("utf-8", "replace") for part in data.rstrip(b"\0").split(b"\0") if data]
+
+
+def read_exe(pid: int) -> str:
+    """The path of the program a process runs; empty where it is gone, or forbids the look."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
+
+
+def read_boot_id() -> str:
+    """Names this boot of the machine (or container host); empty where /proc doesn't say."""
+    return (read_bytes("/proc/sys/kernel/random/boot_id") or b"").decode("ascii", "replace").strip()

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import time
+
+import msgspec
+import pytest
+
+from guardrun.hooks.messages import MAX_TEXT_CHARS, Raised
+from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.collect.errors import bound, parse_error_file, parse_raised, parse_tail, parse_traceback_frames
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/x/old.py", line 1, in <module>
+KeyError: 'a'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/x/train.py", line 9, in <module>
+    main()
+  File "/x/train.py", line 5, in main
+    raise ValueError("bad: value")
+ValueError: bad: value
+"""
+FRAMES = [("/x/train.py", "<module>", 9), ("/x/train.py", "main", 5)]
+RAISED = Raised(
+    attempt=0,
+    global_rank=1,
+    pid=7,
+    at_ns=int(3.5e9),
+    error="torch.OutOfMemoryError",
+    message="no room",
+    traceback=TRACEBACK,
+    frames=FRAMES,
+)
+CLOCK = EngineClock(10.0, 2.0)
+
+
+def test_the_clock_keeps_never_and_shifts_the_rest() -> None:
+    assert CLOCK.at_ns(0) == 0.0
+    assert CLOCK.at_ns(int(3.5e9)) == pytest.approx(11.5)
+    assert EngineClock(5.0, time.monotonic()).now() == pytest.approx(5.0, abs=1)
+
+
+def test_the_hooks_word_is_taken_whole() -> None:
+    record = parse_raised(msgspec.json.encode(RAISED), CLOCK)
+    assert record is not None
+    assert (record.error, record.message, record.frames) == ("torch.OutOfMemoryError", "no room", FRAMES)
+    assert record.at_s == pytest.approx(11.5)
+
+
+@pytest.mark.parametrize("keep", range(0, 800, 7))
+def test_a_file_cut_anywhere_gives_what_it_holds(keep: int) -> None:
+    data = msgspec.json.encode(RAISED)[:keep]
+    record = parse_raised(data, CLOCK)
+    if b'"torch.OutOfMemoryError"' in data:
+        assert record is not None and record.error == "torch.OutOfMemoryError"
+    else:
+        assert record is None or record.error in "torch.OutOfMemoryError"
+
+
+def test_torch_elastics_file_in_both_forms() -> None:
+    message = {"message": "ValueError: bad: value", "extraInfo": {"py_callstack": TRACEBACK, "timestamp": "1732"}}
+    record = parse_error_file(json.dumps({"message": message}).encode())
+    assert record is not None
+    assert (record.error, record.message, record.frames) == ("ValueError", "bad: value", FRAMES)
+    assert record.at_s == 0
+    record = parse_error_file(b'{"message": "torch.cuda.OutOfMemoryError: CUDA out of memory", "errorCode": 1}')
+    assert record is not None
+    assert (record.error, record.message) == ("torch.cuda.OutOfMemoryError", "CUDA out of memory")
+    record = parse_error_file(b'{"message": "something went wrong: no type"}')
+    assert record is not None and (record.error, record.message) == ("", "something went wrong: no type")
+    record = parse_error_file(b'{"message": {"message": "KeyboardInterrupt"}}')
+    assert record is not None and (record.error, record.message) == ("KeyboardInterrupt", "")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"3", b"{}", b'{"message": null}', b'{"message": {}}', b"\xff\xfe", b'{"message": {"message": 3}}'],
+)
+def test_a_file_that_tells_nothing_is_none(data: bytes) -> None:
+    assert parse_error_file(data) is None
+    assert parse_raised(data, CLOCK) is None
+
+
+def test_a_cut_elastic_file_still_names_the_error() -> None:
+    whole = json.dumps(
+        {"message": {"message": "ValueError: bad", "extraInfo": {"py_callstack": TRACEBACK * 20}}}
+    ).encode()
+    record = parse_error_file(whole[: len(whole) // 2])
+    assert record is not None and record.error == "ValueError"
+
+
+def test_huge_texts_keep_both_ends() -> None:
+    text = bound("a" * MAX_TEXT_CHARS + "b" * MAX_TEXT_CHARS)
+    assert len(text) <= MAX_TEXT_CHARS and text.startswith("aaa") and text.endswith("bbb")
+    record = parse_error_file(json.dumps({"message": "ValueError: " + "x" * 10**6}).encode())
+    assert record is not None and len(record.message) <= MAX_TEXT_CHARS
+
+
+def test_frames_are_those_of_the_last_traceback() -> None:
+    assert parse_traceback_frames(TRACEBACK) == FRAMES
+    assert parse_traceback_frames("no traceback") == []
+
+
+def test_a_tail_begins_with_a_whole_line() -> None:
+    assert parse_tail(b"short\n") == "short\n"
+    data = b"first line\n" + b"x" * 10 + b"\n" + b"y" * 4090 + b"\n"
+    assert parse_tail(data) == "y" * 4090 + "\n"
+    assert parse_tail(b"z" * 9000) == "z" * 4096
+    assert parse_tail("é".encode() * 3000).endswith("éé")

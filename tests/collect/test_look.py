@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from guardrun.hooks.board import OPS, PHASES, Board
+from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.collect.boards import open_boards
+from guardrun.supervisor.collect.look import LookResult, limit_s, short_command, take_look
+from guardrun.supervisor.collect.procfs import read_stat
+from guardrun.supervisor.core.looks import ProcessLook, RankLook
+from tests.collect.conftest import Script, StartScript
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.real("py-spy")
+
+SLEEPING = """
+import threading, time
+def helper():
+    time.sleep(60)
+def inner():
+    print('ready', flush=True)
+    time.sleep(60)  # here
+threading.Thread(target=helper, name='helper', daemon=True).start()
+inner()
+"""
+SPINNING = """
+def spin():
+    print('ready', flush=True)
+    while True:
+        pass
+spin()
+"""
+BUSY = """
+def a(n):
+    return 0 if n == 0 else sum(range(2000)) + a(n - 1)
+def b(n):
+    return sorted(range(20000), reverse=True) and a(n)
+def c(n):
+    total = 0
+    for number in range(n):
+        total += b(number % 30)
+    return total
+def busy():
+    print('ready', flush=True)
+    while True:
+        c(50)
+        a(30)
+        b(5)
+busy()
+"""
+FAMILY = """
+import multiprocessing, time
+def work(queue):
+    queue.put(1)
+    time.sleep(60)  # working
+if __name__ == '__main__':
+    context = multiprocessing.get_context('fork')
+    queue = context.SimpleQueue()
+    workers = [context.Process(target=work, args=(queue,), daemon=True) for _ in range(2)]
+    [worker.start() for worker in workers]
+    [queue.get() for _ in workers]
+    import subprocess
+    other = subprocess.Popen(['sleep', '60'])
+    print('ready', flush=True)
+    time.sleep(60)
+"""
+HOOKED = """
+import threading, time
+def beat():
+    while True:
+        time.sleep(0.005)
+def heart():
+    print('ready', flush=True)
+    print(threading.get_native_id(), flush=True)
+    end = time.thread_time() + 0.3
+    while time.thread_time() < end:
+        pass
+    beat()
+threading.Thread(target=heart, daemon=True).start()
+time.sleep(60)
+"""
+
+
+class Looker:
+    """Looks as the supervisor does."""
+
+    def __init__(self, sockets_dir: Path, clock: EngineClock) -> None:
+        self.sockets_dir = sockets_dir
+        self.clock = clock
+        self.folder = sockets_dir / "looks" / "1"
+
+    def look(self, *scripts: Script, samples: int = 3, pyspy: str | None = None) -> LookResult:
+        boards = open_boards(self.sockets_dir, 0, range(len(scripts)))
+        try:
+            return take_look(
+                0,
+                [script.rank(number) for number, script in enumerate(scripts)],
+                boards=boards,
+                clock=self.clock,
+                sockets_dir=self.sockets_dir,
+                folder=self.folder,
+                samples=samples,
+                pyspy=pyspy,
+            )
+        finally:
+            for board in boards.values():
+                board.close()
+
+    def one(self, script: Script) -> RankLook:
+        result = self.look(script)
+        assert result.missing == {}
+        return result.ranks[0]
+
+
+@pytest.fixture
+def looker(tmp_path: Path, clock: EngineClock) -> Looker:
+    return Looker(tmp_path, clock)
+
+
+def functions(process: ProcessLook) -> list[str]:
+    return [frame.function for frame in process.threads[0].frames]
+
+
+def test_a_sleeping_rank_is_idle_in_one_place_and_a_person_can_read_where(
+    start_script: StartScript, looker: Looker
+) -> None:
+    script = start_script(SLEEPING)
+    look = looker.one(script)
+    assert look.global_rank == 0 and look.at_s == pytest.approx(looker.clock.now(), abs=5)
+    process = look.process
+    assert (process.pid, process.source, process.trouble, process.variety) == (script.pid, "py-spy", "", [])
+    assert process.state == "S" and process.switches > 0 and process.io_bytes > 0
+    assert process.command.endswith(f"{script.path}"[:60]) or script.path.name in process.command
+    assert functions(process) == ["inner", "<module>"]
+    assert [thread.name for thread in process.threads] == ["MainThread", "helper"]
+    assert process.threads[0].switches > 0
+    assert look.heart_s == 0 and look.phase == "" and look.children == []
+    text = (looker.folder / f"rank-0-pid-{script.pid}.txt").read_text()
+    assert f'  File "{script.path}", line {script.line_of("# here")}, in inner\n' in text
+    assert "state S: sleeping" in text and "main" in text
+    assert len(list((looker.folder / "raw").glob("*.json"))) == 1
+    msgspec.json.encode(look)
+
+
+def test_spinning_is_told_from_busy_by_the_variety_of_places(start_script: StartScript, looker: Looker) -> None:
+    spinning, busy = start_script(SPINNING, ends_asleep=False), start_script(BUSY, ends_asleep=False)
+    result = looker.look(spinning, busy, samples=5)
+    spins, works = (look.process for look in result.ranks)
+    assert spins.state == works.state == "R"
+    assert {stack[0].function for stack in spins.variety} == {"spin"} and spins.variety
+    assert len({tuple(frame.function for frame in stack) for stack in works.variety}) >= 2
+    assert all(0 < len(stack) <= 6 for stack in works.variety)
+    later = looker.one(spinning).process
+    assert later.cpu_s > spins.cpu_s
+
+
+def test_the_whole_tree_is_looked_at(start_script: StartScript, looker: Looker) -> None:
+    script = start_script(FAMILY)
+    look = looker.one(script)
+    assert len(look.children) == 3
+    workers = [child for child in look.children if child.threads]
+    assert [child.threads[0].frames[0].function for child in workers] == ["work", "work"]
+    (other,) = (child for child in look.children if not child.threads)
+    assert (other.command, other.trouble, other.ppid) == ("sleep", "not a Python process", script.pid)
+    assert len(list(looker.folder.glob("rank-0-pid-*.txt"))) == 4
+
+
+def test_a_stopped_rank_is_looked_at_without_waking_it(start_script: StartScript, looker: Looker) -> None:
+    script = start_script(SPINNING, ends_asleep=False)
+    os.kill(script.pid, signal.SIGSTOP)
+    wait_until(lambda: (stat := read_stat(script.pid)) is not None and stat.state == "T", 5, "the stop")
+    process = looker.one(script).process
+    assert process.state == "T" and process.variety == []
+    assert functions(process)[0] == "spin"
+    assert process.wchan in ("do_signal_stop", "")
+
+
+def test_what_the_hooks_cost_is_not_the_ranks(
+    start_script: StartScript, looker: Looker, make_board: Callable[..., Board]
+) -> None:
+    script = start_script(HOOKED)
+    assert script.process.stdout is not None
+    tid = int(script.process.stdout.readline())
+    wait_until(lambda: (stat := read_stat(script.pid)) is not None and stat.cpu_s > 0.3, 10, "the heart's CPU use")
+    with_heart = looker.one(script).process
+    now_ns = time.monotonic_ns()
+    make_board(
+        0,
+        0,
+        script.pid,
+        HEART_TID=tid,
+        HEART_NS=now_ns,
+        COLLECTIVES=7,
+        COLLECTIVE_SINCE_NS=now_ns,
+        COLLECTIVE_OP=OPS.index("barrier"),
+        GROUP_SEQ=9,
+        PHASE=PHASES.index("eval"),
+        MILESTONES=3,
+        INIT_SINCE_NS=now_ns,
+        DATA_SINCE_NS=now_ns,
+        SAVE_SINCE_NS=now_ns,
+        GC_SINCE_NS=now_ns,
+    )
+    look = looker.one(script)
+    assert look.process.cpu_s < with_heart.cpu_s - 0.2
+    assert look.process.switches < with_heart.switches
+    assert [thread.is_main for thread in look.process.threads] == [True]
+    assert len(with_heart.threads) == 2
+    assert (look.in_collective, look.collectives, look.group_seq) == ("barrier", 7, 9)
+    assert (look.phase, look.milestones) == ("eval", 3)
+    at_s = looker.clock.at_ns(now_ns)
+    assert look.heart_s == look.collective_since_s == look.in_init_since_s == at_s
+    assert look.in_data_since_s == look.in_save_since_s == look.gc_since_s == at_s
+    assert "inside barrier for" in next(looker.folder.glob("*.txt")).read_text()
+
+
+def test_where_py_spy_is_missing_a_rank_still_shows_its_state(
+    start_script: StartScript, looker: Looker, make_board: Callable[..., Board]
+) -> None:
+    armed = start_script(
+        "import faulthandler, signal, sys, time\n"
+        "faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], 'a'), chain=False)\n"
+        "print('ready', flush=True)\ntime.sleep(60)\n",
+        str(looker.sockets_dir / "stacks-0-0"),
+    )
+    bare = start_script(SLEEPING)
+    make_board(0, 0, armed.pid, DUMP_SIGNAL=int(signal.SIGUSR2))
+    result = looker.look(armed, bare, pyspy="")
+    first, second = (look.process for look in result.ranks)
+    assert first.source == "faulthandler" and functions(first) == ["<module>"]
+    assert first.trouble == "py-spy is not installed: stacks by faulthandler"
+    assert (second.state, second.threads, second.trouble) == ("S", [], "py-spy is not installed")
+    assert second.switches > 0
+
+
+def test_a_rank_that_is_gone_is_missing_and_the_others_are_seen(start_script: StartScript, looker: Looker) -> None:
+    gone, zombie, alive = start_script(SLEEPING), start_script(SLEEPING), start_script(SLEEPING)
+    gone.process.kill()
+    gone.process.wait()
+    os.kill(zombie.pid, signal.SIGKILL)
+    wait_until(lambda: (stat := read_stat(zombie.pid)) is not None and stat.state == "Z", 5, "the zombie")
+    result = looker.look(gone, zombie, alive)
+    assert result.missing == {0: "the process is gone"}
+    assert [(look.global_rank, look.process.state) for look in result.ranks] == [(1, "Z"), (2, "S")]
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_files(start_script: StartScript, looker: Looker) -> None:
+    script = start_script(SLEEPING)
+    looker.folder = script.path / "below a file"
+    assert functions(looker.one(script).process) == ["inner", "<module>"]
+
+
+def test_a_py_spy_that_hangs_costs_no_more_than_the_limit(
+    start_script: StartScript, looker: Looker, tmp_path: Path
+) -> None:
+    hanging = tmp_path / "py-spy"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o700)
+    script = start_script(FAMILY)
+    began = time.monotonic()
+    result = looker.look(script, pyspy=str(hanging))
+    assert time.monotonic() - began < limit_s(1) + 1
+    assert result.took_s < limit_s(1) + 1
+    assert result.ranks[0].process.trouble == "py-spy took longer than 2.0 s"
+    assert len(result.ranks[0].children) == 3
+
+
+def test_eight_ranks_are_looked_at_well_within_the_limit(start_script: StartScript, looker: Looker) -> None:
+    scripts = [start_script(SLEEPING) for _ in range(8)]
+    result = looker.look(*scripts)
+    assert [functions(look.process)[0] for look in result.ranks] == ["inner"] * 8
+    assert result.took_s < 4
+    print(f"{result.took_s:.2f} s")
+
+
+def test_a_command_tells_the_script_and_no_secret() -> None:
+    assert short_command(["/usr/bin/python3.11", "-u", "train.py", "--key", "s3cret"]) == "python3.11 -u train.py"
+    assert short_command(["python", "-m", "pkg.train", "--key=s3cret"]) == "python -m pkg.train"
+    assert short_command(["python", "-c", "key = 's3cret'", "x"]) == "python -c …"
+    assert short_command(["/bin/curl", "-H", "key: s3cret"]) == "curl"
+    assert short_command([]) == ""
