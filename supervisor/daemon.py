@@ -242,6 +242,8 @@ class Daemon:
         if isinstance(message, wire.Started):
             self._started(message)
         elif isinstance(message, wire.Exited):
+            # The boards outlive their ranks: where it fell is what its last words there say.
+            self._sample(time.monotonic())
             self.feed(
                 ev.RankExited(
                     attempt=message.attempt,

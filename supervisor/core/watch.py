@@ -251,7 +251,8 @@ def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
         return [change(state, known, evidence={**evidence, "pauses": pauses})]
     others = [r for n, r in attempt.ranks.items() if n != event.global_rank and r.exitcode is None]
     onset_s = max(now_s - event.duration_s, 0.0)
-    if not event.step or any(r.gc_since_s for r in others):
+    resumed_step = attempt.resumed_from.step if attempt.resumed_from else 0
+    if event.step <= resumed_step or any(r.gc_since_s for r in others):
         # Imports collect a lot, and before the first step nobody waits; those that collect too do not wait either.
         return []
     waited = [r.rank.global_rank for r in others if 0 < r.progress_s < now_s - event.duration_s / 2]

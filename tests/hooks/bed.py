@@ -100,14 +100,14 @@ class Bed:
         attempt: int | None = 0,
         cwd: Path | None = None,
         program: str = sys.executable,
-        **more: str,
+        more: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         """Start a rank: program (Python) with the arguments `command`; `more` is added to its environment."""
         if attempt is not None and not (self.sockets / board_name(attempt, rank)).exists() and self.sockets.exists():
             self.make_board(rank, attempt)
         process = subprocess.Popen(
             [program, *command],
-            env=self.environment(rank, attempt, **more) if env is None else env,
+            env=self.environment(rank, attempt, **(more or {})) if env is None else env,
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -120,7 +120,7 @@ class Bed:
 
     def run(self, code: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """Run code in a rank to its end."""
-        return finish(self.start(["-c", code, *arguments], **more))
+        return finish(self.start(["-c", code, *arguments], more=more))
 
     def wait_for(self, kind: type[MessageT], rank: int | None = None, deadline_s: float = DEADLINE_S) -> MessageT:
         """The first message of a kind, when it comes."""
