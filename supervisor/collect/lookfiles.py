@@ -85,7 +85,7 @@ def _render_rank(look: RankLook) -> list[str]:
     ]
     lines = [f"inside {name or 'a collective'} {since(at_s)}" for name, at_s in inside if at_s > 0]
     if look.phase:
-        lines.append(f"phase {look.phase}, {look.collectives} collectives called, heart {since(look.heart_s)} silent")
+        lines.append(f"phase {look.phase}, {look.collectives} collectives called, heart silent {since(look.heart_s)}")
     if look.socket_bytes >= 0:
         lines.append(f"{look.socket_bytes} bytes over its TCP sockets so far")
     return lines

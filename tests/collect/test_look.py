@@ -71,6 +71,14 @@ if __name__ == '__main__':
     print('ready', flush=True)
     time.sleep(60)
 """
+UNINTERRUPTIBLE = """
+import os, sys
+def wait_for_ever():
+    print('ready', flush=True)
+    # The parent of a vfork waits in state D until the child execs, which here first opens a pipe nobody writes to.
+    os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
+wait_for_ever()
+"""
 HOOKED = """
 import threading, time
 def beat():
@@ -180,6 +188,23 @@ def test_a_stopped_rank_is_looked_at_without_waking_it(start_script: StartScript
     assert process.state == "T" and process.variety == []
     assert functions(process)[0] == "spin"
     assert process.wchan in ("do_signal_stop", "")
+
+
+def test_a_rank_in_uninterruptible_wait_is_looked_at_and_not_touched(
+    start_script: StartScript, looker: Looker, make_board: Callable[..., Board], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    script = start_script(UNINTERRUPTIBLE, str(tmp_path / "pipe"), ends_asleep=False)
+    make_board(0, 0, script.pid, DUMP_SIGNAL=int(signal.SIGUSR2))
+    try:
+        wait_until(lambda: (stat := read_stat(script.pid)) is not None and stat.state == "D", 5, "state D")
+        look = looker.one(script)
+        assert (look.process.state, functions(look.process)[0]) == ("D", "wait_for_ever")
+        assert look.process.wchan and len(look.children) == 1
+        assert looker.look(script, pyspy="").ranks[0].process.trouble.endswith("faulthandler can't run in state D")
+    finally:
+        with (tmp_path / "pipe").open("wb"):
+            script.process.wait(10)
 
 
 def test_what_the_hooks_cost_is_not_the_ranks(

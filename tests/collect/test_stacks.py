@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,31 @@ def test_another_users_process_is_refused(start_script: StartScript, tmp_path: P
     program.write_text(f'#!/bin/sh\nexec setpriv --reuid=65534 --clear-groups {find_pyspy()} "$@"\n')
     program.chmod(0o700)
     assert dump_pyspy(script.pid, program=str(program)).trouble == "ptrace refused"
+
+
+@pytest.mark.real("root")
+def test_a_supervisor_without_rights_says_so_and_signals_nobody(start_script: StartScript, tmp_path: Path) -> None:
+    path = tmp_path / "stacks-0-0"
+    script = start_script(ARMED, str(path))
+    fallback = Fallback(int(signal.SIGUSR2), path)
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12's, should a test before have left a thread
+        child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setuid(65534)
+            dump = dump_stacks(script.pid, script.start, fallback=fallback)
+            os.write(write, dump.trouble.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    assert "; faulthandler can't be asked: " in said, said
+    assert path.read_text() == ""
 
 
 def test_py_spy_is_found_beside_the_interpreter_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import guardrun.supervisor.collect
+
+HEAVY = {"torch", "numpy", "psutil", "rich", "zmq", "structlog", "pynvml", "multiprocessing", "asyncio"}
+
+
+def test_the_collectors_bring_nothing_heavy_into_the_supervisor() -> None:
+    folder = Path(guardrun.supervisor.collect.__file__).parent
+    names = [f"guardrun.supervisor.collect.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"]
+    code = f"import sys\nfor name in {names!r}: __import__(name)\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
+    assert len(names) > 10
+    assert not HEAVY & set(loaded)
