@@ -70,11 +70,16 @@ class Bed:
         }
 
     def environment(
-        self, rank: int = 0, attempt: int | None = 0, base: dict[str, str] | None = None, **more: str
+        self,
+        rank: int = 0,
+        attempt: int | None = 0,
+        *,
+        base: dict[str, str] | None = None,
+        more: dict[str, str] | None = None,
     ) -> dict[str, str]:
         """A rank's environment, with hooks; base: what it would be without them."""
         env = dict(os.environ if base is None else base)
-        env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(self.world_size), **more)
+        env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(self.world_size), **(more or {}))
         before = env.get("PYTHONPATH")
         env["GUARDRUN_HOOKS"] = json.dumps(self.settings(attempt, before))
         env["PYTHONPATH"] = f"{INJECT}{os.pathsep}{before}" if before else str(INJECT)
@@ -107,7 +112,7 @@ class Bed:
             self.make_board(rank, attempt)
         process = subprocess.Popen(
             [program, *command],
-            env=self.environment(rank, attempt, **(more or {})) if env is None else env,
+            env=self.environment(rank, attempt, more=more) if env is None else env,
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

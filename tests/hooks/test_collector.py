@@ -1,0 +1,63 @@
+"""The garbage collector on the board, in messages, and by PYTHONGC_THRESHOLD."""
+
+from __future__ import annotations
+
+import pytest
+
+from guardrun.hooks.board import Field
+from guardrun.hooks.collector import parse_threshold
+from guardrun.hooks.messages import GcHeld, HookFailed
+from tests.hooks.bed import Bed, finish
+
+SLOW = """
+import gc, sys, time
+from guardrun.hooks import step
+class Slow:
+    '''Cyclic garbage whose collection takes its time.'''
+    def __init__(self, duration_s): self.me, self.duration_s = self, duration_s
+    def __del__(self): time.sleep(self.duration_s)
+def collect(duration_s):
+    Slow(duration_s); gc.collect()
+gc.collect()
+"""
+
+
+def test_a_collection_is_seen_while_it_runs(bed: Bed) -> None:
+    process = bed.start(["-c", SLOW + "collect(1.5)"])
+    bed.wait_until(Field.GC_SINCE_NS, lambda since: since and bed.board()[Field.GC_GENERATION] == 2)
+    assert process.poll() is None
+    done = finish(process)
+    assert (done.returncode, done.stderr) == (0, "")
+    board = bed.board()
+    assert board[Field.GC_SINCE_NS] == 0
+    assert board[Field.GC_TOTAL_NS] >= 1.5e9
+    assert board[Field.GC_COUNT] >= 2
+
+
+def test_collections_that_hold_up_a_step_are_told_once(bed: Bed) -> None:
+    code = SLOW + "step(7)\nfor _ in range(4): collect(0.4)\nstep(8); collect(0.4)\nstep(9); collect(1.1)\nstep(10)"
+    finish(bed.start(["-c", code + "; time.sleep(0.2)"]))
+    held = bed.hear_all(GcHeld)
+    assert [message.step for message in held] == [7, 9]
+    assert held[0].duration_s >= 1.2
+    assert held[0].generation == 2
+    assert held[0].collected >= 3
+
+
+def test_the_threshold_is_made_true(bed: Bed) -> None:
+    done = bed.run("import gc; print(gc.get_threshold(), gc.isenabled())", PYTHONGC_THRESHOLD="5000,20")
+    assert done.stdout.startswith("(5000, 20, ")
+    assert done.stdout.endswith("True\n")
+
+
+@pytest.mark.parametrize("text", ["many", "1,2,3,4", "-5", "1;2", ",", "99999999999999999999"])
+def test_a_bad_threshold_is_said_and_changes_nothing(bed: Bed, text: str) -> None:
+    done = bed.run("import gc, time; print(gc.get_threshold()[0]); time.sleep(0.5)", PYTHONGC_THRESHOLD=text)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bed.wait_for(HookFailed).error.startswith(f'ValueError: PYTHONGC_THRESHOLD="{text}" is not')
+    assert len(bed.hear_all(HookFailed)) == 1
+
+
+@pytest.mark.parametrize(("text", "values"), [("700", (700,)), ("700,10,10", (700, 10, 10)), (" 0 , 5", (0, 5))])
+def test_thresholds(text: str, values: tuple[int, ...]) -> None:
+    assert parse_threshold(text) == values

@@ -1,0 +1,132 @@
+"""The hooks' own thread: it beats while the interpreter runs, drops what can't be sent, and is in nobody's way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from guardrun.hooks.board import MAGIC, Field, Milestone
+from guardrun.hooks.messages import Beat, HookFailed
+from guardrun.hooks.outbox import MAX_WAITING, Outbox
+from tests.hooks.bed import Bed, finish
+from tests.support.waiting import wait_until
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def test_a_rank_shows_itself_and_beats(bed: Bed) -> None:
+    process = bed.start(["-c", SLEEP])
+    bed.wait_for(Beat)
+    board = bed.board()
+    assert (board[Field.MAGIC], board[Field.PID]) == (MAGIC, process.pid)
+    assert Path(f"/proc/{process.pid}/task/{board[Field.HEART_TID]}").exists()
+    assert bed.milestones() == {Milestone.HOOKED}
+    first = board[Field.HEART_NS]
+    second = bed.wait_until(Field.HEART_NS, lambda value: value != first)
+    assert 0.5e9 < second - first < 1.5e9
+
+
+def test_a_held_gil_stops_the_heart_and_nothing_else(bed: Bed) -> None:
+    """The board can still be read, and the heart's age tells."""
+    code = "import ctypes, time; time.sleep(0.5); from guardrun.hooks import step; step(3); ctypes.PyDLL(None).sleep(3)"
+    process = bed.start(["-c", code])
+    bed.wait_until(Field.STEP)
+    heart = bed.board()[Field.HEART_NS]
+    time.sleep(2.2)
+    assert process.poll() is None
+    assert bed.board()[Field.HEART_NS] == heart
+    assert finish(process).returncode == 0
+    assert bed.board()[Field.HEART_NS] >= heart
+
+
+def test_a_dead_supervisor_costs_training_nothing(bed: Bed) -> None:
+    bed.stop_listening()
+    code = f"""
+import time
+from guardrun.hooks import rank
+began = time.monotonic()
+for i in range({2 * MAX_WAITING}):
+    rank.active.send("CheckpointLoaded", path=str(i), reader="test")
+print(time.monotonic() - began < 0.5)
+time.sleep(0.6)
+print(rank.active.outbox.dropped > 0)
+"""
+    done = bed.run(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\nTrue\n", "")
+
+
+def test_a_message_that_is_too_long_is_dropped_and_counted(bed: Bed) -> None:
+    code = """
+import time
+from guardrun.hooks import rank
+rank.active.send("CheckpointLoaded", path="x" * 1_000_000, reader="test")
+time.sleep(1.5)
+"""
+    process = bed.start(["-c", code])
+    assert bed.wait_for(Beat).dropped == 1
+    assert finish(process).returncode == 0
+
+
+def test_signals_reach_the_main_thread(bed: Bed) -> None:
+    process = bed.start(["-c", SLEEP])
+    bed.wait_for(Beat)
+    tid = bed.board()[Field.HEART_TID]
+    status = Path(f"/proc/{process.pid}/task/{tid}/status").read_text()
+    blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
+        assert blocked & 1 << (signum - 1)
+    assert not blocked & 1 << (signal.SIGSEGV - 1)
+
+
+def test_stacks_are_written_on_a_signal_even_while_the_gil_is_held(bed: Bed) -> None:
+    process = bed.start(["-c", "import ctypes\ndef hold(): ctypes.PyDLL(None).sleep(20)\nhold()"])
+    signum = bed.wait_until(Field.DUMP_SIGNAL)
+    wait_until(lambda: _waits_in_c(process.pid), 20, "the sleep in C")
+    os.kill(process.pid, signum)
+    path = bed.sockets / "stacks-0-0"
+    wait_until(lambda: "in hold" in path.read_text(), 10, "the stacks")
+    text = path.read_text()
+    assert text.count("Thread 0x") + text.count("Current thread 0x") >= 2
+    assert finish(process).returncode == 0  # The C library's sleep ends with any signal.
+
+
+def _waits_in_c(pid: int) -> bool:
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0] in ("35", "230", "115", "101")  # (clock_)nanosleep
+
+
+def test_a_signal_that_the_script_has_is_left_to_it(bed: Bed) -> None:
+    """A sitecustomize, or what the launcher's environment preloads, may have taken our first choice."""
+    code = "import signal; signal.signal(signal.SIGRTMAX - 2, signal.SIG_IGN); input()"
+    (bed.sockets / "sitecustomize.py").write_text(code.replace("input()", ""))
+    bed.make_board()
+    process = bed.start(["-c", SLEEP], env=bed.environment(base={**os.environ, "PYTHONPATH": str(bed.sockets)}))
+    assert bed.wait_until(Field.DUMP_SIGNAL) == signal.SIGRTMAX - 3
+    assert process.poll() is None
+
+
+def test_a_hook_that_fails_is_said_once(bed: Bed) -> None:
+    code = """
+import time
+from guardrun.hooks import rank
+for _ in range(5): rank.active.fail("optimizer", ValueError("x" * 10_000))
+time.sleep(0.5)
+"""
+    bed.run(code)
+    failed = bed.hear_all(HookFailed)
+    assert [message.hook for message in failed] == ["optimizer"]
+    assert len(failed[0].error) <= 500
+
+
+def test_the_outbox_is_bounded() -> None:
+    outbox = Outbox()
+    for n in range(MAX_WAITING + 5):
+        outbox.put("kind", {"n": n})
+    assert outbox.dropped == 5
+    assert outbox.get(0) == ("kind", {"n": 0})
+    assert not outbox.wait_for("flush", 0.01)
+    closed = Outbox(is_open=False)
+    closed.put("kind", {})
+    assert closed.get(0) is None
+    assert not closed.wait_for("flush", 10)
