@@ -113,9 +113,12 @@ def test_it_is_the_installed_package_that_is_imported(environment: Path, tmp_pat
     assert Path(where.strip()).is_relative_to(environment.parent)
 
 
-@pytest.mark.parametrize("command", ["guardrun", "guardctl", "guardrund"])
-def test_the_commands_answer(environment: Path, command: str, tmp_path: Path) -> None:
-    assert f"usage: {command}" in run(environment / command, "--help", cwd=tmp_path).lower()
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [("guardrun", "usage: guardrun"), ("guardctl", "usage: guardctl"), ("guardrund", "started by guardrun")],
+)
+def test_the_commands_answer(environment: Path, command: str, answer: str, tmp_path: Path) -> None:
+    assert answer in run(environment / command, "--help", cwd=tmp_path).lower()
 
 
 def test_it_runs_as_a_module(environment: Path, tmp_path: Path) -> None:
