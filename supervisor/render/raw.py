@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from pathlib import Path
@@ -16,7 +17,7 @@ _NAME = re.compile(r"rank-(\d+)-pid-(\d+)\.txt")
 _HEAD = re.compile(r"rank \d+, pid \d+ \((the rank itself|[^)]*)\): ?(.*)")
 _STATE = re.compile(r"state ([TtDZX]): ([^,]+)(?:, in the kernel's (\S+))?")
 _TROUBLE = re.compile(r"stacks: (.+)")
-_THREAD = re.compile(r"Thread \d*(?: '([^']*)'| \"([^\"]*)\")? ?\((.*)\), most recent call last:")
+_THREAD = re.compile(r"Thread \d*(?: (['\"].*['\"]))? \((.*)\), most recent call last:")
 _FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
 
 
@@ -58,9 +59,9 @@ def parse_process(name: str, text: str) -> list[Stack]:
     note = _note(lines)
     stacks = []
     for title, frames in _threads(lines):
-        marks = title[3].split(", ")
+        marks = title[2].split(", ")
         kind = CHILD if is_child else MAIN if "main" in marks else THREAD
-        thread = title[1] or title[2] or ""
+        thread = _unquote(title[1] or "")
         if is_child:
             thread = command if "main" in marks or not thread else f"{command}, {thread}"
         stacks.append(
@@ -77,6 +78,14 @@ def parse_process(name: str, text: str) -> list[Stack]:
     if not stacks and (note or not is_child):
         stacks.append(Stack(rank=rank, pid=pid, kind=CHILD if is_child else MAIN, name=command, note=note))
     return stacks
+
+
+def _unquote(text: str) -> str:
+    """A name as repr wrote it."""
+    try:
+        return str(ast.literal_eval(text)) if text else ""
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _threads(lines: list[str]) -> list[tuple[re.Match[str], list[Frame]]]:

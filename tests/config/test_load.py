@@ -26,9 +26,9 @@ def cwd(tmp_path: Path) -> Path:
 
 
 def load(
-    cwd: Path, *, file: Path | None = None, system: Path | None = None, environ: Any = None, **flags: Any
+    cwd: Path, *, file: Path | None = None, system: Path | None = None, environ: Any = None, flags: Any = None
 ) -> Config:
-    return load_config(file, flags, environ or {}, cwd, system or cwd / "no-such.toml")
+    return load_config(file, flags or {}, environ or {}, cwd, system or cwd / "no-such.toml")
 
 
 def write(path: Path, text: str) -> Path:
@@ -59,11 +59,11 @@ def test_each_layer_wins_over_the_one_before(cwd: Path, system: Path) -> None:
         {"project": write(cwd / "guardrun.toml", "[hang]\nfloor_s = 2\n")},
         {"file": write(cwd / "other.toml", "[hang]\nfloor_s = 3\n")},
         {"environ": {"GUARDRUN_HANG_FLOOR_S": "4"}},
-        {"hang.floor_s": 5},
+        {"flags": {"hang.floor_s": 5}},
     ]
     origins = [str(system), str(cwd / "guardrun.toml"), str(cwd / "other.toml"), "GUARDRUN_HANG_FLOOR_S"]
     for count, origin in enumerate([*origins, "--guard-hang-floor-s"], start=1):
-        given = {"system": cwd / "none.toml"}
+        given: dict[str, Any] = {"system": cwd / "none.toml"}
         for layer in layers[:count]:
             given |= {key: value for key, value in layer.items() if key != "project"}
         (cwd / "guardrun.toml").unlink(missing_ok=True)
@@ -183,8 +183,8 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
 
 
 def test_a_hard_limit_below_the_floor_warns(cwd: Path) -> None:
-    assert "less than hang.floor_s" in load(cwd, **{"hang.hard_timeout_s": 5}).warnings[0]
-    assert load(cwd, **{"hang.hard_timeout_s": 0}).warnings == []
+    assert "less than hang.floor_s" in load(cwd, flags={"hang.hard_timeout_s": 5}).warnings[0]
+    assert load(cwd, flags={"hang.hard_timeout_s": 0}).warnings == []
 
 
 def test_the_documentation_shows_every_key_with_its_default() -> None:
