@@ -213,6 +213,8 @@ class Daemon:
             except zmq.Again:
                 return
             for event in self.desk.receive(data):
+                if isinstance(event, ev.GcHeld):
+                    self._sample(time.monotonic())  # who waited meanwhile is told by where everybody is now
                 self.feed(event)
 
     def _read_control(self) -> None:

@@ -64,7 +64,7 @@ def waits_in_collective(frames: list[Frame]) -> bool:
 def waits_in_init(frames: list[Frame]) -> bool:
     """Whether the stack ends in process-group creation or its rendezvous."""
     return any(
-        (frame.function in _INIT_FUNCTIONS and "torch/distributed" in frame.file)
+        (last_name(frame) in _INIT_FUNCTIONS and "torch/distributed" in frame.file)
         or any(part in frame.file for part in _INIT_FILES)
         for frame in inner_library_frames(frames)
     )
@@ -72,7 +72,7 @@ def waits_in_init(frames: list[Frame]) -> bool:
 
 def is_in_backward(frames: list[Frame]) -> bool:
     """Whether the innermost frame is the autograd engine: every rank shows it during a backward pass."""
-    return bool(frames) and frames[0].function == _BACKWARD
+    return bool(frames) and last_name(frames[0]) == _BACKWARD
 
 
 def waits_for_data(frames: list[Frame]) -> bool:
@@ -95,6 +95,11 @@ def spot(frames: list[Frame]) -> str:
 def functions(frames: list[Frame]) -> tuple[str, ...]:
     """The stack without its line numbers."""
     return tuple(f"{frame.file}:{frame.function}" for frame in frames)
+
+
+def last_name(frame: Frame) -> str:
+    """The function's own name: py-spy gives qualified ones from Python 3.11 on, faulthandler never does."""
+    return frame.function.rsplit(".", 1)[-1]
 
 
 def base_name(path: str) -> str:

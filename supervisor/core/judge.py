@@ -232,6 +232,6 @@ def _waits_in(look: RankLook, stack: list[Frame]) -> str:
     if look.in_collective:
         return look.in_collective
     inner = [f for f in fr.inner_library_frames(stack) if "torch/distributed" in f.file]
-    # Python 3.11's qualified names; the wrappers are torch's loggers around each function.
-    named = [name for f in inner if (name := f.function.rsplit(".", 1)[-1]) != "wrapper"]
+    # The wrappers are torch's loggers around each function.
+    named = [name for f in inner if (name := fr.last_name(f)) != "wrapper"]
     return named[-1] if named else "the backward pass" if fr.is_in_backward(stack) else "a collective"

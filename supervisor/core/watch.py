@@ -255,7 +255,8 @@ def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
     if event.step <= resumed_step or any(r.gc_since_s for r in others):
         # Imports collect a lot, and before the first step nobody waits; those that collect too do not wait either.
         return []
-    waited = [r.rank.global_rank for r in others if 0 < r.progress_s < now_s - event.duration_s / 2]
+    # In step with it, and not past the step in which it collected (the edge samples before it tells this event).
+    waited = [r.rank.global_rank for r in others if r.progress and r.step <= event.step]
     if not waited:
         return []
     summary = (
