@@ -24,7 +24,7 @@ from guardrun.launcher.checkpoints.inspector import Inspector
 from guardrun.launcher.checkpoints.memory import Memory, Saved, stat_tuple
 from guardrun.launcher.checkpoints.places import FileStat, Place
 from guardrun.launcher.checkpoints.ranking import Tier, family_key, is_judged, judge_file, judge_torn
-from guardrun.launcher.checkpoints.renames import find_renamed, fingerprint, stat_saved
+from guardrun.launcher.checkpoints.renames import find_renamed, fingerprint, resolve, stat_saved
 from guardrun.launcher.checkpoints.search import Found, Search, root_of
 from guardrun.launcher.checkpoints.steps import NAME_LIKE
 from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
@@ -33,7 +33,7 @@ from guardrun.supervisor.core.events import Checkpoint, Skipped
 MAX_SKIPPED = 20
 _MAX_REMEMBERED = 20_000
 _MISSES = 20
-"""Loads from a folder that were no checkpoint, after which it is not looked into any more."""
+"""Files of a folder that were loaded and no checkpoint, after which it is taken for a dataset and left alone."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Chooser:
         self._inspector = Inspector()
         self._verdicts: dict[tuple[Any, ...], Verdict] = {}
         self._by_stat: dict[FileStat, str] = {}
-        self._misses: dict[str, int] = {}
+        self._misses: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -96,7 +96,7 @@ class Chooser:
 
     def saw_saved(self, path: str, step: int, wall_s: float) -> None:
         """Note a save that a rank reported, a file or a folder, now (wall_s), with the steps it had done."""
-        real = os.path.realpath(path)
+        real = resolve(path)
         stat = stat_saved(real)
         if stat is None:
             real, stat = find_renamed(real, wall_s)
@@ -138,12 +138,13 @@ class Chooser:
 
     def is_checkpoint_path(self, path: str) -> Checkpoint | None:
         """Say which checkpoint a loaded path is, or is part of; None where it is none, or nobody can tell."""
-        real = os.path.realpath(path)
+        real = resolve(path)
         root = root_of(real)
-        if self._misses.get(root, 0) >= _MISSES:
-            return None  # A dataset of many files, most likely.
         with self._lock:
             directory, saved = self._memory.checkpoint_dir, dict(self._memory.saved)
+        misses = self._misses.setdefault(root, set())
+        if len(misses) >= _MISSES and real not in saved:
+            return None
         is_inside = bool(directory) and real.startswith(os.path.join(directory, ""))
         roots = list(dict.fromkeys((root, os.path.dirname(root))))
         result = Search(self._formats, self._memory.world_size, [real, *saved])
@@ -157,9 +158,10 @@ class Chooser:
                 continue
             is_ours = self._is_eligible(one, False)
             if is_ours or not is_judged(candidate) or self._tier([one]) is Tier.TRAINING:
+                self._misses[root] = set()
                 verdict = self._check(one)
                 return self._checkpoint(candidate, verdict if isinstance(verdict, Whole) else Whole())
-        self._misses[root] = self._misses.get(root, 0) + 1
+        misses.add(real)
         return None
 
     def warn_torn_latest(self) -> list[Skipped]:

@@ -46,6 +46,8 @@ class Place:
         self.mtime_ns = 0
         self.saved: set[str] = set()
         """Names here that ranks were seen to save, whatever their ending."""
+        self.taken: set[str] = set()
+        """Names here that a format has taken for its own: the next ones need not look at them."""
         self._children: dict[str, Place] = {}
         self._tree: dict[str, FileStat] | None = None
 
@@ -76,6 +78,10 @@ class Place:
 
 
 def _add(place: Place, entry: os.DirEntry[str]) -> None:
+    try:
+        entry.name.encode()
+    except UnicodeEncodeError:
+        return  # Nobody could be told its name: neither a script's argument nor an event can carry it.
     try:
         if entry.is_symlink():
             place.links[entry.name] = os.readlink(entry.path)

@@ -11,11 +11,21 @@ from guardrun.launcher.checkpoints.steps import TEMPORARY
 
 LATE_NS = 10_000_000_000
 """How much later than its file's mtime a save's report may come in and still be matched by time."""
+_RENAMED_DEPTH = 4
+"""How many of a path's last parts may have been renamed."""
 
 
 def fingerprint(candidate: Candidate) -> tuple[int, int, int]:
     """Tell one content of a candidate from the next: (written_ns, bytes, files)."""
     return candidate.written_ns, candidate.size_bytes, len(candidate.files)
+
+
+def resolve(path: str) -> str:
+    """Take the links out of an absolute path; what is no path at all stays as it is."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return path
 
 
 def stat_saved(path: str) -> FileStat | None:
@@ -25,12 +35,15 @@ def stat_saved(path: str) -> FileStat | None:
 
 def find_renamed(path: str, wall_s: float) -> tuple[str, FileStat | None]:
     """Find what a save wrote under a name that was gone when its report came: renamed into place meanwhile."""
+    parts = path.split(os.sep)
+    for depth in range(1, min(_RENAMED_DEPTH, len(parts))):
+        tail = [TEMPORARY.sub("", part).strip("._-~") or part for part in parts[-depth:]]
+        for last in (tail[-1], os.path.splitext(tail[-1])[0]):
+            plain = os.sep.join([*parts[:-depth], *tail[:-1], last])
+            if plain != path and (stat := stat_saved(plain)) is not None:
+                return plain, stat
     folder, name = os.path.split(path)
     place = read_place(folder)
-    plain = TEMPORARY.sub("", name).strip("._-~")
-    for stem in (plain, os.path.splitext(plain)[0]):
-        if stem and stem in place.files:
-            return os.path.join(folder, stem), place.files[stem]
     fresh = [
         (stat.mtime_ns, other)
         for other, stat in place.files.items()

@@ -14,7 +14,9 @@ from guardrun.launcher.checkpoints.steps import STEP_FOLDER
 
 WALK_DEPTH = 5
 MAX_PLACES = 2000
-_IGNORED = frozenset(("__pycache__", "node_modules", "wandb", "mlruns", "guardrun-runs", "site-packages"))
+_IGNORED = frozenset(
+    ("__pycache__", "node_modules", "wandb", "mlruns", "guardrun-runs", "site-packages", "recipe_state")
+)
 _CLIMB = 4
 
 

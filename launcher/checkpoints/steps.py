@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 _EXTENSION = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors|tar|pkl|pickle|model)+$", re.I)
-_NOISE = re.compile(r"[_.-]?(?:rank|r)[_-]?\d+(?=[_.-]|$)|-v\d+$|[_-]?\d+-of-\d+|[_-]?mp_rank_\d+", re.I)
+_NOISE = re.compile(r"[_.-]?(?<![a-z])(?:rank|r)[_-]?\d+(?=[_.-]|$)|-v\d+$|[_-]?\d+-of-\d+|[_-]?mp_rank_\d+", re.I)
 _SAID = re.compile(
     r"(?:^|[^a-z])(?:global_?steps?|steps?|iter(?:ation)?s?|it|ba|updates?)[_=.-]?(\d{1,10})(?!\d)", re.I
 )
 _EPOCH = re.compile(r"epoch|(?:^|[^a-z])ep?[_=-]?\d", re.I)
-_NAMED = re.compile(r"(?:checkpoint|ckpt|chkpt|model|state|snapshot|weights)[_=.-]?(\d{1,10})(?![\d.])", re.I)
+_NAMED = re.compile(r"(?:checkpoint|ckpt|chkpt|model|state|snapshot|weights)[_=.-]?(\d{1,10})(?![\da-z.])", re.I)
 _TRAILING = re.compile(r"(?:^|[_=-])(\d{1,10})$")
 
 NAME_LIKE = re.compile(
@@ -21,7 +21,7 @@ STEP_FOLDER = re.compile(
     r"(?:^|[._-])(?:global_?step|steps?|iter|epoch|ep|ba|ckpt|checkpoint|chkpt)[_=-]?\d+|^\d+$|\.ckpt$", re.I
 )
 """A folder that is a checkpoint rather than one that holds several."""
-TEMPORARY = re.compile(r"(?:^|[._-])(?:tmp|temp|partial|part|incomplete|writing)(?:[._-]|\d|$)|~$", re.I)
+TEMPORARY = re.compile(r"(?:^|[._-])(?:tmp|temp|partial|incomplete|writing)\d*(?=[._-]|$)|\.part$|~$", re.I)
 
 
 def parse_step(name: str) -> int | None:

@@ -110,7 +110,9 @@ def find_folders(
     """
     families: dict[str, list[tuple[str, re.Match[str]]]] = {}
     for name in place.folders[:MAX_FOLDERS]:
-        if (match := pattern.fullmatch(name)) and (only is None or only.search(name)):
+        if name in place.taken or (only is not None and not only.search(name)):
+            continue
+        if match := pattern.fullmatch(name):
             families.setdefault(family_of(name), []).append((name, match))
     for members in families.values():
         names = set().union(*(place.child(name).names for name, _ in members))
@@ -151,7 +153,8 @@ def check_some(candidate: Candidate, inspector: Inspector, names: Iterable[str])
 
 def relative_names(candidate: Candidate) -> list[str]:
     """Names of all files of a candidate that is a folder, relative to it."""
-    return sorted(os.path.relpath(path, candidate.path) for path in candidate.files)
+    start = len(candidate.path) + 1
+    return sorted(path[start:] for path in candidate.files)
 
 
 def missing_numbers(found: Iterable[int], expected: int) -> list[int]:

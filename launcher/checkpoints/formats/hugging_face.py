@@ -13,6 +13,7 @@ from guardrun.launcher.checkpoints.formats.base import (
     find_folders,
     highest,
     missing_numbers,
+    relative_names,
 )
 from guardrun.launcher.checkpoints.formats.deepspeed import check_states
 from guardrun.launcher.checkpoints.formats.weights import INDEXES, SINGLE, check_weights
@@ -51,7 +52,7 @@ class HuggingFace:
         """Whole: step as named, weights with every shard, optimizer, scheduler and every rank's random state."""
         if not candidate.files:
             return Torn("the folder is empty")
-        names = {os.path.relpath(path, candidate.path) for path in candidate.files}
+        names = set(relative_names(candidate))
         if "checkpoint-is-incomplete.txt" in names:
             return Torn("says itself that it is incomplete (checkpoint-is-incomplete.txt)")
         state, verdict = inspector.json(os.path.join(candidate.path, "trainer_state.json"))
@@ -101,4 +102,6 @@ def _other_states(names: set[str], world_size: int) -> list[str]:
     ranks = [int(match.group(1)) for name in names if (match := _RNG.fullmatch(name))]
     if world_size <= 1 and not ranks:
         return [*wanted, "rng_state.pth"]
-    return wanted + [f"rng_state_{rank}.pth" for rank in missing_numbers([], max(world_size, *ranks, 1))]
+    return wanted + [
+        f"rng_state_{rank}.pth" for rank in missing_numbers([], max(world_size, *(rank + 1 for rank in ranks)))
+    ]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from guardrun.launcher.checkpoints.formats.base import Candidate, check_all, missing_numbers, say_ranks
 from guardrun.launcher.checkpoints.inspector import TORCH_ENDINGS, Inspector
 from guardrun.launcher.checkpoints.places import Place
-from guardrun.launcher.checkpoints.steps import TEMPORARY, parse_step
+from guardrun.launcher.checkpoints.steps import TEMPORARY, family_of, parse_step
 from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
 
 _RANK = re.compile(r"(?<![a-z])rank[_-]?(\d+)(?!\d)", re.I)
@@ -22,6 +22,14 @@ def split_rank(name: str) -> tuple[str, int] | None:
     return (f"{name[: match.start(1)]}{{}}{name[match.end(1) :]}", int(match.group(1))) if match else None
 
 
+def _is_every_ranks(family: list[dict[int, str]], world_size: int) -> bool:
+    """Say whether every rank writes files of this family.
+
+    Where only rank 0's are seen: a single checkpoint may be one that was cut short, two will not both be.
+    """
+    return any(rank for group in family for rank in group) or (world_size > 1 and len(family) == 1)
+
+
 class Sharded:
     """Whole when every rank's file is; the script is given rank 0's."""
 
@@ -30,15 +38,18 @@ class Sharded:
     resumes_itself = False
 
     def find(self, place: Place, world_size: int, *, is_named: bool) -> Iterable[Candidate]:
-        """One for each name that differs in the rank only, where any rank but 0 wrote one."""
+        """One for each name that differs in the rank only."""
         groups: dict[str, dict[int, str]] = {}
         for name in place.files:
             split = split_rank(name)
             if split and (name.lower().endswith(_ENDINGS) or name in place.saved) and not TEMPORARY.search(name):
                 groups.setdefault(split[0], {})[split[1]] = name
-        if not is_named and not any(rank for group in groups.values() for rank in group):
-            return
+        families: dict[str, list[dict[int, str]]] = {}
         for pattern, group in groups.items():
+            families.setdefault(family_of(pattern), []).append(group)
+        for pattern, group in groups.items():
+            if not is_named and not _is_every_ranks(families[family_of(pattern)], world_size):
+                continue
             first = group.get(0, pattern.format(0))
             files = {os.path.join(place.path, name): place.files[name] for name in group.values()}
             path = os.path.join(place.path, first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from guardrun.launcher.checkpoints.formats.base import Candidate, check_all, file_candidate
@@ -34,14 +35,14 @@ class SingleFile:
             name
             for name in place.files
             if (name.lower().endswith(_ENDINGS) or name in place.saved)
-            and not name.startswith(".")
+            and name not in place.taken
+            and not name.startswith((".", "recipe_state."))
             and (not TEMPORARY.search(name) or name in place.saved)
         ]
         mains = [name for name in names if not _COMPANION.search(name)]
-        main_numbers = {_numbers(name) for name in mains}
-        companions = [name for name in names if _COMPANION.search(name) and _numbers(name) in main_numbers]
+        counts = Counter(_numbers(name) for name in mains)
+        companions = [name for name in names if _COMPANION.search(name) and _numbers(name) in counts]
         kinds = {family_of(name) for name in companions}
-        counts = {_numbers(name): sum(_numbers(other) == _numbers(name) for other in mains) for name in mains}
         for name in names:
             if name in companions:
                 continue

@@ -67,7 +67,7 @@ def get_formats(name: str) -> tuple[Format, ...]:
 def find_candidates(place: Place, formats: tuple[Format, ...], world_size: int) -> Iterator[tuple[Candidate, Format]]:
     """List what may be checkpoints directly in place, each entry for the first format that knows it."""
     is_named = len(formats) == 1
-    taken: set[str] = set()
+    taken = place.taken
     for known in formats:
         for candidate in known.find(place, world_size, is_named=is_named):
             if not taken.intersection(candidate.names):

@@ -1,0 +1,73 @@
+"""A pickle is walked, never run."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guardrun.launcher.checkpoints.pickles import BadPickle, Bounded, Node, TooLong, walk_pickle
+
+
+class Trap:
+    """Makes a folder when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (self.path,))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_nothing_in_it_is_called(tmp_path: Path, protocol: int) -> None:
+    trap = tmp_path / "sprung"
+    root, walk = walk_pickle(pickle.dumps({"x": Trap(trap)}, protocol=protocol))
+    assert not trap.exists()
+    assert isinstance(root["x"], Node) and root["x"].args == (str(trap),)
+    assert walk.calls == {"posix mkdir": 1}
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=20,
+)
+
+
+@given(plain, st.integers(3, 5))
+def test_plain_values_are_seen_as_they_are(value: Any, protocol: int) -> None:
+    assert walk_pickle(pickle.dumps(value, protocol=protocol))[0] == value
+
+
+def test_an_ordered_dictionary_is_looked_into() -> None:
+    value = collections.OrderedDict(a=1, b=[2])
+    assert walk_pickle(pickle.dumps(value, protocol=2))[0] == {"a": 1, "b": [2]}
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_bad_and_nothing_else(data: bytes) -> None:
+    try:
+        walk_pickle(data)
+    except (BadPickle, TooLong):
+        pass
+
+
+@given(st.data())
+def test_every_cut_is_bad(data: st.DataObject) -> None:
+    whole = pickle.dumps({"a": [1, 2.5, "x", b"y", (None, True)], "b": {1: 2}}, protocol=data.draw(st.integers(0, 5)))
+    with pytest.raises(BadPickle):
+        walk_pickle(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+def test_a_damaged_length_reads_no_more_than_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"\x80\x04\x8e" + (2**62).to_bytes(8, "little") + b"short")
+    with path.open("rb") as file, pytest.raises(BadPickle):
+        walk_pickle(Bounded(file, path.stat().st_size))
