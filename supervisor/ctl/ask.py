@@ -32,22 +32,20 @@ def ask(run: RunFile, verb: str, arguments: dict[str, Any] | None = None, timeou
         raise Unreachable(f"{path}: {error.strerror}") from None
     if not is_socket:
         raise Unreachable("its supervisor's socket is gone: the run is over, or it runs on another node")
-    context = zmq.Context()
+    question = msgspec.msgpack.encode(Ask(verb=verb, arguments=arguments or {}))
     try:
-        return _ask(context, path, msgspec.msgpack.encode(Ask(verb=verb, arguments=arguments or {})), timeout_s)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.set(zmq.LINGER, 0)
+            socket.set(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
+            socket.set(zmq.SNDTIMEO, int(timeout_s * 1000))
+            socket.connect(f"ipc://{path}")
+            return _ask(socket, question, timeout_s)
     except zmq.ZMQError as error:
         raise Unreachable(f"{path}: {error}") from None
-    finally:
-        context.destroy(linger=0)
 
 
-def _ask(context: zmq.Context[zmq.Socket[bytes]], path: Path, question: bytes, timeout_s: float) -> Answer:
-    socket = context.socket(zmq.DEALER)
-    socket.set(zmq.LINGER, 0)
-    socket.set(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
-    socket.connect(f"ipc://{path}")
+def _ask(socket: zmq.Socket[bytes], question: bytes, timeout_s: float) -> Answer:
     deadline_s = time.monotonic() + timeout_s
-    socket.set(zmq.SNDTIMEO, int(timeout_s * 1000))
     socket.send(question)
     decoder = msgspec.msgpack.Decoder(Answer)
     while (left_s := deadline_s - time.monotonic()) > 0:

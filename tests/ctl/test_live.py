@@ -1,0 +1,136 @@
+"""guardctl asking a supervisor, over a real socket."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from guardrun.supervisor.ctl import ask, order, stacks
+from guardrun.supervisor.wire import Answer
+from tests.ctl.conftest import STATUS, Ctl, FakeSupervisor, stacks_answer
+
+
+def test_status(ctl: Ctl, live: FakeSupervisor) -> None:
+    out = ctl("status")
+    for part in ("live-1", "training", "attempt 1", "2 min 5 s", "1 restart", "93%", "step 100", "250 ms", "stopped"):
+        assert part in out, part
+    assert "It hung." in out
+    assert live.asked[0].verb == "status"
+
+
+def test_status_json(ctl: Ctl, live: FakeSupervisor) -> None:
+    extra = {"run_dir", "source", "why", "summary"}
+    data = ctl.json("status")
+    assert {key: value for key, value in data.items() if key not in extra} == STATUS
+    assert data["source"] == "supervisor"
+
+
+def test_many_ranks_share_rows(ctl: Ctl, live: FakeSupervisor) -> None:
+    ranks = [{**STATUS["ranks"][0], "global_rank": rank, "step": 5 if rank == 9 else 6} for rank in range(512)]
+    live.answers["status"] = Answer(is_ok=True, data={**STATUS, "ranks": ranks})
+    out = ctl("status")
+    assert "0-8,10-511" in out
+    assert len(out.splitlines()) < 15
+
+
+def test_watch_goes_on_until_the_run_ends(ctl: Ctl, live: FakeSupervisor) -> None:
+    ended = {**STATUS, "state": "ended"}
+    seen: list[dict[str, Any]] = []
+
+    class Counting(dict[str, Answer | None]):
+        def get(self, verb: str, default: Any = None) -> Answer:
+            seen.append(STATUS if len(seen) < 2 else ended)
+            return Answer(is_ok=True, data=seen[-1])
+
+    live.answers = Counting()
+    lines = ctl("status", "--watch", "--every", "0.01", "--json").splitlines()
+    assert [json.loads(line)["state"] for line in lines] == ["training", "training", "ended"]
+
+
+def test_watch_ends_quietly_with_ctrl_c(ctl: Ctl, live: FakeSupervisor) -> None:
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        assert "training" in ctl("status", "--watch", "--every", "60")
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert ctl.err == ""
+
+
+def test_stacks(ctl: Ctl, live: FakeSupervisor) -> None:
+    live.answers["stacks"] = stacks_answer([0, 1, 2])
+    out = ctl("stacks")
+    assert out.index("Rank 1\n") < out.index("Ranks 0,2\n")
+    assert "    fetch_vocabulary_update (train.py:73)\n" in out
+    assert "    … 2 frames in requests\n" in out
+    assert "Rank 7: it is gone" in out
+    assert live.asked[0].arguments == {"rank": None}
+
+
+def test_stacks_of_one_rank(ctl: Ctl, live: FakeSupervisor) -> None:
+    live.answers["stacks"] = stacks_answer([1])
+    data = ctl.json("stacks", "1")
+    assert live.asked[0].arguments == {"rank": 1}
+    [look] = data["ranks"]
+    assert look["global_rank"] == 1
+    assert look["process"]["threads"][0]["frames"][3][:1] == ["fetch_vocabulary_update"]
+    assert data["missing"] == {"7": "it is gone"}
+
+
+def test_stacks_that_nobody_has(ctl: Ctl, live: FakeSupervisor) -> None:
+    live.answers["stacks"] = Answer(is_ok=True, data={"ranks": [], "missing": {"0": "ptrace refused"}})
+    assert "Rank 0: ptrace refused" in ctl("stacks", code=1)
+    live.answers["stacks"] = Answer(is_ok=False, error="no rank 9: there are [0, 1]")
+    ctl("stacks", "9", code=1)
+    assert ctl.err == "guardctl: run live-1: no rank 9: there are [0, 1]\n"
+    live.answers["stacks"] = Answer(is_ok=True, data={"ranks": [{"strange": 1}]})
+    ctl("stacks", code=1)
+    assert "not one of this version" in ctl.err
+
+
+@pytest.mark.parametrize("verb", ["hold", "unhold", "checkpoint"])
+def test_orders(ctl: Ctl, live: FakeSupervisor, verb: str) -> None:
+    live.answers[verb] = Answer(is_ok=True, data={"held": verb == "hold"})
+    assert ctl(verb).strip()
+    assert ctl.json(verb, "live-1") == {"ok": True, "held": verb == "hold"}
+    assert live.asked[0].verb == verb
+    assert live.asked[0].arguments["who"]
+
+
+def test_an_order_that_is_refused(ctl: Ctl, live: FakeSupervisor) -> None:
+    live.answers["checkpoint"] = Answer(is_ok=False, error="the script does not ask should_checkpoint()")
+    ctl("checkpoint", code=1)
+    assert "does not ask should_checkpoint()" in ctl.err
+
+
+def test_frames_that_are_no_answer_are_passed_over(ctl: Ctl, live: FakeSupervisor) -> None:
+    live.noise = [b"", b"\xc1", b"\x81\xa4type\xa3ack"]
+    assert ctl.json("status")["source"] == "supervisor"
+
+
+def test_a_supervisor_that_says_nothing(ctl: Ctl, live: FakeSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask.ask, "__defaults__", (None, 0.2))
+    monkeypatch.setattr(order.ask_run, "__defaults__", (0.2,))
+    monkeypatch.setattr(stacks, "STACKS_TIMEOUT_S", 0.2)
+    live.answers.clear()
+    data = ctl.json("status")
+    assert (data["state"], data["source"]) == ("unreachable", "directory")
+    assert "did not answer within 0.2 s" in data["why"]
+    for verb in ("hold", "stacks"):
+        ctl(verb, code=1)
+        assert "did not answer" in ctl.err
+
+
+def test_a_socket_nobody_listens_on(
+    ctl: Ctl, stale_socket: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ask.ask, "__defaults__", (None, 0.2))
+    stale_socket()
+    began_s = time.monotonic()
+    assert ctl.json("status")["state"] == "unreachable"
+    assert time.monotonic() - began_s < 2
