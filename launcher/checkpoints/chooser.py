@@ -21,7 +21,7 @@ import msgspec
 from guardrun.launcher.checkpoints.formats.base import Candidate, Format
 from guardrun.launcher.checkpoints.formats.table import AUTO, FORMATS, get_formats
 from guardrun.launcher.checkpoints.inspector import Inspector
-from guardrun.launcher.checkpoints.memory import Memory, Saved, stat_tuple
+from guardrun.launcher.checkpoints.memory import MAX_SAVED, Memory, Saved, stat_tuple
 from guardrun.launcher.checkpoints.places import FileStat, Place
 from guardrun.launcher.checkpoints.ranking import Tier, family_key, is_judged, judge_file, judge_torn
 from guardrun.launcher.checkpoints.renames import find_renamed, fingerprint, resolve, stat_saved
@@ -66,7 +66,7 @@ class Chooser:
         memory = msgspec.convert(state, Memory)
         chooser = cls(memory.run_started_wall_s, memory.checkpoint_dir, memory.format, memory.world_size)
         chooser._memory = memory
-        chooser._by_stat = {FileStat(*save.stat): path for path, save in memory.saved.items() if save.stat is not None}
+        chooser._by_stat = _index(memory)
         return chooser
 
     def state(self) -> dict[str, Any]:
@@ -105,6 +105,8 @@ class Chooser:
             self._memory.remember(real, Saved(step, wall_s, stat_tuple(stat)))
             if stat is not None:
                 self._by_stat[stat] = real
+                if len(self._by_stat) > 2 * MAX_SAVED:
+                    self._by_stat = _index(self._memory)
                 self._memory.roots.setdefault(root, stat.mtime_ns)
 
     def saw_loaded(self, path: str) -> Checkpoint | None:
@@ -286,3 +288,7 @@ class Chooser:
                 if NAME_LIKE.search(name):
                     skipped.append(Skipped(path=os.path.join(place.path, name), reason=reason))
         return skipped[:MAX_SKIPPED]
+
+
+def _index(memory: Memory) -> dict[FileStat, str]:
+    return {FileStat(*save.stat): path for path, save in memory.saved.items() if save.stat is not None}

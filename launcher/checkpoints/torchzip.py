@@ -26,6 +26,8 @@ _LOCAL_SIGNATURE = 0x04034B50
 _UNSAID_16 = 0xFFFF
 _UNSAID_32 = 0xFFFFFFFF
 _ENCRYPTED = 0x1 | 0x20 | 0x40 | 0x2000
+_FOLDER = 0x10
+"""In the external attributes: torch's reader then gives back memory that it never filled."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -147,8 +149,17 @@ def read_records(span: Span) -> dict[str, Record]:
         fields = _ENTRY.unpack_from(data, at)
         signature, flags, method, crc = fields[0], fields[3], fields[4], fields[7]
         name_length, extra_length, comment_length, disk = fields[10:14]
+        is_folder = fields[15] & _FOLDER
         end = at + _ENTRY.size + name_length + extra_length + comment_length
-        if signature != _ENTRY_SIGNATURE or method or flags & _ENCRYPTED or comment_length or disk or end > len(data):
+        if (
+            signature != _ENTRY_SIGNATURE
+            or method
+            or flags & _ENCRYPTED
+            or is_folder
+            or comment_length
+            or disk
+            or end > len(data)
+        ):
             raise BadZip("has a damaged zip directory (entry)")
         raw = data[at + _ENTRY.size : at + _ENTRY.size + name_length]
         extra = data[at + _ENTRY.size + name_length : end]

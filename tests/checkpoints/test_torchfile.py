@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import struct
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,6 +77,18 @@ def test_any_changed_bit_is_found_or_changes_nothing(
     path.write_bytes(changed)
     if isinstance(check_torch_file(str(path)), Whole):
         assert _is_same(torch, _load(torch, bytes(changed)), _load(torch, whole)), bit
+
+
+def test_every_bit_of_the_directory_counts(torch: ModuleType, samples: dict[str, bytes], tmp_path: Path) -> None:
+    whole = samples["metrics"]
+    (start,) = struct.unpack("<I", whole[-6:-2])
+    path = tmp_path / "x.pt"
+    for bit in range(start * 8, len(whole) * 8):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        if isinstance(check_torch_file(str(path)), Whole):
+            assert _load(torch, bytes(changed)) == _load(torch, whole), (bit // 8 - start, bit % 8)
 
 
 @given(noise=st.binary(max_size=300), start=st.sampled_from([b"", b"PK\x03\x04", b"\x80\x02", b"\x80\x04\x95"]))
