@@ -19,9 +19,12 @@ from guardrun.hooks.rank import Rank
 def activate(settings: dict[str, object]) -> None:
     """Start the hooks. A part that fails is left out and reported; raises only where nothing can work."""
     attempt = settings["attempt"]
-    # torchrun's own agent numbers its attempts in the environment of the ranks it starts.
-    number = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if attempt is None else str(attempt)
-    rank = Rank(settings, int(number))
+    if attempt is None:
+        # torchrun's own agent numbers its attempts, from 0, in the environment of the ranks it starts.
+        count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        rank = Rank(settings, count + int(str(settings.get("first_attempt", 0))))
+    else:
+        rank = Rank(settings, int(str(attempt)))
     try:
         if not open_board(rank, may_create=attempt is None):
             return

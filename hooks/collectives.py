@@ -17,6 +17,7 @@ import sys
 from _thread import get_ident
 from collections.abc import Callable
 from datetime import timedelta
+from inspect import isfunction
 from time import monotonic_ns
 from typing import Any
 
@@ -66,7 +67,8 @@ def wrap_collective(original: Function, rank: Rank, op: int, counts: bool = True
         words[_PROGRESS_NS] = monotonic_ns()
         return result
 
-    collective._torchdynamo_inline = original  # type: ignore[attr-defined]  # dynamo's own convention
+    if isfunction(original):  # Work.wait is C++: dynamo can inline neither it nor us.
+        collective._torchdynamo_inline = original  # type: ignore[attr-defined]  # dynamo's own convention
     return collective
 
 

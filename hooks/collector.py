@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 THRESHOLD = "PYTHONGC_THRESHOLD"
 HELD_NS = 1_000_000_000
 """Collections of a step that together take this long are told (contract: `gc_pause`)."""
+MIN_SHARE = 0.1
+"""Many short ones count as one pause where they take at least this share of the time since the step's first: a long
+evaluation, or the imports at the start, come to a second as well."""
 
 _SINCE, _GENERATION = int(Field.GC_SINCE_NS), int(Field.GC_GENERATION)
 _COUNT, _TOTAL, _STEP = int(Field.GC_COUNT), int(Field.GC_TOTAL_NS), int(Field.STEP)
@@ -52,7 +55,11 @@ class StepSum:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._step = -1
+        self._begin(-1, 0)
+
+    def _begin(self, step: int, now_ns: int) -> None:
+        self._step = step
+        self._began_ns = now_ns
         self._held_ns = 0
         self._collected = 0
         self._generation = 0
@@ -68,21 +75,24 @@ class StepSum:
         since_ns = words[_SINCE]
         if since_ns == 0:
             return
-        took_ns = monotonic_ns() - since_ns
+        now_ns = monotonic_ns()
+        took_ns = now_ns - since_ns
         words[_SINCE] = 0
         words[_COUNT] += 1
         words[_TOTAL] += took_ns
         step = words[_STEP]
         if step != self._step:
-            self._step, self._held_ns, self._collected, self._generation, self._is_told = step, 0, 0, 0, False
+            self._begin(step, since_ns)
         self._held_ns += took_ns
-        self._collected += info.get("collected", 0)
+        self._collected += info["collected"]
         self._generation = max(self._generation, info["generation"])
         if self._held_ns >= HELD_NS and not self._is_told:
-            self._is_told = True
-            self._tell()
+            self._tell_if_held(took_ns, now_ns)
 
-    def _tell(self) -> None:
+    def _tell_if_held(self, took_ns: int, now_ns: int) -> None:
+        if took_ns < HELD_NS and self._held_ns < MIN_SHARE * (now_ns - self._began_ns):
+            return
+        self._is_told = True
         rank = self._rank
         if rank is _rank.active:
             rank.send(

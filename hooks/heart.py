@@ -40,6 +40,7 @@ def start(rank: Rank) -> None:
     """Start the thread."""
     # Whoever imports threading first is its main thread (before Python 3.13): that must not be ours.
     assert threading.main_thread() is not None
+    OWN_THREADS["heart"] = 1
     start_new_thread(Heart(rank).run, ())
 
 
@@ -57,7 +58,6 @@ class Heart:
         """Beat until told to stop; whatever fails ends the beats, and nothing else."""
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
-            OWN_THREADS["heart"] = 1
             self._rank.words[Field.HEART_TID] = threading.get_native_id()
             self._loop()
         except Exception as error:

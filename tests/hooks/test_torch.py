@@ -1,0 +1,113 @@
+"""The hooks in real training, one process: steps, batches, checkpoints, torch.compile."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guardrun.hooks.board import PHASES, Field, Milestone
+from guardrun.hooks.messages import CheckpointLoaded, CheckpointSaved, HookFailed
+from tests.hooks.bed import Bed, finish, run_plain
+
+RANKS = Path(__file__).parent / "ranks"
+
+
+@pytest.fixture(scope="module")
+def trained() -> Iterator[tuple[Bed, dict[str, list[int]]]]:
+    with Bed() as bed:
+        done = finish(bed.start([str(RANKS / "training.py")]))
+        assert done.returncode == 0, done.stderr
+        assert bed.hear_all(HookFailed) == []
+        bed.board()  # Opened here, since a test must not leave a descriptor behind.
+        yield bed, json.loads(done.stdout)
+
+
+def test_steps_are_those_of_the_optimizer_that_has_done_most(trained: tuple[Bed, dict[str, list[int]]]) -> None:
+    _, seen = trained
+    assert seen["one for each parameter"] == [3, 6]
+    assert seen["short-lived"] == [3, 26]
+    assert seen["another"] == [5, 31]
+
+
+def test_compiled_models_and_optimizers_count(trained: tuple[Bed, dict[str, list[int]]]) -> None:
+    assert trained[1]["compiled"] == [8, 34]
+
+
+def test_batches_are_counted_once(trained: tuple[Bed, dict[str, list[int]]]) -> None:
+    _, seen = trained
+    assert seen["batches"] == [5, 0]
+    assert seen["with workers"] == [9]
+    assert seen["nested"] == [13]
+    assert seen["inside"][0] == 0, "a prefetching thread is not what training waits for"
+    assert seen["in a thread"][0] >= 17
+
+
+def test_training_s_milestones(trained: tuple[Bed, dict[str, list[int]]]) -> None:
+    bed, _ = trained
+    board = bed.board()
+    assert bed.milestones() == {
+        Milestone.HOOKED, Milestone.TORCH_IMPORTED, Milestone.FIRST_PROGRESS, Milestone.ENDED
+    }  # fmt: skip
+    assert PHASES[board[Field.PHASE]] == "train"
+    assert board[Field.PROGRESS_NS] >= board[Field.STEP_NS] > 0
+    assert board[Field.DATA_TOTAL_NS] > 0
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bed, dict[str, Any], Path]]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    with Bed() as bed:
+        more = {"GUARDRUN_RESUME_FROM": str(folder / "path.pt")}
+        done = finish(bed.start([str(RANKS / "checkpoints.py"), str(folder), "async"], more=more))
+        assert done.returncode == 0, done.stderr
+        assert bed.hear_all(HookFailed) == []
+        bed.board()  # Opened here, since a test must not leave a descriptor behind.
+        yield bed, json.loads(done.stdout), folder
+
+
+def test_each_save_to_a_file_is_told_with_its_path_and_step(saved: tuple[Bed, dict[str, Any], Path]) -> None:
+    bed, seen, folder = saved
+    messages = bed.hear_all(CheckpointSaved)
+    expected = [(str(folder / f"{name}.pt"), "torch.save", 7)
+                for name in ("relative", "path", "keyword", "file", "tmp", "thread")]  # fmt: skip
+    expected += [(str(folder / name), "dcp", 8) for name in ("dcp", "writer", "async")]
+    assert [(message.path, message.writer, message.step) for message in messages] == expected
+    assert all(0 < message.began_ns < message.ended_ns for message in messages)
+    assert (seen["saves"], seen["since"]) == (len(expected), 0)
+
+
+def test_loads_are_told_and_bounded(saved: tuple[Bed, dict[str, Any], Path]) -> None:
+    bed, seen, folder = saved
+    messages = bed.hear_all(CheckpointLoaded)
+    torch_loads = [Path(message.path).name for message in messages if message.reader == "torch.load"]
+    assert torch_loads[0] == "relative.pt"
+    assert torch_loads.count("relative.pt") == 1
+    assert torch_loads[-1] == "path.pt"
+    assert len(torch_loads) == 257
+    assert [message.path for message in messages if message.reader == "dcp"] == [str(folder / "dcp")]
+    assert Milestone.RESUMED in bed.milestones()
+    assert seen["phase"] == PHASES.index("start")
+
+
+def test_wrappers_look_like_what_they_wrap(saved: tuple[Bed, dict[str, Any], Path]) -> None:
+    seen = saved[1]
+    assert seen["signature"].startswith("(obj: ")
+    assert seen["names"] == ["save", "load", "torch.distributed.checkpoint.state_dict_saver"]
+    assert seen["pickled"]
+    assert (seen["loader"], seen["source"], seen["attributes"]) == ("SourceFileLoader", True, ["name", "path"])
+
+
+def test_torch_compile_sees_no_difference(bed: Bed) -> None:
+    script = str(RANKS / "compiled.py")
+    hooked = bed.start([script])
+    plain = run_plain([script], dict(os.environ))
+    done = finish(hooked)
+    assert (done.returncode, plain.returncode) == (0, 0), done.stderr
+    assert json.loads(done.stdout) == json.loads(plain.stdout)
+    assert bed.hear_all(HookFailed) == []
+    assert bed.board()[Field.COLLECTIVES] > 0
