@@ -31,6 +31,9 @@ DEFAULT_PORT = 29500
 """What torchrun takes where --master-port is not given (torch/distributed/run.py, `run`)."""
 
 
+make_parser: Callable[[], Any] = torchrun.get_args_parser
+
+
 @dataclass(frozen=True)
 class Plan:
     """What torchrun would launch."""

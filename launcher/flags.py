@@ -44,13 +44,6 @@ class Flags:
         return flags
 
 
-def may_end_early(arguments: Sequence[str]) -> bool:
-    """Say whether a command line may be one that starts no supervisor: not certain before torch's parser is there."""
-    return any(
-        argument in ("-h", "--help") or argument.startswith(("--guard-o", "--guard-v", "--h")) for argument in arguments
-    )
-
-
 def parse_flags(arguments: Sequence[str], make_parser: Callable[[], argparse.ArgumentParser]) -> Flags:
     """Parse guardrun's and torchrun's flags.
 

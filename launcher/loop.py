@@ -7,8 +7,10 @@ torchrun would do. Orders are idempotent by the attempt's number.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,14 +60,16 @@ class Loop:
     log: Log
     max_restarts: int
     stop_grace_s: float
-    shutdown_timeout_s: float
-    """Between a signal from the user, passed on to the ranks, and SIGKILL."""
     is_first_ordered: bool
     """The first attempt, too, waits for the supervisor: a checkpoint must be chosen for it."""
     attempt: Attempt | None = None
     """The last one that was started."""
     number: int = -1
     checkpoint: Checkpoint | None = None
+    shutdown_timeout_s: float = 30.0
+    """Between a signal from the user, passed on to the ranks, and SIGKILL."""
+    poll_s: float = RESULT_POLL_S
+    """How often attempts that need it are polled."""
     is_over: bool = True
     """Nothing of the last attempt is alive."""
     stopped_by_us: list[int] = field(default_factory=list)
@@ -80,10 +84,10 @@ class Loop:
     supervision: Supervision = field(init=False)
     sweeper: Sweeper = field(init=False)
 
-    def attach(self, supervision: Supervision) -> None:
-        """Give it its supervisor."""
+    def attach(self, supervision: Supervision, earlier: Collection[int] = ()) -> None:
+        """Give it its supervisor. earlier: children of this process that are none of the run's."""
         self.supervision = supervision
-        self.sweeper = Sweeper(self.run.file.token, supervision.pids)
+        self.sweeper = Sweeper(self.run.file.token, supervision.pids, earlier)
 
     def hello(self, is_first: bool) -> LauncherHello:
         """Who is alive right now."""
@@ -118,8 +122,8 @@ class Loop:
         self._note_exits(now_s)
         for order in self.supervision.step(now_s):
             self._obey(order, now_s)
-        if self.supervision.is_given_up and (order := self._own_order()) is not None:
-            self._obey(order, now_s)
+        if self.supervision.is_given_up and (own := self._own_order()) is not None:
+            self._obey(own, now_s)
         self._advance_stop(now_s)
         self._reap()
         if self.run.ownership is not None:
@@ -133,14 +137,14 @@ class Loop:
         if self.attempt is not None and not self.is_over:
             for fileno in self.attempt.filenos():
                 poller.register(fileno, zmq.POLLIN)
-        poller.poll(self._patience_s() * 1000)
+        poller.poll(math.ceil(self._patience_s() * 1000))
 
     def _patience_s(self) -> float:
         patience_s = IDLE_S
         if self._stopping is not None:
             patience_s = self._stopping.poll_s
         elif self.attempt is not None and not self.is_over and self.attempt.needs_polling:
-            patience_s = RESULT_POLL_S
+            patience_s = self.poll_s
         restart_s = self.supervision.seconds_to_restart(time.monotonic())
         return patience_s if restart_s is None else min(patience_s, restart_s)
 
@@ -195,15 +199,20 @@ class Loop:
             self.supervision.tell(lambda seq: Started(seq=seq, attempt=order.attempt, ranks=[], error=text))
             return
         self.attempt, self.is_over, self._start_error = attempt, False, ""
-        self.log.write("attempt_started", attempt=order.attempt, pids=[rank.pid for rank in attempt.ranks])
+        self._tell_started(attempt, order.checkpoint)
+
+    def _tell_started(self, attempt: Attempt, checkpoint: Checkpoint | None) -> None:
+        number, ranks = attempt.number, list(attempt.ranks)
+        error_files, stderr_files = dict(attempt.error_files), dict(attempt.stderr_files)
+        self.log.write("attempt_started", attempt=number, pids=[rank.pid for rank in ranks])
         self.supervision.tell(
             lambda seq: Started(
                 seq=seq,
-                attempt=order.attempt,
-                ranks=attempt.ranks,
-                checkpoint=order.checkpoint,
-                error_files=attempt.error_files,
-                stderr_files=attempt.stderr_files,
+                attempt=number,
+                ranks=ranks,
+                checkpoint=checkpoint,
+                error_files=error_files,
+                stderr_files=stderr_files,
             )
         )
 

@@ -22,13 +22,16 @@ class Stat(NamedTuple):
     session: int
     start: int
     """Clock ticks after boot: with the pid, it names one process for good."""
+    exit_status: int = 0
+    """Of a zombie, as waitpid would have it; readable by its user alone."""
 
 
 def parse_stat(text: str) -> Stat:
     """Parse /proc/PID/stat. The command, in parentheses, may hold anything, parentheses too."""
     pid, _, rest = text.partition(" (")
     fields = rest.rpartition(") ")[2].split()
-    return Stat(int(pid), fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    exit_status = int(fields[49]) if len(fields) > 49 else 0
+    return Stat(int(pid), fields[0], int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), exit_status)
 
 
 def read_stat(pid: int) -> Stat | None:
@@ -82,10 +85,16 @@ def read_children(pid: int) -> list[int]:
         return [stat.pid for stat in read_all_stats().values() if stat.ppid == pid]
 
 
-def has_token(pid: int, token: str) -> bool:
-    """Say whether a process was started with the run's mark. False where it may not be asked: it isn't ours then."""
+def read_environment(pid: int) -> dict[str, str]:
+    """What a process was started with; empty where it may not be asked, or is gone."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{TOKEN_VARIABLE}={token}".encode() in file.read().split(b"\0")
+            pairs = file.read().decode(errors="surrogateescape").split("\0")
     except OSError:
-        return False
+        return {}
+    return {name: value for name, equals, value in (pair.partition("=") for pair in pairs) if equals}
+
+
+def has_token(pid: int, token: str) -> bool:
+    """Say whether a process was started with the run's mark. False where it may not be asked: it isn't ours then."""
+    return read_environment(pid).get(TOKEN_VARIABLE) == token

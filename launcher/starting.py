@@ -49,12 +49,18 @@ def _fill(template: str, checkpoint: Checkpoint) -> str:
     return fill_placeholders(template, checkpoint.path, checkpoint.step, os.path.dirname(checkpoint.path))
 
 
-def hook_environment(run: OpenRun, attempt: int | None, environ: Mapping[str, str]) -> dict[str, str | None]:
-    """What brings the hooks into a rank, and marks it. attempt: None where torchrun's agent numbers them."""
+def hook_environment(
+    run: OpenRun, attempt: int | None, environ: Mapping[str, str], first_attempt: int = 0
+) -> dict[str, str | None]:
+    """What brings the hooks into a rank, and marks it.
+
+    attempt: None where torchrun's agent numbers them; its first one is first_attempt here.
+    """
     before = environ.get("PYTHONPATH")
     hooks = {
         "sockets": run.file.socket_dir,
         "attempt": attempt,
+        "first_attempt": first_attempt,
         "launcher_pid": run.file.launcher_pid,
         "token": run.file.token,
         "pythonpath": before,
@@ -68,14 +74,15 @@ def hook_environment(run: OpenRun, attempt: int | None, environ: Mapping[str, st
 
 
 def run_environment(
-    run: OpenRun, config: Config, attempt: int | None, checkpoint: Checkpoint | None, environ: Mapping[str, str]
+    run: OpenRun, config: Config, attempt: int | None, checkpoint: Checkpoint | None, first_attempt: int = 0
 ) -> dict[str, str | None]:
-    """All that guardrun adds to the environment of an attempt's ranks (None: takes away)."""
+    """All that guardrun adds to this process's environment for an attempt's ranks (None: takes away)."""
+    environ = os.environ
     subject = Subject(config.hang.hard_timeout_s, run.path, attempt, is_torchrun_agent=attempt is None)
     return {
         **rank_defaults(subject, environ),
         **resume_environment(config.checkpoint.resume_env, checkpoint),
-        **hook_environment(run, attempt, environ),
+        **hook_environment(run, attempt, environ, first_attempt),
     }
 
 
@@ -116,7 +123,7 @@ class Starter:
         self._make_boards(number)
         plan = self.elastic.plan
         arguments = plan.arguments + resume_arguments(self.config.checkpoint.resume_args, checkpoint)
-        changes = run_environment(self.run, self.config, number, checkpoint, os.environ)
+        changes = run_environment(self.run, self.config, number, checkpoint)
         self.signals.replace_torch_handler()
         try:
             with environment(changes):

@@ -42,8 +42,9 @@ class Stopping:
         self._kill_s = now_s + grace_s
         self._give_up_s: float | None = None
         self._leftover_s: float | None = None
-        self._stopped_by_us = [rank.global_rank for rank in attempt.alive()]
-        if self._stopped_by_us:
+        alive = attempt.alive()
+        self._stopped_by_us = [rank.global_rank for rank in alive if rank.global_rank >= 0]
+        if alive:
             attempt.signal(signum)
         else:
             self._leftover_s = now_s + LEFTOVER_GRACE_S if _ended_well(attempt) else now_s

@@ -45,15 +45,15 @@ def python_helpers() -> set[int]:
 class Sweeper:
     """Finds and ends what is left of an attempt.
 
-    keep: pids that are never touched, nor anything below them: the supervisor, asked anew at each sweep.
+    keep: pids that are never touched, nor anything below them: the supervisor, asked anew at each sweep; earlier:
+    likewise, children that this process was started with.
     """
 
-    def __init__(self, token: str, keep: Callable[[], Collection[int]]) -> None:
+    def __init__(self, token: str, keep: Callable[[], Collection[int]], earlier: Collection[int] = ()) -> None:
         self._token = token
         self._keep = keep
-        stats = (read_stat(pid) for pid in read_children(os.getpid()))
+        stats = (read_stat(pid) for pid in earlier)
         self._earlier = {(stat.pid, stat.start) for stat in stats if stat is not None}
-        """Children this process was started with, as a shell leaves them that ends in exec: not ours to end."""
 
     def find(self) -> list[Stat]:
         """The processes of the run that are alive now, the launcher and the supervisor left out."""

@@ -87,7 +87,8 @@ class Brain:
             return [Finish(exit_code=128 + self.signum)]
         if not failure:
             return [Finish(exit_code=0)]
-        if self.attempts - 1 < self.run.settings.max_restarts:
+        restarts = 0 if self.run.settings.is_torchrun_agent else self.run.settings.max_restarts
+        if self.attempts - 1 < restarts:
             return [Start(attempt=fact.attempt + 1, checkpoint=self.checkpoint("checkpoint"))]
         return [Finish(exit_code=128 - failure if failure < 0 else failure)]
 

@@ -1,0 +1,160 @@
+"""Attempts that torchrun's own agent runs: found below it, watched, and never started or restarted by guardrun.
+
+The ranks are the agent's children: which they are stands in the environment they were started with. Their exit codes
+are the agent's to take; they are read from the zombies before it does.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from signal import SIGKILL, Signals
+
+from guardrun.launcher.agent_child import AgentChild
+from guardrun.launcher.attempt import signal_group
+from guardrun.launcher.proc import DEAD, read_children, read_environment, read_stat
+from guardrun.supervisor.core.events import Rank
+
+GATHER_S = 1.0
+"""Ranks of an attempt that come this much later than the first are not waited for."""
+
+UNKNOWN_EXIT = 1
+"""Taken for a rank that the agent had waited for before its exit code could be read."""
+
+
+@dataclass
+class _Found:
+    rank: Rank
+    pidfd: int
+    error_file: str
+    exitcode: int | None = None
+
+
+@dataclass
+class AgentAttempt:
+    """The agent, and the ranks of its newest attempt."""
+
+    child: AgentChild
+    node: str
+    world_size: int
+    first_number: int
+    """Of the agent's own attempt 0: more than 0 where the run is continued."""
+    number: int = -1
+    ranks: list[Rank] = field(default_factory=list)
+    error_files: dict[int, str] = field(default_factory=dict)
+    stderr_files: dict[int, str] = field(default_factory=dict)
+    needs_polling: bool = True
+    _found: dict[int, _Found] = field(default_factory=dict)
+    _coming: dict[int, tuple[int, _Found]] = field(default_factory=dict)
+    """Per pid: the agent's restart count and the rank, of an attempt that is only starting."""
+    _since_s: float | None = None
+    _known: set[int] = field(default_factory=set)
+
+    def find_next(self, now_s: float) -> bool:
+        """Look for ranks of an attempt that is not known yet; True when it has come together."""
+        self._gather(now_s)
+        if not self._coming or self._since_s is None:
+            return False
+        newest = max(count for count, _ in self._coming.values())
+        coming = [found for count, found in self._coming.values() if count == newest]
+        if len(coming) < self.world_size and now_s - self._since_s < GATHER_S:
+            return False
+        number = self.first_number + newest
+        self._close_found()
+        self.number = number
+        self._found = {found.rank.global_rank: found for found in coming}
+        self.ranks = sorted((found.rank for found in coming), key=lambda rank: rank.global_rank)
+        self.error_files = {found.rank.global_rank: found.error_file for found in coming if found.error_file}
+        self._coming, self._since_s = {}, None
+        return True
+
+    def stand_in(self) -> None:
+        """No rank was ever seen: have the agent itself stand for rank 0."""
+        rank = Rank(global_rank=0, local_rank=0, pid=self.child.pid, node=self.node)
+        self.number, self.ranks = self.first_number, [rank]
+
+    def _gather(self, now_s: float) -> None:
+        children = read_children(self.child.pid)
+        self._known &= set(children)
+        for pid in children:
+            if pid in self._known:
+                continue
+            environment = read_environment(pid)
+            names = ("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+            if not all(environment.get(name, "").isdigit() for name in names):
+                continue  # none of the ranks, or one that is yet to exec
+            global_rank, local_rank, count = (int(environment[name]) for name in names)
+            self._known.add(pid)
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:
+                continue
+            rank = Rank(global_rank=global_rank, local_rank=local_rank, pid=pid, node=self.node)
+            found = _Found(rank, pidfd, environment.get("TORCHELASTIC_ERROR_FILE", ""))
+            self._coming[pid] = (count, found)
+            self._since_s = now_s if self._since_s is None else self._since_s
+
+    def filenos(self) -> list[int]:
+        own = [self.child.pidfd] if self.child.pidfd is not None else []
+        return own + [found.pidfd for found in self._found.values() if found.exitcode is None]
+
+    def poll(self) -> list[tuple[Rank, int]]:
+        ended: list[tuple[Rank, int]] = []
+        for found in self._found.values():
+            if found.exitcode is None and (exitcode := read_exitcode(found.rank.pid)) is not None:
+                found.exitcode = exitcode
+                os.close(found.pidfd)
+                ended.append((found.rank, exitcode))
+        return ended
+
+    def alive(self) -> list[Rank]:
+        """The ranks that live; where none does but the agent, that: nothing is over before it."""
+        living = [found.rank for found in self._found.values() if found.exitcode is None]
+        if living or self.child.poll() is not None:
+            return living
+        return [Rank(global_rank=-1, local_rank=-1, pid=self.child.pid, node=self.node)]
+
+    def exitcodes(self) -> dict[int, int]:
+        return {rank: found.exitcode for rank, found in self._found.items() if found.exitcode is not None}
+
+    def signal(self, signum: Signals) -> None:
+        """To the agent, which passes it on; SIGKILL to all."""
+        self.child.signal(signum)
+        if signum == SIGKILL:
+            self.signal_ranks(signum)
+
+    def signal_ranks(self, signum: Signals) -> None:
+        """Signal the ranks' process groups: the agent takes their ends for failures."""
+        for found in self._found.values():
+            if found.exitcode is None:
+                signal_group(found.rank.pid, signum)
+
+    def managed(self) -> set[int]:
+        return {self.child.pid}
+
+    def describe_failure(self, stopped_by_us: list[int]) -> str:
+        return "torchrun's agent has ended"
+
+    def pass_error_on(self, exitcodes: dict[int, int]) -> None:
+        """The agent has done that."""
+
+    def close(self, is_everything_dead: bool) -> None:
+        self._close_found()
+        for _, found in self._coming.values():
+            os.close(found.pidfd)
+        self._coming = {}
+        self.child.close()
+
+    def _close_found(self) -> None:
+        for found in self._found.values():
+            if found.exitcode is None:
+                os.close(found.pidfd)
+        self._found = {}
+
+
+def read_exitcode(pid: int) -> int | None:
+    """The exit code of somebody else's child; None while it lives."""
+    stat = read_stat(pid)
+    if stat is None:
+        return UNKNOWN_EXIT
+    return os.waitstatus_to_exitcode(stat.exit_status) if stat.state in DEAD else None

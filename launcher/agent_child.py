@@ -1,0 +1,113 @@
+"""torchrun's own agent in a process of its own: forked, so that torch need not be imported again.
+
+It waits for the word to begin, which brings what guardrun adds to the environment and the arguments; end of input
+without it means that nothing is to be run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
+
+
+class AgentChild:
+    """The forked process, as its parent sees it."""
+
+    def __init__(self, run: Callable[[list[str]], None]) -> None:
+        """Fork. run: torchrun, given what is to be appended to the script's arguments. Raises OSError.
+
+        Call from the main thread, before other threads are there, as a fork takes only its own thread along.
+        """
+        reader, self._writer = os.pipe2(os.O_CLOEXEC)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _live(reader, self._writer, parent, run)
+        os.close(reader)
+        self.pidfd: int | None = os.pidfd_open(self.pid)
+        self._exitcode: int | None = None
+
+    def begin(self, environment: Mapping[str, str | None], arguments: list[str]) -> None:
+        """Give the word. A child that is gone already is found by `poll`."""
+        try:
+            os.write(self._writer, json.dumps([environment, arguments]).encode())
+        except BrokenPipeError:
+            pass
+        self._close_writer()
+
+    def poll(self) -> int | None:
+        """Its exit code, as subprocess has it; None while it lives."""
+        if self._exitcode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._exitcode = os.waitstatus_to_exitcode(status)
+        return self._exitcode
+
+    def signal(self, signum: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def close(self) -> None:
+        """Close descriptors; ends a child that has not begun."""
+        self._close_writer()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+    def _close_writer(self) -> None:
+        if self._writer >= 0:
+            os.close(self._writer)
+            self._writer = -1
+
+
+def _live(reader: int, writer: int, parent: int, run: Callable[[list[str]], Any]) -> None:
+    """The child's whole life; never returns."""
+    status = 1
+    try:
+        os.close(writer)
+        _become_agent(parent)
+        word = b"".join(iter(lambda: os.read(reader, 65536), b""))
+        os.close(reader)
+        if word:
+            environment, arguments = json.loads(word)
+            for name, value in environment.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            run(arguments)
+            status = 0
+    except SystemExit as exit_:
+        status = exit_.code if isinstance(exit_.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass
+        os._exit(status)
+
+
+def _become_agent(parent: int) -> None:
+    """A process of its own: out of the terminal's foreground group, no handlers of guardrun's, gone when it is."""
+    signal.set_wakeup_fd(-1)
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,190 @@
+"""One command line, on its way to a run. Imports torch: `main` is there before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from guardrun.launcher import elastic
+from guardrun.launcher.agent_loop import AGENT_MARGIN_S, AgentLoop, AgentStarter
+from guardrun.launcher.control import Control
+from guardrun.launcher.daemon import Daemon
+from guardrun.launcher.flags import Flags, parse_flags
+from guardrun.launcher.loop import Loop, Starts
+from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_directory, open_run
+from guardrun.launcher.proc import read_children
+from guardrun.launcher.saying import Log, say
+from guardrun.launcher.signals import Signals, parse_signals
+from guardrun.launcher.sockets import NoSocketFolderError, make_socket_folder
+from guardrun.launcher.starting import Starter
+from guardrun.launcher.supervision import Supervision
+from guardrun.launcher.sweep import become_subreaper
+from guardrun.supervisor.config import Config, ConfigError, load_config
+
+DEFAULT_SHUTDOWN_TIMEOUT_S = 30.0
+"""torchrun's."""
+
+
+class UsageError(Exception):
+    """The user's mistake: said, and exit status 2."""
+
+
+class Launch:
+    """A command line, and the supervisor that has been started for it."""
+
+    def __init__(self, arguments: list[str], daemon: Daemon | None, supervisor_command: Sequence[str]) -> None:
+        self._arguments = arguments
+        self._daemon = daemon
+        self._supervisor_command = supervisor_command
+        self._cwd = Path.cwd()
+        self._earlier = [pid for pid in read_children(os.getpid()) if daemon is None or pid != daemon.pid]
+        """Children this process was started with, as a shell leaves them that ends in exec: not ours to end."""
+
+    def go(self) -> int:
+        flags = parse_flags(self._arguments, elastic.make_parser)
+        if flags.is_off:
+            elastic.run_plain(flags.torch)
+            return 0
+        config = self._load_config(flags)
+        check_script(flags.torch)
+        signals = Signals()
+        try:
+            return self._run(flags, config, signals)
+        finally:
+            signals.close()
+
+    def _load_config(self, flags: Flags) -> Config:
+        try:
+            config = load_config(flags.config, flags.for_config(), os.environ, self._cwd)
+        except ConfigError as error:
+            raise UsageError(f"\n{'guardrun: error: '}".join(error.problems)) from None
+        for warning in config.warnings:
+            say(f"warning: {warning}")
+        return config
+
+    def _run(self, flags: Flags, config: Config, signals: Signals) -> int:
+        args = flags.torch
+        try:
+            is_agent = config.launcher.agent == "torchrun" or elastic.needs_torchrun_agent(args)
+            if not is_agent or config.origins["restart.max_restarts"] != "default":
+                args.max_restarts = config.restart.max_restarts
+            plan = None if is_agent else elastic.plan_launch(args)
+            world_size = plan.world_size if plan else elastic.count_local_ranks(args)
+        except (ValueError, AssertionError, RuntimeError, OSError) as error:
+            raise UsageError(str(error)) from error
+        wish = Wish(
+            config=config,
+            directory=choose_directory(flags.dir, os.environ, self._cwd),
+            run_id=flags.run_id,
+            command=["guardrun", *self._arguments],
+            script=plan.command if plan else [args.training_script, *args.training_script_args],
+            name=script_name(args),
+            cwd=self._cwd,
+            is_torchrun_agent=is_agent,
+        )
+        try:
+            sockets = make_socket_folder(os.environ)
+        except NoSocketFolderError as error:
+            return self._run_plain(str(error))
+        try:
+            run = open_run(wish, sockets, os.environ)
+        except RunIdError as error:
+            raise UsageError(str(error)) from None
+        except OSError as error:
+            return self._run_plain(f"no folder to keep a run in: {error}")
+        else:
+            if plan is None:
+                return self._run_agent(run, config, args, world_size, signals)
+            starter = Starter(elastic.Elastic(plan, config.restart.max_restarts), run, config, signals)
+            loop = make_loop(Loop, run, config, starter, signals)
+            loop.shutdown_timeout_s = shutdown_timeout_s(plan.config)
+            return self._supervise(loop, plan.config)
+        finally:
+            shutil.rmtree(sockets, ignore_errors=True)
+
+    def _run_agent(self, run: OpenRun, config: Config, args: Any, world_size: int, signals: Signals) -> int:
+        def launch(arguments: list[str]) -> None:
+            args.training_script_args = [*args.training_script_args, *arguments]
+            elastic.run_plain(args)
+
+        starter = AgentStarter(run, config, world_size, launch)
+        try:
+            loop = make_loop(AgentLoop, run, config, starter, signals)
+            loop.shutdown_timeout_s = shutdown_timeout_s(args) + AGENT_MARGIN_S
+            return self._supervise(loop, args)
+        finally:
+            starter.close()
+
+    def _supervise(self, loop: Loop, settings: Any) -> int:
+        """settings: has signals_to_handle where the installed torch has it."""
+        run, log = loop.run, loop.log
+        if run.warning:
+            say(run.warning)
+        become_subreaper()
+        loop.signals.handle(parse_signals(getattr(settings, "signals_to_handle", "")))
+        daemon = self._daemon or Daemon(self._supervisor_command)
+        control = Control(Path(run.file.socket_dir), loop.hello, run.file.session)
+        daemon.assign(run.path)
+        supervision = Supervision(
+            daemon=daemon,
+            control=control,
+            run_dir=run.path,
+            log=log,
+            now_s=time.monotonic(),
+            command=self._supervisor_command,
+        )
+        loop.attach(supervision, self._earlier)
+        try:
+            status = loop.go()
+        finally:
+            loop.sweeper.sweep()
+            supervision.finish()
+            loop.sweeper.sweep()  # what a supervisor that had to be killed leaves
+            if run.ownership is not None:
+                run.ownership.release()
+        loop.pass_error_on()
+        log.write("ended", exit_status=status)
+        return status
+
+    def _run_plain(self, reason: str) -> int:
+        """Training is not to suffer where guardrun cannot work."""
+        say(f"{reason}; going on as plain torchrun")
+        elastic.run_plain(parse_flags(self._arguments, elastic.make_parser).torch)
+        return 0
+
+
+def make_loop(kind: type[Loop], run: OpenRun, config: Config, starter: Starts, signals: Signals) -> Loop:
+    return kind(
+        run=run,
+        starter=starter,
+        signals=signals,
+        log=Log(run.path),
+        max_restarts=config.restart.max_restarts,
+        stop_grace_s=config.restart.stop_grace_s,
+        is_first_ordered=run.is_continued or config.checkpoint.resume_first,
+    )
+
+
+def shutdown_timeout_s(settings: Any) -> float:
+    """--shutdown-timeout, where the installed torch has it."""
+    timeout_s = getattr(settings, "shutdown_timeout", None)
+    return DEFAULT_SHUTDOWN_TIMEOUT_S if timeout_s is None else float(timeout_s)
+
+
+def script_name(args: Any) -> str:
+    """A short name for the run."""
+    name = str(args.training_script)
+    return name.rpartition(".")[2] if args.module else Path(name).stem
+
+
+def check_script(args: Any) -> None:
+    """Say at once that a script does not exist, rather than once a rank. Raises UsageError."""
+    script = args.training_script
+    if args.module or (args.no_python and not args.run_path) or script == "-" or "PYTHON_EXEC" in os.environ:
+        return
+    if not os.path.exists(script):
+        raise UsageError(f"no such script: {script} (in {os.getcwd()})")

@@ -1,0 +1,54 @@
+"""Whole runs in which torchrun's own agent starts and restarts the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from tests.launcher.conftest import read_facts
+from tests.launcher.test_run import WAIT, ready
+from tests.support.guardrun_run import GuardrunStarter
+from tests.support.waiting import wait_until
+
+
+def test_its_restarts_are_told_as_attempts(launcher: GuardrunStarter, tmp_path: Path) -> None:
+    run = launcher.start(
+        ["--nproc-per-node=2", "--max-restarts=1"],
+        script=WAIT.format(before="assert os.environ['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] == '1'"),
+        config='[launcher]\nagent = "torchrun"\n',
+        env={"FAKE_SUPERVISOR": json.dumps({"grace_s": 0.2})},
+    )
+    first = [ready(tmp_path, 0, rank) for rank in range(2)]
+    wait_until(lambda: len(read_facts(run.run_dir)) >= 1, 10, "the first attempt to be told")
+    os.kill(first[1], signal.SIGSEGV)
+    second = [ready(tmp_path, 1, rank) for rank in range(2)]
+    wait_until(lambda: "started" in [f["type"] for f in read_facts(run.run_dir)[1:]], 10, "the second attempt")
+    facts = read_facts(run.run_dir)
+    assert [fact["attempt"] for fact in facts if fact["type"] == "started"] == [0, 1]
+    assert facts[0]["ranks"] == [
+        {"global_rank": rank, "local_rank": rank, "pid": first[rank], "node": facts[0]["ranks"][0]["node"]}
+        for rank in range(2)
+    ]
+    assert set(facts[0]["error_files"]) == {"0", "1"}
+    assert [f["exitcode"] for f in facts if f["type"] == "exited" and f["pid"] == first[1]] == [-signal.SIGSEGV]
+    assert {rank["pid"] for rank in facts[-1].get("ranks", [])} == set(second)
+    run.send(signal.SIGTERM)
+    done = run.wait(30)
+    assert done.returncode == 143 and run.alive() == [], done
+    assert (
+        json.loads((done.run_dir / "run.json").read_text())["settings"]["is_torchrun_agent"] if done.run_dir else False
+    )
+
+
+def test_several_nodes_go_through_it_and_its_end_is_the_runs(launcher: GuardrunStarter) -> None:
+    done = launcher.run(
+        ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-conf=last_call_timeout=1"],
+        script="import os, sys, time; print('node', os.environ['GROUP_RANK']); time.sleep(0.5); sys.exit(3)",
+    )
+    assert done.returncode == 3 and "node 0" in done.stdout, done
+    facts = read_facts(done.run_dir)
+    assert [(f["attempt"], f["exitcode"]) for f in facts if f["type"] == "exited"] == [(0, 3)]
+    assert facts[-1]["type"] == "stopped" and facts[-1]["exitcodes"] == {"0": 3}
+    assert "ChildFailedError" in done.stderr
