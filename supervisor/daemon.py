@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import structlog
 import zmq
 
 from guardrun.hooks.messages import MAX_MESSAGE_BYTES
@@ -32,6 +31,7 @@ from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.desk import Desk
 from guardrun.supervisor.journal import Journal, recover
+from guardrun.supervisor.log import log
 from guardrun.supervisor.performer import Performer, open_chooser
 from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.terminal import Terminal
@@ -42,8 +42,6 @@ SKIP_S = 5.0
 BEATS_A_TURN = 2000
 """Frames taken from the ranks' socket before the other work gets its turn."""
 WORKERS = 3
-
-log = structlog.get_logger()
 
 
 class Daemon:

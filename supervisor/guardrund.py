@@ -6,14 +6,12 @@ the time that the launcher has imported torch and knows what to run. Nothing (en
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 from pathlib import Path
 
-import structlog
-
 from guardrun.supervisor.daemon import Daemon
+from guardrun.supervisor.log import set_up_log
 from guardrun.supervisor.rundir import read_run_file
 
 LOG_NAME = "guardrun.log"
@@ -26,15 +24,18 @@ def main(argv: list[str] | None = None) -> int:
     if arguments in (["--help"], ["-h"]):
         sys.stdout.write(USAGE)
         return 0
+    if arguments[:1] == ["--node"]:
+        sys.stderr.write("guardrund: this version has no node agent yet; guardrun starts its supervisors by itself\n")
+        return 2
     if arguments:
         sys.stderr.write(f"guardrund: unknown argument {arguments[0]!r}\n{USAGE}")
         return 2
-    _ignore_signals()
+    _outlive_signals()
     line = sys.stdin.readline().strip()
     if not line:
         return 0
     run_dir = Path(line)
-    log_file = _set_up_log(run_dir)
+    log_file = set_up_log(run_dir / LOG_NAME)
     try:
         daemon = Daemon(run_dir, read_run_file(run_dir))
         try:
@@ -47,54 +48,13 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _ignore_signals() -> None:
-    """Schedulers and terminals signal everybody; the supervisor ends when its launcher has, and not before."""
+def _outlive_signals() -> None:
+    """Schedulers and terminals signal everybody; the supervisor ends when its launcher has, and not before.
+
+    Handlers that do nothing rather than SIG_IGN, which what we start (a notify command) would inherit.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-
-
-class _Quiet:
-    """A log file whose disk may fill up: what can't be written is dropped."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", buffering=1, encoding="utf-8", errors="replace")
-
-    def write(self, text: str) -> None:
-        try:
-            self._file.write(text)
-        except OSError:
-            pass
-
-    def flush(self) -> None:
-        try:
-            self._file.flush()
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        try:
-            self._file.close()
-        except OSError:
-            pass
-
-
-def _set_up_log(run_dir: Path) -> _Quiet | None:
-    try:
-        log_file = _Quiet(run_dir / LOG_NAME)
-    except OSError:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL + 1))
-        return None
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=log_file),  # type: ignore[arg-type]  # it only writes and flushes
-    )
-    return log_file
+        signal.signal(number, lambda number, frame: None)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from guardrun.hooks.messages import CheckpointLoaded
 from guardrun.launcher.checkpoints.chooser import Chooser
@@ -21,6 +20,7 @@ from guardrun.supervisor.collect.exits import read_exits
 from guardrun.supervisor.collect.look import take_look
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.log import log
 from guardrun.supervisor.render.incident import write_incident
 from guardrun.supervisor.render.summary import write_summary
 from guardrun.supervisor.rundir import RunFile, write_atomically
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 KEEP_LOOKS = 12
 CHECKPOINTS_FILE = "checkpoints.json"
-
-log = structlog.get_logger()
 
 
 class Performer:
@@ -197,7 +195,12 @@ class Performer:
 
         def work() -> ev.Event:
             choice = daemon.chooser.choose(resume_first=resume_first)
-            return ev.CheckpointChosen(choice=action.choice, checkpoint=choice.checkpoint, skipped=choice.skipped)
+            return ev.CheckpointChosen(
+                choice=action.choice,
+                checkpoint=choice.checkpoint,
+                skipped=choice.skipped,
+                warnings=daemon.chooser.warn_torn_latest(),
+            )
 
         instead = lambda error: ev.CheckpointChosen(choice=action.choice, error=error)  # noqa: E731
         self.in_background(work, instead, daemon.checkpoint_pool)

@@ -1,0 +1,69 @@
+"""structlog for the supervisor, without what structlog.dev would bring along.
+
+structlog imports rich for pretty tracebacks on a terminal wherever it is installed: 65 ms and some megabytes that a
+daemon writing JSON has no use for. Hidden during that one import, rich stays importable for everybody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+_had_rich = "rich" in sys.modules
+if not _had_rich:
+    sys.modules["rich"] = None  # type: ignore[assignment]  # makes `import rich` raise ImportError, as documented
+try:
+    import structlog
+finally:
+    if not _had_rich:
+        del sys.modules["rich"]
+
+log: Any = structlog.get_logger()
+
+
+class QuietFile:
+    """A log file whose disk may fill up: what can't be written is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where it can't be opened."""
+        self._file = path.open("a", buffering=1, encoding="utf-8", errors="replace")
+
+    def write(self, text: str) -> None:
+        try:
+            self._file.write(text)
+        except OSError:
+            pass
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError:
+            pass
+
+
+def set_up_log(path: Path) -> QuietFile | None:
+    """Log JSON lines to a file; to nowhere, and None, where it can't be opened."""
+    try:
+        log_file = QuietFile(path)
+    except OSError:
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL + 1))
+        return None
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(file=log_file),  # type: ignore[arg-type]  # it only writes and flushes
+    )
+    return log_file

@@ -1,0 +1,101 @@
+"""The desk: what ranks say becomes events; what is malformed, or a stranger's, is counted and dropped."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from guardrun.hooks import messages as msg
+from guardrun.hooks.board import Field, board_name, create_board
+from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.collect.sampler import Sampler
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.desk import Desk
+
+
+class Bench:
+    """A desk with one rank, and what it was told."""
+
+    def __init__(self, sockets: Path) -> None:
+        self.clock = EngineClock(0.0, time.monotonic())
+        self.sampler = Sampler(self.clock, sockets)
+        self.saved: list[tuple[str, int, float]] = []
+        self.loaded: list[msg.CheckpointLoaded] = []
+        self.desk = Desk(self.clock, self.sampler, lambda *said: self.saved.append(said), self.loaded.append)
+        create_board(str(sockets / board_name(0, 0)))
+        self.rank = ev.Rank(global_rank=0, local_rank=0, pid=os.getpid(), node="node-a")
+        self.sampler.attempt_started(0, [self.rank])
+        self.desk.attempt_started(0, [self.rank], None)
+
+    def say(self, message: msg.RankMessage) -> list[ev.Event]:
+        return self.desk.receive(msgspec.msgpack.encode(message))
+
+
+@pytest.fixture
+def bench(tmp_path: Path):  # type: ignore[no-untyped-def]
+    bench = Bench(tmp_path)
+    yield bench
+    bench.sampler.close()
+
+
+def test_ten_thousand_malformed_messages_are_counted_and_slow_nothing(bench: Bench) -> None:
+    began = time.monotonic()
+    for n in range(10_000):
+        assert bench.desk.receive(os.urandom(n % 200)) == []
+    assert bench.desk.malformed == 10_000
+    assert time.monotonic() - began < 2
+    assert bench.say(msg.Ended(attempt=0, global_rank=0, pid=1, at_ns=1)) == [ev.RankEnded(attempt=0, global_rank=0)]
+
+
+def test_another_attempts_words_are_a_strangers(bench: Bench) -> None:
+    assert bench.say(msg.Ended(attempt=7, global_rank=0, pid=1, at_ns=1)) == []
+    assert bench.say(msg.Ended(attempt=0, global_rank=9, pid=1, at_ns=1)) == []
+    assert bench.desk.strangers == 2
+
+
+def test_a_save_is_told_to_the_engine_and_to_the_chooser(bench: Bench) -> None:
+    now_ns = time.monotonic_ns()
+    saved = msg.CheckpointSaved(
+        attempt=0,
+        global_rank=0,
+        pid=1,
+        path="/x/ckpt_10.pt",
+        writer="torch.save",
+        step=10,
+        began_ns=now_ns - 2_000_000_000,
+        ended_ns=now_ns,
+    )
+    (event,) = bench.say(saved)
+    assert isinstance(event, ev.CheckpointSaved)
+    assert (event.step, event.duration_s) == (10, 2.0)
+    ((path, step, wall_s),) = bench.saved
+    assert (path, step) == ("/x/ckpt_10.pt", 10)
+    assert abs(wall_s - time.time()) < 1
+
+
+def test_only_a_load_before_the_first_step_is_a_resume(bench: Bench) -> None:
+    loaded = msg.CheckpointLoaded(attempt=0, global_rank=0, pid=1, path="/x/ckpt_10.pt", reader="torch.load")
+    bench.say(loaded)
+    bench.sampler.boards[0].write(Field.PULSES, 1)
+    bench.say(loaded)
+    assert bench.loaded == [loaded]
+
+
+def test_steps_count_from_the_base_that_is_set(bench: Bench) -> None:
+    bench.desk.set_base(attempt=0, rank=0, step=40)
+    bench.desk.set_base(attempt=1, rank=0, step=99)
+    (report,) = bench.sampler.sample()
+    assert report.step == 40
+
+
+def test_a_rank_that_was_never_heard_is_told_once(bench: Bench) -> None:
+    assert bench.desk.missing_hooks() is None
+    bench.desk.started_s -= 60
+    missing = bench.desk.missing_hooks()
+    assert missing is not None
+    assert missing.global_ranks == [0]
+    assert bench.desk.missing_hooks() is None

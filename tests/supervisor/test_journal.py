@@ -1,0 +1,119 @@
+"""The journal: what is written can be replayed, whatever a kill or a full disk left of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from guardrun.supervisor import journal as jn
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.engine import Engine
+from guardrun.supervisor.core.machine import Phase
+
+RANKS = [ev.Rank(global_rank=n, local_rank=n, pid=100 + n, node="node-a") for n in range(2)]
+
+
+def story(extra_reports: int = 3) -> list[tuple[float, ev.Event]]:
+    """A run in which rank 1 is killed, up to the choice of a checkpoint."""
+    opened = ev.RunOpened(
+        run_id="r", settings=ev.Settings(), node="node-a", command=["guardrun"], world_size=2, wall_s=1.0
+    )
+    events: list[tuple[float, ev.Event]] = [(0.0, opened), (1.0, ev.AttemptStarted(attempt=0, ranks=RANKS))]
+    for n in range(1, extra_reports + 1):
+        reports = [ev.RankReport(global_rank=r, progress=n, progress_s=1.0 + n, step=n) for r in range(2)]
+        events.append((1.5 + n, ev.NodeReport(node="node-a", attempt=0, ranks=reports)))
+    at_s = 3.0 + extra_reports
+    events += [
+        (at_s, ev.RankExited(attempt=0, global_rank=1, pid=101, exitcode=-9, at_s=at_s)),
+        (at_s + 0.1, ev.AttemptStopped(attempt=0, exitcodes={0: -15, 1: -9}, stopped_by_us=[0])),
+        (at_s + 0.2, ev.ExitsRead(attempt=0, traces=[])),
+    ]
+    return events
+
+
+def write(run_dir: Path, events: list[tuple[float, ev.Event]], rotate_bytes: int = jn.ROTATE_BYTES) -> Engine:
+    engine, journal = Engine(), jn.Journal(run_dir, rotate_bytes=rotate_bytes)
+    for now_s, event in events:
+        journal.append(event, engine.handle(event, now_s), engine.last_s)
+        journal.rotate_if_large(engine)
+    journal.close()
+    return engine
+
+
+def test_a_replay_reaches_the_same_decisions_and_the_same_state(tmp_path: Path) -> None:
+    engine = write(tmp_path, story())
+    assert engine.state.phase is Phase.CHOOSING
+
+    result = jn.replay(tmp_path)
+    assert result.mismatches == []
+    assert result.events == len(story())
+    assert result.decisions > 0
+    recovered, _ = jn.recover(tmp_path)
+    assert recovered.snapshot() == engine.snapshot()
+
+
+def test_a_journal_that_says_something_else_is_found_out(tmp_path: Path) -> None:
+    write(tmp_path, story())
+    path = tmp_path / jn.NAME
+    lines = path.read_bytes().splitlines()
+    index = next(n for n, line in enumerate(lines) if b"stop_attempt" in line)
+    lines[index] = lines[index].replace(b'"type":"stop_attempt"', b'"type":"read_exits"')
+    path.write_bytes(b"\n".join(lines) + b"\n")
+
+    result = jn.replay(tmp_path)
+    assert len(result.mismatches) == 1
+    assert "RankExited" in result.mismatches[0]
+
+
+@pytest.mark.parametrize("cut", [1, 10, 40])
+def test_a_torn_last_line_is_set_aside_and_the_next_is_not_glued_to_it(tmp_path: Path, cut: int) -> None:
+    write(tmp_path, story())
+    path = tmp_path / jn.NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+
+    engine, result = jn.recover(tmp_path)
+    journal = jn.Journal(tmp_path, result.last_number + 1)
+    restarted = ev.SupervisorRestarted()
+    journal.append(restarted, engine.handle(restarted, 99.0), 99.0)
+    journal.close()
+
+    result = jn.replay(tmp_path)
+    # Only the line break lost: the line itself is whole.
+    assert result.set_aside == (0 if cut == 1 else 1)
+    assert result.mismatches == []
+    assert result.last_s == 99.0
+
+
+def test_each_rotated_file_begins_with_a_snapshot_and_disk_use_is_bounded(tmp_path: Path) -> None:
+    engine = write(tmp_path, story(extra_reports=400), rotate_bytes=8000)
+
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [jn.NAME, *(f"{jn.NAME}.{n}" for n in range(1, jn.KEEP))]
+    first = msgspec.json.decode((tmp_path / jn.NAME).read_bytes().splitlines()[0])
+    assert "snapshot" in first
+    recovered, _ = jn.recover(tmp_path)
+    assert recovered.snapshot() == engine.snapshot()
+    result = jn.replay(tmp_path)
+    assert result.mismatches == []
+
+
+def test_an_event_that_made_the_engine_raise_cannot_kill_twice(tmp_path: Path) -> None:
+    write(tmp_path, story())
+    journal = jn.Journal(tmp_path, 99)
+    journal.append_error(ev.HoldSet(is_held=True, who="me"), "ValueError('x')", 50.0)
+    journal.close()
+
+    engine, result = jn.recover(tmp_path)
+    assert result.set_aside == 1
+    assert not engine.state.is_held
+
+
+def test_a_folder_that_cannot_be_written_costs_the_record_and_nothing_else(tmp_path: Path) -> None:
+    journal = jn.Journal(tmp_path / "gone")
+    journal.append(ev.Ticked(), [], 1.0)
+    assert journal.dropped == 1
+    assert "No such file" in journal.trouble
+    journal.close()

@@ -1,0 +1,43 @@
+"""guardrun's own lines: prefixed, one line each, and never waited for."""
+
+from __future__ import annotations
+
+import os
+
+from guardrun.supervisor.terminal import Terminal, format_line
+
+
+def test_a_line_is_prefixed_and_stays_one_line() -> None:
+    assert format_line("two\nlines\x1b[31m", "bad", has_colour=False) == "guardrun: two lines [31m\n"
+    assert format_line("hung", "bad", has_colour=True) == "\x1b[1;31mguardrun:\x1b[0m hung\n"
+
+
+def test_a_pipe_that_nobody_reads_holds_nobody_up() -> None:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    try:
+        while True:
+            os.write(write_fd, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(write_fd, True)
+    terminal = Terminal(write_fd)
+    for number in range(1000):
+        terminal.say(f"line {number}")
+    terminal.close(timeout_s=0.05)
+    # Let its thread go before the test ends.
+    os.close(read_fd)
+    assert terminal._thread is not None
+    terminal._thread.join(5)
+    assert not terminal._thread.is_alive()
+    os.close(write_fd)
+
+
+def test_lines_come_out_in_order_and_without_colour_where_there_is_no_terminal() -> None:
+    read_fd, write_fd = os.pipe()
+    terminal = Terminal(write_fd)
+    terminal.say("one")
+    terminal.say("two", "bad")
+    terminal.close()
+    os.close(write_fd)
+    with os.fdopen(read_fd) as file:
+        assert file.read() == "guardrun: one\nguardrun: two\n"
