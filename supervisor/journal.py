@@ -171,7 +171,7 @@ def _run(lines: Iterator[Line | None], *, check: bool) -> tuple[Engine, ReplayRe
 
 def _from_snapshot(engine: Engine, line: Line, result: ReplayResult, check: bool) -> Engine:
     snapshot = _ENCODER.encode(line.snapshot)
-    restored = Engine.restore(snapshot, line.t)
+    restored = Engine.restore(snapshot)
     if check and result.events and msgspec.json.decode(engine.snapshot()) != line.snapshot:
         result.mismatches.append(f"line {line.n}: the replayed state differs from the snapshot")
     return restored

@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import stops, watch
+from guardrun.supervisor.core import pauses, stops, watch
 from guardrun.supervisor.core.actions import Action, FinishRun, ReadExits, Say, StartAttempt, TakeLook
 from guardrun.supervisor.core.ledger import OTHER, STARTING
 from guardrun.supervisor.core.machine import IGNORE, Phase, handler_name
-from guardrun.supervisor.core.state import State
+from guardrun.supervisor.core.state import State, silence_began_s
 
 STORY_LENGTH = 20
 
@@ -32,14 +32,16 @@ class Engine:
 
     def __init__(self, state: State | None = None) -> None:
         self.state = state or State()
-        self.last_s = 0.0
+
+    @property
+    def last_s(self) -> float:
+        """When the last event came."""
+        return self.state.last_s
 
     @classmethod
-    def restore(cls, snapshot: bytes, last_s: float) -> Engine:
+    def restore(cls, snapshot: bytes) -> Engine:
         """Make the engine that took this snapshot. Raises msgspec.DecodeError."""
-        engine = cls(msgspec.json.decode(snapshot, type=State))
-        engine.last_s = last_s
-        return engine
+        return cls(msgspec.json.decode(snapshot, type=State))
 
     def snapshot(self) -> bytes:
         """Everything it remembers, as JSON."""
@@ -47,12 +49,16 @@ class Engine:
 
     def handle(self, event: ev.Event, now_s: float) -> list[Action]:
         """Take in one fact. What a bug of ours raises (InvalidTransition) leaves it half changed."""
-        now_s = self.last_s = max(now_s, self.last_s)
-        name = handler_name(self.state.phase, event, self.state.story)
-        self.state.story = [*self.state.story[-STORY_LENGTH + 1 :], f"{type(event).__name__}@{now_s:.3f}"]
-        if name == IGNORE:
-            return []
-        return _HANDLERS[name](self.state, event, now_s)
+        state = self.state
+        # Rounded as the journal writes it, so that a replay decides by the very same number.
+        now_s = max(round(now_s, 6), state.last_s)
+        name = handler_name(state.phase, event, state.story)
+        state.story.append(f"{type(event).__name__}@{now_s:.3f}")
+        if len(state.story) > STORY_LENGTH:
+            del state.story[0]
+        actions = _HANDLERS[name](state, event, now_s) if name != IGNORE else []
+        state.last_s = now_s
+        return actions
 
     def tick(self, now_s: float) -> list[Action]:
         """Do what is due; nothing (and nothing changes) before next_deadline_s()."""
@@ -70,7 +76,7 @@ class Engine:
 
     def summary(self, now_s: float) -> Any:
         """summary.json's content as of now, for a live status."""
-        return stops.summary(self.state, "running", now_s)
+        return stops.summary(self.state, now_s)
 
 
 def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Action]:
@@ -78,6 +84,7 @@ def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Acti
     state.settings = event.settings
     state.opened_s = now_s
     state.ledger.since_s = now_s
+    state.next_attempt = 0
     if event.settings.resume_first:
         return stops.choose(state, now_s)
     state.phase = Phase.STARTING
@@ -88,17 +95,18 @@ def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Acti
 def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> list[Action]:
     """A new guardrun: nothing of what ran before is alive. History and budgets stay."""
     attempt = state.attempt
-    if attempt is not None and attempt.ended_s is None:
-        attempt.ended_s = now_s
-        attempt.outcome = "guardrun ended"
-        state.attempts.append(stops.attempt_record(attempt))
-        state.best_step = max(state.best_step, attempt.step)
-    state.next_attempt = attempt.number + 1 if attempt is not None else state.next_attempt
+    if attempt is not None:
+        attempt.ended_s = attempt.ended_s or state.last_s
+        attempt.alive = 0
+        stops.record_attempt(state, "guardrun ended")
+        state.next_attempt = attempt.number + 1
     state.settings, state.node, state.world_size = event.settings, event.node, event.world_size
     state.session = event.session
     state.suspicion, state.look_since_s, state.crash = None, None, None
     state.verdict_incident, state.signum, state.is_held = "", 0, False
-    state.ledger.switch(OTHER, now_s)
+    state.outcome, state.give_up_reason, state.exit_code = "running", "", 0
+    # Nothing is known of the time since the last event: whatever ran then was not this run for long.
+    state.ledger.reclassify(OTHER, state.last_s, now_s)
     state.ledger.switch(STARTING, now_s)
     return stops.choose(state, now_s)
 
@@ -110,27 +118,26 @@ def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s:
         state.look_since_s = now_s
         actions.append(TakeLook(look=state.look, attempt=state.attempt.number, reason="asked again"))
     if state.crash is not None and state.crash.is_asked and state.attempt:
+        state.crash.decide_by_s = now_s
         actions.append(ReadExits(attempt=state.attempt.number))
     if state.phase is Phase.ENDED:
-        outcome = "finished" if state.exit_code == 0 else "failed"
-        actions.append(FinishRun(exit_code=state.exit_code, summary=stops.summary(state, outcome, now_s)))
+        actions.append(FinishRun(exit_code=state.exit_code, summary=stops.summary(state, now_s)))
     return actions
 
 
 def _on_time_skipped(state: State, event: ev.TimeSkipped, now_s: float) -> list[Action]:
-    """Nobody's hang: move every 'since' forward by the time that did not count."""
+    """Nobody's hang: what has lasted until now has lasted gap_s less, and stops and collections begin to count now."""
     attempt = state.attempt
     if attempt is not None:
-        if attempt.has_progress:
-            attempt.progress_s = min(attempt.progress_s + event.gap_s, now_s)
-        attempt.started_s = min(attempt.started_s + event.gap_s, now_s)
-        for rank in attempt.ranks.values():
-            rank.stopped_since_s = 0.0
-            rank.gc_since_s = 0.0
+        attempt.skipped_to_s = min(silence_began_s(attempt) + event.gap_s, now_s)
+        attempt.stopped = dict.fromkeys(attempt.stopped, now_s)
+        attempt.collecting = dict.fromkeys(attempt.collecting, now_s)
     if state.suspicion:
-        state.suspicion.first.clear()
+        state.suspicion.last.clear()
         state.suspicion.unmoved_since_s = dict.fromkeys(attempt.ranks if attempt else {}, now_s)
-        state.suspicion.next_look_s = max(state.suspicion.next_look_s, now_s)
+        state.suspicion.next_look_s = now_s
+    if state.crash:
+        state.crash.decide_by_s += event.gap_s
     state.ordered_s = min(state.ordered_s + event.gap_s, now_s)
     state.ledger.reclassify(OTHER, now_s - event.gap_s, now_s)
     return []
@@ -203,5 +210,5 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_stop_requested": stops.on_stop_requested,
     "on_node_report": watch.on_node_report,
     "on_look_taken": watch.on_look_taken,
-    "on_gc_held": watch.on_gc_held,
+    "on_gc_held": pauses.on_gc_held,
 }

@@ -232,6 +232,8 @@ class CheckpointChosen(_Event, frozen=True, kw_only=True, tag="checkpoint_chosen
     choice: int
     checkpoint: Checkpoint | None = None
     skipped: list[Skipped] = []
+    warnings: list[Skipped] = []
+    """What a script that resumes by itself would take, where that is torn."""
     error: str = ""
 
 

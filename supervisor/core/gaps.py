@@ -1,6 +1,6 @@
 """How far apart progress comes in this run, learned as it goes.
 
-A histogram with logarithmic bins: constant memory, serialisable, and a quantile that is right to 12%.
+A histogram with logarithmic bins: constant memory, serialisable, and a quantile that is right to 25%.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ import math
 
 import msgspec
 
-_FIRST_S = 0.05
+_FIRST_S = 0.5
+"""Shorter gaps are not learned: no threshold depends on them, and of many nodes that report the same advance within a
+second all but the first would look like one."""
 _RATIO = 1.25
-_BINS = 60  # up to 0.05 * 1.25**60 s, nine hours
+_BINS = 50  # up to 0.5 * 1.25**50 s, nine hours
 
-QUANTILE = 0.999
+QUANTILE = 0.95
+"""One gap in twenty may be an outlier (an evaluation, a save, a first step that compiles) and costs a look."""
 FACTOR = 3.0
-"""Suspicion begins at FACTOR times the 99.9th percentile (max(k·p99.9, …) with a floor, as fail-slow papers report)."""
+"""Suspicion begins at FACTOR times that quantile (fail-slow papers report max(k·quantile, …) with a floor)."""
 ENOUGH = 20
 """Gaps seen before the quantile is believed; before that the longest counts as it."""
+MIN_FLOOR_S = 1.0
+"""Reports come once a second: below that, every second would be suspicious."""
 
 
 class Gaps(msgspec.Struct):
@@ -26,33 +31,32 @@ class Gaps(msgspec.Struct):
     counts: list[int] = msgspec.field(default_factory=lambda: [0] * _BINS)
     total: int = 0
     longest_s: float = 0.0
+    typical_s: float = 0.0
+    """The quantile, kept up to date: it is asked for with every report."""
 
     def add(self, gap_s: float) -> None:
-        """Learn one gap. Negative ones (clock conversions that disagree by a tick) count as zero."""
-        gap_s = max(gap_s, 0.0)
+        """Learn one gap; one that is shorter than what matters (or negative: a late report) is none."""
+        if gap_s < _FIRST_S:
+            return
         self.counts[_bin(gap_s)] += 1
         self.total += 1
         self.longest_s = max(self.longest_s, gap_s)
+        self.typical_s = self.quantile_s(QUANTILE) if self.total >= ENOUGH else self.longest_s
 
     def quantile_s(self, share: float) -> float:
         """Upper edge of the bin that holds the quantile; 0.0 where nothing has been learned."""
-        if not self.total:
-            return 0.0
         wanted = math.ceil(self.total * share)
         seen = 0
         for index, count in enumerate(self.counts):
             seen += count
-            if seen >= wanted:
+            if count and seen >= wanted:
                 return float(min(_FIRST_S * _RATIO**index, self.longest_s))
         return self.longest_s
 
     def suspicious_after_s(self, floor_s: float) -> float:
         """Silence after which the job deserves a look; at least floor_s."""
-        typical_s = self.quantile_s(QUANTILE) if self.total >= ENOUGH else self.longest_s
-        return max(floor_s, FACTOR * typical_s)
+        return max(floor_s, MIN_FLOOR_S, FACTOR * self.typical_s)
 
 
 def _bin(gap_s: float) -> int:
-    if gap_s <= _FIRST_S:
-        return 0
-    return min(_BINS - 1, math.ceil(math.log(gap_s / _FIRST_S, _RATIO)))
+    return min(_BINS - 1, max(0, math.ceil(math.log(gap_s / _FIRST_S, _RATIO))))

@@ -31,6 +31,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What the culprits do."""
 
 
+DOUBTFUL = frozenset({Doing.CHURNING, Doing.UNLOOKED})
+"""Neither seen to get somewhere nor seen to stand still: only the hard limit ends the doubt."""
+LEAVING_PATIENCE_S = 300.0
+"""torchrun's exit barrier (`exit_barrier_timeout` of its agent's WorkerSpec)."""
+_POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
+
 _PRECEDENCE = (
     Doing.STOPPED,
     Doing.TRACED,
@@ -62,29 +68,47 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings) -> Findi
     """
     living = [j for j in judged if j.doing is not Doing.GONE]
     proven = [j for j in living if j.doing is Doing.STOPPED] or [j for j in living if j.doing is Doing.TRACED]
-    waiting = [j.global_rank for j in living if j.doing is Doing.WAITING]
+    waiting = [j for j in living if j.doing is Doing.WAITING]
     if proven:
-        return _of(proven, waiting, settings)
+        return _of(proven, proven, _numbers(waiting), settings)
     if not living or any(j.doing is Doing.BUSY for j in living):
         return None
-    churning = [j for j in living if j.doing is Doing.CHURNING]
-    if churning:
-        return _doubtful(churning, waiting, settings)
+    doubtful = [j for j in living if j.doing in DOUBTFUL]
+    if doubtful:
+        return _doubtful(doubtful, _numbers(waiting), settings)
     stuck = [j for j in living if j.doing in STUCK]
+    leaving = [j for j in living if j.doing is Doing.LEAVING]
     if not stuck:
-        return _all_wait(living, ended, settings)
-    if not waiting:
-        stuck, waiting = _split(stuck)
-    first = min(stuck, key=lambda j: _PRECEDENCE.index(j.doing)).doing
-    found = _of([j for j in stuck if j.doing is first], waiting, settings)
+        if not waiting:
+            return _lingering(leaving)
+        return _all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings)
+    rivals, held_up = _split(stuck, waiting)
+    first = min(rivals, key=lambda j: _PRECEDENCE.index(j.doing)).doing
+    found = _of([j for j in rivals if j.doing is first], rivals, _numbers(held_up), settings)
     return _as_init(found, living)
 
 
-def _of(culprits: list[Judgement], waiting: list[int], settings: Settings) -> Finding:
+def _numbers(judged: list[Judgement]) -> list[int]:
+    return [j.global_rank for j in judged]
+
+
+def _of(culprits: list[Judgement], rivals: list[Judgement], waiting: list[int], settings: Settings) -> Finding:
+    """The finding on these culprits. rivals: all that may be to blame; the most doubtful of them sets the patience."""
     doing = culprits[0].doing
     cause, confidence = _CAUSE[doing]
-    nobody_waits = not waiting
-    patience_s = {
+    return Finding(
+        cause=cause,
+        culprits=sorted(_numbers(culprits)),
+        waiting=sorted(waiting),
+        confidence=confidence if waiting or doing in (Doing.STOPPED, Doing.TRACED) else round(confidence - 0.2, 2),
+        patience_s=max(_patience_s(rival.doing, not waiting, settings) for rival in rivals),
+        is_proof=doing in (Doing.STOPPED, Doing.TRACED),
+        doing=doing,
+    )
+
+
+def _patience_s(doing: Doing, nobody_waits: bool, settings: Settings) -> float:
+    return {
         Doing.STOPPED: settings.stopped_patience_s,
         Doing.TRACED: settings.traced_patience_s,
         Doing.GIL_HELD: settings.gil_patience_s,
@@ -96,45 +120,52 @@ def _of(culprits: list[Judgement], waiting: list[int], settings: Settings) -> Fi
         Doing.UNSEEN: settings.spin_patience_s if nobody_waits else settings.data_patience_s,
         Doing.SPINNING: settings.spin_patience_s,
     }[doing]
-    return Finding(
-        cause=cause,
-        culprits=sorted(j.global_rank for j in culprits),
-        waiting=sorted(waiting),
-        confidence=confidence if waiting or doing in (Doing.STOPPED, Doing.TRACED) else round(confidence - 0.2, 2),
-        patience_s=patience_s,
-        is_proof=doing in (Doing.STOPPED, Doing.TRACED),
-        doing=doing,
-    )
 
 
-def _doubtful(churning: list[Judgement], waiting: list[int], settings: Settings) -> Finding | None:
-    """CPU time alone is no proof of work: it delays the verdict to the hard limit."""
+def _doubtful(doubtful: list[Judgement], waiting: list[int], settings: Settings) -> Finding | None:
+    """CPU time alone is no proof of work, and what cannot be seen none of anything: wait for the hard limit."""
     if not settings.hard_timeout_s:
         return None
     return Finding(
         cause="unknown",
-        culprits=sorted(j.global_rank for j in churning),
+        culprits=sorted(_numbers(doubtful)),
         waiting=sorted(waiting),
         confidence=0.5,
         patience_s=settings.hard_timeout_s,
-        doing=Doing.CHURNING,
+        doing=min((j.doing for j in doubtful), key=lambda doing: doing is Doing.UNLOOKED),
     )
 
 
-def _split(stuck: list[Judgement]) -> tuple[list[Judgement], list[int]]:
-    """Nobody is seen in a collective (an async wait, a device's sync show no frame of torch): who waits for whom?
+def _lingering(leaving: list[Judgement]) -> Finding | None:
+    """Every script has ended; a process that does not is waited for as long as torchrun would wait."""
+    if not leaving:
+        return None
+    return Finding(
+        cause="rank_blocked",
+        culprits=sorted(_numbers(leaving)),
+        waiting=[],
+        confidence=0.8,
+        patience_s=LEAVING_PATIENCE_S,
+        doing=Doing.LEAVING,
+    )
 
-    By the order of collectives: those that are behind hold up the rest. Else by place: where most ranks are is where
-    they wait. Else all are as guilty as each other.
+
+def _split(stuck: list[Judgement], waiting: list[Judgement]) -> tuple[list[Judgement], list[Judgement]]:
+    """Who may be to blame, and who is held up. An async wait or a device's sync shows no frame of torch, so:
+
+    by the order of collectives, those that are behind hold up the rest. Else, where nobody is seen to wait, by place:
+    where most ranks are is where they wait. Else all are as guilty as each other.
     """
-    orders = {j.order for j in stuck}
-    if len(orders) > 1:
-        furthest = max(orders)
-        return [j for j in stuck if j.order < furthest], [j.global_rank for j in stuck if j.order == furthest]
+    furthest = max(j.order for j in [*stuck, *waiting])
+    behind = [j for j in stuck if j.order < furthest]
+    if behind:
+        return behind, [*waiting, *(j for j in stuck if j.order == furthest)]
+    if waiting:
+        return stuck, waiting
     places = Counter(j.place for j in stuck)
     place, count = places.most_common(1)[0]
     if len(places) > 1 and count * 2 > len(stuck):
-        return [j for j in stuck if j.place != place], [j.global_rank for j in stuck if j.place == place]
+        return [j for j in stuck if j.place != place], [j for j in stuck if j.place == place]
     return stuck, []
 
 
@@ -146,8 +177,10 @@ def _as_init(found: Finding, living: list[Judgement]) -> Finding:
     return found
 
 
-def _all_wait(living: list[Judgement], ended: list[int], settings: Settings) -> Finding:
-    """Every living rank waits for the others."""
+def _all_wait(living: list[Judgement], ended: list[int], settings: Settings) -> Finding | None:
+    """Every living rank waits for the others. None where something works in the background: a save, say."""
+    if any(j.is_moving for j in living):
+        return None
     ranks = sorted(j.global_rank for j in living)
     base = Finding(
         cause="collective_timeout", culprits=[], waiting=ranks, confidence=0.6, patience_s=settings.data_patience_s
@@ -161,6 +194,9 @@ def _all_wait(living: list[Judgement], ended: list[int], settings: Settings) -> 
         why = f"rank {rank_list(ended)} had already ended, and the others still wait for it"
         return msgspec.structs.replace(base, cause="collective_mismatch", confidence=0.8, why_nobody=why)
     groups = Counter((j.waits_in, j.order) for j in living)
+    if len(groups) > 1 and any(j.waits_in in _POINT_TO_POINT for j in living):
+        why = "they wait in point-to-point calls, which differ from rank to rank, so no rank can be named"
+        return msgspec.structs.replace(base, why_nobody=why)
     if len(groups) > 1:
         return _mismatch(base, living, groups)
     why = "all of them have entered the same one, so it is the network or a device, and no rank can be named"

@@ -42,7 +42,11 @@ class Doing(str, Enum):
     BUSY = "busy"
     """Frames change, bytes move, children work: getting somewhere."""
     CHURNING = "churning"
-    """CPU is used by threads or children while the main thread stands still: perhaps getting somewhere."""
+    """CPU is used, or memory touched, in a way that neither shows nor rules out progress: perhaps getting somewhere."""
+    LEAVING = "leaving"
+    """Its script has come to its end, but the process lingers."""
+    UNLOOKED = "unlooked"
+    """It could not be looked at: nothing is known."""
     UNSEEN = "unseen"
     """No stack could be taken; and it does not run."""
     GONE = "gone"
@@ -76,9 +80,17 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     waits_in: str = ""
     """For WAITING: the function it waits in."""
     is_in_init: bool = False
+    is_moving: bool = False
+    """For WAITING: bytes move, or children work, all the same (a save in the background)."""
     order: int = 0
     """How far it is in the order of collectives: more is further."""
 
+
+_LINGERING = frozenset(
+    {Doing.WAITING, Doing.DATA, Doing.IDLE, Doing.UNSEEN, Doing.IO_BLOCKED, Doing.GIL_HELD, Doing.SPINNING}
+)
+"""What a process may do for ever after its script has ended, without its being anybody's hang."""
+_FAULTING = frozenset({Doing.GIL_HELD, Doing.IO_BLOCKED, Doing.SPINNING})
 
 HEART_STALE_S = 4.0
 """The heart beats once a second; the GIL changes hands every 5 ms. Four missed beats are no scheduling accident."""
@@ -87,12 +99,21 @@ QUIET_CPU = 0.1
 QUIET_IO_BYTES_S = 16 * 1024
 """Above this, bytes move: the hooks' own thread and a store's keep-alives stay two orders below it."""
 QUIET_SOCKET_BYTES_S = 4 * 1024
+QUIET_FAULTS_S = 200
+"""Page faults a second: a loop that goes nowhere touches no new memory, and a blocked process none."""
 BUSY_STACKS = 4
 """As many different stacks of functions as a loop of a few lines, calling one level down, does not show."""
 
 
-def judge(before: RankLook, after: RankLook) -> Judgement:
-    """Judge a rank by two looks, the later one deciding what it does now.
+def unlooked(global_rank: int, reason: str) -> Judgement:
+    """The judgement on a living rank that a look does not show."""
+    return Judgement(
+        global_rank=global_rank, doing=Doing.UNLOOKED, reason=f"could not be looked at: {reason or 'not told why'}"
+    )
+
+
+def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judgement:
+    """Judge a rank by two looks, the later one deciding what it does now. has_ended: its script has.
 
     Raises ValueError where they are of different ranks or in the wrong order.
     """
@@ -100,6 +121,8 @@ def judge(before: RankLook, after: RankLook) -> Judgement:
         raise ValueError(f"looks at ranks {before.global_rank} and {after.global_rank}, in the wrong order")
     stack = _main_stack(after.process)
     doing, reason = _doing(before, after, stack)
+    if has_ended and doing in _LINGERING:
+        doing, reason = Doing.LEAVING, f"its script has ended, and the process {reason}"
     return Judgement(
         global_rank=after.global_rank,
         doing=doing,
@@ -108,6 +131,7 @@ def judge(before: RankLook, after: RankLook) -> Judgement:
         spot=fr.spot(stack),
         waits_in=_waits_in(after, stack) if doing is Doing.WAITING else "",
         is_in_init=bool(after.in_init_since_s) or fr.waits_in_init(stack),
+        is_moving=doing is Doing.WAITING and bool(_bytes_move(before, after) or _children_work(before, after)),
         order=max(after.group_seq, after.collectives),
     )
 
@@ -116,22 +140,45 @@ def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing
     state = after.process.state
     if state in "ZX?":
         return Doing.GONE, "the process is gone"
-    if state == "T" and before.process.state == "T":
-        return Doing.STOPPED, "the process is stopped by a signal (state T)"
-    if state == "t" and before.process.state == "t":
+    if state in "Tt" and state == before.process.state and after.process.switches == before.process.switches:
+        # Equal switches: it has not been let run in between, as programs that limit the CPU do.
+        if state == "T":
+            return Doing.STOPPED, "the process is stopped by a signal (state T)"
         return Doing.TRACED, "the process is stopped by a debugger (state t)"
     if after.gc_since_s:
         return Doing.COLLECTING, f"a garbage collection has been running for {after.at_s - after.gc_since_s:.1f} s"
-    if after.in_collective or fr.waits_in_collective(stack):
+    if after.collectives > before.collectives or after.group_seq > before.group_seq:
+        return Doing.BUSY, "its collectives advance"
+    if _is_waiting(before, after, stack):
         return Doing.WAITING, f"waits in {_waits_in(after, stack)}"
-    if _is_gil_held(before, after):
-        return Doing.GIL_HELD, f"no other thread of it has run for {after.at_s - after.heart_s:.0f} s: the GIL is held"
-    moving = _moving(before, after)
+    moving = _bytes_move(before, after) or _children_work(before, after)
+    if not moving and after.gpu_busy > 0.5 and before.gpu_busy > 0.5:
+        moving = "its device works"
     if moving:
         return Doing.BUSY, moving
-    if state == "D" and before.process.state == "D":
+    doing, reason = _standing(before, after, stack)
+    if doing in _FAULTING and _faults_s(before, after) > QUIET_FAULTS_S:
+        # Parsing a huge file holds the GIL, loading a library from a slow disk is state D: both touch new memory.
+        return Doing.CHURNING, f"touches {_faults_s(before, after):.0f} new pages a second, and {reason}"
+    return doing, reason
+
+
+def _standing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing, str]:
+    """Judge a rank of which nothing is seen to move from outside."""
+    if _is_gil_held(before, after):
+        return Doing.GIL_HELD, f"no other thread of it has run for {after.at_s - after.heart_s:.0f} s: the GIL is held"
+    if after.process.state == before.process.state == "D":
         return Doing.IO_BLOCKED, f"in uninterruptible wait (state D, {after.process.wchan or 'unknown'})"
     return _by_stack(before, after, stack)
+
+
+def _is_waiting(before: RankLook, after: RankLook, stack: list[Frame]) -> bool:
+    """Whether it waits for others. Where no hooks count collectives, CPU and bytes must say that it is still there."""
+    if after.in_collective:
+        return True
+    if not fr.waits_in_collective(stack):
+        return False
+    return after.heart_s > 0 or (_cpu(before, after) <= QUIET_CPU and not _bytes_move(before, after))
 
 
 def _is_gil_held(before: RankLook, after: RankLook) -> bool:
@@ -143,8 +190,20 @@ def _is_gil_held(before: RankLook, after: RankLook) -> bool:
     )
 
 
-def _moving(before: RankLook, after: RankLook) -> str:
-    """Why the rank is getting somewhere, by what is counted outside its stacks; empty where nothing says so."""
+def _cpu(before: RankLook, after: RankLook) -> float:
+    """Cores used."""
+    return (after.process.cpu_s - before.process.cpu_s) / (after.at_s - before.at_s)
+
+
+def _faults_s(before: RankLook, after: RankLook) -> float:
+    """Page faults a second; 0 where they are not known."""
+    if before.process.faults < 0 or after.process.faults < 0:
+        return 0.0
+    return (after.process.faults - before.process.faults) / (after.at_s - before.at_s)
+
+
+def _bytes_move(before: RankLook, after: RankLook) -> str:
+    """What it reads, writes, sends or receives, in words; empty where nothing worth telling."""
     seconds = after.at_s - before.at_s
     io_rate = (after.process.io_bytes - before.process.io_bytes) / seconds
     if io_rate > QUIET_IO_BYTES_S:
@@ -153,8 +212,12 @@ def _moving(before: RankLook, after: RankLook) -> str:
         rate = (after.socket_bytes - before.socket_bytes) / seconds
         if rate > QUIET_SOCKET_BYTES_S:
             return f"{rate / 1024:.0f} KiB a second move through its sockets"
-    if after.gpu_busy > 0.5 and before.gpu_busy > 0.5:
-        return "its device works"
+    return ""
+
+
+def _children_work(before: RankLook, after: RankLook) -> str:
+    """What processes below it do, in words; empty where nothing."""
+    seconds = after.at_s - before.at_s
     known = {child.pid: child for child in before.children}
     for child in after.children:
         old = known.get(child.pid)
@@ -170,8 +233,7 @@ def _moving(before: RankLook, after: RankLook) -> str:
 
 
 def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing, str]:
-    seconds = after.at_s - before.at_s
-    cpu = (after.process.cpu_s - before.process.cpu_s) / seconds
+    cpu = _cpu(before, after)
     old = _main_stack(before.process)
     if not stack:
         if cpu > QUIET_CPU:
@@ -181,12 +243,12 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
     if cpu <= QUIET_CPU:
         return _quiet(before, after, stack, is_same)
     if fr.is_in_backward(stack) and is_same:
-        return Doing.WAITING, "waits in the backward pass"
+        return Doing.CHURNING, "computes in the backward pass"
     variety = {fr.functions(s) for look in (before, after) for s in [_main_stack(look.process), *look.process.variety]}
     variety.discard(())
     if len({v[:6] for v in variety}) >= BUSY_STACKS:
         return Doing.BUSY, "its frames change"
-    main_cpu = _main_cpu(before, after, seconds)
+    main_cpu = _main_cpu(before, after)
     if main_cpu is not None and main_cpu <= QUIET_CPU:
         return Doing.CHURNING, "its main thread stands still while others of its threads compute"
     if _is_few_lines(variety):
@@ -212,12 +274,12 @@ def _is_few_lines(variety: set[tuple[str, ...]]) -> bool:
     return len(bodies) <= 2 or len(roots) == 1
 
 
-def _main_cpu(before: RankLook, after: RankLook, seconds: float) -> float | None:
+def _main_cpu(before: RankLook, after: RankLook) -> float | None:
     old = next((t for t in before.process.threads if t.is_main), None)
     new = next((t for t in after.process.threads if t.is_main), None)
     if old is None or new is None or not new.cpu_s:
         return None
-    return (new.cpu_s - old.cpu_s) / seconds
+    return (new.cpu_s - old.cpu_s) / (after.at_s - before.at_s)
 
 
 def _main_stack(process: ProcessLook) -> list[Frame]:

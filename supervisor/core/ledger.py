@@ -39,7 +39,8 @@ class Ledger(msgspec.Struct):
 
     def goodput(self, now_s: float) -> float:
         """Share of the time until now spent on getting further, 0 to 1."""
-        return self.total(TRAINING, now_s) / now_s if now_s > 0 else 0.0
+        wall_s = sum(self.spent_s.values()) + max(now_s - self.since_s, 0.0)
+        return self.total(TRAINING, now_s) / wall_s if wall_s > 0 else 0.0
 
     def total(self, use: str, now_s: float) -> float:
         """Seconds of one use until now."""

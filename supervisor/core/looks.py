@@ -48,6 +48,8 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Likewise."""
     io_bytes: int = 0
     """rchar + wchar of /proc/PID/io; -1 where it may not be read."""
+    faults: int = -1
+    """Page faults so far, minor and major; -1 unknown."""
     threads: list[ThreadLook] = []
     """Those with Python frames, the main one first; bounded."""
     variety: list[list[Frame]] = []

@@ -51,6 +51,8 @@ def _doing_text(found: Finding, has: str, spot: str, silent_s: float) -> str:
         Doing.UNSEEN: f"{has} not run for {silent_s:.0f} s{inside}",
         Doing.SPINNING: f"{has} been running in the same few lines for {silent_s:.0f} s{at}",
         Doing.CHURNING: f"{has} used CPU without any progress for {silent_s:.0f} s{at}",
+        Doing.UNLOOKED: f"{has} shown no progress for {silent_s:.0f} s, and could not be looked at",
+        Doing.LEAVING: f"{has} come to the end of the script, but not exited{inside} for {silent_s:.0f} s",
         Doing.WAITING: f"{has} waited {silent_s:.0f} s{inside}",
     }
     if found.cause == "collective_mismatch":

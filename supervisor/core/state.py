@@ -19,9 +19,6 @@ class RankState(msgspec.Struct, kw_only=True):
 
     rank: Rank
     state: str = "S"
-    stopped_since_s: float = 0.0
-    """Since when it has been seen in T or t."""
-    gc_since_s: float = 0.0
     progress_s: float = 0.0
     progress: int = 0
     step: int = 0
@@ -41,14 +38,15 @@ class Suspicion(msgspec.Struct, kw_only=True):
     next_look_s: float
     looks: list[str] = []
     """Folders of the looks taken, oldest first."""
-    first: dict[int, RankLook] = {}
-    """Per rank, the earliest look that still shows it as it is now."""
+    last: dict[int, RankLook] = {}
+    """Per rank, the look before: two in a row are judged, so that short work is not averaged away."""
     unmoved_since_s: dict[int, float] = {}
     """Per rank: since when nothing about it has moved."""
-    judged: list[dict[str, Any]] = []
     places: dict[int, str] = {}
     """Per rank that is not waiting for others: where it was last seen. Remembered when the stall ends by itself."""
     busy_looks: int = 0
+    found_key: str = ""
+    """What the last look was found to say; a verdict needs it said twice in a row."""
     incident_id: str = ""
     """The incident that a verdict opened, where it could not be acted on (observe only, held)."""
 
@@ -62,9 +60,9 @@ class Crash(msgspec.Struct, kw_only=True):
     oom_kills: int = -1
     oom_pids: list[int] = []
     disk_free_bytes: dict[str, int] = {}
-    is_read: bool = False
-    is_read_after_stop: bool = False
     is_asked: bool = False
+    is_stale: bool = False
+    """The exits that are being read are not all any more."""
 
 
 class Attempt(msgspec.Struct, kw_only=True):
@@ -77,8 +75,20 @@ class Attempt(msgspec.Struct, kw_only=True):
     """A rank was seen to load the checkpoint (or is known to take it)."""
     ranks: dict[int, RankState] = {}
     alive: int = 0
+    stopped: dict[int, float] = {}
+    """Ranks in T or t → since when they have been seen so."""
+    collecting: dict[int, float] = {}
+    """Ranks in a garbage collection → since when."""
+    next_quick_s: float = 0.0
+    """No look for proof or a collection before this."""
+    fell_s: float = 0.0
+    """When the first rank fell by itself; 0 = none has."""
+    stop_began_s: float = 0.0
+    """When it was first ordered to stop; 0 = never."""
     progress_s: float = 0.0
     """When anything last advanced, of any rank; 0 = nothing yet."""
+    skipped_to_s: float = 0.0
+    """Silence counts from here at the earliest: time before it was nobody's."""
     step: int = 0
     """Furthest step of any rank."""
     first_step: int | None = None
@@ -101,6 +111,8 @@ class State(msgspec.Struct, kw_only=True):
     session: int = 0
     """Of the guardrun that goes on with the run; 0 for the one that created it."""
     opened_s: float = 0.0
+    last_s: float = 0.0
+    """When the last event came."""
     attempt: Attempt | None = None
     attempts: list[dict[str, Any]] = []
     """Ended attempts, as summary.json shows them."""
@@ -131,9 +143,10 @@ class State(msgspec.Struct, kw_only=True):
     """Of the restarts in no_progress, those that stopped at one and the same step."""
     last_stop_step: int | None = None
     last_error_key: str = ""
-    verdict: str = ""
-    """restart or give_up, decided for the attempt that is being stopped; empty while undecided."""
     verdict_incident: str = ""
+    resuming_incident: str = ""
+    """The one that the next attempt is to mend."""
+    outcome: str = "running"
     give_up_reason: str = ""
     exit_code: int = 0
     checkpoint: Checkpoint | None = None
@@ -142,3 +155,14 @@ class State(msgspec.Struct, kw_only=True):
     """What was said once."""
     story: list[str] = []
     """The last events, for InvalidTransition."""
+
+
+def attempt_of(state: State) -> Attempt:
+    """The current attempt, in phases that have one."""
+    assert state.attempt is not None
+    return state.attempt
+
+
+def silence_began_s(attempt: Attempt) -> float:
+    """When the job last advanced; the attempt's start before it ever did."""
+    return max(attempt.progress_s, attempt.started_s, attempt.skipped_to_s)

@@ -21,6 +21,7 @@ from guardrun.supervisor.core.actions import (
     Summary,
 )
 from guardrun.supervisor.core.crash import Blame, Fall, blame, is_peer_lost, is_repeatable, is_shared_memory
+from guardrun.supervisor.core.evidence import most_telling
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.ledger import DETECTING, OTHER, STARTING, STOPPING
 from guardrun.supervisor.core.machine import Phase
@@ -31,12 +32,26 @@ SETTLE_S = 0.4
 """After the first fall: others that fall of the same cause do so within this."""
 CAUSE_BY_S = 1.8
 """A cause is told by then even if ranks are still being stopped (target: 2 s)."""
+RAISED_MARGIN_S = 1.0
+"""A rank that makes progress so long after an exception that "nobody caught" has caught it after all."""
 RAISED_GRACE_S = 20.0
 """A rank that raised but does not end (its exit handlers, a teardown that hangs) counts as fallen after this."""
 ANSWER_S = 30.0
 """An order that nobody answered for this long is given again."""
 CHOICE_TRIES = 3
 DISK_FULL_BYTES = 1024 * 1024
+_CRASHED = (-4, -6, -7, -8, -11, 132, 134, 135, 136, 139)
+"""Exit codes of signals that a fault raises: a stop doesn't send them."""
+
+NO_TRACE = Blame(
+    cause="unknown",
+    culprits=[],
+    confidence=0.3,
+    key="",
+    exit_code=1,
+    what="ended",
+    why_nobody="no rank's end was seen",
+)
 
 
 def _attempt(state: State) -> Attempt:
@@ -52,13 +67,26 @@ def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Act
     rank = attempt.ranks.get(event.global_rank)
     if event.attempt != attempt.number or rank is None or rank.exitcode is not None:
         return []
-    rank.exitcode, rank.exited_s = event.exitcode, event.at_s
-    rank.stopped_since_s = 0.0
-    rank.state = "X"
-    attempt.alive -= 1
-    if event.exitcode == 0 or state.phase is not Phase.RUNNING:
+    _note_exit(attempt, rank, event.exitcode, event.at_s)
+    if state.phase is not Phase.RUNNING:
         return []
-    return _fell(state, event.at_s, now_s)
+    if event.exitcode != 0:
+        attempt.fell_s = min(attempt.fell_s or event.at_s, event.at_s)
+        began_s = min(state.crash.began_s if state.crash else event.at_s, event.at_s)
+        state.crash = Crash(began_s=began_s, decide_by_s=now_s + SETTLE_S)
+    if not attempt.fell_s:
+        return []
+    if state.is_held and attempt.alive:
+        return [Say(text="a rank fell; held, so the others are left as they are", level="warn")]
+    return _stop(state, attempt.fell_s, now_s)
+
+
+def _note_exit(attempt: Attempt, rank: RankState, exitcode: int, at_s: float) -> None:
+    number = rank.rank.global_rank
+    rank.exitcode, rank.exited_s, rank.state = exitcode, at_s, "X"
+    attempt.stopped.pop(number, None)
+    attempt.collecting.pop(number, None)
+    attempt.alive -= 1
 
 
 def on_rank_raised(state: State, event: ev.RankRaised, now_s: float) -> list[Action]:
@@ -79,15 +107,6 @@ def on_rank_ended(state: State, event: ev.RankEnded, now_s: float) -> list[Actio
     return []
 
 
-def _fell(state: State, at_s: float, now_s: float) -> list[Action]:
-    """A rank fell by itself: stop the rest at once, and find out why."""
-    began_s = state.crash.began_s if state.crash else at_s
-    state.crash = Crash(began_s=min(began_s, at_s), decide_by_s=now_s + SETTLE_S)
-    if state.is_held:
-        return [Say(text="a rank fell; held, so the others are left as they are", level="warn")]
-    return _stop(state, state.crash.began_s, now_s)
-
-
 def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> list[Action]:
     """Stop the attempt because of an incident that has been told."""
     state.verdict_incident = incident_id
@@ -96,29 +115,32 @@ def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) ->
 
 
 def _stop(state: State, onset_s: float, now_s: float) -> list[Action]:
+    attempt = _attempt(state)
     state.phase = Phase.STOPPING
     state.suspicion, state.look_since_s = None, None
-    state.ordered_s = now_s
-    state.ledger.reclassify(DETECTING, max(onset_s, _attempt(state).started_s), now_s)
+    state.ordered_s = attempt.stop_began_s = now_s
+    state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
     state.ledger.switch(STOPPING, now_s)
-    return [StopAttempt(attempt=_attempt(state).number, grace_s=state.settings.stop_grace_s)]
+    return [StopAttempt(attempt=attempt.number, grace_s=state.settings.stop_grace_s)]
 
 
 def on_unheld(state: State, now_s: float) -> list[Action]:
-    """Hands are back on: a rank that fell meanwhile stops the rest now."""
-    fallen = [r for r in _attempt(state).ranks.values() if r.exitcode not in (None, 0)]
-    if not fallen:
+    """Hands are back on: a rank that fell (or raised, which has been told) meanwhile stops the rest now."""
+    if not _attempt(state).fell_s and not state.verdict_incident:
         return []
-    return _stop(state, min(r.exited_s for r in fallen), now_s)
+    return _stop(state, _attempt(state).fell_s or now_s, now_s)
 
 
 def on_exits_read(state: State, event: ev.ExitsRead, now_s: float) -> list[Action]:
     crash = state.crash
     if crash is None or event.attempt != _attempt(state).number:
         return []
+    if crash.is_stale:
+        crash.is_stale = False
+        return _ask_exits(state, crash, now_s)
     crash.traces, crash.oom_kills, crash.oom_pids = event.traces, event.oom_kills, event.oom_pids
     crash.disk_free_bytes = event.disk_free_bytes
-    crash.is_read, crash.is_asked = True, False
+    crash.is_asked = False
     for trace in event.traces:
         rank = _attempt(state).ranks.get(trace.global_rank)
         if rank is not None and trace.error and rank.error is None:
@@ -133,16 +155,14 @@ def _tell_crash(state: State, now_s: float) -> list[Action]:
     if state.verdict_incident:
         state.crash = None
         return _next(state, now_s)
-    found = blame(_falls(state, crash)) if _falls(state, crash) else None
-    alive = [r for r in attempt.ranks.values() if r.exitcode is None]
-    is_late = now_s - crash.began_s >= CAUSE_BY_S
-    if found is None or (not found.culprits and alive and not is_late):
-        # Only ranks that lost a peer so far: the one that they lost may still be dying.
-        crash.decide_by_s = min(now_s + SETTLE_S, crash.began_s + CAUSE_BY_S)
-        if found is None and is_late:
-            crash.decide_by_s = now_s + SETTLE_S
+    falls = _falls(state, crash)
+    found = blame(falls) if falls else NO_TRACE
+    is_sure = bool(found.culprits) and found.cause != "exit_code"
+    if not is_sure and attempt.alive and now_s - crash.began_s < CAUSE_BY_S:
+        # Ranks that lost a peer, or whose error nobody could read: the one to blame may still be dying.
+        crash.decide_by_s = max(min(now_s + SETTLE_S, crash.began_s + CAUSE_BY_S), now_s)
         return []
-    actions = _open_crash(state, crash, found, now_s)
+    actions = _open_crash(state, crash, found, falls, now_s)
     state.crash = None
     return actions + (_next(state, now_s) if state.phase is Phase.STOPPING else [])
 
@@ -171,8 +191,16 @@ def _falls(state: State, crash: Crash) -> list[Fall]:
 
 
 def _is_ours(state: State, rank: RankState) -> bool:
-    """Whether the rank ended because the attempt was being stopped."""
-    return state.phase is Phase.STOPPING and rank.exitcode in (-15, -9, 143, 137) and rank.exited_s > state.ordered_s
+    """Whether the rank ended because the attempt was being stopped.
+
+    A crash that was under way then (a core dump takes its time) is not ours, nor a SIGKILL that we had not sent yet.
+    """
+    began_s = _attempt(state).stop_began_s
+    if not began_s or rank.exited_s <= began_s or rank.exitcode in (None, *_CRASHED):
+        return False
+    if rank.exitcode in (-9, 137):
+        return rank.exited_s > began_s + state.settings.stop_grace_s * 0.9
+    return rank.error is None or rank.error.at_s > began_s
 
 
 def _was_oom_killed(rank: RankState, crash: Crash) -> bool:
@@ -181,21 +209,21 @@ def _was_oom_killed(rank: RankState, crash: Crash) -> bool:
     return rank.rank.pid in crash.oom_pids or (crash.oom_kills > 0 and not crash.oom_pids)
 
 
-def _open_crash(state: State, crash: Crash, found: Blame, now_s: float) -> list[Action]:
+def _open_crash(state: State, crash: Crash, found: Blame, falls: list[Fall], now_s: float) -> list[Action]:
     attempt = _attempt(state)
     summary = _crash_sentence(state, found)
+    by_rank = {fall.global_rank: fall for fall in falls}
     evidence: dict[str, Any] = {
         "exits": [
             {
                 "rank": n,
-                "pid": r.rank.pid,
-                "exitcode": r.exitcode,
-                "error": f"{r.error.error}: {r.error.message[:2000]}" if r.error else None,
-                "stopped_by_guardrun": _is_ours(state, r),
-                "lost_a_peer": any(f.global_rank == n and is_peer_lost(f) for f in _falls(state, crash)),
+                "pid": attempt.ranks[n].rank.pid,
+                "exitcode": by_rank[n].exitcode,
+                "error": f"{e.error}: {e.message[:2000]}" if (e := by_rank[n].error) else None,
+                "stopped_by_guardrun": by_rank[n].stopped_by_us,
+                "lost_a_peer": is_peer_lost(by_rank[n]),
             }
-            for n, r in sorted(attempt.ranks.items())
-            if r.exitcode is not None or r.error
+            for n in most_telling(sorted(by_rank), found.culprits)
         ],
         "oom_kills": crash.oom_kills,
         "key": found.key,
@@ -230,6 +258,8 @@ def _crash_sentence(state: State, found: Blame) -> str:
     step = f" at step {attempt.step}" if attempt.step else ""
     if found.culprits:
         return f"{who(attempt, found.culprits)} {found.what}{step}."
+    if found is NO_TRACE:
+        return f"The attempt ended{step}, and {found.why_nobody}."
     fallen = sorted(n for n, r in attempt.ranks.items() if r.exitcode not in (None, 0) or r.error)
     return f"{who(attempt, fallen)} {found.what}{step}, but who is to blame cannot be told: {found.why_nobody}."
 
@@ -253,6 +283,8 @@ def _order_due_s(state: State) -> float:
         return state.ordered_s + ANSWER_S
     if state.phase is Phase.STOPPING and state.attempt and state.attempt.ended_s is None:
         return state.ordered_s + state.settings.stop_grace_s + ANSWER_S
+    # While the user's signal ends the ranks (ENDING), and while what well-ended ranks have left behind is cleared up,
+    # it is the launcher that keeps the time.
     return math.inf
 
 
@@ -268,16 +300,30 @@ def on_tick(state: State, now_s: float) -> list[Action]:
 def _crash_due(state: State, now_s: float) -> list[Action]:
     crash, attempt = state.crash, _attempt(state)
     assert crash is not None
-    if crash.is_asked and now_s >= crash.decide_by_s + ANSWER_S:
-        crash.is_asked = False
-    if crash.is_asked:
+    if crash.is_asked and now_s < crash.decide_by_s + ANSWER_S:
         return []
-    crash.is_asked = True
-    actions: list[Action] = [ReadExits(attempt=attempt.number)]
-    if state.phase is Phase.RUNNING and not state.is_held:
+    if state.phase is Phase.RUNNING and not attempt.fell_s and attempt.alive:
         # Raised, and did not end by itself.
-        actions = [*_stop(state, crash.began_s, now_s), *actions]
-    return actions
+        if not _has_raised(attempt):
+            state.crash = None
+            return []
+        if not state.is_held:
+            return [*_stop(state, crash.began_s, now_s), *_ask_exits(state, crash, now_s)]
+    return _ask_exits(state, crash, now_s)
+
+
+def _has_raised(attempt: Attempt) -> bool:
+    """Whether a rank has really failed. One that trained on has only shown an exception, by sys.excepthook, say."""
+    for rank in attempt.ranks.values():
+        error = rank.error
+        if error and error.at_s and rank.exitcode is None and rank.progress_s > error.at_s + RAISED_MARGIN_S:
+            rank.error = None
+    return any(rank.error for rank in attempt.ranks.values())
+
+
+def _ask_exits(state: State, crash: Crash, now_s: float) -> list[Action]:
+    crash.is_asked, crash.decide_by_s = True, now_s
+    return [ReadExits(attempt=_attempt(state).number)]
 
 
 def order_again(state: State, now_s: float) -> list[Action]:
@@ -288,7 +334,7 @@ def order_again(state: State, now_s: float) -> list[Action]:
     if state.phase is Phase.STOPPING:
         return [StopAttempt(attempt=_attempt(state).number, grace_s=state.settings.stop_grace_s)]
     if state.phase is Phase.CHOOSING:
-        return choose(state, now_s)
+        return [ChooseCheckpoint(choice=state.choice)]  # the same, so that a slow answer counts
     return []
 
 
@@ -302,8 +348,9 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
     for number, code in event.exitcodes.items():
         rank = attempt.ranks.get(number)
         if rank is not None and rank.exitcode is None:
-            rank.exitcode, rank.exited_s, rank.state = code, now_s, "X"
+            _note_exit(attempt, rank, code, now_s)
     attempt.alive = 0
+    attempt.stopped, attempt.collecting = {}, {}
     attempt.ended_s = now_s
     state.suspicion, state.look_since_s = None, None
     actions: list[Action] = []
@@ -313,17 +360,21 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
         return actions + _end(state, "interrupted", 128 + state.signum, f"signal {state.signum}", now_s)
     if state.phase is Phase.RUNNING:
         state.phase = Phase.STOPPING
-        state.ordered_s = now_s
         state.ledger.switch(STOPPING, now_s)
-        if all(r.exitcode == 0 for r in attempt.ranks.values()) and state.crash is None:
-            return actions + _end(state, "finished", 0, "training ended well", now_s)
-        if state.crash is None:
-            state.crash = Crash(began_s=now_s, decide_by_s=now_s)
-    if state.crash is not None:
-        # All exits are known now: read what they left at once.
-        state.crash.decide_by_s = now_s
-        return [*actions, *_crash_due(state, now_s)]
-    return actions + _next(state, now_s)
+    if state.crash is None and all(_ended_well(state, r) for r in attempt.ranks.values()):
+        return actions + _end(state, "finished", 0, "training ended well", now_s)
+    if state.crash is None and not state.verdict_incident:
+        state.crash = Crash(began_s=attempt.fell_s or now_s, decide_by_s=now_s)
+    if state.crash is None:
+        return actions + _next(state, now_s)
+    # All exits are known now: read what they left at once.
+    state.crash.is_stale = state.crash.is_asked
+    return [*actions, *([] if state.crash.is_asked else _ask_exits(state, state.crash, now_s))]
+
+
+def _ended_well(state: State, rank: RankState) -> bool:
+    """Whether a rank's script came to its end; its process may have lingered until it was stopped."""
+    return rank.exitcode == 0 or (rank.has_ended and rank.error is None and _is_ours(state, rank))
 
 
 def _next(state: State, now_s: float) -> list[Action]:
@@ -333,10 +384,8 @@ def _next(state: State, now_s: float) -> list[Action]:
         return []
     incident = state.incidents[state.verdict_incident]
     reason, poison = _why_not(state)
-    attempt.outcome = incident.cause
     attempt.incident_id = incident.id
-    state.attempts.append(attempt_record(attempt))
-    state.best_step = max(state.best_step, attempt.step)
+    record_attempt(state, incident.cause)
     state.verdict_incident = ""
     if reason:
         actions = [change(state, incident.id, action="give_up" if state.settings.act else "none")]
@@ -345,9 +394,10 @@ def _next(state: State, now_s: float) -> list[Action]:
         if state.settings.act:
             actions.append(Say(text=f"giving up: {reason}", level="bad"))
         outcome = "gave_up" if state.settings.act else "failed"
-        return actions + _end(state, outcome, state.exit_code or 1, reason, now_s, is_recorded=True)
+        return actions + _end(state, outcome, state.exit_code or 1, reason, now_s)
     state.restarts += 1
     state.next_attempt = attempt.number + 1
+    state.resuming_incident = incident.id
     state.ledger.switch(STARTING, now_s)
     return [change(state, incident.id, action="restart"), *choose(state, now_s)]
 
@@ -422,16 +472,16 @@ def on_attempt_restarted(state: State, event: ev.AttemptStarted, now_s: float) -
     if event.attempt <= old.number:
         return []
     actions: list[Action] = []
-    if state.crash is not None and _falls(state, state.crash):
-        actions += _open_crash(state, state.crash, blame(_falls(state, state.crash)), now_s)
+    if state.crash is not None and (falls := _falls(state, state.crash)):
+        actions += _open_crash(state, state.crash, blame(falls), falls, now_s)
     state.crash = None
+    outcome = "restarted"
     if state.verdict_incident:
         actions.append(change(state, state.verdict_incident, action="restart"))
-        old.outcome, old.incident_id = state.incidents[state.verdict_incident].cause, state.verdict_incident
+        outcome, old.incident_id = state.incidents[state.verdict_incident].cause, state.verdict_incident
         state.verdict_incident = ""
     old.ended_s = now_s
-    state.attempts.append(attempt_record(old))
-    state.best_step = max(state.best_step, old.step)
+    record_attempt(state, outcome)
     state.restarts += 1
     state.ledger.switch(STARTING, now_s)
     state.next_attempt = event.attempt
@@ -440,7 +490,7 @@ def on_attempt_restarted(state: State, event: ev.AttemptStarted, now_s: float) -
 
 def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> list[Action]:
     """Ranks are alive: watch them."""
-    if event.attempt != state.next_attempt:
+    if event.attempt != state.next_attempt or (state.attempt and state.attempt.number == event.attempt):
         return []
     state.attempt = Attempt(
         number=event.attempt,
@@ -462,7 +512,16 @@ def on_attempt_not_started(state: State, event: ev.AttemptNotStarted, now_s: flo
     if event.attempt != state.next_attempt:
         return []
     say = Say(text=f"attempt {event.attempt} could not be started: {event.error}", level="bad")
-    return [say, *_end(state, "failed", 1, f"could not start the ranks: {event.error}", now_s, is_recorded=True)]
+    return [say, *_end(state, "failed", 1, f"could not start the ranks: {event.error}", now_s)]
+
+
+def record_attempt(state: State, outcome: str) -> None:
+    """Add the attempt that is over to the history; once."""
+    attempt = _attempt(state)
+    if not state.attempts or state.attempts[-1]["attempt"] != attempt.number:
+        attempt.outcome = outcome
+        state.attempts.append(attempt_record(attempt))
+        state.best_step = max(state.best_step, attempt.step)
 
 
 def attempt_record(attempt: Attempt) -> dict[str, Any]:
@@ -481,6 +540,8 @@ def attempt_record(attempt: Attempt) -> dict[str, Any]:
 
 def choose(state: State, now_s: float) -> list[Action]:
     """Have the checkpoint for the next attempt chosen."""
+    if state.phase is not Phase.CHOOSING:
+        state.choice_tries = 0
     state.phase = Phase.CHOOSING
     state.choice += 1
     state.choice_tries += 1
@@ -495,22 +556,21 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
         if state.choice_tries < CHOICE_TRIES:
             return choose(state, now_s)
         # Starting anew where there may be checkpoints would overwrite them: that is not ours to decide.
-        return _end(state, "gave_up", 1, f"no checkpoint could be chosen: {event.error}", now_s, is_recorded=True)
-    state.choice_tries = 0
+        return _end(state, "gave_up", 1, f"no checkpoint could be chosen: {event.error}", now_s)
     state.checkpoint = event.checkpoint
     actions: list[Action] = [
-        Say(text=f"skipped checkpoint {s.path}: {s.reason}", level="warn") for s in event.skipped[:3]
+        Say(text=f"{word} checkpoint {s.path}: {s.reason}", level="warn")
+        for word, found in (("skipped", event.skipped), ("beware of", event.warnings))
+        for s in found[:3]
     ]
-    if state.incidents and state.attempt:
-        incident_id = max(state.incidents)
-        if state.incidents[incident_id].action == "restart":
-            evidence = state.incidents[incident_id].evidence
-            if event.skipped:
-                evidence = {
-                    **evidence,
-                    "skipped_checkpoints": [{"path": s.path, "reason": s.reason} for s in event.skipped],
-                }
-            actions.append(change(state, incident_id, resumed_from=event.checkpoint, evidence=evidence))
+    if state.resuming_incident:
+        evidence = state.incidents[state.resuming_incident].evidence
+        if event.skipped:
+            skipped = [{"path": s.path, "reason": s.reason} for s in event.skipped]
+            evidence = {**evidence, "skipped_checkpoints": skipped}
+        actions.append(change(state, state.resuming_incident, resumed_from=event.checkpoint, evidence=evidence))
+        state.resuming_incident = ""
+    if state.attempt:
         where = (
             f"resuming from {event.checkpoint.path} (step {event.checkpoint.step})"
             if event.checkpoint
@@ -524,38 +584,32 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
 
 def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> list[Action]:
     """The launcher is already stopping the ranks; wait for it to say that nothing is left."""
+    if state.phase is Phase.ENDING:
+        return []
     state.signum = event.signum
     state.suspicion, state.look_since_s, state.crash = None, None, None
     state.ledger.switch(OTHER, now_s)
-    if state.phase is Phase.ENDING:
-        return []
-    if state.phase in (Phase.CHOOSING, Phase.NEW) or state.attempt is None or state.attempt.ended_s is not None:
-        return _end(state, "interrupted", 128 + event.signum, f"signal {event.signum}", now_s, is_recorded=True)
+    if state.attempt is None or state.attempt.ended_s is not None:
+        return _end(state, "interrupted", 128 + event.signum, f"signal {event.signum}", now_s)
     state.phase = Phase.ENDING
     return []
 
 
-def _end(
-    state: State, outcome: str, exit_code: int, reason: str, now_s: float, *, is_recorded: bool = False
-) -> list[Action]:
+def _end(state: State, outcome: str, exit_code: int, reason: str, now_s: float) -> list[Action]:
     """Finish the run."""
-    attempt = state.attempt
-    if attempt is not None and not is_recorded:
-        attempt.ended_s = attempt.ended_s or now_s
-        attempt.outcome = outcome
-        state.attempts.append(attempt_record(attempt))
-        state.best_step = max(state.best_step, attempt.step)
+    if state.attempt is not None:
+        state.attempt.ended_s = state.attempt.ended_s or now_s
+        record_attempt(state, outcome)
     state.ledger.switch(OTHER, now_s)
     state.phase = Phase.ENDED
-    state.exit_code = exit_code
-    state.give_up_reason = reason
-    return [FinishRun(exit_code=exit_code, summary=summary(state, outcome, now_s))]
+    state.outcome, state.exit_code, state.give_up_reason = outcome, exit_code, reason
+    return [FinishRun(exit_code=exit_code, summary=summary(state, now_s))]
 
 
-def summary(state: State, outcome: str, now_s: float) -> Summary:
+def summary(state: State, now_s: float) -> Summary:
     """summary.json's content as of now."""
     return Summary(
-        outcome=outcome,
+        outcome=state.outcome,
         exit_code=state.exit_code,
         reason=state.give_up_reason,
         attempts=state.attempts,

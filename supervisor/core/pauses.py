@@ -1,0 +1,106 @@
+"""Garbage collections that hold one rank up while others wait: told, and mostly over before anything need be done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.actions import Action, Say
+from guardrun.supervisor.core.evidence import of_judged
+from guardrun.supervisor.core.frames import rank_list
+from guardrun.supervisor.core.hang import Finding
+from guardrun.supervisor.core.incidents import change, open_incident, write
+from guardrun.supervisor.core.judge import Doing, Judgement
+from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.core.sentences import hang_sentence, who
+from guardrun.supervisor.core.state import Attempt, State, attempt_of
+
+GC_LOOK_S = 1.0
+"""Contract: `gc_pause` is for a second or more."""
+_KEPT = 50
+
+
+def due_s(attempt: Attempt, silence_began_s: float, never_s: float) -> float:
+    """When a collection deserves a look: it has gone on for a second, and nobody has advanced meanwhile."""
+    if not attempt.collecting or attempt.alive < 2 or not attempt.has_progress:
+        return never_s
+    since_s = min((s for n, s in attempt.collecting.items() if n not in attempt.gc_incidents), default=None)
+    return never_s if since_s is None else max(since_s, silence_began_s) + GC_LOOK_S
+
+
+def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
+    """Told afterwards by the rank itself: an incident only if others waited for it meanwhile."""
+    attempt = attempt_of(state)
+    if event.attempt != attempt.number or event.global_rank not in attempt.ranks:
+        return []
+    known = attempt.gc_incidents.get(event.global_rank)
+    if known:
+        evidence = state.incidents[known].evidence
+        pauses = [*evidence.get("pauses", []), _pause(event)][-_KEPT:]
+        return [change(state, known, evidence={**evidence, "pauses": pauses})]
+    resumed_step = attempt.resumed_from.step if attempt.resumed_from else 0
+    if event.step <= resumed_step or any(number != event.global_rank for number in attempt.collecting):
+        # Imports collect a lot, and before the first step nobody waits; those that collect too do not wait either.
+        return []
+    others = [r for n, r in attempt.ranks.items() if n != event.global_rank and r.exitcode is None]
+    # In step with it, and not past the step in which it collected (the edge samples before it tells this event).
+    waited = [r.rank.global_rank for r in others if r.progress and r.step <= event.step]
+    if not waited:
+        return []
+    summary = (
+        f"{who(attempt, [event.global_rank])} held the others up for {event.duration_s:.1f} s in a garbage collection "
+        f"(generation {event.generation}) at step {event.step}; "
+        f"{'rank' if len(waited) == 1 else 'ranks'} {rank_list(waited)} waited."
+    )
+    evidence = {"pauses": [_pause(event)], "waiting": waited}
+    onset_s = max(now_s - event.duration_s, 0.0)
+    return _open(state, event.global_rank, summary, onset_s=onset_s, now_s=now_s, evidence=evidence)
+
+
+def _pause(event: ev.GcHeld) -> dict[str, Any]:
+    return {
+        "step": event.step,
+        "duration_s": round(event.duration_s, 3),
+        "generation": event.generation,
+        "collected": event.collected,
+    }
+
+
+def on_look(state: State, by_rank: dict[int, Judgement], looks: list[RankLook], now_s: float) -> list[Action]:
+    """A collection that is seen to hold one rank while others wait is told at once."""
+    attempt = attempt_of(state)
+    waiting = [j.global_rank for j in by_rank.values() if j.doing is Doing.WAITING]
+    actions: list[Action] = []
+    for look in looks:
+        rank = look.global_rank
+        is_long = look.gc_since_s and now_s - look.gc_since_s >= GC_LOOK_S
+        if not is_long or not waiting or rank in attempt.gc_incidents or by_rank[rank].doing is not Doing.COLLECTING:
+            continue
+        found = Finding(
+            cause="gc_pause", culprits=[rank], waiting=waiting, confidence=0.95, patience_s=0, doing=Doing.COLLECTING
+        )
+        summary = hang_sentence(attempt, found, by_rank, now_s - look.gc_since_s)
+        evidence: dict[str, Any] = {"waiting": waiting, "ranks": of_judged(attempt, by_rank, [rank])}
+        actions += _open(state, rank, summary, onset_s=look.gc_since_s, now_s=now_s, evidence=evidence)
+    return actions
+
+
+def _open(
+    state: State, rank: int, summary: str, *, onset_s: float, now_s: float, evidence: dict[str, Any]
+) -> list[Action]:
+    """Open the incident of a collection that held a rank; nothing is done about it."""
+    incident = open_incident(
+        state,
+        kind="hang",
+        cause="gc_pause",
+        confidence=0.95,
+        summary=summary,
+        culprits=[rank],
+        onset_s=onset_s,
+        now_s=now_s,
+        evidence=evidence,
+        looks=list(state.suspicion.looks[-2:]) if state.suspicion else [],
+        action="none",
+    )
+    attempt_of(state).gc_incidents[rank] = incident.id
+    return [Say(text=f"incident {incident.id}: {summary}", level="warn"), write(state, incident.id, is_new=True)]

@@ -1,0 +1,108 @@
+"""From a finding to a verdict: for how long it has been so, for how long it may be so, and what is told and done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guardrun.supervisor.core.actions import Action, Say
+from guardrun.supervisor.core.evidence import of_judged, stack_of
+from guardrun.supervisor.core.hang import Finding
+from guardrun.supervisor.core.incidents import change, open_incident, write
+from guardrun.supervisor.core.judge import Doing, Judgement
+from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.core.sentences import hang_sentence
+from guardrun.supervisor.core.state import State, attempt_of, silence_began_s
+from guardrun.supervisor.core.stops import stop_for
+
+STALL_MARGIN = 2.0
+"""A stall that once ended by itself after d seconds is given twice that the next time, at the same place."""
+WATCHED_LOOK_S = 60.0
+"""Between looks at a hang that is only watched."""
+
+
+def silent_s(state: State, found: Finding, looks: list[RankLook], now_s: float) -> float:
+    """How long it has been as it is: since the last progress, or since anything of the culprits moved."""
+    attempt, suspicion = attempt_of(state), state.suspicion
+    assert suspicion is not None
+    if found.is_proof:
+        return now_s - min(attempt.stopped.get(rank, now_s) for rank in found.culprits)
+    if found.doing is Doing.COLLECTING:
+        return now_s - min((k.gc_since_s for k in looks if k.gc_since_s), default=now_s)
+    began_s = silence_began_s(attempt)
+    for rank in found.culprits or found.waiting:
+        began_s = max(began_s, suspicion.unmoved_since_s.get(rank, 0.0))
+    return now_s - began_s
+
+
+def patience_s(state: State, found: Finding, by_rank: dict[int, Judgement]) -> float:
+    """How long it may be so before it is a hang."""
+    if found.is_proof:
+        return found.patience_s
+    patience = max(found.patience_s, state.gaps.suspicious_after_s(state.settings.floor_s))
+    for rank in found.culprits:
+        judgement = by_rank.get(rank)
+        if judgement:
+            patience = max(patience, STALL_MARGIN * state.remembered.get(judgement.place, 0.0))
+    if state.settings.hard_timeout_s:
+        patience = min(patience, state.settings.hard_timeout_s)
+    return patience
+
+
+def verdict(
+    state: State, found: Finding, by_rank: dict[int, Judgement], looks: list[RankLook], now_s: float
+) -> list[Action]:
+    """It is a hang. Open (or take up again) its incident, and act where guardrun may."""
+    attempt, suspicion = attempt_of(state), state.suspicion
+    assert suspicion is not None
+    lasted_s = silent_s(state, found, looks, now_s)
+    may_act = state.settings.act and not state.is_held
+    known = suspicion.incident_id
+    if not known and found.doing is Doing.COLLECTING:
+        known = next((attempt.gc_incidents[r] for r in found.culprits if r in attempt.gc_incidents), "")
+    if known and not may_act:
+        suspicion.next_look_s = now_s + WATCHED_LOOK_S
+        return []
+    summary = hang_sentence(attempt, found, by_rank, lasted_s)
+    evidence = _evidence(state, found, by_rank, looks, lasted_s)
+    onset_s = max(now_s - lasted_s, 0.0)
+    # A script that has come to its end is not started anew because its process lingers.
+    action = "restart" if may_act and found.doing is not Doing.LEAVING else "none"
+    actions: list[Action] = []
+    if known:
+        actions.append(change(state, known, evidence=evidence, summary=summary, action=action))
+    else:
+        known = open_incident(
+            state,
+            kind="hang",
+            cause=found.cause,
+            confidence=found.confidence,
+            summary=summary,
+            culprits=found.culprits,
+            onset_s=onset_s,
+            now_s=now_s,
+            evidence=evidence,
+            looks=list(suspicion.looks[-2:]),
+            action=action,
+        ).id
+        actions += [Say(text=f"incident {known}: {summary}", level="bad"), write(state, known, is_new=True)]
+    if may_act:
+        return actions + stop_for(state, known, onset_s=onset_s, now_s=now_s)
+    suspicion.incident_id = known
+    suspicion.next_look_s = now_s + WATCHED_LOOK_S
+    why = "held by a person" if state.is_held else "[policy] act = false"
+    return [*actions, Say(text=f"nothing is changed: {why}", level="info")]
+
+
+def _evidence(
+    state: State, found: Finding, by_rank: dict[int, Judgement], looks: list[RankLook], lasted_s: float
+) -> dict[str, Any]:
+    evidence: dict[str, Any] = {
+        "silent_s": round(lasted_s, 1),
+        "suspected_after_s": round(state.gaps.suspicious_after_s(state.settings.floor_s), 1),
+        "waiting": found.waiting,
+        "ranks": of_judged(attempt_of(state), by_rank, found.culprits),
+        "stack": stack_of(looks, found.culprits or found.waiting),
+    }
+    if found.why_nobody:
+        evidence["why_no_culprit"] = found.why_nobody
+    return evidence
