@@ -34,6 +34,8 @@ class Output:
         self.console = Console(
             file=self._file,
             width=width,
+            # With a width alone rich still takes a terminal that calls itself dumb for 80 columns wide.
+            height=None if width is None else 25,
             highlight=False,
             markup=False,
             emoji=False,

@@ -88,7 +88,7 @@ def make_run(runs: Path, run_id: str, **changes: Any) -> tuple[Path, RunFile]:
 
 
 def record_journal(run_dir: Path) -> None:
-    """Two ranks train, one falls: a journal that a real engine and a real journal made."""
+    """Two ranks train, one falls: a journal as a real engine and a real journal make it."""
     engine, journal = Engine(), Journal(run_dir)
     ranks = [ev.Rank(global_rank=n, local_rank=n, pid=4241 + n, node=NODE) for n in range(2)]
     reports = [ev.RankReport(global_rank=n, progress_s=4.0, progress=5, step=20, phase="train") for n in range(2)]
