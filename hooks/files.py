@@ -23,6 +23,8 @@ PathOf = Callable[[tuple[Any, ...], dict[str, Any]], str | None]
 MAX_LOADED = 256
 """Paths of loads that are said: a data set of small files is read in the same way."""
 SAME_LOAD_NS = 1_000_000_000
+PARTS = (".distcp",)
+"""What torch.distributed.checkpoint's own threads write by torch.save: said as a whole, by its folder."""
 
 _saving: set[int] = set()
 """Threads inside a save: what a save saves is a part of it."""
@@ -80,7 +82,7 @@ def wrap_save(original: Function, rank: Rank, path_of: PathOf, writer: str) -> F
 
 def note_saved(rank: Rank, path: str | None, writer: str, step: int, began_ns: int) -> None:
     """Count a save and say where it lies. A save into memory is neither."""
-    if path is None:
+    if path is None or path.endswith(PARTS):
         return
     ended_ns = monotonic_ns()
     rank.words[Field.SAVES] += 1

@@ -62,6 +62,9 @@ class Heart:
             self._loop()
         except Exception as error:
             self._rank.say(f"heart: {type(error).__name__}: {error}")
+        finally:
+            # A heart that is old, in a process that lives, says that the GIL is held. This one has ended.
+            self._rank.words[Field.HEART_NS] = 0
 
     def _loop(self) -> None:
         rank = self._rank

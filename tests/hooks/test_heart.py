@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from guardrun.hooks.board import MAGIC, Field, Milestone
-from guardrun.hooks.messages import Beat, HookFailed
+from guardrun.hooks.messages import Beat, Hello, HookFailed
 from guardrun.hooks.outbox import MAX_WAITING, Outbox
 from tests.hooks.bed import Bed, finish
 from tests.support.waiting import wait_until
@@ -38,7 +38,14 @@ def test_a_held_gil_stops_the_heart_and_nothing_else(bed: Bed) -> None:
     assert process.poll() is None
     assert bed.board()[Field.HEART_NS] == heart
     assert finish(process).returncode == 0
-    assert bed.board()[Field.HEART_NS] >= heart
+
+
+def test_a_heart_that_has_ended_is_not_taken_for_one_that_is_held(bed: Bed) -> None:
+    code = "import time; from guardrun.hooks import rank; time.sleep(0.5); rank.active.outbox.wait_for('stop', 5)"
+    process = bed.start(["-c", f"{code}; time.sleep(600)"])
+    bed.wait_for(Hello)
+    bed.wait_until(Field.HEART_NS, lambda value: value == 0)
+    assert process.poll() is None
 
 
 def test_a_dead_supervisor_costs_training_nothing(bed: Bed) -> None:

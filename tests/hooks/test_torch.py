@@ -102,6 +102,22 @@ def test_wrappers_look_like_what_they_wrap(saved: tuple[Bed, dict[str, Any], Pat
     assert (seen["loader"], seen["source"], seen["attributes"]) == ("SourceFileLoader", True, ["name", "path"])
 
 
+def test_a_script_s_own_error_handler_is_asked(bed: Bed, tmp_path: Path) -> None:
+    code = """
+from torch.distributed.elastic.multiprocessing import errors
+class Own(errors.ErrorHandler):
+    def record_exception(self, error):
+        import traceback
+        with open(self._get_error_file_path(), "w") as file: file.write("own: " + traceback.format_exc())
+errors.get_error_handler = Own
+1 / 0
+"""
+    done = bed.run(code, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
+    text = (tmp_path / "error.json").read_text()
+    assert text.startswith("own: Traceback") and text.endswith("ZeroDivisionError: division by zero\n")
+    assert done.stderr.count("File ") == 1, "the traceback that is printed has grown"
+
+
 def test_torch_compile_sees_no_difference(bed: Bed) -> None:
     script = str(RANKS / "compiled.py")
     hooked = bed.start([script])

@@ -20,7 +20,7 @@ from guardrun.hooks import rank, step
 from guardrun.hooks.board import Field
 
 os.chdir(sys.argv[1])
-state = {"weight": torch.ones(3)}
+state = {"weight": torch.ones(3), "bias": torch.ones(3), "step": 7, "text": "more than tensors"}
 
 step(7)
 save(state, "relative.pt")
@@ -41,7 +41,7 @@ thread.join()
 
 step(8)
 dcp.save(state, checkpoint_id="dcp", no_dist=True)
-dcp.save(state, storage_writer=dcp.FileSystemWriter("writer"), no_dist=True)
+dcp.save(state, storage_writer=dcp.FileSystemWriter("writer", thread_count=3), no_dist=True)
 future = dcp.async_save(state, checkpoint_id="async", no_dist=True) if sys.argv[2] == "async" else None
 step(9)
 if future is not None:
@@ -54,7 +54,7 @@ for n in range(300):
     torch.load(f"sample-{n}.pt")
 torch.load("path.pt")  # The one that GUARDRUN_RESUME_FROM names.
 torch.load(io.BytesIO(Path("path.pt").read_bytes()))
-dcp.load({"weight": torch.zeros(3)}, checkpoint_id="dcp", no_dist=True)
+dcp.load({"weight": torch.zeros(3), "step": 0}, checkpoint_id="dcp", no_dist=True)
 
 assert rank.active is not None
 print(
@@ -67,7 +67,7 @@ print(
             "names": [torch.save.__name__, torch.load.__qualname__, dcp.save.__module__],
             "pickled": pickle.loads(pickle.dumps(torch.save)) is torch.save,
             "loader": type(torch.serialization.__spec__.loader).__name__,
-            "source": inspect.getsourcefile(torch.serialization).endswith("serialization.py"),
+            "source": str(inspect.getsourcefile(torch.serialization)).endswith("serialization.py"),
             "attributes": sorted(vars(torch.serialization.__loader__)),
         }
     )

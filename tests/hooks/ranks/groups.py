@@ -34,7 +34,7 @@ def note(name: str, *fields: Field) -> None:
 
 
 def timeout_of(group: dist.ProcessGroup) -> float:
-    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
 
 
 global_rank = int(os.environ["RANK"])

@@ -19,7 +19,7 @@ def note(name: str, *fields: Field) -> None:
     seen[name] = [rank.active.words[field] for field in fields]
 
 
-class Nested(Dataset):
+class Nested(Dataset):  # type: ignore[misc]  # torch is not followed by mypy
     """Reads from a data loader of its own."""
 
     def __init__(self) -> None:
