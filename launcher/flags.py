@@ -1,7 +1,7 @@
 """The command line: torch's own parser, with guardrun's flags in a group of their own.
 
 guardrun's flags are options of the same parser, so that whatever torch's parser knows (values, abbreviations, where
-the script's own arguments begin) holds for them too, and what follows the script is never looked at.
+the script begins) holds for them too. What follows the script is never looked at.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from guardrun import __version__
+from guardrun.launcher.script_place import find_script
 from guardrun.supervisor.config.load import FLAG_PREFIX, FLAGS
 from guardrun.supervisor.config.values import nearest
 
@@ -52,11 +53,16 @@ def parse_flags(arguments: Sequence[str], make_parser: Callable[[], argparse.Arg
     """
     parser = make_parser()
     parser.prog = "guardrun"
+    usage = parser.format_usage().partition("guardrun")[2].rstrip()
+    parser.usage = "%(prog)s [--guard-… …]" + usage.replace("%", "%%")  # guardrun's own are in the help, in a group
     restarts = _forget_default(parser, "max_restarts")
     _add_guard_flags(parser)
-    namespace, unknown = parser.parse_known_args(list(arguments))
+    place = find_script(parser, arguments)
+    shown = arguments if place is None else arguments[: place + 1]
+    namespace, unknown = parser.parse_known_args(list(shown))
     if unknown:
         _refuse(parser, unknown)
+    namespace.training_script_args = [] if place is None else list(arguments[place + 1 :])
     is_given = namespace.max_restarts is not None
     if not is_given:
         namespace.max_restarts = restarts

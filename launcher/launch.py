@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_director
 from guardrun.launcher.proc import read_children
 from guardrun.launcher.saying import Log, say
 from guardrun.launcher.signals import Signals, parse_signals
-from guardrun.launcher.sockets import NoSocketFolderError, make_socket_folder
+from guardrun.launcher.sockets import NoSocketFolderError, make_socket_folder, remove_socket_folder
 from guardrun.launcher.starting import Starter
 from guardrun.launcher.supervision import Supervision
 from guardrun.launcher.sweep import become_subreaper
@@ -104,7 +103,7 @@ class Launch:
             loop.shutdown_timeout_s = shutdown_timeout_s(plan.config)
             return self._supervise(loop, plan.config)
         finally:
-            shutil.rmtree(sockets, ignore_errors=True)
+            remove_socket_folder(sockets)
 
     def _run_agent(self, run: OpenRun, config: Config, args: Any, world_size: int, signals: Signals) -> int:
         def launch(arguments: list[str]) -> None:

@@ -14,10 +14,18 @@ USAGE_ERROR = 2
 INTERRUPTED = 130
 
 
+ENDING_FLAGS = ("-h", "--help", "--guard-off", "--guard-version")
+SHORTEST = {"--help": 3, "--guard-off": 9, "--guard-version": 9}
+"""How short each may be abbreviated."""
+
+
 def may_end_early(arguments: Sequence[str]) -> bool:
     """Say whether a command line may be one that needs no supervisor: not certain before torch's parser is there."""
-    ends = ("--guard-o", "--guard-v", "--h")
-    return any(argument == "-h" or argument.startswith(ends) for argument in arguments)
+    return any(
+        flag.startswith(argument) and len(argument) >= SHORTEST.get(flag, len(flag))
+        for argument in arguments
+        for flag in ENDING_FLAGS
+    )
 
 
 def main(argv: Sequence[str] | None = None, supervisor_command: Sequence[str] = DAEMON_COMMAND) -> int:

@@ -21,6 +21,7 @@ from guardrun.launcher.journal_end import read_last_second
 from guardrun.launcher.ownership import ENDED_OUTCOMES, Ownership, find_living_owner, read_outcome
 from guardrun.launcher.proc import read_boot_id, read_stat
 from guardrun.launcher.secrets import hide_in_arguments, hide_in_values
+from guardrun.launcher.sockets import remove_socket_folder
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.rundir import RunFile, read_run_file, write_run_file
 
@@ -180,6 +181,8 @@ def _continue_run(path: Path, wish: Wish, sockets: Path, node: str) -> OpenRun:
         ownership = Ownership(path)
     except BlockingIOError:
         raise RunIdError(f"run {wish.run_id} is running, owned by another guardrun: {way_out}") from None
+    if before.node == node:
+        remove_socket_folder(Path(before.socket_dir))  # a guardrun that was killed could not
     file = _run_file(wish, before.run_id, sockets, node)
     file.session = before.session + 1
     file.created_wall_s = before.created_wall_s

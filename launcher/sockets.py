@@ -49,3 +49,12 @@ def make_socket_folder(environ: Mapping[str, str]) -> Path:
             tried.append(f"{parent}: {error.strerror}")
             shutil.rmtree(folder, ignore_errors=True)
     raise NoSocketFolderError("no folder for guardrun's sockets: " + "; ".join(tried))
+
+
+def remove_socket_folder(folder: Path) -> None:
+    """Remove a run's socket folder, if it is one, and this user's."""
+    try:
+        if folder.name.startswith(PREFIX) and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass

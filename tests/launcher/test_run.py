@@ -244,6 +244,7 @@ def test_unfinished_run_is_continued_and_a_living_one_is_not(launcher: GuardrunS
     run.process.wait(10)
     os.kill(pid, signal.SIGKILL)  # here no hooks and no real supervisor end it
     assert run.run_dir is not None
+    first = json.loads((run.run_dir / "run.json").read_text())
     (run.run_dir / "events.jsonl").write_text('{"t": 41.5, "event": {}}\n{"t": 42.5, "ev')
     style = {"first_checkpoint": {"path": "/ckpt", "step": 3}}
     again = launcher.start(["--guard-run-id=job"], script=wait, env={"FAKE_SUPERVISOR": json.dumps(style)})
@@ -253,6 +254,7 @@ def test_unfinished_run_is_continued_and_a_living_one_is_not(launcher: GuardrunS
     assert (file["session"], file["clock_base_s"]) == (1, 41.5)
     again.send(signal.SIGINT)
     assert again.wait(30).returncode == 130
+    assert not Path(first["socket_dir"]).exists()  # which the guardrun that was killed left
     seqs = [fact["seq"] for fact in read_facts(run.run_dir)]
     assert seqs == sorted(set(seqs)) and seqs[-1] > 1_000_000
 

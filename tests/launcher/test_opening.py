@@ -1,0 +1,158 @@
+"""Run directories: made, continued, refused, kept elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_directory, node_name, open_run
+from guardrun.launcher.ownership import LOCK_FILE, find_living_owner
+from guardrun.supervisor.config import Config
+from guardrun.supervisor.rundir import read_run_file, write_run_file
+
+
+class Opener:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sockets = folder / "s" / "guardrun-x"
+        self.sockets.mkdir(parents=True)
+        self.opened: list[OpenRun] = []
+
+    def open(self, run_id: str | None = None, directory: str = "runs", config: Config | None = None) -> OpenRun:
+        wish = Wish(
+            config=config or Config(),
+            directory=self.folder / directory,
+            run_id=run_id,
+            command=["guardrun", "--token", "abc", "train.py"],
+            script=["python", "train.py", "--api-key=abc"],
+            name="train",
+            cwd=self.folder,
+        )
+        run = open_run(wish, self.sockets, {})
+        self.opened.append(run)
+        return run
+
+    def close(self) -> None:
+        for run in self.opened:
+            if run.ownership is not None:
+                run.ownership.release()
+
+
+@pytest.fixture
+def opener(tmp_path: Path) -> object:
+    opener = Opener(tmp_path)
+    yield opener
+    opener.close()
+
+
+def dead_owner(run: OpenRun, node: str | None = None) -> None:
+    """Let the run look as a guardrun leaves it that was killed."""
+    assert run.ownership is not None
+    run.ownership.release()
+    file = run.file
+    file.launcher_start += 1
+    if node:
+        file.node = node
+    write_run_file(run.path, file)
+
+
+def test_a_new_run(opener: Opener) -> None:
+    config = msgspec.structs.replace(Config(), checkpoint=msgspec.structs.replace(Config().checkpoint, dir="out"))
+    run = opener.open(config=config)
+    assert run.path.stat().st_mode & 0o777 == 0o700 and (run.path.parent / "latest").resolve() == run.path
+    file = read_run_file(run.path)
+    assert file.checkpoint_dir == str(opener.folder / "out") and file.launcher_pid == os.getpid()
+    assert "abc" not in (run.path / "run.json").read_text()
+    other = opener.open()
+    assert other.path != run.path and other.file.token != file.token
+    assert (run.path.parent / "latest").resolve() == other.path
+
+
+def test_an_id_that_is_none(opener: Opener) -> None:
+    for bad in ("", "..", "a/b", "latest", "x" * 101, "-x"):
+        with pytest.raises(RunIdError):
+            opener.open(bad)
+    assert not (opener.folder / "runs").exists()
+
+
+def test_an_unfinished_run_is_continued(opener: Opener) -> None:
+    first = opener.open("job")
+    (first.path / "events.jsonl").write_text('{"t": 12.5}\n')
+    (first.path / "summary.json").write_text('{"outcome": "interrupted"}')
+    dead_owner(first)
+    second = opener.open("job")
+    assert second.is_continued and second.path == first.path
+    file = second.file
+    assert (file.session, file.clock_base_s, file.created_wall_s) == (1, 12.5, first.file.created_wall_s)
+    assert not (first.path / "summary.json").exists() and (first.path / "summary.0.json").exists()
+
+
+@pytest.mark.parametrize("outcome", ["finished", "failed", "gave_up"])
+def test_a_run_that_has_ended_is_not(opener: Opener, outcome: str) -> None:
+    first = opener.open("job")
+    (first.path / "summary.json").write_text(json.dumps({"outcome": outcome}))
+    dead_owner(first)
+    with pytest.raises(RunIdError, match="has ended"):
+        opener.open("job")
+
+
+def test_neither_is_one_that_somebody_owns(opener: Opener) -> None:
+    run = opener.open("job")
+    with pytest.raises(RunIdError, match=f"is running, by process {os.getpid()}"):
+        opener.open("job")
+    # An owner whose process cannot be told any more, but that holds the lock.
+    dead_owner(run)
+    hold = (
+        "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); "
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(run.path / LOCK_FILE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline()
+        with pytest.raises(RunIdError, match="owned by another guardrun"):
+            opener.open("job")
+        holder.communicate()
+
+
+def test_an_owner_on_another_node_lives_while_it_touches_the_lock(opener: Opener) -> None:
+    run = opener.open("job")
+    dead_owner(run, node="elsewhere")
+    lock = run.path / LOCK_FILE
+    touch = "import os, sys, time\nfor _ in range(1000):\n    os.utime(sys.argv[1]); time.sleep(0.1)"
+    with subprocess.Popen([sys.executable, "-c", touch, str(lock)]) as owner:
+        assert "elsewhere" in find_living_owner(run.path, run.file, "here", patience_s=5.0)
+        owner.kill()
+    assert find_living_owner(run.path, run.file, "here", patience_s=0.5) == ""
+    os.utime(lock, (0, 0))
+    assert opener.open("job").is_continued
+
+
+def test_a_folder_that_is_no_run(opener: Opener) -> None:
+    (opener.folder / "runs" / "mine").mkdir(parents=True)
+    with pytest.raises(RunIdError, match="holds no run"):
+        opener.open("mine")
+    (opener.folder / "runs" / "mine" / "run.json").write_text("{")
+    with pytest.raises(RunIdError, match="holds no run"):
+        opener.open("mine")
+
+
+def test_where_nothing_can_be_written_it_is_kept_elsewhere(opener: Opener) -> None:
+    (opener.folder / "file").write_text("")
+    run = opener.open("job", directory="file/runs")
+    assert run.path == opener.sockets.parent / f"guardrun-runs-{os.getuid()}" / "job"
+    assert "cannot write in" in run.warning and str(run.path) in run.warning
+
+
+def test_names_and_places() -> None:
+    assert node_name({"SLURMD_NODENAME": "n7"}) == "n7" and node_name({})
+    here = Path("/here")
+    assert choose_directory(None, {}, here) == here / "guardrun-runs"
+    assert choose_directory(None, {"GUARDRUN_DIR": "/d"}, here) == Path("/d")
+    assert choose_directory(Path("e"), {"GUARDRUN_DIR": "/d"}, here) == here / "e"
