@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from guardrun.supervisor.ctl.incidentview import incidents_view
 from guardrun.supervisor.ctl.record import read_incidents, short_incident
 from guardrun.supervisor.ctl.runs import find_run, guard_dir, read_run
-from guardrun.supervisor.ctl.status import INCIDENT_HEADINGS, incident_row
 from guardrun.supervisor.ctl.verb import OK, Call, Verb, add_run_argument
 
 
@@ -17,7 +17,7 @@ def _run(call: Call) -> int:
     elif not records:
         call.out.line(f"no incidents in run {run.run_id}")
     else:
-        call.out.table(INCIDENT_HEADINGS, [incident_row(record) for record in records])
+        call.out.print(incidents_view(call.out, records))
         call.out.line(f"times are UTC; guardctl show ID tells more; reports: {run_dir / 'incidents'}", "dim")
     return OK
 

@@ -69,7 +69,12 @@ class Output:
     def make_table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:
         """A table; columns in which every cell is empty are left out. styles: one a row."""
         used = [n for n, _ in enumerate(headings) if any(row[n] for row in rows)]
-        table = Table(box=SIMPLE_HEAD if self.is_terminal else None, pad_edge=False, header_style="dim")
+        table = Table(
+            box=SIMPLE_HEAD if self.is_terminal else None,
+            pad_edge=False,
+            header_style="dim",
+            show_header=any(headings),
+        )
         for n in used:
             # Numbers and ids must not be torn; what is long folds.
             is_short = all(len(row[n]) <= 12 for row in rows)

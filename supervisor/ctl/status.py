@@ -14,6 +14,7 @@ from rich.text import Text
 
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.ctl.ask import Unreachable, ask
+from guardrun.supervisor.ctl.incidentview import incidents_view
 from guardrun.supervisor.ctl.output import Output, clean
 from guardrun.supervisor.ctl.record import read_incidents, recorded_status, short_incident
 from guardrun.supervisor.ctl.runs import find_run, guard_dir, is_alive, read_run
@@ -125,8 +126,7 @@ def _render(out: Output, status: dict[str, Any]) -> RenderableType:
     if rows:
         parts += [Text(), out.make_table(_HEADINGS, [row for row, _ in rows], [style for _, style in rows])]
     if status["incidents"]:
-        incidents = [incident_row(record) for record in status["incidents"][-8:]]
-        parts += [Text(), out.make_table(INCIDENT_HEADINGS, incidents)]
+        parts += [Text(), incidents_view(out, status["incidents"][-8:])]
     return Group(*parts)
 
 
@@ -200,28 +200,6 @@ def _longest(group: list[dict[str, Any]], key: str) -> str:
         return ""
     longest = max(known)
     return f"{longest * 1000:.0f} ms" if longest < 1 and key == "step_time_s" else duration(longest)
-
-
-INCIDENT_HEADINGS = ("Incident", "Cause", "Step", "Detected", "Action", "Recovered", "What")
-
-
-def incident_row(record: dict[str, Any]) -> list[str]:
-    """An incident as a row of tables."""
-    recovered = record.get("recovered")
-    return [
-        str(record.get("id", "")),
-        f"{record.get('kind', '')} {record.get('cause', '')}",
-        "" if record.get("step") is None else str(record["step"]),
-        _clock(record.get("detected")),
-        str(record.get("action", "")).replace("_", " "),
-        _clock(recovered) if recovered else "",
-        str(record.get("summary", "")),
-    ]
-
-
-def _clock(iso: Any) -> str:
-    """`11-20 23:53:34` of a UTC time."""
-    return str(iso)[5:19].replace("T", " ") if iso else ""
 
 
 VERB = Verb("status", "how a run is doing", _add_arguments, _run)

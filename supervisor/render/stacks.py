@@ -14,6 +14,7 @@ from guardrun.supervisor.core.frames import base_name, is_users, rank_list
 from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook
 
 MAIN, CHILD, THREAD = "main thread", "child process", "other thread"
+_HOOKS = "/guardrun/hooks/"
 _KIND_ORDER = (MAIN, CHILD, THREAD)
 
 
@@ -137,9 +138,13 @@ class Fold(msgspec.Struct, frozen=True):
 
 
 def fold(frames: list[Frame]) -> list[Fold]:
-    """Fold runs of library frames, but for the innermost frame, which says what is being waited in."""
+    """Fold runs of library frames, but for the innermost frame, which says what is being waited in.
+
+    Our own hooks' frames are left out: they are there because somebody watches.
+    """
     folds: list[Fold] = []
-    for index, frame in enumerate(frames):
+    shown = [frame for frame in frames if _HOOKS not in frame.file] or frames
+    for index, frame in enumerate(shown):
         library = "" if index == 0 or is_users(frame) else library_name(frame.file)
         if library and folds and folds[-1].label:
             folds[-1].frames.append(frame)

@@ -60,6 +60,12 @@ def test_folding_keeps_the_innermost_frame_and_the_users() -> None:
     assert fold([]) == []
 
 
+def test_folding_leaves_our_own_hooks_out() -> None:
+    hook = Frame("collective", f"{SITE}/guardrun/hooks/collectives.py", 59)
+    assert fold([hook, WAITING[0], hook, *WAITING[1:]])[0].frames == [WAITING[0]]
+    assert [part.frames for part in fold([hook])] == [[hook]]
+
+
 def test_whose_a_file_is() -> None:
     assert library_name(f"{SITE}/torch/nn/modules/module.py") == "torch"
     assert library_name("/usr/lib/python3.11/socket.py") == "python"
