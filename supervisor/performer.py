@@ -37,6 +37,7 @@ class Performer:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self._began_wall_s = time.time() - daemon.clock.now()
         self.error_files: dict[int, str] = {}
         self.stderr_files: dict[int, str] = {}
         self._notified: list[subprocess.Popen[bytes]] = []
@@ -219,7 +220,7 @@ class Performer:
 
     def _wall(self, at_s: float) -> float:
         """Wall time, seconds since the epoch, of a time of the engine's."""
-        return time.time() - (self._daemon.clock.now() - at_s)
+        return self._began_wall_s + at_s
 
     def _notify(self, path: Path) -> None:
         command = self._daemon.run_file.notify_command

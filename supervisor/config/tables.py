@@ -13,6 +13,28 @@ Seconds = Annotated[float, Meta(ge=0)]
 PositiveSeconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=0)]
 
+FormatName = Literal[
+    "auto",
+    "huggingface",
+    "megatron",
+    "deepspeed",
+    "kempnerforge",
+    "fairseq2",
+    "torchtune",
+    "litgpt",
+    "torchtitan",
+    "composer",
+    "nanochat",
+    "lightning",
+    "open_clip",
+    "dcp",
+    "sharded",
+    "folder",
+    "nanogpt",
+    "file",
+]
+"""As in launcher/checkpoints/formats/table.py; a test holds the two together."""
+
 _ENGINE = Settings()
 """The engine's own defaults: written once, there."""
 
@@ -32,8 +54,8 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class CheckpointTable(_Table, frozen=True, kw_only=True):
     dir: str = ""
     """Empty: wherever the ranks are seen to save. Relative to the folder that guardrun was started in."""
-    format: str = "auto"
-    """Or an adapter's name; which there are, the adapters check."""
+    format: FormatName = "auto"
+    """Or one adapter's."""
     resume_args: list[str] = []
     resume_env: dict[str, str] = {}
     resume_first: bool = _ENGINE.resume_first

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
+from guardrun.launcher.checkpoints.formats.table import FORMAT_NAMES
 from guardrun.supervisor.config import Config, load_config
+from guardrun.supervisor.config.tables import FormatName
 from guardrun.supervisor.config.toml import read_toml_text
 from guardrun.supervisor.core.events import Settings
 
@@ -192,3 +194,7 @@ def test_the_documentation_shows_every_key_with_its_default() -> None:
     page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
     block = page.split("```toml", 1)[1].split("```", 1)[0]
     assert read_toml_text(block) == Config().as_dict()
+
+
+def test_every_checkpoint_format_can_be_configured_and_no_other() -> None:
+    assert get_args(FormatName) == FORMAT_NAMES
