@@ -72,6 +72,8 @@ _CORRUPT = re.compile(
 )
 _LOADING = ("torch/serialization.py", "torch/distributed/checkpoint", "safetensors/")
 
+_BY_STOP = (-signal.SIGTERM, -signal.SIGKILL)
+"""What a stop ends ranks with."""
 _BY_SIGNAL = {
     signal.SIGSEGV: "segfault",
     signal.SIGABRT: "abort",
@@ -115,8 +117,8 @@ def is_repeatable(found: Blame, is_same_as_last: bool) -> str:
 
 def exit_code(fall: Fall) -> int:
     """The run's exit status for a rank that fell: its own, 128+N for signal N, else 1."""
-    if fall.exitcode is None or (fall.stopped_by_us and fall.error):
-        return 1
+    if fall.exitcode is None or (fall.error and fall.exitcode in _BY_STOP):
+        return 1  # an exception's, had it not been hurried along on its way out
     return 128 - fall.exitcode if fall.exitcode < 0 else fall.exitcode or 1
 
 

@@ -12,6 +12,7 @@ failed or late one too; what does not come back is asked for again at a deadline
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +52,7 @@ class Engine:
         """Take in one fact. What a bug of ours raises (InvalidTransition) leaves it half changed."""
         state = self.state
         # Rounded as the journal writes it, so that a replay decides by the very same number.
-        now_s = max(round(now_s, 6), state.last_s)
+        now_s = max(round(float(now_s), 6), state.last_s)
         name = handler_name(state.phase, event, state.story)
         state.story.append(f"{type(event).__name__}@{now_s:.3f}")
         if len(state.story) > STORY_LENGTH:
@@ -72,7 +73,9 @@ class Engine:
         times = [stops.deadline_s(self.state)]
         if self.state.phase is Phase.RUNNING:
             times.append(watch.deadline_s(self.state))
-        return min((t for t in times if t is not None), default=None)
+        due_s = min((t for t in times if t is not None), default=None)
+        # The next microsecond, which is all that `handle` knows: a tick must not come just before it is due.
+        return None if due_s is None else (math.floor(due_s * 1e6) + 1) / 1e6
 
     def summary(self, now_s: float) -> Any:
         """summary.json's content as of now, for a live status."""

@@ -20,7 +20,7 @@ WATCHED_LOOK_S = 60.0
 """Between looks at a hang that is only watched."""
 
 
-def silent_s(state: State, found: Finding, looks: list[RankLook], now_s: float) -> float:
+def lasted_s(state: State, found: Finding, looks: list[RankLook], now_s: float) -> float:
     """How long it has been as it is: since the last progress, or since anything of the culprits moved."""
     attempt, suspicion = attempt_of(state), state.suspicion
     assert suspicion is not None
@@ -34,18 +34,19 @@ def silent_s(state: State, found: Finding, looks: list[RankLook], now_s: float) 
     return now_s - began_s
 
 
-def patience_s(state: State, found: Finding, by_rank: dict[int, Judgement]) -> float:
-    """How long it may be so before it is a hang."""
+def left_s(state: State, found: Finding, by_rank: dict[int, Judgement], looks: list[RankLook], now_s: float) -> float:
+    """How much longer it may be so before it is a hang; 0 or less: it is one."""
+    lasted = lasted_s(state, found, looks, now_s)
     if found.is_proof:
-        return found.patience_s
-    patience = max(found.patience_s, state.gaps.suspicious_after_s(state.settings.floor_s))
-    for rank in found.culprits:
-        judgement = by_rank.get(rank)
-        if judgement:
-            patience = max(patience, STALL_MARGIN * state.remembered.get(judgement.place, 0.0))
-    if state.settings.hard_timeout_s:
-        patience = min(patience, state.settings.hard_timeout_s)
-    return patience
+        return found.patience_s - lasted
+    # The job as a whole must have been silent for longer than is usual for it, and for this place.
+    usual_s = state.gaps.suspicious_after_s(state.settings.floor_s)
+    places = {by_rank[rank].place for rank in found.culprits if rank in by_rank}
+    usual_s = max([usual_s, *(STALL_MARGIN * state.remembered.get(place, 0.0) for place in places)])
+    patience_s, hard_s = found.patience_s, state.settings.hard_timeout_s
+    if hard_s:
+        usual_s, patience_s = min(usual_s, hard_s), min(patience_s, hard_s)
+    return max(patience_s - lasted, usual_s - (now_s - silence_began_s(attempt_of(state))))
 
 
 def verdict(
@@ -54,7 +55,7 @@ def verdict(
     """It is a hang. Open (or take up again) its incident, and act where guardrun may."""
     attempt, suspicion = attempt_of(state), state.suspicion
     assert suspicion is not None
-    lasted_s = silent_s(state, found, looks, now_s)
+    lasted = lasted_s(state, found, looks, now_s)
     may_act = state.settings.act and not state.is_held
     known = suspicion.incident_id
     if not known and found.doing is Doing.COLLECTING:
@@ -62,9 +63,9 @@ def verdict(
     if known and not may_act:
         suspicion.next_look_s = now_s + WATCHED_LOOK_S
         return []
-    summary = hang_sentence(attempt, found, by_rank, lasted_s)
-    evidence = _evidence(state, found, by_rank, looks, lasted_s)
-    onset_s = max(now_s - lasted_s, 0.0)
+    summary = hang_sentence(attempt, found, by_rank, lasted)
+    evidence = _evidence(state, found, by_rank, looks, lasted)
+    onset_s = max(now_s - lasted, 0.0)
     # A script that has come to its end is not started anew because its process lingers.
     action = "restart" if may_act and found.doing is not Doing.LEAVING else "none"
     actions: list[Action] = []
@@ -94,10 +95,10 @@ def verdict(
 
 
 def _evidence(
-    state: State, found: Finding, by_rank: dict[int, Judgement], looks: list[RankLook], lasted_s: float
+    state: State, found: Finding, by_rank: dict[int, Judgement], looks: list[RankLook], lasted: float
 ) -> dict[str, Any]:
     evidence: dict[str, Any] = {
-        "silent_s": round(lasted_s, 1),
+        "silent_s": round(lasted, 1),
         "suspected_after_s": round(state.gaps.suspicious_after_s(state.settings.floor_s), 1),
         "waiting": found.waiting,
         "ranks": of_judged(attempt_of(state), by_rank, found.culprits),

@@ -167,7 +167,7 @@ def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Actio
     for look in event.ranks:
         if look.global_rank in attempt.ranks and attempt.ranks[look.global_rank].exitcode is None:
             _note_stop(attempt, look.global_rank, look.process.state, look.at_s)
-    judged = _judge_all(attempt, suspicion, event)
+    judged = _judge_all(attempt, suspicion, event, state.settings.floor_s)
     if not judged:
         is_quick = attempt.stopped or any(look.gc_since_s for look in event.ranks)
         suspicion.next_look_s = now_s + (QUICK_LOOK_S if is_quick else state.settings.look_gap_s)
@@ -183,13 +183,17 @@ def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Actio
     return actions + _found(state, found, by_rank, event.ranks, now_s)
 
 
-def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken) -> list[Judgement]:
-    """Judge every living rank against the look before; empty where there is none of a rank yet."""
+def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floor_s: float) -> list[Judgement]:
+    """Judge every living rank against the look before; empty where there is none of a rank yet.
+
+    A first look vouches for floor_s before it: what was before that, in a silence that began earlier, nobody has seen.
+    """
     judged = []
     is_whole = True
     for look in event.ranks:
         rank = look.global_rank
         old, suspicion.last[rank] = suspicion.last.get(rank), look
+        suspicion.unmoved_since_s.setdefault(rank, look.at_s - floor_s)
         if old is None or old.process.pid != look.process.pid or look.at_s <= old.at_s:
             is_whole = False
             continue
@@ -212,8 +216,7 @@ def _found(
     """It looks like a hang: a verdict once that has been so for long enough, and was seen so twice in a row."""
     suspicion = state.suspicion
     assert suspicion is not None
-    silent_s = verdicts.silent_s(state, found, looks, now_s)
-    left_s = verdicts.patience_s(state, found, by_rank) - silent_s
+    left_s = verdicts.left_s(state, found, by_rank, looks, now_s)
     key = f"{found.cause}:{found.culprits}"
     is_confirmed, suspicion.found_key = found.is_proof or key == suspicion.found_key, key
     if left_s <= 0.05 and is_confirmed:
