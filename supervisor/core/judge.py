@@ -105,6 +105,18 @@ BUSY_STACKS = 4
 """As many different stacks of functions as a loop of a few lines, calling one level down, does not show."""
 
 
+MANY_STACKS = 6
+"""Likewise in many looks at a rank of which each pair showed fewer: a long evaluation mostly in one operation."""
+MANY_LOOKS_STACKS = 32
+"""Stacks that are remembered for that."""
+
+
+def sampled(look: RankLook) -> list[str]:
+    """Where the main thread of a rank was each time a look sampled it, without line numbers."""
+    stacks = [_main_stack(look.process), *look.process.variety]
+    return [" < ".join(fr.functions(stack)[:6]) for stack in stacks if stack]
+
+
 def unlooked(global_rank: int, reason: str) -> Judgement:
     """The judgement on a living rank that a look does not show."""
     return Judgement(
@@ -244,10 +256,10 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
         return _quiet(before, after, stack, is_same)
     if fr.is_in_backward(stack) and is_same:
         return Doing.CHURNING, "computes in the backward pass"
+    if len({*sampled(before), *sampled(after)}) >= BUSY_STACKS:
+        return Doing.BUSY, "its frames change"
     variety = {fr.functions(s) for look in (before, after) for s in [_main_stack(look.process), *look.process.variety]}
     variety.discard(())
-    if len({v[:6] for v in variety}) >= BUSY_STACKS:
-        return Doing.BUSY, "its frames change"
     main_cpu = _main_cpu(before, after)
     if main_cpu is not None and main_cpu <= QUIET_CPU:
         return Doing.CHURNING, "its main thread stands still while others of its threads compute"

@@ -42,6 +42,8 @@ class Suspicion(msgspec.Struct, kw_only=True):
     """Per rank, the look before: two in a row are judged, so that short work is not averaged away."""
     unmoved_since_s: dict[int, float] = {}
     """Per rank: since when nothing about it has moved."""
+    spun: dict[int, list[str]] = {}
+    """Per rank that seems to spin: the stacks that looks have sampled since."""
     places: dict[int, str] = {}
     """Per rank that is not waiting for others: where it was last seen. Remembered when the stall ends by itself."""
     busy_looks: int = 0

@@ -10,12 +10,22 @@ What is done with every report must not grow with the number of ranks.
 
 from __future__ import annotations
 
+import msgspec
+
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core import pauses, verdicts
 from guardrun.supervisor.core.actions import Action, TakeLook
 from guardrun.supervisor.core.hang import DOUBTFUL, Finding, find
 from guardrun.supervisor.core.incidents import close_recovered
-from guardrun.supervisor.core.judge import Doing, Judgement, judge, unlooked
+from guardrun.supervisor.core.judge import (
+    MANY_LOOKS_STACKS,
+    MANY_STACKS,
+    Doing,
+    Judgement,
+    judge,
+    sampled,
+    unlooked,
+)
 from guardrun.supervisor.core.ledger import REDOING, TRAINING
 from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.machine import Phase
@@ -198,6 +208,8 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
             is_whole = False
             continue
         judgement = judge(old, look, has_ended=rank in attempt.ranks and attempt.ranks[rank].has_ended)
+        if judgement.doing is Doing.SPINNING and _wanders(suspicion, look):
+            judgement = msgspec.structs.replace(judgement, doing=Doing.BUSY, reason="its frames change, slowly")
         judged.append(judgement)
         if judgement.doing is Doing.BUSY:
             suspicion.unmoved_since_s[rank] = look.at_s
@@ -208,6 +220,13 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
         if number not in seen and state.exitcode is None:
             judged.append(unlooked(number, event.missing.get(number, "")))
     return judged
+
+
+def _wanders(suspicion: Suspicion, look: RankLook) -> bool:
+    """Whether a rank that seems to spin, look by look, is seen in too many places for that over several."""
+    stacks = suspicion.spun[look.global_rank] = [*suspicion.spun.get(look.global_rank, []), *sampled(look)]
+    del stacks[:-MANY_LOOKS_STACKS]
+    return len(set(stacks)) >= MANY_STACKS
 
 
 def _found(
