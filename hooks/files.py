@@ -67,6 +67,9 @@ def wrap_save(original: Function, rank: Rank, path_of: PathOf, writer: str) -> F
             words[Field.SAVE_SINCE_NS] = began_ns
         try:
             result = original(*args, **kwargs)
+        except BaseException:
+            _note_failed(rank, path_of, args, kwargs)
+            raise
         finally:
             _saving.discard(ident)
             if is_owner:
@@ -78,6 +81,16 @@ def wrap_save(original: Function, rank: Rank, path_of: PathOf, writer: str) -> F
         return result
 
     return save
+
+
+def _note_failed(rank: Rank, path_of: PathOf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say where a save that raised was writing to. Never raises."""
+    try:
+        path = path_of(args, kwargs)
+        if path is not None:
+            rank.send("SaveFailed", path=path)
+    except Exception as error:
+        rank.fail("save", error)
 
 
 def note_saved(rank: Rank, path: str | None, writer: str, step: int, began_ns: int) -> None:

@@ -56,6 +56,13 @@ class CheckpointSaved(_Message, frozen=True, kw_only=True, tag="saved"):
     ended_ns: int
 
 
+class SaveFailed(_Message, frozen=True, kw_only=True, tag="save_failed"):
+    """A save raised: where it was writing to. Torch's writer does not say that a disk is full, and which."""
+
+    path: str
+    """Absolute."""
+
+
 class CheckpointLoaded(_Message, frozen=True, kw_only=True, tag="loaded"):
     """A load of a file or folder returned (torch.load, dcp load, or `guardrun.hooks.resume_from()` was asked)."""
 
@@ -99,4 +106,4 @@ class HookFailed(_Message, frozen=True, kw_only=True, tag="hook_failed"):
     error: str
 
 
-RankMessage = Hello | Beat | CheckpointSaved | CheckpointLoaded | Raised | GcHeld | Ended | HookFailed
+RankMessage = Hello | Beat | CheckpointSaved | SaveFailed | CheckpointLoaded | Raised | GcHeld | Ended | HookFailed

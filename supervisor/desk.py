@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from guardrun.supervisor.collect.sampler import Sampler
 from guardrun.supervisor.core import events as ev
 
 STEP_SAMPLES = 10
+
+MAX_FAILED_SAVES = 8
 
 HOOKS_BY_S = 15.0
 """A Python rank is hooked within its first tenth of a second; by then one that isn't will not be."""
@@ -43,6 +46,8 @@ class Desk:
         self.last_beat_s: dict[int, float] = {}
         self.group_seqs: dict[int, dict[str, int]] = {}
         self.failed_hooks: list[str] = []
+        self.failed_saves: dict[str, None] = {}
+        """Folders that a save of this attempt could not be finished in."""
         self.malformed = 0
         self.strangers = 0
         """Messages of another attempt, or of a rank that is none."""
@@ -56,6 +61,7 @@ class Desk:
         self.ranks = {rank.global_rank: rank for rank in ranks}
         self.checkpoint = checkpoint
         self.hooked, self.last_beat_s, self.group_seqs, self._steps = set(), {}, {}, {}
+        self.failed_saves = {}
         self._has_told_missing = False
 
     def receive(self, data: bytes) -> list[ev.Event]:
@@ -78,6 +84,9 @@ class Desk:
             self.group_seqs[rank] = message.group_seqs
         elif isinstance(message, msg.CheckpointSaved):
             return self._saved(message)
+        elif isinstance(message, msg.SaveFailed):
+            if len(self.failed_saves) < MAX_FAILED_SAVES:
+                self.failed_saves[os.path.dirname(message.path)] = None
         elif isinstance(message, msg.CheckpointLoaded):
             return self._loaded(message)
         elif isinstance(message, msg.Raised):

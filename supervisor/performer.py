@@ -173,6 +173,7 @@ class Performer:
     def _read_exits(self, action: ac.ReadExits) -> None:
         daemon = self._daemon
         folders = [str(daemon.run_dir), daemon.run_file.cwd, "/tmp", "/dev/shm", *daemon.chooser.folders()]
+        folders += daemon.desk.failed_saves
         ranks = list(daemon.desk.ranks.values())
 
         def work() -> ev.Event:

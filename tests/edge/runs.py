@@ -1,0 +1,132 @@
+"""Runs of the real guardrun over the scripts of this folder, each held against its own record when it is over."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from guardrun.supervisor.journal import replay
+from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+RESUME = """
+[checkpoint]
+dir = "out"
+resume_args = ["--resume", "{path}"]
+"""
+
+QUICK = """
+[hang]
+floor_s = 2
+look_gap_s = 1
+look_every_s = 2
+idle_patience_s = 5
+data_patience_s = 6
+gil_patience_s = 6
+spin_patience_s = 7
+"""
+"""Patience for tests: as patient as it must be to tell one thing from the other on two busy cores."""
+
+INCIDENT_KEYS = {
+    "schema", "id", "run_id", "attempt", "kind", "cause", "confidence", "summary", "culprits", "onset", "detected",
+    "step", "evidence", "advice", "action", "resumed_from", "recovered",
+}  # fmt: skip
+
+
+class EdgeRuns:
+    """Starts runs in one folder; `close` ends them and checks what they left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._starter = GuardrunStarter(folder)
+        self._runs: list[GuardrunRun] = []
+
+    def start(
+        self,
+        script: str,
+        *arguments: str,
+        flags: tuple[str, ...] = (),
+        config: str = RESUME,
+        env: dict[str, str | None] | None = None,
+        ranks: int = 2,
+        program: list[str] | None = None,
+    ) -> GuardrunRun:
+        """Start guardrun with a script of this folder.
+
+        flags: guardrun's; config: TOML of guardrun.toml; program: what is run in guardrun's place.
+        """
+        starter = self._starter if program is None else GuardrunStarter(self.folder, program)
+        command = [f"--nproc-per-node={ranks}", *flags, str(SCRIPTS / script), *arguments]
+        run = starter.start(command, config=config, env=env)
+        self._runs.append(run)
+        return run
+
+    def run(self, script: str, *arguments: str, timeout_s: float = 120.0, **options: Any) -> Finished:
+        """Start and wait for the end; nothing of the run may be alive then."""
+        return finish(self.start(script, *arguments, **options), timeout_s)
+
+    def close(self) -> None:
+        """End what is left, and replay the journal of every run: each decision must be reached again."""
+        for run in self._runs:
+            run.close()
+        for journal in self.folder.glob("guardrun-runs*/*/events.jsonl"):
+            if not journal.parent.is_symlink():
+                check_replay(journal.parent)
+
+
+def finish(run: GuardrunRun, timeout_s: float = 120.0) -> Finished:
+    """Wait for the end of a run, after which nothing of it may be alive."""
+    finished = run.wait(timeout_s)
+    left = run.alive()
+    assert not left, f"alive after the end: {'; '.join(map(str, left))}\n{finished}"
+    check_record(finished)
+    return finished
+
+
+def check_record(finished: Finished) -> None:
+    """What holds for every run: incidents as the contract has them, told alike everywhere, with a page for people."""
+    if finished.run_dir is None:
+        return
+    for incident in finished.incidents:
+        assert set(incident) == INCIDENT_KEYS
+        folder = finished.run_dir / "incidents" / f"{incident['id']}-{incident['cause']}"
+        told = [path.name for path in (finished.run_dir / "incidents").iterdir()]
+        assert folder.is_dir(), f"no {folder.name} among {told}"
+        page = (folder / "report.html").read_text()
+        assert "<html" in page
+        assert re.search(r"src=[\"']?https?:|href=[\"']?https?:", page) is None, "the page needs the network"
+        assert incident["onset"] <= incident["detected"]
+        assert incident["summary"].endswith((".", "!")) and "\n" not in incident["summary"]
+    if finished.summary is not None:
+        assert [i["id"] for i in finished.summary["incidents"]] == [i["id"] for i in finished.incidents]
+        assert [i["summary"] for i in finished.summary["incidents"]] == [i["summary"] for i in finished.incidents]
+        assert finished.summary["exit_code"] == finished.returncode
+
+
+def check_replay(run_dir: Path) -> None:
+    result = replay(run_dir)
+    assert not result.mismatches, f"{run_dir}: {result.mismatches[:3]}"
+
+
+def only(finished: Finished) -> dict[str, Any]:
+    """The run's one incident."""
+    assert len(finished.incidents) == 1, f"{[i['cause'] for i in finished.incidents]}\n{finished}"
+    return finished.incidents[0]
+
+
+def ranks_of(incident: dict[str, Any]) -> list[int]:
+    return [culprit["rank"] for culprit in incident["culprits"]]
+
+
+def own_lines(finished: Finished) -> list[str]:
+    """guardrun's own words on the terminal, without their prefix."""
+    lines = finished.stderr.splitlines()
+    return [line.removeprefix("guardrun: ") for line in lines if line.startswith("guardrun: ")]
+
+
+def read_log(run_dir: Path) -> list[dict[str, Any]]:
+    """guardrun.log."""
+    return [json.loads(line) for line in (run_dir / "guardrun.log").read_text().splitlines()]

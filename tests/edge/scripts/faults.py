@@ -1,0 +1,148 @@
+"""Faults for the scripts beside this file, planted by plan: no torch, no guardrun.
+
+A plan is `ATTEMPT:FAULT@STEP:RANK`, several of them separated by commas; ATTEMPT `*` means in every attempt, RANK
+`*` every rank. A step is reached once an attempt, so that a fault is planted once in each attempt that it names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+RANK = os.environ.get("RANK", "0")
+
+
+class Planted(NamedTuple):
+    attempt: str
+    fault: str
+    step: int
+    rank: str
+
+
+def parse_plan(text: str) -> list[Planted]:
+    """Raises ValueError where it is no plan."""
+    planted = []
+    for item in filter(None, text.split(",")):
+        attempt, fault, rank = item.split(":")
+        name, step = fault.split("@")
+        planted.append(Planted(attempt, name, int(step), rank))
+    return planted
+
+
+def due(plan: list[Planted], step: int) -> list[str]:
+    """What this rank is to suffer at this step of this attempt."""
+    return [p.fault for p in plan if p.step == step and p.attempt in ("*", ATTEMPT) and p.rank in ("*", RANK)]
+
+
+def suffer(fault: str, seconds: float, others: dict[str, Callable[[], Any]]) -> None:
+    """Have it happen. others: faults that only the calling script knows."""
+    known: dict[str, Callable[[], Any]] = {
+        "block": fetch_vocabulary_update,
+        "spin": wait_for_flag,
+        "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        "stop_briefly": lambda: stop_briefly(0.7),
+        "gil": lambda: ctypes.PyDLL(None).sleep(1000),
+        "gc": collect_garbage,
+        "pause": lambda: time.sleep(seconds),
+        "compile": lambda: compile_kernels(seconds),
+        "raise": load_sample,
+        "import": lambda: __import__("no_such_tokenizer"),
+        "syntax": lambda: compile("def broken(:\n", "augmentations.py", "exec"),
+        "segv": lambda: ctypes.string_at(0),
+        "abort": os.abort,
+        "bus": touch_past_end,
+        "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
+        "exit": lambda: os._exit(3),
+        "sys_exit": lambda: sys.exit(5),
+        "exit_0": lambda: sys.exit(0),
+        "oom": allocate,
+    }
+    {**known, **others}[fault]()
+
+
+def fetch_vocabulary_update() -> None:
+    """A request without a timeout."""
+    time.sleep(1000)
+
+
+def wait_for_flag() -> None:
+    """A condition that never becomes true."""
+    polls = 0
+    while not os.environ.get("FLAG_THAT_NOBODY_SETS"):
+        polls += 1
+
+
+def stop_briefly(seconds: float) -> None:
+    code = f"import os, time; time.sleep({seconds}); os.kill({os.getpid()}, {int(signal.SIGCONT)})"
+    waker = subprocess.Popen([sys.executable, "-S", "-c", code])
+    os.kill(os.getpid(), signal.SIGSTOP)
+    waker.wait()
+
+
+def collect_garbage() -> None:
+    """One collection that takes seconds: much cyclic garbage."""
+    gc.disable()
+    for _ in range(6_000_000):
+        cell: list[Any] = []
+        cell.append(cell)
+    gc.enable()
+    gc.collect()
+
+
+def compile_kernels(seconds: float) -> None:
+    """What a compile looks like: processes that come, compute and go, while the rank waits for them."""
+    end = time.monotonic() + seconds
+    code = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass"
+    while time.monotonic() < end:
+        subprocess.run([sys.executable, "-S", "-c", code], check=True)
+
+
+def load_sample() -> None:
+    raise ValueError("bad sample 17")
+
+
+def touch_past_end() -> None:
+    """A mapped file that has shrunk: what a full /dev/shm does, too."""
+    with open(f"shrinking-{os.getpid()}", "w+b") as file:
+        file.truncate(mmap.PAGESIZE)
+        pages = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        file.truncate(0)
+        os.unlink(file.name)
+        pages[0] = 1
+
+
+def allocate() -> None:
+    """Ask for memory until the kernel refuses, in its way."""
+    held = []
+    while True:
+        held.append(b"x" * (16 << 20))
+
+
+def note(pid: int) -> None:
+    """Leave a pid for `alive_of_before`."""
+    with open(f"pids-{ATTEMPT}", "a") as file:
+        file.write(f"{pid}\n")
+
+
+def alive_of_before() -> list[str]:
+    """Pids noted in attempts before this one whose processes live."""
+    notes = [path for path in Path().glob("pids-*") if int(path.name.split("-")[1]) < int(ATTEMPT)]
+    return [pid for path in notes for pid in path.read_text().split() if _is_alive(pid)]
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

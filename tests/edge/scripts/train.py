@@ -1,0 +1,152 @@
+"""A small real training: DDP over gloo, AdamW, checkpoints by rank 0, with faults by plan."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from faults import ATTEMPT, RANK, alive_of_before, due, fetch_vocabulary_update, note, parse_plan, suffer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--plan", default="", help="see faults.py; step 0 is before torch.distributed")
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--step-s", type=float, default=0.02)
+parser.add_argument("--save-every", type=int, default=10)
+parser.add_argument("--out", default="out")
+parser.add_argument("--resume", default="")
+parser.add_argument("--seconds", type=float, default=8.0, help="how long what ends takes")
+parser.add_argument("--loader", action="store_true", help="batches from a DataLoader with a worker")
+parser.add_argument("--hang-file", default="", help="rank 1 hangs, in attempt 0, once this file is there")
+parser.add_argument("--times", default="", help="write the time of each step of rank 0 to this file")
+arguments = parser.parse_args()
+plan = parse_plan(arguments.plan)
+
+if "init" in due(plan, 0):
+    fetch_vocabulary_update()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+
+def evaluate() -> None:
+    """An evaluation on one rank while the others wait: modules of many kinds, data of many shapes."""
+    modules = [
+        torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)),
+        torch.nn.TransformerEncoderLayer(256, 4, batch_first=True),
+        torch.nn.Sequential(torch.nn.LayerNorm(256), torch.nn.Linear(256, 1024), torch.nn.ReLU()),
+    ]
+    end, turn = time.monotonic() + arguments.seconds, 0
+    with torch.no_grad():
+        while time.monotonic() < end:
+            turn += 1
+            score(modules[turn % 3], torch.randn(4 + turn % 5, 64, 256))
+
+
+def score(module: torch.nn.Module, batch: torch.Tensor) -> float:
+    return float(module(batch).softmax(-1).log().mean())
+
+
+def save_for_long() -> None:
+    """A save that takes long: bytes go out all the time."""
+    end = time.monotonic() + arguments.seconds
+    with open("large.bin", "wb") as file:
+        while time.monotonic() < end:
+            file.write(os.urandom(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            time.sleep(0.05)
+
+
+def leave_and_fail() -> None:
+    """The culprit hangs up first: its peer raises before it does."""
+    try:
+        raise KeyError("sample 99")
+    finally:
+        dist.destroy_process_group()
+
+
+OTHERS = {
+    "eval": evaluate,
+    "save": save_for_long,
+    "first": evaluate,
+    "leave": leave_and_fail,
+    "init": lambda: None,
+}
+
+
+class Samples(torch.utils.data.Dataset[Any]):
+    """One for each step from `start`."""
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+
+    def __len__(self) -> int:
+        return arguments.steps + 2
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        index = self._start + number + 1
+        if "data_pause" in due(plan, index):
+            time.sleep(arguments.seconds)
+        if "data_stall" in due(plan, index):
+            time.sleep(1000)
+        return torch.randn(8, 64)
+
+
+def save(model: Any, optimizer: Any, step: int) -> None:
+    os.makedirs(arguments.out, exist_ok=True)
+    content = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    torch.save(content, f"{arguments.out}/ckpt_{step}.pt")
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    start = 0
+    if arguments.resume:
+        content = torch.load(arguments.resume)
+        model.module.load_state_dict(content["model"])
+        optimizer.load_state_dict(content["optimizer"])
+        start = content["step"]
+    print(f"attempt {ATTEMPT} rank {RANK}: starts at step {start}, alive of before: {alive_of_before()}", flush=True)
+    note(os.getpid())
+    batches = None
+    if arguments.loader:
+        loader = torch.utils.data.DataLoader(
+            Samples(start), batch_size=None, num_workers=1, worker_init_fn=lambda _: note(os.getpid())
+        )
+        batches = iter(loader)
+    times = open(arguments.times, "a") if arguments.times and RANK == "0" else None  # noqa: SIM115
+    for step in range(start + 1, arguments.steps + 1):
+        time.sleep(arguments.step_s)
+        for fault in due(plan, step):
+            if not fault.startswith("data_"):
+                suffer(fault, arguments.seconds, OTHERS)
+        if arguments.hang_file and RANK == "1" and ATTEMPT == "0" and os.path.exists(arguments.hang_file):
+            fetch_vocabulary_update()
+        batch = next(batches) if batches else torch.randn(8, 64)
+        loss = model(batch).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if times:
+            times.write(f"{ATTEMPT} {step} {time.monotonic():.4f}\n")
+            times.flush()
+        if step % arguments.save_every == 0:
+            if RANK == "0":
+                save(model, optimizer, step)
+            dist.barrier()
+        if RANK == "0" and step % 10 == 0:
+            print(f"step {step} loss {loss.item():.4f}", flush=True)
+    dist.destroy_process_group()
+    print(f"attempt {ATTEMPT} rank {RANK}: done", flush=True)
+
+
+main()
