@@ -10,6 +10,7 @@ Nothing here runs before torch has been imported, which takes seconds: import th
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import socket
@@ -69,11 +70,6 @@ def needs_torchrun_agent(args: Any) -> bool:
     return args.rdzv_backend not in LOCAL_BACKENDS or (args.rdzv_backend == "static" and args.node_rank != 0)
 
 
-def count_local_ranks(args: Any) -> int:
-    """Ranks on this node. Raises ValueError for an --nproc-per-node that is none, or that this node can't have."""
-    return int(torchrun.determine_local_world_size(args.nproc_per_node))
-
-
 def plan_launch(args: Any) -> Plan:
     """Let torch's `run` do everything up to the point where its agent would start.
 
@@ -96,6 +92,18 @@ def plan_launch(args: Any) -> Plan:
         torchrun.elastic_launch = launch
     [(config, entrypoint)] = caught
     return Plan(config, entrypoint, arguments, is_port_chosen)
+
+
+def check_launch(args: Any) -> int:
+    """Have torch check a command line that its own agent is to run; the number of ranks on this node.
+
+    Raises what plan_launch raises.
+    """
+    plan = plan_launch(copy.copy(args))
+    if args.log_dir is None:
+        with suppress(OSError):
+            os.rmdir(plan.config.logs_specs.root_log_dir)  # made by looking; the agent makes its own
+    return plan.world_size
 
 
 class _Rendezvous:
@@ -149,7 +157,12 @@ class Elastic:
         group.store, group.group_rank, group.group_world_size = store, 0, 1
         group.master_addr, group.master_port = address, store.port
         agent._pcontext = None
-        agent._start_workers(group)
+        try:
+            agent._start_workers(group)
+        finally:
+            # The caller's is the only reference: a server still there when the next attempt asks for the same port
+            # would be shared (multi_tenant), its old keys too.
+            group.store = None
         return store, agent._pcontext
 
     def stop_helpers(self) -> None:

@@ -72,7 +72,7 @@ class Launch:
             if not is_agent or config.origins["restart.max_restarts"] != "default":
                 args.max_restarts = config.restart.max_restarts
             plan = None if is_agent else elastic.plan_launch(args)
-            world_size = plan.world_size if plan else elastic.count_local_ranks(args)
+            world_size = plan.world_size if plan else elastic.check_launch(args)
         except (ValueError, AssertionError, RuntimeError, OSError) as error:
             raise UsageError(str(error)) from error
         wish = Wish(
