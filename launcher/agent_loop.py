@@ -90,7 +90,8 @@ class AgentLoop(Loop):
     def _obey(self, order: Order, now_s: float) -> None:
         if isinstance(order, Stop):
             if order.attempt == self.number and isinstance(self.attempt, AgentAttempt) and not self.is_over:
-                self.attempt.signal_ranks(signal.SIGTERM)
+                if not self._exitcodes:  # else the agent is stopping the others, and is to blame the one that fell
+                    self.attempt.signal_ranks(signal.SIGTERM)
                 self._kill_s = now_s + order.grace_s
         elif isinstance(order, Finish) or self.attempt is None:
             super()._obey(order, now_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+from tests.launcher.conftest import read_facts
 from tests.support.guardrun_run import GuardrunStarter
 
 TRAIN = """
@@ -29,4 +30,6 @@ def test_the_next_attempt_meets_nothing_of_the_last_on_the_port_that_was_asked_f
         port = probe.getsockname()[1]
     done = launcher.run(["--nproc-per-node=2", f"--master-port={port}"], script=TRAIN)
     assert done.returncode == 0, done
+    started = [fact["attempt"] for fact in read_facts(done.run_dir) if fact["type"] == "started"]
+    assert started == [0, 1], done
     assert done.stdout == f"sum 2 127.0.0.1 {port}\n", done
