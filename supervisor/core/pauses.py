@@ -39,7 +39,9 @@ def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
         pauses = [*evidence.get("pauses", []), _pause(event)][-_KEPT:]
         return [change(state, known, evidence={**evidence, "pauses": pauses})]
     resumed_step = attempt.resumed_from.step if attempt.resumed_from else 0
-    if event.step <= resumed_step or any(number != event.global_rank for number in attempt.collecting):
+    began_s = now_s - event.duration_s
+    collected = {*attempt.collecting, *(number for number, at_s in attempt.collected_s.items() if at_s > began_s)}
+    if event.step <= resumed_step or collected - {event.global_rank}:
         # Imports collect a lot, and before the first step nobody waits; those that collect too do not wait either.
         return []
     others = [r for n, r in attempt.ranks.items() if n != event.global_rank and r.exitcode is None]
@@ -53,8 +55,7 @@ def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
         f"{'rank' if len(waited) == 1 else 'ranks'} {rank_list(waited)} waited."
     )
     evidence = {"pauses": [_pause(event)], "waiting": waited}
-    onset_s = max(now_s - event.duration_s, 0.0)
-    return _open(state, event.global_rank, summary, onset_s=onset_s, now_s=now_s, evidence=evidence)
+    return _open(state, event.global_rank, summary, onset_s=max(began_s, 0.0), now_s=now_s, evidence=evidence)
 
 
 def _pause(event: ev.GcHeld) -> dict[str, Any]:

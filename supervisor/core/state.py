@@ -81,6 +81,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     """Ranks in T or t → since when they have been seen so."""
     collecting: dict[int, float] = {}
     """Ranks in a garbage collection → since when."""
+    collected_s: dict[int, float] = {}
+    """Ranks that have been seen in one → when it was seen to be over."""
     next_quick_s: float = 0.0
     """No look for proof or a collection before this."""
     fell_s: float = 0.0

@@ -63,8 +63,8 @@ def _take_report(attempt: Attempt, rank: RankState, report: ev.RankReport, now_s
         _note_stop(attempt, number, report.state, now_s)
         if report.gc_since_s:
             attempt.collecting[number] = report.gc_since_s
-        else:
-            attempt.collecting.pop(number, None)
+        elif attempt.collecting.pop(number, None):
+            attempt.collected_s[number] = now_s
     rank.milestones = report.milestones
     rank.phase = report.phase
     rank.step = max(rank.step, report.step)

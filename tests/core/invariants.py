@@ -1,0 +1,62 @@
+"""What must hold of the engine after every event, whatever came before."""
+
+from __future__ import annotations
+
+import msgspec
+
+from guardrun.supervisor.core.engine import Engine
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.state import State
+
+_LEDGER_ERROR_S = 1e-3
+
+
+def check_cheap(engine: Engine) -> None:
+    """Costs the same for any number of ranks."""
+    state = engine.state
+    assert isinstance(state.phase, Phase)
+    due_s = engine.next_deadline_s()
+    if _awaits(state):
+        assert due_s is not None, f"awaited without a deadline in {state.phase}: {state.story}"
+    attempt = state.attempt
+    if attempt is not None:
+        assert 0 <= attempt.alive <= len(attempt.ranks)
+        if attempt.ended_s is not None:
+            assert attempt.alive == 0
+        assert set(attempt.stopped) <= set(attempt.ranks)
+    assert set(state.open_incidents) <= set(state.incidents)
+    for named in (state.verdict_incident, state.resuming_incident):
+        assert not named or named in state.incidents
+    assert state.look_since_s is None or state.suspicion is not None
+    if state.phase is not Phase.RUNNING:
+        assert state.suspicion is None
+    if state.phase is not Phase.NEW:
+        booked_s = sum(state.ledger.spent_s.values()) + max(state.last_s - state.ledger.since_s, 0.0)
+        assert abs(booked_s - (state.last_s - state.opened_s)) < _LEDGER_ERROR_S, "the ledger has lost time"
+        assert all(seconds >= 0 for seconds in state.ledger.spent_s.values())
+    assert state.restarts <= max(state.settings.max_restarts, 0) or state.settings.is_torchrun_agent
+
+
+def _awaits(state: State) -> bool:
+    """Whether something has been asked for, or is being watched, that the engine itself must keep the time of."""
+    if state.phase in (Phase.CHOOSING, Phase.STARTING):
+        return True
+    if state.phase is Phase.STOPPING:
+        return True
+    if state.phase is Phase.RUNNING and state.attempt is not None:
+        # Without living ranks the launcher clears up, and with a told crash under a hold a person is awaited.
+        return state.attempt.alive > 0 and not (state.is_held and state.verdict_incident)
+    return False
+
+
+def check_costly(engine: Engine) -> None:
+    """What looks at every rank, and at all that is remembered."""
+    attempt = engine.state.attempt
+    if attempt is not None and attempt.ended_s is None:
+        assert attempt.alive == sum(rank.exitcode is None for rank in attempt.ranks.values())
+        for number in (*attempt.stopped, *attempt.collecting):
+            assert attempt.ranks[number].exitcode is None
+    snapshot = engine.snapshot()
+    restored = Engine.restore(snapshot)
+    assert msgspec.json.decode(restored.snapshot()) == msgspec.json.decode(snapshot)
+    assert restored.next_deadline_s() == engine.next_deadline_s()
