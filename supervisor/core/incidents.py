@@ -8,7 +8,7 @@ import msgspec
 
 from guardrun.supervisor.core.actions import Action, Culprit, Incident, Say, WriteIncident
 from guardrun.supervisor.core.sentences import ADVICE
-from guardrun.supervisor.core.state import State
+from guardrun.supervisor.core.state import Attempt, State
 
 
 def open_incident(
@@ -35,11 +35,7 @@ def open_incident(
         cause=cause,
         confidence=confidence,
         summary=summary,
-        culprits=[
-            Culprit(rank=r, local_rank=known.rank.local_rank, node=known.rank.node, pid=known.rank.pid)
-            for r in culprits
-            if (known := attempt.ranks.get(r))
-        ],
+        culprits=culprits_of(attempt, culprits),
         onset_s=onset_s,
         detected_s=now_s,
         step=attempt.step if attempt.has_progress or attempt.resumed_from else None,
@@ -52,6 +48,15 @@ def open_incident(
     state.incidents[incident.id] = incident
     state.open_incidents.append(incident.id)
     return incident
+
+
+def culprits_of(attempt: Attempt, ranks: list[int]) -> list[Culprit]:
+    """As incident.json has them."""
+    return [
+        Culprit(rank=r, local_rank=known.rank.local_rank, node=known.rank.node, pid=known.rank.pid)
+        for r in ranks
+        if (known := attempt.ranks.get(r))
+    ]
 
 
 def write(state: State, incident_id: str, is_new: bool = False) -> Action:

@@ -63,6 +63,8 @@ class Crash(msgspec.Struct, kw_only=True):
     oom_pids: list[int] = []
     disk_free_bytes: dict[str, int] = {}
     is_asked: bool = False
+    incident_id: str = ""
+    """It has been told, but not who is to blame: what is read now may say it."""
     is_stale: bool = False
     """The exits that are being read are not all any more."""
 

@@ -22,7 +22,7 @@ from guardrun.supervisor.core.actions import (
 )
 from guardrun.supervisor.core.crash import Blame, Fall, blame, is_peer_lost, is_repeatable, is_shared_memory
 from guardrun.supervisor.core.evidence import most_telling
-from guardrun.supervisor.core.incidents import change, open_incident, write
+from guardrun.supervisor.core.incidents import change, culprits_of, open_incident, write
 from guardrun.supervisor.core.ledger import DETECTING, OTHER, STARTING, STOPPING
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.sentences import ADVICE, who
@@ -152,11 +152,11 @@ def _tell_crash(state: State, now_s: float) -> list[Action]:
     """Open the crash's incident, once what is known says enough (or it is time)."""
     crash, attempt = state.crash, _attempt(state)
     assert crash is not None
-    if state.verdict_incident:
-        state.crash = None
-        return _next(state, now_s)
     falls = _falls(state, crash)
     found = blame(falls) if falls else NO_TRACE
+    if state.verdict_incident:
+        state.crash = None
+        return _retell_crash(state, crash, found, falls) + _next(state, now_s)
     is_sure = bool(found.culprits) and found.cause != "exit_code"
     if not is_sure and attempt.alive and now_s - crash.began_s < CAUSE_BY_S:
         # Ranks that lost a peer, or whose error nobody could read: the one to blame may still be dying.
@@ -210,8 +210,46 @@ def _was_oom_killed(rank: RankState, crash: Crash) -> bool:
 
 
 def _open_crash(state: State, crash: Crash, found: Blame, falls: list[Fall], now_s: float) -> list[Action]:
-    attempt = _attempt(state)
     summary = _crash_sentence(state, found)
+    incident = open_incident(
+        state,
+        kind="crash",
+        cause=found.cause,
+        confidence=found.confidence,
+        summary=summary,
+        culprits=found.culprits,
+        onset_s=crash.began_s,
+        now_s=now_s,
+        evidence=_crash_evidence(state, crash, found, falls),
+        looks=[],
+        action="restart" if state.settings.act and not state.is_held else "none",
+    )
+    state.verdict_incident = incident.id
+    state.exit_code = found.exit_code
+    return [Say(text=f"incident {incident.id}: {summary}", level="bad"), write(state, incident.id, is_new=True)]
+
+
+def _retell_crash(state: State, crash: Crash, found: Blame, falls: list[Fall]) -> list[Action]:
+    """An incident without a culprit, told because it was time, gets one: it took long to die."""
+    if not crash.incident_id or not found.culprits:
+        return []
+    summary = _crash_sentence(state, found)
+    state.exit_code = found.exit_code
+    told = change(
+        state,
+        crash.incident_id,
+        cause=found.cause,
+        confidence=found.confidence,
+        summary=summary,
+        culprits=culprits_of(_attempt(state), found.culprits),
+        evidence=_crash_evidence(state, crash, found, falls),
+        advice=ADVICE.get(found.cause, ""),
+    )
+    return [Say(text=f"incident {crash.incident_id}: {summary}", level="bad"), told]
+
+
+def _crash_evidence(state: State, crash: Crash, found: Blame, falls: list[Fall]) -> dict[str, Any]:
+    attempt = _attempt(state)
     by_rank = {fall.global_rank: fall for fall in falls}
     evidence: dict[str, Any] = {
         "exits": [
@@ -235,22 +273,7 @@ def _open_crash(state: State, crash: Crash, found: Blame, falls: list[Fall], now
         evidence["traceback"] = found.error.traceback
     if found.cause == "disk_full" and is_shared_memory(found.error):
         evidence["folder"] = "/dev/shm"
-    incident = open_incident(
-        state,
-        kind="crash",
-        cause=found.cause,
-        confidence=found.confidence,
-        summary=summary,
-        culprits=found.culprits,
-        onset_s=crash.began_s,
-        now_s=now_s,
-        evidence=evidence,
-        looks=[],
-        action="restart" if state.settings.act and not state.is_held else "none",
-    )
-    state.verdict_incident = incident.id
-    state.exit_code = found.exit_code
-    return [Say(text=f"incident {incident.id}: {summary}", level="bad"), write(state, incident.id, is_new=True)]
+    return evidence
 
 
 def _crash_sentence(state: State, found: Blame) -> str:
@@ -365,6 +388,10 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
         return actions + _end(state, "finished", 0, "training ended well", now_s)
     if state.crash is None and not state.verdict_incident:
         state.crash = Crash(began_s=attempt.fell_s or now_s, decide_by_s=now_s)
+    if state.crash is None and state.verdict_incident:
+        told = state.incidents[state.verdict_incident]
+        if told.kind == "crash" and not told.culprits:
+            state.crash = Crash(began_s=told.onset_s, decide_by_s=now_s, incident_id=told.id)
     if state.crash is None:
         return actions + _next(state, now_s)
     # All exits are known now: read what they left at once.

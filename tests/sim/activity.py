@@ -85,7 +85,9 @@ WAITING = Activity("waiting", stacks=(waiting("all_reduce"),), in_collective="al
 WAITING_SPINNING = Activity("waiting, spinning", stacks=(waiting("all_reduce"),), in_collective="all_reduce", cpu=1.0)
 WAITING_IN_INIT = Activity(
     "waiting in init",
-    stacks=((torchs("rendezvous", "distributed/rendezvous.py"), torchs("init_process_group", "distributed/x.py"), *_MAIN),),
+    stacks=(
+        (torchs("rendezvous", "distributed/rendezvous.py"), torchs("init_process_group", "distributed/x.py"), *_MAIN),
+    ),
 )
 
 # Faults ------------------------------------------------------------------------------------------------
@@ -112,6 +114,7 @@ DATA_DEAD = Activity(
     child_cpu=0.0,
 )
 COLLECTING = Activity("collecting", "gc_pause", COMPUTING[:1], cpu=1.0, is_collecting=True, has_gil=False)
+DYING = Activity("dying", "dying", COMPUTING[:1], state="D", takes_sigterm=False, has_gil=False)
 FAULTS = (HANG, SPIN, STOPPED, TRACED, GIL_HELD, IO_BLOCKED, DATA_DEAD)
 
 # Decoys: they end by themselves --------------------------------------------------------------------------
@@ -124,7 +127,9 @@ UPLOADING = Activity("uploading", stacks=(users("upload", 77),), sockets=1e6)
 COMPILING = Activity("compiling", stacks=(users("compile", 66),), child_cpu=0.9)
 PARSING = Activity("parsing", stacks=(users("read_annotations", 68),), cpu=1.0, faults=20_000, has_gil=False)
 LOADING_LIBRARY = Activity("loading a library", stacks=(users("load", 69),), state="D", faults=2_000)
-BACKWARD = Activity("a long backward", stacks=(users("train", 60, torchs("_engine_run_backward", "autograd/graph.py")),), cpu=1.0)
+BACKWARD = Activity(
+    "a long backward", stacks=(users("train", 60, torchs("_engine_run_backward", "autograd/graph.py")),), cpu=1.0
+)
 BUSY_DECOYS = (
     EVALUATING,
     EVALUATING_ELSEWHERE,
@@ -137,8 +142,6 @@ BUSY_DECOYS = (
     BACKWARD,
 )
 PAUSING = Activity("pausing", stacks=(users("pause", 65),))
-DATA_SLOW = Activity(
-    "data slow", stacks=DATA_DEAD.stacks, is_waiting_for_data=True, child_cpu=0.0
-)
+DATA_SLOW = Activity("data slow", stacks=DATA_DEAD.stacks, is_waiting_for_data=True, child_cpu=0.0)
 COLLECTING_BRIEFLY = Activity("collecting briefly", stacks=COMPUTING[:1], cpu=1.0, is_collecting=True, has_gil=False)
 BRIEFLY_STOPPED = Activity("briefly stopped", stacks=COMPUTING[:1], state="T", has_gil=False)

@@ -259,7 +259,9 @@ class Cluster:
         job = self.job
         if job is None:
             due_s = self.engine.next_deadline_s()
-            assert due_s is not None and due_s < self.now_s + 60, f"between attempts for ever: {self.engine.state.story}"
+            assert due_s is not None and due_s < self.now_s + 60, (
+                f"between attempts for ever: {self.engine.state.story}"
+            )
             return
         job.advance(self.now_s)
         state = self.engine.state

@@ -101,7 +101,7 @@ class Launcher:
         if job is None or job.ranks[number].exitcode is not None or self.stop_s is not None:
             return
         rank = job.ranks[number]
-        job.begin(number, act.HANG, cluster.now_s)
+        job.begin(number, act.DYING, cluster.now_s)
         if error is not None:
             at_s = error.at_s or cluster.now_s
             self._raises(job, rank, ev.ErrorRecord(**{**_fields(error), "at_s": at_s}))

@@ -124,7 +124,8 @@ class Job:
         """Steps done, those before the resumed checkpoint included."""
         plan = self.plan
         trained_s = self.work_s - plan.imports_s - plan.init_s - plan.first_step_s
-        return self.base_step + (0 if trained_s < 0 else 1 + int(trained_s / plan.step_s + 1e-9))
+        done = self.base_step + (0 if trained_s < 0 else 1 + int(trained_s / plan.step_s + 1e-9))
+        return min(done, plan.total_steps)
 
     def advance(self, now_s: float) -> None:
         """Let time pass until now."""
@@ -232,7 +233,9 @@ class Job:
         is_held_up = bool(self.own) and number not in self.own
         children = []
         if doing.child_cpu is not None:
-            children = [ProcessLook(pid=rank.rank.pid + 1_000_000, ppid=rank.rank.pid, cpu_s=round(rank.child_cpu_s, 2))]
+            children = [
+                ProcessLook(pid=rank.rank.pid + 1_000_000, ppid=rank.rank.pid, cpu_s=round(rank.child_cpu_s, 2))
+            ]
         is_past_init = self.work_s >= self.plan.imports_s + self.plan.init_s
         order = 2 * (self.step - self.base_step) + int(is_held_up) if hooks and is_past_init else 0
         in_collective = doing.in_collective if hooks else ""
