@@ -84,11 +84,14 @@ def test_environment_arguments_and_logs_are_torchruns(launcher: GuardrunStarter,
 
 def test_ranks_restart_with_the_checkpoints_arguments(launcher: GuardrunStarter) -> None:
     script = """
-import os, signal, sys, subprocess
-print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], sys.argv[1:], os.environ.get("GUARDRUN_RESUME_FROM"),
-      os.environ.get("GUARDRUN_RESUME_STEP"), os.environ.get("WHERE"), os.environ.get("TORCH_FR_DUMP_TEMP_FILE"),
-      flush=True)
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+import os, signal, sys, subprocess, time
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+names = ("GUARDRUN_RESUME_FROM", "GUARDRUN_RESUME_STEP", "WHERE", "TORCH_FR_DUMP_TEMP_FILE")
+os.write(1, f"attempt {attempt} {sys.argv[1:]} {' '.join(str(os.environ.get(n)) for n in names)}\\n".encode())
+open(f"said-{attempt}-{rank}", "w").close()
+while not os.path.exists(f"said-{attempt}-0"):
+    time.sleep(0.02)
+if attempt == "0" and rank == "1":
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
     os.kill(os.getpid(), signal.SIGSEGV)
 """
@@ -216,7 +219,7 @@ def test_a_supervisor_that_keeps_dying_leaves_torchrun(launcher: GuardrunStarter
     script = """
 import os, sys, time
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-print("attempt", attempt, flush=True)
+os.write(1, f"attempt {attempt}\\n".encode())
 open(f"ready-{attempt}-{rank}", "w").close()
 while not os.path.exists("go") or not os.path.exists(f"ready-{attempt}-0"):
     time.sleep(0.05)
@@ -274,7 +277,9 @@ def test_unwritable_run_directory_does_not_stop_training(launcher: GuardrunStart
 
 
 def test_functions_as_ranks(launcher: GuardrunStarter, tmp_path: Path) -> None:
-    (tmp_path / "good.py").write_text("import os, sys; print('ran', os.environ['RANK'], sys.argv[1:], flush=True)")
+    (tmp_path / "good.py").write_text(
+        "import os, sys; os.write(1, f'ran {os.environ[\"RANK\"]} {sys.argv[1:]}\\n'.encode())"
+    )
     good = launcher.run(["--run-path", "--nproc-per-node=2", str(tmp_path / "good.py"), "one"])
     assert good.returncode == 0, good
     assert sorted(good.stdout.splitlines()) == ["ran 0 ['one']", "ran 1 ['one']"]
