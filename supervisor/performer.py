@@ -64,11 +64,11 @@ class Performer:
 
     def saved(self, path: str, step: int, wall_s: float) -> None:
         """A rank saved: note it, and check it now, so that choosing takes milliseconds when it is needed."""
-        chooser = self._daemon.chooser
+        chooser, run_dir = self._daemon.chooser, self._daemon.run_dir
 
         def work() -> None:
             chooser.saw_saved(path, step, wall_s)
-            self._remember_checkpoints()
+            keep_chooser(run_dir, chooser)
             chooser.prevalidate()
 
         self.in_background(work, lambda error: None, self._daemon.checkpoint_pool)
@@ -81,20 +81,13 @@ class Performer:
             found = daemon.chooser.saw_loaded(message.path)
             if found is None:
                 return None
+            keep_chooser(daemon.run_dir, daemon.chooser)
             daemon.desk.set_base(message.attempt, message.global_rank, found.step)
             return ev.CheckpointLoaded(
                 attempt=message.attempt, global_rank=message.global_rank, path=found.path, step=found.step
             )
 
         self.in_background(work, lambda error: None, daemon.checkpoint_pool)
-
-    def _remember_checkpoints(self) -> None:
-        """Keep what the chooser knows for a supervisor after this one."""
-        try:
-            data = msgspec.json.encode(self._daemon.chooser.state())
-            write_atomically(self._daemon.run_dir / CHECKPOINTS_FILE, data)
-        except OSError as error:
-            log.warning("checkpoints_not_remembered", error=str(error))
 
     def remove_sockets(self) -> None:
         """The launcher's duty, done where it has been killed."""
@@ -197,6 +190,8 @@ class Performer:
 
         def work() -> ev.Event:
             choice = daemon.chooser.choose(resume_first=resume_first)
+            if resume_first:
+                keep_chooser(daemon.run_dir, daemon.chooser)
             return ev.CheckpointChosen(
                 choice=action.choice,
                 checkpoint=choice.checkpoint,
@@ -265,4 +260,14 @@ def open_chooser(run_dir: Path, run: RunFile) -> Chooser:
     except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError):
         chooser = Chooser(run.created_wall_s, folder, run.checkpoint_format, 1)
         chooser.prior()
+        # At once: a supervisor after this one would take what the run has written by then for older than the run.
+        keep_chooser(run_dir, chooser)
         return chooser
+
+
+def keep_chooser(run_dir: Path, chooser: Chooser) -> None:
+    """Keep what the chooser knows for a supervisor after this one."""
+    try:
+        write_atomically(run_dir / CHECKPOINTS_FILE, msgspec.json.encode(chooser.state()))
+    except OSError as error:
+        log.warning("checkpoints_not_remembered", error=str(error))

@@ -1,7 +1,8 @@
 """Which checkpoint to resume from: the newest whole one that this run wrote or started from.
 
 Rules:
-- Newest is what was written last (the latest mtime among its files), whatever its number says.
+- Newest is what was written last (the latest mtime among its files), whatever its number says. Among saves that the
+  hooks saw their order counts, whatever the clock says: it may have been set back in between.
 - A run wrote what its hooks saw, what appeared or changed in `[checkpoint] dir` since the run began, and what is
   no older than the first file that it was seen to write in the same folder: a save that a crash cut short is never
   reported.
@@ -113,9 +114,7 @@ class Chooser:
         """Note a load that a rank reported; where it was a checkpoint, the run started from it (returned)."""
         checkpoint = self.is_checkpoint_path(path)
         if checkpoint is not None:
-            with self._lock:
-                if checkpoint.path not in self._memory.loaded:
-                    self._memory.loaded.append(checkpoint.path)
+            self._remember_start(checkpoint.path)
         return checkpoint
 
     # What there is -----------------------------------------------------------------------------------------------
@@ -125,10 +124,13 @@ class Chooser:
         result = self._search()
         skipped = self._troubles(result)
         eligible = [one for one in result.found if self._is_eligible(one, resume_first)]
-        eligible.sort(key=lambda one: (one.candidate.written_ns, one.candidate.step or -1), reverse=True)
+        times = self._times()
+        eligible.sort(key=lambda one: (self._written_ns(one, times), one.candidate.step or -1), reverse=True)
         for one in self._pool(eligible):
             verdict = self._check(one)
             if isinstance(verdict, Whole):
+                if resume_first:
+                    self._remember_start(one.candidate.path)
                 return Choice(self._checkpoint(one.candidate, verdict), skipped)
             if len(skipped) < MAX_SKIPPED:
                 skipped.append(Skipped(path=one.candidate.path, reason=verdict.reason))
@@ -219,6 +221,27 @@ class Chooser:
         # Prior files of `dir` that did not change are nobody's news, whatever their time says.
         is_known_prior = is_inside and prior is not None
         return not is_known_prior and first_ns is not None and candidate.written_ns >= first_ns
+
+    def _remember_start(self, path: str) -> None:
+        """Note that the run started from a checkpoint: that makes it this run's."""
+        with self._lock:
+            if path not in self._memory.loaded:
+                self._memory.loaded.append(path)
+
+    def _times(self) -> dict[str, int]:
+        """Per path that was seen saved: its mtime, but never before that of a save that came earlier."""
+        times: dict[str, int] = {}
+        last_ns = 0
+        with self._lock:
+            for path, save in self._memory.saved.items():
+                last_ns = max(last_ns + 1, save.stat[0] if save.stat is not None else 0)
+                times[path] = last_ns
+        return times
+
+    def _written_ns(self, one: Found, times: dict[str, int]) -> int:
+        candidate, by_stat = one.candidate, self._by_stat
+        names = {candidate.path, *candidate.files, *(by_stat[s] for s in candidate.files.values() if s in by_stat)}
+        return max(candidate.written_ns, *(times.get(name, 0) for name in names))
 
     def _saves_of(self, candidate: Candidate) -> list[Saved]:
         saved, by_stat = self._memory.saved, self._by_stat

@@ -465,8 +465,13 @@ def _why_not(state: State) -> tuple[str, bool]:
         where = f" than step {state.best_step}" if state.best_step else ""
         return f"{state.no_progress} restarts in a row got no further{where}", is_poison
     if state.restarts >= state.settings.max_restarts:
-        return f"all {state.settings.max_restarts} restarts are used up", False
+        return _used_up(state.settings.max_restarts), False
     return "", False
+
+
+def _used_up(max_restarts: int) -> str:
+    few = {0: "no restart is allowed (max_restarts is 0)", 1: "the only restart is used up"}
+    return few.get(max_restarts, f"all {max_restarts} restarts are used up")
 
 
 def _poison(state: State, incident_id: str) -> Action:

@@ -92,8 +92,8 @@ def test_the_exit_status_is_the_failing_rank_s_when_no_restart_is_left(edge: Edg
     assert only(finished)["action"] == "give_up"
     assert finished.summary is not None
     assert finished.summary["outcome"] == "gave_up"
-    assert finished.summary["reason"] == "all 0 restarts are used up"
-    assert own_lines(finished)[-1] == "giving up: all 0 restarts are used up"
+    assert finished.summary["reason"] == "no restart is allowed (max_restarts is 0)"
+    assert own_lines(finished)[-1] == "giving up: no restart is allowed (max_restarts is 0)"
 
 
 @pytest.mark.parametrize(
