@@ -19,8 +19,8 @@ QUANTILE = 0.95
 """One gap in twenty may be an outlier (an evaluation, a save, a first step that compiles) and costs a look."""
 FACTOR = 3.0
 """Suspicion begins at FACTOR times that quantile (fail-slow papers report max(k·quantile, …) with a floor)."""
-ENOUGH = 20
-"""Gaps seen before the quantile is believed; before that the longest counts as it."""
+ENOUGH = 5
+"""Gaps seen before even the longest may be an outlier."""
 MIN_FLOOR_S = 1.0
 """Reports come once a second: below that, every second would be suspicious."""
 
@@ -41,11 +41,10 @@ class Gaps(msgspec.Struct):
         self.counts[_bin(gap_s)] += 1
         self.total += 1
         self.longest_s = max(self.longest_s, gap_s)
-        self.typical_s = self.quantile_s(QUANTILE) if self.total >= ENOUGH else self.longest_s
+        self.typical_s = self._quantile_s(min(math.ceil(self.total * QUANTILE), max(self.total - 1, ENOUGH)))
 
-    def quantile_s(self, share: float) -> float:
-        """Upper edge of the bin that holds the quantile; 0.0 where nothing has been learned."""
-        wanted = math.ceil(self.total * share)
+    def _quantile_s(self, wanted: int) -> float:
+        """The wanted-th shortest, as the upper edge of its bin; where there are fewer, the longest."""
         seen = 0
         for index, count in enumerate(self.counts):
             seen += count
