@@ -171,6 +171,7 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
         cpu_s=round(stat.cpu_s - sum(thread.cpu_s for thread in ours), 2),
         switches=sum(thread.switches for thread in threads) - sum(thread.switches for thread in ours),
         io_bytes=io_bytes,
+        faults=stat.faults,
         threads=_merge(dump.threads, threads, {thread.tid for thread in ours}),
         variety=variety,
         source=dump.source,

@@ -24,6 +24,8 @@ class Stat(NamedTuple):
     """utime + stime: of all threads, ended ones too, for a process."""
     start: int
     """starttime in clock ticks since boot: with the pid, names a process for good."""
+    faults: int = 0
+    """Page faults, minor and major: of all threads, for a process."""
 
     @property
     def is_dead(self) -> bool:
@@ -95,6 +97,7 @@ def parse_stat(data: bytes) -> Stat:
         ppid=int(rest[1]),
         cpu_s=(int(rest[11]) + int(rest[12])) / _TICKS,
         start=int(rest[19]),
+        faults=int(rest[7]) + int(rest[9]),
     )
 
 
