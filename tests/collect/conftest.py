@@ -41,9 +41,15 @@ class Script:
 
 
 def is_asleep(pid: int) -> bool:
-    """Say whether a main thread is in sleep(), by the kernel function it waits in where that may be read."""
+    """Say whether a main thread is in sleep(), by the kernel function it waits in where that may be read.
+
+    Python 3.10's sleep() is a select().
+    """
     stat = read_stat(pid)
-    return stat is not None and stat.state == "S" and (not (wchan := read_wchan(pid)) or "nanosleep" in wchan)
+    if stat is None or stat.state != "S":
+        return False
+    wchan = read_wchan(pid)
+    return not wchan or "nanosleep" in wchan or "select" in wchan or "poll" in wchan
 
 
 @pytest.fixture

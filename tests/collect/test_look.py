@@ -38,23 +38,22 @@ def spin():
 spin()
 """
 BUSY = """
-def a(n):
-    return 0 if n == 0 else sum(range(2000)) + a(n - 1)
-def b(n):
-    return sorted(range(20000), reverse=True) and a(n)
-def c(n):
-    total = 0
-    for number in range(n):
-        total += b(number % 30)
-    return total
-def busy():
-    print('ready', flush=True)
-    while True:
-        c(50)
-        a(30)
-        b(5)
-busy()
+import time
+def work(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+def a(): work(0.04)
+def b(): work(0.04)
+def c(): work(0.04)
+def d(): work(0.04)
+def e(): work(0.04)
+print('ready', flush=True)
+while True:
+    for function in (a, b, c, d, e):
+        function()
 """
+"""Samples 0.15 s apart fall into different functions of its 0.2 s round."""
 FAMILY = """
 import multiprocessing, time
 def work(queue):
