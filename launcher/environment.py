@@ -73,7 +73,8 @@ DEFAULTS: tuple[Default, ...] = (
         lambda subject: "1" if subject.is_torchrun_agent else None,
         "`1`, where torchrun's agent runs",
         "After a restart by torchrun's agent the ranks otherwise meet the last attempt's keys in the agent's store, "
-        "and most restarts hang. guardrun's own attempts have a store each.",
+        "and most restarts hang. With it, an agent that rendezvouses by c10d tells them to make one of their own "
+        "(`TORCHELASTIC_USE_AGENT_STORE=False`). guardrun's own attempts have a store each.",
     ),
     Default(
         ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),

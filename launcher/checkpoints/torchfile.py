@@ -200,9 +200,12 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _is_optimizer(key: Any, value: Any) -> bool:
+    """An optimizer's state nests; settings called so (`optim_args` of Trainer's training_args.bin) do not."""
     if key in _OPTIMIZER_KEYS:
         return True
-    return isinstance(key, str) and "optim" in key.lower() and isinstance(value, (dict, list, Node)) and bool(value)
+    if not isinstance(key, str) or "optim" not in key.lower():
+        return False
+    return any(isinstance(child, (dict, list, tuple, Node)) for _, child in _children(value))
 
 
 def _look_into(root: Any) -> tuple[bool, bool]:

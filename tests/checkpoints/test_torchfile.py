@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import os
 import shutil
@@ -171,3 +172,24 @@ def test_an_optimizer_is_told_under_any_key(torch: ModuleType, tmp_path: Path, o
     torch.save({"a": model.state_dict(), "b": {"c": made.state_dict()}}, tmp_path / "x.pt")
     contents = describe_torch_file(str(tmp_path / "x.pt"))
     assert contents is not None and contents.has_optimizer and contents.keys == ("a", "b")
+
+
+class Settings:
+    """As Trainer pickles its arguments (training_args.bin): nothing of them is trained."""
+
+    def __init__(self) -> None:
+        self.optim = Names.ADAM
+        self.optim_args = {"eps": 1e-8}
+        self.optim_target_modules = ["attention"]
+
+
+class Names(enum.Enum):
+    ADAM = "adam"
+
+
+def test_settings_of_an_optimizer_are_no_state_of_one(torch: ModuleType, tmp_path: Path) -> None:
+    torch.save(Settings(), tmp_path / "args.bin")
+    torch.save({"optim": {"exp": {0: torch.zeros(2)}}}, tmp_path / "state.pt")
+    torch.save({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=0.1).state_dict()}, tmp_path / "sgd.pt")
+    found = [describe_torch_file(str(tmp_path / name)) for name in ("args.bin", "state.pt", "sgd.pt")]
+    assert [contents is not None and contents.has_optimizer for contents in found] == [False, True, True]
