@@ -13,11 +13,13 @@ from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.sentences import hang_sentence, who
-from guardrun.supervisor.core.state import Attempt, State, attempt_of
+from guardrun.supervisor.core.state import Attempt, RankState, State, attempt_of
 
 GC_LOOK_S = 1.0
 """Contract: `gc_pause` is for a second or more."""
 _KEPT = 50
+SHARE = 0.75
+"""Of the collection that the gap of one that waited covers at least: its last advance may lie within the pause."""
 
 
 def due_s(attempt: Attempt, silence_began_s: float, never_s: float) -> float:
@@ -46,7 +48,7 @@ def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
         return []
     others = [r for n, r in attempt.ranks.items() if n != event.global_rank and r.exitcode is None]
     # In step with it, and not past the step in which it collected (the edge samples before it tells this event).
-    waited = [r.rank.global_rank for r in others if r.progress and r.step <= event.step]
+    waited = [r.rank.global_rank for r in others if r.progress and _has_waited(r, event)]
     if not waited:
         return []
     summary = (
@@ -56,6 +58,14 @@ def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
     )
     evidence = {"pauses": [_pause(event)], "waiting": waited}
     return _open(state, event.global_rank, summary, onset_s=max(began_s, 0.0), now_s=now_s, evidence=evidence)
+
+
+def _has_waited(rank: RankState, event: ev.GcHeld) -> bool:
+    """Whether a rank shows that it could not get past the step of the collection.
+
+    Those that waited go on at once: by now it may have done that step, after a gap as long as the collection.
+    """
+    return rank.step <= event.step or (rank.step == event.step + 1 and rank.gap_s >= SHARE * event.duration_s)
 
 
 def _pause(event: ev.GcHeld) -> dict[str, Any]:

@@ -21,6 +21,8 @@ class RankState(msgspec.Struct, kw_only=True):
     state: str = "S"
     progress_s: float = 0.0
     progress: int = 0
+    gap_s: float = 0.0
+    """Between its last two advances, as far as reports show."""
     step: int = 0
     milestones: int = 0
     phase: str = ""

@@ -74,7 +74,8 @@ def _take_report(attempt: Attempt, rank: RankState, report: ev.RankReport, now_s
     if report.progress <= rank.progress:
         return 0.0
     rank.progress = report.progress
-    rank.progress_s = min(max(report.progress_s, rank.progress_s), now_s)
+    before_s, rank.progress_s = rank.progress_s, min(max(report.progress_s, rank.progress_s), now_s)
+    rank.gap_s = rank.progress_s - before_s
     if number in attempt.stopped:
         # It has been let run in between, as programs that limit the CPU do: count from now.
         attempt.stopped[number] = now_s

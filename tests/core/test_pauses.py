@@ -1,0 +1,35 @@
+"""Collections told afterwards: whom they held up."""
+
+from __future__ import annotations
+
+import pytest
+
+from guardrun.supervisor.core import events as ev
+from tests.core.conftest import Told
+
+
+@pytest.mark.parametrize(
+    ("step", "waited"),
+    [
+        pytest.param(10, True, id="still in the step of the collection"),
+        pytest.param(11, True, id="through it at once when it was over"),
+        pytest.param(60, False, id="went on all the while"),
+    ],
+)
+def test_who_was_held_up_is_told_by_where_everybody_is_when_it_is_over(told: Told, step: int, waited: bool) -> None:
+    told.running()
+    told.step(step, 4.1, range(1))
+    told.tell(ev.GcHeld(attempt=0, global_rank=1, duration_s=2.0, generation=2, collected=9, step=10), 4.15)
+    incidents = [(i.cause, [c.rank for c in i.culprits], i.evidence["waiting"]) for i in told.incidents.values()]
+    assert incidents == ([("gc_pause", [1], [0])] if waited else [])
+
+
+def test_a_step_further_without_a_gap_is_no_wait(told: Told) -> None:
+    told.running()
+    told.step(10, 3.5, range(1))
+    told.tell(
+        ev.NodeReport(node="node-a", attempt=0, ranks=[ev.RankReport(global_rank=0, progress=11, progress_s=3.6)])
+    )
+    told.step(12, 4.1, range(1))
+    told.tell(ev.GcHeld(attempt=0, global_rank=1, duration_s=2.0, generation=2, collected=9, step=11), 4.15)
+    assert not told.incidents
