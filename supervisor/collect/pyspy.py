@@ -62,19 +62,30 @@ def parse_pyspy(text: str, pid: int) -> list[ThreadLook]:
     if not isinstance(data, list):
         raise ValueError("py-spy's JSON holds no list of threads")
     items = [item for item in data if isinstance(item, dict)]
-    is_main_known = any(item.get("os_thread_id") == pid for item in items)
-    threads = [_parse_thread(item, pid, is_main_known) for item in items]
+    main = _find_main(items, pid)
+    threads = [_parse_thread(item, pid, item is main) for item in items]
     return sorted((thread for thread in threads if thread.frames), key=lambda thread: not thread.is_main)
 
 
-def _parse_thread(item: dict[str, Any], pid: int, is_main_known: bool) -> ThreadLook:
+def _find_main(items: list[dict[str, Any]], pid: int) -> dict[str, Any] | None:
+    """The main thread: by its id, else by its name, else the oldest, which py-spy gives last.
+
+    Before Python 3.11 --nonblocking shows no ids; in another pid namespace none is the pid; names are missing without
+    `import threading`.
+    """
+    by_id = [item for item in items if item.get("os_thread_id") == pid]
+    by_name = [item for item in items if item.get("thread_name") == "MainThread"]
+    unnamed = [item for item in items if not item.get("thread_name") and item.get("os_thread_id") in (None, pid)]
+    return next(iter([*by_id, *by_name, *unnamed[-1:]]), None)
+
+
+def _parse_thread(item: dict[str, Any], pid: int, is_main: bool) -> ThreadLook:
     tid = item.get("os_thread_id")
     name = str(item.get("thread_name") or "")
     return ThreadLook(
-        tid=int(tid) if isinstance(tid, int) else 0,
+        tid=tid if isinstance(tid, int) else pid if is_main else 0,
         name=name,
-        # In another pid namespace no id is the pid; names are missing without `import threading`.
-        is_main=tid == pid if is_main_known else name == "MainThread",
+        is_main=is_main,
         owns_gil=bool(item.get("owns_gil")),
         frames=[
             Frame(str(frame.get("name", "")), str(frame.get("filename", "")), int(frame.get("line") or 0))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -235,7 +236,8 @@ def test_what_the_hooks_cost_is_not_the_ranks(
     look = looker.one(script)
     assert look.process.cpu_s < with_heart.cpu_s - 0.2
     assert look.process.switches < with_heart.switches
-    assert [thread.is_main for thread in look.process.threads] == [True]
+    if sys.version_info >= (3, 11):  # before, py-spy tells no thread's id, and this one is known by nothing else
+        assert [thread.is_main for thread in look.process.threads] == [True]
     assert len(with_heart.threads) == 2
     assert (look.in_collective, look.collectives, look.group_seq) == ("barrier", 7, 9)
     assert (look.phase, look.milestones) == ("eval", 3)
