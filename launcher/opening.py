@@ -20,9 +20,9 @@ from guardrun.launcher.environment import DUMP_FOLDER
 from guardrun.launcher.journal_end import read_last_second
 from guardrun.launcher.ownership import ENDED_OUTCOMES, Ownership, find_living_owner, read_outcome
 from guardrun.launcher.proc import read_boot_id, read_stat
-from guardrun.launcher.secrets import hide_in_arguments, hide_in_values
 from guardrun.launcher.sockets import remove_socket_folder
 from guardrun.supervisor.config import Config
+from guardrun.supervisor.render.redact import redact_argv, redact_values
 from guardrun.supervisor.rundir import RunFile, read_run_file, write_run_file
 
 DEFAULT_DIR = "guardrun-runs"
@@ -200,9 +200,9 @@ def _run_file(wish: Wish, run_id: str, sockets: Path, node: str) -> RunFile:
         run_id=run_id,
         node=node,
         user=user_name(),
-        command=hide_in_arguments(wish.command),
+        command=redact_argv(wish.command),
         cwd=str(wish.cwd),
-        script=hide_in_arguments(wish.script),
+        script=redact_argv(wish.script),
         launcher_pid=os.getpid(),
         launcher_start=me.start if me else 0,
         boot_id=read_boot_id(),
@@ -215,7 +215,7 @@ def _run_file(wish: Wish, run_id: str, sockets: Path, node: str) -> RunFile:
         checkpoint_format=config.checkpoint.format,
         notify_command=config.notify.command,
         agent="torchrun" if wish.is_torchrun_agent else "guardrun",
-        config=hide_in_values({**config.as_dict(), "origins": config.origins}),
+        config=redact_values({**config.as_dict(), "origins": config.origins}),
     )
 
 

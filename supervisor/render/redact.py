@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 HIDDEN = "(not recorded)"
 
@@ -30,13 +31,19 @@ _SECRET_VALUE = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an environment variable's value should not be recorded, by its name."""
+    """Whether the value of a variable or key should not be recorded, by its name."""
     return name.upper() not in _NOT_SECRET and bool(_SECRET_NAME.search(name))
 
 
-def redact_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment, with values that look like secrets replaced."""
-    return {name: HIDDEN if is_secret_name(name) else redact_text(value) for name, value in environ.items()}
+def redact_values(value: Any, name: str = "") -> Any:
+    """Nested tables and lists without the values of secret-looking keys; lists of words as command lines."""
+    if isinstance(value, dict):
+        return {key: redact_values(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return redact_argv(value) if all(isinstance(item, str) for item in value) else value
+    if not isinstance(value, str):
+        return value
+    return HIDDEN if value and is_secret_name(name) else redact_text(value)
 
 
 def redact_text(text: str) -> str:

@@ -20,7 +20,6 @@ from guardrun.launcher.journal_end import parse_last_second
 from guardrun.launcher.main import may_end_early
 from guardrun.launcher.opening import make_run_id
 from guardrun.launcher.proc import parse_stat, read_children, read_stat
-from guardrun.launcher.secrets import HIDDEN, hide_in_arguments, hide_in_values, looks_secret
 from guardrun.launcher.signals import Signals, parse_signals
 from guardrun.launcher.sockets import NoSocketFolderError, make_socket_folder
 from guardrun.launcher.starting import environment, resume_arguments, resume_environment
@@ -160,25 +159,6 @@ def test_resuming_arguments_and_environment() -> None:
 
 
 # Files ----------------------------------------------------------------------------------------------------------
-
-
-def test_secrets_are_hidden_and_what_only_sounds_like_one_is_not() -> None:
-    assert hide_in_arguments(["--hf-token", "abc", "--api_key=def", "--tokenizer", "t", "--token", "--lr", "1"]) == [
-        "--hf-token",
-        HIDDEN,
-        f"--api_key={HIDDEN}",
-        "--tokenizer",
-        "t",
-        "--token",
-        "--lr",
-        "1",
-    ]
-    assert hide_in_arguments(["http://me:pw@host/x"]) == [f"http://me:{HIDDEN}@host/x"]
-    assert hide_in_values({"a": {"WANDB_API_KEY": "k", "n": 1}, "l": ["--password=x"]}) == {
-        "a": {"WANDB_API_KEY": HIDDEN, "n": 1},
-        "l": [f"--password={HIDDEN}"],
-    }
-    assert looks_secret("AWS_SECRET_ACCESS_KEY") and not looks_secret("max_tokens_per_batch")
 
 
 def test_last_second_of_a_torn_journal() -> None:

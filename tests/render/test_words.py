@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.render.redact import HIDDEN, redact_argv, redact_env
+from guardrun.supervisor.render.redact import HIDDEN, redact_argv, redact_values
 from guardrun.supervisor.render.words import duration, iso_time, parse_iso_time
 
 
@@ -55,8 +55,11 @@ def test_environment_without_secrets() -> None:
         "MYSQL_PWD",
         "SLACK_WEBHOOK",
     ]
-    assert redact_env({**kept, **dict.fromkeys(secret, "s3cr3t")}) == {**kept, **dict.fromkeys(secret, HIDDEN)}
-    assert redact_env({"URL": "https://me:pass@host/x"}) == {"URL": f"https://me:{HIDDEN}@host/x"}
+    assert redact_values({**kept, **dict.fromkeys(secret, "s3cr3t")}) == {**kept, **dict.fromkeys(secret, HIDDEN)}
+    assert redact_values({"URL": "https://me:pass@host/x"}) == {"URL": f"https://me:{HIDDEN}@host/x"}
+    nested = {"a": {"WANDB_API_KEY": "k", "n": 1}, "l": ["--password=x"], "m": [1]}
+    shown = {"a": {"WANDB_API_KEY": HIDDEN, "n": 1}, "l": [f"--password={HIDDEN}"], "m": [1]}
+    assert redact_values(nested) == shown
 
 
 @pytest.mark.parametrize(
