@@ -10,8 +10,9 @@ import math
 import msgspec
 
 _FIRST_S = 0.5
-"""Shorter gaps are not learned: no threshold depends on them, and of many nodes that report the same advance within a
-second all but the first would look like one."""
+"""Shorter gaps are all the same: no threshold depends on them. They count once in so long at most, as of many nodes that
+report the same advance within a second all but the first look like one; but they do count, or the few evaluations of a
+run with short steps would be all that it is known by."""
 _RATIO = 1.25
 _BINS = 50  # up to 0.5 * 1.25**50 s, nine hours
 
@@ -33,11 +34,14 @@ class Gaps(msgspec.Struct):
     longest_s: float = 0.0
     typical_s: float = 0.0
     """The quantile, kept up to date: it is asked for with every report."""
+    counted_s: float = 0.0
+    """When the last one was learned."""
 
-    def add(self, gap_s: float) -> None:
-        """Learn one gap; one that is shorter than what matters (or negative: a late report) is none."""
-        if gap_s < _FIRST_S:
+    def add(self, gap_s: float, at_s: float = 0.0) -> None:
+        """Learn one gap, that ended at at_s; a negative one (a late report) is none."""
+        if gap_s < 0 or (gap_s < _FIRST_S and at_s < self.counted_s + _FIRST_S):
             return
+        self.counted_s = max(at_s, self.counted_s)
         self.counts[_bin(gap_s)] += 1
         self.total += 1
         self.longest_s = max(self.longest_s, gap_s)
@@ -58,4 +62,4 @@ class Gaps(msgspec.Struct):
 
 
 def _bin(gap_s: float) -> int:
-    return min(_BINS - 1, max(0, math.ceil(math.log(gap_s / _FIRST_S, _RATIO))))
+    return min(_BINS - 1, math.ceil(math.log(max(gap_s, _FIRST_S) / _FIRST_S, _RATIO)))

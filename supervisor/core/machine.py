@@ -60,7 +60,12 @@ _QUIET: dict[type, str] = {
 }
 
 _ROWS: dict[Phase, dict[type, str]] = {
-    Phase.NEW: {ev.RunOpened: "on_run_opened", ev.StopRequested: IGNORE, ev.Ticked: IGNORE},
+    Phase.NEW: {
+        ev.RunOpened: "on_run_opened",
+        ev.StopRequested: IGNORE,
+        ev.Ticked: IGNORE,
+        ev.TimeSkipped: IGNORE,
+    },
     Phase.CHOOSING: {ev.CheckpointChosen: "on_checkpoint_chosen"},
     Phase.STARTING: {
         ev.AttemptStarted: "on_attempt_started",
@@ -103,7 +108,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
 }
 
 TABLE: dict[tuple[Phase, type], str] = {
-    (phase, event): handler for phase, row in _ROWS.items() for event, handler in {**_QUIET, **row, **_ALWAYS}.items()
+    (phase, event): handler for phase, row in _ROWS.items() for event, handler in {**_QUIET, **_ALWAYS, **row}.items()
 }
 
 

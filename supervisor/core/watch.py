@@ -97,7 +97,7 @@ def _advanced(state: State, at_s: float, now_s: float) -> list[Action]:
         return []  # what ranks still do while they are being stopped
     gap_s = at_s - silence_began_s(attempt)
     if attempt.has_progress and not attempt.stopped:
-        state.gaps.add(gap_s)
+        state.gaps.add(gap_s, at_s)
     attempt.has_progress = True
     attempt.progress_s = max(attempt.progress_s, at_s)
     if state.suspicion and not attempt.stopped:

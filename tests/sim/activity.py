@@ -96,7 +96,7 @@ HANG = Activity("hang", "rank_blocked", (users("fetch_vocabulary_update", 73),))
 SPIN = Activity(
     "spin",
     "rank_spinning",
-    tuple(users("wait_for_flag", line) for line in (80, 81)) + (users("is_set", 85, Frame("x", SCRIPT, 81)),),
+    (users("wait_for_flag", 80), users("wait_for_flag", 81), users("is_set", 85, Frame("x", SCRIPT, 81))),
     state="R",
     cpu=1.0,
 )
@@ -114,6 +114,7 @@ DATA_DEAD = Activity(
     child_cpu=0.0,
 )
 COLLECTING = Activity("collecting", "gc_pause", COMPUTING[:1], cpu=1.0, is_collecting=True, has_gil=False)
+LINGERING = Activity("lingering", "rank_blocked", ((Frame("_shutdown", "/usr/lib/python3.11/threading.py", 1590),),))
 DYING = Activity("dying", "dying", COMPUTING[:1], state="D", takes_sigterm=False, has_gil=False)
 FAULTS = (HANG, SPIN, STOPPED, TRACED, GIL_HELD, IO_BLOCKED, DATA_DEAD)
 

@@ -28,6 +28,8 @@ class Launcher:
         self.raised_gets_lost = False
         """The hooks' own words about exceptions do; the error files stay."""
         self.start_error = ""
+        self.lingering: set[int] = set()
+        """Ranks whose processes do not exit when their script has ended."""
 
     def obey(self, action: ac.StartAttempt | ac.StopAttempt) -> None:
         if isinstance(action, ac.StopAttempt):
@@ -134,6 +136,10 @@ class Launcher:
         for number, rank in job.ranks.items():
             if rank.exitcode is None and cluster.is_up:
                 cluster.feed(ev.RankEnded(attempt=job.number, global_rank=number))
+            if number in self.lingering:
+                if number not in job.own:
+                    job.begin(number, act.LINGERING, cluster.now_s)
+                continue
             cluster.after(cluster.random.uniform(0.05, 1.0), lambda rank=rank: self._exits(job, rank, 0))  # type: ignore[misc]
 
     # Stops -----------------------------------------------------------------------------------------------------

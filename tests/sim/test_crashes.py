@@ -179,6 +179,19 @@ def test_training_that_ends_well() -> None:
     check(cluster)
 
 
+def test_a_process_that_lingers_after_its_scripts_end_is_ended_and_all_is_well() -> None:
+    cluster = Cluster(ranks=8, plan=Plan(total_steps=100))
+    cluster.launcher.lingering = {3}
+    cluster.run(until_s=1000)
+    assert cluster.summary is not None
+    assert (cluster.summary.outcome, cluster.summary.exit_code, cluster.summary.restarts) == ("finished", 0, 0)
+    [incident] = cluster.incidents.values()
+    assert (cluster.named(incident), incident.action) == ([3], "none")
+    assert "come to the end of the script" in incident.summary
+    assert 300 <= cluster.stops[0][0] - incident.onset_s < 330
+    cluster.replay()
+
+
 @pytest.mark.parametrize("signum", [2, 15])
 @pytest.mark.parametrize("at_s", [0.12, 0.3, 2.0, 50.0, 100.2, 101.5, 106.0, 112.0])
 def test_a_signal_ends_the_run_whenever_it_comes(signum: int, at_s: float) -> None:

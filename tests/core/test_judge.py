@@ -1,0 +1,209 @@
+"""What one rank is doing, judged from two looks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from guardrun.supervisor.core.judge import Doing, Judgement, judge
+from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
+from tests.sim import activity as act
+from tests.sim.activity import Activity, torchs, users, waiting
+from tests.sim.training import VirtualRank, make_ranks
+
+GAP_S = 8.0
+WAITING = act.WAITING.stacks[0]
+IDLE = act.HANG.stacks[0]
+
+
+def look(at_s: float = 10.0, *, stack: tuple[Frame, ...] = IDLE, **fields: object) -> RankLook:
+    """A look at rank 1, its process's fields and its own mixed."""
+    own = {name: fields.pop(name) for name in list(fields) if name in ProcessLook.__struct_fields__}
+    thread = ThreadLook(tid=7, is_main=True, cpu_s=float(fields.pop("main_cpu_s", 1.0)), frames=list(stack))  # type: ignore[arg-type]
+    process = ProcessLook(**{"pid": 7, "state": "S", "threads": [thread] if stack else [], **own})  # type: ignore[arg-type]
+    return RankLook(**{"global_rank": 1, "at_s": at_s, "process": process, "heart_s": at_s, **fields})  # type: ignore[arg-type]
+
+
+def doing(first: RankLook, second: RankLook, *, has_ended: bool = False) -> Doing:
+    return judge(first, second, has_ended=has_ended).doing
+
+
+def as_seen(activity: Activity, at_s: float = 100.0) -> Judgement:
+    """A virtual rank that does this, looked at twice."""
+    rank: VirtualRank = make_ranks(1, 1, 7, at_s - 60)[0]
+    rank.switch(activity, at_s - 50)
+    looks = []
+    for when_s in (at_s, at_s + GAP_S):
+        rank.book(when_s)
+        child = ProcessLook(pid=8, cpu_s=rank.child_cpu_s)
+        looks.append(
+            RankLook(
+                global_rank=0,
+                at_s=when_s,
+                process=rank.process(when_s),
+                children=[] if activity.child_cpu is None else [child],
+                socket_bytes=int(rank.socket_bytes),
+                heart_s=rank.heart_s,
+                in_collective=activity.in_collective,
+                in_data_since_s=rank.began_s if activity.is_waiting_for_data else 0.0,
+                gc_since_s=rank.began_s if activity.is_collecting else 0.0,
+            )
+        )
+    return judge(*looks)
+
+
+@pytest.mark.parametrize(
+    ("activity", "expected"),
+    [
+        (act.HANG, Doing.IDLE),
+        (act.SPIN, Doing.SPINNING),
+        (act.STOPPED, Doing.STOPPED),
+        (act.TRACED, Doing.TRACED),
+        (act.GIL_HELD, Doing.GIL_HELD),
+        (act.IO_BLOCKED, Doing.IO_BLOCKED),
+        (act.DATA_DEAD, Doing.DATA),
+        (act.COLLECTING, Doing.COLLECTING),
+        (act.WAITING, Doing.WAITING),
+        (act.WAITING_SPINNING, Doing.WAITING),
+        (act.WAITING_IN_INIT, Doing.WAITING),
+        (act.TRAINING, Doing.BUSY),
+        (act.EVALUATING, Doing.BUSY),
+        (act.EVALUATING_ELSEWHERE, Doing.BUSY),
+        (act.EVALUATING_IN_THREADS, Doing.CHURNING),
+        (act.SAVING, Doing.BUSY),
+        (act.UPLOADING, Doing.BUSY),
+        (act.COMPILING, Doing.BUSY),
+        (act.PARSING, Doing.CHURNING),
+        (act.LOADING_LIBRARY, Doing.CHURNING),
+        (act.BACKWARD, Doing.CHURNING),
+        (act.IMPORTING, Doing.BUSY),
+    ],
+    ids=lambda value: value.name if isinstance(value, Activity) else value.value,
+)
+def test_each_activity_is_judged_as_what_it_is(activity: Activity, expected: Doing) -> None:
+    assert as_seen(activity).doing is expected
+
+
+def test_looks_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="wrong order"):
+        judge(look(10), look(10))
+    with pytest.raises(ValueError, match="ranks 1 and 2"):
+        judge(look(10), msgspec.structs.replace(look(18), global_rank=2))
+
+
+@pytest.mark.parametrize("state", ["Z", "X", "?"])
+def test_a_process_that_is_gone(state: str) -> None:
+    assert doing(look(10), look(18, state=state)) is Doing.GONE
+
+
+def test_a_process_that_has_only_just_been_stopped_is_not_proven_to_be() -> None:
+    assert doing(look(10), look(18, state="T")) is not Doing.STOPPED
+
+
+def test_a_process_that_was_let_run_in_between_is_not_stopped() -> None:
+    assert doing(look(10, state="T", switches=5), look(18, state="T", switches=5)) is Doing.STOPPED
+    assert doing(look(10, state="T", switches=5), look(18, state="T", switches=9)) is not Doing.STOPPED
+
+
+def test_collectives_that_advance_are_progress_wherever_the_stack_is() -> None:
+    first, second = look(10, stack=WAITING, collectives=5), look(18, stack=WAITING, collectives=6)
+    assert doing(first, second) is Doing.BUSY
+    assert doing(look(10, group_seq=5), look(18, group_seq=9)) is Doing.BUSY
+
+
+def test_hooks_say_in_which_collective_it_waits_and_how_far_it_is() -> None:
+    found = judge(
+        look(10, in_collective="barrier", collectives=7, group_seq=40),
+        look(18, in_collective="barrier", collectives=7, group_seq=40),
+    )
+    assert (found.doing, found.waits_in, found.order) == (Doing.WAITING, "barrier", 40)
+
+
+def test_the_stack_names_the_collective_without_the_wrappers() -> None:
+    found = judge(look(10, stack=waiting("all_gather")), look(18, stack=waiting("all_gather")))
+    assert (found.waits_in, found.spot) == ("all_gather", "train (train.py:60)")
+
+
+def test_a_rank_that_waits_while_bytes_move_is_marked() -> None:
+    still = judge(look(10, stack=WAITING), look(18, stack=WAITING))
+    saving = judge(look(10, stack=WAITING, io_bytes=0), look(18, stack=WAITING, io_bytes=10**9))
+    assert (still.is_moving, saving.is_moving) == (False, True)
+    assert saving.doing is Doing.WAITING
+
+
+def test_without_hooks_waiting_must_be_quiet_to_be_believed() -> None:
+    quiet = doing(look(10, stack=WAITING, heart_s=0.0), look(18, stack=WAITING, heart_s=0.0))
+    computing = doing(
+        look(10, stack=WAITING, heart_s=0.0, cpu_s=0.0, main_cpu_s=1.0),
+        look(18, stack=WAITING, heart_s=0.0, cpu_s=7.0, main_cpu_s=8.0),
+    )
+    assert quiet is Doing.WAITING
+    assert computing is not Doing.WAITING
+
+
+def test_a_quiet_backward_pass_waits_and_a_hot_one_computes() -> None:
+    stack = act.BACKWARD.stacks[0]
+    assert doing(look(10, stack=stack), look(18, stack=stack)) is Doing.WAITING
+    assert doing(look(10, stack=stack, cpu_s=0), look(18, stack=stack, cpu_s=8)) is Doing.CHURNING
+
+
+def test_a_stale_heart_alone_is_no_held_gil_where_bytes_move() -> None:
+    held = look(18, heart_s=9.0), look(26, heart_s=9.0)
+    assert doing(*held) is Doing.GIL_HELD
+    reading = look(18, heart_s=9.0, io_bytes=0), look(26, heart_s=9.0, io_bytes=10**9)
+    assert doing(*reading) is Doing.BUSY
+
+
+def test_unreadable_counters_are_no_evidence() -> None:
+    assert doing(look(10, io_bytes=-1, socket_bytes=-1, faults=-1), look(18, io_bytes=-1)) is Doing.IDLE
+    assert doing(look(10, socket_bytes=-1), look(18, socket_bytes=10**9)) is Doing.IDLE
+
+
+def test_a_device_that_works() -> None:
+    assert doing(look(10, gpu_busy=0.9), look(18, gpu_busy=0.8)) is Doing.BUSY
+    assert doing(look(10, gpu_busy=0.9), look(18, gpu_busy=0.1)) is Doing.IDLE
+
+
+@pytest.mark.parametrize("fields", [{"cpu_s": 5.0}, {"io_bytes": 10**7}])
+def test_a_child_that_works(fields: dict[str, float]) -> None:
+    child = ProcessLook(pid=8, command="python eval.py")
+    assert doing(look(10, children=[child]), look(18, children=[child])) is Doing.IDLE
+    worked = msgspec.structs.replace(child, **fields)
+    found = judge(look(10, children=[child]), look(18, children=[worked]))
+    assert found.doing is Doing.BUSY and "python eval.py" in found.reason
+
+
+def test_children_that_come_and_go() -> None:
+    child = ProcessLook(pid=8)
+    assert doing(look(10), look(18, children=[child])) is Doing.BUSY
+    assert doing(look(10, children=[child]), look(18)) is Doing.BUSY
+
+
+def test_no_stack_and_no_cpu_is_unseen_and_with_cpu_it_may_be_getting_somewhere() -> None:
+    assert doing(look(10, stack=()), look(18, stack=(), trouble="ptrace refused")) is Doing.UNSEEN
+    assert doing(look(10, stack=(), cpu_s=0), look(18, stack=(), cpu_s=8)) is Doing.CHURNING
+
+
+def test_data_waited_for_without_anybody_preparing_it() -> None:
+    stack = users("train", 60, torchs("_get_data", "utils/data/dataloader.py"))
+    assert doing(look(10, stack=stack), look(18, stack=stack)) is Doing.DATA
+    assert doing(look(10, in_data_since_s=5), look(18, in_data_since_s=5)) is Doing.DATA
+    assert doing(look(10, in_data_since_s=5), look(18, in_data_since_s=12)) is Doing.IDLE
+
+
+def test_a_quiet_rank_in_another_place_has_moved() -> None:
+    assert doing(look(10, stack=users("a", 1)), look(18, stack=users("b", 2))) is Doing.BUSY
+
+
+def test_a_polling_loop_in_one_function_is_idle() -> None:
+    sleeping, checking = users("poll", 5), users("poll", 6, Frame("exists", "/usr/lib/python3.11/genericpath.py", 19))
+    assert doing(look(10, stack=sleeping), look(18, stack=checking)) is Doing.IDLE
+
+
+@pytest.mark.parametrize(
+    "activity", [act.HANG, act.WAITING, act.GIL_HELD, act.SPIN, act.DATA_DEAD], ids=lambda a: a.name
+)
+def test_a_script_that_has_ended_lingers(activity: Activity) -> None:
+    stack = activity.stacks[0]
+    assert doing(look(10, stack=stack), look(18, stack=stack), has_ended=True) is Doing.LEAVING
+    assert doing(look(10, io_bytes=0), look(18, io_bytes=10**9), has_ended=True) is Doing.BUSY

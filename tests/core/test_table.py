@@ -1,0 +1,148 @@
+"""Every pair of phase and event: the table knows it, the engine survives it, and nothing is awaited for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.engine import _HANDLERS, Engine
+from guardrun.supervisor.core.machine import IGNORE, TABLE, InvalidTransition, Phase
+from tests.core.conftest import ERROR, Told
+
+EVENTS: tuple[type, ...] = get_args(ev.Event)
+
+
+def _starting(told: Told) -> None:
+    told.opened()
+
+
+def _running(told: Told) -> None:
+    told.running()
+
+
+def _stopping(told: Told) -> None:
+    told.running()
+    told.exits(1, -11)
+
+
+def _choosing(told: Told) -> None:
+    told.running()
+    told.crashed()
+
+
+def _ending(told: Told) -> None:
+    told.running()
+    told.tell(ev.StopRequested(signum=15))
+
+
+def _ended(told: Told) -> None:
+    _ending(told)
+    told.stopped()
+
+
+TO: dict[Phase, Callable[[Told], None]] = {
+    Phase.NEW: lambda told: None,
+    Phase.STARTING: _starting,
+    Phase.RUNNING: _running,
+    Phase.STOPPING: _stopping,
+    Phase.CHOOSING: _choosing,
+    Phase.ENDING: _ending,
+    Phase.ENDED: _ended,
+}
+
+
+def sample(event: type, told: Told) -> ev.Event:
+    """An event of this type that is about the current attempt."""
+    attempt = told.attempt
+    samples: list[ev.Event] = [
+        ev.RunOpened(run_id="run", settings=ev.Settings(), node="node-a", command=[], world_size=2, wall_s=0.0),
+        ev.RunContinued(settings=ev.Settings(), node="node-a", world_size=2, wall_s=0.0),
+        ev.SupervisorRestarted(),
+        ev.TimeSkipped(gap_s=3.0),
+        ev.AttemptStarted(
+            attempt=told.state.next_attempt, ranks=[ev.Rank(global_rank=0, local_rank=0, pid=7, node="node-a")]
+        ),
+        ev.AttemptNotStarted(attempt=told.state.next_attempt, error="no memory"),
+        ev.NodeReport(
+            node="node-a", attempt=attempt, ranks=[ev.RankReport(global_rank=0, progress=99, progress_s=told.now_s)]
+        ),
+        ev.RankRaised(attempt=attempt, global_rank=0, error=ERROR),
+        ev.RankEnded(attempt=attempt, global_rank=0),
+        ev.RankExited(attempt=attempt, global_rank=0, pid=100, exitcode=1, at_s=told.now_s),
+        ev.ExitsRead(attempt=attempt, traces=[]),
+        ev.AttemptStopped(attempt=attempt, exitcodes={0: 1, 1: -15}, stopped_by_us=[1]),
+        ev.CheckpointSaved(attempt=attempt, global_rank=0, path="/out/a", step=3, duration_s=1.0),
+        ev.CheckpointLoaded(attempt=attempt, global_rank=0, path="/out/a", step=3),
+        ev.CheckpointChosen(choice=told.state.choice),
+        ev.LookTaken(look=told.state.look, attempt=attempt, ranks=[]),
+        ev.GcHeld(attempt=attempt, global_rank=0, duration_s=2.0, generation=2, collected=1, step=10),
+        ev.HooksMissing(attempt=attempt, global_ranks=[0], reason="-E"),
+        ev.HoldSet(is_held=True, who="ada"),
+        ev.StopRequested(signum=2),
+        ev.Ticked(),
+    ]
+    return next(s for s in samples if type(s) is event)
+
+
+def test_the_table_has_every_pair() -> None:
+    assert set(TABLE) == {(phase, event) for phase in Phase for event in EVENTS}
+
+
+def test_every_handler_exists_and_is_used() -> None:
+    assert {name for name in TABLE.values() if name != IGNORE} == set(_HANDLERS)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+@pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
+def test_every_pair(told: Told, phase: Phase, event: type) -> None:
+    TO[phase](told)
+    assert told.phase is phase
+    told.tell(sample(event, told), told.now_s + 1.0)
+    # Whatever it led to, the same again, a late one, and time itself do no harm.
+    told.tell(sample(event, told), told.now_s + 1.0)
+    for _ in range(3):
+        if told.engine.next_deadline_s() is not None:
+            told.tick()
+    told.tell(ev.SupervisorRestarted(), told.now_s + 1.0)
+
+
+@pytest.mark.parametrize("first", EVENTS, ids=lambda event: event.__name__)
+@pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
+def test_every_two_events(phase: Phase, first: type) -> None:
+    """Two events in every phase, each followed by what is due."""
+    for second in EVENTS:
+        told = Told()
+        TO[phase](told)
+        for event in (first, second):
+            told.tell(sample(event, told), told.now_s + 1.0)
+            if told.engine.next_deadline_s() is not None:
+                told.tick()
+        told.check()
+
+
+def test_an_event_that_no_row_knows_names_both() -> None:
+    class Unheard:
+        pass
+
+    with pytest.raises(InvalidTransition, match=r"Unheard in phase starting.*before it: RunOpened@0\.100"):
+        told = Told()
+        told.opened()
+        told.engine.handle(Unheard(), 1.0)  # type: ignore[arg-type]
+
+
+def test_ticks_before_their_time_change_nothing() -> None:
+    told = Told()
+    told.running()
+    before = told.engine.snapshot()
+    due_s = told.engine.next_deadline_s()
+    assert due_s is not None
+    assert told.engine.tick(due_s - 0.01) == []
+    assert told.engine.snapshot() == before
+    assert told.engine.tick(due_s) != []
+
+
+def test_a_new_engine_waits_for_nothing() -> None:
+    assert Engine().next_deadline_s() is None
