@@ -98,4 +98,5 @@ ADVICE: dict[str, str] = {
     "abort": "Native code called abort(): the rank's stderr says why.",
     "bus_error": "Often a full /dev/shm: make it larger, or use fewer DataLoader workers.",
     "exit_code": "The script ended itself with this code: see its output.",
+    "unknown": "See what was collected in stacks/, and the ranks' output.",
 }

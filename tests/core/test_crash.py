@@ -21,8 +21,8 @@ def fall(rank: int = 0, exitcode: int | None = 1, at_s: float = 10.0, **fields: 
     return Fall(global_rank=rank, exitcode=exitcode, at_s=at_s, **fields)  # type: ignore[arg-type]
 
 
-def cause(kind: str, message: str = "", trace: str = "", **fields: object) -> str:
-    return blame([fall(error=error(kind, message, traceback=trace), **fields)]).cause
+def cause(kind: str, message: str = "", trace: str = "", is_disk_full: bool = False) -> str:
+    return blame([fall(error=error(kind, message, traceback=trace), is_disk_full=is_disk_full)]).cause
 
 
 def test_nobody_fell() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from tests.sim import activity as act
@@ -106,7 +108,7 @@ class Launcher:
         job.begin(number, act.DYING, cluster.now_s)
         if error is not None:
             at_s = error.at_s or cluster.now_s
-            self._raises(job, rank, ev.ErrorRecord(**{**_fields(error), "at_s": at_s}))
+            self._raises(job, rank, msgspec.structs.replace(error, at_s=at_s))
         cluster.after(lag_s + 0.005, lambda: self._exits(job, rank, exitcode))
         for peer in job.living:
             if peer is not rank and cluster.random.random() < 0.7:
@@ -174,7 +176,3 @@ class Launcher:
         self.signum = signum
         self.cluster.fact(ev.StopRequested(signum=signum))
         self.stop(10.0, -signum)
-
-
-def _fields(error: ev.ErrorRecord) -> dict[str, object]:
-    return {name: getattr(error, name) for name in error.__struct_fields__}
