@@ -10,9 +10,9 @@ import math
 import msgspec
 
 _FIRST_S = 0.5
-"""Shorter gaps are all the same: no threshold depends on them. They count once in so long at most, as of many nodes that
-report the same advance within a second all but the first look like one; but they do count, or the few evaluations of a
-run with short steps would be all that it is known by."""
+"""Shorter gaps are all the same: no threshold depends on them. They count once in so long at most, as of many nodes
+that report the same advance within a second all but the first look like one; but they do count, or the few evaluations
+of a run with short steps would be all that it is known by."""
 _RATIO = 1.25
 _BINS = 50  # up to 0.5 * 1.25**50 s, nine hours
 

@@ -79,3 +79,16 @@ def test_goodput_is_a_share_of_what_was_booked() -> None:
     assert ledger.goodput(140.0) == pytest.approx(0.75)
     ledger.reclassify(lg.DETECTING, 130.0, 140.0)
     assert ledger.goodput(140.0) == pytest.approx(0.5)
+
+
+def test_a_run_of_short_steps_is_not_known_by_its_evaluations_alone() -> None:
+    gaps = Gaps()
+    at_s = 0.0
+    for _ in range(4):
+        for _ in range(1200):  # a minute of steps of 50 ms
+            at_s += 0.05
+            gaps.add(0.05, at_s)
+        at_s += 6.0
+        gaps.add(6.0, at_s)
+    assert gaps.total <= 4 * 121
+    assert gaps.suspicious_after_s(10) == 10
