@@ -106,11 +106,11 @@ def blame(falls: list[Fall]) -> Blame:
     )
 
 
-def is_repeatable(found: Blame, is_same_as_last: bool) -> str:
-    """Why trying again would only repeat it; empty where it may help."""
-    if found.cause in _NEVER_AGAIN or (found.error and found.error.error.rsplit(".", 1)[-1] in _SYNTAX):
+def why_repeated(cause: str, error: str, is_same_as_last: bool) -> str:
+    """Why trying again would only repeat it; empty where it may help. error: the exception's type, if any."""
+    if cause in _NEVER_AGAIN or error.rsplit(".", 1)[-1] in _SYNTAX:
         return "it would only happen again"
-    if is_same_as_last and found.cause in _SAME_TWICE:
+    if is_same_as_last and cause in _SAME_TWICE:
         return "the same error at the same step twice"
     return ""
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.core import attempts, falls, orders, pauses, watch
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import pauses, stops, watch
 from guardrun.supervisor.core.actions import Action, FinishRun, ReadExits, Say, StartAttempt, TakeLook
+from guardrun.supervisor.core.endings import record_attempt, summary
 from guardrun.supervisor.core.ledger import OTHER, STARTING
 from guardrun.supervisor.core.machine import IGNORE, Phase, handler_name
 from guardrun.supervisor.core.state import State, silence_began_s
@@ -70,7 +71,7 @@ class Engine:
 
     def next_deadline_s(self) -> float | None:
         """When tick next has something to do; None while only events matter."""
-        times = [stops.deadline_s(self.state)]
+        times = [falls.due_s(self.state), orders.due_s(self.state)]
         if self.state.phase is Phase.RUNNING:
             times.append(watch.deadline_s(self.state))
         due_s = min((t for t in times if t is not None), default=None)
@@ -79,7 +80,7 @@ class Engine:
 
     def summary(self, now_s: float) -> Any:
         """summary.json's content as of now, for a live status."""
-        return stops.summary(self.state, now_s)
+        return summary(self.state, now_s)
 
 
 def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Action]:
@@ -89,7 +90,7 @@ def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Acti
     state.ledger.since_s = now_s
     state.next_attempt = 0
     if event.settings.resume_first:
-        return stops.choose(state, now_s)
+        return orders.choose(state, now_s)
     state.phase = Phase.STARTING
     state.ordered_s = now_s
     return [StartAttempt(attempt=0)]
@@ -101,7 +102,7 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     if attempt is not None:
         attempt.ended_s = attempt.ended_s or state.last_s
         attempt.alive = 0
-        stops.record_attempt(state, "guardrun ended")
+        record_attempt(state, "guardrun ended")
         state.next_attempt = attempt.number + 1
     state.settings, state.node, state.world_size = event.settings, event.node, event.world_size
     state.session = event.session
@@ -111,12 +112,12 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     # Nothing is known of the time since the last event: whatever ran then was not this run for long.
     state.ledger.reclassify(OTHER, state.last_s, now_s)
     state.ledger.switch(STARTING, now_s)
-    return stops.choose(state, now_s)
+    return orders.choose(state, now_s)
 
 
 def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s: float) -> list[Action]:
     """Ask again for whatever was under way: its answer went to the supervisor that died."""
-    actions = stops.order_again(state, now_s)
+    actions = orders.order_again(state, now_s)
     if state.look_since_s is not None and state.attempt:
         state.look_since_s = now_s
         actions.append(TakeLook(look=state.look, attempt=state.attempt.number, reason="asked again"))
@@ -124,7 +125,7 @@ def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s:
         state.crash.decide_by_s = now_s
         actions.append(ReadExits(attempt=state.attempt.number))
     if state.phase is Phase.ENDED:
-        actions.append(FinishRun(exit_code=state.exit_code, summary=stops.summary(state, now_s)))
+        actions.append(FinishRun(exit_code=state.exit_code, summary=summary(state, now_s)))
     return actions
 
 
@@ -153,14 +154,14 @@ def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
     said = "held" if event.is_held else "no longer held"
     actions: list[Action] = [Say(text=f"{said} by {event.who}", level="info")]
     if not event.is_held and state.phase is Phase.RUNNING:
-        actions += stops.on_unheld(state, now_s)
+        actions += attempts.on_unheld(state, now_s)
         if state.suspicion:
             state.suspicion.next_look_s = now_s
     return actions
 
 
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
-    actions = stops.on_tick(state, now_s)
+    actions = falls.on_tick(state, now_s) + orders.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
         due_s = watch.deadline_s(state)
         if due_s is not None and now_s >= due_s:
@@ -201,16 +202,16 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_loaded": _on_checkpoint_loaded,
     "on_checkpoint_saved": _on_checkpoint_saved,
     "on_hooks_missing": _on_hooks_missing,
-    "on_attempt_started": stops.on_attempt_started,
-    "on_attempt_restarted": stops.on_attempt_restarted,
-    "on_attempt_not_started": stops.on_attempt_not_started,
-    "on_attempt_stopped": stops.on_attempt_stopped,
-    "on_rank_exited": stops.on_rank_exited,
-    "on_rank_raised": stops.on_rank_raised,
-    "on_rank_ended": stops.on_rank_ended,
-    "on_exits_read": stops.on_exits_read,
-    "on_checkpoint_chosen": stops.on_checkpoint_chosen,
-    "on_stop_requested": stops.on_stop_requested,
+    "on_attempt_started": attempts.on_attempt_started,
+    "on_attempt_restarted": attempts.on_attempt_restarted,
+    "on_attempt_not_started": attempts.on_attempt_not_started,
+    "on_attempt_stopped": attempts.on_attempt_stopped,
+    "on_rank_exited": falls.on_rank_exited,
+    "on_rank_raised": falls.on_rank_raised,
+    "on_rank_ended": falls.on_rank_ended,
+    "on_exits_read": falls.on_exits_read,
+    "on_checkpoint_chosen": attempts.on_checkpoint_chosen,
+    "on_stop_requested": attempts.on_stop_requested,
     "on_node_report": watch.on_node_report,
     "on_look_taken": watch.on_look_taken,
     "on_gc_held": pauses.on_gc_held,

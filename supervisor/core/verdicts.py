@@ -10,9 +10,9 @@ from guardrun.supervisor.core.hang import Finding
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.core.orders import stop_for
 from guardrun.supervisor.core.sentences import hang_sentence
 from guardrun.supervisor.core.state import State, attempt_of, silence_began_s
-from guardrun.supervisor.core.stops import stop_for
 
 STALL_MARGIN = 2.0
 """A stall that once ended by itself after d seconds is given twice that the next time, at the same place."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core.crash import Blame, Fall, blame, is_peer_lost, is_repeatable, is_shared_memory
+from guardrun.supervisor.core.crash import Fall, blame, is_peer_lost, is_shared_memory, why_repeated
 from guardrun.supervisor.core.events import ErrorRecord
 
 TORCH = 'File "/x/site-packages/torch/distributed/distributed_c10d.py", line 2, in all_reduce'
@@ -160,19 +160,14 @@ def test_keys_are_equal_for_the_same_error_at_the_same_place() -> None:
     assert key("bad") != key("worse")
 
 
-def told_as(name: str, kind: str = "") -> Blame:
-    record = ErrorRecord(error=kind) if kind else None
-    return Blame(cause=name, culprits=[], confidence=1, key="k", exit_code=1, what="", error=record)
-
-
 def test_what_is_not_tried_again() -> None:
-    assert is_repeatable(told_as("import_error"), False)
-    assert is_repeatable(told_as("exception", "builtins.SyntaxError"), False)
-    assert not is_repeatable(told_as("exception", "ValueError"), False)
-    assert is_repeatable(told_as("exception", "ValueError"), True)
-    assert is_repeatable(told_as("cuda_oom"), True)
-    assert not is_repeatable(told_as("killed"), True)
-    assert not is_repeatable(told_as("segfault"), True)
+    assert why_repeated("import_error", "", False)
+    assert why_repeated("exception", "builtins.SyntaxError", False)
+    assert not why_repeated("exception", "ValueError", False)
+    assert why_repeated("exception", "ValueError", True)
+    assert why_repeated("cuda_oom", "", True)
+    assert not why_repeated("killed", "", True)
+    assert not why_repeated("segfault", "", True)
 
 
 def test_the_users_own_frame_is_named() -> None:

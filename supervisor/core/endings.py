@@ -1,0 +1,70 @@
+"""What is told at the end, of an attempt and of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guardrun.supervisor.core.actions import Action, FinishRun, Summary
+from guardrun.supervisor.core.ledger import OTHER
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.state import Attempt, State, attempt_of
+
+
+def finish(state: State, outcome: str, exit_code: int, reason: str, now_s: float) -> list[Action]:
+    """Finish the run."""
+    if state.attempt is not None:
+        state.attempt.ended_s = state.attempt.ended_s or now_s
+        record_attempt(state, outcome)
+    state.ledger.switch(OTHER, now_s)
+    state.phase = Phase.ENDED
+    state.outcome, state.exit_code, state.give_up_reason = outcome, exit_code, reason
+    return [FinishRun(exit_code=exit_code, summary=summary(state, now_s))]
+
+
+def summary(state: State, now_s: float) -> Summary:
+    """summary.json's content as of now."""
+    return Summary(
+        outcome=state.outcome,
+        exit_code=state.exit_code,
+        reason=state.give_up_reason,
+        attempts=state.attempts,
+        incidents=[
+            {
+                "id": i.id,
+                "kind": i.kind,
+                "cause": i.cause,
+                "summary": i.summary,
+                "action": i.action,
+                "attempt": i.attempt,
+            }
+            for i in state.incidents.values()
+        ],
+        restarts=state.restarts,
+        wall_s=round(now_s - state.opened_s, 3),
+        goodput=round(state.ledger.goodput(now_s), 4),
+        lost_s=state.ledger.lost_s(now_s),
+        last_step=state.best_step or None,
+    )
+
+
+def record_attempt(state: State, outcome: str) -> None:
+    """Add the attempt that is over to the history; once."""
+    attempt = attempt_of(state)
+    if not state.attempts or state.attempts[-1]["attempt"] != attempt.number:
+        attempt.outcome = outcome
+        state.attempts.append(attempt_record(attempt))
+        state.best_step = max(state.best_step, attempt.step)
+
+
+def attempt_record(attempt: Attempt) -> dict[str, Any]:
+    resumed = attempt.resumed_from
+    return {
+        "attempt": attempt.number,
+        "started_s": round(attempt.started_s, 3),
+        "ended_s": round(attempt.ended_s or attempt.started_s, 3),
+        "outcome": attempt.outcome,
+        "first_step": attempt.first_step,
+        "last_step": attempt.step or None,
+        "resumed_from": {"path": resumed.path, "step": resumed.step} if resumed else None,
+        "incident": attempt.incident_id or None,
+    }

@@ -1,0 +1,284 @@
+"""Ranks that fall: the rest is stopped at once; why is told when the exits of the moment have been read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.actions import Action, ReadExits, Say
+from guardrun.supervisor.core.crash import Blame, Fall, blame, is_peer_lost, is_shared_memory
+from guardrun.supervisor.core.evidence import most_telling
+from guardrun.supervisor.core.incidents import change, culprits_of, open_incident, write
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.orders import ANSWER_S, stop
+from guardrun.supervisor.core.policy import go_on
+from guardrun.supervisor.core.sentences import ADVICE, who
+from guardrun.supervisor.core.state import Attempt, Crash, RankState, State, attempt_of
+
+SETTLE_S = 0.4
+"""After the first fall: others that fall of the same cause do so within this."""
+CAUSE_BY_S = 1.8
+"""A cause is told by then even if ranks are still being stopped (target: 2 s)."""
+RAISED_MARGIN_S = 1.0
+"""A rank that makes progress so long after an exception that "nobody caught" has caught it after all."""
+RAISED_GRACE_S = 20.0
+"""A rank that raised but does not end (its exit handlers, a teardown that hangs) counts as fallen after this."""
+DISK_FULL_BYTES = 1024 * 1024
+_CRASHED = (-4, -6, -7, -8, -11, 132, 134, 135, 136, 139)
+"""Exit codes of signals that a fault raises: a stop doesn't send them."""
+
+NO_TRACE = Blame(
+    cause="unknown",
+    culprits=[],
+    confidence=0.3,
+    key="",
+    exit_code=1,
+    what="ended",
+    why_nobody="no rank's end was seen",
+)
+
+# Facts -------------------------------------------------------------------------------------------------
+
+
+def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Action]:
+    attempt = attempt_of(state)
+    rank = attempt.ranks.get(event.global_rank)
+    if event.attempt != attempt.number or rank is None or rank.exitcode is not None:
+        return []
+    note_exit(attempt, rank, event.exitcode, event.at_s)
+    if state.phase is not Phase.RUNNING:
+        return []
+    if event.exitcode != 0:
+        attempt.fell_s = min(attempt.fell_s or event.at_s, event.at_s)
+        began_s = min(state.crash.began_s if state.crash else event.at_s, event.at_s)
+        state.crash = Crash(began_s=began_s, decide_by_s=now_s + SETTLE_S)
+    if not attempt.fell_s:
+        return []
+    if state.is_held and attempt.alive:
+        return [Say(text="a rank fell; held, so the others are left as they are", level="warn")]
+    return stop(state, attempt.fell_s, now_s)
+
+
+def note_exit(attempt: Attempt, rank: RankState, exitcode: int, at_s: float) -> None:
+    number = rank.rank.global_rank
+    rank.exitcode, rank.exited_s, rank.state = exitcode, at_s, "X"
+    attempt.stopped.pop(number, None)
+    attempt.collecting.pop(number, None)
+    attempt.alive -= 1
+
+
+def on_rank_raised(state: State, event: ev.RankRaised, now_s: float) -> list[Action]:
+    attempt = attempt_of(state)
+    rank = attempt.ranks.get(event.global_rank)
+    if event.attempt == attempt.number and rank is not None:
+        rank.error = event.error
+        if state.phase is Phase.RUNNING and state.crash is None:
+            # It normally exits within milliseconds, which starts the stop; this is for the one that does not.
+            state.crash = Crash(began_s=event.error.at_s or now_s, decide_by_s=now_s + RAISED_GRACE_S)
+    return []
+
+
+def on_rank_ended(state: State, event: ev.RankEnded, now_s: float) -> list[Action]:
+    attempt = attempt_of(state)
+    if event.attempt == attempt.number and event.global_rank in attempt.ranks:
+        attempt.ranks[event.global_rank].has_ended = True
+    return []
+
+
+def on_exits_read(state: State, event: ev.ExitsRead, now_s: float) -> list[Action]:
+    crash = state.crash
+    if crash is None or event.attempt != attempt_of(state).number:
+        return []
+    if crash.is_stale:
+        crash.is_stale = False
+        return ask_exits(state, crash, now_s)
+    crash.traces, crash.oom_kills, crash.oom_pids = event.traces, event.oom_kills, event.oom_pids
+    crash.disk_free_bytes = event.disk_free_bytes
+    crash.is_asked = False
+    for trace in event.traces:
+        rank = attempt_of(state).ranks.get(trace.global_rank)
+        if rank is not None and trace.error and rank.error is None:
+            rank.error = trace.error
+    return _tell_crash(state, now_s)
+
+
+# Telling -----------------------------------------------------------------------------------------------
+
+
+def _tell_crash(state: State, now_s: float) -> list[Action]:
+    """Open the crash's incident, once what is known says enough (or it is time)."""
+    crash, attempt = state.crash, attempt_of(state)
+    assert crash is not None
+    falls = falls_of(state, crash)
+    found = blame(falls) if falls else NO_TRACE
+    if state.verdict_incident:
+        state.crash = None
+        return _retell_crash(state, crash, found, falls) + go_on(state, now_s)
+    is_sure = bool(found.culprits) and found.cause != "exit_code"
+    if not is_sure and attempt.alive and now_s - crash.began_s < CAUSE_BY_S:
+        # Ranks that lost a peer, or whose error nobody could read: the one to blame may still be dying.
+        crash.decide_by_s = max(min(now_s + SETTLE_S, crash.began_s + CAUSE_BY_S), now_s)
+        return []
+    actions = open_crash(state, crash, found, falls, now_s)
+    state.crash = None
+    return actions + (go_on(state, now_s) if state.phase is Phase.STOPPING else [])
+
+
+def open_crash(state: State, crash: Crash, found: Blame, falls: list[Fall], now_s: float) -> list[Action]:
+    summary = _crash_sentence(state, found)
+    incident = open_incident(
+        state,
+        kind="crash",
+        cause=found.cause,
+        confidence=found.confidence,
+        summary=summary,
+        culprits=found.culprits,
+        onset_s=crash.began_s,
+        now_s=now_s,
+        evidence=_crash_evidence(state, crash, found, falls),
+        looks=[],
+        action="restart" if state.settings.act and not state.is_held else "none",
+    )
+    state.verdict_incident = incident.id
+    state.exit_code = found.exit_code
+    return [Say(text=f"incident {incident.id}: {summary}", level="bad"), write(state, incident.id, is_new=True)]
+
+
+def _retell_crash(state: State, crash: Crash, found: Blame, falls: list[Fall]) -> list[Action]:
+    """An incident without a culprit, told because it was time, gets one: it took long to die."""
+    if not crash.incident_id or not found.culprits:
+        return []
+    summary = _crash_sentence(state, found)
+    state.exit_code = found.exit_code
+    told = change(
+        state,
+        crash.incident_id,
+        cause=found.cause,
+        confidence=found.confidence,
+        summary=summary,
+        culprits=culprits_of(attempt_of(state), found.culprits),
+        evidence=_crash_evidence(state, crash, found, falls),
+        advice=ADVICE.get(found.cause, ""),
+    )
+    return [Say(text=f"incident {crash.incident_id}: {summary}", level="bad"), told]
+
+
+def _crash_evidence(state: State, crash: Crash, found: Blame, falls: list[Fall]) -> dict[str, Any]:
+    attempt = attempt_of(state)
+    by_rank = {fall.global_rank: fall for fall in falls}
+    evidence: dict[str, Any] = {
+        "exits": [
+            {
+                "rank": n,
+                "pid": attempt.ranks[n].rank.pid,
+                "exitcode": by_rank[n].exitcode,
+                "error": f"{e.error}: {e.message[:2000]}" if (e := by_rank[n].error) else None,
+                "stopped_by_guardrun": by_rank[n].stopped_by_us,
+                "lost_a_peer": is_peer_lost(by_rank[n]),
+            }
+            for n in most_telling(sorted(by_rank), found.culprits)
+        ],
+        "oom_kills": crash.oom_kills,
+        "key": found.key,
+    }
+    if crash.disk_free_bytes and found.cause in ("disk_full", "bus_error"):
+        evidence["disk_free_bytes"] = crash.disk_free_bytes
+    if found.error:
+        evidence["error"] = found.error.error
+        evidence["traceback"] = found.error.traceback
+    if found.cause == "disk_full" and is_shared_memory(found.error):
+        evidence["folder"] = "/dev/shm"
+    return evidence
+
+
+def _crash_sentence(state: State, found: Blame) -> str:
+    attempt = attempt_of(state)
+    step = f" at step {attempt.step}" if attempt.step else ""
+    if found.culprits:
+        return f"{who(attempt, found.culprits)} {found.what}{step}."
+    if found is NO_TRACE:
+        return f"The attempt ended{step}, and {found.why_nobody}."
+    fallen = sorted(n for n, r in attempt.ranks.items() if r.exitcode not in (None, 0) or r.error)
+    return f"{who(attempt, fallen)} {found.what}{step}, but who is to blame cannot be told: {found.why_nobody}."
+
+
+def falls_of(state: State, crash: Crash) -> list[Fall]:
+    attempt = attempt_of(state)
+    tails = {t.global_rank: t.stderr_tail for t in crash.traces}
+    full = any(0 <= free < DISK_FULL_BYTES for free in crash.disk_free_bytes.values())
+    falls = []
+    for number, rank in attempt.ranks.items():
+        if rank.exitcode is None and rank.error is None:
+            continue
+        falls.append(
+            Fall(
+                global_rank=number,
+                exitcode=rank.exitcode,
+                at_s=rank.exited_s or (rank.error.at_s if rank.error else 0.0),
+                stopped_by_us=is_ours(state, rank),
+                error=rank.error,
+                stderr_tail=tails.get(number, ""),
+                was_oom_killed=_was_oom_killed(rank, crash),
+                is_disk_full=full,
+            )
+        )
+    return falls
+
+
+def is_ours(state: State, rank: RankState) -> bool:
+    """Whether the rank ended because the attempt was being stopped.
+
+    A crash that was under way then (a core dump takes its time) is not ours, nor a SIGKILL that we had not sent yet.
+    """
+    began_s = attempt_of(state).stop_began_s
+    if not began_s or rank.exited_s <= began_s or rank.exitcode in (None, *_CRASHED):
+        return False
+    if rank.exitcode in (-9, 137):
+        return rank.exited_s > began_s + state.settings.stop_grace_s * 0.9
+    return rank.error is None or rank.error.at_s > began_s
+
+
+def _was_oom_killed(rank: RankState, crash: Crash) -> bool:
+    if rank.exitcode not in (-9, 137):
+        return False
+    return rank.rank.pid in crash.oom_pids or (crash.oom_kills > 0 and not crash.oom_pids)
+
+
+# Deadlines ---------------------------------------------------------------------------------------------
+
+
+def due_s(state: State) -> float | None:
+    """When exits are to be read (again)."""
+    if state.crash is None:
+        return None
+    return state.crash.decide_by_s + (ANSWER_S if state.crash.is_asked else 0.0)
+
+
+def on_tick(state: State, now_s: float) -> list[Action]:
+    """Called when anything is due."""
+    crash, at_s = state.crash, due_s(state)
+    if crash is None or at_s is None or now_s < at_s:
+        return []
+    attempt = attempt_of(state)
+    if state.phase is Phase.RUNNING and not attempt.fell_s and attempt.alive:
+        # Raised, and did not end by itself.
+        if not _has_raised(attempt):
+            state.crash = None
+            return []
+        if not state.is_held:
+            return [*stop(state, crash.began_s, now_s), *ask_exits(state, crash, now_s)]
+    return ask_exits(state, crash, now_s)
+
+
+def _has_raised(attempt: Attempt) -> bool:
+    """Whether a rank has really failed. One that trained on has only shown an exception, by sys.excepthook, say."""
+    for rank in attempt.ranks.values():
+        error = rank.error
+        if error and error.at_s and rank.exitcode is None and rank.progress_s > error.at_s + RAISED_MARGIN_S:
+            rank.error = None
+    return any(rank.error for rank in attempt.ranks.values())
+
+
+def ask_exits(state: State, crash: Crash, now_s: float) -> list[Action]:
+    crash.is_asked, crash.decide_by_s = True, now_s
+    return [ReadExits(attempt=attempt_of(state).number)]

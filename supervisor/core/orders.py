@@ -1,0 +1,68 @@
+"""What is asked of the launcher and the chooser, and asked again where no answer comes."""
+
+from __future__ import annotations
+
+from guardrun.supervisor.core.actions import Action, ChooseCheckpoint, StartAttempt, StopAttempt
+from guardrun.supervisor.core.ledger import DETECTING, STOPPING
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.state import State, attempt_of
+
+ANSWER_S = 30.0
+"""An order that nobody answered for this long is given again."""
+
+
+def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> list[Action]:
+    """Stop the attempt because of an incident that has been told."""
+    state.verdict_incident = incident_id
+    state.exit_code = 1
+    return stop(state, onset_s, now_s)
+
+
+def stop(state: State, onset_s: float, now_s: float) -> list[Action]:
+    attempt = attempt_of(state)
+    state.phase = Phase.STOPPING
+    state.suspicion, state.look_since_s = None, None
+    state.ordered_s = attempt.stop_began_s = now_s
+    state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
+    state.ledger.switch(STOPPING, now_s)
+    return [StopAttempt(attempt=attempt.number, grace_s=state.settings.stop_grace_s)]
+
+
+def choose(state: State, now_s: float) -> list[Action]:
+    """Have the checkpoint for the next attempt chosen."""
+    if state.phase is not Phase.CHOOSING:
+        state.choice_tries = 0
+    state.phase = Phase.CHOOSING
+    state.choice += 1
+    state.choice_tries += 1
+    state.ordered_s = now_s
+    return [ChooseCheckpoint(choice=state.choice)]
+
+
+def due_s(state: State) -> float | None:
+    """When an order without an answer is given again."""
+    if state.phase in (Phase.STARTING, Phase.CHOOSING):
+        return state.ordered_s + ANSWER_S
+    if state.phase is Phase.STOPPING and state.attempt and state.attempt.ended_s is None:
+        return state.ordered_s + state.settings.stop_grace_s + ANSWER_S
+    # While the user's signal ends the ranks (ENDING), and while what well-ended ranks have left behind is cleared up,
+    # it is the launcher that keeps the time.
+    return None
+
+
+def order_again(state: State, now_s: float) -> list[Action]:
+    """Repeat the order that is outstanding; all of them are idempotent."""
+    state.ordered_s = now_s
+    if state.phase is Phase.STARTING:
+        return [StartAttempt(attempt=state.next_attempt, checkpoint=state.checkpoint)]
+    if state.phase is Phase.STOPPING:
+        return [StopAttempt(attempt=attempt_of(state).number, grace_s=state.settings.stop_grace_s)]
+    if state.phase is Phase.CHOOSING:
+        return [ChooseCheckpoint(choice=state.choice)]  # the same, so that a slow answer counts
+    return []
+
+
+def on_tick(state: State, now_s: float) -> list[Action]:
+    """Called when anything is due."""
+    at_s = due_s(state)
+    return order_again(state, now_s) if at_s is not None and now_s >= at_s else []
