@@ -82,6 +82,7 @@ class HangTable(_Table, frozen=True, kw_only=True):
     data_patience_s: Seconds = _ENGINE.data_patience_s
     gil_patience_s: Seconds = _ENGINE.gil_patience_s
     spin_patience_s: Seconds = _ENGINE.spin_patience_s
+    save_patience_s: Seconds = _ENGINE.save_patience_s
     stopped_patience_s: Seconds = _ENGINE.stopped_patience_s
     traced_patience_s: Seconds = _ENGINE.traced_patience_s
 

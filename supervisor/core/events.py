@@ -42,6 +42,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data_patience_s: float = 60.0
     gil_patience_s: float = 60.0
     spin_patience_s: float = 120.0
+    save_patience_s: float = 300.0
+    """While a rank saves, or is in a phase that its script has named (eval, save, …)."""
     traced_patience_s: float = 20.0
     """A debugger's stop ('t')."""
     stopped_patience_s: float = 3.0

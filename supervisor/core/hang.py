@@ -61,6 +61,10 @@ _CAUSE = {
 }
 
 
+_LONG_WORK = frozenset({Doing.IO_BLOCKED, Doing.IDLE, Doing.UNSEEN, Doing.SPINNING, Doing.GIL_HELD})
+"""What a rank in a save may well look like: one write to slow storage moves no counter until it returns."""
+
+
 def find(judged: list[Judgement], ended: list[int], settings: Settings) -> Finding | None:
     """Say what holds the job up, by one judgement for each living rank; `ended` are ranks that exited with 0.
 
@@ -101,13 +105,20 @@ def _of(culprits: list[Judgement], rivals: list[Judgement], waiting: list[int], 
         culprits=sorted(_numbers(culprits)),
         waiting=sorted(waiting),
         confidence=confidence if waiting or doing in (Doing.STOPPED, Doing.TRACED) else round(confidence - 0.2, 2),
-        patience_s=max(_patience_s(rival.doing, not waiting, settings) for rival in rivals),
+        patience_s=max(_patience_s(rival, not waiting, settings) for rival in rivals),
         is_proof=doing in (Doing.STOPPED, Doing.TRACED),
         doing=doing,
     )
 
 
-def _patience_s(doing: Doing, nobody_waits: bool, settings: Settings) -> float:
+def _patience_s(rival: Judgement, nobody_waits: bool, settings: Settings) -> float:
+    patience_s = _by_doing_s(rival.doing, nobody_waits, settings)
+    if rival.is_in_long_work and rival.doing in _LONG_WORK:
+        return max(patience_s, settings.save_patience_s)
+    return patience_s
+
+
+def _by_doing_s(doing: Doing, nobody_waits: bool, settings: Settings) -> float:
     return {
         Doing.STOPPED: settings.stopped_patience_s,
         Doing.TRACED: settings.traced_patience_s,

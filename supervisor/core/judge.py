@@ -82,6 +82,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     is_in_init: bool = False
     is_moving: bool = False
     """For WAITING: bytes move, or children work, all the same (a save in the background)."""
+    is_in_long_work: bool = False
+    """It is saving, or its script has said that it is evaluating, loading or the like."""
     order: int = 0
     """How far it is in the order of collectives: more is further."""
 
@@ -101,6 +103,8 @@ QUIET_IO_BYTES_S = 16 * 1024
 QUIET_SOCKET_BYTES_S = 4 * 1024
 QUIET_FAULTS_S = 200
 """Page faults a second: a loop that goes nowhere touches no new memory, and a blocked process none."""
+_LONG_PHASES = ("eval", "save", "load", "compile", "other")
+"""Phases that a script (or, for loads, a hook) names: it has said that it is not training now."""
 BUSY_STACKS = 4
 """As many different stacks of functions as a loop of a few lines, calling one level down, does not show."""
 
@@ -144,6 +148,7 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         waits_in=_waits_in(after, stack) if doing is Doing.WAITING else "",
         is_in_init=bool(after.in_init_since_s) or fr.waits_in_init(stack),
         is_moving=doing is Doing.WAITING and bool(_bytes_move(before, after) or _children_work(before, after)),
+        is_in_long_work=bool(after.in_save_since_s) or after.phase in _LONG_PHASES,
         order=max(after.group_seq, after.collectives),
     )
 

@@ -150,3 +150,13 @@ def test_processes_that_linger_after_the_end() -> None:
     finding = found(one(0, Doing.LEAVING), wait(1))
     assert finding.cause == "collective_mismatch" and "rank 0 had already ended" in finding.why_nobody
     assert found(one(0, Doing.LEAVING), one(1, Doing.IDLE)).culprits == [1]
+
+
+@pytest.mark.parametrize("doing", [Doing.IDLE, Doing.IO_BLOCKED, Doing.SPINNING, Doing.GIL_HELD])
+def test_a_rank_in_a_save_is_given_longer(doing: Doing) -> None:
+    finding = found(wait(0), one(1, doing, is_in_long_work=True))
+    assert finding.patience_s == SETTINGS.save_patience_s == 300
+
+
+def test_what_is_proof_is_proof_in_a_save_too() -> None:
+    assert found(wait(0), one(1, Doing.STOPPED, is_in_long_work=True)).patience_s == SETTINGS.stopped_patience_s
