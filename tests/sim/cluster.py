@@ -84,7 +84,7 @@ class Cluster:
         """The supervisor runs."""
         self.life = 0
         """How many supervisors there have been: what collectors bring to an earlier one is lost."""
-        self.skipped_s = 0.0
+        self.skipped_s = self.decoy_ended_s = 0.0
         self._facts: list[ev.Event] = []
         self._lost: Counter[type] = Counter()
         self._late_s: dict[type, float] = {}
@@ -267,7 +267,10 @@ class Cluster:
         state = self.engine.state
         if job.culprits and not state.is_held and self.settings.act:
             patience_s = self.settings.spin_patience_s + 3 * state.gaps.typical_s + 120
-            began_s = min(job.ranks[n].began_s for n in job.culprits) + self.skipped_s
+            # As long as somebody gets somewhere, nobody is suspected.
+            is_busy = len(job.own) > len(job.culprits)
+            began_s = max(min(job.ranks[n].began_s for n in job.culprits) + self.skipped_s, self.decoy_ended_s)
+            began_s = self.now_s if is_busy else began_s
             if self.now_s - began_s > max(patience_s, 2.1 * max(state.remembered.values(), default=0)):
                 raise Wrong(f"nothing is done about {job.own} since {began_s:.0f} s; now {self.now_s:.0f} s")
 
@@ -311,6 +314,7 @@ class Cluster:
     def _end(self, job: Job, global_rank: int, doing: Activity) -> None:
         if job.own.get(global_rank) is doing:
             job.end(global_rank, self.now_s)
+            self.decoy_ended_s = self.now_s
 
     def hang(self, global_rank: int, at_s: float) -> None:
         self.do(act.HANG, global_rank, at_s)
