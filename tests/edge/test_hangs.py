@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.edge.runs import QUICK, RESUME, EdgeRuns, only, ranks_of
+from tests.edge.runs import QUICK, RESUME, EdgeRuns, finish, only, ranks_of
 from tests.support.guardrun_run import Finished
 
 pytestmark = pytest.mark.real("py-spy")
@@ -50,21 +50,23 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def every_hang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
-    """One run with DataLoader workers that hangs in another way in each attempt, and collects garbage in the last."""
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Finished, Finished]]:
+    """Two runs at the same time: one with DataLoader workers that hangs in another way in each attempt and collects
+    garbage in the last, with little patience; and one that hangs once, with the patience that guardrun has by itself.
+    """
     plan = ",".join(f"{n}:{case.fault}@{case.at}:{case.rank}" for n, case in enumerate(CASES))
-    last = len(CASES)
-    with contextlib.closing(EdgeRuns(tmp_path_factory.mktemp("hangs"))) as runs:
-        yield runs.run(
-            "train.py",
-            "--plan",
-            f"{plan},{last}:gc@65:1",
-            "--loader",
-            "--steps",
-            "80",
-            config=RESUME + QUICK,
-            timeout_s=200,
-        )
+    with (
+        contextlib.closing(EdgeRuns(tmp_path_factory.mktemp("hangs"))) as quick,
+        contextlib.closing(EdgeRuns(tmp_path_factory.mktemp("hang"))) as patient,
+    ):
+        blocked = patient.start("train.py", "--plan", "0:block@15:1", "--steps", "30")
+        arguments = ["--plan", f"{plan},{len(CASES)}:gc@65:1", "--loader", "--steps", "80"]
+        yield quick.run("train.py", *arguments, config=RESUME + QUICK, timeout_s=200), finish(blocked)
+
+
+@pytest.fixture
+def every_hang(hung: tuple[Finished, Finished]) -> Finished:
+    return hung[0]
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case.fault for case in CASES])
@@ -133,8 +135,8 @@ def test_no_worker_of_an_attempt_lives_when_the_next_starts(every_hang: Finished
     assert {alive for _, alive in starts} == {"[]"}
 
 
-def test_with_defaults_a_blocked_rank_is_told_within_35_s_of_its_last_step(edge: EdgeRuns) -> None:
-    finished = edge.run("train.py", "--plan", "0:block@15:1", "--steps", "30")
+def test_with_defaults_a_blocked_rank_is_told_within_35_s_of_its_last_step(hung: tuple[Finished, Finished]) -> None:
+    finished = hung[1]
     incident = only(finished)
     assert finished.returncode == 0
     assert (incident["cause"], ranks_of(incident), incident["step"]) == ("rank_blocked", [1], 14)
