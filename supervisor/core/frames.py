@@ -30,6 +30,7 @@ _WAITING_FILES = (
 _INIT_FUNCTIONS = frozenset({"init_process_group", "new_group", "_new_process_group_helper", "init_device_mesh"})
 _INIT_FILES = ("torch/distributed/rendezvous.py",)
 _BACKWARD = "_engine_run_backward"
+_DEBUGGERS = ("/pdb.py", "/bdb.py", "/code.py", "/IPython/", "/debugpy/", "/pydevd", "/pudb/", "/ipdb/", "/_pyrepl/")
 _DATA_FILES = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/")
 
 
@@ -73,6 +74,11 @@ def waits_in_init(frames: list[Frame]) -> bool:
 def is_in_backward(frames: list[Frame]) -> bool:
     """Whether the innermost frame is the autograd engine: every rank shows it during a backward pass."""
     return bool(frames) and last_name(frames[0]) == _BACKWARD
+
+
+def is_debugged(frames: list[Frame]) -> bool:
+    """Whether the stack ends in a debugger's prompt or in its wait for a person."""
+    return any(part in frame.file for frame in inner_library_frames(frames) for part in _DEBUGGERS)
 
 
 def waits_for_data(frames: list[Frame]) -> bool:

@@ -197,10 +197,12 @@ def _all_wait(living: list[Judgement], ended: list[int], settings: Settings) -> 
         cause="collective_timeout", culprits=[], waiting=ranks, confidence=0.6, patience_s=settings.data_patience_s
     )
     if any(j.is_in_init for j in living):
-        why = "every rank that is alive waits there"
+        why, patience_s = "every rank that is alive waits there", settings.spin_patience_s
         if ended:
-            why = f"rank {rank_list(ended)} ended before it got there"
-        return msgspec.structs.replace(base, cause="init", culprits=sorted(ended), confidence=0.8, why_nobody=why)
+            why, patience_s = f"rank {rank_list(ended)} ended before it got there", base.patience_s
+        return msgspec.structs.replace(
+            base, cause="init", culprits=sorted(ended), confidence=0.8, why_nobody=why, patience_s=patience_s
+        )
     if ended:
         why = f"rank {rank_list(ended)} had already ended, and the others still wait for it"
         return msgspec.structs.replace(base, cause="collective_mismatch", confidence=0.8, why_nobody=why)
@@ -210,8 +212,9 @@ def _all_wait(living: list[Judgement], ended: list[int], settings: Settings) -> 
         return msgspec.structs.replace(base, why_nobody=why)
     if len(groups) > 1:
         return _mismatch(base, living, groups)
+    # Doubtful: the first collective of thousands of ranks makes their connections, which takes its time.
     why = "all of them have entered the same one, so it is the network or a device, and no rank can be named"
-    return msgspec.structs.replace(base, why_nobody=why)
+    return msgspec.structs.replace(base, why_nobody=why, patience_s=settings.spin_patience_s)
 
 
 def _mismatch(base: Finding, living: list[Judgement], groups: Counter[tuple[str, int]]) -> Finding:

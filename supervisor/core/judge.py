@@ -101,6 +101,8 @@ QUIET_CPU = 0.1
 QUIET_IO_BYTES_S = 16 * 1024
 """Above this, bytes move: the hooks' own thread and a store's keep-alives stay two orders below it."""
 QUIET_SOCKET_BYTES_S = 4 * 1024
+QUIET_SWITCHES_S = 2
+"""Context switches a second of a process in which everything waits, but for a timer or two."""
 QUIET_FAULTS_S = 200
 """Page faults a second: a loop that goes nowhere touches no new memory, and a blocked process none."""
 _LONG_PHASES = ("eval", "save", "load", "compile", "other")
@@ -171,6 +173,8 @@ def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing
     moving = _bytes_move(before, after) or _children_work(before, after)
     if not moving and after.gpu_busy > 0.5 and before.gpu_busy > 0.5:
         moving = "its device works"
+    if not moving and fr.is_debugged(stack):
+        moving = "somebody debugs it"
     if moving:
         return Doing.BUSY, moving
     doing, reason = _standing(before, after, stack)
@@ -253,6 +257,11 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
     cpu = _cpu(before, after)
     old = _main_stack(before.process)
     if not stack:
+        if after.heart_s == 0 and after.process.switches - before.process.switches > QUIET_SWITCHES_S * (
+            after.at_s - before.at_s
+        ):
+            # Neither hooks nor stacks: a program that is no Python, say. Nothing could ever show that it gets on.
+            return Doing.BUSY, "its threads run, and nothing more can be seen of it"
         if cpu > QUIET_CPU:
             return Doing.CHURNING, "runs, and no stack of it could be taken"
         return Doing.UNSEEN, after.process.trouble or "no stack of it could be taken"

@@ -110,7 +110,7 @@ def test_init_where_one_has_ended_before_it_got_there() -> None:
 
 def test_all_in_the_same_collective() -> None:
     finding = found(wait(0), wait(1), wait(2))
-    assert (finding.cause, finding.culprits) == ("collective_timeout", [])
+    assert (finding.cause, finding.culprits, finding.patience_s) == ("collective_timeout", [], 120)
     assert "network or a device" in finding.why_nobody
 
 

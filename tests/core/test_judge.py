@@ -207,3 +207,21 @@ def test_a_script_that_has_ended_lingers(activity: Activity) -> None:
     stack = activity.stacks[0]
     assert doing(look(10, stack=stack), look(18, stack=stack), has_ended=True) is Doing.LEAVING
     assert doing(look(10, io_bytes=0), look(18, io_bytes=10**9), has_ended=True) is Doing.BUSY
+
+
+def test_somebody_who_debugs_is_left_in_peace() -> None:
+    prompt = users(
+        "train",
+        61,
+        Frame("cmdloop", "/usr/lib/python3.11/cmd.py", 126),
+        Frame("interaction", "/usr/lib/python3.11/pdb.py", 3),
+    )
+    assert doing(look(10, stack=prompt), look(18, stack=prompt)) is Doing.BUSY
+    under = (*IDLE, Frame("run", "/x/site-packages/debugpy/server/cli.py", 9))
+    assert doing(look(10, stack=under), look(18, stack=under)) is Doing.IDLE, "started under one, and not at its prompt"
+
+
+def test_a_program_that_shows_nothing_is_left_alone_while_its_threads_run() -> None:
+    first = look(10, stack=(), heart_s=0.0, switches=0)
+    assert doing(first, look(18, stack=(), heart_s=0.0, switches=400)) is Doing.BUSY
+    assert doing(first, look(18, stack=(), heart_s=0.0, switches=8)) is Doing.UNSEEN
