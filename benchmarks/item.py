@@ -23,6 +23,11 @@ class Effort(str, Enum):
 class CannotMeasure(Exception):
     """A measurement could not be made, or what was measured is not what its name says. The text says why."""
 
+    def __init__(self, text: str, figures: Sequence[Figure] = ()) -> None:
+        """figures: what the item could measure all the same."""
+        super().__init__(text)
+        self.figures = figures
+
 
 @dataclass(frozen=True)
 class Target:

@@ -95,6 +95,7 @@ def _measure(arguments: argparse.Namespace, items: Sequence[Item]) -> Report:
         try:
             report.figures += item.measure(Bench(arguments.effort, lambda text: _tell(f"  {text}")))
         except CannotMeasure as error:
+            report.figures += error.figures
             report.failures.append(Failure(item=item.name, reason=str(error)))
         except Exception:  # a bug of the benchmark's must not cost the other figures
             report.failures.append(Failure(item=item.name, reason=traceback.format_exc()))

@@ -53,33 +53,44 @@ class HangItem:
     def measure(self, bench: Bench) -> list[Figure]:
         """Seconds to the verdict, for each cause, and from the verdict to the next attempt's first line."""
         if bench.effort is Effort.QUICK:
-            found = side_by_side(QUICK, bench)
+            found, failed = side_by_side(QUICK, bench)
             bench.say("without --quick: rank_blocked, init and gil_held too; with --full also rank_spinning")
         else:
-            found = side_by_side(TOGETHER, bench)
+            found, failed = side_by_side(TOGETHER, bench)
             if bench.effort is Effort.FULL:
-                found += side_by_side(ALONE, bench)
+                more = side_by_side(ALONE, bench)
+                found, failed = found + more[0], failed + more[1]
             else:
                 bench.say("rank_spinning, two minutes of patience: only with --full")
-        found.sort(key=lambda hung: hung.to_verdict)
-        figures = [
-            Figure(
-                f"hang to verdict: {hung.planned.cause}",
-                "s",
-                (hung.to_verdict,),
-                note=f"patience {hung.planned.patience_s:g} s",
-            )
-            for hung in found
-        ]
+        if failed:
+            raise CannotMeasure("\n".join(failed), figures_of(found))
+        return figures_of(found)
+
+
+def figures_of(found: list[Hung]) -> list[Figure]:
+    """A figure for each cause, the quickest verdict first, and one for what comes after it."""
+    found = sorted(found, key=lambda hung: hung.to_verdict)
+    figures = []
+    for hung in found:
+        name, note = f"hang to verdict: {hung.planned.cause}", f"patience {hung.planned.patience_s:g} s"
+        figures.append(Figure(name, "s", (hung.to_verdict,), note=note))
+    if found:
         lines = tuple(hung.to_line for hung in found)
-        return [*figures, Figure("verdict on a hang to the next attempt's first line", "s", lines)]
+        figures.append(Figure("verdict on a hang to the next attempt's first line", "s", lines))
+    return figures
 
 
-def side_by_side(planned: Sequence[Planned], bench: Bench) -> list[Hung]:
-    """Measure hangs at the same time, each started when it is due. Raises CannotMeasure, once all have ended."""
+def side_by_side(planned: Sequence[Planned], bench: Bench) -> tuple[list[Hung], list[str]]:
+    """Measure hangs at the same time, each started when it is due; what they showed, and why others did not."""
+    found, failed = [], []
     with ThreadPoolExecutor(len(planned)) as pool:
         futures = [pool.submit(measure_one, one, bench) for one in planned]
-    return [future.result() for future in futures]
+    for one, future in zip(planned, futures, strict=True):
+        try:
+            found.append(future.result())
+        except CannotMeasure as error:
+            failed.append(f"{one.cause}: {error}")
+    return found, failed
 
 
 def measure_one(planned: Planned, bench: Bench) -> Hung:

@@ -20,7 +20,7 @@ from guardrun.supervisor.daemon import BEATS_A_TURN
 from guardrun.supervisor.desk import Desk
 
 RANKS = 8
-MESSAGES = 200_000
+MESSAGES = 500_000
 QUICK_MESSAGES = 20_000
 TURNS = 5
 SILENCE_MS = 10_000

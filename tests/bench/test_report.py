@@ -87,6 +87,12 @@ def test_what_cannot_be_measured_is_told_and_costs_only_itself(
     assert words in json.loads(path.read_text())["failures"][0]["reason"]
 
 
+def test_what_an_item_could_measure_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    assert main(["--json", str(path)], [Unmeasurable(CannotMeasure("the rest", [HIT]))]) == 1
+    assert [figure["name"] for figure in json.loads(path.read_text())["figures"]] == ["throughput"]
+
+
 def test_a_miss_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bench.json"
     items = [Steady("one", MISS), Steady("two", HIT)]
