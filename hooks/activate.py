@@ -69,7 +69,7 @@ def open_board(rank: Rank, may_create: bool) -> bool:
     except BaseException:
         os.close(lock_fd)
         raise
-    rank.lock_fd = lock_fd
+    rank.hold_lock(lock_fd)
     rank.board = board
     rank.words = board.words
     if board[Field.PID]:

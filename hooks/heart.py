@@ -4,7 +4,7 @@ It is started by `_thread`, so that the script's `threading.enumerate()` doesn't
 that they reach the thread for which they are meant. It ends before the interpreter finalises: a daemon thread that is
 inside of torch's C++ at that moment aborts the process.
 
-zmq and msgspec (40 ms) are imported here, shortly after the start, and never on the script's own time.
+msgspec (20 ms) is imported here, shortly after the start, and never on the script's own time.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def find_impostor(path: list[str]) -> str | None:
     """
     from importlib.machinery import PathFinder
 
-    for name in ("zmq", "msgspec"):
+    for name in ("msgspec",):
         if name in sys.modules:
             continue
         ours, theirs = PathFinder.find_spec(name, path), PathFinder.find_spec(name)

@@ -8,7 +8,7 @@
 Python 3.12 and newer warn when a process with several threads forks. The hooks' threads would make that warning
 (an error under -W error) appear in scripts that have a single one. It is kept quiet for exactly that case: no thread
 but the main one and ours. Our thread holds no lock that a child could need: imports, the one such place, are fenced
-by `Rank.import_lock`, the C library's allocator takes care of itself, and zmq's objects know their process.
+by `Rank.import_lock`, and the C library's allocator takes care of itself.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ threads. Where a script has replaced `sys.excepthook`, the exception is found at
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import threading
+from os import getpid
 from time import monotonic_ns
 
 from guardrun.hooks import rank as _rank
@@ -53,7 +53,7 @@ class EndWatch:
     def on_end(self) -> None:
         """The main code is over; the interpreter begins to finalise."""
         rank = self._rank
-        if rank is not _rank.active or os.getpid() != rank.pid:
+        if rank is not _rank.active or getpid() != rank.pid:
             return
         if sys.excepthook != self.excepthook:
             error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -66,7 +66,7 @@ class EndWatch:
     def on_last(self) -> None:
         """The last of atexit's functions: end our thread before the interpreter freezes it."""
         rank = self._rank
-        if rank is _rank.active and os.getpid() == rank.pid:
+        if rank is _rank.active and getpid() == rank.pid:
             rank.outbox.wait_for(STOP, STOP_S)
 
     def _report(self, error: BaseException, tb: TracebackType | None) -> None:

@@ -52,6 +52,7 @@ class Rank:
         self.board: Board | None = None
         self.lock_fd = -1
         """Holds the lock that makes this process the board's only writer."""
+        self._lock_identity = (0, 0)
         self.words = private_words()
         self.outbox = Outbox()
         self.owner_ident = get_ident()
@@ -167,6 +168,20 @@ class Rank:
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()
         self._milestone_lock = allocate_lock()
-        if self.lock_fd >= 0:
-            os.close(self.lock_fd)
-            self.lock_fd = -1
+        self._close_lock()
+
+    def hold_lock(self, fd: int) -> None:
+        """Keep the board's lock: in this process, and in no child of it."""
+        self.lock_fd = fd
+        at = os.fstat(fd)
+        self._lock_identity = (at.st_dev, at.st_ino)
+
+    def _close_lock(self) -> None:
+        """A script that closed all descriptors may have got the lock's number for a file of its own."""
+        fd, self.lock_fd = self.lock_fd, -1
+        try:
+            at = os.fstat(fd)
+            if (at.st_dev, at.st_ino) == self._lock_identity:
+                os.close(fd)
+        except OSError:
+            pass

@@ -1,43 +1,31 @@
-"""The way out: a ZeroMQ PUSH socket that never waits. Imported and used by the hooks' thread only."""
+"""The way out: messages, encoded and pushed. Imported and used by the hooks' thread only."""
 
 from __future__ import annotations
 
 import os
-import platform
 import sys
 
 import msgspec
-import zmq
 
 from guardrun.hooks import messages
-from guardrun.hooks.process import OWN_THREADS
+from guardrun.hooks.push import Push
 from guardrun.hooks.rank import Rank
 
 BEATS_SOCKET = "beats"
-LINGER_MS = 100
-"""At the end: how long the last messages may take; without a supervisor this is what the end of a rank costs."""
-SEND_LIMIT = 1000
-"""Messages that wait inside ZeroMQ while the supervisor is away."""
+LINGER_S = 0.1
+"""At the end: how long the last messages may take, where a supervisor is there and does not read."""
 MAX_ARGUMENTS = 100
 MAX_ARGUMENT_CHARS = 500
-ZMQ_THREADS = 2
 
 
 class Sender:
     """Encodes and sends; what can't be sent at once is dropped."""
 
     def __init__(self, rank: Rank) -> None:
-        """Connect; raises zmq.ZMQError. That nobody is there yet is no error."""
+        """That nobody is there yet is no error."""
         self._rank = rank
         self._encoder = msgspec.msgpack.Encoder()
-        self._context = zmq.Context(io_threads=1)
-        OWN_THREADS["zmq"] = ZMQ_THREADS
-        self._socket = self._context.socket(zmq.PUSH)
-        self._socket.set(zmq.LINGER, LINGER_MS)
-        self._socket.set(zmq.SNDHWM, SEND_LIMIT)
-        self._socket.set(zmq.RECONNECT_IVL, 100)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-        self._socket.connect("ipc://" + os.path.join(rank.sockets, BEATS_SOCKET))
+        self._push = Push(os.path.join(rank.sockets, BEATS_SOCKET))
 
     def hello(self) -> None:
         """Say that this rank is watched."""
@@ -47,8 +35,8 @@ class Sender:
             {
                 "local_rank": self._rank.local_rank,
                 "world_size": self._rank.world_size,
-                "node": os.environ.get("SLURMD_NODENAME") or platform.node(),
-                "python": platform.python_version(),
+                "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
+                "python": sys.version.split()[0],
                 "argv": argv,
             },
         )
@@ -64,16 +52,11 @@ class Sender:
             data = self._encoder.encode(msgspec.structs.replace(message, **clean))
         if len(data) > messages.MAX_MESSAGE_BYTES:
             return False
-        try:
-            self._socket.send(data, zmq.NOBLOCK)
-        except zmq.ZMQError:  # EAGAIN: nobody takes them fast enough, or nobody is there.
-            return False
-        return True
+        return self._push.send(data)
 
     def close(self) -> None:
-        """Give what is under way its last chance: LINGER_MS."""
-        self._socket.close()
-        self._context.term()
+        """Give what is under way its last chance: LINGER_S."""
+        self._push.close(LINGER_S)
 
 
 def _printable(value: object) -> object:

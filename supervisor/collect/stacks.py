@@ -111,11 +111,30 @@ def ask_faulthandler(pid: int, start: int, fallback: Fallback) -> tuple[str, str
     if not status.catches(fallback.signum):
         return "", f"the rank doesn't handle signal {fallback.signum}"
     try:
+        if not holds_open(pid, fallback.path):
+            # Closed under faulthandler, which would write to whatever file of the script has its number now.
+            return "", "the rank no longer has the file for its stacks open"
         before = fallback.path.stat().st_size
         send_signal(pid, start, fallback.signum)
     except OSError as error:
         return "", f"faulthandler can't be asked: {error.strerror}"
     return _read_growth(fallback.path, before), ""
+
+
+def holds_open(pid: int, path: Path) -> bool:
+    """Say whether a process has that file open, by its name: asking the files themselves could block on a dead mount.
+
+    Raises OSError where it can't be told.
+    """
+    folder = f"/proc/{pid}/fd"
+    wanted = os.path.realpath(path)
+    for name in os.listdir(folder):
+        try:
+            if os.readlink(f"{folder}/{name}") == wanted:
+                return True
+        except FileNotFoundError:  # Closed meanwhile.
+            continue
+    return False
 
 
 def _read_growth(path: Path, before: int) -> str:

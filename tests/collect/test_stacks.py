@@ -241,3 +241,15 @@ def test_a_main_thread_is_known_without_names_and_in_another_namespace() -> None
     assert parse_pyspy(text % ("900", '"MainThread"', frame), 7)[0].is_main
     assert not parse_pyspy(text % ("8", '"Other"', frame), 7)[0].is_main
     assert parse_pyspy(text % ("null", '"Other"', frame), 7)[0].tid == 0
+
+
+def test_a_rank_that_closed_the_file_for_its_stacks_is_not_asked(start_script: StartScript, tmp_path: Path) -> None:
+    """faulthandler knows a number only: a file that the script has opened since may have it."""
+    path = tmp_path / "stacks-0-0"
+    closing = ARMED.replace("    print(", "    __import__('os').closerange(3, 64)\n    print(", 1)
+    assert closing != ARMED
+    script = start_script(closing, str(path))
+    dump = dump_stacks(script.pid, script.start, fallback=Fallback(signal.SIGUSR2, path), pyspy="")
+    assert dump.threads == []
+    assert "no longer has the file" in dump.trouble
+    assert path.read_bytes() == b""

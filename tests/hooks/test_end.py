@@ -122,7 +122,7 @@ def test_the_exception_is_told_before_an_end_that_hangs(bed: Bed) -> None:
 
 
 def test_a_short_script_ends_without_our_libraries(bed: Bed) -> None:
-    done = bed.run("import sys, atexit; atexit.register(lambda: print('zmq' in sys.modules))")
+    done = bed.run("import sys, atexit; atexit.register(lambda: print('msgspec' in sys.modules))")
     assert (done.stdout, done.stderr) == ("False\n", "")
     assert Milestone.ENDED in bed.milestones()
     assert bed.hear_all(Hello) == []

@@ -177,8 +177,8 @@ def test_a_missing_socket_folder_costs_one_line(bed: Bed, duration: str) -> None
 
 
 def test_a_file_of_the_script_that_is_named_like_our_libraries_is_not_imported(bed: Bed, tmp_path: Path) -> None:
-    (tmp_path / "zmq.py").write_text("print('imported the wrong one')")
+    (tmp_path / "msgspec.py").write_text("print('imported the wrong one')")
     (tmp_path / "train.py").write_text("import time; time.sleep(0.6); print('trained')")
     done = finish(bed.start([str(tmp_path / "train.py")]))
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert done.stderr.count("\n") == 1 and "zmq.py hides" in done.stderr
+    assert done.stderr.count("\n") == 1 and "msgspec.py hides" in done.stderr
