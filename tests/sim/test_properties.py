@@ -165,6 +165,7 @@ def check(cluster: Cluster) -> None:
         assert abs(booked_s - summary.wall_s) < 0.01 * summary.wall_s + 0.01
 
 
+@played
 @given(
     st.sampled_from([1, 2, 8, 16]),
     plans,
