@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from guardrun.supervisor.core.looks import Frame
 
+_PACKAGES = ("site-packages/", "dist-packages/", "/torch/nn/", "/torch/_", "/torch/autograd/", "/torch/optim/")
 _NOT_THE_USERS = (
     "site-packages/",
     "dist-packages/",
@@ -55,6 +56,11 @@ def inner_library_frames(frames: list[Frame]) -> list[Frame]:
             break
         inner.append(frame)
     return inner
+
+
+def calls_packages(frames: list[Frame]) -> bool:
+    """Whether the innermost user frame has called into an installed package, and not only the standard library."""
+    return any(part in frame.file for frame in inner_library_frames(frames) for part in _PACKAGES)
 
 
 def waits_in_collective(frames: list[Frame]) -> bool:

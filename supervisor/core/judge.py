@@ -107,12 +107,13 @@ QUIET_FAULTS_S = 200
 """Page faults a second: a loop that goes nowhere touches no new memory, and a blocked process none."""
 _LONG_PHASES = ("eval", "save", "load", "compile", "other")
 """Phases that a script (or, for loads, a hook) names: it has said that it is not training now."""
-BUSY_STACKS = 4
-"""As many different stacks of functions as a loop of a few lines, calling one level down, does not show."""
-
-
-MANY_STACKS = 6
-"""Likewise in many looks at a rank of which each pair showed fewer: a long evaluation mostly in one operation."""
+FEW_PLACES = 2
+"""Functions of the user's own in which a loop that goes nowhere is seen: its own, and one that it asks."""
+BUSY_STACKS = 6
+"""As many different stacks of functions as such a loop does not show, in two looks or in all of a silence: what it
+calls of the standard library is counted too (os.environ.get is four deep)."""
+WORKING_STACKS = 4
+"""The same for a loop that calls installed packages."""
 MANY_LOOKS_STACKS = 32
 """Stacks that are remembered for that."""
 
@@ -270,14 +271,16 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
         return _quiet(before, after, stack, is_same)
     if fr.is_in_backward(stack) and is_same:
         return Doing.CHURNING, "computes in the backward pass"
-    if len({*sampled(before), *sampled(after)}) >= BUSY_STACKS:
-        return Doing.BUSY, "its frames change"
-    variety = {fr.functions(s) for look in (before, after) for s in [_main_stack(look.process), *look.process.variety]}
-    variety.discard(())
+    stacks = [s for look in (before, after) for s in [_main_stack(look.process), *look.process.variety] if s]
+    count = len({*sampled(before), *sampled(after)})
+    if any(fr.calls_packages(s) for s in stacks):
+        # An evaluation runs in a few lines of the user's code too: as long as it calls into torch, it may be one.
+        is_working = count >= WORKING_STACKS
+        return (Doing.BUSY, "its frames change") if is_working else (Doing.CHURNING, "computes in one place")
     main_cpu = _main_cpu(before, after)
     if main_cpu is not None and main_cpu <= QUIET_CPU:
         return Doing.CHURNING, "its main thread stands still while others of its threads compute"
-    if _is_few_lines(variety):
+    if len({fr.place(s) for s in stacks}) <= FEW_PLACES and count < BUSY_STACKS:
         return Doing.SPINNING, f"uses {cpu:.0%} of a core in the same few lines"
     return Doing.BUSY, "its frames change"
 
@@ -290,14 +293,6 @@ def _quiet(before: RankLook, after: RankLook, stack: list[Frame], is_same: bool)
     if is_same or fr.place(stack) == fr.place(_main_stack(before.process)):
         return Doing.IDLE, "is in the same frame, uses no CPU and moves no bytes"
     return Doing.BUSY, "its frames change"
-
-
-def _is_few_lines(variety: set[tuple[str, ...]]) -> bool:
-    """Whether the stacks differ only in their innermost two frames: a loop and what it calls."""
-    bodies = {stack[-1:] if len(stack) <= 2 else stack[2:] for stack in variety}
-    shortest = min((len(stack) for stack in variety), default=0)
-    roots = {stack[len(stack) - max(shortest - 2, 1) :] for stack in variety}
-    return len(bodies) <= 2 or len(roots) == 1
 
 
 def _main_cpu(before: RankLook, after: RankLook) -> float | None:

@@ -18,8 +18,8 @@ from guardrun.supervisor.core.actions import Action, TakeLook
 from guardrun.supervisor.core.hang import DOUBTFUL, Finding, find
 from guardrun.supervisor.core.incidents import close_recovered
 from guardrun.supervisor.core.judge import (
+    BUSY_STACKS,
     MANY_LOOKS_STACKS,
-    MANY_STACKS,
     Doing,
     Judgement,
     judge,
@@ -227,7 +227,7 @@ def _wanders(suspicion: Suspicion, look: RankLook) -> bool:
     """Whether a rank that seems to spin, look by look, is seen in too many places for that over several."""
     stacks = suspicion.spun[look.global_rank] = [*suspicion.spun.get(look.global_rank, []), *sampled(look)]
     del stacks[:-MANY_LOOKS_STACKS]
-    return len(set(stacks)) >= MANY_STACKS
+    return len(set(stacks)) >= BUSY_STACKS
 
 
 def _found(

@@ -225,3 +225,32 @@ def test_a_program_that_shows_nothing_is_left_alone_while_its_threads_run() -> N
     first = look(10, stack=(), heart_s=0.0, switches=0)
     assert doing(first, look(18, stack=(), heart_s=0.0, switches=400)) is Doing.BUSY
     assert doing(first, look(18, stack=(), heart_s=0.0, switches=8)) is Doing.UNSEEN
+
+
+def test_a_loop_that_asks_the_standard_library_spins() -> None:
+    """`while not os.environ.get("READY"): pass` is seen in four functions, three of them not the user's."""
+    library = "/usr/lib/python3.11/"
+    mine = [Frame("wait_for_flag", "/home/user/train.py", 80), Frame("<module>", "/home/user/train.py", 99)]
+    get = [Frame("Mapping.get", f"{library}_collections_abc.py", 807), *mine]
+    item = [Frame("_Environ.__getitem__", f"{library}os.py", 679), *get]
+    encode = [Frame("encode", f"{library}os.py", 755), *item]
+    stacks = [mine, get, item, encode]
+
+    def seen(at_s: float) -> RankLook:
+        thread = ThreadLook(tid=1, is_main=True, frames=encode, cpu_s=at_s)
+        process = ProcessLook(pid=1, state="R", cpu_s=at_s, threads=[thread], variety=stacks)
+        return RankLook(global_rank=1, at_s=at_s, process=process)
+
+    assert judge(seen(10.0), seen(18.0)).doing is Doing.SPINNING
+
+
+def test_a_loop_that_calls_a_package_may_be_an_evaluation() -> None:
+    mine = [Frame("evaluate", "/home/user/train.py", 80)]
+    linear = [Frame("linear", "/x/site-packages/torch/nn/functional.py", 1), *mine]
+
+    def seen(at_s: float) -> RankLook:
+        thread = ThreadLook(tid=1, is_main=True, frames=linear, cpu_s=at_s)
+        process = ProcessLook(pid=1, state="R", cpu_s=at_s, threads=[thread], variety=[mine, linear])
+        return RankLook(global_rank=1, at_s=at_s, process=process)
+
+    assert judge(seen(10.0), seen(18.0)).doing is Doing.CHURNING
