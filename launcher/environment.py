@@ -15,6 +15,9 @@ NCCL_MARGIN_S = 300.0
 FLIGHT_RECORDER_ENTRIES = 2000
 """torch 2.13's own default; 2.6 and older have the recorder off."""
 
+RENAMED_IN = (2, 7)
+"""From here on the flight recorder is on by default, 2000 entries, under any name."""
+
 DUMP_FOLDER = "nccl"
 """Inside the run directory."""
 
@@ -28,6 +31,8 @@ class Subject:
     attempt: int | None
     """None: torchrun's agent numbers the attempts."""
     is_torchrun_agent: bool = False
+    torch: tuple[int, int] = (2, 13)
+    """The installed torch's version."""
 
     @property
     def dump_prefix(self) -> str:
@@ -47,6 +52,8 @@ class Default:
     shown: str
     """The value as the documentation has it."""
     reason: str
+    old_names: tuple[str, ...] = ()
+    """Aliases that only a torch older than RENAMED_IN is given: newer ones warn about them in every rank."""
 
 
 def _nccl_timeout(subject: Subject) -> str | None:
@@ -77,11 +84,12 @@ DEFAULTS: tuple[Default, ...] = (
         "(`TORCHELASTIC_USE_AGENT_STORE=False`). guardrun's own attempts have a store each.",
     ),
     Default(
-        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+        ("TORCH_FR_BUFFER_SIZE",),
         lambda subject: str(FLIGHT_RECORDER_ENTRIES),
         f"`{FLIGHT_RECORDER_ENTRIES}`",
-        "Entries of the flight recorder, the collectives that each rank keeps in memory. Both names: NCCL reads only "
-        "the older one, and torch 2.6 keeps none by default.",
+        "Entries of the flight recorder, the collectives that each rank keeps in memory. torch 2.6 keeps none by "
+        "default and knows only the older name; later ones keep as many, and warn about that name.",
+        old_names=("TORCH_NCCL_TRACE_BUFFER_SIZE",),
     ),
     Default(
         ("TORCH_NCCL_DUMP_ON_TIMEOUT",),
@@ -103,8 +111,10 @@ def rank_defaults(subject: Subject, environ: Mapping[str, str]) -> dict[str, str
     chosen: dict[str, str] = {}
     for default in DEFAULTS:
         value = default.value(subject)
-        if value is not None and not any(name in environ for name in default.names):
-            chosen.update(dict.fromkeys(default.names, value))
+        if value is None or any(name in environ for name in (*default.names, *default.old_names)):
+            continue
+        names = (*default.names, *default.old_names) if subject.torch < RENAMED_IN else default.names
+        chosen.update(dict.fromkeys(names, value))
     return chosen
 
 
@@ -112,6 +122,9 @@ def render_table() -> str:
     """The table of docs/environment.md."""
     lines = ["| variable | value | why |", "|---|---|---|"]
     for default in DEFAULTS:
-        names = ", ".join(f"`{name}`" for name in default.names)
+        names = ", ".join(
+            [f"`{name}`" for name in default.names]
+            + [f"`{name}` (torch before {RENAMED_IN[0]}.{RENAMED_IN[1]})" for name in default.old_names]
+        )
         lines.append(f"| {names} | {default.shown} | {default.reason} |")
     return "\n".join(lines) + "\n"

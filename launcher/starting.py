@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 import guardrun
 from guardrun.hooks.board import board_name, create_board
 from guardrun.launcher.attempt import LocalAttempt, watch_context
@@ -78,7 +80,14 @@ def run_environment(
 ) -> dict[str, str | None]:
     """All that guardrun adds to this process's environment for an attempt's ranks (None: takes away)."""
     environ = os.environ
-    subject = Subject(config.hang.hard_timeout_s, run.path, attempt, is_torchrun_agent=attempt is None)
+    major, minor = torch.__version__.split(".")[:2]
+    subject = Subject(
+        config.hang.hard_timeout_s,
+        run.path,
+        attempt,
+        is_torchrun_agent=attempt is None,
+        torch=(int(major), int(minor)),
+    )
     return {
         **rank_defaults(subject, environ),
         **resume_environment(config.checkpoint.resume_env, checkpoint),

@@ -122,6 +122,9 @@ def test_the_users_own_settings_win_by_any_of_their_names() -> None:
     assert ours["NCCL_TIMEOUT"] == "2100" and ours["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
     assert ours["TORCH_FR_DUMP_TEMP_FILE"] == ours["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/run/nccl/attempt-2-rank-"
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in ours
+    assert ours["TORCH_FR_BUFFER_SIZE"] == "2000" and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in ours
+    old = rank_defaults(Subject(1800, Path("/run"), 2, torch=(2, 6)), {})
+    assert old["TORCH_FR_BUFFER_SIZE"] == old["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
     theirs = rank_defaults(subject, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "5", "NCCL_TIMEOUT": ""})
     assert not {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "NCCL_TIMEOUT"} & set(theirs)
     agent = rank_defaults(Subject(0, Path("/run"), None, is_torchrun_agent=True), {})
