@@ -31,6 +31,8 @@ HOOKS = {
     "torch.distributed.distributed_c10d": "guardrun.hooks.collectives",
     "torch._dynamo.trace_rules": "guardrun.hooks.dynamo",
     "safetensors.torch": "guardrun.hooks.safetensors_files",
+    "lightning.fabric.utilities.cloud_io": "guardrun.hooks.lightning_files",
+    "lightning_fabric.utilities.cloud_io": "guardrun.hooks.lightning_files",
 }
 
 

@@ -61,6 +61,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "root": _needs_root,
     "mount": _needs_mount,
     "transformers": _needs_module("transformers"),
+    "accelerate": _needs_module("accelerate"),
+    "trl": _needs_module("trl"),
     "lightning": _needs_module("lightning"),
     "gpu": _needs_gpu,
 }

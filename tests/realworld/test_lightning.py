@@ -1,0 +1,55 @@
+"""Lightning's Trainer, ModelCheckpoint and `ckpt_path`."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.realworld.training import SCRIPTS, check_killed_once, kill_once, start
+from tests.support.guardrun_run import GuardrunStarter
+
+pytestmark = pytest.mark.real("lightning")
+
+CONFIG = '[checkpoint]\nresume_args = ["--ckpt_path", "{path}"]\n'
+STEPS, EVERY = 100, 20
+FLAGS = [str(SCRIPTS / "lit.py"), f"--max_steps={STEPS}", f"--every={EVERY}"]
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"epoch=0-step={step}.ckpt"
+
+
+def check_end(stdout: str, folder: Path) -> None:
+    assert f"ended at step {STEPS} with loss" in stdout
+    with (folder / "logs" / "metrics.csv").open() as file:
+        losses = {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
+    assert max(losses) == STEPS - 1
+    first, last = min(losses), max(losses)
+    assert losses[last] < losses[first]
+
+
+def test_fit_goes_on_after_a_rank_was_killed(guardrun_starter: GuardrunStarter) -> None:
+    """With last.ckpt beside: the same checkpoint twice, and either will do."""
+    folder = guardrun_starter.folder
+    run = start(guardrun_starter, [*FLAGS, "--save_last"], CONFIG)
+    kill_once(run, checkpoint(folder, 2 * EVERY).exists)
+    done, incident = check_killed_once(run)
+    resumed = incident["resumed_from"]
+    assert resumed["step"] >= EVERY and resumed["step"] % EVERY == 0
+    assert resumed["path"] in (str(checkpoint(folder, resumed["step"])), str(folder / "checkpoints" / "last.ckpt"))
+    assert f"Restoring states from the checkpoint path at {resumed['path']}" in done.stdout + done.stderr
+    check_end(done.stdout, folder)
+
+
+def test_one_that_is_cut_short_is_passed_over(guardrun_starter: GuardrunStarter) -> None:
+    folder = guardrun_starter.folder
+    torn, whole = checkpoint(folder, 3 * EVERY), checkpoint(folder, 2 * EVERY)
+    run = start(guardrun_starter, FLAGS, CONFIG)
+    kill_once(run, torn.exists, before=lambda: os.truncate(torn, 5000))
+    done, incident = check_killed_once(run)
+    assert incident["resumed_from"] == {"path": str(whole), "step": 2 * EVERY}
+    assert [skipped["path"] for skipped in incident["evidence"]["skipped_checkpoints"]] == [str(torn)]
+    check_end(done.stdout, folder)

@@ -1,0 +1,33 @@
+"""TRL's own script for supervised fine-tuning, as it lies in the package: nobody here wrote it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.realworld.huggingface import CONFIG, EVERY, FLAGS, STEPS, check_history, checkpoint, is_written
+from tests.realworld.training import SCRIPTS, check_killed_once, kill_once, start
+from tests.support.guardrun_run import GuardrunStarter
+
+pytestmark = pytest.mark.real("trl")
+
+OWN_FLAGS = ["--model_name_or_path=model", "--dataset_name=data", "--bf16=False", "--gradient_checkpointing=False"]
+# Loading the best model at the end keeps Python busy between the last collective and the end of the process group:
+# torch 2.13 hangs where a gloo thread wants the interpreter's lock while DDP's reducer is taken apart under it.
+OWN_FLAGS += ["--eval_strategy=steps", f"--eval_steps={EVERY}", "--load_best_model_at_end=True"]
+
+
+def test_sft_goes_on_after_a_rank_was_killed(guardrun_starter: GuardrunStarter) -> None:
+    prepare = [sys.executable, str(SCRIPTS / "prepare.py"), str(guardrun_starter.folder)]
+    subprocess.run(prepare, check=True, capture_output=True, timeout=60)
+    out = guardrun_starter.folder / "out"
+    run = start(guardrun_starter, ["-m", "trl.scripts.sft", *FLAGS, *OWN_FLAGS], CONFIG)
+    kill_once(run, lambda: is_written(checkpoint(out, 2 * EVERY)))
+    done, incident = check_killed_once(run)
+    step = incident["resumed_from"]["step"]
+    assert step in (2 * EVERY, 3 * EVERY) and incident["resumed_from"]["path"] == str(checkpoint(out, step))
+    check_history(checkpoint(out, STEPS))
+    assert "Training completed." in done.stdout
+    assert (out / "model.safetensors").is_file()
