@@ -98,3 +98,8 @@ def read_environment(pid: int) -> dict[str, str]:
 def has_token(pid: int, token: str) -> bool:
     """Say whether a process was started with the run's mark. False where it may not be asked: it isn't ours then."""
     return read_environment(pid).get(TOKEN_VARIABLE) == token
+
+
+def notify_token(token: str) -> str:
+    """The mark of a run's [notify] commands, which outlive it."""
+    return f"notify-{token}"

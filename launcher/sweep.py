@@ -2,7 +2,8 @@
 
 The launcher is the subreaper of all that ranks leave behind, so whatever descends from it, but for those it was
 started with, its supervisor and Python's own helpers, belongs to the attempt: double-forked, in sessions of their own,
-re-parented. Processes that left the tree are found by the run's mark in their environment.
+re-parented. Processes that left the tree are found by the run's mark in their environment. [notify] commands have a
+mark of their own: they are never waited for, and may be at work when the run is over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from guardrun.launcher.proc import DEAD, Stat, descendants, has_token, read_all_stats, read_children, read_stat
+from guardrun.launcher.proc import (
+    DEAD,
+    Stat,
+    descendants,
+    has_token,
+    notify_token,
+    read_all_stats,
+    read_children,
+    read_stat,
+)
 
 PR_SET_CHILD_SUBREAPER = 36
 """linux/prctl.h"""
@@ -72,6 +82,7 @@ class Sweeper:
             and pid not in kept
             and stat.state not in DEAD
             and (pid in below or (_owner(pid) == uid and has_token(pid, self._token)))
+            and not has_token(pid, notify_token(self._token))
         ]
 
     def signal_all(self, signum: signal.Signals) -> list[Stat]:

@@ -91,13 +91,15 @@ def stop_briefly(seconds: float) -> None:
 
 
 def collect_garbage() -> None:
-    """One collection that takes seconds: much cyclic garbage."""
+    """Collections of many objects: seconds of one step."""
     gc.disable()
-    for _ in range(6_000_000):
-        cell: list[Any] = []
-        cell.append(cell)
+    cells: list[Any] = []
+    for _ in range(4_000_000):
+        cells.append([cells])
+    end = time.monotonic() + 2.0
+    while time.monotonic() < end:
+        gc.collect()
     gc.enable()
-    gc.collect()
 
 
 def compile_kernels(seconds: float) -> None:

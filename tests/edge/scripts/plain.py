@@ -29,6 +29,7 @@ parser.add_argument("--resume", default="")
 parser.add_argument("--seconds", type=float, default=5.0, help="how long faults last that end")
 parser.add_argument("--leave-children", action="store_true", help="processes that try to outlive the rank")
 parser.add_argument("--ignore-sigterm", action="store_true")
+parser.add_argument("--ignore-sigint", action="store_true")
 arguments = parser.parse_args()
 plan = parse_plan(arguments.plan)
 out = Path(arguments.out)
@@ -103,6 +104,8 @@ def tear() -> None:
 def main() -> None:
     if arguments.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if arguments.ignore_sigint:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments.leave_children:
         say(f"alive of before: {alive_of_before()}")
         note(os.getpid())
