@@ -10,10 +10,11 @@ import ctypes
 import json
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from guardrun.launcher.saying import flush_streams
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -28,8 +29,7 @@ class AgentChild:
         Call from the main thread, before other threads are there, as a fork takes only its own thread along.
         """
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        flush_streams()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
@@ -93,11 +93,7 @@ def _live(reader: int, writer: int, parent: int, run: Callable[[list[str]], Any]
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                pass
+        flush_streams()
         os._exit(status)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from guardrun.launcher.elastic import close_context, describe_failure, pass_error_on
 from guardrun.launcher.proc import read_stat
+from guardrun.launcher.saying import flush_streams
 from guardrun.supervisor.core.events import Rank
 
 
@@ -135,9 +136,7 @@ class LocalAttempt:
                 one.pidfd = None
         close_context(self.context, is_everything_dead)
         self.store = None
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
+        flush_streams()
 
     def _show_error(self, rank: Rank, exitcode: int) -> None:
         """A function's exception is printed by nobody else: torch keeps it for the process that started it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from guardrun.supervisor.printable import encode_msgpack
 from guardrun.supervisor.wire import (
     CONTROL_SOCKET,
     MAX_CONTROL_BYTES,
@@ -43,7 +44,6 @@ class Control:
         self._address = f"ipc://{sockets / CONTROL_SOCKET}"
         self._say_hello = say_hello
         self._context = zmq.Context()
-        self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToLauncher] = msgspec.msgpack.Decoder(ToLauncher)
         self._seq = session * SEQS_PER_SESSION
         self._unacknowledged: dict[int, bytes] = {}
@@ -59,13 +59,13 @@ class Control:
     def tell(self, make: Callable[[int], Fact]) -> None:
         """Send a fact, made with its number, and keep it until it is acknowledged."""
         self._seq += 1
-        data = self._encoder.encode(make(self._seq))
+        data = encode_msgpack(make(self._seq))
         self._unacknowledged[self._seq] = data
         self._send(data)
 
     def ping(self) -> None:
         """Ask for a sign of life: an Ack(0) comes back."""
-        self._send(self._encoder.encode(self._say_hello(False)))
+        self._send(encode_msgpack(self._say_hello(False)))
 
     def read(self) -> tuple[list[Order], bool]:
         """The orders that have come, and whether anything at all has."""
@@ -99,7 +99,7 @@ class Control:
         socket.set(zmq.SNDHWM, 0)
         socket.connect(self._address)
         self.socket = socket
-        self._send(self._encoder.encode(self._say_hello(not self._was_heard)))
+        self._send(encode_msgpack(self._say_hello(not self._was_heard)))
         for data in self._unacknowledged.values():
             self._send(data)
         return socket

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,11 @@ class Launch:
         try:
             status = loop.go()
         finally:
-            loop.sweeper.sweep()
+            with suppress(OSError):  # No descriptor for /proc: training's own end stands all the same.
+                loop.sweeper.sweep()
             supervision.finish()
-            loop.sweeper.sweep()  # what a supervisor that had to be killed leaves
+            with suppress(OSError):
+                loop.sweeper.sweep()  # what a supervisor that had to be killed leaves
             if run.ownership is not None:
                 run.ownership.release()
         loop.pass_error_on()

@@ -20,12 +20,14 @@ from guardrun.launcher import fallback
 from guardrun.launcher.attempt import Attempt
 from guardrun.launcher.control import Order
 from guardrun.launcher.opening import OpenRun
+from guardrun.launcher.proc import DEAD, read_stat
 from guardrun.launcher.saying import Log, say
 from guardrun.launcher.signals import Signals
 from guardrun.launcher.starting import StartError
 from guardrun.launcher.stopping import Outcome, Stopping
 from guardrun.launcher.supervision import Supervision
 from guardrun.launcher.sweep import Sweeper, reap_orphans
+from guardrun.launcher.turning import keep_turning
 from guardrun.supervisor.core.events import Checkpoint, Rank
 from guardrun.supervisor.wire import Exited, Finish, LauncherHello, Signalled, Start, Started, Stop, Stopped
 
@@ -103,9 +105,7 @@ class Loop:
         """Run until the run is over; returns guardrun's exit status."""
         if not self.is_first_ordered:
             self._start(Start(attempt=0))
-        while (status := self._turn()) is None:
-            pass
-        return status
+        return keep_turning(self._turn, self.log, self._is_anybody_alive)
 
     def pass_error_on(self) -> None:
         """Leave the first failed rank's error file for whoever started guardrun, as torchrun does."""
@@ -113,6 +113,12 @@ class Loop:
             self.attempt.pass_error_on(self._exitcodes)
 
     # One turn --------------------------------------------------------------------------------------------------
+
+    def _is_anybody_alive(self) -> bool:
+        """Asked of the kernel."""
+        pids = set() if self.attempt is None else self.attempt.managed() | {rank.pid for rank in self.attempt.ranks}
+        stats = [read_stat(pid) for pid in pids]
+        return any(stat is not None and stat.state not in DEAD for stat in stats)
 
     def _turn(self) -> int | None:
         self._wait()

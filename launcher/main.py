@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from guardrun.launcher.daemon import DAEMON_COMMAND, Daemon
+from guardrun.launcher.saying import say
+from guardrun.supervisor.descriptors import hold_standard_descriptors
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -33,6 +35,7 @@ def main(argv: Sequence[str] | None = None, supervisor_command: Sequence[str] = 
 
     supervisor_command: what is started as the supervisor.
     """
+    hold_standard_descriptors()
     arguments = list(sys.argv[1:] if argv is None else argv)
     daemon = None if may_end_early(arguments) else Daemon(supervisor_command)
     try:
@@ -41,7 +44,7 @@ def main(argv: Sequence[str] | None = None, supervisor_command: Sequence[str] = 
         try:
             return Launch(arguments, daemon, supervisor_command).go()
         except UsageError as error:
-            print(f"guardrun: error: {error}", file=sys.stderr)
+            say(f"error: {error}")
             return USAGE_ERROR
     except SystemExit as exit_:  # argparse: --help, or a wrong flag
         return exit_.code if isinstance(exit_.code, int) else 1

@@ -9,15 +9,24 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from guardrun.supervisor.printable import encode_json
 
 LOG_FILE = "guardrun.log"
 
 
 def say(text: str) -> None:
     """One line on stderr. A terminal that is gone is no reason to stop."""
+    if sys.stderr is None:  # Closed at the start: print() would take stdout instead.
+        return
     with suppress(OSError, ValueError):
         print(f"guardrun: {text}", file=sys.stderr, flush=True)
+
+
+def flush_streams() -> None:
+    """Bring our own output out. A stream is None where it was closed at the start."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 class Log:
@@ -28,6 +37,6 @@ class Log:
 
     def write(self, event: str, **fields: Any) -> None:
         at = datetime.fromtimestamp(time.time(), timezone.utc).isoformat()
-        line = msgspec.json.encode({"event": event, "part": "launcher", "timestamp": at, **fields}) + b"\n"
+        line = encode_json({"event": event, "part": "launcher", "timestamp": at, **fields}) + b"\n"
         with suppress(OSError), self._path.open("ab", buffering=0) as file:
             file.write(line)

@@ -33,6 +33,7 @@ from guardrun.supervisor.desk import Desk
 from guardrun.supervisor.journal import Journal, recover
 from guardrun.supervisor.log import log
 from guardrun.supervisor.performer import Performer, open_chooser
+from guardrun.supervisor.printable import encode_msgpack
 from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.terminal import Terminal
 
@@ -70,7 +71,6 @@ class Daemon:
         self._beats = self._bind(zmq.PULL, wire.BEATS_SOCKET, MAX_MESSAGE_BYTES)
         self._control = self._bind(zmq.ROUTER, wire.CONTROL_SOCKET, wire.MAX_CONTROL_BYTES)
         self._decoder: msgspec.msgpack.Decoder[wire.ToSupervisor] = msgspec.msgpack.Decoder(wire.ToSupervisor)
-        self._encoder = msgspec.msgpack.Encoder()
         self._launcher: bytes | None = None
         self._launcher_fd = _open_launcher(run)
         self._next_sample = 0.0
@@ -181,7 +181,7 @@ class Daemon:
 
     def send_to(self, peer: bytes, message: wire.ToLauncher | wire.Answer) -> None:
         try:
-            self._control.send_multipart([peer, self._encoder.encode(message)], zmq.NOBLOCK)
+            self._control.send_multipart([peer, encode_msgpack(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             log.warning("not_sent", message_type=type(message).__name__, error=str(error))
 

@@ -6,11 +6,13 @@ the time that the launcher has imported torch and knows what to run. Nothing (en
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
 
 from guardrun.supervisor.daemon import Daemon
+from guardrun.supervisor.descriptors import hold_standard_descriptors
 from guardrun.supervisor.log import set_up_log
 from guardrun.supervisor.rundir import read_run_file
 
@@ -30,11 +32,12 @@ def main(argv: list[str] | None = None) -> int:
     if arguments:
         sys.stderr.write(f"guardrund: unknown argument {arguments[0]!r}\n{USAGE}")
         return 2
+    hold_standard_descriptors()
     _outlive_signals()
-    line = sys.stdin.readline().strip()
+    line = sys.stdin.buffer.readline().rstrip(b"\n")
     if not line:
         return 0
-    run_dir = Path(line)
+    run_dir = Path(os.fsdecode(line))
     log_file = set_up_log(run_dir / LOG_NAME)
     try:
         daemon = Daemon(run_dir, read_run_file(run_dir))

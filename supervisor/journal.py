@@ -19,6 +19,7 @@ import msgspec
 from guardrun.supervisor.core.actions import Action
 from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.events import Event
+from guardrun.supervisor.printable import encode_json
 
 NAME = "events.jsonl"
 ROTATE_BYTES = 32 * 1024 * 1024
@@ -85,7 +86,7 @@ class Journal:
             self._file = None
 
     def _write(self, line: Line) -> None:
-        data = _ENCODER.encode(line) + b"\n"
+        data = encode_json(line) + b"\n"
         self._number += 1
         try:
             if self._file is None:

@@ -15,12 +15,14 @@ import msgspec
 
 from guardrun.hooks.messages import CheckpointLoaded
 from guardrun.launcher.checkpoints.chooser import Chooser
+from guardrun.launcher.proc import TOKEN_VARIABLE, notify_token
 from guardrun.supervisor import wire
 from guardrun.supervisor.collect.exits import read_exits
 from guardrun.supervisor.collect.look import take_look
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.log import log
+from guardrun.supervisor.printable import encode_json
 from guardrun.supervisor.render.incident import write_incident
 from guardrun.supervisor.render.summary import write_summary
 from guardrun.supervisor.rundir import RunFile, write_atomically
@@ -56,7 +58,11 @@ class Performer:
         """Carry out (or begin to carry out) one action."""
         if not isinstance(action, ac.Say | ac.WriteIncident):
             log.info("action", action_type=type(action).__name__)
-        self._orders[type(action)](action)
+        try:
+            self._orders[type(action)](action)
+        except Exception:
+            # Worth a line in the log, not the supervisor: what does not come back is asked for again.
+            log.exception("action_failed", action_type=type(action).__name__)
 
     def poll(self) -> None:
         """Once a second: reap notify commands."""
@@ -206,7 +212,7 @@ class Performer:
         daemon = self._daemon
         try:
             folder = write_incident(daemon.run_dir, action.incident, daemon.run_file, self._wall)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             log.error("incident_not_written", incident=action.incident.id, error=str(error))
             daemon.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")
             return
@@ -230,6 +236,7 @@ class Performer:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
+                    env={**os.environ, TOKEN_VARIABLE: notify_token(self._daemon.run_file.token)},
                     cwd=self._daemon.run_file.cwd,
                 )
         except OSError as error:
@@ -245,7 +252,7 @@ class Performer:
         daemon = self._daemon
         try:
             write_summary(daemon.run_dir, action.summary, daemon.run_file, self._wall)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
         daemon.send(wire.Finish(exit_code=action.exit_code))
         daemon.is_over = True
@@ -268,6 +275,6 @@ def open_chooser(run_dir: Path, run: RunFile) -> Chooser:
 def keep_chooser(run_dir: Path, chooser: Chooser) -> None:
     """Keep what the chooser knows for a supervisor after this one."""
     try:
-        write_atomically(run_dir / CHECKPOINTS_FILE, msgspec.json.encode(chooser.state()))
+        write_atomically(run_dir / CHECKPOINTS_FILE, encode_json(chooser.state()))
     except OSError as error:
         log.warning("checkpoints_not_remembered", error=str(error))

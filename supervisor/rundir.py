@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core.events import Settings
+from guardrun.supervisor.printable import encode_json
 
 
 class RunFile(msgspec.Struct, kw_only=True):
@@ -75,4 +76,4 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_run_file(run_dir: Path, run: RunFile) -> None:
     """Write run.json. Raises OSError."""
-    write_atomically(run_dir / "run.json", msgspec.json.format(msgspec.json.encode(run)))
+    write_atomically(run_dir / "run.json", msgspec.json.format(encode_json(run)))

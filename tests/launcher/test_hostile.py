@@ -1,0 +1,96 @@
+"""guardrun, supervisor and all, where whoever starts it makes things hard. Ranks that do not import torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from guardrun.launcher.saying import Log
+from guardrun.launcher.turning import FAILURES, keep_turning
+from guardrun.supervisor.printable import encode_json, encode_msgpack
+from guardrun.supervisor.wire import Started
+from tests.support.guardrun_run import GuardrunStarter
+
+GUARDRUN = str(Path(sys.executable).with_name("guardrun"))
+FLAGS = ["--nproc_per_node=2", "--max-restarts=0"]
+
+NOTE = """
+import os, pathlib, sys
+rank = os.environ["RANK"]
+pathlib.Path(f"rank-{rank}").write_bytes(repr((sys.stdin, sys.stdout, sys.stderr, os.fsencode(sys.argv[-1]))).encode())
+"""
+
+
+@pytest.fixture
+def shell_starter(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[GuardrunStarter]:
+    """Runs of guardrun that a shell starts with these redirections."""
+    starter = GuardrunStarter(tmp_path, ["bash", "-c", f'exec "$@" {request.param}', "bash", GUARDRUN])
+    try:
+        yield starter
+    finally:
+        starter.close()
+
+
+@pytest.mark.parametrize(
+    ("shell_starter", "streams"),
+    [("<&- >&- 2>&-", ["None"] * 3)],
+    indirect=["shell_starter"],
+    ids=["all"],
+)
+def test_closed_standard_streams_stay_closed_and_harm_nobody(
+    shell_starter: GuardrunStarter, streams: list[str], tmp_path: Path
+) -> None:
+    done = shell_starter.run(FLAGS, script=NOTE, script_args=["x"])
+    assert done.returncode == 0, done
+    seen = [(tmp_path / f"rank-{rank}").read_text() for rank in range(2)]
+    assert seen == [f"({', '.join(streams)}, b'x')"] * 2
+    assert done.run_dir is not None and done.summary is not None and done.summary["outcome"] == "finished"
+    # What is said to nobody must not land in a file that got stderr's number.
+    for line in (done.run_dir / "guardrun.log").read_text().splitlines():
+        assert line.startswith("{"), line
+
+
+def test_arguments_and_folders_that_are_no_utf8(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    folder.mkdir()
+    starter = GuardrunStarter(folder, [GUARDRUN])
+    try:
+        script = NOTE + "if rank == '1': raise ValueError(chr(0xdcff))\n"
+        done = starter.run([*FLAGS, "--log-dir=logs", "--redirects=3"], script=script, script_args=["a\udcffb"])
+    finally:
+        starter.close()
+    assert done.returncode == 1, done
+    assert (folder / "rank-0").read_text().endswith("b'a\\xffb')")
+    assert [incident["cause"] for incident in done.incidents] == ["exception"]
+
+
+def test_what_is_no_unicode_is_escaped_and_the_rest_left_alone() -> None:
+    message = Started(seq=1, attempt=0, ranks=[], error_files={0: "/tmp/\udcff"})
+    assert b"/tmp/\\udcff" in encode_msgpack(message) and b'"/tmp/\\\\udcff"' in encode_json(message)
+    assert encode_json({"a": ["é", 1]}) == '{"a":["é",1]}'.encode()
+
+
+def test_a_turn_that_raises_ends_nothing_while_ranks_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    turns: list[int] = []
+
+    def turn() -> int | None:
+        turns.append(1)
+        if len(turns) < 3 * FAILURES:
+            raise OSError(24, "Too many open files")
+        return 7 if len(turns) > 3 * FAILURES else None
+
+    assert keep_turning(turn, Log(tmp_path), lambda: True, pause_s=0) == 7
+    assert capsys.readouterr().err.count("\n") == 1
+    assert (tmp_path / "guardrun.log").read_text().count("turn_failed") == 1
+
+
+def test_a_turn_that_goes_on_raising_is_the_end_once_the_ranks_are_dead(tmp_path: Path) -> None:
+    def turn() -> int | None:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        keep_turning(turn, Log(tmp_path), lambda: False, pause_s=0)
