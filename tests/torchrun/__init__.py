@@ -1,0 +1,1 @@
+"""What torchrun promises holds through guardrun: the same command lines under both, side by side (promises.py)."""
