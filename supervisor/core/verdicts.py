@@ -86,6 +86,7 @@ def verdict(
             action=action,
         ).id
         actions += [Say(text=f"incident {known}: {summary}", level="bad"), write(state, known, is_new=True)]
+        actions += _tell_stack_trouble(state, looks)
     if may_act:
         return actions + stop_for(state, known, onset_s=onset_s, now_s=now_s)
     suspicion.incident_id = known
@@ -104,6 +105,22 @@ def _evidence(
         "ranks": of_judged(attempt_of(state), by_rank, found.culprits),
         "stack": stack_of(looks, found.culprits or found.waiting),
     }
+    if troubles := _stack_troubles(looks):
+        evidence["stack_troubles"] = troubles
     if found.why_nobody:
         evidence["why_no_culprit"] = found.why_nobody
     return evidence
+
+
+def _stack_troubles(looks: list[RankLook]) -> list[str]:
+    """Why the ranks' own stacks are not the usual ones, each reason once."""
+    return sorted({look.process.trouble for look in looks if look.process.trouble})
+
+
+def _tell_stack_trouble(state: State, looks: list[RankLook]) -> list[Action]:
+    """Once a run: that the stacks are not as good as they could be is worth a person's hand."""
+    troubles = _stack_troubles(looks)
+    if not troubles or "stacks" in state.notes:
+        return []
+    state.notes.append("stacks")
+    return [Say(text="; ".join(troubles[:3]), level="warn")]

@@ -30,6 +30,8 @@ spin_patience_s = 7
 """
 """Patience for tests: as patient as it must be to tell one thing from the other on two busy cores."""
 
+USAGE_ERROR = 2
+
 INCIDENT_KEYS = {
     "schema", "id", "run_id", "attempt", "kind", "cause", "confidence", "summary", "culprits", "onset", "detected",
     "step", "evidence", "advice", "action", "resumed_from", "recovered",
@@ -49,7 +51,7 @@ class EdgeRuns:
         script: str,
         *arguments: str,
         flags: tuple[str, ...] = (),
-        config: str = RESUME,
+        config: str | None = RESUME,
         env: dict[str, str | None] | None = None,
         ranks: int = 2,
         program: list[str] | None = None,
@@ -100,7 +102,7 @@ def check_record(finished: Finished) -> None:
         assert re.search(r"src=[\"']?https?:|href=[\"']?https?:", page) is None, "the page needs the network"
         assert incident["onset"] <= incident["detected"]
         assert incident["summary"].endswith((".", "!")) and "\n" not in incident["summary"]
-    if finished.summary is not None:
+    if finished.summary is not None and finished.returncode != USAGE_ERROR:
         assert [i["id"] for i in finished.summary["incidents"]] == [i["id"] for i in finished.incidents]
         assert [i["summary"] for i in finished.summary["incidents"]] == [i["summary"] for i in finished.incidents]
         assert finished.summary["exit_code"] == finished.returncode

@@ -79,6 +79,8 @@ def test_each_hang_has_its_name_its_culprit_and_its_line(every_hang: Finished, n
     assert incident["confidence"] >= 0.8
     assert incident["action"] == "restart"
     assert incident["recovered"] is not None
+    lasted = seconds_between(incident["onset"], incident["detected"])
+    assert re.search(rf"\b({lasted:.0f}|{lasted - 0.5:.0f}|{lasted + 0.5:.0f}) s\b", incident["summary"])
     if case.at:
         assert incident["step"] == case.at - 1
         kept = 10 * ((case.at - 1) // 10)

@@ -1,0 +1,206 @@
+"""Wrong input, and a machine that lacks something: a clear word, the right status, training going on where it can."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.edge.runs import QUICK, RESUME, SCRIPTS, EdgeRuns, finish, only, own_lines, ranks_of
+from tests.support.guardrun_run import Finished
+from tests.support.real import find_program
+from tests.support.waiting import wait_until
+
+
+def refused(finished: Finished) -> list[str]:
+    """What is said by a guardrun that does not begin: status 2, nothing started, nothing created."""
+    assert finished.returncode == 2, str(finished)
+    assert finished.stdout == ""
+    assert finished.run_dir is None
+    assert "Traceback" not in finished.stderr
+    return finished.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("[hang]\nflor_s = 20\n", r"guardrun\.toml.*flor_s.*floor_s"),
+        ("[hnag]\nfloor_s = 20\n", r"guardrun\.toml.*hnag.*hang"),
+        ('[hang]\nfloor_s = "soon"\n', r"guardrun\.toml.*hang\.floor_s.*number"),
+        ("[hang\n", r"guardrun\.toml.*TOML"),
+        ('[checkpoint]\nformat = "nanogtp"\n', r"guardrun\.toml.*format.*nanogpt"),
+    ],
+    ids=["key", "table", "type", "syntax", "format"],
+)
+def test_a_mistake_in_the_configuration_names_file_key_and_the_way_out(edge: EdgeRuns, config: str, words: str) -> None:
+    lines = refused(edge.run("plain.py", config=config))
+    assert re.search(words, " ".join(lines), re.I), lines
+
+
+def test_an_unknown_variable_is_only_a_warning(edge: EdgeRuns) -> None:
+    finished = edge.run("plain.py", "--steps", "5", env={"GUARDRUN_HANG_FLOR_S": "20"})
+    assert finished.returncode == 0
+    assert [line for line in own_lines(finished) if "GUARDRUN_HANG_FLOR_S" in line and "GUARDRUN_HANG_FLOOR_S" in line]
+
+
+def test_a_script_that_does_not_exist_is_said_once_and_not_once_a_rank(edge: EdgeRuns) -> None:
+    lines = refused(edge.run("no_such_script.py"))
+    said = [line for line in lines if "no_such_script.py" in line]
+    assert len(said) == 1 and said[0].startswith("guardrun: error: no such script: ")
+
+
+@pytest.mark.parametrize("name", ["../outside", "latest", "with space", ""])
+def test_a_run_id_that_is_none_is_refused(edge: EdgeRuns, name: str) -> None:
+    assert "--guard-run-id" in refused(edge.run("plain.py", flags=(f"--guard-run-id={name}",)))[-1]
+
+
+def test_a_run_directory_that_cannot_be_made_is_said_once_and_training_goes_on(edge: EdgeRuns) -> None:
+    (edge.folder / "guardrun-runs").write_text("a file in its place")
+    finished = edge.run("plain.py", "--plan", "0:kill@15:1", "--steps", "30")
+    assert finished.returncode == 0
+    assert "attempt 1 rank 0: done" in finished.stdout
+    said = [line for line in own_lines(finished) if "cannot write in" in line]
+    assert len(said) == 1
+    kept = Path(said[0].rpartition("kept in ")[2])
+    assert json.loads((kept / "summary.json").read_text())["outcome"] == "finished"
+
+
+@pytest.mark.real("mount")
+def test_a_run_directory_that_fills_up_is_said_once_and_training_goes_on(edge: EdgeRuns, small_tmpfs: Path) -> None:
+    arguments = ["--plan", "0:kill@15:1,1:raise@25:0,2:segv@35:1,3:exit@45:0", "--steps", "60"]
+    finished = edge.run("plain.py", *arguments, env={"GUARDRUN_DIR": str(small_tmpfs)})
+    assert finished.returncode == 0
+    assert "attempt 4 rank 0: starts at step 40" in finished.stdout
+    assert "attempt 4 rank 0: done" in finished.stdout
+    said = [line for line in own_lines(finished) if "can't be written" in line]
+    assert 1 <= len([line for line in said if "run directory" in line]) <= 1, said
+    assert "Traceback" not in re.sub(r"Traceback[^\0]*?ValueError: bad sample 17", "", finished.stderr)
+
+
+# Run ids ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_s_id_is_refused(edge: EdgeRuns) -> None:
+    flags = ("--guard-run-id=night",)
+    assert edge.run("plain.py", "--steps", "5", flags=flags).returncode == 0
+    second = edge.run("plain.py", "--steps", "5", flags=flags)
+    assert second.returncode == 2
+    assert own_lines(second) == ["error: run night has ended (finished): choose another --guard-run-id"]
+
+
+def test_a_living_run_s_id_is_refused_and_the_run_goes_on(edge: EdgeRuns) -> None:
+    flags = ("--guard-run-id=night",)
+    first = edge.start("plain.py", "--steps", "100000", flags=flags)
+    first.wait_for_output("starts at step 0")
+    second = edge.run("plain.py", "--steps", "5", flags=flags)
+    assert second.returncode == 2
+    assert own_lines(second)[-1].startswith(f"error: run night is running, by process {first.pid} on this node: ")
+    assert first.process.poll() is None
+    first.send(signal.SIGTERM)
+    assert finish(first).returncode == 143
+
+
+def test_an_unfinished_run_s_id_continues_it_from_its_newest_checkpoint(edge: EdgeRuns) -> None:
+    flags = ("--guard-run-id=night",)
+    first = edge.start("plain.py", "--steps", "100000", "--plan", "0:kill@15:1", flags=flags)
+    wait_until((edge.folder / "out/ckpt_50.safetensors").exists, 60, "a checkpoint")
+    first.send(signal.SIGTERM)
+    assert finish(first).returncode == 143
+    newest = max(int(path.stem.split("_")[1]) for path in edge.folder.glob("out/*.safetensors"))
+    second = edge.run("plain.py", "--steps", str(newest + 20), flags=flags)
+    assert second.returncode == 0
+    assert f"rank 0: starts at step {newest} " in second.stdout
+    assert [i["id"] for i in second.incidents] == ["001"]
+    assert second.summary is not None
+    assert second.summary["outcome"] == "finished"
+    assert second.summary["last_step"] == newest + 20
+    assert [a["outcome"] for a in second.summary["attempts"]] == ["killed", "interrupted", "finished"]
+
+
+def test_a_run_killed_with_its_guardrun_is_continued_too(edge: EdgeRuns) -> None:
+    flags = ("--guard-run-id=night",)
+    first = edge.start("plain.py", "--steps", "100000", flags=flags)
+    wait_until((edge.folder / "out/ckpt_20.safetensors").exists, 60, "a checkpoint")
+    first.send(signal.SIGKILL)
+    first.wait(10)
+    wait_until(lambda: not first.alive(), 15, "everything to be gone")
+    newest = max(int(path.stem.split("_")[1]) for path in edge.folder.glob("out/*.safetensors"))
+    second = edge.run("plain.py", "--steps", str(newest + 20), flags=flags)
+    assert second.returncode == 0
+    assert f"rank 0: starts at step {newest} " in second.stdout
+
+
+def test_two_runs_in_one_folder_do_not_meet(edge: EdgeRuns) -> None:
+    """The same script, the same run directory, at the same time; each with checkpoints of its own."""
+    (edge.folder / "takes.toml").write_text('[checkpoint]\nresume_args = ["--resume", "{path}"]\n')
+    flags = ("--guard-config=takes.toml",)
+    both = [
+        edge.start(
+            "plain.py",
+            "--out",
+            name,
+            "--plan",
+            "0:kill@15:1",
+            flags=(*flags, f"--guard-checkpoint-dir={name}"),
+            config=None,
+        )
+        for name in ("first", "second")
+    ]
+    for run, name in zip(both, ("first", "second"), strict=True):
+        finished = run.wait()
+        assert finished.returncode == 0
+        assert f"GUARDRUN_RESUME_FROM={edge.folder}/{name}/ckpt_10.safetensors" in finished.stdout
+    runs = [path for path in (edge.folder / "guardrun-runs").iterdir() if not path.is_symlink()]
+    assert len(runs) == 2
+    for path in runs:
+        assert json.loads((path / "summary.json").read_text())["restarts"] == 1
+    assert (edge.folder / "guardrun-runs" / "latest").resolve() in runs
+
+
+# Without what is usually there ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_pyspy() -> Iterator[list[str]]:
+    """A program in guardrun's place that sees no py-spy: hidden in a mount namespace of its own."""
+    pyspy, guardrun = find_program("py-spy"), find_program("guardrun")
+    assert pyspy is not None and guardrun is not None
+    hide = f'mount --bind /dev/null {pyspy} && exec {guardrun} "$@"'
+    probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=10, check=False)
+    if probe.returncode != 0:
+        pytest.skip("real part mount: no mount namespace can be made")
+    yield ["unshare", "--mount", "sh", "-c", hide, "sh"]
+
+
+@pytest.mark.real("py-spy")
+@pytest.mark.real("mount")
+def test_without_py_spy_the_ranks_own_stacks_name_the_line_and_that_is_said(
+    edge: EdgeRuns, without_pyspy: list[str]
+) -> None:
+    arguments = ["--plan", "0:block@15:1", "--steps", "30"]
+    finished = edge.run("train.py", *arguments, config=RESUME + QUICK, program=without_pyspy)
+    incident = only(finished)
+    assert finished.returncode == 0
+    assert (incident["cause"], ranks_of(incident)) == ("rank_blocked", [1])
+    assert "fetch_vocabulary_update (faults.py:" in incident["summary"]
+    assert finished.run_dir is not None
+    folder = finished.run_dir / "incidents" / "001-rank_blocked" / "stacks"
+    texts = [path.read_text() for path in folder.glob("rank-*.txt")]
+    assert len(texts) == 2
+    assert all("faulthandler" in text for text in texts)
+    trouble = "py-spy is not installed: stacks by faulthandler"
+    assert incident["evidence"]["stack_troubles"] == [trouble]
+    assert own_lines(finished).count(trouble) == 1
+
+
+def test_no_torch_process_group_and_no_step_is_no_hang_of_its_own(edge: EdgeRuns) -> None:
+    """A script that guardrun knows nothing of, in which nothing ever advances but which works: left alone."""
+    script = SCRIPTS / "busy.py"
+    finished = edge.run(script.name, config=QUICK)
+    assert finished.returncode == 0
+    assert finished.incidents == []
