@@ -20,7 +20,7 @@ QUANTILE = 0.95
 """One gap in twenty may be an outlier (an evaluation, a save, a first step that compiles) and costs a look."""
 FACTOR = 3.0
 """Suspicion begins at FACTOR times that quantile (fail-slow papers report max(k·quantile, …) with a floor)."""
-ENOUGH = 5
+ENOUGH = 3
 """Gaps seen before even the longest may be an outlier."""
 MIN_FLOOR_S = 1.0
 """Reports come once a second: below that, every second would be suspicious."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guardrun.supervisor.core import ledger as lg
-from guardrun.supervisor.core.gaps import FACTOR, Gaps
+from guardrun.supervisor.core.gaps import ENOUGH, FACTOR, Gaps
 from guardrun.supervisor.core.ledger import Ledger
 
 
@@ -52,7 +52,7 @@ def test_reports_of_the_same_advance_by_many_nodes_are_no_gaps() -> None:
 def test_the_quantile_is_right_to_a_bin(seconds: list[float]) -> None:
     typical_s = learned(*seconds).typical_s
     ordered = sorted(seconds)
-    wanted = min(-(-len(ordered) * 95 // 100), max(len(ordered) - 1, 5), len(ordered))
+    wanted = min(-(-len(ordered) * 95 // 100), max(len(ordered) - 1, ENOUGH), len(ordered))
     assert ordered[wanted - 1] <= typical_s * 1.0001 <= max(ordered[wanted - 1] * 1.26, 0.51)
 
 

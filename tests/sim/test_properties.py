@@ -213,7 +213,7 @@ def test_a_healthy_run_is_never_touched(
     st.sampled_from([2, 8, 16]),
     plans.filter(lambda plan: plan.total_steps > 10**5),
     st.sampled_from(act.FAULTS),
-    st.floats(350, 900),
+    st.floats(450, 900),
     st.integers(0, 99),
 )
 def test_a_fault_out_of_the_blue_is_found_named_and_mended(
