@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from guardrun.hooks.board import create_board
@@ -49,6 +51,18 @@ def make_socket_folder(environ: Mapping[str, str]) -> Path:
             tried.append(f"{parent}: {error.strerror}")
             shutil.rmtree(folder, ignore_errors=True)
     raise NoSocketFolderError("no folder for guardrun's sockets: " + "; ".join(tried))
+
+
+def ensure_socket_folder(folder: Path) -> None:
+    """Make the folder anew where it was cleaned away: a job may outlast what /tmp keeps.
+
+    Raises OSError where that fails, PermissionError where somebody else has taken its name.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    at = folder.lstat()
+    if not stat.S_ISDIR(at.st_mode) or at.st_uid != os.getuid():
+        raise PermissionError(1, "not ours", str(folder))
 
 
 def remove_socket_folder(folder: Path) -> None:

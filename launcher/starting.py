@@ -19,6 +19,7 @@ from guardrun.launcher.environment import Subject, rank_defaults
 from guardrun.launcher.opening import OpenRun
 from guardrun.launcher.proc import TOKEN_VARIABLE
 from guardrun.launcher.signals import Signals
+from guardrun.launcher.sockets import ensure_socket_folder
 from guardrun.supervisor.config import Config, fill_placeholders
 from guardrun.supervisor.core.events import Checkpoint
 
@@ -147,6 +148,9 @@ class Starter:
 
     def _make_boards(self, number: int) -> None:
         """A rank without a board still trains, watched from outside: no room for one is no error."""
+        folder = Path(self.run.file.socket_dir)
+        with suppress(OSError):
+            ensure_socket_folder(folder)
         for rank in range(self.world_size):
             with suppress(OSError):
-                create_board(str(Path(self.run.file.socket_dir) / board_name(number, rank)))
+                create_board(str(folder / board_name(number, rank)))

@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from guardrun.hooks.messages import MAX_MESSAGE_BYTES
+from guardrun.launcher.sockets import ensure_socket_folder
 from guardrun.supervisor import wire
 from guardrun.supervisor.answers import Answers
 from guardrun.supervisor.clock import EngineClock
@@ -191,6 +192,7 @@ class Daemon:
         socket = self._context.socket(kind)
         socket.set(zmq.MAXMSGSIZE, limit_bytes)
         socket.set(zmq.RCVHWM, 20000)
+        ensure_socket_folder(self.sockets)
         path = self.sockets / name
         path.unlink(missing_ok=True)  # a supervisor that was killed leaves its socket behind
         socket.bind(f"ipc://{path}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from guardrun.launcher.saying import Log
+from guardrun.launcher.sockets import ensure_socket_folder
 from guardrun.launcher.turning import FAILURES, keep_turning
 from guardrun.supervisor.printable import encode_json, encode_msgpack
+from guardrun.supervisor.rundir import read_run_file
 from guardrun.supervisor.wire import Started
 from tests.support.guardrun_run import GuardrunStarter
+from tests.support.waiting import wait_until
 
 GUARDRUN = str(Path(sys.executable).with_name("guardrun"))
 FLAGS = ["--nproc_per_node=2", "--max-restarts=0"]
@@ -66,6 +71,45 @@ def test_arguments_and_folders_that_are_no_utf8(tmp_path: Path) -> None:
     assert done.returncode == 1, done
     assert (folder / "rank-0").read_text().endswith("b'a\\xffb')")
     assert [incident["cause"] for incident in done.incidents] == ["exception"]
+
+
+SLOW = """
+import os, pathlib, time
+pathlib.Path(f"pid-{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}").write_text(str(os.getpid()))
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+"""
+
+
+def test_a_socket_folder_that_was_cleaned_away_is_made_anew(tmp_path: Path) -> None:
+    """Sockets, boards and all: for the next supervisor, and for the next attempt."""
+    starter = GuardrunStarter(tmp_path, [GUARDRUN])
+    try:
+        run = starter.start(["--nproc_per_node=1", "--max-restarts=1"], script=SLOW)
+        pid = wait_until(lambda: (tmp_path / "pid-0-0").exists() and (tmp_path / "pid-0-0").read_text(), 30, "a rank")
+        assert run.run_dir is not None
+        folder = Path(read_run_file(run.run_dir).socket_dir)
+        [supervisor] = run.find("guardrund")
+        shutil.rmtree(folder)
+        os.kill(supervisor.pid, signal.SIGKILL)
+        wait_until((folder / "control").exists, 30, "the next supervisor")
+        assert folder.stat().st_mode & 0o777 == 0o700
+        os.kill(int(pid), signal.SIGKILL)
+        wait_until((tmp_path / "pid-0-1").exists, 30, "the next attempt")
+        (tmp_path / "go").touch()
+        done = run.wait(60)
+    finally:
+        starter.close()
+    assert done.returncode == 0, done
+    assert [incident["cause"] for incident in done.incidents] == ["killed"]
+    assert not folder.exists()
+
+
+def test_a_socket_folder_that_somebody_else_made_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "guardrun-x").symlink_to("elsewhere")
+    with pytest.raises(PermissionError):
+        ensure_socket_folder(tmp_path / "guardrun-x")
 
 
 def test_what_is_no_unicode_is_escaped_and_the_rest_left_alone() -> None:
