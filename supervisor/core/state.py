@@ -44,6 +44,8 @@ class Suspicion(msgspec.Struct, kw_only=True):
     """Per rank, the look before: two in a row are judged, so that short work is not averaged away."""
     unmoved_since_s: dict[int, float] = {}
     """Per rank: since when nothing about it has moved."""
+    moved_s: dict[int, float] = {}
+    """Per rank: when it was last seen to get somewhere; not for those that never were."""
     spun: dict[int, list[str]] = {}
     """Per rank that seems to spin: the stacks that looks have sampled since."""
     places: dict[int, str] = {}

@@ -34,6 +34,16 @@ def lasted_s(state: State, found: Finding, looks: list[RankLook], now_s: float) 
     return now_s - began_s
 
 
+def told_s(state: State, found: Finding, looks: list[RankLook], now_s: float) -> float:
+    """How long it has been so for all that is known. Patience is the more careful: it counts what was looked at."""
+    suspicion = state.suspicion
+    assert suspicion is not None
+    if found.is_proof or found.doing is Doing.COLLECTING:
+        return lasted_s(state, found, looks, now_s)
+    moved = [suspicion.moved_s.get(rank, 0.0) for rank in found.culprits or found.waiting]
+    return now_s - max([silence_began_s(attempt_of(state)), *moved])
+
+
 def left_s(state: State, found: Finding, by_rank: dict[int, Judgement], looks: list[RankLook], now_s: float) -> float:
     """How much longer it may be so before it is a hang; 0 or less: it is one."""
     lasted = lasted_s(state, found, looks, now_s)
@@ -55,7 +65,7 @@ def verdict(
     """It is a hang. Open (or take up again) its incident, and act where guardrun may."""
     attempt, suspicion = attempt_of(state), state.suspicion
     assert suspicion is not None
-    lasted = lasted_s(state, found, looks, now_s)
+    lasted = told_s(state, found, looks, now_s)
     may_act = state.settings.act and not state.is_held
     known = suspicion.incident_id
     if not known and found.doing is Doing.COLLECTING:

@@ -213,7 +213,7 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
             judgement = msgspec.structs.replace(judgement, doing=Doing.BUSY, reason="its frames change, slowly")
         judged.append(judgement)
         if judgement.doing is Doing.BUSY:
-            suspicion.unmoved_since_s[rank] = look.at_s
+            suspicion.unmoved_since_s[rank] = suspicion.moved_s[rank] = look.at_s
     if not is_whole:
         return []
     seen = {look.global_rank for look in event.ranks}
