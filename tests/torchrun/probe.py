@@ -97,10 +97,12 @@ def main() -> None:
     wishes = parse_wishes(sys.argv[1:])
     if wishes.get("print"):
         for number in range(3):
-            print(f"line {number} of rank {rank} in attempt {attempt}", flush=True)
-            print(f"error {number} of rank {rank} in attempt {attempt}", file=sys.stderr, flush=True)
+            # One write a line: the ends of two ranks' lines could come apart otherwise.
+            sys.stdout.write(f"line {number} of rank {rank} in attempt {attempt}\n")
+            sys.stderr.write(f"error {number} of rank {rank} in attempt {attempt}\n")
         if wishes["print"] == "ragged":
-            print("no newline at the end", end="", flush=True)
+            sys.stdout.write("no newline at the end")
+            sys.stdout.flush()
     write(f"seen-{me}.json", json.dumps(look()))
     if "wait" in wishes:
         wait_for(wishes["wait"], me, wishes.get("deaf", False))

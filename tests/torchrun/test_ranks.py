@@ -63,7 +63,7 @@ def test_everything_a_rank_sees_is_torchruns(beside: Beside) -> None:
 def test_modules_with_relative_imports(beside: Beside) -> None:
     beside.write("pkg/__init__.py", "")
     beside.write(
-        "pkg/worker.py", "from .inner import NAME\nimport probe\nprint(NAME, __name__, flush=True)\nprobe.main()\n"
+        "pkg/worker.py", "from .inner import NAME\nimport probe\nprint(f'{NAME} {__name__}\\n', end='')\nprobe.main()\n"
     )
     beside.write("pkg/inner.py", "NAME = __name__\n")
     ours, theirs = check_ended_well(beside.run(["-m", "--nproc-per-node", "2", RESTARTS, "pkg.worker", "--lr", "1"]))
@@ -178,7 +178,7 @@ dist.init_process_group("gloo", init_method=sys.argv[1].format(port=port), rank=
 total = torch.ones(1)
 dist.all_reduce(total)
 facts = [dist.is_torchelastic_launched(), int(total), dist.get_rank(), dist.get_node_local_rank()]
-print(json.dumps(facts), flush=True)
+print(json.dumps(facts) + chr(10), end="")
 dist.destroy_process_group()
 """
 
