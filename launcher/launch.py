@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from guardrun.launcher import elastic
-from guardrun.launcher.agent_loop import AGENT_MARGIN_S, AgentLoop, AgentStarter
 from guardrun.launcher.control import Control
 from guardrun.launcher.daemon import Daemon
 from guardrun.launcher.flags import Flags, parse_flags
@@ -110,6 +109,9 @@ class Launch:
         def launch(arguments: list[str]) -> None:
             args.training_script_args = [*args.training_script_args, *arguments]
             elastic.run_plain(args)
+
+        # Its modules cost every other start-up some 20 ms.
+        from guardrun.launcher.agent_loop import AGENT_MARGIN_S, AgentLoop, AgentStarter
 
         starter = AgentStarter(run, config, world_size, launch)
         try:
