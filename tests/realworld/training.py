@@ -22,7 +22,7 @@ ENVIRONMENT: dict[str, str | None] = {
 }
 """Nothing is downloaded, and nothing runs on a GPU."""
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def read_rank(pid: int) -> str | None:
