@@ -44,6 +44,12 @@ def due(plan: list[Planted], step: int) -> list[str]:
     return [p.fault for p in plan if p.step == step and p.attempt in ("*", ATTEMPT) and p.rank in ("*", RANK)]
 
 
+def due_now(when: str) -> list[str]:
+    """Likewise for FILE:FAULT: what rank 1 is to suffer in attempt 0 once the file is there."""
+    file, _, fault = when.rpartition(":")
+    return [fault] if file and RANK == "1" and ATTEMPT == "0" and os.path.exists(file) else []
+
+
 def suffer(fault: str, seconds: float, others: dict[str, Callable[[], Any]]) -> None:
     """Have it happen. others: faults that only the calling script knows."""
     known: dict[str, Callable[[], Any]] = {

@@ -17,10 +17,11 @@ from pathlib import Path
 from guardrun.hooks import step as count_step
 
 sys.path.insert(0, str(Path(__file__).parent))
-from faults import ATTEMPT, RANK, alive_of_before, due, note, parse_plan, suffer
+from faults import ATTEMPT, RANK, alive_of_before, due, due_now, note, parse_plan, suffer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--plan", default="")
+parser.add_argument("--when", default="", help="FILE:FAULT, see faults.py")
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--step-s", type=float, default=0.01)
 parser.add_argument("--save-every", type=int, default=10)
@@ -116,7 +117,7 @@ def main() -> None:
     steps = Steps()
     for step in range(start + 1, arguments.steps + 1):
         time.sleep(arguments.step_s)
-        for fault in due(plan, step):
+        for fault in due(plan, step) + due_now(arguments.when):
             suffer(fault, arguments.seconds, {"tear": tear})
         steps.arrive(step)
         count_step(step)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from faults import ATTEMPT, RANK, alive_of_before, due, fetch_vocabulary_update, note, parse_plan, suffer
+from faults import ATTEMPT, RANK, alive_of_before, due, due_now, fetch_vocabulary_update, note, parse_plan, suffer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--plan", default="", help="see faults.py; step 0 is before torch.distributed")
@@ -21,7 +21,7 @@ parser.add_argument("--out", default="out")
 parser.add_argument("--resume", default="")
 parser.add_argument("--seconds", type=float, default=8.0, help="how long what ends takes")
 parser.add_argument("--loader", action="store_true", help="batches from a DataLoader with a worker")
-parser.add_argument("--hang-file", default="", help="rank 1 hangs, in attempt 0, once this file is there")
+parser.add_argument("--when", default="", help="FILE:FAULT, see faults.py")
 parser.add_argument("--clock-back", type=int, default=0, help="files saved after this step are dated an hour earlier")
 parser.add_argument("--times", default="", help="write the time of each step of rank 0 to this file")
 arguments = parser.parse_args()
@@ -134,11 +134,9 @@ def main() -> None:
     times = open(arguments.times, "a") if arguments.times and RANK == "0" else None  # noqa: SIM115
     for step in range(start + 1, arguments.steps + 1):
         time.sleep(arguments.step_s)
-        for fault in due(plan, step):
+        for fault in due(plan, step) + due_now(arguments.when):
             if not fault.startswith("data_"):
                 suffer(fault, arguments.seconds, OTHERS)
-        if arguments.hang_file and RANK == "1" and ATTEMPT == "0" and os.path.exists(arguments.hang_file):
-            fetch_vocabulary_update()
         batch = next(batches) if batches else torch.randn(8, 64)
         loss = model(batch).pow(2).mean()
         optimizer.zero_grad()

@@ -1,0 +1,243 @@
+"""Faults of guardrun itself: training does not notice, and what comes afterwards is found all the same."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from guardrun.hooks import messages as msg
+from guardrun.supervisor.rundir import read_run_file
+from tests.edge.runs import QUICK, RESUME, EdgeRuns, check_replay, finish, only, own_lines, ranks_of
+from tests.edge.test_policy import guardctl
+from tests.edge.test_signals import log_of
+from tests.support.guardrun_run import GuardrunRun
+from tests.support.processes import Process
+from tests.support.waiting import wait_until
+
+STEP_S = 0.02
+
+
+def steps_of(run: GuardrunRun) -> list[float]:
+    """When rank 0 finished each of its steps, in seconds of this host's monotonic clock."""
+    path = run.folder / "times"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [float(line.split()[2]) for line in lines if len(line.split()) == 3]
+
+
+def wait_for_steps(run: GuardrunRun, more: int) -> None:
+    """Wait until so many more steps are done."""
+    done = len(steps_of(run))
+    wait_until(lambda: len(steps_of(run)) >= done + more, 60, f"{more} more steps")
+
+
+def supervisor_of(run: GuardrunRun) -> Process:
+    return wait_until(lambda: run.find("guardrund"), 30, "a supervisor")[0]
+
+
+def wait_for_another(run: GuardrunRun, old: Process, timeout_s: float) -> float:
+    """Wait until guardctl gets an answer from a supervisor that is not `old`; how long that took."""
+    began_s = time.monotonic()
+    others = lambda: [p for p in run.find("guardrund") if (p.pid, p.start) != (old.pid, old.start)]  # noqa: E731
+    wait_until(others, timeout_s, "another supervisor")
+    wait_until(lambda: '"state": "training"' in guardctl(run, "status", "latest", "--json"), timeout_s, "its answer")
+    return time.monotonic() - began_s
+
+
+@pytest.mark.real("py-spy")
+def test_a_supervisor_killed_and_one_stopped_are_not_felt_and_a_hang_afterwards_is_found(edge: EdgeRuns) -> None:
+    arguments = ["--times", "times", "--when", "now:block", "--steps", "4000", "--step-s", str(STEP_S)]
+    run = edge.start("train.py", *arguments, "--save-every", "50", config=RESUME + QUICK)
+    wait_until(lambda: len(steps_of(run)) >= 100, 60, "a hundred steps")
+    usual_s = longest_gap_s(steps_of(run)[20:])
+
+    began = len(steps_of(run))
+    killed = supervisor_of(run)
+    os.kill(killed.pid, signal.SIGKILL)
+    back_s = wait_for_another(run, killed, 20)
+    assert back_s < 10, "seconds until a supervisor answered again"
+
+    stopped = supervisor_of(run)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    back_s = wait_for_another(run, stopped, 30)
+    assert back_s < 15
+    wait_for_steps(run, 50)
+    during = steps_of(run)[began:]
+    assert longest_gap_s(during) < max(10 * usual_s, 0.5), "a step took long while there was no supervisor"
+
+    (run.folder / "now").touch()
+    wait_until(run.incidents, 60, "the hang to be found")
+    wait_until(lambda: "attempt 1 rank 0: starts at step" in run.stdout, 60, "the next attempt")
+    hung_at = len(steps_of(run))
+    wait_until(lambda: run.incidents()[0]["recovered"], 60, "the next attempt to get past it")
+    run.send(signal.SIGTERM)
+    finished = finish(run, 60)
+    incident = only(finished)
+    assert finished.returncode == 143
+    assert (incident["cause"], ranks_of(incident), incident["action"]) == ("rank_blocked", [1], "restart")
+    assert incident["resumed_from"]["step"] == 50 * (hung_at // 50)
+    assert finished.stderr.count("starting it again (training goes on)") == 2
+    assert run.run_dir is not None
+    assert '"supervisor_restarted"' in (run.run_dir / "events.jsonl").read_text()
+
+
+def longest_gap_s(times: list[float]) -> float:
+    return max(after - before for before, after in itertools.pairwise(times))
+
+
+def test_a_supervisor_that_dies_again_and_again_is_given_up_and_crashes_are_still_restarted(edge: EdgeRuns) -> None:
+    run = edge.start("plain.py", "--when", "now:kill", "--steps", "100000")
+    run.wait_for_output("rank 0: starts at step 0")
+
+    def is_given_up() -> bool:
+        for daemon in run.find("guardrund"):
+            os.kill(daemon.pid, signal.SIGKILL)
+        return "too often now: going on without it, as torchrun would" in run.stderr
+
+    wait_until(is_given_up, 30, "the supervisor to be given up", every_s=0.3)
+    (run.folder / "now").touch()
+    run.wait_for_output("attempt 1 rank 0: starts at step")
+    run.send(signal.SIGTERM)
+    assert finish(run, 60).returncode == 143
+
+
+def test_a_supervisor_killed_between_two_attempts_goes_on_where_it_was(edge: EdgeRuns) -> None:
+    """Killed while it stops an attempt (ranks that ignore SIGTERM make that long): decided once, started once."""
+    config = RESUME + "[restart]\nstop_grace_s = 4\n"
+    run = edge.start("plain.py", "--plan", "0:kill@15:1", "--ignore-sigterm", config=config)
+    wait_until(lambda: "stop_began" in log_of(run), 30, "the stop to begin")
+    os.kill(supervisor_of(run).pid, signal.SIGKILL)
+    finished = finish(run, 60)
+    incident = only(finished)
+    assert finished.returncode == 0
+    assert (incident["cause"], ranks_of(incident), incident["action"]) == ("killed", [1], "restart")
+    assert incident["resumed_from"]["step"] == 10
+    assert finished.summary is not None
+    assert finished.summary["restarts"] == 1
+
+
+def test_a_supervisor_killed_knows_its_run_s_checkpoints_again(edge: EdgeRuns) -> None:
+    run = edge.start("plain.py", "--plan", "0:kill@500:1", "--steps", "520", "--step-s", "0.01", "--save-every", "100")
+    wait_until((edge.folder / "out/ckpt_200.safetensors").exists, 60, "a checkpoint")
+    os.kill(supervisor_of(run).pid, signal.SIGKILL)
+    finished = finish(run, 90)
+    assert finished.returncode == 0
+    assert only(finished)["resumed_from"]["step"] == 400
+
+
+def test_a_run_stopped_as_a_whole_and_continued_later_is_nobody_s_hang(edge: EdgeRuns) -> None:
+    """As `scontrol suspend` or a paused machine does it."""
+    run = edge.start("plain.py", "--steps", "300", "--step-s", "0.01", config=RESUME + QUICK)
+    run.wait_for_output("rank 0: starts at step 0")
+    wait_until((edge.folder / "out/ckpt_50.safetensors").exists, 60, "fifty steps")
+    everybody = run.alive()
+    for process in everybody:
+        os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(8.0)  # longer than any patience of this run
+    for process in reversed(everybody):
+        os.kill(process.pid, signal.SIGCONT)
+    finished = finish(run, 60)
+    assert finished.returncode == 0
+    assert finished.incidents == []
+    assert finished.summary is not None
+    assert finished.summary["restarts"] == 0
+
+
+# The socket that ranks speak on ------------------------------------------------------------------------------------
+
+
+def hostile_frames(attempt_of_nobody: int = 77) -> list[bytes]:
+    """10,000 frames that no rank of this run would send: noise, cut and wrong messages, other ranks, a bomb or two."""
+    beat = msg.Beat(attempt=0, global_rank=0, pid=1, sent_ns=1)
+    whole = msgspec.msgpack.encode(beat)
+    stranger = msgspec.msgpack.encode(msgspec.structs.replace(beat, attempt=attempt_of_nobody))
+    kinds = [
+        b"",
+        b"\xff" * 64,
+        os.urandom(200),
+        whole[:-3],
+        msgspec.msgpack.encode({"type": "beat", "attempt": "zero"}),
+        msgspec.msgpack.encode({"type": "no_such_kind", "attempt": 0}),
+        b"\x91" * 20_000,  # arrays in arrays
+        b"\xdf\xff\xff\xff\xff",  # a map that says it holds 4 G entries
+        stranger,
+        b'{"type": "beat"}',
+    ]
+    return kinds * 1000
+
+
+def send_frames(kind: int, address: str, frames: list[bytes]) -> None:
+    context = zmq.Context()
+    socket = context.socket(kind)
+    socket.set(zmq.SNDHWM, 0)
+    socket.set(zmq.SNDTIMEO, 20_000)
+    socket.connect(address)
+    try:
+        for frame in frames:
+            socket.send(frame)
+    finally:
+        socket.close(linger=20_000)
+        context.term()
+
+
+def test_ten_thousand_malformed_messages_and_a_huge_one_are_counted_and_dropped(edge: EdgeRuns) -> None:
+    run = edge.start("plain.py", "--when", "now:kill", "--steps", "100000")
+    run.wait_for_output("rank 0: starts at step 0")
+    run_dir = wait_until(lambda: run.run_dir, 10, "the run directory")
+    sockets = Path(read_run_file(run_dir).socket_dir)
+    daemon = supervisor_of(run)
+    wait_until((edge.folder / "out/ckpt_100.safetensors").exists, 60, "a hundred steps")
+    frames = hostile_frames()
+    flood = threading.Thread(target=send_frames, args=(zmq.PUSH, f"ipc://{sockets}/beats", frames))
+    huge = threading.Thread(target=send_frames, args=(zmq.PUSH, f"ipc://{sockets}/beats", [bytes(8 << 20)]))
+    asked = threading.Thread(target=send_frames, args=(zmq.DEALER, f"ipc://{sockets}/control", frames[:1000]))
+    for thread in (flood, huge, asked):
+        thread.start()
+    for thread in (flood, huge, asked):
+        thread.join()
+
+    def dropped() -> dict[str, int]:
+        status: dict[str, dict[str, int]] = msgspec.json.decode(guardctl(run, "status", "latest", "--json"))
+        return status["dropped"]
+
+    wait_until(lambda: dropped()["malformed"] + dropped()["strangers"] >= 10_000, 20, "all to be counted")
+    assert dropped()["strangers"] == 1000
+    assert supervisor_of(run).pid == daemon.pid
+    (run.folder / "now").touch()
+    wait_until(lambda: any(incident["recovered"] for incident in run.incidents()), 60, "the kill to be mended")
+    run.send(signal.SIGTERM)
+    finished = finish(run, 60)
+    assert finished.returncode == 143
+    assert (only(finished)["cause"], ranks_of(only(finished))) == ("killed", [1])
+    assert len(own_lines(finished)) == 4, "what happened, where the report is, what is done, and that it helped"
+
+
+def test_what_guardctl_sends_wrongly_is_answered_and_harms_nothing(edge: EdgeRuns) -> None:
+    run = edge.start("plain.py", "--steps", "100000")
+    run.wait_for_output("rank 0: starts at step 0")
+    run_dir = wait_until(lambda: run.run_dir, 10, "the run directory")
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.set(zmq.RCVTIMEO, 10_000)
+    socket.connect(f"ipc://{read_run_file(run_dir).socket_dir}/control")
+    try:
+        for asked, said in [
+            ({"verb": "explode"}, "no verb"),
+            ({"verb": "stacks", "arguments": {"rank": 99}}, "no rank"),
+        ]:
+            socket.send(msgspec.msgpack.encode({"type": "ask", **asked}))
+            answer = msgspec.msgpack.decode(socket.recv())
+            assert said in answer["error"]
+    finally:
+        socket.close(linger=0)
+        context.term()
+    run.send(signal.SIGTERM)
+    assert finish(run).returncode == 143
+    check_replay(run_dir)
