@@ -33,6 +33,7 @@ from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.desk import Desk
 from guardrun.supervisor.journal import Journal, recover
 from guardrun.supervisor.log import log
+from guardrun.supervisor.pace import Pace
 from guardrun.supervisor.performer import Performer, open_chooser
 from guardrun.supervisor.printable import encode_msgpack
 from guardrun.supervisor.rundir import RunFile
@@ -60,7 +61,7 @@ class Daemon:
         self.chooser = open_chooser(run_dir, run)
         self.engine, self.journal = self._recover()
         self.is_over = False
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
         # One thread, so that a choice comes after every save that was told before it.
@@ -75,6 +76,7 @@ class Daemon:
         self._launcher: bytes | None = None
         self._launcher_fd = _open_launcher(run)
         self._next_sample = 0.0
+        self._pace = Pace()
         self.malformed = 0
         self._said_trouble = False
         self._has_greeted = False
@@ -127,15 +129,16 @@ class Daemon:
 
     def _wait_s(self) -> float:
         times = [self._next_sample - time.monotonic()]
-        due_s = self.engine.next_deadline_s()
+        due_s = self._pace.due_s(self.engine.next_deadline_s())
         if due_s is not None:
             times.append(due_s - self.clock.now())
         return max(0.0, min(times))
 
     def _tick(self) -> None:
-        due_s = self.engine.next_deadline_s()
+        due_s = self._pace.due_s(self.engine.next_deadline_s())
         if due_s is not None and self.clock.now() >= due_s:
-            self.feed(ev.Ticked())
+            has_failed = not self.feed(ev.Ticked())
+            self._pace.ticked(self.clock.now(), has_failed, self.engine.next_deadline_s())
 
     def _sample(self, now: float) -> None:
         self._next_sample = now + SAMPLE_S
@@ -154,8 +157,8 @@ class Daemon:
 
     # Events in, actions out ----------------------------------------------------------------------------------
 
-    def feed(self, event: ev.Event) -> None:
-        """Tell the engine, note it in the journal, carry out what it says."""
+    def feed(self, event: ev.Event) -> bool:
+        """Tell the engine, note it in the journal, carry out what it says. False where the engine raised."""
         now_s = self.clock.now()
         try:
             actions = self.engine.handle(event, now_s)
@@ -165,12 +168,13 @@ class Daemon:
             self.journal.append_error(event, repr(error), now_s)
             self.journal.close()
             self.engine, self.journal = self._recover()
-            return
+            return False
         self.journal.append(event, actions, self.engine.last_s)
         for action in actions:
             self.performer.perform(action)
+        return True
 
-    def post(self, call: Callable[[], None]) -> None:
+    def post(self, call: Callable[[], object]) -> None:
         """Have the loop's thread make a call; for worker threads."""
         self._inbox.put(call)
         os.eventfd_write(self._wake, 1)
