@@ -263,9 +263,9 @@ def open_chooser(run_dir: Path, run: RunFile) -> Chooser:
     folder = run.checkpoint_dir if not run.checkpoint_dir or os.path.isabs(run.checkpoint_dir) else ""
     try:
         state = msgspec.json.decode((run_dir / CHECKPOINTS_FILE).read_bytes())
-        return Chooser.from_state(state)
+        return Chooser.from_state(state, run.cwd)
     except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError):
-        chooser = Chooser(run.created_wall_s, folder, run.checkpoint_format, 1)
+        chooser = Chooser(run.created_wall_s, folder, run.checkpoint_format, 1, run.cwd)
         chooser.prior()
         # At once: a supervisor after this one would take what the run has written by then for older than the run.
         keep_chooser(run_dir, chooser)

@@ -49,10 +49,16 @@ class Chooser:
     """Remembers what this run wrote, and chooses. Threads may share one."""
 
     def __init__(
-        self, run_started_wall_s: float, checkpoint_dir: str = "", format: str = AUTO, world_size: int = 1
+        self,
+        run_started_wall_s: float,
+        checkpoint_dir: str = "",
+        format: str = AUTO,
+        world_size: int = 1,
+        cwd: str = "",
     ) -> None:
-        """Raises UnknownFormat. checkpoint_dir: absolute; empty: wherever the ranks are seen to save."""
+        """Raises UnknownFormat. checkpoint_dir: absolute; empty: wherever the ranks are seen to save. cwd: theirs."""
         directory = os.path.realpath(checkpoint_dir) if checkpoint_dir else ""
+        self._cwd = os.path.realpath(cwd) if cwd else ""
         self._memory = Memory(run_started_wall_s, directory, format or AUTO, world_size)
         self._formats = get_formats(format)
         self._inspector = Inspector()
@@ -62,10 +68,10 @@ class Chooser:
         self._lock = threading.Lock()
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Chooser:
+    def from_state(cls, state: dict[str, Any], cwd: str = "") -> Chooser:
         """Take up what `state` gave. Raises msgspec.ValidationError, UnknownFormat."""
         memory = msgspec.convert(state, Memory)
-        chooser = cls(memory.run_started_wall_s, memory.checkpoint_dir, memory.format, memory.world_size)
+        chooser = cls(memory.run_started_wall_s, memory.checkpoint_dir, memory.format, memory.world_size, cwd)
         chooser._memory = memory
         chooser._by_stat = _index(memory)
         return chooser
@@ -101,7 +107,7 @@ class Chooser:
         stat = stat_saved(real)
         if stat is None:
             real, stat = find_renamed(real, wall_s)
-        root = root_of(real)
+        root = root_of(real, step, self._cwd)
         with self._lock:
             self._memory.remember(real, Saved(step, wall_s, stat_tuple(stat)))
             if stat is not None:
@@ -143,7 +149,7 @@ class Chooser:
     def is_checkpoint_path(self, path: str) -> Checkpoint | None:
         """Say which checkpoint a loaded path is, or is part of; None where it is none, or nobody can tell."""
         real = resolve(path)
-        root = root_of(real)
+        root = root_of(real, cwd=self._cwd)
         with self._lock:
             directory, saved = self._memory.checkpoint_dir, dict(self._memory.saved)
         misses = self._misses.setdefault(root, set())
@@ -199,7 +205,7 @@ class Chooser:
         with self._lock:
             memory = self._memory
             directory, roots, saved = memory.checkpoint_dir, [*memory.roots], [*memory.saved]
-            roots += [root_of(path) for path in memory.loaded]
+            roots += [root_of(path, cwd=self._cwd) for path in memory.loaded]
         result = Search(self._formats, self._memory.world_size, saved)
         if directory:
             result.below(directory)

@@ -7,6 +7,7 @@ import os
 
 from guardrun.launcher.checkpoints.formats.base import Candidate
 from guardrun.launcher.checkpoints.inspector import Inspector
+from guardrun.launcher.checkpoints.places import read_stat
 from guardrun.launcher.checkpoints.steps import NAME_LIKE, family_of, parse_step
 from guardrun.launcher.checkpoints.verdicts import Torn
 
@@ -50,6 +51,8 @@ def judge_file(candidate: Candidate, inspector: Inspector) -> Tier | None:
         return None
     is_named = _is_named_like_one(candidate)
     contents = inspector.describe(candidate.path, stat)
+    if contents is None and read_stat(candidate.path) != stat:
+        return None  # gone, or written anew, since it was found whole: it tells nothing of its family
     for path, beside in candidate.files.items():
         described = inspector.describe(path, beside) if path != candidate.path else None
         if described is not None and described.has_optimizer:

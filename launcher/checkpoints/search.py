@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from guardrun.launcher.checkpoints.dcp import METADATA
 from guardrun.launcher.checkpoints.formats.base import Candidate, Format
 from guardrun.launcher.checkpoints.formats.table import find_candidates
 from guardrun.launcher.checkpoints.places import Place, read_place
-from guardrun.launcher.checkpoints.steps import STEP_FOLDER
+from guardrun.launcher.checkpoints.steps import STEP_FOLDER, parse_step
 
 WALK_DEPTH = 5
 MAX_PLACES = 2000
@@ -18,6 +19,12 @@ _IGNORED = frozenset(
     ("__pycache__", "node_modules", "wandb", "mlruns", "guardrun-runs", "site-packages", "recipe_state")
 )
 _CLIMB = 4
+_PART = re.compile(
+    r"recipe_state|mp_rank_\w+|pytorch_model\w*|optimizer(_\d+)?|optim|model|weights|dcp|distcp|trainer|data_reader"
+    r"|tp_\d+\w*|rank_?\d+",
+    re.I,
+)
+"""Folders inside a checkpoint's own, as the formats make them."""
 
 
 @dataclass(frozen=True)
@@ -29,20 +36,37 @@ class Found:
     root: str
 
 
-def root_of(path: str) -> str:
+def root_of(path: str, step: int | None = None, cwd: str = "") -> str:
     """The folder to search for the checkpoint that a saved or loaded path belongs to.
 
-    `out/checkpoint-40/optimizer.pt` belongs to a checkpoint in `out`, `out/ckpt.pt` to one in `out` too.
+    `out/checkpoint-40/optimizer.pt` belongs to a checkpoint in `out`, `out/ckpt.pt` to one in `out` too. A run's own
+    folder may be named like a step (`/scratch/12345/out`, a job's id; `finetune-step-2`): only a folder right above
+    what was saved is a checkpoint's, or one above the parts that formats are known to make; a mere number only if it is
+    `step`, at which the path was saved; none if the file's own name says that step; and never cwd or what is above it.
     """
     root = folder = os.path.dirname(path)
+    own = parse_step(os.path.basename(path))
     for _ in range(_CLIMB):
         parent, name = os.path.split(folder)
-        if STEP_FOLDER.search(name) or name == "recipe_state":
-            root = parent
-        if not name:
+        if not name or (cwd and os.path.join(cwd, "").startswith(os.path.join(folder, ""))):
             break
+        if STEP_FOLDER.search(name) and _is_checkpoints(name, own, step):
+            root = parent
+        if not (STEP_FOLDER.search(name) or _PART.fullmatch(name)):
+            break
+        if name == "recipe_state":
+            root = parent
         folder = parent
     return root
+
+
+def _is_checkpoints(name: str, own: int | None, step: int | None) -> bool:
+    number = int(re.findall(r"\d+", name)[-1]) if re.search(r"\d", name) else None
+    if step is None:
+        return own is None
+    if number == step:
+        return True
+    return not name.isdigit() and own != step
 
 
 def _alone(folder: str) -> Place:

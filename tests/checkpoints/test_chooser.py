@@ -535,3 +535,43 @@ def test_choosing_among_200_takes_milliseconds(tmp_path: Path, clock: Clock, wri
         times.append(time.perf_counter() - began)
         assert choice.checkpoint is not None and choice.checkpoint.step in (40, 200)
     assert min(times) <= 0.02, times
+
+
+# Runs in folders that are named like steps -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("above", ["12345/out", "finetune-step-2/out", "2026/11", "checkpoint_0", "step-2"])
+def test_a_runs_own_folder_is_no_checkpoint(tmp_path: Path, clock: Clock, write: Write, above: str) -> None:
+    chooser = Chooser(BEGAN)
+    (tmp_path / "12346").mkdir()
+    for step in (20, 40):
+        save(chooser, clock, write, tmp_path / above / f"ckpt_{step}.pt", step=step)
+    checkpoint = chooser.choose().checkpoint
+    assert checkpoint is not None
+    assert (checkpoint.path, checkpoint.step) == (str(tmp_path / above / "ckpt_40.pt"), 40)
+
+
+@pytest.mark.parametrize("above", ["12345/out", "2026"])
+def test_nor_is_it_for_a_file_written_over(tmp_path: Path, clock: Clock, write: Write, above: str) -> None:
+    chooser = Chooser(BEGAN)
+    save(chooser, clock, write, tmp_path / above / "ckpt.pt", step=20)
+    checkpoint = chooser.choose().checkpoint
+    assert checkpoint is not None
+    assert checkpoint.path == str(tmp_path / above / "ckpt.pt")
+
+
+def test_the_working_folder_is_no_checkpoint(tmp_path: Path, clock: Clock, write: Write) -> None:
+    chooser = Chooser(BEGAN, cwd=str(tmp_path / "step_40"))
+    save(chooser, clock, write, tmp_path / "step_40" / "model.pt", step=40)
+    checkpoint = chooser.choose().checkpoint
+    assert checkpoint is not None
+    assert checkpoint.path == str(tmp_path / "step_40" / "model.pt")
+
+
+def test_a_folder_named_by_the_mere_step_is_one(tmp_path: Path, clock: Clock, write: Write) -> None:
+    chooser = Chooser(BEGAN)
+    for step in (20, 40):
+        save(chooser, clock, write, tmp_path / str(step) / "model.pt", step=step)
+    checkpoint = chooser.choose().checkpoint
+    assert checkpoint is not None
+    assert (checkpoint.path, checkpoint.step) == (str(tmp_path / "40"), 40)
