@@ -60,7 +60,7 @@ def _environment(config: dict[str, Any], run_dir: Path, call: Call) -> dict[str,
     found = {name: {"value": value, "origin": "guardrun"} for name, value in rank_defaults(subject, {}).items()}
     chosen = rank_defaults(subject, call.environ)
     for default in DEFAULTS:
-        for name in default.names:
+        for name in (*default.names, *default.old_names):
             if name in call.environ:
                 found[name] = {"value": call.environ[name], "origin": "environment"}
             elif name in found and name not in chosen:
