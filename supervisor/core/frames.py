@@ -30,6 +30,7 @@ _WAITING_FILES = (
 )
 _INIT_FUNCTIONS = frozenset({"init_process_group", "new_group", "_new_process_group_helper", "init_device_mesh"})
 _INIT_FILES = ("torch/distributed/rendezvous.py",)
+_IMPORTING = "<frozen importlib"
 _BACKWARD = "_engine_run_backward"
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/code.py", "/IPython/", "/debugpy/", "/pydevd", "/pudb/", "/ipdb/", "/_pyrepl/")
 _DATA_FILES = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/")
@@ -58,6 +59,17 @@ def inner_library_frames(frames: list[Frame]) -> list[Frame]:
     return inner
 
 
+def inner_calls(frames: list[Frame]) -> list[Frame]:
+    """The same without imports: what a module runs as it is imported is no call of its functions."""
+    inner = []
+    for frame in inner_library_frames(frames):
+        if frame.file.startswith(_IMPORTING):
+            break
+        if frame.function != "<module>":
+            inner.append(frame)
+    return inner
+
+
 def calls_packages(frames: list[Frame]) -> bool:
     """Whether the innermost user frame has called into an installed package, and not only the standard library."""
     return any(part in frame.file for frame in inner_library_frames(frames) for part in _PACKAGES)
@@ -65,7 +77,7 @@ def calls_packages(frames: list[Frame]) -> bool:
 
 def waits_in_collective(frames: list[Frame]) -> bool:
     """Whether the stack ends inside torch's communication, called from the user's code."""
-    return any(part in frame.file for frame in inner_library_frames(frames) for part in _WAITING_FILES)
+    return any(part in frame.file for frame in inner_calls(frames) for part in _WAITING_FILES)
 
 
 def waits_in_init(frames: list[Frame]) -> bool:
@@ -73,7 +85,7 @@ def waits_in_init(frames: list[Frame]) -> bool:
     return any(
         (last_name(frame) in _INIT_FUNCTIONS and "torch/distributed" in frame.file)
         or any(part in frame.file for part in _INIT_FILES)
-        for frame in inner_library_frames(frames)
+        for frame in inner_calls(frames)
     )
 
 
@@ -89,7 +101,7 @@ def is_debugged(frames: list[Frame]) -> bool:
 
 def waits_for_data(frames: list[Frame]) -> bool:
     """Whether the stack ends in a DataLoader waiting for its workers."""
-    return any(part in frame.file for frame in inner_library_frames(frames) for part in _DATA_FILES)
+    return any(part in frame.file for frame in inner_calls(frames) for part in _DATA_FILES)
 
 
 def place(frames: list[Frame]) -> str:
