@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -81,6 +82,15 @@ def test_the_terminal_says_what_who_why_and_what_next_in_few_lines(every_crash: 
     assert first[0].startswith("incident 001: Rank 1 on ")
     assert first[1].startswith("report: ") and Path(first[1].removeprefix("report: ")).exists()
     assert re.match(r"starting attempt 1: resuming from .*/out/ckpt_10\.safetensors \(step 10\)$", first[2])
+
+
+def test_guardctl_replay_reaches_the_same_decisions(every_crash: Finished) -> None:
+    guardctl = find_program("guardctl")
+    assert guardctl is not None
+    command = [guardctl, "replay", str(every_crash.run_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.match(r"\d+ events replayed, \d+ decisions reached again", done.stdout)
 
 
 @pytest.mark.parametrize(

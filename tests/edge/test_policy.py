@@ -83,10 +83,11 @@ def test_hold_keeps_hands_off_a_live_run_and_unhold_lets_it_be_mended(edge: Edge
 
 
 def notifier(folder: Path) -> str:
-    """[notify] with a command that leaves the path it was given, waits for long, and says when it got to its end."""
+    """[notify] with a command that leaves the path it was given, waits for `go` (a minute at most), then says so."""
     code = (
         "import os, sys, time; open('told', 'a').write(sys.argv[-1] + chr(10)); "
-        "end = time.monotonic() + float(os.environ['NOTIFY_S']); time.sleep(max(0, end - time.monotonic())); "
+        "end = time.monotonic() + 60\n"
+        "while time.monotonic() < end and not os.path.exists('go'): time.sleep(0.05)\n"
         "open('sent', 'a').write(sys.argv[-1] + chr(10))"
     )
     script = folder / "notify.py"
@@ -97,7 +98,7 @@ def notifier(folder: Path) -> str:
 
 def test_the_notify_command_gets_each_incident_and_is_never_waited_for(edge: EdgeRuns) -> None:
     config = RESUME + notifier(edge.folder)
-    run = edge.start("plain.py", "--plan", "0:kill@15:1,1:exit@25:0", config=config, env={"NOTIFY_S": "60"})
+    run = edge.start("plain.py", "--plan", "0:kill@15:1,1:exit@25:0", config=config)
     finished = run.wait()
     try:
         assert finished.returncode == 0
@@ -112,11 +113,12 @@ def test_the_notify_command_gets_each_incident_and_is_never_waited_for(edge: Edg
 def test_a_notify_command_gets_to_its_end_though_the_run_is_over_before_it(edge: EdgeRuns) -> None:
     """The incident that ends a run is the one that somebody must hear of."""
     config = RESUME + notifier(edge.folder)
-    run = edge.start("plain.py", "--plan", "0:import@5:*", config=config, env={"NOTIFY_S": "3"})
+    run = edge.start("plain.py", "--plan", "0:import@5:*", config=config)
     finished = run.wait()
     assert finished.returncode == 1
     left = [process.command for process in marked("TEST_RUN_MARK", run.mark)]
     assert len(left) == 1 and "notify.py" in left[0], left
+    (edge.folder / "go").touch()
     wait_until((edge.folder / "sent").exists, 10, "the notification to be sent")
     wait_until(lambda: not run.alive(), 10, "the command to end")
 

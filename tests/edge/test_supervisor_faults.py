@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -187,6 +188,17 @@ def send_frames(kind: int, address: str, frames: list[bytes]) -> None:
         context.term()
 
 
+def steps_a_second(folder: Path, during: Callable[[], object]) -> float:
+    """How fast training goes during a call, by its checkpoints."""
+
+    def newest() -> int:
+        return max(int(path.stem.split("_")[1]) for path in folder.glob("out/*.safetensors"))
+
+    before, began_s = newest(), time.monotonic()
+    during()
+    return (newest() - before) / (time.monotonic() - began_s)
+
+
 def test_ten_thousand_malformed_messages_and_a_huge_one_are_counted_and_dropped(edge: EdgeRuns) -> None:
     run = edge.start("plain.py", "--when", "now:kill", "--steps", "100000")
     run.wait_for_output("rank 0: starts at step 0")
@@ -195,13 +207,19 @@ def test_ten_thousand_malformed_messages_and_a_huge_one_are_counted_and_dropped(
     daemon = supervisor_of(run)
     wait_until((edge.folder / "out/ckpt_100.safetensors").exists, 60, "a hundred steps")
     frames = hostile_frames()
+    usual = steps_a_second(edge.folder, lambda: time.sleep(1.5))
     flood = threading.Thread(target=send_frames, args=(zmq.PUSH, f"ipc://{sockets}/beats", frames))
     huge = threading.Thread(target=send_frames, args=(zmq.PUSH, f"ipc://{sockets}/beats", [bytes(8 << 20)]))
     asked = threading.Thread(target=send_frames, args=(zmq.DEALER, f"ipc://{sockets}/control", frames[:1000]))
-    for thread in (flood, huge, asked):
-        thread.start()
-    for thread in (flood, huge, asked):
-        thread.join()
+
+    def attack() -> None:
+        for thread in (flood, huge, asked):
+            thread.start()
+        for thread in (flood, huge, asked):
+            thread.join()
+        time.sleep(1.0)  # while the supervisor is still at it
+
+    assert steps_a_second(edge.folder, attack) > 0.4 * usual
 
     def dropped() -> dict[str, int]:
         status: dict[str, dict[str, int]] = msgspec.json.decode(guardctl(run, "status", "latest", "--json"))

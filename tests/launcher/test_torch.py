@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
 from tests.launcher.conftest import read_facts
 from tests.support.guardrun_run import GuardrunStarter
+from tests.support.ports import free_ports
 
 TRAIN = """
 import os, signal
@@ -25,9 +24,7 @@ dist.destroy_process_group()
 
 
 def test_the_next_attempt_meets_nothing_of_the_last_on_the_port_that_was_asked_for(launcher: GuardrunStarter) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     done = launcher.run(["--nproc-per-node=2", f"--master-port={port}"], script=TRAIN)
     assert done.returncode == 0, done
     started = [fact["attempt"] for fact in read_facts(done.run_dir) if fact["type"] == "started"]

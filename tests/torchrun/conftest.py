@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-import socket
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_ports
 from tests.torchrun.beside import Beside
 
 
@@ -19,10 +20,15 @@ def beside(tmp_path: Path) -> Iterator[Beside]:
         pair.close()
 
 
-@pytest.fixture
-def free_ports() -> list[int]:
-    """Two ports that nobody listened on a moment ago."""
-    with socket.socket() as first, socket.socket() as second:
-        for one in (first, second):
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in (first, second)]
+@pytest.fixture(name="free_ports")
+def two_free_ports() -> list[int]:
+    """Two ports that nobody listens on."""
+    return free_ports(2)
+
+
+@pytest.fixture(autouse=True)
+def hangups_are_heard() -> Iterator[None]:
+    """Under nohup guardrun leaves SIGHUP ignored for its ranks, and torchrun doesn't: compare them without it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

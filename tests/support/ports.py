@@ -1,0 +1,24 @@
+"""Ports for servers that a test's processes open later."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+_BELOW_EPHEMERAL = range(15000, 32000)
+"""The kernel gives none of these to clients: a port that is free stays so unless somebody asks for it by number."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on which nobody listens. Raises OSError where there are not enough."""
+    found: list[int] = []
+    for port in random.sample(_BELOW_EPHEMERAL, 200):
+        if len(found) == count:
+            return found
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+    raise OSError("no free ports")
