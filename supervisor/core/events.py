@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.core.looks import RankLook, Reading
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -189,6 +189,8 @@ class ExitsRead(_Event, frozen=True, kw_only=True, tag="exits_read"):
     """Those that the kernel log names."""
     disk_free_bytes: dict[str, int] = {}
     """Per folder of interest (checkpoints, run directory, cwd, /dev/shm, /tmp)."""
+    readings: list[Reading] = []
+    """As in LookTaken."""
 
 
 class AttemptStopped(_Event, frozen=True, kw_only=True, tag="attempt_stopped"):
@@ -249,6 +251,8 @@ class LookTaken(_Event, frozen=True, kw_only=True, tag="look_taken"):
     took_s: float = 0.0
     folder: str = ""
     """Where the raw stacks lie, relative to the run directory."""
+    readings: list[Reading] = []
+    """Of the node: load, memory, disks, mounts; bounded."""
 
 
 class GcHeld(_Event, frozen=True, kw_only=True, tag="gc_held"):

@@ -61,6 +61,58 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Why there are no (better) stacks."""
 
 
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """One collective (or send, or receive) that a rank has issued in one process group."""
+
+    seq: int
+    """The group's own number of it, from 1: equal on all its members. Point-to-point calls count apart."""
+    op: str
+    """torch's function: all_reduce, all_gather_into_tensor, …"""
+    sizes: list[list[int]] = []
+    """Shapes of what goes in."""
+    dtype: str = ""
+    """float32, …"""
+    state: str = "issued"
+    """issued, or completed."""
+    at_s: float = 0.0
+    """When it was issued; 0 unknown."""
+    frame: Frame | None = None
+    """The user's line that called it; None where only torch's own code did (DDP's reducer), or nothing tells."""
+    peer: int = -1
+    """The other global rank of a send or a receive; -1 for collectives, and where it is any or unknown."""
+
+
+class GroupLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rank's own account of one process group that it is a member of."""
+
+    name: str
+    """torch's name of the group: equal on all its members. `0` is the default group's as a rule."""
+    desc: str = ""
+    """default_pg, or what the script called it; empty unknown."""
+    ranks: list[int] = []
+    """Global ranks of its members; empty unknown."""
+    issued: int = 0
+    """Number of the last collective issued; 0 none."""
+    completed: int = -1
+    """Number of the last one completed; -1 unknown."""
+    calls: list[Call] = []
+    """The last ones, oldest first, what is not completed among them; bounded."""
+    source: str = ""
+    """flight recorder, hooks, or both."""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One reading of the node at the moment of a look."""
+
+    name: str
+    """load, memory available, /scratch free, …: as a person reads it."""
+    value: float
+    unit: str = ""
+    is_odd: bool = False
+    """Worth a person's look."""
+    note: str = ""
+
+
 class RankLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank and everything below it at one moment."""
 
@@ -87,3 +139,9 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     milestones: int = 0
     """Bits of guardrun.hooks.board.Milestone."""
     phase: str = ""
+    groups: list[GroupLook] = []
+    """Its process groups, as the flight recorder and the hooks have them; bounded."""
+    groups_trouble: str = ""
+    """Why `groups` is empty or says less than it might."""
+    data_share: float = -1.0
+    """Share of the attempt's time in which its training thread waited for data; -1 unknown."""
