@@ -77,7 +77,7 @@ def processes_with_marker(token: str, table: ProcessTable | None = None) -> list
     for stat in (table or ProcessTable.read()).stats.values():
         if stat.is_dead or stat.ppid == 0 or not _is_of_user(stat.pid, uid):
             continue
-        if marker in _read_environ(stat).split(b"\0"):
+        if marker in read_environ(stat).split(b"\0"):
             found.append((stat.pid, stat.start))
     return found
 
@@ -89,7 +89,8 @@ def _is_of_user(pid: int, uid: int) -> bool:
         return False
 
 
-def _read_environ(stat: Stat) -> bytes:
+def read_environ(stat: Stat) -> bytes:
+    """/proc/PID/environ: what a process was started with; empty where it is gone, or nobody else's to read."""
     path = f"/proc/{stat.pid}/environ"
     if stat.state != "D":
         return read_bytes(path, _ENVIRON_BYTES) or b""

@@ -74,7 +74,7 @@ def verdict(
         suspicion.next_look_s = now_s + WATCHED_LOOK_S
         return []
     summary = hang_sentence(attempt, found, by_rank, lasted)
-    evidence = _evidence(state, found, by_rank, looks, lasted)
+    evidence = evidence_of(state, found, by_rank, looks, lasted)
     onset_s = max(now_s - lasted, 0.0)
     # A script that has come to its end is not started anew because its process lingers.
     action = "restart" if may_act and found.doing is not Doing.LEAVING else "none"
@@ -105,9 +105,10 @@ def verdict(
     return [*actions, Say(text=f"nothing is changed: {why}", level="info")]
 
 
-def _evidence(
+def evidence_of(
     state: State, found: Finding, by_rank: dict[int, Judgement], looks: list[RankLook], lasted: float
 ) -> dict[str, Any]:
+    """What was measured, as incident.json shows it. Needs no suspicion: an answer on demand has the same evidence."""
     evidence: dict[str, Any] = {
         "silent_s": round(lasted, 1),
         "suspected_after_s": round(state.gaps.suspicious_after_s(state.settings.floor_s), 1),
