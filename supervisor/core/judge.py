@@ -188,6 +188,8 @@ def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing
 def _standing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing, str]:
     """Judge a rank of which nothing is seen to move from outside."""
     if _is_gil_held(before, after):
+        if not after.heart_s:
+            return Doing.GIL_HELD, "its main thread sleeps and keeps the GIL meanwhile"
         return Doing.GIL_HELD, f"no other thread of it has run for {after.at_s - after.heart_s:.0f} s: the GIL is held"
     if after.process.state == before.process.state == "D":
         return Doing.IO_BLOCKED, f"in uninterruptible wait (state D, {after.process.wchan or 'unknown'})"
@@ -204,12 +206,20 @@ def _is_waiting(before: RankLook, after: RankLook, stack: list[Frame]) -> bool:
 
 
 def _is_gil_held(before: RankLook, after: RankLook) -> bool:
+    if not after.heart_s:
+        # No hooks. What blocks lets go of the GIL first, but for C code that doesn't.
+        is_asleep = before.process.state == after.process.state == "S" and _cpu(before, after) <= QUIET_CPU
+        return is_asleep and _owns_gil(before.process) and _owns_gil(after.process)
     return (
         after.heart_s > 0
         and after.heart_s == before.heart_s
         and after.at_s - after.heart_s > HEART_STALE_S
         and after.process.state in "RS"
     )
+
+
+def _owns_gil(process: ProcessLook) -> bool:
+    return any(thread.is_main and thread.owns_gil for thread in process.threads)
 
 
 def _cpu(before: RankLook, after: RankLook) -> float:

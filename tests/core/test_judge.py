@@ -147,6 +147,14 @@ def test_a_quiet_backward_pass_waits_and_a_hot_one_computes() -> None:
     assert doing(look(10, stack=stack, cpu_s=0), look(18, stack=stack, cpu_s=8)) is Doing.CHURNING
 
 
+def test_without_hooks_the_gil_is_held_where_a_sleeping_main_thread_keeps_it() -> None:
+    holds = [ThreadLook(tid=7, is_main=True, owns_gil=True, frames=list(IDLE))]
+    first, second = (look(at_s, heart_s=0.0, threads=holds) for at_s in (10.0, 13.0))
+    assert doing(first, second) is Doing.GIL_HELD
+    assert doing(first, look(13.0, heart_s=0.0)) is Doing.IDLE
+    assert doing(first, look(13.0, heart_s=0.0, threads=holds, cpu_s=2.0)) is not Doing.GIL_HELD
+
+
 def test_a_stale_heart_alone_is_no_held_gil_where_bytes_move() -> None:
     held = look(18, heart_s=9.0), look(26, heart_s=9.0)
     assert doing(*held) is Doing.GIL_HELD
