@@ -1,0 +1,205 @@
+"""The matcher: mismatches, missing ranks, sub-groups, circles; and what is not told."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from guardrun.supervisor.core.calls import call_text, family, group_text, meet
+from guardrun.supervisor.core.collectives import CIRCLE, SIDES, match
+from guardrun.supervisor.core.looks import Call, Frame, GroupLook, ProcessLook, RankLook
+
+LINE = Frame("train", "/home/me/train.py", 60)
+OTHER_LINE = Frame("log_metrics", "/home/me/train.py", 73)
+
+
+def call(seq: int, op: str = "all_reduce", size: int = 512, *, done: bool = True, frame: Frame | None = LINE) -> Call:
+    return Call(seq, op, [[size]], "float32", "completed" if done else "issued", float(seq), frame)
+
+
+def group(name: str, ranks: list[int], *calls: Call) -> GroupLook:
+    completed = max((c.seq for c in calls if c.state == "completed"), default=0)
+    return GroupLook(
+        name=name, ranks=ranks, issued=max((c.seq for c in calls), default=0), completed=completed, calls=list(calls)
+    )
+
+
+def look(rank: int, *groups: GroupLook) -> RankLook:
+    return RankLook(global_rank=rank, at_s=100.0, process=ProcessLook(pid=1000 + rank), groups=list(groups))
+
+
+def test_nothing_told_says_nothing() -> None:
+    found = match([look(0), look(1)])
+    assert (found.waits, found.roots, found.mismatch, found.is_all_in) == ([], [], None, False)
+    assert match([]).waits == []
+
+
+def test_a_rank_that_never_arrived_is_the_root() -> None:
+    world = [0, 1, 2, 3]
+    looks = [look(r, group("0", world, call(1), call(2, done=False))) for r in (0, 1, 3)]
+    found = match([*looks, look(2, group("0", world, call(1)))])
+    assert found.roots == [2]
+    assert [(wait.ranks, wait.waits_for, wait.seq, wait.op) for wait in found.waits] == [
+        ([0, 1, 3], [2], 2, "all_reduce")
+    ]
+    assert found.mismatch is None and not found.is_all_in
+
+
+def test_a_member_of_which_nothing_is_known_is_not_blamed() -> None:
+    found = match([look(0, group("0", [0, 1], call(1, done=False)))])
+    assert found.roots == []
+    assert found.waits[0].unseen == [1]
+    assert not found.is_all_in
+
+
+def test_all_in_the_same_call_is_nobodys_mismatch() -> None:
+    found = match([look(r, group("0", [0, 1], call(1), call(2, done=False))) for r in (0, 1)])
+    assert found.is_all_in and found.mismatch is None and found.roots == []
+
+
+def test_waits_are_followed_through_sub_groups_to_the_root() -> None:
+    """2 x 2: tensor groups 0-1 and 2-3, data groups 0-2 and 1-3. Rank 3 sleeps: 2 waits for it, and 0 for 2."""
+    looks = [
+        look(0, group("tp0", [0, 1], call(5)), group("dp0", [0, 2], call(3, done=False))),
+        look(1, group("tp0", [0, 1], call(5)), group("dp1", [1, 3], call(3, done=False))),
+        look(2, group("tp1", [2, 3], call(5, done=False)), group("dp0", [0, 2], call(2))),
+        look(3, group("tp1", [2, 3], call(4)), group("dp1", [1, 3], call(2))),
+    ]
+    found = match(looks)
+    assert found.roots == [3]
+    assert {tuple(w.ranks): w.waits_for for w in found.waits} == {(0,): [2], (1,): [3], (2,): [3]}
+
+
+def test_the_minority_is_wrong_about_an_operation() -> None:
+    world = [0, 1, 2]
+    looks = [look(r, group("0", world, call(1), call(2, done=False))) for r in (0, 2)]
+    found = match([*looks, look(1, group("0", world, call(1), call(2, "barrier", done=False, frame=OTHER_LINE)))])
+    assert found.mismatch is not None
+    assert (found.mismatch.form, found.mismatch.culprits) == (SIDES, [1])
+    assert [side.ranks for side in found.mismatch.sides] == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize("size", [256, 1024])
+def test_other_sizes_are_a_mismatch_where_they_must_be_equal(size: int) -> None:
+    found = match(
+        [look(0, group("0", [0, 1], call(1, done=False))), look(1, group("0", [0, 1], call(1, size=size, done=False)))]
+    )
+    assert found.mismatch is not None and found.mismatch.culprits == []
+    assert "cannot be told" in found.mismatch.why
+
+
+def test_of_two_the_one_that_left_its_own_order_is_wrong() -> None:
+    """Every step: all_reduce, then broadcast. Rank 1 skips the all_reduce of its fourth step."""
+    regular = [c for n in range(1, 7, 2) for c in (call(n), call(n + 1, "broadcast", frame=OTHER_LINE))]
+    looks = [
+        look(0, group("0", [0, 1], *regular, call(7, done=False))),
+        look(1, group("0", [0, 1], *regular, call(7, "broadcast", done=False, frame=OTHER_LINE))),
+    ]
+    found = match(looks)
+    assert found.mismatch is not None
+    assert found.mismatch.culprits == [1]
+    assert "other calls followed" in found.mismatch.why
+
+
+def test_a_broadcast_that_its_source_has_left_is_still_found() -> None:
+    """The source of a broadcast need not wait for its receivers: it is past the call that the others took for another."""
+    looks = [
+        look(0, group("0", [0, 1], call(1, "broadcast"), call(2, done=False))),
+        look(1, group("0", [0, 1], call(1, "all_reduce", done=False))),
+    ]
+    found = match(looks)
+    assert found.mismatch is not None and found.mismatch.sides[0].call.seq == 1
+
+
+def test_groups_entered_in_different_orders_are_a_circle() -> None:
+    looks = [
+        look(0, group("a", [0, 1], call(4, done=False)), group("b", [0, 1], call(3))),
+        look(1, group("a", [0, 1], call(3)), group("b", [0, 1], call(4, done=False))),
+    ]
+    found = match(looks)
+    assert found.roots == []
+    assert found.mismatch is not None and found.mismatch.form == CIRCLE
+    assert {tuple(side.ranks) for side in found.mismatch.sides} == {(0,), (1,)}
+
+
+def test_receives_wait_for_their_peers() -> None:
+    def receive(peer: int) -> Call:
+        return Call(1, "recv", [[8]], "float32", "issued", 1.0, LINE, peer)
+
+    found = match(
+        [
+            look(0, group("0", [0, 1, 2], receive(1))),
+            look(1, group("0", [0, 1, 2], receive(2))),
+            look(2, group("0", [0, 1, 2])),
+        ]
+    )
+    assert found.roots == [2]
+    circle = match([look(0, group("0", [0, 1], receive(1))), look(1, group("0", [0, 1], receive(0)))])
+    assert circle.mismatch is not None and circle.mismatch.form == CIRCLE and circle.mismatch.culprits == []
+
+
+def test_pending_calls_of_an_earlier_bucket_come_first() -> None:
+    """DDP issues all its buckets: the one that lacks somebody holds the rank up."""
+    full = [call(n, done=False) for n in (1, 2, 3)]
+    found = match(
+        [look(0, group("0", [0, 1], *full)), look(1, group("0", [0, 1], call(1, done=False), call(2, done=False)))]
+    )
+    assert found.roots == []
+    assert found.is_all_in and found.waits[0].seq == 1
+
+
+def test_groups_with_one_name_and_other_members_are_told_apart() -> None:
+    looks = [
+        look(0, group("tp", [0, 1], call(2, done=False))),
+        look(1, group("tp", [0, 1], call(1))),
+        look(2, group("tp", [2, 3], call(9))),
+        look(3, group("tp", [2, 3], call(9))),
+    ]
+    assert match(looks).roots == [1]
+
+
+def test_uneven_shapes_are_legal_where_torch_allows_them() -> None:
+    assert meet(Call(1, "all_to_all_single", [[4]]), Call(1, "all_to_all_single", [[9]]))
+    assert meet(Call(1, "all_gather", [[4], [5]]), Call(1, "all_gather", [[9], [1]]))
+    assert meet(Call(1, "all_reduce", [[2, 3]], "float32"), Call(1, "all_reduce", [[6]], "float32"))
+    assert meet(Call(1, "all_reduce"), Call(1, "all_reduce", [[6]], "float32"))
+    assert not meet(Call(1, "all_reduce", [[6]], "float32"), Call(1, "all_reduce", [[6]], "float64"))
+    assert not meet(Call(1, "barrier"), Call(1, "all_reduce"))
+
+
+def test_names_of_operations_are_brought_to_one() -> None:
+    assert family("all_gather_into_tensor") == family("all_gather_object") == family("_allgather_base") == "all_gather"
+    assert family("reduce_scatter_tensor") == "reduce_scatter"
+    assert family("broadcast_object_list") == "broadcast"
+
+
+def test_words() -> None:
+    assert call_text(call(1)) == "all_reduce of [512] float32 (train.py:60)"
+    assert call_text(Call(1, "barrier")) == "barrier"
+    assert group_text("0", "default_pg") == "the default group"
+    assert group_text("3", "mesh_tp") == "group mesh_tp"
+    assert group_text("3", "undefined") == "group 3"
+
+
+def test_a_thousand_ranks_are_matched_in_time() -> None:
+    """1,024 ranks in groups of 8 and of 128, one missing."""
+    looks = []
+    for rank in range(1024):
+        tensor, data = list(range(rank // 8 * 8, rank // 8 * 8 + 8)), list(range(rank % 8, 1024, 8))
+        is_sick, is_mate = rank == 517, rank // 8 == 517 // 8
+        groups = [
+            group(
+                f"tp{rank // 8}",
+                tensor,
+                *[call(n) for n in range(1, 8)],
+                *([] if is_sick or not is_mate else [call(8, done=False)]),
+            ),
+            group(f"dp{rank % 8}", data, *[call(n) for n in range(1, 8)], *([] if is_mate else [call(8, done=False)])),
+        ]
+        looks.append(look(rank, *groups))
+    began = time.perf_counter()
+    found = match(looks)
+    assert time.perf_counter() - began < 2.0
+    assert found.roots == [517]
+    assert found.mismatch is None
