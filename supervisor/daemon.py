@@ -38,6 +38,7 @@ from guardrun.supervisor.performer import Performer, open_chooser
 from guardrun.supervisor.printable import encode_msgpack
 from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.terminal import Terminal
+from guardrun.supervisor.timeline import Timeline
 
 SAMPLE_S = 1.0
 SKIP_S = 5.0
@@ -160,6 +161,7 @@ class Daemon:
     def feed(self, event: ev.Event) -> bool:
         """Tell the engine, note it in the journal, carry out what it says. False where the engine raised."""
         now_s = self.clock.now()
+        self.timeline.feed(event, now_s)
         try:
             actions = self.engine.handle(event, now_s)
         except Exception as error:
@@ -328,8 +330,9 @@ class Daemon:
     # Troubles ---------------------------------------------------------------------------------------------------
 
     def _recover(self) -> tuple[Engine, Journal]:
+        self.timeline = Timeline()
         try:
-            engine, result = recover(self.run_dir)
+            engine, result = recover(self.run_dir, self.timeline.feed)
         except OSError:
             return Engine(), Journal(self.run_dir)
         log.info("recovered", events=result.events, phase=engine.state.phase.value, trouble=result.mismatches[:5])

@@ -9,7 +9,7 @@ the file has grown past a limit it becomes events.jsonl.1 (and .1 becomes .2, â€
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -143,9 +143,16 @@ def read_lines(run_dir: Path, *, with_rotated: bool = False) -> Iterator[Line | 
                     yield None
 
 
-def recover(run_dir: Path) -> tuple[Engine, ReplayResult]:
-    """The engine as the journal leaves it. Raises FileNotFoundError."""
-    return _run(read_lines(run_dir), check=False)
+Watch = Callable[[Event, float], object]
+"""Called with each event of a journal and its time, before the engine is."""
+
+
+def recover(run_dir: Path, watch: Watch | None = None, *, with_rotated: bool = False) -> tuple[Engine, ReplayResult]:
+    """The engine as the journal leaves it. Raises FileNotFoundError.
+
+    with_rotated: from the run's beginning as far as it is kept, for the sake of watch.
+    """
+    return _run(read_lines(run_dir, with_rotated=with_rotated), check=False, watch=watch)
 
 
 def replay(run_dir: Path) -> ReplayResult:
@@ -153,7 +160,7 @@ def replay(run_dir: Path) -> ReplayResult:
     return _run(read_lines(run_dir, with_rotated=True), check=True)[1]
 
 
-def _run(lines: Iterator[Line | None], *, check: bool) -> tuple[Engine, ReplayResult]:
+def _run(lines: Iterator[Line | None], *, check: bool, watch: Watch | None = None) -> tuple[Engine, ReplayResult]:
     engine = Engine()
     result = ReplayResult()
     for line in lines:
@@ -166,6 +173,8 @@ def _run(lines: Iterator[Line | None], *, check: bool) -> tuple[Engine, ReplayRe
         elif line.error or line.event is None:
             result.set_aside += 1
         else:
+            if watch is not None:
+                watch(line.event, line.t)
             _step(engine, line, result, check)
     return engine, result
 

@@ -211,7 +211,9 @@ class Performer:
     def _write_incident(self, action: ac.WriteIncident) -> None:
         daemon = self._daemon
         try:
-            folder = write_incident(daemon.run_dir, action.incident, daemon.run_file, self._wall)
+            folder = write_incident(
+                daemon.run_dir, action.incident, daemon.run_file, self._wall, timeline=daemon.timeline
+            )
         except (OSError, ValueError) as error:
             log.error("incident_not_written", incident=action.incident.id, error=str(error))
             daemon.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")

@@ -38,7 +38,12 @@ _DATA_FILES = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/")
 
 def is_users(frame: Frame) -> bool:
     """Whether a frame is the user's code: no library's, no interpreter's, not ours."""
-    return not any(part in frame.file for part in _NOT_THE_USERS) and not frame.file.startswith("<")
+    return is_users_file(frame.file)
+
+
+def is_users_file(path: str) -> bool:
+    """Likewise, for a file."""
+    return not any(part in path for part in _NOT_THE_USERS) and not path.startswith("<")
 
 
 def user_frame(frames: list[Frame]) -> Frame | None:

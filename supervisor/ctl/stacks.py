@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.core.stacks import stacks_of
 from guardrun.supervisor.ctl.ask import STACKS_TIMEOUT_S
 from guardrun.supervisor.ctl.order import ask_run
-from guardrun.supervisor.ctl.stackview import print_stacks
+from guardrun.supervisor.ctl.stackview import print_each, print_stacks
 from guardrun.supervisor.ctl.verb import NO, OK, Call, CtlError, Verb, add_run_option
-from guardrun.supervisor.render.stacks import from_look
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rank", metavar="RANK", nargs="?", type=int, help="a global rank (default: all)")
     add_run_option(parser)
+    parser.add_argument("--all", action="store_true", help="each rank by itself, even where ranks do the same")
     parser.add_argument("--full", action="store_true", help="library frames too")
 
 
@@ -30,7 +31,9 @@ def _run(call: Call) -> int:
     if call.out.is_json:
         call.out.json(data)
     else:
-        print_stacks(call.out, [stack for look in looks for stack in from_look(look)], is_full=call.arguments.full)
+        stacks = [stack for look in looks for stack in stacks_of(look)]
+        show = print_each if call.arguments.all or rank is not None else print_stacks
+        show(call.out, stacks, is_full=call.arguments.full)
         for missing, reason in sorted(data.get("missing", {}).items(), key=lambda item: int(item[0])):
             call.out.line(f"Rank {missing}: {reason}", "yellow")
     return OK if looks else NO

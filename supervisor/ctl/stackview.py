@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.core.frames import is_users
+from collections.abc import Sequence
+
+from guardrun.supervisor.core.folding import fold
+from guardrun.supervisor.core.frames import is_users_file
+from guardrun.supervisor.core.grouping import StackGroup, frame_words, group_stacks
+from guardrun.supervisor.core.stacks import Stack
 from guardrun.supervisor.ctl.output import Output
-from guardrun.supervisor.render.stacks import Stack, fold, frame_line, group_stacks
 
 
-def print_stacks(out: Output, stacks: list[Stack], culprits: list[int] | None = None, is_full: bool = False) -> None:
+def print_stacks(out: Output, stacks: Sequence[Stack], culprits: Sequence[int] = (), is_full: bool = False) -> None:
     """Print stacks, equal ones once, innermost frame first; library frames folded unless is_full."""
     for number, group in enumerate(group_stacks(stacks, culprits)):
         if number:
             out.line()
-        note = f": {group.first.note}" if group.first.note else ""
-        gil = ", holds the GIL" if any(stack.owns_gil for stack in group.stacks) else ""
-        out.line(f"{group.title()}{gil}{note}", "bold")
-        if not group.first.frames:
-            out.line("    no Python frames", "dim")
-        for part in fold(group.first.frames):
-            if part.label and not is_full:
-                out.line(f"    … {part.label}", "dim")
-                continue
-            for frame in part.frames:
-                out.line(f"    {frame_line(frame)}", "" if is_users(frame) else "dim")
+        _print_group(out, group, is_full)
+
+
+def print_each(out: Output, stacks: Sequence[Stack], is_full: bool = False) -> None:
+    """Print every stack by itself, rank by rank."""
+    for number, stack in enumerate(stacks):
+        if number:
+            out.line()
+        _print_group(out, group_stacks([stack])[0], is_full)
+
+
+def _print_group(out: Output, group: StackGroup, is_full: bool) -> None:
+    note = f": {group.note}" if group.note else ""
+    gil = ", holds the GIL" if group.owns_gil else ""
+    out.line(f"{group.title()}{gil}{note}", "bold")
+    if not group.frames:
+        out.line("    no Python frames", "dim")
+    for part in fold(group.frames):
+        if part.label and not is_full:
+            out.line(f"    … {part.label}", "dim")
+            continue
+        for frame in part.frames:
+            out.line(f"    {frame_words(frame)}", "" if is_users_file(frame.file) else "dim")
+    if group.spread:
+        out.line("    at " + "; ".join(f"line {at.line}: ranks {at.ranks}" for at in group.spread), "dim")

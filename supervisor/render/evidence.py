@@ -8,10 +8,14 @@ import msgspec
 
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.looks import RankLook
-from guardrun.supervisor.render.stacks import Stack, from_look, parse_frames
+from guardrun.supervisor.core.stacks import Stack, stacks_of
+from guardrun.supervisor.render.stacks import parse_frames
 
 RANK_KEYS = ("rank", "global_rank")
-KNOWN = frozenset({"ranks", "exits", "stacks", "looks", "look", "traceback", "tracebacks"})
+KNOWN = frozenset(
+    {"ranks", "exits", "stacks", "looks", "look", "traceback", "tracebacks", "waiting", "waits", "collectives"}
+    | {"readings", "recurrence", "stack_groups", "stack", "skipped_checkpoints"}
+)
 """Keys that the report shows in words; everything else goes into the folded block of data."""
 
 MAX_CELL_CHARS = 300
@@ -130,7 +134,7 @@ def evidence_stacks(evidence: dict[str, Any]) -> list[Stack]:
     for key in ("looks", "look"):
         looks = [look for entry in entries(evidence, key) if (look := _look(entry)) is not None]
         if looks:
-            return [stack for look in looks for stack in from_look(look)]
+            return [stack for look in looks for stack in stacks_of(look)]
     found: list[Stack] = []
     for key in ("stacks", "ranks"):
         for entry in entries(evidence, key):

@@ -18,6 +18,7 @@ from guardrun.supervisor.render.raw import list_files, read_stacks
 from guardrun.supervisor.render.report import plain_html, report_html
 from guardrun.supervisor.render.words import iso_time
 from guardrun.supervisor.rundir import RunFile, write_atomically
+from guardrun.supervisor.timeline import Timeline
 
 SCHEMA = 1
 FOLDER = "incidents"
@@ -53,7 +54,9 @@ def checkpoint_json(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
     return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
 
 
-def write_incident(run_dir: Path, incident: Incident, run: RunFile, wall: Callable[[float], float]) -> Path:
+def write_incident(
+    run_dir: Path, incident: Incident, run: RunFile, wall: Callable[[float], float], timeline: Timeline | None = None
+) -> Path:
     """Write or rewrite an incident's folder, incident.json first, and answer where it is.
 
     Raises OSError. What was written before stays whole then.

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from guardrun.supervisor.core.looks import Frame
-from guardrun.supervisor.render.stacks import CHILD, MAIN, THREAD, Stack
+from guardrun.supervisor.core.stacks import CHILD, MAIN, THREAD, Stack
 
 MAX_FILES = 4096
 MAX_FILE_BYTES = 1024 * 1024

@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core.frames import is_users
-from guardrun.supervisor.core.looks import Frame
+from guardrun.supervisor.core.folding import fold, short_path
+from guardrun.supervisor.core.frames import is_users_file
+from guardrun.supervisor.core.grouping import GroupFrame, StackGroup, frame_words, group_stacks
+from guardrun.supervisor.core.stacks import MAIN, Stack
 from guardrun.supervisor.render import evidence as ev
 from guardrun.supervisor.render import page
-from guardrun.supervisor.render.stacks import MAIN, Group, Stack, fold, group_stacks, short_path
 from guardrun.supervisor.render.words import duration, parse_iso_time
 
 MAX_GROUPS = 60
@@ -145,13 +146,13 @@ def _tracebacks(evidence: dict[str, Any]) -> str:
 
 def _stacks(stacks: list[Stack], culprits: list[int]) -> str:
     groups = group_stacks(stacks, culprits)
-    main_groups = sum(group.first.kind == MAIN for group in groups)
+    main_groups = sum(group.kind == MAIN for group in groups)
     parts = [
         page.folded(
             _group_title(group),
             _group_body(group),
             # The odd ones out are what one came for; of one group alone nothing is odd.
-            is_open=group.first.kind == MAIN and (index == 0 or index < main_groups - 1) and index < 4,
+            is_open=group.kind == MAIN and (index == 0 or index < main_groups - 1) and index < 4,
         )
         for index, group in enumerate(groups[:MAX_GROUPS])
     ]
@@ -160,19 +161,19 @@ def _stacks(stacks: list[Stack], culprits: list[int]) -> str:
     return page.section("Stacks", *parts)
 
 
-def _group_title(group: Group) -> str:
-    frame = next((f for f in group.first.frames if is_users(f)), group.first.frames[0] if group.first.frames else None)
-    where = f' <span class="soft">in {html.escape(_frame_words(frame))}</span>' if frame else ""
-    note = f' <span class="soft">– {html.escape(group.first.note)}</span>' if group.first.note else ""
-    gil = ' <span class="soft">– holds the GIL</span>' if any(stack.owns_gil for stack in group.stacks) else ""
+def _group_title(group: StackGroup) -> str:
+    frame = next((f for f in group.frames if is_users_file(f.file)), group.frames[0] if group.frames else None)
+    where = f' <span class="soft">in {html.escape(frame_words(frame))}</span>' if frame else ""
+    note = f' <span class="soft">– {html.escape(group.note)}</span>' if group.note else ""
+    gil = ' <span class="soft">– holds the GIL</span>' if group.owns_gil else ""
     return f"<strong>{html.escape(group.title())}</strong>{where}{note}{gil}"
 
 
-def _group_body(group: Group) -> str:
-    if not group.first.frames:
+def _group_body(group: StackGroup) -> str:
+    if not group.frames:
         return page.paragraph("No Python frames.", "soft")
     items = []
-    for part in fold(group.first.frames):
+    for part in fold(group.frames):
         if part.label:
             inner = "".join(f"<li>{_frame_html(frame)}</li>" for frame in part.frames)
             items.append(f"<li><details><summary>{html.escape(part.label)}</summary><ol>{inner}</ol></details></li>")
@@ -181,17 +182,13 @@ def _group_body(group: Group) -> str:
     return f'<ol class="stack">{"".join(items)}</ol>'
 
 
-def _frame_html(frame: Frame) -> str:
-    kind = "mine" if is_users(frame) else ""
-    where = html.escape(f"{short_path(frame.file)}:{frame.line}")
+def _frame_html(frame: GroupFrame) -> str:
+    kind = "mine" if is_users_file(frame.file) else ""
+    where = html.escape(f"{short_path(frame.file)}:{frame.line_words}")
     return (
         f'<code class="{kind}" title="{html.escape(frame.file)}">{html.escape(frame.function)} '
         f'<span class="file">{where}</span></code>'
     )
-
-
-def _frame_words(frame: Frame) -> str:
-    return f"{frame.function} ({short_path(frame.file)}:{frame.line})"
 
 
 def _skipped(evidence: dict[str, Any]) -> str:

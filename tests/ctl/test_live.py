@@ -67,7 +67,7 @@ def test_stacks(ctl: Ctl, live: FakeSupervisor) -> None:
     out = ctl("stacks")
     assert out.index("Rank 1\n") < out.index("Ranks 0,2\n")
     assert "    fetch_vocabulary_update (train.py:73)\n" in out
-    assert "    … 2 frames in requests\n" in out
+    assert "    … 2 frames of requests\n" in out
     assert "Rank 7: it is gone" in out
     assert live.asked[0].arguments == {"rank": None}
 

@@ -82,7 +82,7 @@ def test_show(ctl: Ctl, recorded: Path, name: str) -> None:
         "Give the call a timeout.",
         "0,2-7",
         "fetch_vocabulary_update (train.py:73)",
-        "… 2 frames in requests",
+        "… 2 frames of requests",
         "report.html",
     ):
         assert part in out, part

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guardrun.supervisor.core.stacks import Stack, stacks_of
 from guardrun.supervisor.render.incident import incident_json
 from guardrun.supervisor.render.report import report_html
-from guardrun.supervisor.render.stacks import Stack, from_look
 from tests.render.samples import crash, hang, rank_look, run_file, wall
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -26,7 +26,7 @@ VOID = {"meta", "br"}
 
 
 def stacks(count: int = 8) -> list[Stack]:
-    return [stack for rank in range(count) for stack in from_look(rank_look(rank))]
+    return [stack for rank in range(count) for stack in stacks_of(rank_look(rank))]
 
 
 def pages() -> dict[str, str]:
@@ -94,7 +94,7 @@ def test_the_pages_are_sound_and_say_what_matters() -> None:
         "Give the call a timeout.",
         "0,2-7",
         "waiting in all_reduce",
-        "2 frames in requests",
+        "2 frames of requests",
         "5.9 s after it was detected",
     ):
         assert part in text, part
@@ -131,7 +131,7 @@ def test_any_evidence_makes_a_sound_page(evidence: dict[str, Any]) -> None:
 def test_any_text_stays_text(text: str) -> None:
     incident = hang(summary=text, advice=text, evidence={"traceback": text, "ranks": [{"rank": 1, "at": text}]})
     look = rank_look(1)
-    check(report_html(incident_json(incident, run_file(run_id=text), wall), from_look(look), [text.replace("/", "")]))
+    check(report_html(incident_json(incident, run_file(run_id=text), wall), stacks_of(look), [text.replace("/", "")]))
 
 
 def test_a_thousand_ranks_stay_readable() -> None:

@@ -5,54 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from guardrun.supervisor.collect.lookfiles import render_process, write_look
+from guardrun.supervisor.core.folding import fold, library_name, short_path
 from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook
+from guardrun.supervisor.core.stacks import CHILD, MAIN, THREAD, Stack, stacks_of
 from guardrun.supervisor.render.raw import list_files, parse_process, read_stacks
-from guardrun.supervisor.render.stacks import (
-    CHILD,
-    MAIN,
-    THREAD,
-    Stack,
-    fold,
-    from_look,
-    group_stacks,
-    library_name,
-    parse_frames,
-    short_path,
-)
+from guardrun.supervisor.render.stacks import parse_frames
 from tests.render.samples import BLOCKED, SITE, TRAIN, WAITING, rank_look
-
-
-def all_stacks(count: int = 8) -> list[Stack]:
-    return [stack for rank in range(count) for stack in from_look(rank_look(rank))]
-
-
-def test_groups_put_the_odd_ones_first_and_children_after_ranks() -> None:
-    titles = [group.title() for group in group_stacks(all_stacks())]
-    assert titles == [
-        "Rank 1",
-        "Ranks 0,2-7",
-        "Rank 1, child process 5242 (pt_data_worker)",
-        "Ranks 0,2-7, 7 × child process (pt_data_worker)",
-        'Ranks 0-7, 8 × other thread (tqdm\'s "monitor")',
-    ]
-
-
-def test_culprits_come_before_smaller_groups() -> None:
-    stacks = [Stack(rank=0, frames=BLOCKED), *(Stack(rank=rank, frames=WAITING) for rank in (1, 2))]
-    assert [group.ranks for group in group_stacks(stacks, [2])] == [[1, 2], [0]]
-
-
-def test_lines_count_in_the_users_code_only() -> None:
-    library_moved = [Frame(WAITING[0].function, WAITING[0].file, 1), *WAITING[1:]]
-    user_moved = [*WAITING[:2], Frame("train_step", TRAIN, 67), *WAITING[3:]]
-    stacks = [Stack(rank=n, frames=f) for n, f in enumerate((WAITING, library_moved, user_moved))]
-    assert [group.ranks for group in group_stacks(stacks)] == [[2], [0, 1]]
 
 
 def test_folding_keeps_the_innermost_frame_and_the_users() -> None:
     assert [(part.label, [frame.function for frame in part.frames]) for part in fold(BLOCKED)] == [
         ("", ["readinto"]),
-        ("2 frames in requests", ["send", "get"]),
+        ("2 frames of requests", ["send", "get"]),
         ("", ["fetch_vocabulary_update"]),
         ("", ["main"]),
         ("", ["<module>"]),
@@ -91,7 +55,7 @@ def test_a_looks_files_read_back_as_they_were(tmp_path: Path) -> None:
     def key(stack: Stack) -> tuple[int, int, str, str]:
         return stack.rank, stack.pid, stack.kind, stack.name
 
-    wanted = [stack for look in looks for stack in from_look(look)]
+    wanted = [stack for look in looks for stack in stacks_of(look)]
     read = read_stacks(tmp_path)
     assert sorted(map(key, read)) == sorted(map(key, wanted))
     assert [s.frames for s in sorted(read, key=key)] == [s.frames for s in sorted(wanted, key=key)]
@@ -105,12 +69,12 @@ def test_a_process_without_stacks_keeps_its_reason() -> None:
     [read] = parse_process("rank-0-pid-7.txt", render_process(look, process))
     assert read.kind == MAIN and read.frames == []
     assert read.note == "stopped by a signal; ptrace refused"
-    [direct] = from_look(look)
+    [direct] = stacks_of(look)
     assert direct.note == read.note
 
 
 def test_kinds_of_threads() -> None:
-    assert [stack.kind for stack in from_look(rank_look(0))] == [MAIN, THREAD, CHILD]
+    assert [stack.kind for stack in stacks_of(rank_look(0))] == [MAIN, THREAD, CHILD]
 
 
 def test_other_files_are_passed_over(tmp_path: Path) -> None:
