@@ -92,3 +92,13 @@ def collective_of(words: list[int]) -> str:
         return ""
     index = words[Field.COLLECTIVE_OP]
     return OPS[index] if 0 < index < len(OPS) else "collective"
+
+
+LONG_WAIT_NS = 2_000_000_000
+"""Waits are told from then on: shorter ones would make a report of every second differ."""
+
+
+def waits_since_ns(words: list[int], now_ns: int) -> int:
+    """Since when it has been in one and the same collective, or waiting for one batch; 0 where not for long."""
+    since_ns = words[Field.COLLECTIVE_SINCE_NS] or words[Field.DATA_SINCE_NS]
+    return since_ns if since_ns and now_ns - since_ns > LONG_WAIT_NS else 0

@@ -85,10 +85,20 @@ class HangTable(_Table, frozen=True, kw_only=True):
     save_patience_s: Seconds = _ENGINE.save_patience_s
     stopped_patience_s: Seconds = _ENGINE.stopped_patience_s
     traced_patience_s: Seconds = _ENGINE.traced_patience_s
+    mismatch_patience_s: Seconds = _ENGINE.mismatch_patience_s
 
 
 class PolicyTable(_Table, frozen=True, kw_only=True):
     act: bool = _ENGINE.act
+
+
+class GcTable(_Table, frozen=True, kw_only=True):
+    policy: Literal["off", "freeze"] = "off"
+    """freeze: collect and freeze after the warm-up, then collect at the same step on all ranks (hooks/gcpolicy.py)."""
+    warmup_steps: Annotated[int, Meta(ge=1)] = 5
+    """By then lazy imports, compiled code and the optimizer's state are there to be frozen."""
+    every_steps: Annotated[int, Meta(ge=1)] = 100
+    """What is frozen costs nothing more, so that a collection is cheap; and cycles may hold a device's memory."""
 
 
 class NotifyTable(_Table, frozen=True, kw_only=True):
@@ -101,6 +111,7 @@ TABLES: dict[str, type[_Table]] = {
     "launcher": LauncherTable,
     "hang": HangTable,
     "policy": PolicyTable,
+    "gc": GcTable,
     "notify": NotifyTable,
 }
 
@@ -113,6 +124,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     launcher: LauncherTable = LauncherTable()
     hang: HangTable = HangTable()
     policy: PolicyTable = PolicyTable()
+    gc: GcTable = GcTable()
     notify: NotifyTable = NotifyTable()
     origins: dict[str, str] = {}
     """`table.key` → `default`, a file's path, an environment variable's name or a flag."""

@@ -114,6 +114,20 @@ def pending(told: GroupLook) -> Call | None:
     return next((call for call in told.calls if call.state != "completed"), None)
 
 
+def waits_on_device(before: RankLook, after: RankLook) -> str:
+    """The operation that a rank's device has not completed between two looks; empty where none, or no device does it.
+
+    A script goes on after it has issued a collective to NCCL: where it waits in the end (`.item()`, a synchronisation)
+    says nothing of torch.distributed.
+    """
+    old = {(told.name, call.seq) for told in before.groups if (call := pending(told))}
+    for told in after.groups:
+        call = pending(told)
+        if told.backend == "nccl" and call is not None and (told.name, call.seq) in old:
+            return call.op
+    return ""
+
+
 # Waits -------------------------------------------------------------------------------------------------
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.core.frames import base_name, is_users
+from guardrun.supervisor.core.calls import call_text, group_text, is_point_to_point
+from guardrun.supervisor.core.collectives import Match, pending
+from guardrun.supervisor.core.frames import base_name, is_users, rank_list
 from guardrun.supervisor.core.judge import Judgement
-from guardrun.supervisor.core.looks import Frame, RankLook
+from guardrun.supervisor.core.looks import Call, Frame, RankLook
 from guardrun.supervisor.core.state import Attempt
 
 MAX_RANKS = 64
@@ -57,3 +59,91 @@ def stack_of(looks: list[RankLook], ranks: list[int]) -> list[str]:
 def _frame_text(frame: Frame) -> str:
     mark = "" if is_users(frame) else "  "
     return f"{mark}{frame.function} ({base_name(frame.file)}:{frame.line})"
+
+
+MAX_ROWS = 60
+MAX_WAITS = 64
+BEFORE = 2
+"""Calls that are shown of a group before the first that somebody is still in."""
+
+
+def of_collectives(matched: Match, looks: list[RankLook]) -> dict[str, Any]:
+    """Who waits for whom, and the calls that tell it; empty where nobody told of any."""
+    evidence: dict[str, Any] = {}
+    if matched.waits:
+        evidence["waits"] = [
+            {
+                "ranks": wait.ranks,
+                "for": wait.waits_for,
+                "unseen": wait.unseen,
+                "group": group_text(wait.group, wait.desc),
+                "seq": wait.seq,
+                "op": wait.op,
+                "where": f"{base_name(wait.frame.file)}:{wait.frame.line}" if wait.frame else "",
+            }
+            for wait in matched.waits[:MAX_WAITS]
+        ]
+    if any(look.groups for look in looks):
+        evidence["collectives"] = {
+            "groups": _groups(looks),
+            "rows": _rows(matched, looks),
+            "trouble": sorted({look.groups_trouble for look in looks if look.groups_trouble})[:8],
+        }
+    if matched.mismatch:
+        evidence["mismatch"] = {
+            "form": matched.mismatch.form,
+            "sides": [
+                {"ranks": side.ranks, "call": call_text(side.call), "seq": side.call.seq, "group": side.group}
+                for side in matched.mismatch.sides[:MAX_WAITS]
+            ],
+            "told_by": matched.mismatch.why,
+        }
+    return evidence
+
+
+def _groups(looks: list[RankLook]) -> list[dict[str, Any]]:
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+    for look in looks:
+        for told in look.groups:
+            ranks = rank_list(told.ranks)
+            group = known.setdefault(
+                (told.name, ranks),
+                {"name": told.name, "desc": told.desc, "ranks": ranks, "source": told.source, "issued": {}},
+            )
+            group["issued"].setdefault(str(told.issued), []).append(look.global_rank)
+    for group in known.values():
+        group["issued"] = {number: rank_list(ranks) for number, ranks in sorted(group["issued"].items())}
+    return list(known.values())[:MAX_ROWS]
+
+
+def _rows(matched: Match, looks: list[RankLook]) -> list[dict[str, Any]]:
+    """The calls that somebody is still in, and those just before: a row for each way in which ranks called them."""
+    since: dict[str, int] = {}
+    for look in looks:
+        for told in look.groups:
+            if call := pending(told):
+                since[told.name] = min(call.seq, since.get(told.name, call.seq))
+    odd = {(side.group, side.call.seq) for side in matched.mismatch.sides} if matched.mismatch else set()
+    rows: dict[tuple[Any, ...], tuple[Call, list[int]]] = {}
+    for look in looks:
+        for told in look.groups:
+            for call in told.calls:
+                first = min([since.get(told.name, call.seq + BEFORE + 1), *(seq for g, seq in odd if g == told.name)])
+                if call.seq >= first - BEFORE:
+                    where = (call.frame.file, call.frame.line) if call.frame else None
+                    key = (told.name, is_point_to_point(call), call.seq, call.op, str(call.sizes), call.state, where)
+                    rows.setdefault(key, (call, []))[1].append(look.global_rank)
+    return [
+        {
+            "group": key[0],
+            "seq": call.seq,
+            "op": call.op,
+            "sizes": call.sizes[:4],
+            "dtype": call.dtype,
+            "state": call.state,
+            "ranks": rank_list(ranks),
+            "where": f"{base_name(call.frame.file)}:{call.frame.line}" if call.frame else "",
+            "is_odd": (key[0], call.seq) in odd,
+        }
+        for key, (call, ranks) in sorted(rows.items(), key=lambda item: (item[0][0], item[0][2], item[1][1]))[:MAX_ROWS]
+    ]

@@ -64,6 +64,7 @@ def note_exit(attempt: Attempt, rank: RankState, exitcode: int, at_s: float) -> 
     rank.exitcode, rank.exited_s, rank.state = exitcode, at_s, "X"
     attempt.stopped.pop(number, None)
     attempt.collecting.pop(number, None)
+    attempt.waiting.pop(number, None)
     attempt.alive -= 1
 
 

@@ -9,6 +9,8 @@ from collections import Counter
 
 import msgspec
 
+from guardrun.supervisor.core.calls import call_text, group_text
+from guardrun.supervisor.core.collectives import CIRCLE, Match, Mismatch
 from guardrun.supervisor.core.events import Settings
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.judge import STUCK, Doing, Judgement
@@ -29,6 +31,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Where no culprit can be told: why."""
     doing: Doing = Doing.WAITING
     """What the culprits do."""
+    is_certain: bool = False
+    """Shown by what the ranks recorded: waits for no floor either, but counts from the last progress."""
+    told: str = ""
+    """What they recorded, in words: a clause with the culprits as its subject, a sentence where there are none."""
 
 
 DOUBTFUL = frozenset({Doing.CHURNING, Doing.UNLOOKED})
@@ -65,11 +71,12 @@ _LONG_WORK = frozenset({Doing.IO_BLOCKED, Doing.IDLE, Doing.UNSEEN, Doing.SPINNI
 """What a rank in a save may well look like: one write to slow storage moves no counter until it returns."""
 
 
-def find(judged: list[Judgement], ended: list[int], settings: Settings) -> Finding | None:
+def find(judged: list[Judgement], ended: list[int], settings: Settings, matched: Match | None = None) -> Finding | None:
     """Say what holds the job up, by one judgement for each living rank; `ended` are ranks that exited with 0.
 
-    None: somebody gets somewhere, or there is nothing to judge.
+    matched: what their collectives say. None: somebody gets somewhere, or there is nothing to judge.
     """
+    matched = matched or Match()
     living = [j for j in judged if j.doing is not Doing.GONE]
     proven = [j for j in living if j.doing is Doing.STOPPED] or [j for j in living if j.doing is Doing.TRACED]
     waiting = [j for j in living if j.doing is Doing.WAITING]
@@ -85,8 +92,8 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings) -> Findi
     if not stuck:
         if not waiting:
             return _lingering(leaving)
-        return _all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings)
-    rivals, held_up = _split(stuck, waiting)
+        return _all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched)
+    rivals, held_up = _by_waits(stuck, waiting, matched) or _split(stuck, waiting)
     first = min(rivals, key=lambda j: _PRECEDENCE.index(j.doing)).doing
     found = _of([j for j in rivals if j.doing is first], rivals, _numbers(held_up), settings)
     return _as_init(found, living)
@@ -161,6 +168,20 @@ def _lingering(leaving: list[Judgement]) -> Finding | None:
     )
 
 
+def _by_waits(
+    stuck: list[Judgement], waiting: list[Judgement], matched: Match
+) -> tuple[list[Judgement], list[Judgement]] | None:
+    """The same as _split, by the graph of waits: its roots are to blame. None where it does not lead to any of them."""
+    roots = [j for j in stuck if j.global_rank in matched.roots]
+    if not roots:
+        return None
+    held_by = {rank for wait in matched.waits if wait.waits_for for rank in wait.ranks}
+    free = [j for j in stuck if j not in roots and j.global_rank not in held_by]
+    if free and not waiting:
+        return None  # Who stands still without a recorded wait may be the cause of it all.
+    return roots, sorted([*waiting, *(j for j in stuck if j not in roots)], key=lambda j: j.global_rank)
+
+
 def _split(stuck: list[Judgement], waiting: list[Judgement]) -> tuple[list[Judgement], list[Judgement]]:
     """Who may be to blame, and who is held up. An async wait or a device's sync shows no frame of torch, so:
 
@@ -188,7 +209,7 @@ def _as_init(found: Finding, living: list[Judgement]) -> Finding:
     return found
 
 
-def _all_wait(living: list[Judgement], ended: list[int], settings: Settings) -> Finding | None:
+def _all_wait(living: list[Judgement], ended: list[int], settings: Settings, matched: Match) -> Finding | None:
     """Every living rank waits for the others. None where something works in the background: a save, say."""
     if any(j.is_moving for j in living):
         return None
@@ -203,10 +224,16 @@ def _all_wait(living: list[Judgement], ended: list[int], settings: Settings) -> 
         return msgspec.structs.replace(
             base, cause="init", culprits=sorted(ended), confidence=0.8, why_nobody=why, patience_s=patience_s
         )
+    if matched.mismatch and not ended:
+        return _recorded(base, matched.mismatch, settings)
     if ended:
         why = f"rank {rank_list(ended)} had already ended, and the others still wait for it"
         return msgspec.structs.replace(base, cause="collective_mismatch", confidence=0.8, why_nobody=why)
+    if elsewhere := [rank for rank in matched.roots if rank in ranks]:
+        return _elsewhere(base, elsewhere, ranks)
     groups = Counter((j.waits_in, j.order) for j in living)
+    if matched.is_all_in and {rank for wait in matched.waits for rank in wait.ranks}.issuperset(ranks):
+        groups = Counter({("", 0): len(living)})  # sub-groups, each complete: their numbers need not be equal
     if len(groups) > 1 and any(j.waits_in in _POINT_TO_POINT for j in living):
         why = "they wait in point-to-point calls, which differ from rank to rank, so no rank can be named"
         return msgspec.structs.replace(base, why_nobody=why)
@@ -228,4 +255,53 @@ def _mismatch(base: Finding, living: list[Judgement], groups: Counter[tuple[str,
         waiting=[r for r in base.waiting if r not in odd] if told else base.waiting,
         confidence=0.85 if told else 0.75,
         why_nobody="" if told else "they wait in different collectives, and which of them is wrong cannot be told",
+    )
+
+
+def _recorded(base: Finding, mismatch: Mismatch, settings: Settings) -> Finding:
+    """Ranks have recorded calls that can never meet: no doubt is left but about who is wrong."""
+    culprits = mismatch.culprits
+    return msgspec.structs.replace(
+        base,
+        cause="collective_mismatch",
+        culprits=culprits,
+        waiting=[rank for rank in base.waiting if rank not in culprits],
+        confidence=0.97 if culprits else 0.9,
+        patience_s=settings.mismatch_patience_s,
+        why_nobody="" if culprits else mismatch.why,
+        is_certain=True,
+        told=_mismatch_text(mismatch),
+    )
+
+
+def _mismatch_text(mismatch: Mismatch) -> str:
+    """What each side is in; the culprits' own side as a clause that goes on after their name."""
+    blamed = [side for side in mismatch.sides if set(side.ranks) <= set(mismatch.culprits)]
+    others = [side for side in mismatch.sides if side not in blamed]
+    texts = [
+        f"rank{'s' if len(side.ranks) > 1 else ''} {rank_list(side.ranks)} {_in(len(side.ranks))} {call_text(side.call)}"
+        + (f" of {group_text(side.group)}" if mismatch.form == CIRCLE else "")
+        for side in others[:4]
+    ]
+    rest = " and ".join(texts) + (" and others elsewhere" if len(others) > 4 else "")
+    if mismatch.form != CIRCLE:
+        rest += f", as call {mismatch.sides[0].call.seq} of {group_text(mismatch.sides[0].group)}"
+    if not blamed:
+        return rest
+    mine = " and ".join(dict.fromkeys(call_text(side.call) for side in blamed))
+    return f"{_in(len(mismatch.culprits))} {mine} while {rest}"
+
+
+def _in(count: int) -> str:
+    return "is in" if count == 1 else "are in"
+
+
+def _elsewhere(base: Finding, elsewhere: list[int], ranks: list[int]) -> Finding:
+    """The others wait in a collective for ranks which wait in something that is none of theirs."""
+    return msgspec.structs.replace(
+        base,
+        cause="collective_mismatch",
+        culprits=elsewhere,
+        waiting=[rank for rank in ranks if rank not in elsewhere],
+        confidence=0.85,
     )

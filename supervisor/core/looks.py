@@ -89,6 +89,8 @@ class GroupLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """torch's name of the group: equal on all its members. `0` is the default group's as a rule."""
     desc: str = ""
     """default_pg, or what the script called it; empty unknown."""
+    backend: str = ""
+    """nccl, gloo, …; empty unknown."""
     ranks: list[int] = []
     """Global ranks of its members; empty unknown."""
     issued: int = 0

@@ -18,6 +18,10 @@ def who(attempt: Attempt, ranks: list[int]) -> str:
 def hang_sentence(attempt: Attempt, found: Finding, judged: dict[int, Judgement], silent_s: float) -> str:
     """The summary of a hang. silent_s: since the last progress, or since it was seen stopped."""
     waits = _waiters(found, judged)
+    if found.told and found.culprits:
+        return f"{who(attempt, found.culprits)} {found.told}: they can never meet, {silent_s:.0f} s without progress."
+    if found.told:
+        return f"Collectives that can never meet, {silent_s:.0f} s without progress: {found.told}; {found.why_nobody}."
     if not found.culprits:
         ranks = f"{len(found.waiting)} rank{'s' if len(found.waiting) != 1 else ''}"
         ops = sorted({judged[r].waits_in for r in found.waiting if r in judged and judged[r].waits_in})

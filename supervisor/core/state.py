@@ -89,8 +89,10 @@ class Attempt(msgspec.Struct, kw_only=True):
     """Ranks in a garbage collection → since when."""
     collected_s: dict[int, float] = {}
     """Ranks that have been seen in one → when it was seen to be over."""
+    waiting: dict[int, float] = {}
+    """Ranks in one and the same collective, or waiting for one batch, for seconds → since when."""
     next_quick_s: float = 0.0
-    """No look for proof or a collection before this."""
+    """No look for proof, a collection or a mismatch before this."""
     fell_s: float = 0.0
     """When the first rank fell by itself; 0 = none has."""
     stop_began_s: float = 0.0

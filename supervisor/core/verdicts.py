@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from guardrun.supervisor.core.actions import Action, Say
-from guardrun.supervisor.core.evidence import of_judged, stack_of
+from guardrun.supervisor.core.collectives import match
+from guardrun.supervisor.core.evidence import of_collectives, of_judged, stack_of
 from guardrun.supervisor.core.hang import Finding
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.orders import stop_for
+from guardrun.supervisor.core.seen import Seen
 from guardrun.supervisor.core.sentences import hang_sentence
 from guardrun.supervisor.core.state import State, attempt_of, silence_began_s
 
@@ -44,10 +46,10 @@ def told_s(state: State, found: Finding, looks: list[RankLook], now_s: float) ->
     return now_s - max([silence_began_s(attempt_of(state)), *moved])
 
 
-def left_s(state: State, found: Finding, by_rank: dict[int, Judgement], looks: list[RankLook], now_s: float) -> float:
+def left_s(state: State, found: Finding, seen: Seen, now_s: float) -> float:
     """How much longer it may be so before it is a hang; 0 or less: it is one."""
-    lasted = lasted_s(state, found, looks, now_s)
-    if found.is_proof:
+    lasted, by_rank = lasted_s(state, found, seen.event.ranks, now_s), seen.by_rank
+    if found.is_proof or found.is_certain:
         return found.patience_s - lasted
     # The job as a whole must have been silent for longer than is usual for it, and for this place.
     usual_s = state.gaps.suspicious_after_s(state.settings.floor_s)
@@ -59,10 +61,9 @@ def left_s(state: State, found: Finding, by_rank: dict[int, Judgement], looks: l
     return max(patience_s - lasted, usual_s - (now_s - silence_began_s(attempt_of(state))))
 
 
-def verdict(
-    state: State, found: Finding, by_rank: dict[int, Judgement], looks: list[RankLook], now_s: float
-) -> list[Action]:
+def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Action]:
     """It is a hang. Open (or take up again) its incident, and act where guardrun may."""
+    by_rank, looks = seen.by_rank, seen.event.ranks
     attempt, suspicion = attempt_of(state), state.suspicion
     assert suspicion is not None
     lasted = told_s(state, found, looks, now_s)
@@ -116,6 +117,7 @@ def evidence_of(
         "ranks": of_judged(attempt_of(state), by_rank, found.culprits),
         "stack": stack_of(looks, found.culprits or found.waiting),
     }
+    evidence |= of_collectives(match(looks), looks)
     if troubles := _stack_troubles(looks):
         evidence["stack_troubles"] = troubles
     if found.why_nobody:

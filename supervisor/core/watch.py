@@ -15,6 +15,7 @@ import msgspec
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core import pauses, verdicts
 from guardrun.supervisor.core.actions import Action, TakeLook
+from guardrun.supervisor.core.collectives import match, waits_on_device
 from guardrun.supervisor.core.hang import DOUBTFUL, Finding, find
 from guardrun.supervisor.core.incidents import close_recovered
 from guardrun.supervisor.core.judge import (
@@ -29,6 +30,7 @@ from guardrun.supervisor.core.judge import (
 from guardrun.supervisor.core.ledger import REDOING, TRAINING
 from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.seen import Seen
 from guardrun.supervisor.core.state import Attempt, RankState, State, Suspicion, attempt_of, silence_began_s
 
 LOOK_TIMEOUT_S = 45.0
@@ -36,8 +38,12 @@ LOOK_TIMEOUT_S = 45.0
 QUICK_LOOK_S = 0.5
 """Between the looks at a proof: what a process state or the board says needs no two stacks far apart."""
 BUSY_LOOK_MAX_S = 60.0
+WAIT_LOOK_S = 3.0
+"""Of silence, with a rank in a collective (or without a batch) all the while: a look may show calls that never meet."""
 
 _STOPPED = ("T", "t")
+_ON_DEVICE = frozenset({Doing.CHURNING, Doing.IDLE, Doing.SPINNING, Doing.UNSEEN})
+"""How a rank looks that waits for its device, which waits in a collective: in any call, with or without CPU."""
 
 
 # Reports -----------------------------------------------------------------------------------------------
@@ -65,6 +71,10 @@ def _take_report(attempt: Attempt, rank: RankState, report: ev.RankReport, now_s
             attempt.collecting[number] = report.gc_since_s
         elif attempt.collecting.pop(number, None):
             attempt.collected_s[number] = now_s
+        if report.waits_since_s:
+            attempt.waiting[number] = report.waits_since_s
+        else:
+            attempt.waiting.pop(number, None)
     rank.milestones = report.milestones
     rank.phase = report.phase
     rank.step = max(rank.step, report.step)
@@ -134,13 +144,21 @@ def deadline_s(state: State) -> float | None:
     if state.suspicion:
         return state.suspicion.next_look_s
     due_s = silence_began_s(attempt) + state.gaps.suspicious_after_s(state.settings.floor_s)
-    if attempt.stopped or attempt.collecting:
+    if attempt.stopped or attempt.collecting or attempt.waiting:
         quick_s = min(
             min(attempt.stopped.values(), default=due_s) + QUICK_LOOK_S,
             pauses.due_s(attempt, silence_began_s(attempt), never_s=due_s),
+            _wait_due_s(state, attempt, never_s=due_s),
         )
         due_s = min(due_s, max(quick_s, attempt.next_quick_s))
     return due_s
+
+
+def _wait_due_s(state: State, attempt: Attempt, never_s: float) -> float:
+    """When a rank that waits deserves a look: the job has been silent for longer than is usual, floor or not."""
+    if not attempt.waiting or attempt.alive < 2:
+        return never_s
+    return silence_began_s(attempt) + state.gaps.suspicious_after_s(WAIT_LOOK_S)
 
 
 def on_tick(state: State, now_s: float) -> list[Action]:
@@ -160,6 +178,8 @@ def _reason(state: State, now_s: float) -> str:
         return "a rank is stopped"
     if pauses.due_s(attempt, silence_began_s(attempt), never_s=now_s + 1) <= now_s:
         return "a collection takes long"
+    if attempt.waiting and now_s - silence_began_s(attempt) < state.settings.floor_s:
+        return "a rank waits"
     return f"no progress for {now_s - silence_began_s(attempt):.0f} s"
 
 
@@ -180,18 +200,20 @@ def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Actio
             _note_stop(attempt, look.global_rank, look.process.state, look.at_s)
     judged = _judge_all(attempt, suspicion, event, state.settings.floor_s)
     if not judged:
-        is_quick = attempt.stopped or any(look.gc_since_s for look in event.ranks)
+        is_early = now_s - silence_began_s(attempt) < state.settings.floor_s
+        is_quick = attempt.stopped or is_early or any(look.gc_since_s for look in event.ranks)
         suspicion.next_look_s = now_s + (QUICK_LOOK_S if is_quick else state.settings.look_gap_s)
         return []
     by_rank = {j.global_rank: j for j in judged}
     ended = [n for n, rank in attempt.ranks.items() if rank.exitcode == 0]
-    found = find(judged, ended, state.settings)
+    matched = match(event.ranks)
+    found = find(judged, ended, state.settings, matched)
     suspicion.places = {r: j.place for r, j in by_rank.items() if j.place and j.doing is not Doing.WAITING}
     actions = pauses.on_look(state, by_rank, event.ranks, now_s)
     if found is None:
         _nothing_found(state, now_s)
         return actions
-    return actions + _found(state, found, by_rank, event.ranks, now_s)
+    return actions + _found(state, found, Seen(by_rank, event, matched), now_s)
 
 
 def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floor_s: float) -> list[Judgement]:
@@ -211,6 +233,9 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
         judgement = judge(old, look, has_ended=rank in attempt.ranks and attempt.ranks[rank].has_ended)
         if judgement.doing is Doing.SPINNING and _wanders(suspicion, look):
             judgement = msgspec.structs.replace(judgement, doing=Doing.BUSY, reason="its frames change, slowly")
+        if judgement.doing in _ON_DEVICE and (op := waits_on_device(old, look)):
+            reason = f"its device has not completed {op}"
+            judgement = msgspec.structs.replace(judgement, doing=Doing.WAITING, reason=reason, waits_in=op)
         judged.append(judgement)
         if judgement.doing is Doing.BUSY:
             suspicion.unmoved_since_s[rank] = suspicion.moved_s[rank] = look.at_s
@@ -230,20 +255,22 @@ def _wanders(suspicion: Suspicion, look: RankLook) -> bool:
     return len(set(stacks)) >= BUSY_STACKS
 
 
-def _found(
-    state: State, found: Finding, by_rank: dict[int, Judgement], looks: list[RankLook], now_s: float
-) -> list[Action]:
+def _found(state: State, found: Finding, seen: Seen, now_s: float) -> list[Action]:
     """It looks like a hang: a verdict once that has been so for long enough, and was seen so twice in a row."""
     suspicion = state.suspicion
     assert suspicion is not None
-    left_s = verdicts.left_s(state, found, by_rank, looks, now_s)
-    key = f"{found.cause}:{found.culprits}"
+    is_sure = found.is_proof or found.is_certain or found.doing is Doing.COLLECTING
+    if not is_sure and now_s - silence_began_s(attempt_of(state)) < state.settings.floor_s:
+        _end_suspicion(state, now_s)  # no proof: the ordinary watch goes on
+        return []
+    left_s = verdicts.left_s(state, found, seen, now_s)
+    key = f"{found.cause}:{found.culprits}:{found.told}"
     is_confirmed, suspicion.found_key = found.is_proof or key == suspicion.found_key, key
     if left_s <= 0.05 and is_confirmed:
-        return verdicts.verdict(state, found, by_rank, looks, now_s)
+        return verdicts.verdict(state, found, seen, now_s)
     suspicion.busy_looks = suspicion.busy_looks + 1 if found.doing in DOUBTFUL else 0
     # Soon enough to decide in time, seldom enough to cost nothing.
-    shortest_s = QUICK_LOOK_S if is_confirmed else state.settings.look_gap_s
+    shortest_s = QUICK_LOOK_S if is_confirmed or found.is_certain else state.settings.look_gap_s
     suspicion.next_look_s = now_s + max(shortest_s, min(left_s, _wait_s(state, suspicion)))
     return []
 
