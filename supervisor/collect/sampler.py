@@ -8,7 +8,15 @@ from collections.abc import Iterable
 
 from guardrun.hooks.board import Field
 from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.boards import BLANK, BoardReader, open_boards, phase_of, progress_of, step_of
+from guardrun.supervisor.collect.boards import (
+    BLANK,
+    BoardReader,
+    open_boards,
+    phase_of,
+    progress_of,
+    step_of,
+    waits_since_ns,
+)
 from guardrun.supervisor.collect.procfs import parse_stat, read_stat
 from guardrun.supervisor.collect.table import ProcessTable
 from guardrun.supervisor.core.events import Rank, RankReport
@@ -129,8 +137,10 @@ class Sampler:
             milestones=words[Field.MILESTONES],
             phase=phase_of(words),
             gc_since_s=at_ns(words[Field.GC_SINCE_NS]),
+            gc_total_s=round(words[Field.GC_TOTAL_NS] / 1e9, 1),
             heart_s=at_ns(words[Field.HEART_NS]),
             in_save_since_s=at_ns(words[Field.SAVE_SINCE_NS]),
+            waits_since_s=at_ns(waits_since_ns(words, time.monotonic_ns())),
         )
 
     def _key(self, report: RankReport, now_s: float) -> tuple[object, ...]:
@@ -144,5 +154,6 @@ class Sampler:
             report.phase,
             report.gc_since_s,
             report.in_save_since_s,
+            report.waits_since_s,
             report.heart_s > 0 and now_s - report.heart_s > HEART_STALE_S,
         )

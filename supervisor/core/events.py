@@ -6,6 +6,8 @@ restarted supervisor), unless a name says wall.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from guardrun.supervisor.core.looks import RankLook, Reading
@@ -47,6 +49,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     traced_patience_s: float = 20.0
     """A debugger's stop ('t')."""
     stopped_patience_s: float = 3.0
+    mismatch_patience_s: float = 5.0
+    """Ranks that are seen in collectives which can never meet."""
     act: bool = True
     resume_first: bool = False
     is_torchrun_agent: bool = False
@@ -122,6 +126,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gc_since_s: float = 0.0
     heart_s: float = 0.0
     in_save_since_s: float = 0.0
+    waits_since_s: float = 0.0
+    """In one and the same collective, or waiting for one batch, since; told from the third second on."""
+    gc_total_s: float = 0.0
+    """Time in collections so far, in tenths of a second; by itself no reason for a report."""
 
 
 class NodeReport(_Event, frozen=True, kw_only=True, tag="node_report"):
@@ -143,6 +151,8 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """(file, function, line), outermost first."""
     at_s: float = 0.0
     """0 = unknown."""
+    data: dict[str, Any] = {}
+    """The batch that the rank had last: batch, epoch, indices, size, indices_before; each where it is known."""
 
 
 class RankRaised(_Event, frozen=True, kw_only=True, tag="rank_raised"):
@@ -264,6 +274,8 @@ class GcHeld(_Event, frozen=True, kw_only=True, tag="gc_held"):
     generation: int
     collected: int
     step: int
+    tracked: int = -1
+    """Objects that the collector tracks after it; -1 unknown."""
 
 
 class HooksMissing(_Event, frozen=True, kw_only=True, tag="hooks_missing"):
