@@ -233,9 +233,7 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
         judgement = judge(old, look, has_ended=rank in attempt.ranks and attempt.ranks[rank].has_ended)
         if judgement.doing is Doing.SPINNING and _wanders(suspicion, look):
             judgement = msgspec.structs.replace(judgement, doing=Doing.BUSY, reason="its frames change, slowly")
-        if judgement.doing in _ON_DEVICE and (op := waits_on_device(old, look)):
-            reason = f"its device has not completed {op}"
-            judgement = msgspec.structs.replace(judgement, doing=Doing.WAITING, reason=reason, waits_in=op)
+        judgement = with_device(judgement, old, look)
         judged.append(judgement)
         if judgement.doing is Doing.BUSY:
             suspicion.unmoved_since_s[rank] = suspicion.moved_s[rank] = look.at_s
@@ -246,6 +244,14 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
         if number not in seen and state.exitcode is None:
             judged.append(unlooked(number, event.missing.get(number, "")))
     return judged
+
+
+def with_device(judgement: Judgement, before: RankLook, after: RankLook) -> Judgement:
+    """The judgement, where what the rank really does is to wait for a collective of its device."""
+    if judgement.doing in _ON_DEVICE and (op := waits_on_device(before, after)):
+        reason = f"its device has not completed {op}"
+        return msgspec.structs.replace(judgement, doing=Doing.WAITING, reason=reason, waits_in=op)
+    return judgement
 
 
 def _wanders(suspicion: Suspicion, look: RankLook) -> bool:
