@@ -9,7 +9,7 @@ import fcntl
 import os
 from time import monotonic_ns
 
-from guardrun.hooks import collector, imports, process, raised, stacks
+from guardrun.hooks import collector, gcpolicy, imports, process, raised, stacks
 from guardrun.hooks import heart as _heart
 from guardrun.hooks import rank as _rank
 from guardrun.hooks.board import MAGIC, Board, Field, Milestone, board_name, create_board
@@ -35,6 +35,7 @@ def activate(settings: dict[str, object]) -> None:
         ("process", process.start),
         ("imports", imports.start),
         ("collector", collector.start),
+        ("gc policy", gcpolicy.start),
         ("exceptions", raised.start),
         ("stacks", stacks.start),
         ("heart", _heart.start),

@@ -26,6 +26,7 @@ HELD_NS = 1_000_000_000
 MIN_SHARE = 0.1
 """Many short ones count as one pause where they take at least this share of the time since the step's first: a long
 evaluation, or the imports at the start, come to a second as well."""
+COUNT_EVERY_NS = 60_000_000_000
 
 _SINCE, _GENERATION = int(Field.GC_SINCE_NS), int(Field.GC_GENERATION)
 _COUNT, _TOTAL, _STEP = int(Field.GC_COUNT), int(Field.GC_TOTAL_NS), int(Field.STEP)
@@ -55,6 +56,7 @@ class StepSum:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
+        self._counted_ns = 0
         self._begin(-1, 0)
 
     def _begin(self, step: int, now_ns: int) -> None:
@@ -87,9 +89,9 @@ class StepSum:
         self._collected += info["collected"]
         self._generation = max(self._generation, info["generation"])
         if self._held_ns >= HELD_NS and not self._is_told:
-            self._tell_if_held(took_ns, now_ns)
+            self._tell_if_held(took_ns, now_ns, info["generation"])
 
-    def _tell_if_held(self, took_ns: int, now_ns: int) -> None:
+    def _tell_if_held(self, took_ns: int, now_ns: int, generation: int) -> None:
         if took_ns < HELD_NS and self._held_ns < MIN_SHARE * (now_ns - self._began_ns):
             return
         self._is_told = True
@@ -100,6 +102,26 @@ class StepSum:
                 duration_s=self._held_ns / 1e9,
                 generation=self._generation,
                 collected=self._collected,
-                tracked=-1,  # gc.get_objects() would build a list of all of them, right after a long pause.
+                tracked=self._count_tracked(took_ns, now_ns, generation),
                 step=rank.step_now(),
             )
+
+    def _count_tracked(self, took_ns: int, now_ns: int, generation: int) -> int:
+        """How many objects the collector tracks; -1 where that is not to be had cheaply.
+
+        Nothing in `gc` tells the number without building a list of all of them, but the frozen ones can be counted.
+        Right after a full collection all objects are in the oldest generation, so that freezing and unfreezing them
+        changes nothing. It takes a tenth of what that collection took (measured: 5 ms for 400,000 objects, 51 ms for
+        4 million); so only after a full one that was long, and once in COUNT_EVERY_NS. What the script has frozen
+        itself must stay frozen: then there is no number.
+        """
+        if generation < 2 or took_ns < HELD_NS or now_ns - self._counted_ns < COUNT_EVERY_NS:
+            return -1
+        if gc.get_freeze_count():
+            return -1
+        self._counted_ns = now_ns
+        gc.freeze()
+        try:
+            return gc.get_freeze_count()
+        finally:
+            gc.unfreeze()

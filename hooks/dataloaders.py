@@ -1,4 +1,4 @@
-"""Batches: how many the training thread got, and since when it has been waiting for the next."""
+"""Batches: how many the training thread got, since when it has been waiting for the next, and which it had last."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from _thread import get_ident
 from time import monotonic_ns
 from typing import Any
+from weakref import ref
 
 from guardrun.hooks.board import Field
 from guardrun.hooks.rank import Rank
@@ -13,11 +14,20 @@ from guardrun.hooks.rank import Rank
 _SINCE, _TOTAL = int(Field.DATA_SINCE_NS), int(Field.DATA_TOTAL_NS)
 _BATCHES, _PROGRESS_NS = int(Field.BATCHES), int(Field.PROGRESS_NS)
 
+MAX_INDICES = 64
+MAX_INDEX_CHARS = 100
+_SENT = "_guardrun_sent"
+"""Set on torch's iterators: what their sampler has handed out, by the number that the batch will come back under."""
+
 
 def install(module: Any, rank: Rank) -> None:
-    """Wrap the one `__next__` that all of torch's data loaders share."""
+    """Wrap the one `__next__` that all of torch's data loaders share, and where they ask their samplers."""
     kind = module._BaseDataLoaderIter
     original = kind.__next__
+    batches = rank.batches = Batches()
+    next_index = getattr(kind, "_next_index", None)
+    if next_index is not None:
+        kind._next_index = _wrap_next_index(next_index)
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:
@@ -32,12 +42,110 @@ def install(module: Any, rank: Rank) -> None:
         words[_SINCE] = began_ns
         try:
             batch = original(self)
+        except StopIteration:
+            raise
+        except BaseException:
+            batches.take(self, words[_BATCHES] + 1)
+            raise
         finally:
             ended_ns = monotonic_ns()
             words[_SINCE] = 0
             words[_TOTAL] += ended_ns - began_ns
         words[_BATCHES] += 1
         words[_PROGRESS_NS] = ended_ns
+        batches.take(self, words[_BATCHES])
         return batch
 
     kind.__next__ = __next__
+
+
+def _wrap_next_index(original: Any) -> Any:
+    @functools.wraps(original)
+    def _next_index(self: Any) -> Any:
+        index = original(self)
+        state = self.__dict__
+        sent = state.get(_SENT)
+        if sent is None:
+            sent = state[_SENT] = {}
+        sent[state.get("_send_idx", 0)] = index
+        return index
+
+    return _next_index
+
+
+class Batches:
+    """References to what the samplers handed out last; looked at only when something has gone wrong.
+
+    "Last" is what the training thread took from a loader: one that fetches a batch ahead (accelerate's) trains on the
+    one before, so that is kept too.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._indices: object = None
+        self._before: object = None
+        self._sampler: Any = None
+
+    def take(self, iterator: Any, number: int) -> None:
+        """An iterator has returned its next batch, or failed to. Half a microsecond. Never raises."""
+        self._before, self._indices, self._number = self._indices, None, number
+        try:
+            state = iterator.__dict__
+            sent = state.get(_SENT)
+            self._sampler = ref(state["_index_sampler"])
+            if sent is None:
+                return
+            if "_rcvd_idx" not in state:
+                self._indices = sent.get(0)
+            elif state.get("_in_order", True):
+                self._indices = sent.pop(state["_rcvd_idx"] - 1, None)
+            else:  # Whichever came first was returned, and nothing says which.
+                sent.clear()
+        except Exception:
+            self._indices = None
+
+    def describe(self) -> dict[str, Any]:
+        """The batch as data; empty before the first.
+
+        batch: its number since the attempt began, from 1, all loaders of this rank together. epoch: where a sampler
+        has one (DistributedSampler). indices: at most MAX_INDICES of what the sampler handed out, `size` of them in
+        all. indices_before: those of the batch before.
+        """
+        if not self._number:
+            return {}
+        told: dict[str, Any] = {"batch": self._number}
+        epoch = find_epoch(self._sampler() if self._sampler else None)
+        if epoch is not None:
+            told["epoch"] = epoch
+        for name, indices in (("indices", self._indices), ("indices_before", self._before)):
+            shown = render_indices(indices)
+            if shown:
+                told[name] = shown
+        if "indices" in told:
+            told["size"] = len(self._indices) if isinstance(self._indices, list | tuple) else 1
+        return told
+
+
+def find_epoch(sampler: Any) -> int | None:
+    """The epoch that a sampler, or one of those that it is made of, was told."""
+    for _ in range(4):
+        if sampler is None:
+            return None
+        epoch = getattr(sampler, "epoch", None)
+        if isinstance(epoch, int):
+            return epoch
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    return None
+
+
+def render_indices(indices: object) -> list[int | str]:
+    """What a sampler handed out, as numbers or short texts. Iterable datasets have no indices, but as many None."""
+    items = list(indices[:MAX_INDICES]) if isinstance(indices, list | tuple) else [indices]
+    return [_render_index(item) for item in items if item is not None]
+
+
+def _render_index(item: object) -> int | str:
+    try:
+        return int(item)  # type: ignore[call-overload,no-any-return]  # a tensor or numpy's, as well
+    except Exception:
+        return str(item)[:MAX_INDEX_CHARS]

@@ -98,6 +98,8 @@ class Heart:
     def _beat(self, now_ns: int) -> None:
         words = self._rank.words
         words[Field.HEART_NS] = now_ns
+        if self._rank.gc_policy is not None:
+            self._rank.gc_policy.on_beat(now_ns)
         seqs = {} if self._rank.is_ended else read_group_seqs()
         total = sum(seqs.values())
         if total > self._group_seq and words[Field.PROGRESS_NS] < now_ns:

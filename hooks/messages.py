@@ -7,6 +7,8 @@ Times are CLOCK_MONOTONIC nanoseconds of the host unless a name says otherwise.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 WIRE_VERSION = 1
@@ -80,6 +82,8 @@ class Raised(_Message, frozen=True, kw_only=True, tag="raised"):
     traceback: str
     frames: list[tuple[str, str, int]]
     """(file, function, line), outermost first."""
+    data: dict[str, Any] = {}
+    """The batch that training had last, as hooks.dataloaders.Batches.describe has it; empty unknown."""
 
 
 class GcHeld(_Message, frozen=True, kw_only=True, tag="gc_held"):
@@ -89,7 +93,7 @@ class GcHeld(_Message, frozen=True, kw_only=True, tag="gc_held"):
     generation: int
     collected: int
     tracked: int
-    """Objects the collector tracks after it; -1 where counting would cost too much."""
+    """Objects the collector tracks after it; -1 where counting would cost too much, or touch what the script froze."""
     step: int
 
 
@@ -106,4 +110,13 @@ class HookFailed(_Message, frozen=True, kw_only=True, tag="hook_failed"):
     error: str
 
 
-RankMessage = Hello | Beat | CheckpointSaved | SaveFailed | CheckpointLoaded | Raised | GcHeld | Ended | HookFailed
+class Noted(_Message, frozen=True, kw_only=True, tag="noted"):
+    """What a person may want to know of the hooks, and is no failure."""
+
+    topic: str
+    text: str
+
+
+RankMessage = (
+    Hello | Beat | CheckpointSaved | SaveFailed | CheckpointLoaded | Raised | GcHeld | Ended | HookFailed | Noted
+)

@@ -52,6 +52,8 @@ def install(module: Any, rank: Rank) -> None:
             if count > words[_STEP] and not rank.counts_itself:
                 words[_STEP] = count
                 words[_STEP_NS] = now_ns
+                if rank.gc_policy is not None:
+                    rank.gc_policy.on_step(now_ns)
         except Exception as error:
             rank.fail("optimizer", error)
 

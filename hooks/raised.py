@@ -60,6 +60,8 @@ class EndWatch:
             if error is not None:
                 self._report(error, error.__traceback__)
         rank.is_ended = True
+        if rank.gc_policy is not None:
+            rank.gc_policy.give_back()
         rank.mark(Milestone.ENDED)
         rank.send("Ended", at_ns=monotonic_ns())
 
@@ -75,9 +77,9 @@ class EndWatch:
             return
         self._is_reported = True
         try:
-            from guardrun.hooks.report import describe, write_raised, write_torchelastic
+            from guardrun.hooks.report import describe, describe_batch, write_raised, write_torchelastic
 
-            fields = describe(error, tb)
+            fields = {**describe(error, tb), "data": describe_batch(rank)}
             try:
                 write_raised(rank, fields)
                 write_torchelastic(error, tb)

@@ -16,6 +16,8 @@ from guardrun.hooks.outbox import Outbox
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from guardrun.hooks.board import Board
+    from guardrun.hooks.dataloaders import Batches
+    from guardrun.hooks.gcpolicy import Policy
 
 active: Rank | None = None
 
@@ -63,6 +65,10 @@ class Rank:
         self.import_lock = allocate_lock()
         """Held by the hooks' thread while it imports, so that nobody forks in the middle of it."""
         self.is_ended = False
+        self.gc_policy: Policy | None = None
+        """None: the collector is the script's own."""
+        self.batches: Batches | None = None
+        """None until torch's data loaders are imported."""
         self._milestone_lock = allocate_lock()
         self._failed: set[str] = set()
         self._has_spoken = False
@@ -77,6 +83,10 @@ class Rank:
             return
         self._failed.add(hook)
         self.send("HookFailed", hook=hook, error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
+
+    def note(self, topic: str, text: str) -> None:
+        """Tell a person something that is no failure."""
+        self.send("Noted", topic=topic, text=text[:MAX_ERROR_CHARS])
 
     def say(self, text: str) -> None:
         """The last resort where no message can be sent: one line on stderr, once."""
@@ -121,6 +131,8 @@ class Rank:
         words[_STEP_NS] = now_ns
         words[_PROGRESS_NS] = now_ns
         words[_API_CALLS] += 1
+        if self.gc_policy is not None:
+            self.gc_policy.on_step(now_ns)
 
     def enter_phase(self, name: str, now_ns: int) -> None:
         """Show a phase on the board; a name that the board doesn't know goes into a file beside it."""
@@ -164,6 +176,8 @@ class Rank:
         """After a fork: this process is no rank. Touch nothing that it shares with one."""
         global active
         active = None
+        if self.gc_policy is not None:
+            self.gc_policy.give_back()
         self.words = private_words()
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

@@ -34,6 +34,15 @@ def describe(error: BaseException, tb: TracebackType | None) -> dict[str, Any]:
     }
 
 
+def describe_batch(rank: Rank) -> dict[str, Any]:
+    """Raised.data. Never raises: a sampler's attributes are the script's."""
+    try:
+        return rank.batches.describe() if rank.batches is not None else {}
+    except Exception as error:
+        rank.fail("last batch", error)
+        return {}
+
+
 def qualified_name(kind: type) -> str:
     """`torch.OutOfMemoryError`; builtin ones without their module."""
     module = getattr(kind, "__module__", "")

@@ -65,6 +65,7 @@ class Answers:
                 "journal": daemon.journal.dropped,
             },
             "failed_hooks": daemon.desk.failed_hooks[-20:],
+            "notes": list(daemon.desk.notes)[-20:],
         }
         return wire.Answer(is_ok=True, data=data)
 

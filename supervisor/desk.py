@@ -14,10 +14,12 @@ from guardrun.hooks.board import Field
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.sampler import Sampler
 from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.log import log
 
 STEP_SAMPLES = 10
 
 MAX_FAILED_SAVES = 8
+MAX_NOTES = 64
 
 HOOKS_BY_S = 15.0
 """A Python rank is hooked within its first tenth of a second; by then one that isn't will not be."""
@@ -46,6 +48,8 @@ class Desk:
         self.last_beat_s: dict[int, float] = {}
         self.group_seqs: dict[int, dict[str, int]] = {}
         self.failed_hooks: list[str] = []
+        self.notes: deque[str] = deque(maxlen=MAX_NOTES)
+        """What hooks had to say that is no failure, newest last."""
         self.failed_saves: dict[str, None] = {}
         """Folders that a save of this attempt could not be finished in."""
         self.malformed = 0
@@ -96,6 +100,7 @@ class Desk:
                 traceback=message.traceback,
                 frames=message.frames,
                 at_s=self._clock.at_ns(message.at_ns),
+                data=message.data,
             )
             return [ev.RankRaised(attempt=attempt, global_rank=rank, error=error)]
         elif isinstance(message, msg.GcHeld):
@@ -107,12 +112,16 @@ class Desk:
                     generation=message.generation,
                     collected=message.collected,
                     step=message.step,
+                    tracked=message.tracked,
                 )
             ]
         elif isinstance(message, msg.Ended):
             return [ev.RankEnded(attempt=attempt, global_rank=rank)]
         elif isinstance(message, msg.HookFailed):
             self.failed_hooks.append(f"rank {rank}: {message.hook}: {message.error}"[:500])
+        elif isinstance(message, msg.Noted):
+            self.notes.append(f"rank {rank}: {message.topic}: {message.text}"[:500])
+            log.info("noted", global_rank=rank, topic=message.topic, text=message.text)
         return []
 
     def _saved(self, message: msg.CheckpointSaved) -> list[ev.Event]:

@@ -51,6 +51,7 @@ def parse_raised(data: bytes, clock: EngineClock) -> ErrorRecord | None:
         traceback=bound(raised.traceback),
         frames=raised.frames[-_MAX_FRAMES:],
         at_s=clock.at_ns(raised.at_ns),
+        data=raised.data,
     )
 
 

@@ -34,6 +34,8 @@ class Bed:
         # Not pytest's folder: a Unix socket's path has room for 107 bytes.
         self.sockets = Path(tempfile.mkdtemp(prefix="guardrun-test-"))
         self.processes: list[subprocess.Popen[str]] = []
+        self.gc: dict[str, object] = {}
+        """The table [gc] of the configuration."""
         self.heard: list[messages.RankMessage] = []
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
@@ -67,6 +69,7 @@ class Bed:
             "launcher_pid": os.getpid(),
             "token": "t",
             "pythonpath": pythonpath,
+            "gc": self.gc,
         }
 
     def environment(

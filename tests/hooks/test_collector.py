@@ -61,3 +61,21 @@ def test_a_bad_threshold_is_said_and_changes_nothing(bed: Bed, text: str) -> Non
 @pytest.mark.parametrize(("text", "values"), [("700", (700,)), ("700,10,10", (700, 10, 10)), (" 0 , 5", (0, 5))])
 def test_thresholds(text: str, values: tuple[int, ...]) -> None:
     assert parse_threshold(text) == values
+
+
+def test_a_long_full_collection_tells_how_many_objects_there_are(bed: Bed) -> None:
+    code = SLOW + "alive = [[] for _ in range(50_000)]\nstep(7); collect(1.1); step(8); collect(1.1)\n"
+    code += "print(len(gc.get_objects()), gc.get_freeze_count(), gc.get_count()[2])"
+    done = finish(bed.start(["-c", code + "; time.sleep(0.2)"]))
+    tracked, frozen, _ = map(int, done.stdout.split())
+    first, second = bed.hear_all(GcHeld)
+    assert first.tracked == pytest.approx(tracked, rel=0.15)
+    assert second.tracked == -1, "counted again within a minute"
+    assert frozen == 0
+
+
+def test_what_the_script_has_frozen_stays_frozen(bed: Bed) -> None:
+    code = SLOW + "gc.freeze(); before = gc.get_freeze_count(); step(7); collect(1.1)\n"
+    done = finish(bed.start(["-c", code + "print(gc.get_freeze_count() == before); time.sleep(0.2)"]))
+    assert done.stdout == "True\n"
+    assert bed.wait_for(GcHeld).tracked == -1

@@ -1,0 +1,78 @@
+"""Which batch training had last: told with the exception that ended it, and cheap until then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guardrun.hooks.dataloaders import Batches, find_epoch, render_indices
+from guardrun.hooks.messages import Raised
+from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.collect.errors import parse_raised
+from tests.hooks.bed import Bed, finish
+
+RANKS = Path(__file__).parent / "ranks"
+
+
+def raise_in(bed: Bed, *arguments: str) -> dict[str, Any]:
+    done = finish(bed.start([str(RANKS / "batches.py"), *arguments]))
+    assert done.returncode == 1
+    assert "ValueError: bad" in done.stderr
+    left = parse_raised((bed.sockets / "raised-0-0.json").read_bytes(), EngineClock(0.0, 0.0))
+    assert left is not None
+    assert left.data == bed.wait_for(Raised).data
+    return left.data
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_batch_that_training_failed_on(bed: Bed, workers: str) -> None:
+    data = raise_in(bed, workers, "training", "6")
+    assert data == {
+        "batch": 17,
+        "epoch": 1,
+        "indices": [24, 25, 26, 27],
+        "indices_before": [20, 21, 22, 23],
+        "size": 4,
+    }
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_batch_that_could_not_be_loaded(bed: Bed, workers: str) -> None:
+    data = raise_in(bed, workers, "loading", "3")
+    assert (data["batch"], data["indices"], data["epoch"]) == (4, [12, 13, 14, 15], 0)
+
+
+def test_no_indices_where_batches_come_in_any_order(bed: Bed) -> None:
+    data = raise_in(bed, "2", "unordered", "3")
+    assert data == {"batch": 14, "epoch": 1}
+
+
+def test_a_script_without_data_loaders_tells_of_none(bed: Bed) -> None:
+    bed.run("1 / 0")
+    assert bed.wait_for(Raised).data == {}
+    assert json.loads((bed.sockets / "raised-0-0.json").read_text())["data"] == {}
+
+
+@pytest.mark.parametrize(
+    ("indices", "shown"),
+    [
+        (None, []),
+        ([None, None], []),
+        (7, [7]),
+        ([1, "shard-3/17", (2, 3)], [1, "shard-3/17", "(2, 3)"]),
+        (list(range(1000)), list(range(64))),
+        ("x" * 1000, ["x" * 100]),
+    ],
+)
+def test_indices_are_bounded(indices: object, shown: list[object]) -> None:
+    assert render_indices(indices) == shown
+
+
+def test_what_is_no_iterator_of_torchs_costs_nothing_but_the_indices() -> None:
+    batches = Batches()
+    batches.take(object(), 3)
+    assert batches.describe() == {"batch": 3}
+    assert find_epoch(object()) is None
