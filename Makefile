@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | soak | clean
+# make demo | test | lint | bench | gym | soak | clean
 #
 # Each sets up what it needs in .venv first: nothing but Python 3.10 or newer with its venv module, and a package index
 # (pip's own configuration says which), has to be there. PYTHON=… names the interpreter. torch comes first, so that
@@ -17,14 +17,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt
 PYTHON ?=
 PYTEST_ARGS ?=
+GYM_ARGS ?=
+FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo test lint bench soak setup setup-dev clean
+.PHONY: help demo test lint bench gym soak setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
 	@echo "make test    all tests (PYTEST_ARGS='tests/core -x' for some)"
 	@echo "make lint    style, types, and what may import what"
 	@echo "make bench   guardrun beside torchrun, in figures"
+	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
 	@echo "make soak    the simulations, much longer"
 	@echo "make clean   remove .venv and whatever was built or run here"
 
@@ -43,6 +46,9 @@ lint: $(VENV)/.stamp-dev
 
 bench: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/run.py
+
+gym: $(VENV)/.stamp-dev .gym/venv/.stamp
+	@$(BIN)/python benchmarks/gym/run.py $(GYM_ARGS)
 
 soak: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/core tests/sim $(PYTEST_ARGS)
@@ -83,7 +89,17 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp
 	@$(PIP) install -q -c constraints.txt -e '.[dev,realworld]'
 	@touch $@
 
+# ft_launcher, apart from what guardrun is tested with, but over the same torch: a .pth file leads there.
+.gym/venv/.stamp: $(VENV)/.stamp-dev
+	@echo "Installing NVIDIA's ft_launcher, to compare with"
+	@$(BIN)/python -m venv .gym/venv
+	@.gym/venv/bin/python -m pip --disable-pip-version-check install -q --no-deps '$(FT_LAUNCHER)' defusedxml
+	@$(BIN)/python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])' \
+		> "$$(.gym/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+	@.gym/venv/bin/ft_launcher --help > .gym/venv/help.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo guardrun-runs
+	rm -rf $(VENV) .gym build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo guardrun-runs
 	rm -rf examples/demo/out examples/demo/guardrun-runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

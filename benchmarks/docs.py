@@ -19,13 +19,13 @@ def render(report: Report) -> str:
     return f"{run}: {report.machine}.{busy}\n\n{as_markdown(report)}{failed}"
 
 
-def replace_between(page: str, text: str) -> str:
+def replace_between(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
     """The page with what is between the markers replaced. Raises ValueError where they are not there, once each."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or END in after or BEGIN in after:
-        raise ValueError(f"the page has not exactly one {BEGIN} followed by one {END}")
-    return f"{before}{BEGIN}\n{text}{END}{after}"
+    before, first, rest = page.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last or end in after or begin in after:
+        raise ValueError(f"the page has not exactly one {begin} followed by one {end}")
+    return f"{before}{begin}\n{text}{end}{after}"
 
 
 def write_docs(page: Path, report: Report) -> None:

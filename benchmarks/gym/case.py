@@ -1,0 +1,94 @@
+"""What the gym plays: faults that must be found, decoys that must be left alone. Records only; nothing here acts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Workload(str, Enum):
+    """What is trained; scripts/train.py has each."""
+
+    DDP = "ddp"
+    FSDP = "fsdp"
+    GROUPS = "groups"
+    """Four ranks in two tensor-parallel and two data-parallel groups."""
+    LOADER = "loader"
+    """DDP, fed by DataLoader workers."""
+
+    @property
+    def ranks(self) -> int:
+        """How many, where a case does not say otherwise."""
+        return 4 if self is Workload.GROUPS else 2
+
+
+class Doubt(Enum):
+    """How sure a fault lets one be, and so how many seconds its verdict may take."""
+
+    CRASH = ("crash", 2.0)
+    """A rank ends: from its end to its cause."""
+    PROOF = ("proof", 10.0)
+    """What is seen cannot end well, or is an event of its own: from the last progress on, as for all below."""
+    IDLE = ("idle", 45.0)
+    """A rank waits in one place while others wait for it."""
+    SILENT = ("silent", 75.0)
+    """Data that does not come, a held GIL, or nobody who waits for another."""
+    SPINNING = ("spinning", 135.0)
+    """A rank runs, and goes nowhere."""
+
+    def __init__(self, label: str, limit_s: float) -> None:
+        self.label = label
+        self.limit_s = limit_s
+
+
+@dataclass(frozen=True)
+class Case:
+    """What faults and decoys have in common."""
+
+    name: str
+    """Its function in scripts/planted.py carries it, and the comment that marks its line."""
+    workload: Workload
+    what: str
+    """For the table."""
+    ranks: int = 0
+    """World size; 0: the workload's own."""
+    planted_in: tuple[int, ...] = (1,)
+    """The ranks in which the script plants it."""
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks or self.workload.ranks
+
+
+@dataclass(frozen=True)
+class Fault(Case):
+    """Something that stops training, and what a perfect verdict says of it."""
+
+    kind: str = "hang"
+    causes: tuple[str, ...] = ()
+    """Any of these is right."""
+    culprits: tuple[int, ...] | None = None
+    """Those to name; None: the ranks in which it was planted."""
+    may_name_nobody: bool = False
+    """It cannot be told who of them is wrong: an empty list is right as well."""
+    doubt: Doubt = Doubt.IDLE
+    has_line: bool = True
+    """The evidence must name the line that the script marks. Not so where a signal from outside ends a rank."""
+    recovers: bool = True
+    """A restart helps. False: it would only happen again, and giving up is right."""
+    ends_by_itself: bool = False
+    """Training goes on in the same attempt: nothing must be restarted."""
+    every_attempt: bool = False
+
+    @property
+    def to_name(self) -> tuple[int, ...]:
+        return self.planted_in if self.culprits is None else self.culprits
+
+
+@dataclass(frozen=True)
+class Decoy(Case):
+    """Something that looks like a hang and is none."""
+
+    seconds: float = 20.0
+    """How long it keeps all ranks from training; within each step where it comes in many."""
+    planted_in: tuple[int, ...] = (0,)

@@ -1,0 +1,30 @@
+"""The decoys: what takes long and is well. None lasts longer than LONGEST_S."""
+
+from __future__ import annotations
+
+from benchmarks.gym.case import Decoy, Workload
+
+DDP, FSDP, GROUPS, LOADER = Workload.DDP, Workload.FSDP, Workload.GROUPS, Workload.LOADER
+ALL = (0, 1)
+
+DECOYS = (
+    Decoy("long_eval", DDP, "rank 0 evaluates, the rest wait at a barrier", seconds=38),
+    Decoy("long_save", DDP, "rank 0 writes a large checkpoint", seconds=35),
+    Decoy("first_step", DDP, "a slow first step of all ranks", seconds=25, planted_in=ALL),
+    Decoy("compile", DDP, "compilers work in subprocesses, one after another", seconds=35),
+    Decoy("prepare", DDP, "one rank builds an index in Python", seconds=38, planted_in=(1,)),
+    Decoy("data_pause", DDP, "all ranks pause", seconds=25, planted_in=ALL),
+    Decoy("idle_pause", DDP, "rank 0 pauses, without a sign of life", seconds=24),
+    Decoy("short_gc", DDP, "a collection of less than a second", seconds=0.4),
+    Decoy("slower_steps", DDP, "steps that get slower and slower", seconds=8, planted_in=ALL),
+    Decoy("brief_stop", DDP, "SIGSTOP, and SIGCONT a second later", seconds=1.0),
+    Decoy("tokenizer", DDP, "one rank waits for a subprocess that works", seconds=38, planted_in=(1,)),
+    Decoy("download", DDP, "rank 0 receives bytes slowly", seconds=38),
+    Decoy("long_load", DDP, "a checkpoint that takes long to load", seconds=30, planted_in=ALL),
+    Decoy("fsdp_eval", FSDP, "rank 0 computes metrics, the rest wait", seconds=36),
+    Decoy("uneven", GROUPS, "a stage that takes longer than the others", seconds=1.2, planted_in=(3,)),
+    Decoy("slow_workers", LOADER, "workers that need long for each sample", seconds=2.5, planted_in=ALL),
+    Decoy("worker_pause", LOADER, "a worker pauses once", seconds=28, planted_in=(1,)),
+)
+
+LONGEST_S = max(decoy.seconds for decoy in DECOYS)

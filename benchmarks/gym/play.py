@@ -1,0 +1,245 @@
+"""One case under one launcher, in a folder of its own; its processes ended whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from benchmarks.gym.case import Case, Decoy, Doubt, Fault
+from benchmarks.gym.launchers import ROOT, Launcher, with_heartbeats
+from benchmarks.gym.observation import (
+    Observation,
+    Told,
+    find_line,
+    names_line,
+    read_entries,
+    read_times,
+    told_by_incident,
+)
+from benchmarks.job import free_port
+from tests.support.guardrun_run import MARK, clean_environment
+from tests.support.processes import kill_marked, marked
+
+SCRIPTS = ROOT / "benchmarks" / "gym" / "scripts"
+POLL_S = 0.1
+START_CAP_S = 120.0
+"""For a rank to get to the planting."""
+END_GRACE_S = 45.0
+"""For a launcher to end what it started, once it is told to; torchrun's own limit is 30 s."""
+SETTLE_S = 1.0
+"""After a launcher's end, before what is left counts as left."""
+STEPS_AFTER = 45
+TAIL_CHARS = 4000
+AT_THE_START = ("init", "import_error", "first_step", "long_load", "new_group")
+"""Cases that come before the first step."""
+
+_SIGNS = {
+    "killed": r"exitcode: -9\b",
+    "segfault": r"exitcode: -11\b",
+    "abort": r"exitcode: -6\b",
+    "bus_error": r"exitcode: -7\b",
+    "exit_code": r"exitcode: [1-9]",
+    "exception": r"ValueError: |RuntimeError: DataLoader worker",
+    "import_error": r"ModuleNotFoundError: ",
+    "host_oom": r"MemoryError",
+    "collective_mismatch": r"mismatch",
+}
+"""What in the output of a launcher that knows no causes tells one to a person who reads it."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One case to play."""
+
+    case: Case
+    launcher: Launcher
+    repeat: int
+    seed: int
+
+    @property
+    def lasts_s(self) -> float:
+        """About how long: long ones go first, so that no single one is left at the end."""
+        if isinstance(self.case, Fault) and self.case.doubt is not Doubt.CRASH:
+            limit_s = self.case.doubt.limit_s * (3 if self.case.every_attempt else 1)
+            return limit_s if self.launcher.name == "guardrun" else self.launcher.hang_cap_s
+        return self.case.seconds if isinstance(self.case, Decoy) else 20.0
+
+    @property
+    def step(self) -> int:
+        """At which it is planted; the same for every launcher."""
+        if self.case.name in AT_THE_START:
+            return 0
+        return random.Random(f"{self.seed} {self.repeat} {self.case.name}").randint(35, 65)
+
+
+class Stopped(Exception):
+    """The gym is being ended."""
+
+
+def play(turn: Turn, folder: Path, *, keep: bool = False, stop: threading.Event | None = None) -> Observation:
+    """Play it in a folder that is made anew. keep: leave the folder, to look into. Raises Stopped once stop is set."""
+    case, launcher = turn.case, turn.launcher
+    seen = Observation(
+        case=case.name,
+        launcher=launcher.name,
+        repeat=turn.repeat,
+        seed=turn.seed,
+        step=turn.step,
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
+        cap_s=launcher.cap_s(case),
+        load_1m=round(os.getloadavg()[0], 2),
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "log").mkdir(parents=True)
+    script = folder / "train.py"
+    text = (SCRIPTS / "train.py").read_text()
+    script.write_text(with_heartbeats(text) if launcher.gives_heartbeats else text)
+    has_line = isinstance(case, Fault) and case.has_line
+    line = find_line(case.name, [script, SCRIPTS / "planted.py"]) if has_line else ""
+    run = _Run(turn, folder, script)
+    try:
+        seen.returncode = run.watch(seen.cap_s, stop or threading.Event())
+        time.sleep(SETTLE_S)
+        seen.left = [str(process) for process in marked(MARK, run.mark)]
+    finally:
+        kill_marked(MARK, run.mark)
+        run.process.wait(10)
+    read_run(seen, run, line)
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return seen
+
+
+def read_run(seen: Observation, run: _Run, line: str) -> None:
+    """Fill in what the run has left."""
+    output = run.output()
+    seen.output_tail = output[-TAIL_CHARS:]
+    if run.launcher.name == "guardrun":
+        seen.told = read_incidents(run.folder / "runs", line)
+    elif run.noticed_at is not None:
+        seen.told = [told_by_output(output, run.launcher, run.noticed_at, line)]
+    read_times(seen, read_entries(run.folder / "log"))
+    if seen.planted_at is None:
+        seen.trouble = "it was never planted"
+
+
+class _Run:
+    """The launcher at work."""
+
+    def __init__(self, turn: Turn, folder: Path, script: Path) -> None:
+        case, launcher, step = turn.case, turn.launcher, turn.step
+        self.launcher = launcher
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.noticed_at: float | None = None
+        self._output = folder / "output.txt"
+        self._read = 0
+        self._pending = ""
+        extra: dict[str, str | None] = {
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(folder),
+            "XDG_RUNTIME_DIR": None,
+            "GUARDRUN_DIR": str(folder / "runs"),
+            "GYM_CASE": case.name,
+            "GYM_WORKLOAD": case.workload.value,
+            "GYM_RANKS": ",".join(map(str, case.planted_in)),
+            "GYM_STEP": str(step),
+            "GYM_STEPS": str(step + STEPS_AFTER),
+            "GYM_SECONDS": str(case.seconds) if isinstance(case, Decoy) else None,
+            "GYM_EVERY": "1" if isinstance(case, Fault) and case.every_attempt else None,
+            "GYM_LOG": str(folder / "log"),
+            **launcher.environment,
+        }
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                launcher.command(case, free_port(), script),
+                cwd=folder,
+                env=clean_environment(self.mark, extra),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def output(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def watch(self, cap_s: float, stop: threading.Event) -> int | None:
+        """Until it ends; its exit status, or None where the gym had to end it. Raises Stopped."""
+        began_s = time.monotonic()
+        planted_s: float | None = None
+        while self.process.poll() is None:
+            self._look()
+            now_s = time.monotonic()
+            if planted_s is None:
+                planted_s = now_s if self._is_planted() else None
+            if now_s > (began_s + START_CAP_S if planted_s is None else planted_s + cap_s):
+                self._end()
+                return None
+            if stop.wait(POLL_S):
+                raise Stopped
+        self._look()
+        return self.process.returncode
+
+    def _is_planted(self) -> bool:
+        return any(b'"planted"' in path.read_bytes() for path in (self.folder / "log").glob("rank-*.jsonl"))
+
+    def _look(self) -> None:
+        """Note when what counts as a finding appears."""
+        if self.noticed_at is not None or self._output.stat().st_size <= self._read:
+            return
+        with self._output.open("rb") as file:
+            file.seek(self._read)
+            chunk = file.read()
+        self._read += len(chunk)
+        self._pending = (self._pending + chunk.decode(errors="replace"))[-100_000:]
+        if any(re.search(pattern, self._pending) for pattern in self.launcher.findings):
+            self.noticed_at = time.time()
+
+    def _end(self) -> None:
+        """As a person would: ask the launcher, and wait for it to end its ranks."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(END_GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+
+
+def read_incidents(runs: Path, line: str) -> list[Told]:
+    """What guardrun wrote, in order."""
+    found = []
+    for path in sorted(runs.glob("latest/incidents/*/incident.json")):
+        incident = json.loads(path.read_text())
+        at = datetime.fromisoformat(incident["detected"].replace("Z", "+00:00")).timestamp()
+        found.append(told_by_incident(incident, at, line))
+    return found
+
+
+def told_by_output(output: str, launcher: Launcher, at: float, line: str) -> Told:
+    """What a person can read in the output of a launcher that knows exit codes, or heartbeats, and no causes."""
+    matches = [match for pattern in launcher.findings for match in re.finditer(pattern, output)]
+    first = min(matches, key=lambda match: match.start())
+    same = [match for match in matches if match.re is first.re]
+    is_heartbeat = "heartbeat" in first.group()
+    blamed = sorted({int(match["rank"]) for match in same}) if is_heartbeat else [int(first["rank"])]
+    causes = [] if is_heartbeat else [cause for cause, sign in _SIGNS.items() if re.search(sign, output)]
+    return Told(
+        at=at,
+        kind="hang" if is_heartbeat else "crash",
+        cause=" ".join(causes),
+        culprits=blamed,
+        summary=first.group(),
+        action="restart",
+        names_line=bool(line) and names_line(output, line),
+    )

@@ -1,0 +1,114 @@
+"""From what was seen to what it is worth. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.gym.case import Decoy, Doubt, Fault
+from benchmarks.gym.observation import Observation, Told
+
+
+@dataclass(frozen=True)
+class FaultScore:
+    """One fault under one launcher, once. Times are seconds; None: it never came to that."""
+
+    found: bool
+    cause_right: bool = False
+    culprit_right: bool = False
+    line_named: bool | None = None
+    """None: there is no line to name."""
+    verdict_s: float | None = None
+    restart_s: float | None = None
+    """From the verdict to the next attempt's first line."""
+    recover_s: float | None = None
+    """From the last progress to the first new step."""
+    steps_lost: int | None = None
+    recovered: bool | None = None
+    """None: giving up is right."""
+    left: int = 0
+    cause: str = ""
+    culprits: tuple[int, ...] = ()
+
+    def misses(self, fault: Fault) -> list[str]:
+        """What falls short of the targets, in words."""
+        if not self.found:
+            return ["not found"]
+        missed = []
+        if not self.cause_right:
+            missed.append(f"cause {self.cause or 'not told'}")
+        if not self.culprit_right:
+            missed.append(f"culprits {list(self.culprits)}")
+        if self.line_named is False:
+            missed.append("line not named")
+        if self.verdict_s is not None and self.verdict_s > fault.doubt.limit_s:
+            missed.append(f"later than {fault.doubt.limit_s:g} s")
+        if self.recovered is False:
+            missed.append("not recovered")
+        if self.left:
+            missed.append(f"{self.left} left running")
+        return missed
+
+
+@dataclass(frozen=True)
+class DecoyScore:
+    """One decoy under one launcher, once."""
+
+    killed: bool
+    finished: bool
+    incidents: tuple[str, ...] = ()
+    left: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        return self.finished and not self.killed and not self.left
+
+
+def score_fault(fault: Fault, seen: Observation) -> FaultScore:
+    """Judge it."""
+    told = choose(fault, seen.told)
+    left = len(seen.left)
+    recovered = (seen.recovered_at is not None and seen.returncode == 0) if fault.recovers else None
+    if told is None:
+        return FaultScore(found=False, left=left, recovered=recovered)
+    since = seen.planted_at if fault.doubt is Doubt.CRASH or fault.ends_by_itself else seen.last_progress_at
+    since = seen.planted_at if since is None else since
+    has_restarted = seen.restarted_at is not None and not fault.ends_by_itself
+    return FaultScore(
+        found=True,
+        cause_right=bool(set(told.cause.split()) & set(fault.causes)) and fault.kind in ("", told.kind),
+        culprit_right=is_culprit_right(fault, told),
+        line_named=told.names_line if fault.has_line else None,
+        verdict_s=None if since is None or fault.every_attempt else told.at - since,
+        restart_s=seen.restarted_at - told.at if has_restarted and seen.restarted_at and told.attempt == 0 else None,
+        recover_s=seen.recovered_at - since if recovered and seen.recovered_at and since else None,
+        steps_lost=seen.steps_before - seen.resumed_step if has_restarted and seen.resumed_step is not None else None,
+        recovered=recovered,
+        left=left,
+        cause=told.cause,
+        culprits=tuple(told.culprits),
+    )
+
+
+def choose(fault: Fault, told: list[Told]) -> Told | None:
+    """What was said of this fault: the first, or, where it comes again and again, the last."""
+    if not told:
+        return None
+    return told[-1] if fault.every_attempt else told[0]
+
+
+def is_culprit_right(fault: Fault, told: Told) -> bool:
+    """Exactly those who caused it; nobody, only where that cannot be told."""
+    if not told.culprits:
+        return fault.may_name_nobody
+    return sorted(told.culprits) == sorted(fault.to_name)
+
+
+def score_decoy(decoy: Decoy, seen: Observation) -> DecoyScore:
+    """Judge it: any restart, and any incident that calls it a hang, is one too many."""
+    hangs = tuple(told.cause or told.kind for told in seen.told if told.kind in ("hang", "crash"))
+    return DecoyScore(
+        killed=seen.attempts > 1 or bool(hangs) or seen.returncode is None,
+        finished=seen.returncode == 0,
+        incidents=hangs,
+        left=len(seen.left),
+    )
