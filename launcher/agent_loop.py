@@ -40,8 +40,8 @@ class AgentStarter:
     def world_size(self) -> int:
         return self._world_size
 
-    def start(self, number: int, checkpoint: Checkpoint | None) -> AgentAttempt:
-        """Have the agent begin. number: that of its attempt 0."""
+    def start(self, number: int, checkpoint: Checkpoint | None, is_detailed: bool) -> AgentAttempt:
+        """Have the agent begin. number: that of its attempt 0. It makes its own attempts: none is ever detailed."""
         changes = run_environment(self._run, self._config, None, checkpoint, first_attempt=number)
         self._child.begin(changes, resume_arguments(self._config.checkpoint.resume_args, checkpoint))
         return AgentAttempt(self._child, self._run.file.node, self._world_size, first_number=number)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+DEBUG = "TORCH_DISTRIBUTED_DEBUG"
+
 NCCL_MARGIN_S = 300.0
 """NCCL's watchdog speaks this much later than hang.hard_timeout_s: guardrun is to speak first."""
 
@@ -69,11 +71,12 @@ DEFAULTS: tuple[Default, ...] = (
         "true. Later than the hard limit, so that guardrun explains a hang before a watchdog aborts the rank.",
     ),
     Default(
-        ("TORCH_DISTRIBUTED_DEBUG",),
+        (DEBUG,),
         lambda subject: "INFO",
         "`INFO`",
         "Process groups, and DDP's unused parameters, are named in errors. Costs nothing visible; DETAIL would make "
-        "small collectives two to three times slower.",
+        "small collectives two to three times slower: it is set for the one attempt that follows on a mismatch of "
+        "collectives.",
     ),
     Default(
         ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE",),

@@ -48,7 +48,7 @@ class Starts(Protocol):
     def world_size(self) -> int:
         """Ranks on this node."""
 
-    def start(self, number: int, checkpoint: Checkpoint | None) -> Attempt:
+    def start(self, number: int, checkpoint: Checkpoint | None, is_detailed: bool) -> Attempt:
         """Raises StartError."""
 
 
@@ -197,7 +197,7 @@ class Loop:
         self.number, self.checkpoint = order.attempt, order.checkpoint
         self._exitcodes, self.stopped_by_us, self._starts = {}, [], self._starts + 1
         try:
-            attempt = self.starter.start(order.attempt, order.checkpoint)
+            attempt = self.starter.start(order.attempt, order.checkpoint, order.is_detailed)
         except StartError as error:
             self.attempt, self._start_error, text = None, str(error), str(error)
             self.sweeper.sweep()

@@ -15,7 +15,7 @@ import guardrun
 from guardrun.hooks.board import board_name, create_board
 from guardrun.launcher.attempt import LocalAttempt, watch_context
 from guardrun.launcher.elastic import Elastic
-from guardrun.launcher.environment import Subject, rank_defaults
+from guardrun.launcher.environment import DEBUG, Subject, rank_defaults
 from guardrun.launcher.opening import OpenRun
 from guardrun.launcher.proc import TOKEN_VARIABLE
 from guardrun.launcher.signals import Signals
@@ -67,6 +67,7 @@ def hook_environment(
         "launcher_pid": run.file.launcher_pid,
         "token": run.file.token,
         "pythonpath": before,
+        "gc": run.file.config.get("gc", {}),
     }
     return {
         "GUARDRUN_HOOKS": json.dumps(hooks),
@@ -128,12 +129,14 @@ class Starter:
     def world_size(self) -> int:
         return self.elastic.plan.world_size
 
-    def start(self, number: int, checkpoint: Checkpoint | None) -> LocalAttempt:
-        """Start an attempt's ranks. Raises StartError."""
+    def start(self, number: int, checkpoint: Checkpoint | None, is_detailed: bool) -> LocalAttempt:
+        """Start an attempt's ranks. is_detailed: as in wire.Start. Raises StartError."""
         self._make_boards(number)
         plan = self.elastic.plan
         arguments = plan.arguments + resume_arguments(self.config.checkpoint.resume_args, checkpoint)
         changes = run_environment(self.run, self.config, number, checkpoint)
+        if is_detailed and DEBUG in changes:
+            changes[DEBUG] = "DETAIL"
         self.signals.replace_torch_handler()
         try:
             with environment(changes):

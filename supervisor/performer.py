@@ -125,7 +125,8 @@ class Performer:
     # One method an action -------------------------------------------------------------------------------------
 
     def _start(self, action: ac.StartAttempt) -> None:
-        self._daemon.send(wire.Start(attempt=action.attempt, checkpoint=action.checkpoint))
+        start = wire.Start(attempt=action.attempt, checkpoint=action.checkpoint, is_detailed=action.is_detailed)
+        self._daemon.send(start)
 
     def _stop(self, action: ac.StopAttempt) -> None:
         self._daemon.send(wire.Stop(attempt=action.attempt, grace_s=action.grace_s))

@@ -87,6 +87,8 @@ class Ack(_Wire, frozen=True, kw_only=True, tag="ack"):
 class Start(_Wire, frozen=True, kw_only=True, tag="start"):
     attempt: int
     checkpoint: Checkpoint | None = None
+    is_detailed: bool = False
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, unless the user has set it."""
 
 
 class Stop(_Wire, frozen=True, kw_only=True, tag="stop"):
@@ -102,7 +104,7 @@ class Finish(_Wire, frozen=True, kw_only=True, tag="finish"):
 
 
 class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
-    """verb: status, stacks, hold, unhold, checkpoint."""
+    """verb: status, stacks, look, hold, unhold, checkpoint."""
 
     verb: str
     arguments: dict[str, Any] = {}

@@ -22,6 +22,8 @@ class StartAttempt(_Action, frozen=True, kw_only=True, tag="start_attempt"):
     attempt: int
     checkpoint: Checkpoint | None = None
     """Resume from this."""
+    is_detailed: bool = False
+    """torch itself compares collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL): after a mismatch, in that attempt alone."""
 
 
 class StopAttempt(_Action, frozen=True, kw_only=True, tag="stop_attempt"):
@@ -49,6 +51,8 @@ class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoin
     """The newest whole, eligible checkpoint. Only asked for while nothing of an attempt is alive."""
 
     choice: int
+    avoid: list[str] = []
+    """Not these, as long as they are as they were: the script could not load them."""
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Action, Say, StartAttempt
+from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.crash import blame
 from guardrun.supervisor.core.endings import finish, record_attempt
 from guardrun.supervisor.core.falls import ask_exits, falls_of, is_ours, note_exit, open_crash
 from guardrun.supervisor.core.incidents import change
 from guardrun.supervisor.core.ledger import OTHER, STARTING, STOPPING
 from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.orders import choose, stop
+from guardrun.supervisor.core.orders import choose, start, stop
 from guardrun.supervisor.core.policy import go_on
 from guardrun.supervisor.core.state import Attempt, Crash, RankState, State, attempt_of
 
@@ -44,10 +44,12 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
             if event.checkpoint
             else "no whole checkpoint, so from the beginning"
         )
+        if state.is_detailed:
+            where += "; this attempt alone with TORCH_DISTRIBUTED_DEBUG=DETAIL, so that torch compares collectives"
         actions.append(Say(text=f"starting attempt {state.next_attempt}: {where}", level="info"))
     state.phase = Phase.STARTING
     state.ordered_s = now_s
-    return [*actions, StartAttempt(attempt=state.next_attempt, checkpoint=event.checkpoint)]
+    return [*actions, start(state)]
 
 
 def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> list[Action]:

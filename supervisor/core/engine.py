@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core import attempts, falls, orders, pauses, watch
+from guardrun.supervisor.core import attempts, falls, incidents, orders, pauses, watch
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, FinishRun, ReadExits, Say, StartAttempt, TakeLook
 from guardrun.supervisor.core.endings import record_attempt, summary
@@ -106,6 +106,7 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
         state.next_attempt = attempt.number + 1
     state.settings, state.node, state.world_size = event.settings, event.node, event.world_size
     state.session = event.session
+    state.is_detailed = False
     state.suspicion, state.look_since_s, state.crash = None, None, None
     state.verdict_incident, state.signum, state.is_held = "", 0, False
     state.outcome, state.give_up_reason, state.exit_code = "running", "", 0
@@ -176,7 +177,9 @@ def _on_checkpoint_loaded(state: State, event: ev.CheckpointLoaded, now_s: float
 
 
 def _on_checkpoint_saved(state: State, event: ev.CheckpointSaved, now_s: float) -> list[Action]:
-    return []  # the journal remembers it; choosing is the edge's
+    """The journal remembers it; choosing is the edge's. What is written anew is worth another try."""
+    state.avoid = [path for path in state.avoid if event.path != path and not event.path.startswith(f"{path}/")]
+    return []
 
 
 def _on_hooks_missing(state: State, event: ev.HooksMissing, now_s: float) -> list[Action]:
@@ -201,6 +204,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_tick": _on_tick,
     "on_checkpoint_loaded": _on_checkpoint_loaded,
     "on_checkpoint_saved": _on_checkpoint_saved,
+    "on_past_read": incidents.on_past_read,
     "on_hooks_missing": _on_hooks_missing,
     "on_attempt_started": attempts.on_attempt_started,
     "on_attempt_restarted": attempts.on_attempt_restarted,

@@ -36,7 +36,12 @@ def choose(state: State, now_s: float) -> list[Action]:
     state.choice += 1
     state.choice_tries += 1
     state.ordered_s = now_s
-    return [ChooseCheckpoint(choice=state.choice)]
+    return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]
+
+
+def start(state: State) -> Action:
+    """Start the next attempt, as it was decided."""
+    return StartAttempt(attempt=state.next_attempt, checkpoint=state.checkpoint, is_detailed=state.is_detailed)
 
 
 def due_s(state: State) -> float | None:
@@ -54,11 +59,11 @@ def order_again(state: State, now_s: float) -> list[Action]:
     """Repeat the order that is outstanding; all of them are idempotent."""
     state.ordered_s = now_s
     if state.phase is Phase.STARTING:
-        return [StartAttempt(attempt=state.next_attempt, checkpoint=state.checkpoint)]
+        return [start(state)]
     if state.phase is Phase.STOPPING:
         return [StopAttempt(attempt=attempt_of(state).number, grace_s=state.settings.stop_grace_s)]
     if state.phase is Phase.CHOOSING:
-        return [ChooseCheckpoint(choice=state.choice)]  # the same, so that a slow answer counts
+        return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]  # the same, so that a slow answer counts
     return []
 
 

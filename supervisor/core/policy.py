@@ -33,6 +33,7 @@ def go_on(state: State, now_s: float) -> list[Action]:
     state.restarts += 1
     state.next_attempt = attempt.number + 1
     state.resuming_incident = incident.id
+    state.is_detailed = incident.cause == "collective_mismatch"
     state.ledger.switch(STARTING, now_s)
     return [change(state, incident.id, action="restart"), *choose(state, now_s)]
 

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core.actions import Incident
-from guardrun.supervisor.core.events import Checkpoint, ErrorRecord, ExitTrace, Rank, Settings
+from guardrun.supervisor.core.events import Checkpoint, ErrorRecord, ExitTrace, PastPlace, Rank, Settings
 from guardrun.supervisor.core.gaps import Gaps
 from guardrun.supervisor.core.ledger import Ledger
-from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.core.looks import RankLook, Reading
 from guardrun.supervisor.core.machine import Phase
 
 
@@ -66,6 +66,7 @@ class Crash(msgspec.Struct, kw_only=True):
     oom_kills: int = -1
     oom_pids: list[int] = []
     disk_free_bytes: dict[str, int] = {}
+    readings: list[Reading] = []
     is_asked: bool = False
     incident_id: str = ""
     """It has been told, but not who is to blame: what is read now may say it."""
@@ -148,12 +149,20 @@ class State(msgspec.Struct, kw_only=True):
     """When the last Start, Stop or Choose was said."""
     is_held: bool = False
     signum: int = 0
+    is_detailed: bool = False
+    """The next (or current) attempt follows on a mismatch of collectives."""
     best_step: int = 0
     restarts: int = 0
     no_progress: int = 0
     same_step: int = 0
     """Of the restarts in no_progress, those that stopped at one and the same step."""
     last_stop_step: int | None = None
+    stops: list[dict[str, Any]] = []
+    """Of the attempts in a row that stopped at one and the same step, the last this one: when, how, at which batch."""
+    avoid: list[str] = []
+    """Checkpoints that the script could not load: they look whole, and are not."""
+    past: dict[str, PastPlace] = {}
+    """Places of incidents in earlier runs."""
     last_error_key: str = ""
     verdict_incident: str = ""
     resuming_incident: str = ""
