@@ -136,6 +136,7 @@ class Performer:
         name = f"{action.attempt}-{action.look:04d}"
         self._prune_looks()
         ranks, boards = list(daemon.desk.ranks.values()), dict(daemon.sampler.boards)
+        folders = self._folders()
 
         def work() -> ev.Event:
             result = take_look(
@@ -145,6 +146,7 @@ class Performer:
                 clock=daemon.clock,
                 sockets_dir=daemon.sockets,
                 folder=daemon.run_dir / "looks" / name,
+                folders=folders,
             )
             return ev.LookTaken(
                 look=action.look,
@@ -153,6 +155,7 @@ class Performer:
                 missing=result.missing,
                 took_s=round(result.took_s, 3),
                 folder=f"looks/{name}",
+                readings=list(result.readings),
             )
 
         def instead(error: str) -> ev.Event:
@@ -160,6 +163,11 @@ class Performer:
             return ev.LookTaken(look=action.look, attempt=action.attempt, ranks=[], missing=missing)
 
         self.in_background(work, instead)
+
+    def _folders(self) -> list[str]:
+        """Those whose file systems matter to the run."""
+        daemon = self._daemon
+        return [str(daemon.run_dir), daemon.run_file.cwd, "/tmp", "/dev/shm", *daemon.chooser.folders()]
 
     def _prune_looks(self) -> None:
         """Looks that led to nothing; those of an incident lie in its own folder."""
@@ -172,8 +180,7 @@ class Performer:
 
     def _read_exits(self, action: ac.ReadExits) -> None:
         daemon = self._daemon
-        folders = [str(daemon.run_dir), daemon.run_file.cwd, "/tmp", "/dev/shm", *daemon.chooser.folders()]
-        folders += daemon.desk.failed_saves
+        folders = [*self._folders(), *daemon.desk.failed_saves]
         ranks = list(daemon.desk.ranks.values())
 
         def work() -> ev.Event:

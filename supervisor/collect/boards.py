@@ -78,6 +78,21 @@ def step_of(words: list[int]) -> int:
     return words[Field.STEP] + words[Field.STEP_BASE]
 
 
+def shares_of(words: list[int], age_s: float, now_ns: int) -> tuple[float, float]:
+    """Shares of a rank's life so far that it waited for data, and that its collector took; -1 where unknown.
+
+    age_s: how long its process has lived. What is going on at this moment counts.
+    """
+    if words[Field.MAGIC] != MAGIC or age_s <= 0:
+        return -1.0, -1.0
+
+    def share(total: Field, since: Field) -> float:
+        ns = words[total] + (max(0, now_ns - words[since]) if words[since] else 0)
+        return round(min(1.0, ns / 1e9 / age_s), 4)
+
+    return share(Field.DATA_TOTAL_NS, Field.DATA_SINCE_NS), share(Field.GC_TOTAL_NS, Field.GC_SINCE_NS)
+
+
 def phase_of(words: list[int]) -> str:
     """The phase's name; empty where no hooks write."""
     if words[Field.MAGIC] != MAGIC:

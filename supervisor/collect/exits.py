@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.disk import read_disk_free
+from guardrun.supervisor.collect.disk import read_room
 from guardrun.supervisor.collect.errors import (
     MAX_FILE_BYTES,
     STDERR_TAIL_BYTES,
@@ -40,6 +40,7 @@ def read_exits(
     error_files and stderr_files are per global rank; folders are those whose free space matters. Ranks that left
     nothing have no trace. Takes little more than a second even where a mount is dead.
     """
+    free, readings = read_room(folders)
     traces = []
     for rank in ranks:
         number = rank.global_rank
@@ -52,7 +53,8 @@ def read_exits(
         traces=traces,
         oom_kills=oom.kills(),
         oom_pids=oom.pids(),
-        disk_free_bytes=read_disk_free(folders),
+        disk_free_bytes=free,
+        readings=readings,
     )
 
 

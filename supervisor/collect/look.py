@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from guardrun.hooks.board import Field
 from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.boards import BLANK, BoardReader, collective_of, phase_of
+from guardrun.supervisor.collect.blocked import Background, explain
+from guardrun.supervisor.collect.boards import BLANK, BoardReader, collective_of, phase_of, shares_of
 from guardrun.supervisor.collect.bounded import run_bounded
 from guardrun.supervisor.collect.lookfiles import write_look
 from guardrun.supervisor.collect.procfs import (
     Stat,
     ThreadStat,
+    age_s,
     read_cmdline,
     read_io,
     read_kernel_stack,
@@ -33,10 +35,12 @@ from guardrun.supervisor.collect.sockets import read_tcp_bytes, socket_bytes
 from guardrun.supervisor.collect.stacks import PYSPY, Fallback, StackDump, dump_stacks
 from guardrun.supervisor.collect.table import ProcessTable
 from guardrun.supervisor.core.events import Rank
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, Reading, ThreadLook
 
 MAX_CHILDREN = 32
 MAX_THREADS = 12
+MAX_ASKED = 64
+"""Processes whose files say which file systems are asked."""
 VARIETY_FRAMES = 6
 _SAMPLE_GAP_S = 0.15
 _BUSY_SHARE = 0.3
@@ -52,6 +56,8 @@ class LookResult(NamedTuple):
     missing: dict[int, str]
     """Ranks that could not be looked at, with the reason."""
     took_s: float
+    readings: Sequence[Reading] = ()
+    """Of the node."""
 
 
 @dataclass
@@ -95,11 +101,12 @@ def take_look(
     folder: Path | None,
     samples: int = 3,
     pyspy: str | None = None,
+    folders: Sequence[str] = (),
 ) -> LookResult:
     """Look at every rank and all below it; takes limit_s(len(ranks)) at most, and the time to write what was seen.
 
     Raw stacks go to folder, where it can be written. boards are Sampler.boards. pyspy is the program to run, found
-    where None.
+    where None. folders: those whose file systems are asked as well.
     """
     began = time.monotonic()
     deadline = began + limit_s(len(ranks))
@@ -107,23 +114,27 @@ def take_look(
     table = ProcessTable.read()
     tcp = read_tcp_bytes()
     targets, missing = _find_targets(ranks, boards, table)
+    beside = Background(folders, [target.stat.pid for target in targets][:MAX_ASKED], table)
     answers = run_bounded(
         [lambda target=target: _look_at(target, clock, effort) for target in targets],  # type: ignore[misc]
         workers=_WORKERS,
         timeout_s=deadline - time.monotonic(),
     )
+    readings, rooms = beside.wait()
     pairs = []
     for target, answer in zip(targets, answers, strict=True):
-        look = answer if isinstance(answer, ProcessLook) else _unseen(target, answer)
+        look = (
+            explain(answer, rooms.dead, beside.mounts) if isinstance(answer, ProcessLook) else _unseen(target, answer)
+        )
         pairs.append((target, look))
-        if target.is_rank and answer is not look:
+        if target.is_rank and not isinstance(answer, ProcessLook):
             missing[target.rank.global_rank] = look.trouble
         elif target.is_rank and look.state == "?":
             missing[target.rank.global_rank] = "the process is gone"
     looks = [_join(rank, pairs, tcp, clock) for rank in ranks if rank.global_rank not in missing]
     if folder is not None:
         write_look(folder, looks, {target.stat.pid: (target.raw, target.kernel_stack) for target, _ in pairs})
-    return LookResult(looks, missing, time.monotonic() - began)
+    return LookResult(looks, missing, time.monotonic() - began, readings)
 
 
 def _find_targets(
@@ -265,6 +276,7 @@ def _join(
     target, process = next(pair for pair in own if pair[0].is_rank)
     words = target.words
     at_ns = clock.at_ns
+    data_share, gc_share = shares_of(words, age_s(target.stat), time.monotonic_ns())
     return RankLook(
         global_rank=rank.global_rank,
         at_s=target.at_s or clock.now(),
@@ -282,6 +294,8 @@ def _join(
         gc_since_s=at_ns(words[Field.GC_SINCE_NS]),
         milestones=words[Field.MILESTONES],
         phase=phase_of(words),
+        data_share=data_share,
+        gc_share=gc_share,
     )
 
 

@@ -7,6 +7,7 @@ Formats are those of proc(5). Readers never raise because a process vanished, ch
 from __future__ import annotations
 
 import os
+import time
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -112,6 +113,11 @@ def read_stat(pid: int | str) -> Stat | None:
         return None
 
 
+def age_s(stat: Stat) -> float:
+    """How long a process has lived, in seconds. Its start is told in time since boot, suspended time included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start / _TICKS
+
+
 def parse_status(text: str) -> Status:
     """Parse /proc/PID/status; what is missing (kernel threads, old kernels) reads 0."""
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
@@ -177,6 +183,34 @@ def read_wchan(pid: int) -> str:
     data = read_bytes(f"/proc/{pid}/wchan") or b""
     text = data.decode("ascii", "replace").strip()
     return "" if text == "0" else text
+
+
+_FD_CALLS: dict[str, frozenset[int]] = {
+    # read write fstat lseek pread64 pwrite64 readv writev fsync fdatasync ftruncate getdents64 preadv pwritev fallocate
+    "x86_64": frozenset((0, 1, 5, 8, 17, 18, 19, 20, 74, 75, 77, 217, 285, 295, 296)),
+    "aarch64": frozenset((46, 47, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 80, 82, 83)),
+}
+"""System calls whose first argument is the descriptor that they wait for (asm/unistd_64.h, asm-generic/unistd.h)."""
+
+
+def parse_syscall(text: str, machine: str) -> int | None:
+    """The descriptor that a thread waits for, of /proc/PID/syscall; None where it is in no call that has one."""
+    words = text.split()
+    if len(words) < 2 or not words[0].isdigit() or int(words[0]) not in _FD_CALLS.get(machine, ()):
+        return None
+    return int(words[1], 16)
+
+
+def read_waited_file(pid: int) -> str:
+    """The file that a process's main thread is in a system call with; empty where none, or it may not be seen."""
+    fd = parse_syscall((read_bytes(f"/proc/{pid}/syscall") or b"").decode("ascii", "replace"), os.uname().machine)
+    if fd is None:
+        return ""
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{fd}")
+    except OSError:
+        return ""
+    return target if target.startswith("/") else ""
 
 
 def read_kernel_stack(pid: int) -> str:

@@ -59,6 +59,10 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Where the stacks are from: py-spy, faulthandler, or nothing."""
     trouble: str = ""
     """Why there are no (better) stacks."""
+    file: str = ""
+    """The file that its main thread waits for in the kernel, where its system call names one and it is in D."""
+    dead_mount: str = ""
+    """The mount that it waits for and that does not answer: of that file, or one that it has files open on."""
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -147,3 +151,5 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why `groups` is empty or says less than it might."""
     data_share: float = -1.0
     """Share of the attempt's time in which its training thread waited for data; -1 unknown."""
+    gc_share: float = -1.0
+    """Share of the attempt's time that its collector took; -1 unknown."""

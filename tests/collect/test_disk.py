@@ -1,39 +1,35 @@
 from __future__ import annotations
 
 import os
-import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.collect import disk
-from guardrun.supervisor.collect.disk import read_disk_free
+from guardrun.supervisor.collect.disk import read_room
+from tests.support.deadmount import dead_mount
 
 
 def test_free_bytes_are_those_of_the_file_system(tmp_path: Path) -> None:
     room = os.statvfs(tmp_path)
-    free = read_disk_free([str(tmp_path), "/proc"])
+    free, readings = read_room([str(tmp_path), "/proc"])
     assert abs(free[str(tmp_path)] - room.f_bavail * room.f_frsize) < 1 << 30
     assert "/proc" in free
+    assert "load" in {reading.name for reading in readings}
 
 
 def test_a_folder_to_come_is_judged_by_its_parent(tmp_path: Path) -> None:
     later = str(tmp_path / "not" / "yet")
-    assert read_disk_free([later])[later] > 0
+    assert read_room([later])[0][later] > 0
 
 
-def test_a_dead_mount_holds_one_thread_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # No dead mount can be made without root and a network file system; what hangs is statvfs, so that is made to.
-    release = threading.Event()
-    real = os.statvfs
-
-    def statvfs(path: str) -> os.statvfs_result:
-        if path == "/dev":
-            release.wait()
-        return real(path)
-
-    monkeypatch.setattr(disk.os, "statvfs", statvfs)
-    assert list(read_disk_free(["/dev", str(tmp_path)], timeout_s=0.2)) == [str(tmp_path)]
-    assert list(read_disk_free(["/dev", str(tmp_path)], timeout_s=0.2)) == [str(tmp_path)]
-    assert [thread.name for thread in threading.enumerate()].count("disk") == 1
-    release.set()
+@pytest.mark.real("fuse")
+def test_a_dead_mount_holds_nobody_up(tmp_path: Path) -> None:
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    with dead_mount(folder):
+        began = time.monotonic()
+        free, readings = read_room([str(folder), str(tmp_path)], timeout_s=1.0)
+        assert time.monotonic() - began < 3
+        assert list(free) == [str(tmp_path)]
+        assert [reading.name for reading in readings if "answered" in reading.note] == [str(folder)]

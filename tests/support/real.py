@@ -49,6 +49,10 @@ def _needs_mount() -> str:
     return "" if effective >> 21 & 1 else "may not mount (no CAP_SYS_ADMIN)"
 
 
+def _needs_fuse() -> str:
+    return _needs_mount() or ("" if os.access("/dev/fuse", os.R_OK | os.W_OK) else "no /dev/fuse")
+
+
 def _needs_gpu() -> str:
     return "" if os.path.exists("/dev/nvidia0") else "no NVIDIA device"
 
@@ -60,6 +64,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "git": _needs_program("git", "git"),
     "root": _needs_root,
     "mount": _needs_mount,
+    "fuse": _needs_fuse,
     "transformers": _needs_module("transformers"),
     "accelerate": _needs_module("accelerate"),
     "trl": _needs_module("trl"),
