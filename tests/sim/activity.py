@@ -115,6 +115,12 @@ DATA_DEAD = Activity(
 )
 COLLECTING = Activity("collecting", "gc_pause", COMPUTING[:1], cpu=1.0, is_collecting=True, has_gil=False)
 LINGERING = Activity("lingering", "rank_blocked", ((Frame("_shutdown", "/usr/lib/python3.11/threading.py", 1590),),))
+WRONG_OP = Activity(
+    "wrong operation",
+    "collective_mismatch",
+    (users("log_metrics", 47, torchs("barrier", "distributed/distributed_c10d.py", 4900)),),
+    in_collective="barrier",
+)
 DYING = Activity("dying", "dying", COMPUTING[:1], state="D", takes_sigterm=False, has_gil=False)
 FAULTS = (HANG, SPIN, STOPPED, TRACED, GIL_HELD, IO_BLOCKED, DATA_DEAD)
 

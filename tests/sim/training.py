@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from guardrun.supervisor.core.events import ErrorRecord, Rank, RankReport
-from guardrun.supervisor.core.looks import ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.core.looks import GroupLook, ProcessLook, RankLook, ThreadLook
 from tests.sim import activity as act
 from tests.sim.activity import Activity
+from tests.sim.groups import Layout
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Plan:
     has_hooks: bool = True
     waits: Activity = act.WAITING
     """How ranks wait for the others."""
+    layout: Layout | None = None
+    """Process groups, which ranks tell of; None: nothing is told but counters."""
 
 
 @dataclass
@@ -210,7 +213,8 @@ class Job:
             doing = rank.activity
             count = progress + rank.extra + (1 if is_waiting and number not in self.own and progress else 0)
             state = doing.state if doing.state in "Tt" else ""
-            key = (state, count, doing.is_collecting)
+            waits_since_s = rank.began_s if doing.in_collective and now_s - rank.began_s > 2 and hooks else 0.0
+            key = (state, count, doing.is_collecting, waits_since_s)
             if key == rank.reported:
                 continue
             rank.reported = key
@@ -222,6 +226,7 @@ class Job:
                     progress_s=progress_s if hooks else 0.0,
                     step=step if hooks and progress > 1 else 0,
                     gc_since_s=rank.began_s if doing.is_collecting and hooks else 0.0,
+                    waits_since_s=waits_since_s,
                 )
             )
         return reports
@@ -253,7 +258,14 @@ class Job:
             in_init_since_s=self.wait_began_s if doing is act.WAITING_IN_INIT and hooks else 0.0,
             in_data_since_s=rank.began_s if doing.is_waiting_for_data and hooks else 0.0,
             gc_since_s=rank.began_s if doing.is_collecting and hooks else 0.0,
+            groups=self._groups(number) if is_past_init and hooks else [],
         )
+
+    def _groups(self, number: int) -> list[GroupLook]:
+        if self.plan.layout is None or not self.own:
+            return []
+        op = next((doing.in_collective for doing in self.own.values() if doing.in_collective), "")
+        return self.plan.layout.groups(number, self.step, self.own, op)
 
 
 def make_ranks(world_size: int, ranks_a_node: int, first_pid: int, now_s: float) -> dict[int, VirtualRank]:
