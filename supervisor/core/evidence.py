@@ -8,11 +8,12 @@ from guardrun.supervisor.core.calls import call_text, group_text, is_point_to_po
 from guardrun.supervisor.core.collectives import Match, pending
 from guardrun.supervisor.core.frames import base_name, is_users, rank_list
 from guardrun.supervisor.core.judge import Judgement
-from guardrun.supervisor.core.looks import Call, Frame, RankLook
+from guardrun.supervisor.core.looks import Call, Frame, RankLook, Reading
 from guardrun.supervisor.core.state import Attempt
 
 MAX_RANKS = 64
 MAX_FRAMES = 24
+MAX_READINGS = 24
 
 
 def most_telling(ranks: list[int], culprits: list[int]) -> list[int]:
@@ -147,3 +148,10 @@ def _rows(matched: Match, looks: list[RankLook]) -> list[dict[str, Any]]:
         }
         for key, (call, ranks) in sorted(rows.items(), key=lambda item: (item[0][0], item[0][2], item[1][1]))[:MAX_ROWS]
     ]
+
+
+def of_readings(readings: list[Reading]) -> dict[str, Any]:
+    """The node at that moment, as an incident shows it; what is odd comes first. Empty where nothing was read."""
+    ordered = sorted(readings, key=lambda reading: not reading.is_odd)[:MAX_READINGS]
+    shown = [{"name": r.name, "value": r.value, "unit": r.unit, "is_odd": r.is_odd, "note": r.note} for r in ordered]
+    return {"readings": shown} if shown else {}

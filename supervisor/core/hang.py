@@ -119,7 +119,7 @@ def _of(culprits: list[Judgement], rivals: list[Judgement], waiting: list[int], 
 
 
 def _patience_s(rival: Judgement, nobody_waits: bool, settings: Settings) -> float:
-    patience_s = _by_doing_s(rival.doing, nobody_waits, settings)
+    patience_s = settings.stopped_patience_s if rival.is_broken else _by_doing_s(rival.doing, nobody_waits, settings)
     if rival.is_in_long_work and rival.doing in _LONG_WORK:
         return max(patience_s, settings.save_patience_s)
     return patience_s

@@ -16,6 +16,7 @@ import msgspec
 
 from guardrun.supervisor.core import frames as fr
 from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook
+from guardrun.supervisor.core.workers import cannot_deliver, clause, mount_words, workers_of
 
 
 class Doing(str, Enum):
@@ -86,6 +87,10 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """It is saving, or its script has said that it is evaluating, loading or the like."""
     order: int = 0
     """How far it is in the order of collectives: more is further."""
+    detail: str = ""
+    """For DATA: what its workers do (`DataLoader worker 4711 is in …`). For IO_BLOCKED: what it waits for."""
+    is_broken: bool = False
+    """For DATA: a worker is dead or stopped, so that no batch will come from it."""
 
 
 _LINGERING = frozenset(
@@ -140,6 +145,7 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         raise ValueError(f"looks at ranks {before.global_rank} and {after.global_rank}, in the wrong order")
     stack = _main_stack(after.process)
     doing, reason = _doing(before, after, stack)
+    workers = workers_of(after, before) if doing is Doing.DATA else []
     if has_ended and doing in _LINGERING:
         doing, reason = Doing.LEAVING, f"its script has ended, and the process {reason}"
     return Judgement(
@@ -153,6 +159,8 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         is_moving=doing is Doing.WAITING and bool(_bytes_move(before, after) or _children_work(before, after)),
         is_in_long_work=bool(after.in_save_since_s) or after.phase in _LONG_PHASES,
         order=max(after.group_seq, after.collectives),
+        detail=mount_words(after.process) if doing is Doing.IO_BLOCKED else clause(workers),
+        is_broken=cannot_deliver(workers),
     )
 
 
@@ -191,7 +199,7 @@ def _standing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
         if not after.heart_s:
             return Doing.GIL_HELD, "its main thread sleeps and keeps the GIL meanwhile"
         return Doing.GIL_HELD, f"no other thread of it has run for {after.at_s - after.heart_s:.0f} s: the GIL is held"
-    if after.process.state == before.process.state == "D":
+    if after.process.state == before.process.state == "D" or (before.process.dead_mount and after.process.dead_mount):
         return Doing.IO_BLOCKED, f"in uninterruptible wait (state D, {after.process.wchan or 'unknown'})"
     return _by_stack(before, after, stack)
 

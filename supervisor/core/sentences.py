@@ -32,7 +32,7 @@ def hang_sentence(attempt: Attempt, found: Finding, judged: dict[int, Judgement]
     subject = who(attempt, found.culprits)
     has = "has" if len(found.culprits) == 1 else "have"
     spot = next((judged[r].spot for r in found.culprits if r in judged and judged[r].spot), "")
-    text = _doing_text(found, has, spot, silent_s)
+    text = _doing_text(found, has, spot, silent_s, _detail(found, judged))
     if found.cause == "init":
         if not any(r in judged for r in found.culprits):
             text = f"ended without reaching process-group creation, {silent_s:.0f} s ago or more"
@@ -41,7 +41,18 @@ def hang_sentence(attempt: Attempt, found: Finding, judged: dict[int, Judgement]
     return f"{subject} {text}{waits}."
 
 
-def _doing_text(found: Finding, has: str, spot: str, silent_s: float) -> str:
+def _detail(found: Finding, judged: dict[int, Judgement]) -> str:
+    """What the culprits' judgements add to the sentence: their workers, the mount; empty where nothing."""
+    rank = next((r for r in found.culprits if r in judged and judged[r].detail), None)
+    if rank is None:
+        return ""
+    if found.doing is not Doing.DATA:
+        return judged[rank].detail
+    whose = "its" if len(found.culprits) == 1 else f"rank {rank}'s"
+    return f": {whose} {judged[rank].detail}"
+
+
+def _doing_text(found: Finding, has: str, spot: str, silent_s: float, detail: str) -> str:
     at = f", at {spot}" if spot else ""
     inside = f" in {spot}" if spot else ", where no stack could be taken"
     texts = {
@@ -49,8 +60,8 @@ def _doing_text(found: Finding, has: str, spot: str, silent_s: float) -> str:
         Doing.TRACED: f"{has} been stopped by a debugger for {silent_s:.0f} s{at}",
         Doing.GIL_HELD: f"{has} held the GIL for {silent_s:.0f} s{inside}",
         Doing.COLLECTING: f"{has} been in a garbage collection for {silent_s:.0f} s{at}",
-        Doing.IO_BLOCKED: f"{has} been in uninterruptible wait for {silent_s:.0f} s{inside}",
-        Doing.DATA: f"{has} waited {silent_s:.0f} s for data{inside}",
+        Doing.IO_BLOCKED: f"{has} been in uninterruptible wait for {silent_s:.0f} s{inside}{detail}",
+        Doing.DATA: f"{has} waited {silent_s:.0f} s for data{detail or inside}",
         Doing.IDLE: f"{has} waited {silent_s:.0f} s{inside}",
         Doing.UNSEEN: f"{has} not run for {silent_s:.0f} s{inside}",
         Doing.SPINNING: f"{has} been running in the same few lines for {silent_s:.0f} s{at}",

@@ -6,7 +6,7 @@ from typing import Any
 
 from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.collectives import match
-from guardrun.supervisor.core.evidence import of_collectives, of_judged, stack_of
+from guardrun.supervisor.core.evidence import of_collectives, of_judged, of_readings, stack_of
 from guardrun.supervisor.core.hang import Finding
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.judge import Doing, Judgement
@@ -15,6 +15,7 @@ from guardrun.supervisor.core.orders import stop_for
 from guardrun.supervisor.core.seen import Seen
 from guardrun.supervisor.core.sentences import hang_sentence
 from guardrun.supervisor.core.state import State, attempt_of, silence_began_s
+from guardrun.supervisor.core.workers import of_workers
 
 STALL_MARGIN = 2.0
 """A stall that once ended by itself after d seconds is given twice that the next time, at the same place."""
@@ -75,7 +76,7 @@ def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Acti
         suspicion.next_look_s = now_s + WATCHED_LOOK_S
         return []
     summary = hang_sentence(attempt, found, by_rank, lasted)
-    evidence = evidence_of(state, found, by_rank, looks, lasted)
+    evidence = evidence_of(state, found, by_rank, looks, lasted) | of_readings(seen.event.readings)
     onset_s = max(now_s - lasted, 0.0)
     # A script that has come to its end is not started anew because its process lingers.
     action = "restart" if may_act and found.doing is not Doing.LEAVING else "none"
@@ -96,7 +97,8 @@ def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Acti
             looks=list(suspicion.looks[-2:]),
             action=action,
         ).id
-        actions += [Say(text=f"incident {known}: {summary}", level="bad"), write(state, known, is_new=True)]
+        said = f"incident {known}: {state.incidents[known].summary}"
+        actions += [Say(text=said, level="bad"), write(state, known, is_new=True)]
         actions += _tell_stack_trouble(state, looks)
     if may_act:
         return actions + stop_for(state, known, onset_s=onset_s, now_s=now_s)
@@ -118,6 +120,8 @@ def evidence_of(
         "stack": stack_of(looks, found.culprits or found.waiting),
     }
     evidence |= of_collectives(match(looks), looks)
+    if workers := of_workers(looks, found.culprits):
+        evidence["workers"] = workers
     if troubles := _stack_troubles(looks):
         evidence["stack_troubles"] = troubles
     if found.why_nobody:

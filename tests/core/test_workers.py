@@ -1,0 +1,157 @@
+"""What a rank's DataLoader workers are told to do, and what a dead or stopped one changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.hang import find
+from guardrun.supervisor.core.judge import Doing, judge
+from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.core.sentences import hang_sentence
+from guardrun.supervisor.core.state import Attempt, RankState
+from guardrun.supervisor.core.workers import Standing, clause, of_workers, workers_of
+
+LOADER = "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
+LOOP = Frame("_worker_loop", "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", 350)
+FETCH = Frame("fetch", "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", 54)
+PARENT = [Frame("__init__", LOADER, 1200), Frame("<module>", "/home/user/train.py", 9)]
+READS = [Frame("read_shard", "/home/user/data.py", 31), Frame("__getitem__", "/home/user/data.py", 12), FETCH]
+WAITS = [Frame("get", "/usr/lib/python3.11/multiprocessing/queues.py", 103)]
+PACKAGE = [
+    Frame("recv", "/usr/lib/python3.11/ssl.py", 1200),
+    Frame("_getitem", "/venv/lib/python3.11/site-packages/datasets/arrow_dataset.py", 2700),
+    FETCH,
+]
+
+
+def process(pid: int, frames: list[Frame], **more: Any) -> ProcessLook:
+    threads = [ThreadLook(tid=pid, is_main=True, frames=frames)] if frames else []
+    return ProcessLook(**{"pid": pid, "state": "S", "threads": threads, "command": "python train.py"} | more)
+
+
+def worker(pid: int, inner: list[Frame], **more: Any) -> ProcessLook:
+    return process(pid, [*inner, LOOP, *PARENT], **more)
+
+
+def look(at_s: float, *children: ProcessLook, **more: Any) -> RankLook:
+    waiting = [Frame("_get_data", LOADER, 1440), Frame("<module>", "/home/user/train.py", 12)]
+    rank = process(4242, waiting)
+    fields = {"global_rank": 1, "at_s": at_s, "process": rank, "in_data_since_s": 1.0, "heart_s": at_s} | more
+    return RankLook(children=list(children), **fields)
+
+
+@pytest.mark.parametrize(
+    ("child", "standing", "spot"),
+    [
+        (worker(5, READS), Standing.INSIDE, "read_shard (data.py:31)"),
+        (worker(5, PACKAGE), Standing.INSIDE, "_getitem (arrow_dataset.py:2700)"),
+        (worker(5, WAITS), Standing.IDLE, ""),
+        (worker(5, READS, state="T"), Standing.STOPPED, "read_shard (data.py:31)"),
+        (worker(5, READS, state="D"), Standing.BLOCKED, "read_shard (data.py:31)"),
+        (process(5, [], state="Z", command="pt_data_worker"), Standing.DEAD, ""),
+        (process(5, [], command="pt_data_worker"), Standing.UNSEEN, ""),
+    ],
+)
+def test_what_a_worker_does(child: ProcessLook, standing: Standing, spot: str) -> None:
+    (found,) = workers_of(look(9.0, child, process(6, READS)))
+    assert (found.standing, found.spot) == (standing, spot)
+
+
+def test_one_that_has_died_is_known_by_what_it_was() -> None:
+    gone = process(5, [], state="Z", command="python")
+    assert workers_of(look(9.0, gone)) == []
+    assert [w.standing for w in workers_of(look(9.0, gone), look(5.0, worker(5, WAITS)))] == [Standing.DEAD]
+
+
+@pytest.mark.parametrize(
+    ("children", "words"),
+    [
+        ([worker(5, WAITS), worker(6, READS)], "DataLoader worker 6 is in read_shard (data.py:31)"),
+        ([worker(5, READS), worker(6, READS)], "DataLoader workers 5, 6 are in read_shard (data.py:31)"),
+        (
+            [worker(n, READS) for n in range(5, 12)],
+            "DataLoader workers 5, 6, 7, 8 and 3 more are in read_shard (data.py:31)",
+        ),
+        ([worker(5, READS), process(6, [], state="Z", command="pt_data_worker")], "DataLoader worker 6 has died"),
+        (
+            [worker(5, READS, state="T")],
+            "DataLoader worker 5 is stopped by a signal in read_shard (data.py:31)",
+        ),
+        (
+            [worker(5, READS, state="D", wchan="nfs_wait", dead_mount="/scratch")],
+            "DataLoader worker 5 is in uninterruptible wait (nfs_wait) in read_shard (data.py:31), on /scratch, "
+            "which does not answer",
+        ),
+        ([worker(5, WAITS), worker(6, WAITS)], "DataLoader workers 5, 6 wait for work"),
+        ([], ""),
+    ],
+)
+def test_the_most_telling_is_said(children: list[ProcessLook], words: str) -> None:
+    assert clause(workers_of(look(9.0, *children))) == words
+
+
+def sentence(*children: ProcessLook, ranks: int = 2, **more: Any) -> tuple[str, float]:
+    judged = judge(look(5.0, *children, **more), look(9.0, *children, **more))
+    others = [
+        judge(
+            look(5.0, in_collective="all_reduce").__class__(global_rank=n, at_s=5.0, process=process(9, WAITS)),
+            RankLook(global_rank=n, at_s=9.0, process=process(9, WAITS), in_collective="all_reduce"),
+        )
+        for n in range(2, ranks + 1)
+    ]
+    found = find([judged, *others], [], ev.Settings())
+    assert found is not None
+    state = RankState(rank=ev.Rank(global_rank=1, local_rank=1, pid=4242, node="node-a"))
+    attempt = Attempt(number=0, started_s=0.0, ranks={1: state})
+    return hang_sentence(attempt, found, {j.global_rank: j for j in [judged, *others]}, 62.0), found.patience_s
+
+
+def test_the_sentence_names_the_worker_and_where_it_is_stuck() -> None:
+    assert sentence(worker(4711, READS), worker(4712, WAITS)) == (
+        "Rank 1 on node-a has waited 62 s for data: its DataLoader worker 4711 is in read_shard (data.py:31); "
+        "rank 2 waits for it in all_reduce.",
+        ev.Settings().data_patience_s,
+    )
+
+
+@pytest.mark.parametrize("state", ["Z", "T"])
+def test_a_worker_that_will_not_deliver_again_needs_little_patience(state: str) -> None:
+    child = process(5, [], state="Z", command="pt_data_worker") if state == "Z" else worker(5, READS, state=state)
+    text, patience_s = sentence(child)
+    assert patience_s == ev.Settings().stopped_patience_s
+    assert ("has died" if state == "Z" else "is stopped by a signal") in text
+
+
+def test_without_workers_the_rank_itself_says_where_it_waits() -> None:
+    assert sentence()[0].startswith("Rank 1 on node-a has waited 62 s for data in <module> (train.py:12); rank 2")
+
+
+def test_a_mount_that_does_not_answer_is_named() -> None:
+    blocked = process(4242, [Frame("load", "/home/user/train.py", 3)], state="D", dead_mount="/scratch")
+    text, _ = sentence(process=blocked, in_data_since_s=0.0)
+    assert text == (
+        "Rank 1 on node-a has been in uninterruptible wait for 62 s in load (train.py:3), on /scratch, which does not "
+        "answer; rank 2 waits for it in all_reduce."
+    )
+
+
+def test_a_rank_that_waits_for_a_dead_mount_is_blocked_whatever_its_state() -> None:
+    blocked = process(4242, [Frame("load", "/home/user/train.py", 3)], dead_mount="/scratch")
+    looks = [look(at_s, process=blocked, in_data_since_s=0.0) for at_s in (5.0, 9.0)]
+    assert judge(*looks).doing is Doing.IO_BLOCKED
+
+
+def test_evidence_is_bounded() -> None:
+    told = of_workers([look(9.0, *(worker(n, READS, wchan="x") for n in range(100)))], [1])
+    assert len(told) == 32
+    assert told[0] == {
+        "rank": 1,
+        "pid": 0,
+        "state": "S",
+        "standing": "inside",
+        "at": "read_shard (data.py:31)",
+        "wchan": "x",
+    }
