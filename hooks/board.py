@@ -121,7 +121,12 @@ OPS: tuple[str, ...] = (
     "irecv",
     "batch_isend_irecv",
     "wait",
+    "all_gather_single",
+    "reduce_scatter_single",
+    "send_object_list",
+    "recv_object_list",
 )
+"""Where torch 2.13 names a function anew, both names are here: older scripts call one, newer ones the other."""
 
 
 def board_name(attempt: int, global_rank: int) -> str:

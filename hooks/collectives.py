@@ -17,11 +17,13 @@ import sys
 from _thread import get_ident
 from collections.abc import Callable
 from datetime import timedelta
-from inspect import isfunction
+from inspect import isfunction, unwrap
 from time import monotonic_ns
 from typing import Any
 
+from guardrun.hooks import recorder
 from guardrun.hooks.board import OPS, Field, Milestone
+from guardrun.hooks.calls import CallsPage, Signature
 from guardrun.hooks.files import Function, replace
 from guardrun.hooks.rank import Rank
 
@@ -36,21 +38,26 @@ TIMEOUT = "NCCL_TIMEOUT"
 def install(module: Any, rank: Rank) -> None:
     """Wrap distributed_c10d's functions, before the package imports them from there."""
     package = (sys.modules.get("torch.distributed"),)
+    try:
+        rank.calls = CallsPage(rank, module)
+    except OSError as error:
+        rank.fail("calls", error)
     for op, name in enumerate(OPS):
         if name not in NOT_FUNCTIONS:
             replace(module, name, functools.partial(wrap_collective, rank=rank, op=op), package)
     replace(module, "init_process_group", functools.partial(_wrap_init, rank=rank), package)
     for name in GROUP_MAKERS:
         replace(module, name, functools.partial(_wrap_group_maker, rank=rank), package)
+    replace(module, "destroy_process_group", functools.partial(_wrap_destroyer, rank=rank), package)
     replace(module, "_get_default_timeout", functools.partial(_wrap_timeout, rank=rank))
     work = getattr(module, "Work", None)
     if work is not None:
-        work.wait = wrap_collective(work.wait, rank=rank, op=OPS.index("wait"), counts=False)
+        work.wait = _wrap_wait(work.wait, rank)
 
 
-def wrap_collective(original: Function, rank: Rank, op: int, counts: bool = True) -> Function:
-    """Wrap a call that communicates; about a microsecond. What doesn't count is a wait for one that did."""
-    added = 1 if counts else 0
+def wrap_collective(original: Function, rank: Rank, op: int) -> Function:
+    """Wrap a call that communicates; about three microseconds, most of them for its record on the calls page."""
+    signature = read_signature(original)
 
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
@@ -58,18 +65,63 @@ def wrap_collective(original: Function, rank: Rank, op: int, counts: bool = True
         if words[_SINCE] or get_ident() != rank.owner_ident:
             return original(*args, **kwargs)
         words[_OP] = op
-        words[_SINCE] = monotonic_ns()
+        words[_SINCE] = began_ns = monotonic_ns()
+        calls = rank.calls
+        at = -1 if calls is None else calls.enter(op, signature, args, kwargs, began_ns)
+        result, has_raised = None, True
         try:
             result = original(*args, **kwargs)
+            has_raised = False
         finally:
-            words[_SINCE] = 0
-        words[_COUNT] += added
-        words[_PROGRESS_NS] = monotonic_ns()
+            now_ns = monotonic_ns()
+            try:
+                if at >= 0 and calls is not None:
+                    calls.leave(at, result, has_raised, now_ns)
+            finally:
+                words[_SINCE] = 0
+        words[_COUNT] += 1
+        words[_PROGRESS_NS] = now_ns
         return result
 
-    if isfunction(original):  # Work.wait is C++: dynamo can inline neither it nor us.
+    if isfunction(original):
         collective._torchdynamo_inline = original  # type: ignore[attr-defined]  # dynamo's own convention
     return collective
+
+
+def read_signature(original: Function) -> Signature:
+    """Read where a function takes its tensors and its group, through torch's own wrappers around it."""
+    code = getattr(unwrap(original), "__code__", None)
+    parameters = code.co_varnames[: code.co_argcount] if code is not None else ()
+    return Signature(getattr(original, "__name__", ""), list(parameters))
+
+
+def _wrap_wait(original: Function, rank: Rank) -> Function:
+    """Work.wait: no call of its own, but a rank may stand in it. It is C++: dynamo can inline neither it nor us."""
+    op = OPS.index("wait")
+
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        words = rank.words
+        if words[_SINCE] or get_ident() != rank.owner_ident:
+            return original(*args, **kwargs)
+        words[_OP] = op
+        words[_SINCE] = monotonic_ns()
+        calls = rank.calls if args else None
+        has_raised = True
+        try:
+            if calls is not None:
+                calls.wait_begins(args[0])
+            result = original(*args, **kwargs)
+            has_raised = False
+        finally:
+            now_ns = monotonic_ns()
+            if calls is not None:
+                calls.wait_ends(args[0], has_raised, now_ns)
+            words[_SINCE] = 0
+        words[_PROGRESS_NS] = now_ns
+        return result
+
+    return wait
 
 
 def _wrap_group_maker(original: Function, rank: Rank) -> Function:
@@ -103,7 +155,21 @@ def _timed_init(original: Function, rank: Rank, args: tuple[Any, ...], kwargs: d
         words[Field.INIT_SINCE_NS] = 0
     words[Field.GROUPS] += 1
     words[Field.PROGRESS_NS] = monotonic_ns()
+    if rank.calls is not None:
+        rank.calls.note_groups()
+        recorder.start(rank, rank.calls)
     return result
+
+
+def _wrap_destroyer(original: Function, rank: Rank) -> Function:
+    @functools.wraps(original)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if rank.calls is not None:
+            rank.calls.note_groups()
+        return result
+
+    return destroy_process_group
 
 
 def _wrap_timeout(original: Function, rank: Rank) -> Callable[..., Any]:

@@ -106,6 +106,8 @@ class Heart:
             words[Field.PROGRESS_NS] = now_ns
         self._group_seq = total
         words[Field.GROUP_SEQ] = total
+        if self._rank.calls is not None:
+            self._rank.calls.note_seqs(seqs)
         if words[Field.COLLECTIVES] and not words[Field.INIT_SINCE_NS]:
             self._rank.mark(Milestone.FIRST_PROGRESS)
         self._send("Beat", {"sent_ns": now_ns, "group_seqs": seqs, "dropped": self._rank.outbox.dropped})

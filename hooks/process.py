@@ -21,6 +21,7 @@ import sys
 from _thread import get_ident
 
 from guardrun.hooks import rank as _rank
+from guardrun.hooks.callspage import RECORDER_THREAD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,9 +94,22 @@ class _ForkMessage:
         if not (text.startswith("This process (pid=") and "is multi-threaded, use of" in text):
             return False
         try:
-            return len(os.listdir("/proc/self/task")) - sum(OWN_THREADS.values()) <= 1
+            return len(os.listdir("/proc/self/task")) - sum(OWN_THREADS.values()) - _recorder_threads() <= 1
         except OSError:
             return False
+
+
+def _recorder_threads() -> int:
+    """How many threads torch's worker server has, where the hooks have started one."""
+    rank = _rank.active
+    if rank is None or rank.recorder_fd < 0:
+        return 0
+    return sum(_thread_name(tid) == RECORDER_THREAD for tid in os.listdir("/proc/self/task"))
+
+
+def _thread_name(tid: str) -> str:
+    with open(f"/proc/self/task/{tid}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
 
 
 _FORK_FILTER: tuple[Any, ...] = ("ignore", _ForkMessage(), DeprecationWarning, None, 0)

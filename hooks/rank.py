@@ -16,6 +16,7 @@ from guardrun.hooks.outbox import Outbox
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from guardrun.hooks.board import Board
+    from guardrun.hooks.calls import CallsPage
     from guardrun.hooks.dataloaders import Batches
     from guardrun.hooks.gcpolicy import Policy
 
@@ -55,7 +56,11 @@ class Rank:
         self.lock_fd = -1
         """Holds the lock that makes this process the board's only writer."""
         self._lock_identity = (0, 0)
+        self.recorder_fd = -1
+        self._recorder_identity = (0, 0)
         self.words = private_words()
+        self.calls: CallsPage | None = None
+        """Where collectives are recorded, once torch.distributed has been imported."""
         self.outbox = Outbox()
         self.owner_ident = get_ident()
         """The thread that trains. What others wait for says nothing about whether training goes on."""
@@ -179,23 +184,33 @@ class Rank:
         if self.gc_policy is not None:
             self.gc_policy.give_back()
         self.words = private_words()
+        self.calls = None
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()
         self._milestone_lock = allocate_lock()
-        self._close_lock()
+        self._close(self.lock_fd, self._lock_identity)
+        self._close(self.recorder_fd, self._recorder_identity)
+        self.lock_fd = self.recorder_fd = -1
 
     def hold_lock(self, fd: int) -> None:
         """Keep the board's lock: in this process, and in no child of it."""
         self.lock_fd = fd
-        at = os.fstat(fd)
-        self._lock_identity = (at.st_dev, at.st_ino)
+        self._lock_identity = _identity(fd)
 
-    def _close_lock(self) -> None:
-        """A script that closed all descriptors may have got the lock's number for a file of its own."""
-        fd, self.lock_fd = self.lock_fd, -1
+    def hold_recorder(self, fd: int) -> None:
+        """Know the descriptor on which torch's worker server listens: a child of this process is to close it."""
+        self.recorder_fd = fd
+        self._recorder_identity = _identity(fd)
+
+    def _close(self, fd: int, identity: tuple[int, int]) -> None:
+        """Close a descriptor of ours: a script that closed all may have got its number for a file of its own."""
         try:
-            at = os.fstat(fd)
-            if (at.st_dev, at.st_ino) == self._lock_identity:
+            if fd >= 0 and _identity(fd) == identity:
                 os.close(fd)
         except OSError:
             pass
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    at = os.fstat(fd)
+    return at.st_dev, at.st_ino

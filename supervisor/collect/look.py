@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from guardrun.hooks.board import Field
+from guardrun.hooks.callspage import RECORDER_THREAD
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.blocked import Background, explain
 from guardrun.supervisor.collect.boards import BLANK, BoardReader, collective_of, phase_of, shares_of
 from guardrun.supervisor.collect.bounded import run_bounded
+from guardrun.supervisor.collect.groups import LAST_CALLS, LAST_CALLS_OF_MANY, MANY_RANKS, Asked, read_groups
 from guardrun.supervisor.collect.lookfiles import write_look
 from guardrun.supervisor.collect.procfs import (
     Stat,
@@ -35,7 +37,7 @@ from guardrun.supervisor.collect.sockets import read_tcp_bytes, socket_bytes
 from guardrun.supervisor.collect.stacks import PYSPY, Fallback, StackDump, dump_stacks
 from guardrun.supervisor.collect.table import ProcessTable
 from guardrun.supervisor.core.events import Rank
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, Reading, ThreadLook
+from guardrun.supervisor.core.looks import Frame, GroupLook, ProcessLook, RankLook, Reading, ThreadLook
 
 MAX_CHILDREN = 32
 MAX_THREADS = 12
@@ -73,6 +75,8 @@ class Target:
     kernel_stack: str = ""
     at_s: float = 0.0
     """When its counters were read."""
+    groups: list[GroupLook] = field(default_factory=list)
+    groups_trouble: str = ""
 
 
 class Effort(NamedTuple):
@@ -84,6 +88,8 @@ class Effort(NamedTuple):
     sockets_dir: str
     attempt: int
     pyspy: str | None
+    calls: int
+    """How many completed calls of each process group to keep."""
 
 
 def limit_s(ranks: int) -> float:
@@ -101,16 +107,19 @@ def take_look(
     folder: Path | None,
     samples: int = 3,
     pyspy: str | None = None,
+    write: Callable[[Callable[[], object]], object] = lambda work: work(),
     folders: Sequence[str] = (),
 ) -> LookResult:
-    """Look at every rank and all below it; takes limit_s(len(ranks)) at most, and the time to write what was seen.
+    """Look at every rank and all below it; takes limit_s(len(ranks)) at most.
 
-    Raw stacks go to folder, where it can be written. boards are Sampler.boards. pyspy is the program to run, found
-    where None. folders: those whose file systems are asked as well.
+    Raw stacks go to folder, where it can be written, by way of write: it is given the work, and may do it later.
+    boards are Sampler.boards. pyspy is the program to run, found where None. folders: those whose file systems are
+    asked as well.
     """
     began = time.monotonic()
     deadline = began + limit_s(len(ranks))
-    effort = Effort(deadline, samples, os.fspath(sockets_dir), attempt, pyspy)
+    calls = LAST_CALLS if len(ranks) < MANY_RANKS else LAST_CALLS_OF_MANY
+    effort = Effort(deadline, samples, os.fspath(sockets_dir), attempt, pyspy, calls)
     table = ProcessTable.read()
     tcp = read_tcp_bytes()
     targets, missing = _find_targets(ranks, boards, table)
@@ -133,7 +142,8 @@ def take_look(
             missing[target.rank.global_rank] = "the process is gone"
     looks = [_join(rank, pairs, tcp, clock) for rank in ranks if rank.global_rank not in missing]
     if folder is not None:
-        write_look(folder, looks, {target.stat.pid: (target.raw, target.kernel_stack) for target, _ in pairs})
+        raw = {target.stat.pid: (target.raw, target.kernel_stack) for target, _ in pairs}
+        write(lambda: write_look(folder, looks, raw))
     return LookResult(looks, missing, time.monotonic() - began, readings)
 
 
@@ -166,13 +176,22 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
     target.at_s = clock.now()
     threads = read_threads(pid)
     heart_tid = target.words[Field.HEART_TID] if target.words[Field.PID] == pid else 0
-    ours = [thread for thread in threads if thread.tid == heart_tid or thread.name.startswith("ZMQbg")]
+    ours = [
+        thread
+        for thread in threads
+        # What is asked of the recorder costs CPU time and memory in the rank's own process.
+        if thread.tid == heart_tid or thread.name.startswith("ZMQbg") or thread.name == RECORDER_THREAD
+    ]
     wchan = read_wchan(pid) if stat.state in _WAITING else ""
     target.kernel_stack = read_kernel_stack(pid) if stat.state in _WAITING else ""
     io_bytes = read_io(pid)
     began = time.monotonic()
     dump = _dump(target, effort)
     variety = _sample(target, stat, began, dump, effort) if target.is_rank else []
+    if target.is_rank:
+        asked = Asked(pid, stat.state, target.words, effort.sockets_dir, effort.attempt, target.rank.global_rank)
+        left_s = effort.deadline - time.monotonic()
+        target.groups, target.groups_trouble = read_groups(asked, clock, limit_s=left_s, last=effort.calls)
     return ProcessLook(
         pid=pid,
         ppid=stat.ppid,
@@ -182,7 +201,7 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
         cpu_s=round(stat.cpu_s - sum(thread.cpu_s for thread in ours), 2),
         switches=sum(thread.switches for thread in threads) - sum(thread.switches for thread in ours),
         io_bytes=io_bytes,
-        faults=stat.faults,
+        faults=stat.faults - sum(thread.faults for thread in ours) if stat.faults >= 0 else -1,
         threads=_merge(dump.threads, threads, {thread.tid for thread in ours}),
         variety=variety,
         source=dump.source,
@@ -296,6 +315,8 @@ def _join(
         phase=phase_of(words),
         data_share=data_share,
         gc_share=gc_share,
+        groups=target.groups,
+        groups_trouble=target.groups_trouble,
     )
 
 

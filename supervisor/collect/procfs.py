@@ -60,6 +60,7 @@ class ThreadStat(NamedTuple):
     state: str
     cpu_s: float
     switches: int
+    faults: int = 0
 
 
 def read_bytes(path: str, limit: int = _READ_BYTES) -> bytes | None:
@@ -157,7 +158,7 @@ def read_threads(pid: int) -> list[ThreadStat]:
         stat = read_stat(f"{pid}/task/{tid}")
         status = read_status(f"{pid}/task/{tid}")
         if stat is not None and status is not None:
-            threads.append(ThreadStat(tid, stat.comm, stat.state, stat.cpu_s, status.switches))
+            threads.append(ThreadStat(tid, stat.comm, stat.state, stat.cpu_s, status.switches, stat.faults))
     return threads
 
 
