@@ -137,7 +137,7 @@ class Sampler:
             milestones=words[Field.MILESTONES],
             phase=phase_of(words),
             gc_since_s=at_ns(words[Field.GC_SINCE_NS]),
-            gc_total_s=round(words[Field.GC_TOTAL_NS] / 1e9, 1),
+            gc_total_s=round(words[Field.GC_TOTAL_NS] / 1e9, 3),
             heart_s=at_ns(words[Field.HEART_NS]),
             in_save_since_s=at_ns(words[Field.SAVE_SINCE_NS]),
             waits_since_s=at_ns(waits_since_ns(words, time.monotonic_ns())),

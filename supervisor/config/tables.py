@@ -138,6 +138,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             **msgspec.structs.asdict(self.hang),
             act=self.policy.act,
             resume_first=self.checkpoint.resume_first,
+            gc_policy=self.gc.policy,
             is_torchrun_agent=self.launcher.agent == "torchrun",
         )
 

@@ -55,6 +55,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     resume_first: bool = False
     is_torchrun_agent: bool = False
     """torchrun's own agent runs the attempts and restarts them by its own rules."""
+    gc_policy: str = "off"
+    """[gc] policy: what an incident advises depends on it."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +131,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waits_since_s: float = 0.0
     """In one and the same collective, or waiting for one batch, since; told from the third second on."""
     gc_total_s: float = 0.0
-    """Time in collections so far, in tenths of a second; by itself no reason for a report."""
+    """Time in collections so far; by itself no reason for a report."""
 
 
 class NodeReport(_Event, frozen=True, kw_only=True, tag="node_report"):

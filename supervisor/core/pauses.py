@@ -53,7 +53,7 @@ def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
         return []
     summary = (
         f"{who(attempt, [event.global_rank])} held the others up for {event.duration_s:.1f} s in a garbage collection "
-        f"(generation {event.generation}) at step {event.step}; "
+        f"(generation {event.generation}{_objects(event)}) at step {event.step}; "
         f"{'rank' if len(waited) == 1 else 'ranks'} {rank_list(waited)} waited."
     )
     evidence = {"pauses": [_pause(event)], "waiting": waited}
@@ -68,12 +68,20 @@ def _has_waited(rank: RankState, event: ev.GcHeld) -> bool:
     return rank.step <= event.step or (rank.step == event.step + 1 and rank.gap_s >= SHARE * event.duration_s)
 
 
+def _objects(event: ev.GcHeld) -> str:
+    """How many objects it looked at, and gave back, in words."""
+    if event.tracked < 0:
+        return f", {event.collected:,} objects collected" if event.collected else ""
+    return f", {event.tracked + event.collected:,} objects, {event.collected:,} of them collected"
+
+
 def _pause(event: ev.GcHeld) -> dict[str, Any]:
     return {
         "step": event.step,
         "duration_s": round(event.duration_s, 3),
         "generation": event.generation,
         "collected": event.collected,
+        "tracked": event.tracked,
     }
 
 
@@ -114,4 +122,5 @@ def _open(
         action="none",
     )
     attempt_of(state).gc_incidents[rank] = incident.id
-    return [Say(text=f"incident {incident.id}: {summary}", level="warn"), write(state, incident.id, is_new=True)]
+    say = Say(text=f"incident {incident.id}: {incident.summary}", level="warn")
+    return [say, write(state, incident.id, is_new=True)]

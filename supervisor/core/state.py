@@ -74,6 +74,21 @@ class Crash(msgspec.Struct, kw_only=True):
     """The exits that are being read are not all any more."""
 
 
+class Pressure(msgspec.Struct, kw_only=True):
+    """What collections have cost since began_s (core/pressure.py)."""
+
+    began_s: float = 0.0
+    """0: no step has been done yet."""
+    first_step: int = 0
+    held_s: dict[str, float] = {}
+    """Per node: of each of its reports what the rank that had collected longest meanwhile spent, summed."""
+    spent_s: dict[int, float] = {}
+    """Per rank."""
+    totals_s: dict[int, float] = {}
+    """Per rank, since it began: what the last report said."""
+    strikes: int = 0
+
+
 class Attempt(msgspec.Struct, kw_only=True):
     """The current (or last) attempt."""
 
@@ -111,6 +126,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     outcome: str = "running"
     incident_id: str = ""
     gc_incidents: dict[int, str] = {}
+    pressure: Pressure = msgspec.field(default_factory=Pressure)
 
 
 class State(msgspec.Struct, kw_only=True):

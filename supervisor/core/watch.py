@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import pauses, verdicts
+from guardrun.supervisor.core import pauses, pressure, verdicts
 from guardrun.supervisor.core.actions import Action, TakeLook
 from guardrun.supervisor.core.collectives import match, waits_on_device
 from guardrun.supervisor.core.hang import DOUBTFUL, Finding, find
@@ -58,7 +58,8 @@ def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Act
         rank = attempt.ranks.get(report.global_rank)
         if rank is not None:
             advanced_s = max(advanced_s, _take_report(attempt, rank, report, now_s))
-    return _advanced(state, advanced_s, now_s) if advanced_s else []
+    actions = pressure.on_report(state, event, now_s)
+    return actions + _advanced(state, advanced_s, now_s) if advanced_s else actions
 
 
 def _take_report(attempt: Attempt, rank: RankState, report: ev.RankReport, now_s: float) -> float:

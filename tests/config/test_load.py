@@ -171,7 +171,7 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
     text = {"hang": "", "restart": ""}
     wanted = {}
     for number, field in enumerate(msgspec.structs.fields(Settings), start=1):
-        if field.name in ("act", "resume_first", "is_torchrun_agent"):
+        if field.name in ("act", "resume_first", "is_torchrun_agent", "gc_policy"):
             continue
         table = "restart" if field.name in ("max_restarts", "max_no_progress", "stop_grace_s") else "hang"
         text[table] += f"{field.name} = {number}\n"
@@ -179,10 +179,10 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
     write(
         cwd / "guardrun.toml",
         f"[hang]\n{text['hang']}[restart]\n{text['restart']}[policy]\nact = false\n"
-        '[checkpoint]\nresume_first = true\n[launcher]\nagent = "torchrun"\n',
+        '[checkpoint]\nresume_first = true\n[launcher]\nagent = "torchrun"\n[gc]\npolicy = "freeze"\n',
     )
     settings = load(cwd).settings()
-    assert settings == Settings(**wanted, act=False, resume_first=True, is_torchrun_agent=True)
+    assert settings == Settings(**wanted, act=False, resume_first=True, is_torchrun_agent=True, gc_policy="freeze")
 
 
 def test_a_hard_limit_below_the_floor_warns(cwd: Path) -> None:

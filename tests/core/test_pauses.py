@@ -33,3 +33,21 @@ def test_a_step_further_without_a_gap_is_no_wait(told: Told) -> None:
     told.step(12, 4.1, range(1))
     told.tell(ev.GcHeld(attempt=0, global_rank=1, duration_s=2.0, generation=2, collected=9, step=11), 4.15)
     assert not told.incidents
+
+
+@pytest.mark.parametrize(
+    ("tracked", "words"),
+    [
+        (3_000_000, "(generation 2, 3,000,009 objects, 9 of them collected)"),
+        (-1, "(generation 2, 9 objects collected)"),
+    ],
+)
+def test_it_says_how_many_objects_there_were(told: Told, tracked: int, words: str) -> None:
+    told.running()
+    told.step(10, 4.1, range(1))
+    told.tell(
+        ev.GcHeld(attempt=0, global_rank=1, duration_s=2.0, generation=2, collected=9, step=10, tracked=tracked), 4.15
+    )
+    (incident,) = told.incidents.values()
+    assert words in incident.summary
+    assert incident.evidence["pauses"][0]["tracked"] == tracked
