@@ -41,7 +41,7 @@ lint: $(VENV)/.stamp-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests/conftest.py tests/support tests/project tests/bench benchmarks examples/demo/run.py
+	@$(BIN)/mypy tests/conftest.py tests/support tests/project tests/bench tests/gym benchmarks examples/demo/run.py
 	@$(BIN)/python -m pytest -q tests/project/test_purity.py tests/project/test_layout.py tests/project/test_docs.py
 
 bench: $(VENV)/.stamp-dev

@@ -1,0 +1,215 @@
+"""What the gym makes of what it saw: pure."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.gym.case import Decoy, Doubt, Fault, Workload
+from benchmarks.gym.decoys import DECOYS
+from benchmarks.gym.faults import FAULTS
+from benchmarks.gym.launchers import BY_NAME, with_heartbeats
+from benchmarks.gym.observation import Entry, Observation, Told, find_line, names_line, read_entries, read_times
+from benchmarks.gym.play import SCRIPTS, told_by_output
+from benchmarks.gym.results import Header, Results
+from benchmarks.gym.score import score_decoy, score_fault
+from benchmarks.gym.scripts import planted
+from benchmarks.gym.suite import CASES, choose_turns
+from benchmarks.gym.summary import as_markdown, score_all
+from benchmarks.machine import describe
+
+SLEEP = Fault("sleep", Workload.DDP, "a request", causes=("rank_blocked",))
+KILLED = Fault("killed", Workload.DDP, "SIGKILL", kind="crash", causes=("killed",), doubt=Doubt.CRASH, has_line=False)
+PAUSE = Decoy("idle_pause", Workload.DDP, "a pause")
+
+
+def observation(case: str = "sleep", launcher: str = "guardrun", **more: Any) -> Observation:
+    base = {"case": case, "launcher": launcher, "repeat": 0, "seed": 1, "step": 40, "date": "", "cap_s": 60.0}
+    return msgspec.convert({**base, "returncode": 0, "planted_at": 100.0, **more}, Observation)
+
+
+def told(**more: Any) -> Told:
+    base = {"at": 131.0, "kind": "hang", "cause": "rank_blocked", "culprits": [1], "names_line": True}
+    return msgspec.convert({**base, **more}, Told)
+
+
+FOUND: dict[str, Any] = {
+    "last_progress_at": 99.0, "steps_before": 40, "resumed_step": 30, "restarted_at": 131.5, "recovered_at": 134.0,
+    "attempts": 2,
+}  # fmt: skip
+
+
+def test_a_perfect_verdict_falls_short_of_nothing() -> None:
+    score = score_fault(SLEEP, observation(told=[told()], **FOUND))
+    assert score.misses(SLEEP) == []
+    assert (score.verdict_s, score.restart_s, score.recover_s, score.steps_lost) == (32.0, 0.5, 35.0, 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cause": "rank_spinning"}, "cause rank_spinning"),
+        ({"kind": "crash"}, "cause rank_blocked"),
+        ({"culprits": [0, 1]}, "culprits [0, 1]"),
+        ({"culprits": []}, "culprits []"),
+        ({"names_line": False}, "line not named"),
+        ({"at": 145.0}, "later than 45 s"),
+    ],
+)
+def test_each_shortcoming_is_told(change: dict[str, Any], words: str) -> None:
+    assert score_fault(SLEEP, observation(told=[told(**change)], **FOUND)).misses(SLEEP) == [words]
+
+
+def test_what_is_not_found_stays_in_the_table() -> None:
+    seen = observation(launcher="torchrun", returncode=None, last_progress_at=99.0, steps_before=40)
+    score = score_fault(SLEEP, seen)
+    assert not score.found
+    assert score.recovered is False
+    played, decoys = score_all([SLEEP], [], [seen])
+    table = as_markdown(played, decoys, ["guardrun", "torchrun"])
+    assert "| faults found | – | 0 of 1 |" in table
+    assert "not within 60 s" in table
+
+
+def test_a_restart_that_left_something_or_never_got_on_is_told() -> None:
+    seen = observation(told=[told()], **{**FOUND, "recovered_at": None}, left=["process 7"])
+    assert score_fault(SLEEP, seen).misses(SLEEP) == ["not recovered", "1 left running"]
+
+
+def test_a_crash_counts_from_the_rank_s_end() -> None:
+    seen = observation("killed", told=[told(at=100.5, kind="crash", cause="killed", names_line=False)], **FOUND)
+    assert score_fault(KILLED, seen).verdict_s == 0.5
+    assert score_fault(KILLED, seen).misses(KILLED) == []
+
+
+def test_nobody_may_be_named_only_where_it_cannot_be_told() -> None:
+    fault = Fault("x", Workload.DDP, "", causes=("collective_mismatch",), may_name_nobody=True)
+    right = [told(cause="collective_mismatch", culprits=[])]
+    assert score_fault(fault, observation(told=right, **FOUND)).culprit_right
+    assert not score_fault(SLEEP, observation(told=right, **FOUND)).culprit_right
+
+
+@pytest.mark.parametrize(
+    ("more", "is_killed", "is_clean"),
+    [
+        ({}, False, True),
+        ({"attempts": 2}, True, False),
+        ({"told": [told()]}, True, False),
+        ({"told": [told(kind="slowdown")]}, False, True),
+        ({"returncode": None}, True, False),
+        ({"returncode": 1}, False, False),
+        ({"left": ["process 7"]}, False, False),
+    ],
+)
+def test_a_decoy_is_clean_only_where_nothing_was_done(more: dict[str, Any], is_killed: bool, is_clean: bool) -> None:
+    score = score_decoy(PAUSE, observation("idle_pause", **more))
+    assert (score.killed, score.is_clean) == (is_killed, is_clean)
+
+
+def test_times_come_from_the_script_s_own_log(tmp_path: Path) -> None:
+    lines = [
+        Entry("first", 0, 1.0, 0, 0, 10), Entry("step", 40, 5.0, 0, 0, 10), Entry("planted", 41, 5.5, 0, 1, 11),
+        Entry("first", 0, 40.0, 1, 1, 21), Entry("resumed", 30, 42.0, 1, 0, 20), Entry("step", 40, 43.0, 1, 0, 20),
+        Entry("step", 41, 43.5, 1, 0, 20),
+    ]  # fmt: skip
+    for rank in (0, 1):
+        own = b"".join(msgspec.json.encode(entry) + b"\n" for entry in lines if entry.rank == rank)
+        (tmp_path / f"rank-{rank}.jsonl").write_bytes(own + b'{"what": "st')
+    seen = observation(told=[told(at=38.0)])
+    read_times(seen, read_entries(tmp_path))
+    assert (seen.planted_at, seen.last_progress_at, seen.steps_before) == (5.5, 5.0, 40)
+    assert (seen.restarted_at, seen.resumed_step, seen.recovered_at, seen.attempts) == (40.0, 30, 43.5, 2)
+
+
+def test_a_pause_that_ends_recovers_in_the_same_attempt() -> None:
+    entries = [Entry("planted", 5, 1.0, 0, 1, 1), Entry("step", 4, 0.9, 0, 0, 1), Entry("step", 5, 4.5, 0, 0, 1)]
+    seen = observation(told=[told(at=4.0, cause="gc_pause")])
+    read_times(seen, sorted(entries, key=lambda entry: entry.at))
+    assert (seen.steps_before, seen.recovered_at, seen.restarted_at) == (4, 4.5, None)
+
+
+def test_the_line_is_found_by_its_mark_and_known_however_it_is_written() -> None:
+    line = find_line("sleep", [SCRIPTS / "planted.py", SCRIPTS / "train.py"])
+    file, _, number = line.rpartition(":")
+    assert names_line(f"has waited in fetch ({line});", line)
+    assert names_line(f'  File "/x/{file}", line {number}, in fetch', line)
+    assert not names_line(f"({line}0)", line)
+    with pytest.raises(ValueError, match="marked 0 times"):
+        find_line("no such case", [SCRIPTS / "train.py"])
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.has_line], ids=lambda fault: fault.name)
+def test_every_fault_with_a_line_has_it_marked_once(fault: Fault) -> None:
+    assert find_line(fault.name, [SCRIPTS / "planted.py", SCRIPTS / "train.py"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_is_planted_somewhere(case: Fault | Decoy) -> None:
+    by_name = case.name in planted.PLACES or case.name in planted.EACH_STEP
+    assert by_name or (f'"{case.name}"' in (SCRIPTS / "train.py").read_text())
+
+
+def test_there_are_enough_cases_of_every_layout() -> None:
+    assert len(FAULTS) >= 25
+    assert len(DECOYS) >= 10
+    assert set(Counter(case.workload for case in CASES)) == set(Workload)
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_ft_launcher_s_copy_has_its_lines_and_every_line_its_number() -> None:
+    script = (SCRIPTS / "train.py").read_text()
+    copy = with_heartbeats(script)
+    assert copy.count("send_heartbeat()") == 1
+    assert "# [heartbeats]" not in copy
+    assert [i for i, line in enumerate(copy.splitlines()) if "# here" in line] == [
+        i for i, line in enumerate(script.splitlines()) if "# here" in line
+    ]
+    compile(copy, "train.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "output", "cause", "culprits"),
+    [
+        ("torchrun", "E failed (exitcode: -9) local_rank: 1 (pid: 7) of binary", "killed", [1]),
+        ("ft_launcher", "x failed (exitcode: -11) local_rank: 0 (pid: 7)", "segfault", [0]),
+        (
+            "ft_launcher",
+            "[RankMonServer12@vm:0] Did not get subsequent heartbeat. Waited 45 s\n"
+            "[RankMonServer13@vm:1] Did not get subsequent heartbeat.\nfailed (exitcode: -9) local_rank: 0",
+            "",
+            [0, 1],
+        ),
+    ],
+)
+def test_what_the_others_say_is_read(launcher: str, output: str, cause: str, culprits: list[int]) -> None:
+    said = told_by_output(output, BY_NAME[launcher], 1.0, "")
+    assert (said.cause, said.culprits) == (cause, culprits)
+
+
+def test_results_outlive_an_interruption(tmp_path: Path) -> None:
+    results = Results(tmp_path / "gym" / "results.jsonl")
+    header = results.open(Header(machine=describe(), command="first"))
+    results.append(observation(returncode=None))
+    results.append(observation())
+    with results.path.open("ab") as file:
+        file.write(b'{"case": "sl')
+    again = Results(results.path)
+    assert again.open(Header(machine=describe(), command="second")) == header
+    assert [seen.returncode for seen in again.read()] == [0]
+
+
+def test_turns_are_the_same_for_a_seed_and_steps_for_all_launchers() -> None:
+    arguments = argparse.Namespace(repeat=2, seed=3, only=["s*"], launchers=["guardrun", "torchrun"])
+    turns = choose_turns(arguments)
+    assert turns == choose_turns(arguments)
+    assert {turn.case.name[0] for turn in turns} == {"s"}
+    steps = {(turn.case.name, turn.repeat): set[int]() for turn in turns}
+    for turn in turns:
+        steps[turn.case.name, turn.repeat].add(turn.step)
+    assert all(len(step) == 1 for step in steps.values())
+    assert turns[0].lasts_s >= turns[-1].lasts_s
