@@ -280,6 +280,17 @@ class GcHeld(_Event, frozen=True, kw_only=True, tag="gc_held"):
     """Objects that the collector tracks after it; -1 unknown."""
 
 
+class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where earlier runs in the same run folder had incidents."""
+
+    place: str
+    """As core/recurrence.py has it."""
+    runs: int
+    """In how many runs."""
+    last: str = ""
+    """The day of the last, UTC: `2026-11-20`."""
+
+
 class HooksMissing(_Event, frozen=True, kw_only=True, tag="hooks_missing"):
     """A rank runs without hooks: it is watched from outside."""
 
