@@ -20,7 +20,7 @@ PYTEST_ARGS ?=
 GYM_ARGS ?=
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo test lint bench gym soak setup setup-dev clean
+.PHONY: help demo test lint bench gym gym-hour soak setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
@@ -28,6 +28,7 @@ help:
 	@echo "make lint    style, types, and what may import what"
 	@echo "make bench   guardrun beside torchrun, in figures"
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
+	@echo "make gym-hour   an hour of decoys in one run"
 	@echo "make soak    the simulations, much longer"
 	@echo "make clean   remove .venv and whatever was built or run here"
 
@@ -49,6 +50,9 @@ bench: $(VENV)/.stamp-dev
 
 gym: $(VENV)/.stamp-dev .gym/venv/.stamp
 	@$(BIN)/python benchmarks/gym/run.py $(GYM_ARGS)
+
+gym-hour: $(VENV)/.stamp-dev
+	@$(BIN)/python benchmarks/gym/run.py --hour --results .gym/hour.jsonl $(GYM_ARGS)
 
 soak: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/core tests/sim $(PYTEST_ARGS)

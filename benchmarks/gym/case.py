@@ -92,3 +92,17 @@ class Decoy(Case):
     seconds: float = 20.0
     """How long it keeps all ranks from training; within each step where it comes in many."""
     planted_in: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Chain(Decoy):
+    """Decoys one after another in one run, round after round."""
+
+    links: tuple[Decoy, ...] = ()
+    rounds: int = 1
+    steps_apart: int = 60
+
+    @property
+    def lasts_s(self) -> float:
+        """What the decoys alone take."""
+        return self.rounds * sum(link.seconds for link in self.links)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.gym.case import Decoy, Workload
+import math
+
+from benchmarks.gym.case import Chain, Decoy, Workload
 
 DDP, FSDP, GROUPS, LOADER = Workload.DDP, Workload.FSDP, Workload.GROUPS, Workload.LOADER
 ALL = (0, 1)
@@ -28,3 +30,15 @@ DECOYS = (
 )
 
 LONGEST_S = max(decoy.seconds for decoy in DECOYS)
+
+_ONCE = ("first_step", "long_load", "slower_steps", "slow_workers")
+"""What comes at the start, or in every step from then on."""
+_LINKS = tuple(decoy for decoy in DECOYS if decoy.workload in (DDP, LOADER) and decoy.name not in _ONCE)
+HOUR = Chain(
+    "hour",
+    LOADER,
+    "all that can come again and again, for an hour",
+    planted_in=ALL,
+    links=_LINKS,
+    rounds=math.ceil(3600 / sum(decoy.seconds for decoy in _LINKS)),
+)

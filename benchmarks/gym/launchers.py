@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.gym.case import Case, Doubt, Fault
+from benchmarks.gym.case import Case, Chain, Doubt, Fault
 from benchmarks.gym.decoys import LONGEST_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -53,6 +53,8 @@ class Launcher:
 
     def cap_s(self, case: Case) -> float:
         """Seconds after the planting after which the gym ends a run."""
+        if isinstance(case, Chain):
+            return 2 * case.lasts_s
         if not isinstance(case, Fault):
             return 150.0
         if self.name != "guardrun":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from benchmarks.gym.case import Case, Decoy, Doubt, Fault
+from benchmarks.gym.case import Case, Chain, Decoy, Doubt, Fault
 from benchmarks.gym.launchers import ROOT, Launcher, with_heartbeats
 from benchmarks.gym.observation import (
     Observation,
@@ -82,6 +82,29 @@ class Turn:
             return 0
         return random.Random(f"{self.seed} {self.repeat} {self.case.name}").randint(35, 65)
 
+    @property
+    def plan(self) -> list[str]:
+        """GYM_PLAN's items, as scripts/planted.py reads them."""
+        if isinstance(self.case, Chain):
+            links = enumerate(self.case.links * self.case.rounds, 1)
+            return [planting(link, number * self.case.steps_apart) for number, link in links]
+        return [planting(self.case, self.step)]
+
+    @property
+    def steps(self) -> int:
+        """How long the script trains."""
+        between = self.case.steps_apart * len(self.plan) if isinstance(self.case, Chain) else 0
+        return self.step + between + STEPS_AFTER
+
+
+def planting(case: Case, step: int) -> str:
+    """An item of GYM_PLAN."""
+    ranks = "+".join(map(str, case.planted_in))
+    seconds = case.seconds if isinstance(case, Decoy) else 0
+    return (
+        f"{case.name}@{step}:{ranks}:{seconds}:{'every' if isinstance(case, Fault) and case.every_attempt else 'first'}"
+    )
+
 
 class Stopped(Exception):
     """The gym is being ended."""
@@ -138,8 +161,7 @@ class _Run:
     """The launcher at work."""
 
     def __init__(self, turn: Turn, folder: Path, script: Path) -> None:
-        case, launcher, step = turn.case, turn.launcher, turn.step
-        self.launcher = launcher
+        self.launcher = turn.launcher
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.noticed_at: float | None = None
@@ -151,19 +173,15 @@ class _Run:
             "TMPDIR": str(folder),
             "XDG_RUNTIME_DIR": None,
             "GUARDRUN_DIR": str(folder / "runs"),
-            "GYM_CASE": case.name,
-            "GYM_WORKLOAD": case.workload.value,
-            "GYM_RANKS": ",".join(map(str, case.planted_in)),
-            "GYM_STEP": str(step),
-            "GYM_STEPS": str(step + STEPS_AFTER),
-            "GYM_SECONDS": str(case.seconds) if isinstance(case, Decoy) else None,
-            "GYM_EVERY": "1" if isinstance(case, Fault) and case.every_attempt else None,
+            "GYM_WORKLOAD": turn.case.workload.value,
+            "GYM_PLAN": ",".join(turn.plan),
+            "GYM_STEPS": str(turn.steps),
             "GYM_LOG": str(folder / "log"),
-            **launcher.environment,
+            **turn.launcher.environment,
         }
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                launcher.command(case, free_port(), script),
+                turn.launcher.command(turn.case, free_port(), script),
                 cwd=folder,
                 env=clean_environment(self.mark, extra),
                 stdin=subprocess.DEVNULL,

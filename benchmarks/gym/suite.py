@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.gym.case import Case, Decoy, Fault
-from benchmarks.gym.decoys import DECOYS
+from benchmarks.gym.decoys import DECOYS, HOUR
 from benchmarks.gym.docs import write_docs
 from benchmarks.gym.faults import FAULTS
 from benchmarks.gym.launchers import BY_NAME, GYM, LAUNCHERS, ROOT
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = {(t.case.name, t.launcher.name, t.repeat, t.seed) for t in turns}
     seen = [one for one in results.read() if key_of(one) in wanted]
     names = [name for name in BY_NAME if name in arguments.launchers]
-    played, decoys = score_all(FAULTS, DECOYS, seen)
+    played, decoys = score_all(FAULTS, (*DECOYS, HOUR), seen)
     print(as_markdown(played, decoys, names))
     if arguments.write_docs:
         write_docs(DOCS, header, played, decoys, names)
@@ -66,10 +66,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=GYM / "results.jsonl", metavar="FILE")
     parser.add_argument("--fresh", action="store_true", help="begin a new results file")
     parser.add_argument("--show", action="store_true", help="play nothing; show what the results file holds")
+    parser.add_argument("--hour", action="store_true", help="instead: decoys for an hour in one run, under guardrun")
     parser.add_argument("--keep", action="store_true", help="keep the folder of each run in .gym/runs")
     parser.add_argument("--write-docs", action="store_true", help="also put the tables into docs/gym.md")
     arguments = parser.parse_args(argv)
-    arguments.launchers = arguments.launchers.split(",")
+    arguments.launchers = ["guardrun"] if arguments.hour else arguments.launchers.split(",")
     for name in arguments.launchers:
         if name not in BY_NAME:
             parser.error(f"no launcher {name!r}; there are {', '.join(BY_NAME)}")
@@ -83,6 +84,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _command(arguments: argparse.Namespace) -> str:
     parts = ["python benchmarks/gym/run.py", f"--repeat {arguments.repeat} --seed {arguments.seed}"]
     parts += [f"--only {only}" for only in arguments.only or []]
+    if arguments.hour:
+        parts.append("--hour")
     return " ".join([*parts, f"--launchers {','.join(arguments.launchers)} --jobs {arguments.jobs}"])
 
 
@@ -93,6 +96,8 @@ def _is_wanted(case: Case, only: Sequence[str] | None) -> bool:
 def choose_turns(arguments: argparse.Namespace) -> list[Turn]:
     """Every case wanted, the longest first, else in an order that the seed shuffles."""
     launchers = [launcher for launcher in LAUNCHERS if launcher.name in arguments.launchers]
+    if arguments.hour:
+        return [Turn(HOUR, BY_NAME["guardrun"], 0, arguments.seed)]
     turns = [
         Turn(case, launcher, repeat, arguments.seed)
         for repeat in range(arguments.repeat)

@@ -204,7 +204,7 @@ def test_results_outlive_an_interruption(tmp_path: Path) -> None:
 
 
 def test_turns_are_the_same_for_a_seed_and_steps_for_all_launchers() -> None:
-    arguments = argparse.Namespace(repeat=2, seed=3, only=["s*"], launchers=["guardrun", "torchrun"])
+    arguments = argparse.Namespace(repeat=2, seed=3, only=["s*"], launchers=["guardrun", "torchrun"], hour=False)
     turns = choose_turns(arguments)
     assert turns == choose_turns(arguments)
     assert {turn.case.name[0] for turn in turns} == {"s"}

@@ -1,5 +1,6 @@
-"""What the script is made to suffer, by its environment: GYM_CASE in the ranks GYM_RANKS, from step GYM_STEP on, once
-an attempt; in attempt 0, or in all where GYM_EVERY is set. GYM_SECONDS is how long what ends takes.
+"""What the script is made to suffer, by GYM_PLAN: `NAME@STEP:RANKS:SECONDS:ATTEMPTS`, several separated by commas; in
+these ranks (`0+1`), once an attempt, at the first chance from that step on; ATTEMPTS is `first` or `every`; SECONDS is
+how long what ends takes.
 
 The comment `# here: NAME` marks the line that a good verdict names.
 """
@@ -22,54 +23,86 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gym.scripts.diary import ATTEMPT, RANK, note
 
-CASE = os.environ.get("GYM_CASE", "")
-STEP = int(os.environ.get("GYM_STEP", "0"))
-SECONDS = float(os.environ.get("GYM_SECONDS", "0"))
-RANKS = {int(number) for number in os.environ.get("GYM_RANKS", "").split(",") if number}
-IS_MEANT = RANK in RANKS and (ATTEMPT == 0 or bool(os.environ.get("GYM_EVERY")))
-_done: set[str] = set()
+SECONDS = 0.0
+"""Of what happens now."""
+
+
+@dataclass
+class Planting:
+    """One item of the plan."""
+
+    name: str
+    step: int
+    ranks: frozenset[int]
+    seconds: float
+    every_attempt: bool
+    is_done: bool = False
+
+    @property
+    def is_meant(self) -> bool:
+        """Say whether it is for this rank and attempt."""
+        return RANK in self.ranks and (self.every_attempt or ATTEMPT == 0)
+
+
+def parse_plan(text: str) -> list[Planting]:
+    """Raises ValueError where it is no plan."""
+    plan = []
+    for item in filter(None, text.split(",")):
+        what, ranks, seconds, attempts = item.split(":")
+        name, step = what.split("@")
+        numbers = frozenset(int(number) for number in ranks.split("+"))
+        plan.append(Planting(name, int(step), numbers, float(seconds), attempts == "every"))
+    return plan
+
+
+PLAN = parse_plan(os.environ.get("GYM_PLAN", ""))
+
+
+def find(name: str) -> Planting | None:
+    """The first of that name that is still to come in this attempt, whatever the rank."""
+    return next((p for p in PLAN if p.name == name and not p.is_done and (p.every_attempt or ATTEMPT == 0)), None)
 
 
 def is_due(name: str, step: int) -> bool:
-    """Say whether it is to happen here and now; true only once in a process."""
-    if name != CASE or not IS_MEANT or step < STEP or name in _done:
+    """Say whether it is to happen here and now; true once for each planting."""
+    global SECONDS
+    due = next((p for p in PLAN if p.name == name and p.is_meant and not p.is_done and step >= p.step), None)
+    if due is None:
         return False
-    _done.add(name)
+    due.is_done = True
+    SECONDS = due.seconds
     note("planted", step)
     return True
 
 
-def is_due_each(name: str, step: int) -> bool:
-    """The same for what happens in every step from GYM_STEP on."""
-    if name != CASE or not IS_MEANT or step < STEP:
+def is_going_on(name: str, step: int) -> bool:
+    """The same for what happens in every step from its own on."""
+    global SECONDS
+    going_on = next((p for p in PLAN if p.name == name and p.is_meant and step >= p.step), None)
+    if going_on is None:
         return False
-    if name not in _done:
-        _done.add(name)
+    SECONDS = going_on.seconds
+    if not going_on.is_done:
+        going_on.is_done = True
         note("planted", step)
     return True
 
 
 def suffer(place: str, step: int) -> None:
     """Have happen what is due at this place of the script."""
-    where, what = PLACES.get(CASE, ("", _nothing))
-    if where == place and is_due(CASE, step):
-        what()
-
-
-def suffer_each(place: str, step: int) -> None:
-    """The same for what happens in every step."""
-    where, what = EACH_STEP.get(CASE, ("", _nothing))
-    if where == place and is_due_each(CASE, step):
-        what()
-
-
-def _nothing() -> None:
-    """No case of this place."""
+    for name in {planting.name for planting in PLAN}:
+        where, what = PLACES.get(name, ("", None))
+        if what is not None and where == place and is_due(name, step):
+            what()
+        where, what = EACH_STEP.get(name, ("", None))
+        if what is not None and where == place and is_going_on(name, step):
+            what()
 
 
 # Hangs
@@ -197,11 +230,11 @@ def read_shard() -> None:
     time.sleep(3600)  # here: worker_sleep
 
 
-_forked_lock = threading.Lock()
+forked_lock = threading.Lock()
 
 
 def log_sample() -> None:
-    _forked_lock.acquire()  # here: worker_lock
+    forked_lock.acquire()  # here: worker_lock
 
 
 # Crashes
@@ -383,7 +416,7 @@ def slow_down() -> None:
     time.sleep(min(SECONDS, 0.05 * 1.33**_steps_slowed))
 
 
-PLACES: dict[str, tuple[str, Callable[[], object]]] = {
+PLACES: dict[str, tuple[str, Callable[[], object] | None]] = {
     "sleep": ("data", fetch_vocabulary_update),
     "lock": ("data", update_statistics),
     "socket": ("data", ask_feature_store),
@@ -438,7 +471,7 @@ PLACES: dict[str, tuple[str, Callable[[], object]]] = {
 }
 """What happens once: where in train.py, and what. What needs the training's own objects is in train.py itself."""
 
-EACH_STEP: dict[str, tuple[str, Callable[[], object]]] = {
+EACH_STEP: dict[str, tuple[str, Callable[[], object] | None]] = {
     "slower_steps": ("data", slow_down),
     "uneven": ("data", pause),
     "slow_workers": ("item", pause),

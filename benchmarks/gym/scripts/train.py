@@ -3,13 +3,13 @@
 Comments that begin with [heartbeats] are what NVIDIA's ft_launcher needs; the gym uncomments them in its copy.
 """
 
-from benchmarks.gym.scripts.diary import ATTEMPT, RANK, note
+from benchmarks.gym.scripts.diary import RANK, note
 
 note("first")
 
 from benchmarks.gym.scripts import planted  # noqa: E402
 
-planted.suffer("start", planted.STEP)
+planted.suffer("start", 0)
 
 import contextlib  # noqa: E402
 import os  # noqa: E402
@@ -160,7 +160,6 @@ class Samples(torch.utils.data.Dataset[Any]):  # type: ignore[misc]  # mypy skip
     def __getitem__(self, number: int) -> torch.Tensor:
         step = self.start + number + 1
         planted.suffer("item", step)
-        planted.suffer_each("item", step)
         return torch.randn(8, WIDTH)
 
 
@@ -169,8 +168,9 @@ def batches(start: int) -> Iterator[torch.Tensor]:
     if LAYOUT != "loader":
         while True:
             yield torch.randn(8, WIDTH)
-    lock = planted._forked_lock if planted.CASE == "worker_lock" and planted.IS_MEANT else contextlib.nullcontext()
-    with lock:  # held while the workers are forked: what a logging thread may well do
+    locks = planted.find("worker_lock")
+    # Held while the workers are forked: what a logging thread may well do.
+    with planted.forked_lock if locks and locks.is_meant else contextlib.nullcontext():
         loader = iter(torch.utils.data.DataLoader(Samples(start), batch_size=None, num_workers=2))
     yield from loader
 
@@ -178,9 +178,10 @@ def batches(start: int) -> Iterator[torch.Tensor]:
 def share_loss(loss: torch.Tensor, step: int) -> float:
     """The mean over all ranks, as most scripts log it."""
     mean = loss.reshape(1).clone()
+    shapes = planted.find("other_shape")
     if planted.is_due("other_shape", step):
         dist.all_gather([torch.zeros(3) for _ in range(dist.get_world_size())], torch.zeros(3))  # here: other_shape
-    elif planted.CASE == "other_shape" and step == planted.STEP and ATTEMPT == 0:
+    elif shapes and step == shapes.step:
         dist.all_gather([torch.zeros(9) for _ in range(dist.get_world_size())], torch.zeros(9))
     if planted.is_due("broadcast", step):
         dist.broadcast(mean, src=0)  # here: broadcast
@@ -194,7 +195,8 @@ def evaluate(trained: Any, step: int) -> None:
     """Rank 0 evaluates, the others wait."""
     if RANK == 0:
         planted.suffer("eval", step)
-        seconds = planted.SECONDS if any(planted.is_due(name, step) for name in ("long_eval", "fsdp_eval")) else 0.0
+        is_long = planted.is_due("long_eval", step) or planted.is_due("fsdp_eval", step)
+        seconds = planted.SECONDS if is_long else 0.0
         judge = [torch.nn.Linear(256, 256), torch.nn.LayerNorm(256), torch.nn.TransformerEncoderLayer(256, 4)]
         end_s, turn = time.monotonic() + seconds, 0
         with torch.no_grad():
@@ -225,7 +227,7 @@ def newest() -> str:
 def load(trained: Any) -> int:
     """Resume where there is something to resume from; the step from which to go on."""
     path = os.environ.get("GUARDRUN_RESUME_FROM") or newest()
-    if planted.is_due("long_load", planted.STEP):
+    if planted.is_due("long_load", 0):
         with open("/dev/zero", "rb") as source, open(f"staged-{RANK}.bin", "wb") as target:
             end_s = time.monotonic() + planted.SECONDS
             while time.monotonic() < end_s:
@@ -247,20 +249,19 @@ def beat() -> None:
 def main() -> None:
     torch.manual_seed(RANK)
     torch.set_num_threads(1)
-    if planted.CASE == "sigterm_deaf" and RANK == 0:
+    if planted.find("sigterm_deaf") and RANK == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.init_process_group("gloo")
     trained: Any = {"fsdp": Shards, "groups": Grid}.get(LAYOUT, Replicas)()
     start = load(trained)
     note("resumed", start)
-    if planted.CASE == "new_group" and ATTEMPT == 0 and not planted.is_due("new_group", planted.STEP):
+    if planted.find("new_group") and not planted.is_due("new_group", 0):
         dist.new_group([0, 1])  # here: new_group
     source = batches(start)
     for step in range(start + 1, STEPS + 1):
         time.sleep(STEP_S)
         planted.suffer("data", step)
-        planted.suffer_each("data", step)
-        if step == start + 1 and planted.is_due("first_step", planted.STEP):
+        if step == start + 1 and planted.is_due("first_step", 0):
             planted.build_index()
         if planted.is_due("fsdp_uneven", step):
             dist.barrier()  # here: fsdp_uneven
