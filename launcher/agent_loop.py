@@ -62,7 +62,7 @@ class AgentLoop(Loop):
         """The agent begins; its attempts are told as they are found."""
         if self.attempt is None:
             self.checkpoint, self._starts = order.checkpoint, 1
-            self.attempt, self.is_over = self.starter.start(order.attempt, order.checkpoint), False
+            self.attempt, self.is_over = self.starter.start(order.attempt, order.checkpoint, False), False
 
     def _note_exits(self, now_s: float) -> None:
         attempt = self.attempt

@@ -14,10 +14,12 @@ import torch
 import guardrun
 from guardrun.hooks.board import board_name, create_board
 from guardrun.launcher.attempt import LocalAttempt, watch_context
+from guardrun.launcher.detail import survives_detail
 from guardrun.launcher.elastic import Elastic
 from guardrun.launcher.environment import DEBUG, Subject, rank_defaults
 from guardrun.launcher.opening import OpenRun
 from guardrun.launcher.proc import TOKEN_VARIABLE
+from guardrun.launcher.saying import say
 from guardrun.launcher.signals import Signals
 from guardrun.launcher.sockets import ensure_socket_folder
 from guardrun.supervisor.config import Config, fill_placeholders
@@ -116,6 +118,17 @@ def _change_environment(changes: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
+def _detail() -> dict[str, str | None]:
+    """DETAIL for one attempt, where this torch survives it; either way it is said."""
+    if not survives_detail():
+        say(
+            f"without {DEBUG}=DETAIL, which would compare collectives: torch {torch.__version__}'s DDP crashes under it"
+        )
+        return {}
+    say(f"this attempt alone with {DEBUG}=DETAIL: torch compares the collectives of all ranks")
+    return {DEBUG: "DETAIL"}
+
+
 @dataclass
 class Starter:
     """Starts attempts in this process."""
@@ -136,7 +149,7 @@ class Starter:
         arguments = plan.arguments + resume_arguments(self.config.checkpoint.resume_args, checkpoint)
         changes = run_environment(self.run, self.config, number, checkpoint)
         if is_detailed and DEBUG in changes:
-            changes[DEBUG] = "DETAIL"
+            changes |= _detail()
         self.signals.replace_torch_handler()
         try:
             with environment(changes):

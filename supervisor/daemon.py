@@ -37,6 +37,7 @@ from guardrun.supervisor.pace import Pace
 from guardrun.supervisor.performer import Performer, open_chooser
 from guardrun.supervisor.printable import encode_msgpack
 from guardrun.supervisor.rundir import RunFile
+from guardrun.supervisor.scribe import Scribe
 from guardrun.supervisor.terminal import Terminal
 from guardrun.supervisor.timeline import Timeline
 
@@ -51,8 +52,9 @@ WORKERS = 3
 class Daemon:
     """Runs until the run is over, or its launcher is gone."""
 
-    def __init__(self, run_dir: Path, run: RunFile) -> None:
+    def __init__(self, run_dir: Path, run: RunFile, scribe: Scribe) -> None:
         self.run_dir = run_dir
+        self.scribe = scribe
         self.run_file = run
         self.clock = EngineClock(run.clock_base_s, run.clock_mono_s)
         self.sockets = Path(run.socket_dir)
@@ -334,9 +336,9 @@ class Daemon:
         try:
             engine, result = recover(self.run_dir, self.timeline.feed)
         except OSError:
-            return Engine(), Journal(self.run_dir)
+            return Engine(), Journal(self.run_dir, scribe=self.scribe)
         log.info("recovered", events=result.events, phase=engine.state.phase.value, trouble=result.mismatches[:5])
-        return engine, Journal(self.run_dir, result.last_number + 1)
+        return engine, Journal(self.run_dir, result.last_number + 1, scribe=self.scribe)
 
     def _skipped(self, gap_s: float) -> None:
         log.warning("time_skipped", gap_s=round(gap_s, 1))

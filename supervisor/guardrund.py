@@ -15,6 +15,7 @@ from guardrun.supervisor.daemon import Daemon
 from guardrun.supervisor.descriptors import hold_standard_descriptors
 from guardrun.supervisor.log import set_up_log
 from guardrun.supervisor.rundir import read_run_file
+from guardrun.supervisor.scribe import Scribe
 
 LOG_NAME = "guardrun.log"
 USAGE = "guardrund: started by guardrun, which gives it a run directory on standard input\n"
@@ -38,15 +39,16 @@ def main(argv: list[str] | None = None) -> int:
     if not line:
         return 0
     run_dir = Path(os.fsdecode(line))
-    log_file = set_up_log(run_dir / LOG_NAME)
+    scribe = Scribe()
+    log_file = set_up_log(run_dir / LOG_NAME, scribe)
     try:
-        daemon = Daemon(run_dir, read_run_file(run_dir))
+        daemon = Daemon(run_dir, read_run_file(run_dir), scribe)
         try:
             daemon.run()
         finally:
             daemon.close()
     finally:
-        if log_file is not None:
+        if scribe.close() and log_file is not None:
             log_file.close()
     return 0
 

@@ -20,6 +20,7 @@ from guardrun.supervisor.core.actions import Action
 from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.events import Event
 from guardrun.supervisor.printable import encode_json
+from guardrun.supervisor.scribe import Scribe
 
 NAME = "events.jsonl"
 ROTATE_BYTES = 32 * 1024 * 1024
@@ -45,14 +46,24 @@ _ENCODER = msgspec.json.Encoder()
 class Journal:
     """Appends to a run's journal. What cannot be written is dropped and counted: training goes on."""
 
-    def __init__(self, run_dir: Path, next_number: int = 0, rotate_bytes: int = ROTATE_BYTES) -> None:
+    def __init__(
+        self, run_dir: Path, next_number: int = 0, rotate_bytes: int = ROTATE_BYTES, scribe: Scribe | None = None
+    ) -> None:
+        """scribe: who writes; None: whoever calls."""
         self._path = run_dir / NAME
         self._number = next_number
         self._rotate_bytes = rotate_bytes
+        self._scribe = scribe
         self._file: io.FileIO | None = None
-        self.trouble = ""
-        """Why the last write failed; empty while all is well."""
+        self._size_bytes = 0
+        self._trouble = ""
         self.dropped = 0
+
+    @property
+    def trouble(self) -> str:
+        """Why the last write failed, or is not done yet; empty while all is well."""
+        is_stuck = self._scribe is not None and self._scribe.is_stuck
+        return "its file system does not answer" if is_stuck else self._trouble
 
     def append(self, event: Event, actions: list[Action], now_s: float) -> None:
         """Note what an event caused. Never raises."""
@@ -64,10 +75,16 @@ class Journal:
 
     def rotate_if_large(self, engine: Engine) -> None:
         """Begin a new file with a snapshot where this one has grown past the limit. Never raises."""
-        if self._file is None or self._file.tell() < self._rotate_bytes:
+        if self._size_bytes < self._rotate_bytes:
             return
+        snapshot = msgspec.json.decode(engine.snapshot())
+        line = Line(n=self._number, t=engine.last_s, wall=_wall(), snapshot=snapshot)
+        self._number += 1
+        self._do(lambda: self._rotate(line))
+
+    def _rotate(self, first: Line) -> None:
         try:
-            self.close()
+            self._close()
             for index in range(KEEP - 1, 0, -1):
                 older = self._path.with_name(f"{NAME}.{index}")
                 if older.exists():
@@ -75,19 +92,30 @@ class Journal:
             self._path.replace(self._path.with_name(f"{NAME}.1"))
             self._path.with_name(f"{NAME}.{KEEP}").unlink(missing_ok=True)
         except OSError as error:
-            self.trouble = str(error)
+            self._trouble = str(error)
             return
-        snapshot = msgspec.json.decode(engine.snapshot())
-        self._write(Line(n=self._number, t=engine.last_s, wall=_wall(), snapshot=snapshot))
+        self._append(encode_json(first) + b"\n")
 
     def close(self) -> None:
+        self._do(self._close)
+
+    def _close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
+    def _do(self, work: Callable[[], None]) -> None:
+        if self._scribe is None:
+            work()
+        else:
+            self._scribe.do(work)
+
     def _write(self, line: Line) -> None:
         data = encode_json(line) + b"\n"
         self._number += 1
+        self._do(lambda: self._append(data))
+
+    def _append(self, data: bytes) -> None:
         try:
             if self._file is None:
                 self._file = io.FileIO(self._path, "ab")
@@ -97,10 +125,11 @@ class Journal:
                 # A full disk took a part: the next line must not be glued to it.
                 self._file.write(b"\n")
                 raise OSError(28, "No space left on device")
-            self.trouble = ""
+            self._size_bytes = self._file.tell()
+            self._trouble = ""
         except OSError as error:
             self.dropped += 1
-            self.trouble = str(error)
+            self._trouble = str(error)
 
     def _end_torn_line(self) -> None:
         """A supervisor killed while it wrote leaves a torn line; ours must not be glued to it."""

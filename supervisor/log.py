@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from guardrun.supervisor.scribe import Scribe
+
 _had_rich = "rich" in sys.modules
 if not _had_rich:
     sys.modules["rich"] = None  # type: ignore[assignment]  # makes `import rich` raise ImportError, as documented
@@ -24,23 +26,27 @@ log: Any = structlog.get_logger()
 
 
 class QuietFile:
-    """A log file whose disk may fill up: what can't be written is dropped."""
+    """A log file whose disk may fill up, or not answer: what can't be written is dropped."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises OSError where it can't be opened."""
+    def __init__(self, path: Path, scribe: Scribe | None) -> None:
+        """scribe: who writes; None: whoever calls. Raises OSError where it can't be opened."""
         self._file = path.open("a", buffering=1, encoding="utf-8", errors="replace")
+        self._scribe = scribe
 
     def write(self, text: str) -> None:
+        if self._scribe is None:
+            self._write(text)
+        else:
+            self._scribe.put(lambda: self._write(text))
+
+    def _write(self, text: str) -> None:
         try:
-            self._file.write(text)
-        except OSError:
+            self._file.write(text)  # a line at a time, which its buffering writes out
+        except (OSError, ValueError):
             pass
 
     def flush(self) -> None:
-        try:
-            self._file.flush()
-        except OSError:
-            pass
+        """Nothing: each line has been written."""
 
     def close(self) -> None:
         try:
@@ -49,10 +55,10 @@ class QuietFile:
             pass
 
 
-def set_up_log(path: Path) -> QuietFile | None:
-    """Log JSON lines to a file; to nowhere, and None, where it can't be opened."""
+def set_up_log(path: Path, scribe: Scribe | None = None) -> QuietFile | None:
+    """Log JSON lines to a file; to nowhere, and None, where it can't be opened. scribe: who writes."""
     try:
-        log_file = QuietFile(path)
+        log_file = QuietFile(path, scribe)
     except OSError:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL + 1))
         return None

@@ -134,7 +134,7 @@ class Performer:
     def _look(self, action: ac.TakeLook) -> None:
         daemon = self._daemon
         name = f"{action.attempt}-{action.look:04d}"
-        self._prune_looks()
+        daemon.scribe.put(self._prune_looks)
         ranks, boards = list(daemon.desk.ranks.values()), dict(daemon.sampler.boards)
         folders = self._folders()
 
@@ -147,6 +147,7 @@ class Performer:
                 sockets_dir=daemon.sockets,
                 folder=daemon.run_dir / "looks" / name,
                 folders=folders,
+                write=daemon.scribe.put,
             )
             return ev.LookTaken(
                 look=action.look,
@@ -218,17 +219,21 @@ class Performer:
 
     def _write_incident(self, action: ac.WriteIncident) -> None:
         daemon = self._daemon
-        try:
-            folder = write_incident(
-                daemon.run_dir, action.incident, daemon.run_file, self._wall, timeline=daemon.timeline
-            )
-        except (OSError, ValueError) as error:
-            log.error("incident_not_written", incident=action.incident.id, error=str(error))
-            daemon.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")
-            return
-        if action.is_new:
-            daemon.terminal.say(f"report: {folder / 'report.html'}", "info")
-            self._notify(folder / "incident.json")
+
+        def work() -> None:
+            try:
+                folder = write_incident(
+                    daemon.run_dir, action.incident, daemon.run_file, self._wall, timeline=daemon.timeline
+                )
+            except (OSError, ValueError) as error:
+                log.error("incident_not_written", incident=action.incident.id, error=str(error))
+                daemon.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")
+                return
+            if action.is_new:
+                daemon.terminal.say(f"report: {folder / 'report.html'}", "info")
+                self._notify(folder / "incident.json")
+
+        daemon.scribe.do(work)
 
     def _wall(self, at_s: float) -> float:
         """Wall time, seconds since the epoch, of a time of the engine's."""
@@ -252,7 +257,7 @@ class Performer:
         except OSError as error:
             self._daemon.terminal.say(f"[notify] command could not be run: {error}", "warn")
             return
-        self._notified.append(process)
+        self._daemon.post(lambda: self._notified.append(process))
 
     def _say(self, action: ac.Say) -> None:
         log.info("said", text=action.text, level=action.level)
@@ -260,10 +265,14 @@ class Performer:
 
     def _finish(self, action: ac.FinishRun) -> None:
         daemon = self._daemon
-        try:
-            write_summary(daemon.run_dir, action.summary, daemon.run_file, self._wall)
-        except (OSError, ValueError) as error:
-            daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
+
+        def work() -> None:
+            try:
+                write_summary(daemon.run_dir, action.summary, daemon.run_file, self._wall)
+            except (OSError, ValueError) as error:
+                daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
+
+        daemon.scribe.do(work)
         daemon.send(wire.Finish(exit_code=action.exit_code))
         daemon.is_over = True
 

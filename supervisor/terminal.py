@@ -29,13 +29,15 @@ class Terminal:
         self._fd = fd
         self._has_colour = os.isatty(fd) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         self._queue: queue.Queue[str | None] = queue.Queue(_MAX_WAITING)
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def say(self, text: str, level: str = "info") -> None:
-        """Say one line; dropped where 200 are already waiting."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._write, name="guardrun-terminal", daemon=True)
-            self._thread.start()
+        """Say one line; dropped where 200 are already waiting. Any thread may."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write, name="guardrun-terminal", daemon=True)
+                self._thread.start()
         try:
             self._queue.put_nowait(format_line(text, level, has_colour=self._has_colour))
         except queue.Full:

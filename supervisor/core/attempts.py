@@ -44,8 +44,6 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
             if event.checkpoint
             else "no whole checkpoint, so from the beginning"
         )
-        if state.is_detailed:
-            where += "; this attempt alone with TORCH_DISTRIBUTED_DEBUG=DETAIL, so that torch compares collectives"
         actions.append(Say(text=f"starting attempt {state.next_attempt}: {where}", level="info"))
     state.phase = Phase.STARTING
     state.ordered_s = now_s

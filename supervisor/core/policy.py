@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.core.actions import Action, Say
+from typing import Any
+
+from guardrun.supervisor.core.actions import Action, Incident, Say
+from guardrun.supervisor.core.advice import advice_for, data_words
 from guardrun.supervisor.core.crash import why_repeated
 from guardrun.supervisor.core.endings import finish, record_attempt
 from guardrun.supervisor.core.incidents import change
 from guardrun.supervisor.core.ledger import STARTING
 from guardrun.supervisor.core.orders import choose
-from guardrun.supervisor.core.sentences import ADVICE
 from guardrun.supervisor.core.state import State, attempt_of
+
+MAX_STOPS = 20
+_DATA = ("batch", "epoch", "indices")
 
 
 def go_on(state: State, now_s: float) -> list[Action]:
@@ -18,7 +23,8 @@ def go_on(state: State, now_s: float) -> list[Action]:
     if attempt.ended_s is None or not state.verdict_incident:
         return []
     incident = state.incidents[state.verdict_incident]
-    reason, poison = _why_not(state)
+    has_died_of_detail = state.is_detailed and not attempt.has_progress and incident.cause != "collective_mismatch"
+    reason, poison = ("", False) if has_died_of_detail and state.settings.act else _why_not(state)
     attempt.incident_id = incident.id
     record_attempt(state, incident.cause)
     state.verdict_incident = ""
@@ -30,10 +36,13 @@ def go_on(state: State, now_s: float) -> list[Action]:
             actions.append(Say(text=f"giving up: {reason}", level="bad"))
         outcome = "gave_up" if state.settings.act else "failed"
         return actions + finish(state, outcome, state.exit_code or 1, reason, now_s)
-    state.restarts += 1
+    if has_died_of_detail:
+        state.is_detail_bad = True  # not training's own failure: it costs no budget, and is not tried again
+    else:
+        state.restarts += 1
     state.next_attempt = attempt.number + 1
     state.resuming_incident = incident.id
-    state.is_detailed = incident.cause == "collective_mismatch"
+    state.is_detailed = incident.cause == "collective_mismatch" and not state.is_detailed and not state.is_detail_bad
     state.ledger.switch(STARTING, now_s)
     return [change(state, incident.id, action="restart"), *choose(state, now_s)]
 
@@ -51,6 +60,9 @@ def _why_not(state: State) -> tuple[str, bool]:
             state.same_step = 0
         else:
             state.same_step += 1
+    state.stops = [*(state.stops if is_same_step else []), _stop(attempt.number, attempt.step, incident)][-MAX_STOPS:]
+    if incident.evidence.get("checkpoint") and not incident.evidence.get("loaded_again"):
+        is_same = False  # another checkpoint is taken the next time
     state.last_error_key, state.last_stop_step = key, attempt.step
     if not state.settings.act:
         return "[policy] act = false", False
@@ -69,6 +81,13 @@ def _why_not(state: State) -> tuple[str, bool]:
     return "", False
 
 
+def _stop(attempt: int, step: int, incident: Incident) -> dict[str, Any]:
+    """One attempt's end, for the day when the same step has ended several: with the batch, where the rank told it."""
+    data = incident.evidence.get("data")
+    told = {key: data[key] for key in _DATA if key in data} if isinstance(data, dict) else {}
+    return {"attempt": attempt, "step": step, "incident": incident.id, "cause": incident.cause, **told}
+
+
 def _used_up(max_restarts: int) -> str:
     few = {0: "no restart is allowed (max_restarts is 0)", 1: "the only restart is used up"}
     return few.get(max_restarts, f"all {max_restarts} restarts are used up")
@@ -82,10 +101,13 @@ def _poison(state: State, incident_id: str) -> Action:
         "own_kind": incident.kind,
         "own_cause": incident.cause,
         "own_summary": incident.summary,
+        "stops": state.stops,
     }
+    data = data_words(state.stops[-1]) if state.stops else ""
+    at = f" at {data}" if data else ""
     summary = (
         f"Step {attempt_of(state).step} has stopped the run {state.same_step + 1} times in a row, "
-        f"the last time so: {incident.summary}"
+        f"the last time{at} so: {incident.summary}"
     )
     return change(
         state,
@@ -94,5 +116,5 @@ def _poison(state: State, incident_id: str) -> Action:
         cause="poison_step",
         summary=summary,
         evidence=evidence,
-        advice=ADVICE["poison_step"],
+        advice=advice_for("poison_step", evidence),
     )

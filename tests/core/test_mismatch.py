@@ -54,7 +54,11 @@ def look(
 
 def waits(told: Told, at_s: float, *ranks: int) -> None:
     """Ranks report that they have been in one collective since the last step."""
-    reports = [ev.RankReport(global_rank=r, progress=10, progress_s=2.0, step=10, waits_since_s=2.0) for r in ranks]
+    assert told.state.attempt is not None
+    step, since_s = told.state.attempt.step, told.state.attempt.progress_s
+    reports = [
+        ev.RankReport(global_rank=r, progress=step, progress_s=since_s, step=step, waits_since_s=since_s) for r in ranks
+    ]
     told.tell(ev.NodeReport(node="node-a", attempt=told.attempt, ranks=reports), at_s)
 
 
@@ -164,3 +168,25 @@ def test_the_attempt_after_a_mismatch_alone_is_detailed(told: Told) -> None:
     told.stopped()
     [start] = [action for action in told.chosen() if isinstance(action, ac.StartAttempt)]
     assert not start.is_detailed
+
+
+def test_an_attempt_that_dies_of_the_comparison_costs_nothing_and_is_the_last_of_its_kind(told: Told) -> None:
+    told.running(3, max_restarts=2)
+    for attempt in (0, 2):
+        waits(told, told.now_s + 2.5, 0, 1, 2)
+        look_until(told, in_call(), in_call("barrier", frame=ODD_LINE), in_call(), limit_s=told.now_s + 12.0)
+        told.stopped()
+        [start] = [action for action in told.chosen() if isinstance(action, ac.StartAttempt)]
+        assert start.is_detailed is (attempt == 0)
+        told.started(attempt + 1)
+        if attempt == 0:
+            told.exits(1, -11)
+            told.tick()
+            told.read()
+            told.stopped()
+            [start] = [action for action in told.chosen() if isinstance(action, ac.StartAttempt)]
+            assert not start.is_detailed
+            assert told.state.restarts == 1
+            told.started(2)
+            told.step(20, told.now_s + 1)
+    assert told.state.restarts == 2

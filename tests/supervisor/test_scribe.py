@@ -1,0 +1,85 @@
+"""Writing without ever hanging: in order and waited for while the disk answers, queued once it does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.journal import Journal, read_lines
+from guardrun.supervisor.scribe import Scribe
+
+
+@pytest.fixture
+def scribe() -> Iterator[Scribe]:
+    scribe = Scribe(patience_s=0.2, most=5)
+    yield scribe
+    assert scribe.close()
+
+
+def test_work_is_done_in_order_and_waited_for(scribe: Scribe) -> None:
+    done: list[int] = []
+    scribe.put(lambda: done.append(1))
+    assert scribe.do(lambda: done.append(2))
+    assert done == [1, 2]
+    assert not scribe.is_stuck
+
+
+def test_what_raises_costs_nothing_else(scribe: Scribe) -> None:
+    assert scribe.do(lambda: 1 // 0)
+    assert scribe.do(lambda: None)
+    assert scribe.dropped == 1
+
+
+def test_a_disk_that_does_not_answer_is_waited_for_once(scribe: Scribe) -> None:
+    answer, done = threading.Event(), []
+    assert not scribe.do(answer.wait)
+    assert scribe.is_stuck
+    began = time.monotonic()
+    for number in range(100):
+        assert not scribe.do(lambda number=number: done.append(number))  # type: ignore[misc]
+    assert time.monotonic() - began < 0.2, "nobody waits for it again"
+    assert scribe.dropped == 95, "what waits is bounded"
+    answer.set()
+    while scribe.is_stuck:
+        time.sleep(0.001)
+    assert scribe.do(lambda: done.append(-1))
+    assert done == [0, 1, 2, 3, 4, -1]
+
+
+def test_a_journal_on_a_dead_file_system_holds_nobody_and_loses_nothing(scribe: Scribe, tmp_path: Path) -> None:
+    journal, answer = Journal(tmp_path, scribe=scribe), threading.Event()
+    assert not scribe.do(answer.wait)
+    began = time.monotonic()
+    for number in range(3):
+        journal.append(ev.Ticked(), [], float(number))
+    assert time.monotonic() - began < 0.2
+    assert "does not answer" in journal.trouble
+    answer.set()
+    while scribe.is_stuck:
+        time.sleep(0.001)
+    journal.close()
+    assert [line.n for line in read_lines(tmp_path) if line] == [0, 1, 2]
+    assert journal.trouble == ""
+
+
+def test_a_journal_is_written_when_append_returns(scribe: Scribe, tmp_path: Path) -> None:
+    journal = Journal(tmp_path, scribe=scribe)
+    journal.append(ev.Ticked(), [], 1.0)
+    assert [line.t for line in read_lines(tmp_path) if line] == [1.0]
+    journal.close()
+
+
+def test_an_end_does_not_wait_for_a_dead_disk() -> None:
+    answer = threading.Event()
+    scribe = Scribe(patience_s=0.1)
+    assert not scribe.do(answer.wait)
+    began = time.monotonic()
+    assert not scribe.close()
+    assert time.monotonic() - began < 1.0
+    answer.set()
+    scribe._thread.join(5)
