@@ -7,6 +7,7 @@ The comment `# here: NAME` marks the line that a good verdict names.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import itertools
@@ -174,8 +175,8 @@ def drain_stream() -> None:
 
 def wait_for_flag() -> None:
     polls = 0
-    while not os.environ.get("FLAG_THAT_NOBODY_SETS"):
-        polls += 1  # here: spin
+    while not os.environ.get("FLAG_THAT_NOBODY_SETS"):  # here: spin
+        polls += 1
 
 
 class _Endless:
@@ -187,7 +188,16 @@ class _Endless:
 
 
 def copy_shard() -> None:
-    shutil.copyfileobj(_Endless(), _Endless())  # here: spin_library
+    shutil.copyfileobj(_Endless(), _Endless())  # here: spin_copy
+
+
+async def _poll_flag() -> None:
+    while not os.environ.get("FLAG_THAT_NOBODY_SETS"):  # here: spin_asyncio
+        await asyncio.sleep(0)
+
+
+def poll_flag() -> None:
+    asyncio.run(_poll_flag())
 
 
 def collect_garbage() -> None:
@@ -433,7 +443,8 @@ PLACES: dict[str, tuple[str, Callable[[], object] | None]] = {
     "gil": ("data", call_driver),
     "gil_loop": ("data", drain_stream),
     "spin": ("data", wait_for_flag),
-    "spin_library": ("data", copy_shard),
+    "spin_copy": ("data", copy_shard),
+    "spin_asyncio": ("data", poll_flag),
     "gc": ("data", collect_garbage),
     "early_exit": ("data", leave_early),
     "extra_barrier": ("data", extra_barrier),
