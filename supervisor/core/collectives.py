@@ -20,6 +20,7 @@ from collections.abc import Iterable
 import msgspec
 
 from guardrun.supervisor.core.calls import is_point_to_point, meet
+from guardrun.supervisor.core.frames import is_users, user_frame
 from guardrun.supervisor.core.looks import Call, Frame, GroupLook, RankLook
 from guardrun.supervisor.core.strays import Side, blamed
 
@@ -139,29 +140,37 @@ def _waits(looks: list[RankLook], groups: dict[str, _Group]) -> dict[int, Wait]:
         for told in look.groups:
             call = pending(told)
             if call is not None:
-                mine.append((call.at_s, _wait(look.global_rank, call, groups[key_of(told)])))
+                mine.append((call.at_s, _wait(look, call, groups[key_of(told)])))
         if mine:
             lacking = [pair for pair in mine if pair[1].waits_for]
             waits[look.global_rank] = min(lacking or mine, key=lambda pair: pair[0])[1]
     return waits
 
 
-def _wait(rank: int, call: Call, group: _Group) -> Wait:
+def _wait(look: RankLook, call: Call, group: _Group) -> Wait:
     if is_point_to_point(call):
         waits_for, unseen = ([call.peer] if call.peer >= 0 else []), []
     else:
         waits_for = sorted(m for m in group.members if group.issued.get(m, call.seq) < call.seq)
         unseen = sorted(group.members - group.issued.keys())
     return Wait(
-        ranks=[rank],
+        ranks=[look.global_rank],
         waits_for=waits_for,
         unseen=unseen,
         group=group.name,
         desc=group.desc,
         seq=call.seq,
         op=call.op,
-        frame=call.frame,
+        frame=call.frame or _place(look),
     )
+
+
+def _place(look: RankLook) -> Frame | None:
+    """Where a rank is in the user's code: what stands for the line of a call that torch itself has issued (DDP's)."""
+    threads = look.process.threads
+    stack = next((t.frames for t in threads if t.is_main), threads[0].frames if threads else [])
+    frame = user_frame(stack)
+    return frame if frame is not None and is_users(frame) else None
 
 
 def _merged(waits: dict[int, Wait]) -> list[Wait]:
@@ -203,8 +212,19 @@ def _by_sides(groups: dict[str, _Group], looks: list[RankLook]) -> Mismatch | No
             sides = _sides(group, seq)
             if len(sides) > 1 and any(_is_held(group, side, seq) for side in sides):
                 culprits, why = blamed(sides, looks)
-                return Mismatch(form=SIDES, sides=sides, culprits=culprits, why=why)
+                return Mismatch(form=SIDES, sides=_placed(sides, looks), culprits=culprits, why=why)
     return None
+
+
+def _placed(sides: list[Side], looks: list[RankLook]) -> list[Side]:
+    """The same, with a place for each call that is under way and tells none itself."""
+    by_rank = {look.global_rank: look for look in looks}
+    return [
+        msgspec.structs.replace(side, call=msgspec.structs.replace(side.call, frame=_place(by_rank[side.ranks[0]])))
+        if side.call.frame is None and side.call.state != "completed"
+        else side
+        for side in sides
+    ]
 
 
 def _is_held(group: _Group, side: Side, seq: int) -> bool:
