@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks.docs import write_docs
 from benchmarks.item import Bench, CannotMeasure, Effort, Item
 from benchmarks.items.engine import EngineItem
+from benchmarks.items.gc_policy import GcPolicyItem
 from benchmarks.items.hang import HangItem
 from benchmarks.items.kill import KillItem
 from benchmarks.items.socket_desk import SocketItem
@@ -35,6 +36,7 @@ ITEMS: tuple[Item, ...] = (
     StartupItem(),
     ThroughputItem(),
     StepHookItem(),
+    GcPolicyItem(),
     SupervisorCostItem(),
     KillItem(),
     HangItem(),

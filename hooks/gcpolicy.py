@@ -3,7 +3,8 @@
 An automatic collection comes when a process has allocated enough, so each rank pays at a step of its own, and every
 rank that shares a collective with it pays as well. Under this policy a rank collects after its first `warmup_steps`
 steps, sets aside all that is alive then (gc.freeze: the model, the modules, the dataset; a collection after it looks
-only at what has come since), turns automatic collection off, and collects every `every_steps` steps.
+only at what has come since), turns automatic collection off, and collects every `every_steps` steps: what is young, and
+each FULL_EVERY-th time all that is not frozen, so that what a script keeps is not looked at over and over.
 
 - Steps are counted as the board counts them: those of the optimizer that has done most, or the script's own step().
   All ranks count the same where they train in step; where one skips a step alone (a scaler that found an overflow on
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from guardrun.hooks.rank import Rank
 
 FREEZE = "freeze"
+FULL_EVERY = 10
+"""Of the collections at common steps, one so often is a full one. The others look at generations 0 and 1: what has been
+allocated since the last, and that is where a training step's garbage is."""
+_YOUNG, _FULL = 1, 2
 IDLE_NS = 10_000_000_000
 IDLE_STEPS = 3
 """A step may take longer than IDLE_NS: then so many times the last one."""
@@ -121,9 +126,10 @@ class Policy:
             if is_capturing():
                 self._due = self._steps + 1
                 return
-            self._collect()
             # Multiples of the interval: a collection that came early changes nothing about when all ranks collect.
-            self._due = self._steps - (self._steps - self._first) % self._every + self._every
+            intervals, early = divmod(self._steps - self._first, self._every)
+            self._collect(_FULL if not early and intervals % FULL_EVERY == 0 else _YOUNG)
+            self._due = self._steps - early + self._every
 
     def _take_over(self) -> None:
         why = self._whose()
@@ -133,7 +139,7 @@ class Policy:
         if is_capturing():
             self._due = self._steps + 1
             return
-        self._collect()
+        self._collect(_FULL)
         gc.freeze()
         gc.disable()
         self._is_ours = True
@@ -141,10 +147,10 @@ class Policy:
         self._due = self._steps + self._every
         self._rank.note("gc policy", f"followed from step {self._steps} on: {gc.get_freeze_count()} objects are frozen")
 
-    def _collect(self) -> None:
+    def _collect(self, generation: int) -> None:
         self._is_collecting = True
         try:
-            gc.collect()
+            gc.collect(generation)
         finally:
             self._is_collecting = False
 
