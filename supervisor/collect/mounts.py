@@ -54,6 +54,8 @@ _KERNELS_OWN = frozenset(
     )
 )
 """Types of file systems that hold no data and wait for nobody."""
+_REMOTE = ("nfs", "cifs", "smb", "ceph", "fuse", "lustre", "gpfs", "beegfs", "9p", "virtiofs", "afs", "gluster", "weka")
+"""How types of file systems begin whose answers come from somewhere else."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 # Follows each part of a path by itself and says where it is before it touches it: where the child does not come back,
@@ -109,6 +111,11 @@ class Mount(NamedTuple):
     def is_kernels_own(self) -> bool:
         """Whether it holds nobody's data, and so never waits."""
         return self.kind in _KERNELS_OWN
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its answers come from another machine, or another process."""
+        return self.kind.startswith(_REMOTE)
 
 
 class Room(NamedTuple):

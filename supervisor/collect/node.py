@@ -43,14 +43,19 @@ def read_readings(
 ) -> tuple[list[Reading], Answers]:
     """Read the node, and ask the file systems that these folders lie on and these processes have files on.
 
+    Where one of them is in uninterruptible wait it may be opening a file, which is not open yet: then all remote file
+    systems are asked.
     Takes some 30 ms, and timeout_s where a file system does not answer.
     """
     mounts = read_mounts() if mounts is None else mounts
+    table = table or ProcessTable.read()
     used = mounts_used_by(pids, mounts)
-    answers = ask(dict.fromkeys([*(os.path.abspath(folder) for folder in folders), *used]), timeout_s, mounts)
+    if any(pid in table.stats and table.stats[pid].state == "D" for pid in pids):
+        used += [mount.point for mount in mounts if mount.is_remote]
+    answers = ask(dict.fromkeys([*used, *(os.path.abspath(folder) for folder in folders)]), timeout_s, mounts)
     readings = [
         *read_system(),
-        *_waiting(table or ProcessTable.read()),
+        *_waiting(table),
         *read_cgroup(pids[0] if pids else os.getpid()),
         *of_mounts(answers, mounts),
     ]
@@ -132,7 +137,7 @@ def parse_pressure(what: str, text: str) -> list[Reading]:
 def _waiting(table: ProcessTable) -> list[Reading]:
     count = sum(1 for stat in table.stats.values() if stat.state == "D")
     return [
-        Reading(name="processes in uninterruptible wait", value=count, is_odd=count >= _ODD_WAITING),
+        Reading(name="processes in uninterruptible wait", value=float(count), is_odd=count >= _ODD_WAITING),
     ]
 
 
@@ -201,7 +206,9 @@ def of_mounts(answers: Answers, mounts: Sequence[Mount]) -> list[Reading]:
     """Room on each file system, once a mount; those that do not answer."""
     kinds = {mount.point: mount.kind for mount in mounts}
     readings = [
-        Reading(name=point, value=asked_s, unit="s", is_odd=True, note=f"has not answered ({kinds.get(point, '?')})")
+        Reading(
+            name=point, value=float(asked_s), unit="s", is_odd=True, note=f"has not answered ({kinds.get(point, '?')})"
+        )
         for point, asked_s in answers.dead.items()
     ]
     for room in {room.point: room for room in answers.rooms if room.total_bytes}.values():
