@@ -37,6 +37,10 @@ class Strings:
         self._numbers: dict[str, int] = {"": 0}
         words[Head.STRINGS] = 1
 
+    def close(self) -> None:
+        """Let go of the page."""
+        self._bytes = self._words = memoryview(b"")
+
     def intern(self, text: str) -> int:
         """The number of a string on the page; 0 where there is no room for it."""
         number = self._numbers.get(text)
@@ -91,17 +95,15 @@ class Places:
                     places.clear()
                 known = places[id(code)] = Place(code)
             if known.is_users:
-                return self._line(known, frame)
+                return known.lines.get(frame.f_lasti) or self._line(known, frame)
             if other is None and not known.is_torchs:
                 other = (known, frame)
             frame = frame.f_back
         return self._line(*other) if other is not None else 0
 
     def _line(self, known: Place, frame: Any) -> int:
-        place = known.lines.get(frame.f_lasti)
-        if place is None:
-            if known.packed < 0:
-                intern = self._strings.intern
-                known.packed = intern(known.code.co_filename) << 48 | intern(known.code.co_name) << 32
-            place = known.lines[frame.f_lasti] = known.packed | (frame.f_lineno or 0)
+        if known.packed < 0:
+            intern = self._strings.intern
+            known.packed = intern(known.code.co_filename) << 48 | intern(known.code.co_name) << 32
+        place = known.lines[frame.f_lasti] = known.packed | (frame.f_lineno or 0)
         return place

@@ -40,13 +40,15 @@ if TYPE_CHECKING:
 
 MAX_WORKS = 512
 """Handles that are remembered until they are waited for."""
+MAX_SHAPES = 1024
+"""Shapes that are remembered in the form that the page has them in."""
 MAX_BATCH = 8
 """Sends and receives of one batch that are recorded."""
 
 _BODY = struct.Struct(f"<{RECORD_WORDS}q")
 _FAR = 1 << 30
 _MONITORED = OPS.index("monitored_barrier")
-_PADDING = (0,) * MAX_DIMS
+_PADDING: tuple[int, ...] = (0,) * MAX_DIMS
 # Plain integers: an enum's member costs twice as much as an index.
 _RECORDS, _FLAGS, _SEQ_BEFORE, _SEQ_AFTER = (
     int(Head.RECORDS),
@@ -107,12 +109,14 @@ class CallsPage:
         """Make the file and map it; module is torch.distributed.distributed_c10d. Raises OSError."""
         self._rank = rank
         self._c10d = module
-        self._bytes = _make_file(os.path.join(rank.sockets, calls_name(rank.attempt, rank.global_rank)))
+        self._map = _make_file(os.path.join(rank.sockets, calls_name(rank.attempt, rank.global_rank)))
+        self._bytes = memoryview(self._map)
         self._words = self._bytes.cast("q")
         self._strings = Strings(self._bytes, self._words)
         self._intern = self._strings.intern
         self._place_of = Places(self._strings).find
         self._dtypes: dict[Any, int] = {}
+        self._shapes: dict[Any, tuple[int, ...]] = {}
         self._slots: dict[int, Slot] = {}
         """By the group's id(): forgotten whenever groups are made or destroyed."""
         self._by_name: dict[str, Slot] = {}
@@ -125,10 +129,17 @@ class CallsPage:
         self._now_ns = 0
         self._place = 0
         """When it began, and where."""
-        self._batch: list[int] = []
+        self._batch: list[int] | None = None
         self._words[Head.PID] = rank.pid
         self._words[Head.RECORDER_FD] = -1
         self._words[Head.MAGIC] = MAGIC
+
+    def close(self) -> None:
+        """Unmap the page: nothing may be called any more."""
+        self._strings.close()
+        self._words.release()
+        self._bytes.release()
+        self._map.close()
 
     def set_recorder(self, fd: int, inode: int, trouble: str = "") -> None:
         """Say where torch's worker server listens, or why it doesn't."""
@@ -142,24 +153,26 @@ class CallsPage:
         try:
             self._now_ns = now_ns
             self._place = self._place_of(sys._getframe(2))
+            self._batch = None
             if signature.is_batch:
                 return self._enter_batch(args[0] if args else kwargs["p2p_op_list"])
-            group = kwargs.get("group")
-            if group is None and len(args) > signature.group_at:
+            group = kwargs.get("group") if kwargs else None
+            given = len(args)
+            if group is None and given > signature.group_at:
                 group = args[signature.group_at]
             slot = self._begin(group)
             if slot is None:
                 return -1
             at = signature.input_at
-            given = args[at] if len(args) > at else kwargs.get(signature.input_name)
+            tensor = args[at] if given > at else kwargs.get(signature.input_name)
             if not signature.is_p2p:
-                return self._write(op, slot, given, -1, 0)
+                return self._write(op, slot, tensor, -1, 0)
             at = signature.peer_at
-            peer = args[at] if len(args) > at else kwargs.get(signature.peer_name)
+            peer = args[at] if given > at else kwargs.get(signature.peer_name)
             if peer is None:
                 member = kwargs.get(f"group_{signature.peer_name}")
                 peer = slot.ranks[member] if member is not None else -1
-            return self._write_p2p(op, slot, given, peer, signature.peer_name == "dst")
+            return self._write_p2p(op, slot, tensor, peer, signature.peer_name == "dst")
         except Exception as error:
             self._rank.fail("calls", error)
             return -1
@@ -171,17 +184,18 @@ class CallsPage:
             slot, group, self._group = self._slot, self._group, None
             if slot is None:
                 return
-            seq = self._read_seq(group)
+            seq = -1
             flags = words[at + _FLAGS]
-            if seq >= 0:
+            if self._seq >= 0:
+                seq = group._get_sequence_number_for_group()
                 if flags & _P2P or flags & 0xFF == _MONITORED:
                     # A monitored barrier is 2 collectives for everybody; for the first rank torch counts 2 a member.
                     slot.p2p_total += max(0, seq - self._seq - (0 if flags & _P2P else 2))
                     words[slot.at + _SEQ_P2P] = slot.p2p_total
                 words[slot.at + _SEQ_CALL] = seq
                 seq -= slot.p2p_total
-            if self._batch:
-                self._leave_batch(result, has_raised, now_ns)
+            if self._batch is not None:
+                self._leave_batch(self._batch, result, has_raised, now_ns)
                 return
             flags |= _RETURNED
             if has_raised:
@@ -210,8 +224,8 @@ class CallsPage:
                 words[at + _FLAGS] |= _RAISED
             words[at + _DONE_NS] = now_ns
 
-    def note_groups(self) -> None:
-        """Groups were made or destroyed: bring the table up to date. Never raises."""
+    def note_groups(self, since_ns: int = 0) -> None:
+        """Groups were made (since since_ns) or destroyed: bring the table up to date. Never raises."""
         try:
             world = self._c10d._world
             self._slots.clear()
@@ -220,7 +234,7 @@ class CallsPage:
                 name = str(world.pg_names.get(group) or group.group_name)
                 living.add(name)
                 if name not in self._by_name:
-                    self._add_group(name, group, world)
+                    self._add_group(name, group, world, since_ns)
                 if name in self._by_name:
                     self._slots[id(group)] = self._by_name[name]
             for name in [name for name in self._by_name if name not in living]:
@@ -235,7 +249,7 @@ class CallsPage:
             if slot is not None:
                 self._words[slot.at + Group.SEQ_HEART] = seq
 
-    def _add_group(self, name: str, group: Any, world: Any) -> None:
+    def _add_group(self, name: str, group: Any, world: Any, made_ns: int) -> None:
         index = next((i for i in range(MAX_GROUPS) if not self._words[GROUPS_AT + i * GROUP_WORDS] & 1), None)
         if index is None:
             return
@@ -247,6 +261,7 @@ class CallsPage:
         words[at + Group.RANKS] = self._intern(pack_ranks(ranks))
         words[at + Group.BACKEND] = self._intern(str(world.pg_backend_config.get(group) or world.pg_map[group][0]))
         words[at + Group.SEQ_CALL] = words[at + Group.SEQ_HEART] = words[at + Group.SEQ_P2P] = 0
+        words[at + Group.MADE_NS] = made_ns
         words[at] = turn << 1 | 1
         words[Head.GROUPS] = max(words[Head.GROUPS], index + 1)
         self._by_name[name] = Slot(index, turn, ranks)
@@ -260,15 +275,11 @@ class CallsPage:
         if slot is None:
             return None
         self._group = group
-        self._seq = self._read_seq(group)
-        return slot
-
-    @staticmethod
-    def _read_seq(group: Any) -> int:
         try:
-            return int(group._get_sequence_number_for_group())
+            self._seq = group._get_sequence_number_for_group()
         except Exception:  # Not every backend counts.
-            return -1
+            self._seq = -1
+        return slot
 
     def _enter_batch(self, ops: list[Any]) -> int:
         if not ops:
@@ -276,15 +287,14 @@ class CallsPage:
         slot = self._begin(ops[0].group)
         if slot is None:
             return -1
-        self._batch = []
+        batch = []
         for each in ops[:MAX_BATCH]:
             name = each.op.__name__
-            at = self._write_p2p(OPS.index(name), slot, each.tensor, each.peer, name == "isend")
-            self._batch.append(at)
-        return self._batch[-1]
+            batch.append(self._write_p2p(OPS.index(name), slot, each.tensor, each.peer, name == "isend"))
+        self._batch = batch
+        return batch[-1]
 
-    def _leave_batch(self, result: object, has_raised: bool, now_ns: int) -> None:
-        batch, self._batch = self._batch, []
+    def _leave_batch(self, batch: list[int], result: object, has_raised: bool, now_ns: int) -> None:
         works = result if isinstance(result, list) and len(result) >= len(batch) else []
         words = self._words
         for index, at in enumerate(batch):
@@ -306,14 +316,13 @@ class CallsPage:
 
     def _write(self, flags: int, slot: Slot, given: Any, peer: int, number: int) -> int:
         """Add a record to the ring; answer where."""
-        dims: list[int] = []
-        dtype = 0
+        dims, dtype = _PADDING, 0
         if given is not None:
             shape = getattr(given, "shape", None)
             if shape is not None:
-                dims = [len(shape) + 1, *shape]
-                if len(dims) > MAX_DIMS:
-                    dims, flags = [], flags | _CUT
+                dims = self._shapes.get(shape) or self._learn_shape(shape)
+                if dims is _PADDING:
+                    flags |= _CUT
                 dtype = self._dtypes.get(given.dtype) or self._learn_dtype(given.dtype)
             elif isinstance(given, list | tuple):
                 dims, dtype, is_cut = self._list_dims(given)
@@ -338,32 +347,41 @@ class CallsPage:
             dtype,
             number,
             *dims,
-            *_PADDING[len(dims) :],
             count + 1,
         )
         words[at] = words[_RECORDS] = count + 1
         return at
 
-    def _list_dims(self, given: list[Any] | tuple[Any, ...]) -> tuple[list[int], int, bool]:
-        """Shapes of a list's tensors, as many as have room, and the first one's dtype."""
+    def _learn_shape(self, shape: Any) -> tuple[int, ...]:
+        """A tensor's shape as Record.DIMS has it; _PADDING where it has no room."""
+        dims = _PADDING if len(shape) >= MAX_DIMS else (len(shape) + 1, *shape, *_PADDING[len(shape) + 1 :])
+        if len(self._shapes) >= MAX_SHAPES:
+            self._shapes.clear()
+        self._shapes[shape] = dims
+        return dims
+
+    def _list_dims(self, given: list[Any] | tuple[Any, ...]) -> tuple[tuple[int, ...], int, bool]:
+        """Shapes of a list's tensors, as many as have room, and the first one's dtype; whether some had none."""
         dims: list[int] = []
         dtype = 0
+        is_cut = False
         for tensor in given:
             shape = getattr(tensor, "shape", None)
             if shape is None:
-                return [], 0, False
+                return _PADDING, 0, False
             if len(dims) + 1 + len(shape) > MAX_DIMS:
-                return dims, dtype, True
+                is_cut = True
+                break
             dims += [len(shape) + 1, *shape]
             dtype = dtype or self._dtypes.get(tensor.dtype) or self._learn_dtype(tensor.dtype)
-        return dims, dtype, False
+        return (*dims, *_PADDING[len(dims) :]), dtype, is_cut
 
     def _learn_dtype(self, dtype: Any) -> int:
         index = self._dtypes[dtype] = self._intern(str(dtype).removeprefix("torch."))
         return index
 
 
-def _make_file(path: str) -> memoryview:
+def _make_file(path: str) -> mmap.mmap:
     """A page whose memory is really there, mapped. Raises OSError."""
     try:
         os.unlink(path)  # Of an earlier Python of the same rank.
@@ -372,6 +390,6 @@ def _make_file(path: str) -> memoryview:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, SIZE_BYTES)
-        return memoryview(mmap.mmap(fd, SIZE_BYTES))
+        return mmap.mmap(fd, SIZE_BYTES)
     finally:
         os.close(fd)

@@ -62,6 +62,7 @@ class Group(IntEnum):
     """The same as the heart last read it."""
     SEQ_P2P = 7
     """How much of torch's count were sends and receives: gloo counts these too, NCCL doesn't."""
+    MADE_NS = 8
 
 
 class Record(IntEnum):
@@ -106,7 +107,7 @@ class Flag(IntEnum):
 RECORDER_THREAD = "pt_workerserver"
 """The name of each of the worker server's threads."""
 
-GROUP_WORDS = 8
+GROUP_WORDS = 9
 GROUP_BITS = 8
 RECORD_WORDS = 24
 GROUPS_AT = 32

@@ -148,7 +148,7 @@ def _timed_init(original: Function, rank: Rank, args: tuple[Any, ...], kwargs: d
     words = rank.words
     if words[Field.INIT_SINCE_NS]:
         return original(*args, **kwargs)
-    words[Field.INIT_SINCE_NS] = monotonic_ns()
+    words[Field.INIT_SINCE_NS] = since_ns = monotonic_ns()
     try:
         result = original(*args, **kwargs)
     finally:
@@ -156,7 +156,7 @@ def _timed_init(original: Function, rank: Rank, args: tuple[Any, ...], kwargs: d
     words[Field.GROUPS] += 1
     words[Field.PROGRESS_NS] = monotonic_ns()
     if rank.calls is not None:
-        rank.calls.note_groups()
+        rank.calls.note_groups(since_ns)
         recorder.start(rank, rank.calls)
     return result
 

@@ -30,6 +30,9 @@ class PageGroup(NamedTuple):
     issued_by_heart: int
     """The same as the heart has read it, which sees what DDP and FSDP issue: too many while a send or a receive is
     under way."""
+    made_ns: int
+    is_anew: bool
+    """Its entry was another group's before, perhaps one of the same name."""
 
 
 class PageCall(NamedTuple):
@@ -147,6 +150,8 @@ def _groups(words: tuple[int, ...], strings: list[str]) -> dict[int, PageGroup]:
             backend=_at(strings, words[at + Group.BACKEND]),
             issued=max(-1, words[at + Group.SEQ_CALL] - p2p),
             issued_by_heart=max(-1, words[at + Group.SEQ_HEART] - p2p),
+            made_ns=words[at + Group.MADE_NS],
+            is_anew=state >> 1 > 1,
         )
     return groups
 

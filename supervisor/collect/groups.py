@@ -30,6 +30,7 @@ LAST_CALLS_OF_MANY = 3
 MANY_RANKS = 64
 """From this world size on, fewer calls of each rank are kept."""
 FETCH_S = 1.0
+_MADE_MARGIN_NS = 1_000_000
 
 RECORDER, HOOKS, BOTH = "flight recorder", "hooks", "both"
 ISSUED, COMPLETED = "issued", "completed"
@@ -89,10 +90,13 @@ def join(
 ) -> list[GroupLook]:
     """Put together what there is of both. wall_ns: what CLOCK_MONOTONIC is behind the wall clock."""
     entries: dict[str, list[Entry]] = defaultdict(list)
-    for entry in trace.entries if trace is not None else ():
-        entries[entry.group].append(entry)
     calls: dict[str, list[PageCall]] = defaultdict(list)
     known = {group.name: group for group in page.groups} if page is not None else {}
+    for entry in trace.entries if trace is not None else ():
+        group = known.get(entry.group)
+        # Names are used again; what the recorder has of the group that was destroyed must not count for this one.
+        if group is None or not group.is_anew or entry.created_ns - wall_ns >= group.made_ns - _MADE_MARGIN_NS:
+            entries[entry.group].append(entry)
     for call in page.calls if page is not None else ():
         calls[call.group.name].append(call)
     # Where the page knows the groups, what else the recorder has is of groups that were destroyed.

@@ -222,13 +222,16 @@ def _merged(traces: Iterable[Trace]) -> Trace:
 
 def find_obstacle(pid: int, fd: int, inode: int) -> str:
     """Why nobody may connect to a worker server now; empty where one may. The server ends the rank otherwise."""
+    closed = "the script has closed the flight recorder's socket"
     try:
         if os.readlink(f"/proc/{pid}/fd/{fd}") != f"socket:[{inode}]":
-            return "the script has closed the flight recorder's socket"
+            return closed
         with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
             limit = re.search(r"^Max open files\s+(\d+)", file.read(), re.MULTILINE)
         if limit and len(os.listdir(f"/proc/{pid}/fd")) + SPARE_DESCRIPTORS > int(limit[1]):
             return "the rank has no descriptor left with which its flight recorder could answer"
+    except FileNotFoundError:
+        return closed
     except OSError as error:
         return f"the flight recorder's socket could not be looked at: {error.strerror}"
     return ""
