@@ -14,6 +14,7 @@ from guardrun.supervisor.collect.errors import (
     parse_raised,
     parse_tail,
 )
+from guardrun.supervisor.collect.lastcalls import read_last_calls
 from guardrun.supervisor.collect.oom import OomWatch
 from guardrun.supervisor.collect.procfs import read_bytes
 from guardrun.supervisor.core.events import ErrorRecord, ExitsRead, ExitTrace, Rank
@@ -46,8 +47,9 @@ def read_exits(
         number = rank.global_rank
         error = _read_error(os.path.join(sockets_dir, raised_name(attempt, number)), error_files.get(number), clock)
         tail = read_tail(stderr_files[number]) if stderr_files.get(number) else ""
-        if error is not None or tail:
-            traces.append(ExitTrace(global_rank=number, error=error, stderr_tail=tail))
+        groups = read_last_calls(sockets_dir, attempt, number, clock)
+        if error is not None or tail or groups:
+            traces.append(ExitTrace(global_rank=number, error=error, stderr_tail=tail, groups=groups))
     return ExitsRead(
         attempt=attempt,
         traces=traces,

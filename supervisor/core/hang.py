@@ -9,11 +9,11 @@ from collections import Counter
 
 import msgspec
 
-from guardrun.supervisor.core.calls import call_text, group_text
-from guardrun.supervisor.core.collectives import CIRCLE, Match, Mismatch
+from guardrun.supervisor.core.collectives import Match, Mismatch
 from guardrun.supervisor.core.events import Settings
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.judge import STUCK, Doing, Judgement
+from guardrun.supervisor.core.unmet import mismatch_text
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,30 +270,8 @@ def _recorded(base: Finding, mismatch: Mismatch, settings: Settings) -> Finding:
         patience_s=settings.mismatch_patience_s,
         why_nobody="" if culprits else mismatch.why,
         is_certain=True,
-        told=_mismatch_text(mismatch),
+        told=mismatch_text(mismatch),
     )
-
-
-def _mismatch_text(mismatch: Mismatch) -> str:
-    """What each side is in; the culprits' own side as a clause that goes on after their name."""
-    blamed = [side for side in mismatch.sides if set(side.ranks) <= set(mismatch.culprits)]
-    others = [side for side in mismatch.sides if side not in blamed]
-    texts = [
-        f"rank{'s' if len(side.ranks) > 1 else ''} {rank_list(side.ranks)} {_in(len(side.ranks))} {call_text(side.call)}"
-        + (f" of {group_text(side.group)}" if mismatch.form == CIRCLE else "")
-        for side in others[:4]
-    ]
-    rest = " and ".join(texts) + (" and others elsewhere" if len(others) > 4 else "")
-    if mismatch.form != CIRCLE:
-        rest += f", as call {mismatch.sides[0].call.seq} of {group_text(mismatch.sides[0].group)}"
-    if not blamed:
-        return rest
-    mine = " and ".join(dict.fromkeys(call_text(side.call) for side in blamed))
-    return f"{_in(len(mismatch.culprits))} {mine} while {rest}"
-
-
-def _in(count: int) -> str:
-    return "is in" if count == 1 else "are in"
 
 
 def _elsewhere(base: Finding, elsewhere: list[int], ranks: list[int]) -> Finding:

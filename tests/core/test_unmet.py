@@ -1,0 +1,80 @@
+"""Crashes that say no more than that ranks lost each other: what they had called last says why."""
+
+from __future__ import annotations
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.collectives import match
+from guardrun.supervisor.core.crash import Fall, blame
+from guardrun.supervisor.core.events import ErrorRecord, ExitTrace
+from guardrun.supervisor.core.looks import Call, Frame, GroupLook
+from guardrun.supervisor.core.unmet import explain, last_calls
+from tests.core.conftest import Told
+
+LINE = Frame("train", "/home/me/train.py", 60)
+PEER_LOST = ErrorRecord(
+    error="RuntimeError", message="Connection closed by peer [127.0.0.1]:1", traceback="torch/distributed/x.py"
+)
+
+
+def trace(rank: int, *calls: Call, error: ErrorRecord | None = None) -> ExitTrace:
+    group = GroupLook(name="0", desc="default_pg", ranks=[0, 1, 2], issued=max(c.seq for c in calls), calls=list(calls))
+    return ExitTrace(global_rank=rank, groups=[group], error=error)
+
+
+def call(seq: int, size: int = 9, *, done: bool = True, op: str = "all_gather") -> Call:
+    return Call(seq, op, [[size]], "float32", "completed" if done else "issued", float(seq), LINE)
+
+
+def test_an_abort_in_calls_of_other_sizes_is_a_mismatch() -> None:
+    found = blame([Fall(global_rank=1, exitcode=-6, at_s=5.0), Fall(global_rank=0, exitcode=-6, at_s=5.1)])
+    assert found.cause == "abort"
+    traces = [trace(r, call(7), call(8, 3 if r == 1 else 9, done=False)) for r in range(3)]
+    told = explain(found, match(last_calls(traces)), ended=[])
+    assert (told.cause, told.culprits) == ("collective_mismatch", [1])
+    assert told.what == (
+        "was in all_gather of [3] float32 (train.py:60) while ranks 0,2 were in all_gather of [9] float32 (train.py:60)"
+        ", as call 8 of the default group"
+    )
+
+
+def test_what_a_rank_says_itself_comes_first() -> None:
+    error = ErrorRecord(error="ValueError", message="bad", frames=[("/home/me/train.py", "train", 60)])
+    found = blame([Fall(global_rank=0, exitcode=1, at_s=5.0, error=error)])
+    traces = [trace(r, call(8, 3 if r == 1 else 9, done=False)) for r in range(3)]
+    assert explain(found, match(last_calls(traces)), ended=[]) is found
+
+
+def test_a_rank_that_ended_a_call_short_is_named_by_the_many() -> None:
+    found = blame([Fall(global_rank=r, exitcode=1, at_s=5.0, error=PEER_LOST) for r in (0, 2)])
+    assert found.culprits == []
+    traces = [trace(0, call(8), call(9, done=False)), trace(1, call(8)), trace(2, call(8), call(9, done=False))]
+    told = explain(found, match(last_calls(traces)), ended=[1])
+    assert (told.cause, told.culprits) == ("collective_mismatch", [1])
+    assert told.what == "ended without call 9 of the default group, all_gather (train.py:60), in which ranks 0,2 waited"
+
+
+def test_of_two_neither_is_named() -> None:
+    found = blame([Fall(global_rank=0, exitcode=1, at_s=5.0, error=PEER_LOST)])
+    told = explain(found, match(last_calls([trace(0, call(9, done=False)), trace(1, call(8))])), ended=[1])
+    assert (told.cause, told.culprits) == ("collective_mismatch", [])
+    assert "one too many or one too few" in told.why_nobody
+
+
+def test_ranks_that_agree_change_nothing() -> None:
+    found = blame([Fall(global_rank=1, exitcode=-6, at_s=5.0)])
+    assert explain(found, match(last_calls([trace(r, call(8, done=False)) for r in range(3)])), ended=[]) is found
+    assert explain(found, match([]), ended=[]) is found
+
+
+def test_a_whole_crash_is_told_with_its_calls(told: Told) -> None:
+    told.running(3)
+    told.exits(1, -6, 20.0)
+    told.tick()
+    traces = [trace(r, call(7), call(8, 3 if r == 1 else 9, done=False)) for r in range(3)]
+    told.tell(ev.ExitsRead(attempt=0, traces=traces), 20.5)
+    incident = told.incidents["001"]
+    assert (incident.kind, incident.cause, [c.rank for c in incident.culprits]) == ("crash", "collective_mismatch", [1])
+    assert incident.summary.startswith(
+        "Rank 1 on node-a was in all_gather of [3] float32 (train.py:60) while ranks 0,2"
+    )
+    assert [row["ranks"] for row in incident.evidence["collectives"]["rows"] if row["is_odd"]] == ["0,2", "1"]
