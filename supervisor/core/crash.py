@@ -10,9 +10,11 @@ import signal
 
 import msgspec
 
+from guardrun.supervisor.core.causes import Told, cause_of_error, cause_of_log, cause_with_device, last_words
 from guardrun.supervisor.core.events import ErrorRecord
 from guardrun.supervisor.core.frames import base_name, is_users
-from guardrun.supervisor.core.looks import Frame
+from guardrun.supervisor.core.layers import Layer, Relation, layers_of
+from guardrun.supervisor.core.looks import Frame, Reading
 
 
 class Fall(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +29,10 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
     was_oom_killed: bool = False
     is_disk_full: bool = False
     """A folder that ranks write to has no room: torch's writer doesn't say why it failed."""
+    has_oom_nearby: bool = False
+    """The kernel killed for want of memory where this rank runs: a worker of it, it may be."""
+    failed_load: str = ""
+    """The checkpoint, or file, that a load of it raised about last."""
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,34 +49,26 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """For the sentence: `raised ValueError: …`."""
     why_nobody: str = ""
     error: ErrorRecord | None = None
+    hint: str = ""
+    """What advice goes by, beyond the cause (core/patterns.py)."""
+    layer: Layer | None = None
+    """The exception of the chain that tells the cause, where that isn't the one that ended the rank."""
+    failed_load: str = ""
+    place: str = ""
+    """Where in the user's code, `function (file.py)`; empty unknown."""
 
 
 # What a rank says when its peer has gone: gloo's and NCCL's wording in torch 2.6 to 2.13, and the store's.
 _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Software caused connection abort"
-    r"|NCCL communicator was aborted|remote process exited|Connection refused.*gloo"
+    r"|NCCL communicator was aborted|remote process exit(?:ed|ing)|Connection refused.*gloo"
     r"|[Ss]ocket [Tt]imeout|Timed out waiting \d+ms for (?:send|recv)|failed to recv, got 0 bytes"
-    r"|DistNetworkError|The client socket has (?:failed|timed out)|Remote host closed",
+    r"|DistNetworkError|The client socket has (?:failed|timed out)|Remote host closed"
+    r"|Watchdog caught collective operation timeout",
 )
 _PEER_LOST_ERRORS = ("DistNetworkError", "BrokenPipeError", "ConnectionResetError")
-_MISMATCH = re.compile(
-    r"[Dd]etected mismatch between collectives|op\.preamble\.length <= op\.nbytes|collective.*mismatch"
-)
-_DISK_FULL = re.compile(r"No space left on device|ENOSPC|Errno 28|Disk quota exceeded")
-_WRITER = re.compile(r"PytorchStreamWriter failed|file write failed|unexpected pos")
+_TORCHS_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _SHM = re.compile(r"/dev/shm|/torch_\d+|shared memory", re.IGNORECASE)
-_CUDA_OOM = re.compile(r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: CUDA")
-_HOST_OOM = re.compile(r"DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|Errno 12")
-_GPU_LOST = re.compile(r"GPU is lost|fallen off the bus|no CUDA-capable device is detected|device unavailable")
-_NCCL = re.compile(
-    r"NCCL error|ncclInternalError|ncclSystemError|ncclUnhandledCudaError|ncclRemoteError|DistBackendError"
-)
-_CORRUPT = re.compile(
-    r"PytorchStreamReader failed|invalid magic number|unexpected EOF|pickle data was truncated|UnpicklingError"
-    r"|failed finding central directory|SafetensorError|HeaderTooLarge"
-    r"|file in archive is not in a subdirectory|Ran out of input"
-)
-_LOADING = ("torch/serialization.py", "torch/distributed/checkpoint", "safetensors/")
 
 _BY_STOP = (-signal.SIGTERM, -signal.SIGKILL)
 """What a stop ends ranks with."""
@@ -82,27 +80,37 @@ _BY_SIGNAL = {
 _NEVER_AGAIN = frozenset({"import_error"})
 _SAME_TWICE = frozenset({"exception", "cuda_oom", "host_oom", "collective_mismatch", "checkpoint_corrupt", "disk_full"})
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
+_OWN_CAUSES = frozenset({"gpu_lost", "cuda_oom", "host_oom", "disk_full", "checkpoint_corrupt", "import_error"})
+"""Causes that no other rank's leaving makes, whatever else the text says."""
+_WORKER = re.compile(r"in DataLoader worker process (\d+)")
+_CHILD = re.compile(r"-- Process (\d+) terminated with")
 
 
-def blame(falls: list[Fall]) -> Blame:
+class _Weighed(msgspec.Struct, frozen=True):
+    """A fall, and what it says. Told once: it may be a long text, and there may be thousands of ranks."""
+
+    fall: Fall
+    told: Told
+    layer: Layer | None
+    """The exception that the sentence quotes."""
+    is_victim: bool
+    key: str
+
+
+def blame(falls: list[Fall], readings: list[Reading] | None = None) -> Blame:
     """Weigh how the ranks of an attempt fell. Raises ValueError for an empty list."""
     if not falls:
         raise ValueError("nobody fell")
-    guilty = [fall for fall in falls if _is_suspect(fall)]
+    weighed = [_weigh(fall, readings or []) for fall in falls]
+    guilty = [one for one in weighed if not one.is_victim and _is_suspect(one.fall)]
     if not guilty:
-        return _nobody(falls)
-    first = min(guilty, key=_when)
-    cause = _cause(first)
-    key = _key(first, cause)
-    culprits = sorted(f.global_rank for f in guilty if _key(f, _cause(f)) == key)
-    return Blame(
-        cause=cause,
-        culprits=culprits,
-        confidence=0.95 if first.error or cause not in ("exit_code", "killed") else 0.9,
-        key=key,
-        exit_code=exit_code(first),
-        what=_what(first, cause),
-        error=first.error,
+        return _nobody(weighed)
+    first = min(guilty, key=lambda one: _when(one.fall))
+    cause = first.told.cause
+    return _blame(
+        first,
+        culprits=sorted(one.fall.global_rank for one in guilty if one.key == first.key),
+        confidence=0.95 if first.fall.error or cause not in ("exit_code", "killed") else 0.9,
     )
 
 
@@ -122,44 +130,60 @@ def exit_code(fall: Fall) -> int:
     return 128 - fall.exitcode if fall.exitcode < 0 else fall.exitcode or 1
 
 
+def is_peer_lost(fall: Fall) -> bool:
+    """Whether what it says is only that somebody else has gone, or never came."""
+    return _is_victim(fall, layers_of(fall.error) if fall.error else [], _told(fall))
+
+
+def _weigh(fall: Fall, readings: list[Reading]) -> _Weighed:
+    told = cause_with_device(_told(fall), readings)
+    layers = layers_of(fall.error) if fall.error else []
+    layer = told.layer or next((one for one in layers if one.relation is Relation.QUOTED), None)
+    return _Weighed(fall, told, layer, _is_victim(fall, layers, told), _key(fall, told.cause, layer))
+
+
+def _told(fall: Fall) -> Told:
+    """The cause, as the rank alone shows it."""
+    if fall.was_oom_killed:
+        return Told(cause="host_oom")
+    if fall.error:
+        told = cause_of_error(fall.error, fall.is_disk_full)
+        is_memory = told.cause == "killed" and told.hint == "worker" and fall.has_oom_nearby
+        return msgspec.structs.replace(told, cause="host_oom") if is_memory else told
+    number = _signal(fall.exitcode)
+    if number is None:
+        return Told(cause="exit_code")
+    if number == signal.SIGABRT and (told_by_log := cause_of_log(fall.stderr_tail)):
+        # What merely hints at a cause of the script's is an abort all the same.
+        is_named = told_by_log.cause != "exception"
+        return told_by_log if is_named else msgspec.structs.replace(told_by_log, cause="abort")
+    return Told(cause=_BY_SIGNAL.get(number, "killed"))
+
+
 def _is_suspect(fall: Fall) -> bool:
-    """Whether a rank fell by itself, and not because a peer had gone or we stopped it."""
-    if is_peer_lost(fall):
-        return False
+    """Whether a rank fell by itself, and not because we stopped it."""
     if fall.error:
         return True
     return not fall.stopped_by_us and fall.exitcode not in (None, 0)
 
 
-def is_peer_lost(fall: Fall) -> bool:
-    """Whether what it says is only that somebody else has gone."""
-    if fall.error:
-        if fall.error.error.rsplit(".", 1)[-1] in _PEER_LOST_ERRORS and "torch" in fall.error.traceback:
-            return True
-        text = f"{fall.error.error}: {fall.error.message}"
-        is_torchs = "torch/distributed" in fall.error.traceback or fall.error.error.endswith(
-            ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
-        )
-        return bool(_PEER_LOST.search(text)) and is_torchs
-    return fall.exitcode == -signal.SIGABRT and bool(_PEER_LOST.search(fall.stderr_tail))
+def _is_victim(fall: Fall, layers: list[Layer], told: Told) -> bool:
+    if told.cause in _OWN_CAUSES or told.hint.startswith("worker"):
+        return False
+    if not fall.error:
+        return fall.exitcode == -signal.SIGABRT and bool(_PEER_LOST.search(fall.stderr_tail))
+    if fall.error.error.rsplit(".", 1)[-1] in _PEER_LOST_ERRORS and "torch" in fall.error.traceback:
+        return True
+    is_torchs = "torch/distributed" in fall.error.traceback
+    return any(
+        bool(_PEER_LOST.search(f"{one.error}: {one.message}")) and (is_torchs or one.error.endswith(_TORCHS_ERRORS))
+        for one in layers
+    )
 
 
 def _when(fall: Fall) -> float:
     """When it began: an exception's time is before its exit's."""
     return fall.error.at_s if fall.error and fall.error.at_s else fall.at_s
-
-
-def _cause(fall: Fall) -> str:
-    if fall.was_oom_killed:
-        return "host_oom"
-    if fall.error:
-        return _cause_of_error(fall.error, fall.is_disk_full)
-    number = _signal(fall.exitcode)
-    if number is None:
-        return "exit_code"
-    if number == signal.SIGABRT and _MISMATCH.search(fall.stderr_tail):
-        return "collective_mismatch"
-    return _BY_SIGNAL.get(number, "killed")
 
 
 def _signal(exitcode: int | None) -> signal.Signals | None:
@@ -174,77 +198,83 @@ def _signal(exitcode: int | None) -> signal.Signals | None:
     return None
 
 
-def _cause_of_error(error: ErrorRecord, is_disk_full: bool) -> str:
-    name = error.error.rsplit(".", 1)[-1]
-    text = f"{error.error}: {error.message}"
-    if name in ("ImportError", "ModuleNotFoundError"):
-        return "import_error"
-    if _MISMATCH.search(text):
-        return "collective_mismatch"
-    if _CUDA_OOM.search(text) or (name == "OutOfMemoryError" and "torch" in error.error):
-        return "cuda_oom"
-    if _DISK_FULL.search(text) or (is_disk_full and _WRITER.search(text)):
-        return "disk_full"
-    if name == "MemoryError" or _HOST_OOM.search(text):
-        return "host_oom"
-    if _GPU_LOST.search(text):
-        return "gpu_lost"
-    if _CORRUPT.search(text) and any(part in error.traceback for part in _LOADING):
-        return "checkpoint_corrupt"
-    if _NCCL.search(text):
-        return "nccl_error"
-    return "exception"
-
-
-def _key(fall: Fall, cause: str) -> str:
+def _key(fall: Fall, cause: str, layer: Layer | None) -> str:
     if not fall.error:
         return f"{cause}:{fall.exitcode}"
-    where = fall.error.frames[-1] if fall.error.frames else ("", "", 0)
-    message = re.sub(r"0x[0-9a-f]+|\d+", "#", fall.error.message)[:500]
-    return f"{cause}:{fall.error.error}:{message}:{where[0]}:{where[2]}"
+    told = layer or Layer(error=fall.error.error, message=fall.error.message, frames=fall.error.frames)
+    where = told.frames[-1] if told.frames else ("", "", 0)
+    message = re.sub(r"0x[0-9a-f]+|\d+", "#", told.message)[:500]
+    return f"{cause}:{told.error}:{message}:{where[0]}:{where[2]}"
 
 
-def _what(fall: Fall, cause: str) -> str:
+def _what(fall: Fall, cause: str, layer: Layer | None) -> str:
     if cause == "host_oom" and not fall.error:
         return "was killed by the kernel because memory ran out"
     if fall.error:
-        message = " ".join(fall.error.message.split())
-        where = _where(fall.error)
-        told = f"{fall.error.error.removeprefix('builtins.')}: {message[:200]}" if message else fall.error.error
-        return f"raised {told}{where}"
+        return _raised(fall.error, layer)
     number = _signal(fall.exitcode)
-    if number is not None:
-        return f"was ended by signal {number.value} ({number.name})"
-    return f"exited with code {fall.exitcode}"
+    if number is None:
+        return f"exited with code {fall.exitcode}"
+    words = " ".join(last_words(fall.stderr_tail).split()) if number == signal.SIGABRT else ""
+    return f"was ended by signal {number.value} ({number.name})" + (f": {words[:200]}" if words else "")
 
 
-def _where(error: ErrorRecord) -> str:
+def _raised(error: ErrorRecord, layer: Layer | None) -> str:
+    """`raised ValueError: bad sample in load (data.py:3), in DataLoader worker 0`."""
+    told = layer or Layer(error=error.error, message=error.message)
+    message = " ".join(told.message.split())
+    text = f"{told.error.removeprefix('builtins.')}: {message[:200]}" if message else told.error
+    frame = _user_frame(layer.frames if layer else []) or _user_frame(error.frames)
+    where = f" in {frame.function} ({base_name(frame.file)}:{frame.line})" if frame else ""
+    if match := _WORKER.search(error.message):
+        where += f", in DataLoader worker {match[1]}"
+    elif match := _CHILD.search(error.message):
+        where += f", in child process {match[1]}"
+    elif layer and layer.relation is not Relation.ITSELF and layer.error != error.error:
+        where += f" (told as {error.error.rsplit('.', 1)[-1]})"
+    return f"raised {text}{where}"
 
-    for file, function, line in reversed(error.frames):
-        if is_users(Frame(function, file, line)):
-            return f" in {function} ({base_name(file)}:{line})"
-    return ""
+
+def _user_frame(frames: list[tuple[str, str, int]]) -> Frame | None:
+    """The innermost frame of the user's own."""
+    told = (Frame(function, file, line) for file, function, line in reversed(frames))
+    return next((frame for frame in told if is_users(frame)), None)
 
 
-def _nobody(falls: list[Fall]) -> Blame:
+def _place(error: ErrorRecord | None, layer: Layer | None) -> str:
+    frame = _user_frame(layer.frames if layer else []) or (_user_frame(error.frames) if error else None)
+    return f"{frame.function} ({base_name(frame.file)})" if frame else ""
+
+
+def _blame(one: _Weighed, culprits: list[int], confidence: float, why_nobody: str = "") -> Blame:
+    fall, told = one.fall, one.told
+    return Blame(
+        cause=told.cause,
+        culprits=culprits,
+        confidence=confidence,
+        key=one.key,
+        exit_code=exit_code(fall),
+        what=_what(fall, told.cause, one.layer),
+        why_nobody=why_nobody,
+        error=fall.error,
+        hint=told.hint,
+        layer=one.layer,
+        failed_load=fall.failed_load,
+        place=_place(fall.error, one.layer),
+    )
+
+
+def _nobody(weighed: list[_Weighed]) -> Blame:
     """Only ranks that lost a peer, or were stopped: the one to blame left no trace."""
-    fallen = [f for f in falls if not f.stopped_by_us or f.error] or falls
-    first = min(fallen, key=_when)
-    left = [f for f in falls if f.exitcode == 0]
+    fallen = [one for one in weighed if not one.fall.stopped_by_us or one.fall.error] or weighed
+    left = [one.fall for one in weighed if one.fall.exitcode == 0]
     if left:
         why = f"rank {left[0].global_rank} had ended with exit code 0 while others still expected it in a collective"
+    elif all(one.told.hint == "watchdog" for one in fallen):
+        why = "every rank that fell had waited in a collective until its timeout"
     else:
         why = "every rank that fell had only lost the connection to another"
-    return Blame(
-        cause=_cause(first),
-        culprits=[],
-        confidence=0.5,
-        key=_key(first, _cause(first)),
-        exit_code=exit_code(first),
-        what=f"{_what(first, _cause(first))}",
-        why_nobody=why,
-        error=first.error,
-    )
+    return _blame(min(fallen, key=lambda one: _when(one.fall)), [], 0.5, why)
 
 
 def is_shared_memory(error: ErrorRecord | None) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core.looks import RankLook, Reading
+from guardrun.supervisor.core.looks import GroupLook, RankLook, Reading
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -188,6 +188,10 @@ class ExitTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: ErrorRecord | None = None
     stderr_tail: str = ""
     """Last 4 KiB where its stderr went to a file."""
+    groups: list[GroupLook] = []
+    """Its process groups, with the calls it made last; one that raised counts as under way."""
+    failed_load: str = ""
+    """The checkpoint that its last load to raise was reading; the file, where nobody knows it as one."""
 
 
 class ExitsRead(_Event, frozen=True, kw_only=True, tag="exits_read"):
@@ -280,6 +284,14 @@ class GcHeld(_Event, frozen=True, kw_only=True, tag="gc_held"):
     """Objects that the collector tracks after it; -1 unknown."""
 
 
+class HooksMissing(_Event, frozen=True, kw_only=True, tag="hooks_missing"):
+    """A rank runs without hooks: it is watched from outside."""
+
+    attempt: int
+    global_ranks: list[int]
+    reason: str
+
+
 class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where earlier runs in the same run folder had incidents."""
 
@@ -291,12 +303,10 @@ class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The day of the last, UTC: `2026-11-20`."""
 
 
-class HooksMissing(_Event, frozen=True, kw_only=True, tag="hooks_missing"):
-    """A rank runs without hooks: it is watched from outside."""
+class PastRead(_Event, frozen=True, kw_only=True, tag="past_read"):
+    """What earlier runs have left about incidents; once a supervisor, soon after its start."""
 
-    attempt: int
-    global_ranks: list[int]
-    reason: str
+    places: list[PastPlace]
 
 
 class HoldSet(_Event, frozen=True, kw_only=True, tag="hold_set"):
@@ -335,6 +345,7 @@ Event = (
     | LookTaken
     | GcHeld
     | HooksMissing
+    | PastRead
     | HoldSet
     | StopRequested
     | Ticked

@@ -6,14 +6,19 @@ from typing import Any
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, ReadExits, Say
-from guardrun.supervisor.core.crash import Blame, Fall, blame, is_peer_lost, is_shared_memory
-from guardrun.supervisor.core.evidence import most_telling
+from guardrun.supervisor.core.advice import advice_for
+from guardrun.supervisor.core.collectives import match
+from guardrun.supervisor.core.crash import Blame, Fall, blame
+from guardrun.supervisor.core.crashes import DISK_FULL_BYTES, crash_evidence, failed_load, words
+from guardrun.supervisor.core.evidence import of_collectives
 from guardrun.supervisor.core.incidents import change, culprits_of, open_incident, write
+from guardrun.supervisor.core.layers import error_in_log
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.orders import ANSWER_S, stop
 from guardrun.supervisor.core.policy import go_on
-from guardrun.supervisor.core.sentences import ADVICE, who
+from guardrun.supervisor.core.sentences import who
 from guardrun.supervisor.core.state import Attempt, Crash, RankState, State, attempt_of
+from guardrun.supervisor.core.unmet import explain, last_calls
 
 SETTLE_S = 0.4
 """After the first fall: others that fall of the same cause do so within this."""
@@ -23,7 +28,8 @@ RAISED_MARGIN_S = 1.0
 """A rank that makes progress so long after an exception that "nobody caught" has caught it after all."""
 RAISED_GRACE_S = 20.0
 """A rank that raised but does not end (its exit handlers, a teardown that hangs) counts as fallen after this."""
-DISK_FULL_BYTES = 1024 * 1024
+MAX_AVOIDED = 50
+NOTHING = ev.ExitTrace(global_rank=-1)
 _CRASHED = (-4, -6, -7, -8, -11, 132, 134, 135, 136, 139)
 """Exit codes of signals that a fault raises: a stop doesn't send them."""
 
@@ -94,7 +100,7 @@ def on_exits_read(state: State, event: ev.ExitsRead, now_s: float) -> list[Actio
         crash.is_stale = False
         return ask_exits(state, crash, now_s)
     crash.traces, crash.oom_kills, crash.oom_pids = event.traces, event.oom_kills, event.oom_pids
-    crash.disk_free_bytes = event.disk_free_bytes
+    crash.disk_free_bytes, crash.readings = event.disk_free_bytes, event.readings
     crash.is_asked = False
     for trace in event.traces:
         rank = attempt_of(state).ranks.get(trace.global_rank)
@@ -111,7 +117,7 @@ def _tell_crash(state: State, now_s: float) -> list[Action]:
     crash, attempt = state.crash, attempt_of(state)
     assert crash is not None
     falls = falls_of(state, crash)
-    found = blame(falls) if falls else NO_TRACE
+    found = _blame(attempt, crash, falls) if falls else NO_TRACE
     if state.verdict_incident:
         state.crash = None
         return _retell_crash(state, crash, found, falls) + go_on(state, now_s)
@@ -125,78 +131,73 @@ def _tell_crash(state: State, now_s: float) -> list[Action]:
     return actions + (go_on(state, now_s) if state.phase is Phase.STOPPING else [])
 
 
+def _blame(attempt: Attempt, crash: Crash, falls: list[Fall]) -> Blame:
+    ended = [n for n, rank in attempt.ranks.items() if rank.exitcode == 0]
+    return explain(blame(falls, crash.readings), match(last_calls(crash.traces)), ended)
+
+
 def open_crash(state: State, crash: Crash, found: Blame, falls: list[Fall], now_s: float) -> list[Action]:
-    summary = _crash_sentence(state, found)
+    evidence = _crash_evidence(state, crash, found, falls)
     incident = open_incident(
         state,
         kind="crash",
         cause=found.cause,
         confidence=found.confidence,
-        summary=summary,
+        summary=_crash_sentence(state, found, evidence),
         culprits=found.culprits,
         onset_s=crash.began_s,
         now_s=now_s,
-        evidence=_crash_evidence(state, crash, found, falls),
+        evidence=evidence,
         looks=[],
         action="restart" if state.settings.act and not state.is_held else "none",
     )
     state.verdict_incident = incident.id
     state.exit_code = found.exit_code
-    return [Say(text=f"incident {incident.id}: {summary}", level="bad"), write(state, incident.id, is_new=True)]
+    say = Say(text=f"incident {incident.id}: {incident.summary}", level="bad")
+    return [say, write(state, incident.id, is_new=True)]
 
 
 def _retell_crash(state: State, crash: Crash, found: Blame, falls: list[Fall]) -> list[Action]:
     """An incident without a culprit, told because it was time, gets one: it took long to die."""
     if not crash.incident_id or not found.culprits:
         return []
-    summary = _crash_sentence(state, found)
+    evidence = _crash_evidence(state, crash, found, falls)
     state.exit_code = found.exit_code
     told = change(
         state,
         crash.incident_id,
         cause=found.cause,
         confidence=found.confidence,
-        summary=summary,
+        summary=_crash_sentence(state, found, evidence),
         culprits=culprits_of(attempt_of(state), found.culprits),
-        evidence=_crash_evidence(state, crash, found, falls),
-        advice=ADVICE.get(found.cause, ""),
+        evidence=evidence,
+        advice=advice_for(found.cause, evidence),
     )
+    summary = state.incidents[crash.incident_id].summary
     return [Say(text=f"incident {crash.incident_id}: {summary}", level="bad"), told]
 
 
 def _crash_evidence(state: State, crash: Crash, found: Blame, falls: list[Fall]) -> dict[str, Any]:
+    """What is known of the crash; a checkpoint that could not be loaded is not chosen again."""
     attempt = attempt_of(state)
-    by_rank = {fall.global_rank: fall for fall in falls}
-    evidence: dict[str, Any] = {
-        "exits": [
-            {
-                "rank": n,
-                "pid": attempt.ranks[n].rank.pid,
-                "exitcode": by_rank[n].exitcode,
-                "error": f"{e.error}: {e.message[:2000]}" if (e := by_rank[n].error) else None,
-                "stopped_by_guardrun": by_rank[n].stopped_by_us,
-                "lost_a_peer": is_peer_lost(by_rank[n]),
-            }
-            for n in most_telling(sorted(by_rank), found.culprits)
-        ],
-        "oom_kills": crash.oom_kills,
-        "key": found.key,
-    }
-    if crash.disk_free_bytes and found.cause in ("disk_full", "bus_error"):
-        evidence["disk_free_bytes"] = crash.disk_free_bytes
-    if found.error:
-        evidence["error"] = found.error.error
-        evidence["traceback"] = found.error.traceback
-    if found.cause == "disk_full" and is_shared_memory(found.error):
-        evidence["folder"] = "/dev/shm"
+    evidence = crash_evidence(attempt, crash, found, falls)
+    if found.cause == "collective_mismatch":
+        looks = last_calls(crash.traces)
+        evidence |= of_collectives(match(looks), looks)
+    path = failed_load(attempt, found) if found.cause == "checkpoint_corrupt" else ""
+    if path:
+        evidence["checkpoint"] = path
+        if path in state.avoid and crash.incident_id not in state.incidents:
+            evidence["loaded_again"] = True
+        state.avoid = [*(known for known in state.avoid if known != path), path][-MAX_AVOIDED:]
     return evidence
 
 
-def _crash_sentence(state: State, found: Blame) -> str:
+def _crash_sentence(state: State, found: Blame, evidence: dict[str, Any]) -> str:
     attempt = attempt_of(state)
     step = f" at step {attempt.step}" if attempt.step else ""
     if found.culprits:
-        return f"{who(attempt, found.culprits)} {found.what}{step}."
+        return f"{who(attempt, found.culprits)} {found.what}{step}{words(found, evidence)}."
     if found is NO_TRACE:
         return f"The attempt ended{step}, and {found.why_nobody}."
     fallen = sorted(n for n, r in attempt.ranks.items() if r.exitcode not in (None, 0) or r.error)
@@ -205,22 +206,26 @@ def _crash_sentence(state: State, found: Blame) -> str:
 
 def falls_of(state: State, crash: Crash) -> list[Fall]:
     attempt = attempt_of(state)
-    tails = {t.global_rank: t.stderr_tail for t in crash.traces}
+    traces = {t.global_rank: t for t in crash.traces}
     full = any(0 <= free < DISK_FULL_BYTES for free in crash.disk_free_bytes.values())
     falls = []
     for number, rank in attempt.ranks.items():
         if rank.exitcode is None and rank.error is None:
             continue
+        trace = traces.get(number, NOTHING)
         falls.append(
             Fall(
                 global_rank=number,
                 exitcode=rank.exitcode,
                 at_s=rank.exited_s or (rank.error.at_s if rank.error else 0.0),
                 stopped_by_us=is_ours(state, rank),
-                error=rank.error,
-                stderr_tail=tails.get(number, ""),
+                # Without hooks (-I, -E, another interpreter) the log may have it.
+                error=rank.error or (error_in_log(trace.stderr_tail) if rank.exitcode == 1 else None),
+                stderr_tail=trace.stderr_tail,
                 was_oom_killed=_was_oom_killed(rank, crash),
                 is_disk_full=full,
+                has_oom_nearby=crash.oom_kills > 0 or bool(crash.oom_pids),
+                failed_load=trace.failed_load,
             )
         )
     return falls

@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Culprit, Incident, Say, WriteIncident
-from guardrun.supervisor.core.sentences import ADVICE
+from guardrun.supervisor.core.advice import advice_for
+from guardrun.supervisor.core.recurrence import told_again
 from guardrun.supervisor.core.state import Attempt, State
 
 
@@ -40,10 +42,11 @@ def open_incident(
         detected_s=now_s,
         step=attempt.step if attempt.has_progress or attempt.resumed_from else None,
         evidence=evidence,
-        advice=ADVICE.get(cause, ""),
+        advice=advice_for(cause, evidence),
         action=action,
         looks=looks,
     )
+    incident = told_again(incident, list(state.incidents.values()), state.past)
     state.next_incident += 1
     state.incidents[incident.id] = incident
     state.open_incidents.append(incident.id)
@@ -66,7 +69,10 @@ def write(state: State, incident_id: str, is_new: bool = False) -> Action:
 
 def change(state: State, incident_id: str, **changes: Any) -> Action:
     """Change an incident and put it on disk."""
-    state.incidents[incident_id] = msgspec.structs.replace(state.incidents[incident_id], **changes)
+    incident = msgspec.structs.replace(state.incidents[incident_id], **changes)
+    if "evidence" in changes or "summary" in changes:
+        incident = told_again(incident, list(state.incidents.values()), state.past)
+    state.incidents[incident_id] = incident
     return write(state, incident_id)
 
 
@@ -89,4 +95,15 @@ def close_recovered(state: State, now_s: float) -> list[Action]:
             actions.append(change(state, incident_id, recovered_s=now_s))
             step = f" at step {attempt.step}" if attempt.step else ""
             actions.append(Say(text=f"training is past incident {incident_id} ({incident.cause}){step}", level="good"))
+    return actions
+
+
+def on_past_read(state: State, event: ev.PastRead, now_s: float) -> list[Action]:
+    """Earlier runs are known now: incidents that were already told say so, too."""
+    state.past = {place.place: place for place in event.places}
+    actions: list[Action] = []
+    for incident in list(state.incidents.values()):
+        place = incident.evidence.get("place")
+        if place in state.past and "earlier_runs" not in incident.evidence.get("recurrence", {}):
+            actions.append(change(state, incident.id, evidence=incident.evidence))
     return actions

@@ -36,6 +36,7 @@ _ALWAYS: dict[type, str] = {
     ev.SupervisorRestarted: "on_supervisor_restarted",
     ev.TimeSkipped: "on_time_skipped",
     ev.HoldSet: "on_hold_set",
+    ev.PastRead: "on_past_read",
     ev.RunContinued: "on_run_continued",
 }
 

@@ -63,7 +63,7 @@ def order_again(state: State, now_s: float) -> list[Action]:
     if state.phase is Phase.STOPPING:
         return [StopAttempt(attempt=attempt_of(state).number, grace_s=state.settings.stop_grace_s)]
     if state.phase is Phase.CHOOSING:
-        return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]  # the same, so that a slow answer counts
+        return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]  # the same: a slow answer counts
     return []
 
 

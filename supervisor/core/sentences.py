@@ -1,11 +1,14 @@
-"""Words: the one sentence of an incident, and its advice."""
+"""Words: the one sentence of an incident. Its advice is in `core/advice.py`."""
 
 from __future__ import annotations
 
+from guardrun.supervisor.core.advice import ADVICE
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.hang import Finding
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.state import Attempt
+
+__all__ = ["ADVICE", "hang_sentence", "who"]
 
 
 def who(attempt: Attempt, ranks: list[int]) -> str:
@@ -84,34 +87,3 @@ def _waiters(found: Finding, judged: dict[int, Judgement]) -> str:
     subject = f"rank {found.waiting[0]} waits" if one else f"{len(found.waiting)} ranks wait"
     them = "it" if len(found.culprits) == 1 else "them"
     return f"; {subject} for {them}" + (f" in {op}" if op else "")
-
-
-ADVICE: dict[str, str] = {
-    "init": "See what that rank does before init_process_group: its stack is in stacks/. Every rank must get there.",
-    "rank_blocked": "See the call in the culprit's stack: give it a timeout, or find out what it waits for.",
-    "rank_spinning": "See the loop in the culprit's stack: its condition never becomes true on this rank.",
-    "rank_stopped": "Somebody or something sent SIGSTOP, or attached a debugger. Use `guardctl hold` before debugging.",
-    "gil_held": "C code called from there keeps the GIL; it should release it around blocking calls.",
-    "gc_pause": "Collect at the same step on all ranks (gc.disable, gc.collect every N steps), "
-    "or gc.freeze() after warm-up.",
-    "dataloader_stall": "Look at the workers' stacks in stacks/: their source does not answer.",
-    "io_blocked": "The kernel does not answer a read or write: look at the file system or device that it uses.",
-    "collective_mismatch": "All ranks must call the same collectives in the same order with the same shapes: "
-    "compare the stacks.",
-    "collective_timeout": "Look at the network and the devices; set NCCL_DEBUG=INFO for the next run.",
-    "poison_step": "The same step stops the run every time: skip or repair its data.",
-    "exception": "See the traceback.",
-    "import_error": "Install the missing module, or mend the import, in the environment that the ranks run in.",
-    "cuda_oom": "Lower the batch size or sequence length, or shard more; the allocator's figures are in the traceback.",
-    "host_oom": "Give the job more memory, or lower the number of DataLoader workers, their prefetching or caches.",
-    "segfault": "A native extension crashed: see the stacks that faulthandler printed to the rank's stderr, if any.",
-    "killed": "It was not guardrun that sent the signal: ask the scheduler, or the node's administrator.",
-    "nccl_error": "Set NCCL_DEBUG=WARN for the next run, and check the node's devices and network.",
-    "gpu_lost": "The device is gone: drain the node and have it reset or repaired.",
-    "disk_full": "Free space, or let checkpoints and logs go elsewhere.",
-    "checkpoint_corrupt": "The file is torn: resume from an older one.",
-    "abort": "Native code called abort(): the rank's stderr says why.",
-    "bus_error": "Often a full /dev/shm: make it larger, or use fewer DataLoader workers.",
-    "exit_code": "The script ended itself with this code: see its output.",
-    "unknown": "See what was collected in stacks/, and the ranks' output.",
-}

@@ -80,6 +80,7 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.LookTaken(look=told.state.look, attempt=attempt, ranks=[]),
         ev.GcHeld(attempt=attempt, global_rank=0, duration_s=2.0, generation=2, collected=1, step=10),
         ev.HooksMissing(attempt=attempt, global_ranks=[0], reason="-E"),
+        ev.PastRead(places=[ev.PastPlace(place="exception in f (a.py)", runs=2, last="2026-11-20")]),
         ev.HoldSet(is_held=True, who="ada"),
         ev.StopRequested(signum=2),
         ev.Ticked(),

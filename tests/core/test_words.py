@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from guardrun.supervisor.core import frames as fr
+from guardrun.supervisor.core.advice import ADVICE
 from guardrun.supervisor.core.evidence import MAX_RANKS, most_telling
 from guardrun.supervisor.core.hang import Finding
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import Frame
-from guardrun.supervisor.core.sentences import ADVICE, hang_sentence
+from guardrun.supervisor.core.sentences import hang_sentence
 from tests.core.conftest import Told
 from tests.sim.activity import torchs, users, waiting
 
