@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from guardrun.hooks.board import MAGIC, Field
 from guardrun.supervisor import wire
-from guardrun.supervisor.collect.boards import phase_of, step_of
+from guardrun.supervisor.collect.boards import phase_of, shares_of, step_of
 from guardrun.supervisor.collect.look import take_look
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.machine import Phase
@@ -87,6 +88,9 @@ class Answers:
         words = reader.read() if reader else None
         has_hooks = words is not None and words[Field.MAGIC] == MAGIC
 
+        lived_s = now_s - daemon.desk.started_s
+        data_share, gc_share = shares_of(words, lived_s, time.monotonic_ns()) if words else (-1.0, -1.0)
+
         def ago(ns: int) -> float | None:
             return round(now_s - daemon.clock.at_ns(ns), 1) if ns else None
 
@@ -103,6 +107,8 @@ class Answers:
             "last_beat_s": ago(words[Field.HEART_NS]) if words else None,
             "last_progress_s": ago(words[Field.PROGRESS_NS]) if words else None,
             "hooks": has_hooks,
+            "data_share": data_share if data_share >= 0 else None,
+            "gc_share": gc_share if gc_share >= 0 else None,
         }
 
     def _hold(self, ask: wire.Ask) -> wire.Answer:

@@ -6,12 +6,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from guardrun.hooks import messages as msg
 from guardrun.hooks.board import Field
 from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.collect.boards import shares_of
 from guardrun.supervisor.collect.sampler import Sampler
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.log import log
@@ -20,6 +22,8 @@ STEP_SAMPLES = 10
 
 MAX_FAILED_SAVES = 8
 MAX_NOTES = 64
+MAX_SHARES = 64
+"""Ranks shown in summary.json."""
 
 HOOKS_BY_S = 15.0
 """A Python rank is hooked within its first tenth of a second; by then one that isn't will not be."""
@@ -186,3 +190,22 @@ class Desk:
             return None
         reason = "the program is not Python, or was started with -I, -E or another environment"
         return ev.HooksMissing(attempt=self.attempt, global_ranks=missing, reason=reason)
+
+    def shares(self) -> dict[str, Any]:
+        """Of the attempt's time up to its last progress: waiting for data, and in collections; per rank, and in mean.
+
+        Empty where no rank has hooks.
+        """
+        ranks: dict[str, dict[str, float]] = {}
+        for number, reader in sorted(self._sampler.boards.items()):
+            words = reader.read()
+            if words is None:
+                continue
+            progress_ns = words[Field.PROGRESS_NS]
+            data, collecting = shares_of(words, self._clock.at_ns(progress_ns) - self.started_s, progress_ns)
+            if data >= 0:
+                ranks[str(number)] = {"data": data, "gc": collecting}
+        if not ranks:
+            return {}
+        mean = {name: round(sum(rank[name] for rank in ranks.values()) / len(ranks), 4) for name in ("data", "gc")}
+        return {**mean, "ranks": dict(list(ranks.items())[:MAX_SHARES])}

@@ -268,7 +268,7 @@ class Performer:
 
         def work() -> None:
             try:
-                write_summary(daemon.run_dir, action.summary, daemon.run_file, self._wall)
+                write_summary(daemon.run_dir, action.summary, daemon.run_file, self._wall, daemon.desk.shares())
             except (OSError, ValueError) as error:
                 daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
 

@@ -43,7 +43,7 @@ _STATES = {
     "?": "",
 }
 """Of /proc/PID/stat; a rank that waits for a device or its peers sleeps."""
-_HEADINGS = ("Rank", "State", "Step", "Step time", "Phase", "Beat", "Progress", "PID", "Hooks")
+_HEADINGS = ("Rank", "State", "Step", "Step time", "Phase", "Data", "GC", "Beat", "Progress", "PID", "Hooks")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,9 +152,20 @@ def _head(status: dict[str, Any]) -> Text:
         text.append(f"\ncheckpoint: step {checkpoint['step']}, {clean(checkpoint['path'])}")
     if summary.get("reason"):
         text.append(f"\n{clean(str(summary['reason']))}")
+    for note in _notes(status):
+        text.append(f"\n{clean(note)}", "dim")
     if status["source"] != "supervisor":
         text.append(f"\nfrom {clean(status['run_dir'])}: {clean(status['why'])}", "dim")
     return text
+
+
+def _notes(status: dict[str, Any]) -> list[str]:
+    """What the ranks' hooks say, each thing once, with how many ranks say it."""
+    said: dict[str, set[str]] = {}
+    for line in status.get("notes") or []:
+        who, _, text = str(line).partition(": ")
+        said.setdefault(text, set()).add(who)
+    return [f"{text} ({next(iter(who)) if len(who) == 1 else f'{len(who)} ranks'})" for text, who in said.items()][-3:]
 
 
 def _rank_rows(ranks: list[dict[str, Any]]) -> list[tuple[list[str], str]]:
@@ -177,6 +188,8 @@ def _rank_row(group: list[dict[str, Any]]) -> tuple[list[str], str]:
         "" if first["step"] is None else str(first["step"]),
         _longest(group, "step_time_s"),
         str(first["phase"] or ""),
+        _share(group, "data_share"),
+        _share(group, "gc_share"),
         _longest(group, "last_beat_s"),
         _longest(group, "last_progress_s"),
         str(first["pid"]) if len(group) == 1 else "",
@@ -192,6 +205,12 @@ def _state_words(rank: dict[str, Any]) -> str:
     if exitcode is not None:
         return f"signal {-exitcode}" if exitcode < 0 else f"exit {exitcode}"
     return _STATES.get(str(rank["state"]), str(rank["state"]))
+
+
+def _share(group: list[dict[str, Any]], key: str) -> str:
+    """Of the attempt's time: waiting for data, in garbage collections. The largest of the group."""
+    known = [rank[key] for rank in group if isinstance(rank.get(key), (int, float))]
+    return f"{max(known):.0%}" if known else ""
 
 
 def _longest(group: list[dict[str, Any]], key: str) -> str:

@@ -17,8 +17,10 @@ SCHEMA = 1
 _TIMES = ("started", "ended")
 
 
-def summary_json(summary: Summary, run: RunFile, wall: Callable[[float], float]) -> dict[str, Any]:
-    """summary.json. wall turns the engine's seconds into seconds since the epoch."""
+def summary_json(
+    summary: Summary, run: RunFile, wall: Callable[[float], float], shares: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """summary.json. wall turns the engine's seconds into seconds since the epoch; shares: Desk.shares()."""
     return {
         "schema": SCHEMA,
         "run_id": run.run_id,
@@ -35,6 +37,7 @@ def summary_json(summary: Summary, run: RunFile, wall: Callable[[float], float])
         "last_step": summary.last_step,
         "attempts": [_attempt(attempt, wall) for attempt in summary.attempts],
         "incidents": msgspec.to_builtins(summary.incidents, str_keys=True),
+        **({"shares": shares} if shares else {}),
     }
 
 
@@ -48,8 +51,14 @@ def _attempt(attempt: dict[str, Any], wall: Callable[[float], float]) -> dict[st
     return plain
 
 
-def write_summary(run_dir: Path, summary: Summary, run: RunFile, wall: Callable[[float], float]) -> Path:
+def write_summary(
+    run_dir: Path,
+    summary: Summary,
+    run: RunFile,
+    wall: Callable[[float], float],
+    shares: dict[str, Any] | None = None,
+) -> Path:
     """Write summary.json and answer where it is. Raises OSError."""
     path = run_dir / "summary.json"
-    write_atomically(path, encode(summary_json(summary, run, wall)))
+    write_atomically(path, encode(summary_json(summary, run, wall, shares)))
     return path

@@ -30,6 +30,15 @@ def test_status_json(ctl: Ctl, live: FakeSupervisor) -> None:
     assert data["source"] == "supervisor"
 
 
+def test_shares_of_time_and_what_hooks_say(ctl: Ctl, live: FakeSupervisor) -> None:
+    ranks = [{**rank, "data_share": 0.42, "gc_share": 0.07} for rank in STATUS["ranks"]]
+    notes = [f"rank {n}: gc policy: not followed: the script collects by itself" for n in range(2)]
+    live.answers["status"] = Answer(is_ok=True, data={**STATUS, "ranks": ranks, "notes": [*notes, "rank 1: other: x"]})
+    out = ctl("status")
+    for part in ("42%", "7%", "gc policy: not followed: the script collects by itself (2 ranks)", "other: x (rank 1)"):
+        assert part in out, part
+
+
 def test_many_ranks_share_rows(ctl: Ctl, live: FakeSupervisor) -> None:
     ranks = [{**STATUS["ranks"][0], "global_rank": rank, "step": 5 if rank == 9 else 6} for rank in range(512)]
     live.answers["status"] = Answer(is_ok=True, data={**STATUS, "ranks": ranks})

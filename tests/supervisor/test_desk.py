@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from guardrun.hooks import messages as msg
-from guardrun.hooks.board import Field, board_name, create_board
+from guardrun.hooks.board import MAGIC, Field, board_name, create_board
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.sampler import Sampler
 from guardrun.supervisor.core import events as ev
@@ -99,3 +99,36 @@ def test_a_rank_that_was_never_heard_is_told_once(bench: Bench) -> None:
     assert missing is not None
     assert missing.global_ranks == [0]
     assert bench.desk.missing_hooks() is None
+
+
+def test_a_note_is_kept_and_is_no_failure(bench: Bench) -> None:
+    note = msg.Noted(
+        attempt=0, global_rank=0, pid=1, topic="gc policy", text="not followed: the script collects by itself"
+    )
+    assert bench.say(note) == []
+    assert list(bench.desk.notes) == ["rank 0: gc policy: not followed: the script collects by itself"]
+    assert bench.desk.failed_hooks == []
+
+
+def test_the_last_batch_comes_with_the_exception(bench: Bench) -> None:
+    raised = msg.Raised(
+        attempt=0, global_rank=0, pid=1, at_ns=1, error="E", message="", traceback="", frames=[], data={"batch": 7}
+    )
+    (event,) = bench.say(raised)
+    assert isinstance(event, ev.RankRaised)
+    assert event.error.data == {"batch": 7}
+
+
+def test_shares_of_the_time_up_to_the_last_progress(bench: Bench) -> None:
+    assert bench.desk.shares() == {}
+    board = bench.sampler.boards[0]
+    now_ns = time.monotonic_ns()
+    bench.desk.started_s = bench.clock.at_ns(now_ns) - 10
+    for field, value in (
+        (Field.MAGIC, MAGIC),
+        (Field.PROGRESS_NS, now_ns),
+        (Field.DATA_TOTAL_NS, 4_000_000_000),
+        (Field.GC_TOTAL_NS, 500_000_000),
+    ):
+        board.write(field, value)
+    assert bench.desk.shares() == {"data": 0.4, "gc": 0.05, "ranks": {"0": {"data": 0.4, "gc": 0.05}}}
