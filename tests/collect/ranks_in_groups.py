@@ -44,6 +44,7 @@ dist.monitored_barrier()
 
 # 1. Rank 1 doesn't come: first asleep, then with the GIL held.
 if me == 1:
+    open(os.path.join(signs, "missing"), "w").close()
     stop_until("hold")
     ctypes.PyDLL(None).usleep(1_500_000)
     stop_until("come")

@@ -62,7 +62,7 @@ class Job:
             return len(last) == 2 and test(last)
 
         try:
-            wait_until(is_so, 40, what)
+            wait_until(is_so, 60, what)
         except TimeoutError as error:
             raise AssertionError([look.groups for look in last]) from error
         return last
@@ -86,6 +86,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Ra
     seen: dict[str, list[RankLook]] = {}
     with Bed(world_size=2) as bed:
         job = Job(bed, tmp_path_factory.mktemp("signs"))
+        wait_until((job.signs / "missing").exists, 60, "a rank that doesn't come")
         seen["asleep"] = job.look_until(lambda looks: any(d == "pair" for d, _ in pending(looks[0])), "rank 0's wait")
         job.sign("hold")
         time.sleep(0.3)  # Into the call that holds the GIL; it lasts 1.5 s.
@@ -94,14 +95,14 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Ra
         seen["stopped"] = job.look_until(lambda looks: looks[1].process.state == "T", "a stop")
         os.kill(job.processes[1].pid, signal.SIGCONT)
         job.sign("come")
-        for name, sign, rank, op in (
-            ("recv", "send", 1, "recv"),
-            ("irecv", "send again", 1, "irecv"),
-            ("reduce_scatter", "scatter", 0, "reduce_scatter"),
+        for sign, rank, ops in (
+            ("send", 1, ["recv"]),
+            ("send again", 1, ["irecv"]),
+            ("scatter", 0, ["reduce_scatter"] * 2),
         ):
-            seen[name] = job.look_until(
-                lambda looks, rank=rank, op=op: any(call.op == op for _, call in pending(looks[rank])),  # type: ignore[misc]
-                op,
+            seen[ops[0]] = job.look_until(
+                lambda looks, rank=rank, ops=ops: [call.op for _, call in pending(looks[rank])] == ops,  # type: ignore[misc]
+                ops[0],
             )
             job.sign(sign)
         wait_until((job.signs / "closed").exists, 20, "a closed socket")
