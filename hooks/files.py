@@ -68,7 +68,7 @@ def wrap_save(original: Function, rank: Rank, path_of: PathOf, writer: str) -> F
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            _note_failed(rank, path_of, args, kwargs)
+            _note_failed("SaveFailed", rank, path_of, args, kwargs)
             raise
         finally:
             _saving.discard(ident)
@@ -83,14 +83,14 @@ def wrap_save(original: Function, rank: Rank, path_of: PathOf, writer: str) -> F
     return save
 
 
-def _note_failed(rank: Rank, path_of: PathOf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Say where a save that raised was writing to. Never raises."""
+def _note_failed(kind: str, rank: Rank, path_of: PathOf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say which file a save or a load that raised was about. Never raises."""
     try:
         path = path_of(args, kwargs)
         if path is not None:
-            rank.send("SaveFailed", path=path)
+            rank.send(kind, path=path)
     except Exception as error:
-        rank.fail("save", error)
+        rank.fail(kind, error)
 
 
 def note_saved(rank: Rank, path: str | None, writer: str, step: int, began_ns: int) -> None:
@@ -117,6 +117,9 @@ def wrap_load(original: Function, rank: Rank, path_of: PathOf, reader: str) -> F
             words[Field.PHASE_SINCE_NS] = monotonic_ns()
         try:
             result = original(*args, **kwargs)
+        except Exception:
+            _note_failed("LoadFailed", rank, path_of, args, kwargs)
+            raise
         finally:
             if shows:
                 words[Field.PHASE] = before

@@ -65,6 +65,13 @@ class SaveFailed(_Message, frozen=True, kw_only=True, tag="save_failed"):
     """Absolute."""
 
 
+class LoadFailed(_Message, frozen=True, kw_only=True, tag="load_failed"):
+    """A load raised: what it was reading. Torch's reader does not say which file it is that can't be read."""
+
+    path: str
+    """Absolute."""
+
+
 class CheckpointLoaded(_Message, frozen=True, kw_only=True, tag="loaded"):
     """A load of a file or folder returned (torch.load, dcp load, or `guardrun.hooks.resume_from()` was asked)."""
 
@@ -118,5 +125,15 @@ class Noted(_Message, frozen=True, kw_only=True, tag="noted"):
 
 
 RankMessage = (
-    Hello | Beat | CheckpointSaved | SaveFailed | CheckpointLoaded | Raised | GcHeld | Ended | HookFailed | Noted
+    Hello
+    | Beat
+    | CheckpointSaved
+    | SaveFailed
+    | LoadFailed
+    | CheckpointLoaded
+    | Raised
+    | GcHeld
+    | Ended
+    | HookFailed
+    | Noted
 )

@@ -56,6 +56,8 @@ class Desk:
         """What hooks had to say that is no failure, newest last."""
         self.failed_saves: dict[str, None] = {}
         """Folders that a save of this attempt could not be finished in."""
+        self.failed_loads: dict[int, str] = {}
+        """Per rank of this attempt, what its last load to raise was reading."""
         self.malformed = 0
         self.strangers = 0
         """Messages of another attempt, or of a rank that is none."""
@@ -69,7 +71,7 @@ class Desk:
         self.ranks = {rank.global_rank: rank for rank in ranks}
         self.checkpoint = checkpoint
         self.hooked, self.last_beat_s, self.group_seqs, self._steps = set(), {}, {}, {}
-        self.failed_saves = {}
+        self.failed_saves, self.failed_loads = {}, {}
         self._has_told_missing = False
 
     def receive(self, data: bytes) -> list[ev.Event]:
@@ -95,6 +97,8 @@ class Desk:
         elif isinstance(message, msg.SaveFailed):
             if len(self.failed_saves) < MAX_FAILED_SAVES:
                 self.failed_saves[os.path.dirname(message.path)] = None
+        elif isinstance(message, msg.LoadFailed):
+            self.failed_loads[rank] = message.path
         elif isinstance(message, msg.CheckpointLoaded):
             return self._loaded(message)
         elif isinstance(message, msg.Raised):

@@ -182,6 +182,7 @@ class Performer:
     def _read_exits(self, action: ac.ReadExits) -> None:
         daemon = self._daemon
         folders = [*self._folders(), *daemon.desk.failed_saves]
+        failed_loads = dict(daemon.desk.failed_loads)
         ranks = list(daemon.desk.ranks.values())
 
         def work() -> ev.Event:
@@ -194,6 +195,7 @@ class Performer:
                 stderr_files=self.stderr_files,
                 oom=daemon.oom,
                 folders=folders,
+                failed_loads={rank: daemon.chooser.name_of(path) for rank, path in failed_loads.items()},
             )
 
         self.in_background(work, lambda error: ev.ExitsRead(attempt=action.attempt, traces=[]))
@@ -204,8 +206,8 @@ class Performer:
         resume_first = daemon.run_file.settings.resume_first and is_first
 
         def work() -> ev.Event:
-            choice = daemon.chooser.choose(resume_first=resume_first)
-            if resume_first:
+            choice = daemon.chooser.choose(resume_first, action.avoid)
+            if resume_first or action.avoid:
                 keep_chooser(daemon.run_dir, daemon.chooser)
             return ev.CheckpointChosen(
                 choice=action.choice,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
 from guardrun.supervisor.core.events import Checkpoint, Skipped
 
 MAX_SKIPPED = 20
+UNREADABLE = "the script could not load it"
 _MAX_REMEMBERED = 20_000
 _MISSES = 20
 """Files of a folder that were loaded and no checkpoint, after which it is taken for a dataset and left alone."""
@@ -125,15 +127,19 @@ class Chooser:
 
     # What there is -----------------------------------------------------------------------------------------------
 
-    def choose(self, resume_first: bool = False) -> Choice:
-        """Choose the newest whole checkpoint of this run; with resume_first, whoever wrote what lies in `dir`."""
+    def choose(self, resume_first: bool = False, avoid: Iterable[str] = ()) -> Choice:
+        """Choose the newest whole checkpoint of this run; with resume_first, whoever wrote what lies in `dir`.
+
+        avoid: paths, or files, of checkpoints that the script could not load; as they are now they are not taken.
+        """
+        unwanted = [resolve(path) for path in avoid]
         result = self._search()
         skipped = self._troubles(result)
         eligible = [one for one in result.found if self._is_eligible(one, resume_first)]
         times = self._times()
         eligible.sort(key=lambda one: (self._written_ns(one, times), one.candidate.step or -1), reverse=True)
         for one in self._pool(eligible):
-            verdict = self._check(one)
+            verdict = Torn(UNREADABLE) if self._is_unreadable(one.candidate, unwanted) else self._check(one)
             if isinstance(verdict, Whole):
                 if resume_first:
                     self._remember_start(one.candidate.path)
@@ -145,6 +151,11 @@ class Chooser:
     def prevalidate(self) -> Choice:
         """Check now what `choose` would check, so that it takes milliseconds when it is asked."""
         return self.choose()
+
+    def name_of(self, path: str) -> str:
+        """The checkpoint that a loaded file is, or is part of, whole or not; else the file itself."""
+        found = self.is_checkpoint_path(path)
+        return found.path if found is not None else resolve(path)
 
     def is_checkpoint_path(self, path: str) -> Checkpoint | None:
         """Say which checkpoint a loaded path is, or is part of; None where it is none, or nobody can tell."""
@@ -227,6 +238,15 @@ class Chooser:
         # Prior files of `dir` that did not change are nobody's news, whatever their time says.
         is_known_prior = is_inside and prior is not None
         return not is_known_prior and first_ns is not None and candidate.written_ns >= first_ns
+
+    def _is_unreadable(self, candidate: Candidate, unwanted: list[str]) -> bool:
+        """Whether the script could not load it, and nothing has written it since."""
+        if not any(path == candidate.path or path in candidate.files for path in unwanted):
+            return False
+        now = fingerprint(candidate)
+        with self._lock:
+            # Nothing of an attempt is alive: the first time it is told of, it is as the script found it.
+            return self._memory.unreadable.setdefault(candidate.path, now) == now
 
     def _remember_start(self, path: str) -> None:
         """Note that the run started from a checkpoint: that makes it this run's."""

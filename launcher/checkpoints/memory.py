@@ -32,6 +32,8 @@ class Memory(msgspec.Struct):
     loaded: list[str] = []
     roots: dict[str, int] = {}
     """Folders that ranks were seen to save in, with the mtime_ns of the first file seen there."""
+    unreadable: dict[str, tuple[int, int, int]] = {}
+    """What the script could not load though it is whole: as `prior`, so that what is written anew counts again."""
     tiers: dict[str, int] = {}
     """Per family of files, what one of them turned out to hold (`ranking.Tier`)."""
 

@@ -35,10 +35,11 @@ def read_exits(
     stderr_files: Mapping[int, str],
     oom: OomWatch,
     folders: Iterable[str] = (),
+    failed_loads: Mapping[int, str] | None = None,
 ) -> ExitsRead:
     """Read what the ranks left: exceptions, the end of their stderr, OOM counters, room on the disks.
 
-    error_files and stderr_files are per global rank; folders are those whose free space matters. Ranks that left
+    error_files, stderr_files and failed_loads are per global rank; folders are those whose free space matters. Ranks that left
     nothing have no trace. Takes little more than a second even where a mount is dead.
     """
     free, readings = read_room(folders)
@@ -48,8 +49,9 @@ def read_exits(
         error = _read_error(os.path.join(sockets_dir, raised_name(attempt, number)), error_files.get(number), clock)
         tail = read_tail(stderr_files[number]) if stderr_files.get(number) else ""
         groups = read_last_calls(sockets_dir, attempt, number, clock)
-        if error is not None or tail or groups:
-            traces.append(ExitTrace(global_rank=number, error=error, stderr_tail=tail, groups=groups))
+        load = (failed_loads or {}).get(number, "")
+        if error is not None or tail or groups or load:
+            traces.append(ExitTrace(global_rank=number, error=error, stderr_tail=tail, groups=groups, failed_load=load))
     return ExitsRead(
         attempt=attempt,
         traces=traces,
