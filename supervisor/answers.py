@@ -1,8 +1,9 @@
-"""What guardctl asks of a live supervisor: status, stacks, hold, unhold, checkpoint."""
+"""What guardctl asks of a live supervisor: status, stacks, look, hold, unhold, checkpoint."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,9 +11,10 @@ import msgspec
 from guardrun.hooks.board import MAGIC, Field
 from guardrun.supervisor import wire
 from guardrun.supervisor.collect.boards import phase_of, shares_of, step_of
-from guardrun.supervisor.collect.look import take_look
+from guardrun.supervisor.collect.look import LookResult, take_look
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.diagnose.lookanswer import LOOK, LookAnswer, trimmed
 
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon import Daemon
@@ -33,10 +35,12 @@ class Answers:
         verbs = {"status": self._status, "hold": self._hold, "unhold": self._hold, "checkpoint": self._checkpoint}
         if ask.verb == "stacks":
             self._stacks(peer, ask)
+        elif ask.verb == LOOK:
+            self._look(peer)
         elif ask.verb in verbs:
             self._daemon.send_to(peer, verbs[ask.verb](ask))
         else:
-            known = ", ".join(sorted([*verbs, "stacks"]))
+            known = ", ".join(sorted([*verbs, "stacks", LOOK]))
             self._daemon.send_to(peer, wire.Answer(is_ok=False, error=f"no verb {ask.verb!r}: there are {known}"))
 
     def _status(self, ask: wire.Ask) -> wire.Answer:
@@ -140,26 +144,62 @@ class Answers:
             )
             daemon.send_to(peer, wire.Answer(is_ok=False, error=error))
             return
-        boards = dict(daemon.sampler.boards)
+        self._take(peer, ranks, samples=1, make=_stacks_answer)
+
+    def _look(self, peer: bytes) -> None:
+        """A look as good as the engine's own, and what the engine knows when it has been taken."""
+        daemon = self._daemon
+
+        def make(result: LookResult) -> wire.Answer:
+            answer = LookAnswer(
+                state=trimmed(daemon.engine.state),
+                ranks=result.ranks,
+                missing=result.missing,
+                now_s=daemon.clock.now(),
+                wall_s=time.time(),
+            )
+            return wire.Answer(is_ok=True, data=msgspec.to_builtins(answer))
+
+        is_running = daemon.engine.state.phase is Phase.RUNNING
+        if not daemon.desk.ranks or not is_running:
+            daemon.send_to(peer, make(LookResult([], {}, 0.0)))
+            return
+        self._take(peer, [rank for _, rank in sorted(daemon.desk.ranks.items())], samples=3, make=make)
+
+    def _take(
+        self, peer: bytes, ranks: list[ev.Rank], *, samples: int, make: Callable[[LookResult], wire.Answer]
+    ) -> None:
+        """Look on a worker thread; the answer is made on the loop's, where the engine is."""
+        daemon = self._daemon
+        attempt, boards = daemon.desk.attempt, dict(daemon.sampler.boards)
 
         def job() -> None:
             try:
                 result = take_look(
-                    daemon.desk.attempt,
+                    attempt,
                     ranks,
                     boards=boards,
                     clock=daemon.clock,
                     sockets_dir=daemon.sockets,
                     folder=None,
-                    samples=1,
+                    samples=samples,
                 )
-                data = {
-                    "ranks": msgspec.to_builtins(result.ranks),
-                    "missing": {str(k): v for k, v in result.missing.items()},
-                }
-                answer = wire.Answer(is_ok=True, data=data)
             except Exception as error:
+                failed = wire.Answer(is_ok=False, error=repr(error))
+                daemon.post(lambda: daemon.send_to(peer, failed))
+                return
+            daemon.post(lambda: reply(result))
+
+        def reply(result: LookResult) -> None:
+            try:
+                answer = make(result)
+            except Exception as error:  # on the loop's thread: an answer less, never a supervisor less
                 answer = wire.Answer(is_ok=False, error=repr(error))
-            daemon.post(lambda: daemon.send_to(peer, answer))
+            daemon.send_to(peer, answer)
 
         daemon.pool.submit(job)
+
+
+def _stacks_answer(result: LookResult) -> wire.Answer:
+    missing = {str(k): v for k, v in result.missing.items()}
+    return wire.Answer(is_ok=True, data={"ranks": msgspec.to_builtins(result.ranks), "missing": missing})

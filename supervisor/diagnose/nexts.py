@@ -1,0 +1,87 @@
+"""What to do next: commands that can be run as they stand, the most telling first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from guardrun.supervisor.core.judge import Doing
+from guardrun.supervisor.diagnose import answer as an
+from guardrun.supervisor.rundir import RunFile
+
+MAX_PIDS = 2
+LONG_GAP_S = 30
+
+
+def next_steps(diagnosis: an.Diagnosis, *, run: RunFile | None, is_held: bool) -> list[an.Next]:
+    """For whoever asked. is_held: guardrun changes nothing anyway."""
+    target = diagnosis.target
+    if target.source == "directory":
+        return _of_past(diagnosis, run)
+    steps: list[an.Next] = []
+    run_id = target.run_dir if target.run_dir and target.kind == "run" else ""
+    is_stuck = diagnosis.verdict in (an.HANG, an.SUSPICIOUS)
+    if run_id and is_stuck and not is_held:
+        why = "before you attach a debugger: guardrun then changes nothing until guardctl unhold"
+        steps.append(an.Next(command=["guardctl", "hold", run_id], why=why, changes=True))
+    steps += _of_incident(diagnosis, run_id)
+    if run_id:
+        why = "the stacks of every process, DataLoader workers too, as they are then"
+        steps.append(an.Next(command=["guardctl", "stacks", "--run", run_id], why=why))
+    if is_stuck:
+        steps += _of_culprits(diagnosis)
+    if target.kind == "processes" and diagnosis.verdict in (an.UNKNOWN, an.HANG) and diagnosis.observed_s < LONG_GAP_S:
+        pids = [word for pid in target.pids for word in ("--pid", str(pid))]
+        why = "looks half a minute apart tell slow from stuck"
+        command = ["guardctl", "diagnose", *pids, "--gap", str(LONG_GAP_S // 2)]
+        steps.append(an.Next(command=command, why=why))
+    if run_id and not is_stuck:
+        steps.append(an.Next(command=["guardctl", "status", run_id, "--watch"], why="to watch it go on"))
+    return steps
+
+
+def _of_culprits(diagnosis: an.Diagnosis) -> list[an.Next]:
+    steps = []
+    doing = {line.pid: line.doing for line in diagnosis.ranks}
+    for culprit in diagnosis.culprits[:MAX_PIDS]:
+        if doing.get(culprit.pid) == Doing.STOPPED.value:
+            why = f"let rank {culprit.rank} go on, if nobody keeps it stopped on purpose"
+            steps.append(an.Next(command=["kill", "-CONT", str(culprit.pid)], why=why, changes=True))
+        elif doing.get(culprit.pid) == Doing.TRACED.value:
+            why = f"TracerPid there names the debugger that holds rank {culprit.rank}"
+            steps.append(an.Next(command=["grep", "TracerPid", f"/proc/{culprit.pid}/status"], why=why))
+        elif doing.get(culprit.pid) == Doing.IO_BLOCKED.value:
+            why = f"where in the kernel rank {culprit.rank} waits (as root)"
+            steps.append(an.Next(command=["sudo", "cat", f"/proc/{culprit.pid}/stack"], why=why))
+        elif doing.get(culprit.pid) not in (None, Doing.GONE.value):
+            why = f"rank {culprit.rank}'s C frames, too; pauses it for a moment"
+            command = ["py-spy", "dump", "--native", "--pid", str(culprit.pid)]
+            steps.append(an.Next(command=command, why=why))
+    return steps
+
+
+def _of_incident(diagnosis: an.Diagnosis, run_id: str) -> list[an.Next]:
+    """The last one, where it is what is told about."""
+    if not run_id or not diagnosis.incidents:
+        return []
+    last = diagnosis.incidents[-1]
+    if last.get("recovered") is not None:
+        return []
+    command = ["guardctl", "show", str(last.get("id")), "--run", run_id]
+    return [an.Next(command=command, why="guardrun's own evidence on it")]
+
+
+def _of_past(diagnosis: an.Diagnosis, run: RunFile | None) -> list[an.Next]:
+    run_dir = diagnosis.target.run_dir or ""
+    steps: list[an.Next] = []
+    if diagnosis.incidents:
+        number = str(diagnosis.incidents[-1].get("id"))
+        why = "its last incident, with stacks, traceback and advice"
+        steps.append(an.Next(command=["guardctl", "show", number, "--run", run_dir], why=why))
+    if run is not None and diagnosis.evidence.get("journal_ends") is not None:
+        why = f"continues it from its newest whole checkpoint; in {run.cwd}, with the environment that it had"
+        command = ["guardrun", "--guard-run-id", run.run_id, *run.command[1:]]
+        steps.append(an.Next(command=command, why=why, changes=True))
+    if run_dir and (Path(run_dir) / "events.jsonl").exists():
+        why = "whether its decisions can be reached again from what it recorded"
+        steps.append(an.Next(command=["guardctl", "replay", run_dir], why=why))
+    return steps
