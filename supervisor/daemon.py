@@ -20,7 +20,7 @@ import zmq
 
 from guardrun.hooks.messages import MAX_MESSAGE_BYTES
 from guardrun.launcher.sockets import ensure_socket_folder
-from guardrun.supervisor import wire
+from guardrun.supervisor import recurrence, wire
 from guardrun.supervisor.answers import Answers
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.cleanup import end_run
@@ -307,6 +307,8 @@ class Daemon:
             self.feed(ev.SupervisorRestarted())
             if hello.alive and hello.attempt == (state.attempt.number if state.attempt else -1):
                 self._watch(hello.attempt, hello.alive, state.attempt.resumed_from if state.attempt else None)
+        if not self._has_greeted:
+            recurrence.start_reading(self)
         self._has_greeted = True
         self.chooser.set_world_size(hello.world_size)
 

@@ -60,6 +60,16 @@ def read_run_file(run_dir: Path) -> RunFile:
     return msgspec.json.decode((run_dir / "run.json").read_bytes(), type=RunFile)
 
 
+def list_runs(directory: Path) -> list[Path]:
+    """The folders of runs in a guard directory, newest first."""
+    try:
+        found = [Path(entry.path) for entry in os.scandir(directory) if not entry.is_symlink()]
+    except OSError:
+        return []
+    runs = [path for path in found if (path / "run.json").is_file()]
+    return sorted(runs, key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write so that a reader, and a crash, see the old file or the new one. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -39,8 +39,8 @@ def read_exits(
 ) -> ExitsRead:
     """Read what the ranks left: exceptions, the end of their stderr, OOM counters, room on the disks.
 
-    error_files, stderr_files and failed_loads are per global rank; folders are those whose free space matters. Ranks that left
-    nothing have no trace. Takes little more than a second even where a mount is dead.
+    error_files, stderr_files and failed_loads are per global rank; folders are those whose free space matters. Ranks
+    that left nothing have no trace. Takes little more than a second even where a mount is dead.
     """
     free, readings = read_room(folders)
     traces = []

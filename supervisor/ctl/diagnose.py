@@ -17,7 +17,7 @@ from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.ctl.ask import Unreachable
 from guardrun.supervisor.ctl.diagnoseview import print_diagnosis
 from guardrun.supervisor.ctl.record import read_incidents, short_incident
-from guardrun.supervisor.ctl.runs import LATEST, find_run, guard_dir, is_alive, list_runs, read_run
+from guardrun.supervisor.ctl.runs import LATEST, find_run, guard_dir, is_alive, read_run
 from guardrun.supervisor.ctl.verb import NO, OK, USAGE, Call, CtlError, Verb
 from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.diagnose.jobs import Job, find_jobs
@@ -29,7 +29,7 @@ from guardrun.supervisor.diagnose.scene import DirectLooker, Glance, NotUndersto
 from guardrun.supervisor.diagnose.unseen import tell_unseen
 from guardrun.supervisor.diagnose.verdict import conclude, conclude_phase, make_case
 from guardrun.supervisor.printable import make_printable
-from guardrun.supervisor.rundir import RunFile
+from guardrun.supervisor.rundir import RunFile, list_runs
 
 STUCK, FELL = 3, 4
 """Exit codes: something holds the job up, or seems to; a rank fell, or the run ended badly."""

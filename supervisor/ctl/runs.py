@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import msgspec
 
 from guardrun.supervisor.collect.procfs import read_stat
 from guardrun.supervisor.ctl.verb import CtlError
-from guardrun.supervisor.rundir import RunFile, read_run_file
+from guardrun.supervisor.rundir import RunFile, list_runs, read_run_file
 
 DEFAULT_DIR = "guardrun-runs"
 LATEST = "latest"
@@ -21,16 +20,6 @@ _LISTED = 8
 def guard_dir(flag: str | None, environ: Mapping[str, str], cwd: Path) -> Path:
     """Where runs are kept: --guard-dir, else GUARDRUN_DIR, else ./guardrun-runs."""
     return cwd / (flag or environ.get("GUARDRUN_DIR") or DEFAULT_DIR)
-
-
-def list_runs(directory: Path) -> list[Path]:
-    """The folders of runs in a guard directory, newest first."""
-    try:
-        found = [Path(entry.path) for entry in os.scandir(directory) if not entry.is_symlink()]
-    except OSError:
-        return []
-    runs = [path for path in found if (path / "run.json").is_file()]
-    return sorted(runs, key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
 
 
 def find_run(name: str, directory: Path, cwd: Path) -> Path:
