@@ -114,6 +114,7 @@ def _of(culprits: list[Judgement], rivals: list[Judgement], waiting: list[int], 
         confidence=confidence if waiting or doing in (Doing.STOPPED, Doing.TRACED) else round(confidence - 0.2, 2),
         patience_s=max(_patience_s(rival, not waiting, settings) for rival in rivals),
         is_proof=doing in (Doing.STOPPED, Doing.TRACED),
+        is_certain=all(rival.is_broken for rival in rivals),
         doing=doing,
     )
 

@@ -160,7 +160,7 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         is_in_long_work=bool(after.in_save_since_s) or after.phase in _LONG_PHASES,
         order=max(after.group_seq, after.collectives),
         detail=mount_words(after.process) if doing is Doing.IO_BLOCKED else clause(workers),
-        is_broken=cannot_deliver(workers),
+        is_broken=cannot_deliver(workers, before),
     )
 
 

@@ -106,9 +106,19 @@ def _standing(process: ProcessLook, spot: str) -> Standing:
     return Standing.IDLE if _stack(process) else Standing.UNSEEN
 
 
-def cannot_deliver(workers: list[Worker]) -> bool:
-    """Whether one of them never will again by itself: it is dead, or was stopped by a signal."""
-    return any(worker.standing in (Standing.DEAD, Standing.STOPPED) for worker in workers)
+def cannot_deliver(workers: list[Worker], before: RankLook) -> bool:
+    """Whether one of them never will again by itself: it is dead, or stopped by a signal in both looks.
+
+    Equal context switches: it has not been let run in between, as programs that limit the CPU do.
+    """
+    known = {child.pid: child for child in before.children}
+    for process, standing, _ in workers:
+        old = known.get(process.pid)
+        if standing is Standing.DEAD:
+            return True
+        if standing is Standing.STOPPED and old and (old.state, old.switches) == (process.state, process.switches):
+            return True
+    return False
 
 
 def clause(workers: list[Worker]) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.hang import find
-from guardrun.supervisor.core.judge import Doing, judge
+from guardrun.supervisor.core.judge import Doing, Judgement, judge
 from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
 from guardrun.supervisor.core.sentences import hang_sentence
 from guardrun.supervisor.core.state import Attempt, RankState
@@ -93,46 +93,54 @@ def test_the_most_telling_is_said(children: list[ProcessLook], words: str) -> No
     assert clause(workers_of(look(9.0, *children))) == words
 
 
-def sentence(*children: ProcessLook, ranks: int = 2, **more: Any) -> tuple[str, float]:
-    judged = judge(look(5.0, *children, **more), look(9.0, *children, **more))
-    others = [
-        judge(
-            look(5.0, in_collective="all_reduce").__class__(global_rank=n, at_s=5.0, process=process(9, WAITS)),
-            RankLook(global_rank=n, at_s=9.0, process=process(9, WAITS), in_collective="all_reduce"),
-        )
-        for n in range(2, ranks + 1)
-    ]
-    found = find([judged, *others], [], ev.Settings())
+def find_with(*children: ProcessLook, ranks: int = 2, **more: Any) -> tuple[Any, dict[int, Judgement]]:
+    judged = [judge(look(5.0, *children, **more), look(9.0, *children, **more))]
+    for n in range(2, ranks + 1):
+        waits = [
+            RankLook(global_rank=n, at_s=at_s, process=process(9, WAITS), in_collective="all_reduce")
+            for at_s in (5.0, 9.0)
+        ]
+        judged.append(judge(*waits))
+    found = find(judged, [], ev.Settings())
     assert found is not None
+    return found, {judgement.global_rank: judgement for judgement in judged}
+
+
+def sentence(*children: ProcessLook, **more: Any) -> str:
+    found, by_rank = find_with(*children, **more)
     state = RankState(rank=ev.Rank(global_rank=1, local_rank=1, pid=4242, node="node-a"))
-    attempt = Attempt(number=0, started_s=0.0, ranks={1: state})
-    return hang_sentence(attempt, found, {j.global_rank: j for j in [judged, *others]}, 62.0), found.patience_s
+    return hang_sentence(Attempt(number=0, started_s=0.0, ranks={1: state}), found, by_rank, 62.0)
 
 
 def test_the_sentence_names_the_worker_and_where_it_is_stuck() -> None:
     assert sentence(worker(4711, READS), worker(4712, WAITS)) == (
         "Rank 1 on node-a has waited 62 s for data: its DataLoader worker 4711 is in read_shard (data.py:31); "
-        "rank 2 waits for it in all_reduce.",
-        ev.Settings().data_patience_s,
+        "rank 2 waits for it in all_reduce."
     )
+    found, _ = find_with(worker(4711, READS), worker(4712, WAITS))
+    assert (found.patience_s, found.is_certain) == (ev.Settings().data_patience_s, False)
 
 
 @pytest.mark.parametrize("state", ["Z", "T"])
 def test_a_worker_that_will_not_deliver_again_needs_little_patience(state: str) -> None:
     child = process(5, [], state="Z", command="pt_data_worker") if state == "Z" else worker(5, READS, state=state)
-    text, patience_s = sentence(child)
-    assert patience_s == ev.Settings().stopped_patience_s
-    assert ("has died" if state == "Z" else "is stopped by a signal") in text
+    found, _ = find_with(child)
+    assert (found.patience_s, found.is_certain) == (ev.Settings().stopped_patience_s, True)
+    assert ("has died" if state == "Z" else "is stopped by a signal") in sentence(child)
+
+
+def test_a_worker_that_is_let_run_in_between_is_not_broken() -> None:
+    looks = [look(at_s, worker(5, READS, state="T", switches=n)) for n, at_s in enumerate((5.0, 9.0))]
+    assert judge(*looks).is_broken is False
 
 
 def test_without_workers_the_rank_itself_says_where_it_waits() -> None:
-    assert sentence()[0].startswith("Rank 1 on node-a has waited 62 s for data in <module> (train.py:12); rank 2")
+    assert sentence().startswith("Rank 1 on node-a has waited 62 s for data in <module> (train.py:12); rank 2")
 
 
 def test_a_mount_that_does_not_answer_is_named() -> None:
     blocked = process(4242, [Frame("load", "/home/user/train.py", 3)], state="D", dead_mount="/scratch")
-    text, _ = sentence(process=blocked, in_data_since_s=0.0)
-    assert text == (
+    assert sentence(process=blocked, in_data_since_s=0.0) == (
         "Rank 1 on node-a has been in uninterruptible wait for 62 s in load (train.py:3), on /scratch, which does not "
         "answer; rank 2 waits for it in all_reduce."
     )
