@@ -37,6 +37,8 @@ START_CAP_S = 120.0
 """For a rank to get to the planting."""
 END_GRACE_S = 45.0
 """For a launcher to end what it started, once it is told to; torchrun's own limit is 30 s."""
+RESTARTED_CAP_S = 60.0
+"""More, for a run that was restarted before its cap: to train to its end."""
 SETTLE_S = 1.0
 """After a launcher's end, before what is left counts as left."""
 STEPS_AFTER = 45
@@ -201,8 +203,9 @@ class _Run:
             self._look()
             now_s = time.monotonic()
             if planted_s is None:
-                planted_s = now_s if self._is_planted() else None
-            if now_s > (began_s + START_CAP_S if planted_s is None else planted_s + cap_s):
+                planted_s = now_s if self._has(b'"planted"') else None
+            until_s = began_s + START_CAP_S if planted_s is None else planted_s + cap_s
+            if now_s > until_s and (now_s > until_s + RESTARTED_CAP_S or not self._has(b'"attempt": 1,')):
                 self._end()
                 return None
             if stop.wait(POLL_S):
@@ -210,8 +213,9 @@ class _Run:
         self._look()
         return self.process.returncode
 
-    def _is_planted(self) -> bool:
-        return any(b'"planted"' in path.read_bytes() for path in (self.folder / "log").glob("rank-*.jsonl"))
+    def _has(self, words: bytes) -> bool:
+        """Say whether the script's log has them."""
+        return any(words in path.read_bytes() for path in (self.folder / "log").glob("rank-*.jsonl"))
 
     def _look(self) -> None:
         """Note when what counts as a finding appears."""

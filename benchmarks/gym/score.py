@@ -67,7 +67,7 @@ def score_fault(fault: Fault, seen: Observation) -> FaultScore:
     """Judge it."""
     told = choose(fault, seen.told)
     left = len(seen.left)
-    recovered = (seen.recovered_at is not None and seen.returncode == 0) if fault.recovers else None
+    recovered = seen.recovered_at is not None if fault.recovers else None
     if told is None:
         return FaultScore(found=False, left=left, recovered=recovered)
     since = seen.planted_at if fault.doubt is Doubt.CRASH or fault.ends_by_itself else seen.last_progress_at
