@@ -9,39 +9,16 @@ from collections import Counter
 
 import msgspec
 
-from guardrun.supervisor.core.collectives import Match, Mismatch
+from guardrun.supervisor.core.allwait import all_wait
+from guardrun.supervisor.core.collectives import Match
 from guardrun.supervisor.core.events import Settings
-from guardrun.supervisor.core.frames import rank_list
+from guardrun.supervisor.core.finding import Finding
 from guardrun.supervisor.core.judge import STUCK, Doing, Judgement
-from guardrun.supervisor.core.unmet import mismatch_text
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What the looks say, whether or not it is time to act on it."""
-
-    cause: str
-    culprits: list[int]
-    waiting: list[int]
-    confidence: float
-    patience_s: float
-    """Counted from the last progress (for a stopped process: from when it was seen stopped)."""
-    is_proof: bool = False
-    """Counts from when it was seen, and waits for no floor."""
-    why_nobody: str = ""
-    """Where no culprit can be told: why."""
-    doing: Doing = Doing.WAITING
-    """What the culprits do."""
-    is_certain: bool = False
-    """Shown by what the ranks recorded: waits for no floor either, but counts from the last progress."""
-    told: str = ""
-    """What they recorded, in words: a clause with the culprits as its subject, a sentence where there are none."""
-
 
 DOUBTFUL = frozenset({Doing.CHURNING, Doing.UNLOOKED})
 """Neither seen to get somewhere nor seen to stand still: only the hard limit ends the doubt."""
 LEAVING_PATIENCE_S = 300.0
 """torchrun's exit barrier (`exit_barrier_timeout` of its agent's WorkerSpec)."""
-_POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
 
 _PRECEDENCE = (
     Doing.STOPPED,
@@ -92,7 +69,7 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
     if not stuck:
         if not waiting:
             return _lingering(leaving)
-        return _all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched)
+        return all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched)
     rivals, held_up = _by_waits(stuck, waiting, matched) or _split(stuck, waiting)
     first = min(rivals, key=lambda j: _PRECEDENCE.index(j.doing)).doing
     found = _of([j for j in rivals if j.doing is first], rivals, _numbers(held_up), settings)
@@ -208,79 +185,3 @@ def _as_init(found: Finding, living: list[Judgement]) -> Finding:
     if any(by_rank[rank].is_in_init for rank in found.waiting) and found.doing is not Doing.COLLECTING:
         return msgspec.structs.replace(found, cause="init")
     return found
-
-
-def _all_wait(living: list[Judgement], ended: list[int], settings: Settings, matched: Match) -> Finding | None:
-    """Every living rank waits for the others. None where something works in the background: a save, say."""
-    if any(j.is_moving for j in living):
-        return None
-    ranks = sorted(j.global_rank for j in living)
-    base = Finding(
-        cause="collective_timeout", culprits=[], waiting=ranks, confidence=0.6, patience_s=settings.data_patience_s
-    )
-    if any(j.is_in_init for j in living):
-        why, patience_s = "every rank that is alive waits there", settings.spin_patience_s
-        if ended:
-            why, patience_s = f"rank {rank_list(ended)} ended before it got there", base.patience_s
-        return msgspec.structs.replace(
-            base, cause="init", culprits=sorted(ended), confidence=0.8, why_nobody=why, patience_s=patience_s
-        )
-    if matched.mismatch and not ended:
-        return _recorded(base, matched.mismatch, settings)
-    if ended:
-        why = f"rank {rank_list(ended)} had already ended, and the others still wait for it"
-        return msgspec.structs.replace(base, cause="collective_mismatch", confidence=0.8, why_nobody=why)
-    if elsewhere := [rank for rank in matched.roots if rank in ranks]:
-        return _elsewhere(base, elsewhere, ranks)
-    groups = Counter((j.waits_in, j.order) for j in living)
-    if matched.is_all_in and {rank for wait in matched.waits for rank in wait.ranks}.issuperset(ranks):
-        groups = Counter({("", 0): len(living)})  # sub-groups, each complete: their numbers need not be equal
-    if len(groups) > 1 and any(j.waits_in in _POINT_TO_POINT for j in living):
-        why = "they wait in point-to-point calls, which differ from rank to rank, so no rank can be named"
-        return msgspec.structs.replace(base, why_nobody=why)
-    if len(groups) > 1:
-        return _mismatch(base, living, groups)
-    # Doubtful: the first collective of thousands of ranks makes their connections, which takes its time.
-    why = "all of them have entered the same one, so it is the network or a device, and no rank can be named"
-    return msgspec.structs.replace(base, why_nobody=why, patience_s=settings.spin_patience_s)
-
-
-def _mismatch(base: Finding, living: list[Judgement], groups: Counter[tuple[str, int]]) -> Finding:
-    key, count = groups.most_common(1)[0]
-    odd = sorted(j.global_rank for j in living if (j.waits_in, j.order) != key)
-    told = count * 2 > len(living)
-    return msgspec.structs.replace(
-        base,
-        cause="collective_mismatch",
-        culprits=odd if told else [],
-        waiting=[r for r in base.waiting if r not in odd] if told else base.waiting,
-        confidence=0.85 if told else 0.75,
-        why_nobody="" if told else "they wait in different collectives, and which of them is wrong cannot be told",
-    )
-
-
-def _recorded(base: Finding, mismatch: Mismatch, settings: Settings) -> Finding:
-    """Ranks have recorded calls that can never meet: no doubt is left but about who is wrong."""
-    culprits = mismatch.culprits
-    return msgspec.structs.replace(
-        base,
-        cause="collective_mismatch",
-        culprits=culprits,
-        waiting=[rank for rank in base.waiting if rank not in culprits],
-        confidence=0.97 if culprits else 0.9,
-        patience_s=settings.mismatch_patience_s,
-        why_nobody="" if culprits else mismatch.why,
-        is_certain=True,
-        told=mismatch_text(mismatch),
-    )
-
-
-def _elsewhere(base: Finding, elsewhere: list[int], ranks: list[int]) -> Finding:
-    """The others wait in a collective for ranks which wait in something that is none of theirs."""
-    return msgspec.structs.replace(
-        base,
-        cause="collective_mismatch",
-        culprits=elsewhere,
-        waiting=[rank for rank in ranks if rank not in elsewhere],
-        confidence=0.85,
-    )

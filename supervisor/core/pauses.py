@@ -7,8 +7,8 @@ from typing import Any
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.evidence import of_judged
+from guardrun.supervisor.core.finding import Finding
 from guardrun.supervisor.core.frames import rank_list
-from guardrun.supervisor.core.hang import Finding
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import RankLook

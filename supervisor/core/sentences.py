@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.core.advice import ADVICE
+from guardrun.supervisor.core.finding import Finding
 from guardrun.supervisor.core.frames import rank_list
-from guardrun.supervisor.core.hang import Finding
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.state import Attempt
-
-__all__ = ["ADVICE", "hang_sentence", "who"]
 
 
 def who(attempt: Attempt, ranks: list[int]) -> str:

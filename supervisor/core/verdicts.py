@@ -7,7 +7,7 @@ from typing import Any
 from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.collectives import match
 from guardrun.supervisor.core.evidence import of_collectives, of_judged, of_readings, stack_of
-from guardrun.supervisor.core.hang import Finding
+from guardrun.supervisor.core.finding import Finding
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import RankLook

@@ -16,7 +16,8 @@ from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core import pauses, pressure, verdicts
 from guardrun.supervisor.core.actions import Action, TakeLook
 from guardrun.supervisor.core.collectives import match, waits_on_device
-from guardrun.supervisor.core.hang import DOUBTFUL, Finding, find
+from guardrun.supervisor.core.finding import Finding
+from guardrun.supervisor.core.hang import DOUBTFUL, find
 from guardrun.supervisor.core.incidents import close_recovered
 from guardrun.supervisor.core.judge import (
     BUSY_STACKS,

@@ -103,7 +103,7 @@ def test_of_two_the_one_that_left_its_own_order_is_wrong() -> None:
 
 
 def test_a_broadcast_that_its_source_has_left_is_still_found() -> None:
-    """The source of a broadcast need not wait for its receivers: it is past the call that the others took for another."""
+    """A source need not wait for its receivers: it is past the call that the others took for another."""
     looks = [
         look(0, group("0", [0, 1], call(1, "broadcast"), call(2, done=False))),
         look(1, group("0", [0, 1], call(1, "all_reduce", done=False))),

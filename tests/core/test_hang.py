@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from guardrun.supervisor.core.events import Settings
-from guardrun.supervisor.core.hang import LEAVING_PATIENCE_S, Finding, find
+from guardrun.supervisor.core.finding import Finding
+from guardrun.supervisor.core.hang import LEAVING_PATIENCE_S, find
 from guardrun.supervisor.core.judge import Doing, Judgement
 
 SETTINGS = Settings()

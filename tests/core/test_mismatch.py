@@ -190,3 +190,16 @@ def test_an_attempt_that_dies_of_the_comparison_costs_nothing_and_is_the_last_of
             told.started(2)
             told.step(20, told.now_s + 1)
     assert told.state.restarts == 2
+
+
+def test_a_group_that_only_one_rank_makes_is_found_within_seconds(told: Told) -> None:
+    """Rank 0 is in new_group; the others never call it, and wait for rank 0 in their next all_reduce."""
+    told.running(3)
+    waits(told, 4.5, 1, 2)
+    file = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py"
+    alone = ([Frame("new_group", file, 50), Frame("make_groups", "/home/me/train.py", 12)], "", asleep()[2])
+    actions = look_until(told, alone, in_call(), in_call(), limit_s=12.0)
+    assert "StopAttempt" in kinds(actions)
+    incident = told.incidents["001"]
+    assert (incident.cause, incident.culprits) == ("collective_mismatch", [])
+    assert "rank 0 waits in new_group at make_groups (train.py:12) for ranks that have gone on" in incident.summary

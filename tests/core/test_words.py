@@ -7,7 +7,7 @@ import pytest
 from guardrun.supervisor.core import frames as fr
 from guardrun.supervisor.core.advice import ADVICE
 from guardrun.supervisor.core.evidence import MAX_RANKS, most_telling
-from guardrun.supervisor.core.hang import Finding
+from guardrun.supervisor.core.finding import Finding
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import Frame
 from guardrun.supervisor.core.sentences import hang_sentence
