@@ -16,6 +16,8 @@ from guardrun.supervisor.strip import Kinds, Points, Segment, Strip
 SILENT_FLOOR_S = 3.0
 SILENT_FACTOR = 4.0
 """Without progress for this many times what is usual between two advances, a rank is drawn as silent."""
+_SLOW = frozenset({"start", "init", "load", "compile"})
+"""Phases in which long silences that end by themselves are how things are."""
 MAX_MARKS = 512
 FRONT_POINTS = 4096
 
@@ -122,9 +124,14 @@ class _Track:
     def _advance(self, at_s: float, kinds: Kinds) -> None:
         gap_s = at_s - self.progress_s
         if self.progress and gap_s >= self.silent_after_s():
+            if self.phase in _SLOW:
+                return self._advanced(at_s)
             self.overlays.add(kinds.index("silent"), self.progress_s, at_s)
         elif self.progress:
             self.gap_s = gap_s if not self.gap_s else 0.9 * self.gap_s + 0.1 * gap_s
+        self._advanced(at_s)
+
+    def _advanced(self, at_s: float) -> None:
         self.progress_s = max(at_s, self.progress_s)
 
     def silent_after_s(self) -> float:
@@ -301,6 +308,10 @@ class Timeline:
         text = f"step {event.step}"
         if last is None or (last.kind, last.text) != ("saved", text):  # every rank of a sharded save says so
             self._mark("saved", text, now_s, event.global_rank)
+
+    def began_s(self, attempt: int) -> float | None:
+        """When an attempt's ranks were started; None where that is not known (any more)."""
+        return next((span.started_s for span in self._attempts if span.number == attempt), None)
 
     def view(self, from_s: float = 0.0, to_s: float | None = None) -> View:
         """What is known of the time from from_s to to_s (None: the last event)."""

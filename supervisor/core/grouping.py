@@ -23,6 +23,7 @@ MAX_PIDS = 64
 EVIDENCE_GROUPS = 24
 EVIDENCE_FRAMES = 24
 
+_FOLDERS = re.compile(r"(?<!\S)/\S*/(?=\S)")
 _DIGITS = re.compile(r"\d+")
 _Functions = tuple[tuple[str, str], ...]
 _Key = tuple[str, bool, str, str, _Functions]
@@ -79,7 +80,7 @@ class StackGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         words = f"Rank{'s' if len(self.ranks) > 1 else ''} {rank_list(self.ranks)}" if self.ranks else "A process"
         if self.kind == MAIN:
             return words
-        name = f" ({self.name})" if self.name else ""
+        name = f" ({_FOLDERS.sub('', self.name)})" if self.name else ""
         many = f"{self.count} × " if self.count > 1 else ""
         pid = f" {self.pids[0]}" if self.kind == CHILD and len(self.pids) == 1 else ""
         return f"{words}, {many}{self.kind}{pid}{name}"

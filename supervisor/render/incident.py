@@ -14,8 +14,11 @@ import msgspec
 
 from guardrun.supervisor.core.actions import Incident
 from guardrun.supervisor.core.events import Checkpoint
+from guardrun.supervisor.core.grouping import group_stacks
 from guardrun.supervisor.render.raw import list_files, read_stacks
 from guardrun.supervisor.render.report import plain_html, report_html
+from guardrun.supervisor.render.sources import files_of, read_sources
+from guardrun.supervisor.render.story import Story, incident_story
 from guardrun.supervisor.render.words import iso_time
 from guardrun.supervisor.rundir import RunFile, write_atomically
 from guardrun.supervisor.timeline import Timeline
@@ -65,18 +68,37 @@ def write_incident(
     record = incident_json(incident, run, wall)
     write_atomically(folder / "incident.json", encode(record))
     _keep_stacks(run_dir, incident.looks, folder / STACKS)
-    files = list_files(folder / STACKS)
-    html = _report(record, folder, [f"{STACKS}/{name}" for name in files])
+    html = _report(record, folder, incident, run, timeline)
     write_atomically(folder / "report.html", html.encode("utf-8", "replace"))
     return folder
 
 
-def _report(record: dict[str, Any], folder: Path, files: list[str]) -> str:
+def _report(record: dict[str, Any], folder: Path, incident: Incident, run: RunFile, timeline: Timeline | None) -> str:
     """The page; a plain one where our own rendering fails, because a page is no reason to stop supervising."""
     try:
-        return report_html(record, read_stacks(folder / STACKS), files)
+        stacks = read_stacks(folder / STACKS)
+        files = [f"{STACKS}/{name}" for name in list_files(folder / STACKS)]
+        culprits = [culprit.rank for culprit in incident.culprits]
+        shown = files_of(group_stacks(stacks, culprits))
+        began_s = timeline.began_s(incident.attempt) if timeline else None
+        sources = read_sources(shown, run.cwd, run.created_wall_s + (began_s or 0.0))
+        return report_html(record, stacks, files, _story(timeline, incident), sources)
     except Exception:
         return plain_html(record, traceback.format_exc())
+
+
+def _story(timeline: Timeline | None, incident: Incident) -> Story | None:
+    if timeline is None:
+        return None
+    try:
+        return incident_story(
+            timeline,
+            onset_s=incident.onset_s,
+            detected_s=incident.detected_s,
+            recovered_s=incident.recovered_s,
+        )
+    except Exception:
+        return None  # the page says that it is missing
 
 
 def encode(record: dict[str, Any]) -> bytes:

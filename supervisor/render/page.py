@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 STYLE = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--text:#1b1f24;--soft:#5d6673;--line:#dde1e7;--code:#f1f3f6;
---accent:#0b6bcb;--bad:#b3261e;--bad-page:#fdeceb;--good:#1b7a3d;--good-page:#e7f5ec;--warn:#8a5a00;--warn-page:#fdf3dd}
+--accent:#0b6bcb;--bad:#b3261e;--bad-page:#fdeceb;--good:#1b7a3d;--good-page:#e7f5ec;--warn:#8a5a00;--warn-page:#fdf3dd;
+--train:#8fb8e8;--eval:#8ad0c0;--data:#f0c27b;--save:#c3a6e0;--idle:#d5dae1;--gc:#a86a00;--silent:#f4d4d1;--hatch:#b3261e;
+--stopped:#b3261e;--cross:#fff;--step:#0b4a8f}
 @media(prefers-color-scheme:dark){:root{--page:#111418;--card:#1a1f25;--text:#e4e8ed;--soft:#98a2af;--line:#2d343d;
 --code:#12161b;--accent:#6cb2ff;--bad:#ff8a80;--bad-page:#3a1a19;--good:#7ddc9c;--good-page:#14301f;--warn:#f2c063;
---warn-page:#352a12}}
+--warn-page:#352a12;
+--train:#2f5f94;--eval:#1f6f60;--data:#8a5f16;--save:#6a4a8c;--idle:#3a434e;--gc:#f2c063;--silent:#4a2523;--hatch:#ff8a80;
+--stopped:#ff8a80;--cross:#1a1f25;--step:#b9d7fb}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--text);font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
 "Helvetica Neue",Arial,sans-serif;-webkit-text-size-adjust:100%;overflow-wrap:break-word}
@@ -49,13 +53,51 @@ ol.stack details{border:0;padding:0}ol.stack summary{padding:0;color:var(--soft)
 ol.stack .mine{font-weight:650}ol.stack .file{color:var(--soft);font-weight:400}
 a{color:var(--accent)}
 footer{color:var(--soft);font-size:.8125rem;margin:1rem 0 2rem}
-@media(max-width:34rem){main{padding:.625rem}section{padding:.75rem .75rem}h1{font-size:1.1875rem}
-dl{grid-template-columns:1fr;gap:0}dd{margin:0 0 .5rem}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(7rem,1fr));gap:.5rem;margin:.5rem 0 0}
+.figures div{background:var(--card);border:1px solid var(--line);border-radius:.625rem;padding:.5rem .75rem;
+display:flex;flex-direction:column}
+.figures dd{font-size:1.25rem;font-weight:650;margin:0;white-space:nowrap}.figures dt{font-size:.8125rem}
+.notice{background:var(--warn-page);color:var(--warn);border-radius:.375rem;padding:.375rem .625rem}
+.bad{color:var(--bad)}
+tr.odd td{background:var(--warn-page)}tr.odd td:first-child{font-weight:650;color:var(--warn)}
+.graph{overflow-x:auto;text-align:center}.graph svg{max-width:none}
+svg{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;display:inline-block}
+svg text{fill:var(--text)}
+.box{fill:var(--code);stroke:var(--line)}.box.culprit{fill:var(--bad-page);stroke:var(--bad);stroke-width:2}
+.box-title{font-size:13px;font-weight:650}.box-text{fill:var(--soft)}
+.arrow{fill:none;stroke:var(--soft);stroke-width:1.5}.arrow-head{fill:var(--soft)}
+.on-arrow{paint-order:stroke;stroke:var(--card);stroke-width:6px;stroke-linejoin:round}
+.chart{display:flex;margin:.25rem 0}.chart .side{flex:none}.chart .middle{flex:1 1 0;min-width:0;overflow:hidden}
+.row-label.culprit{fill:var(--bad);font-weight:650}.chart .tick{fill:var(--soft);font-size:11px}
+.grid{stroke:var(--line);stroke-width:1}
+.sign{stroke:var(--soft);stroke-width:1.5}.sign.bad{stroke:var(--bad)}.sign.good{stroke:var(--good)}
+.sign.soft{stroke-dasharray:2 3;stroke-width:1}
+.sign-text{font-size:11px;font-weight:650;paint-order:stroke;stroke:var(--card);stroke-width:4px}
+.sign-text.bad{fill:var(--bad)}.sign-text.good{fill:var(--good)}.sign-text.soft{fill:var(--soft);font-weight:400}
+.in-bar{font-size:10px;pointer-events:none}
+.step{stroke:var(--step);stroke-width:1;vector-effect:non-scaling-stroke;fill:none}
+.curve{stroke:var(--accent);stroke-width:1.75;vector-effect:non-scaling-stroke;fill:none;stroke-linejoin:round}
+.k-train{fill:var(--train)}.k-eval{fill:var(--eval)}.k-data{fill:var(--data)}.k-save,.k-saving{fill:var(--save)}
+.k-start,.k-init,.k-load,.k-compile,.k-other{fill:var(--idle)}.k-gc{fill:var(--gc)}
+.k-silent{fill:url(#hatch)}.k-stopped{fill:url(#cross)}
+.silent-under{fill:var(--silent)}.hatch{stroke:var(--hatch);stroke-width:1}
+.stopped-under{fill:var(--stopped)}.cross{stroke:var(--cross);stroke-width:1}
+.legend{display:flex;flex-wrap:wrap;gap:.125rem .875rem;list-style:none;padding:0;margin:.25rem 0;font-size:.8125rem;
+color:var(--soft)}
+.thin{max-height:70vh;overflow-y:auto}.thin svg{display:block}
+pre.source{margin:.125rem 0 .375rem;padding:.25rem .375rem;background:var(--card);line-height:1.4}
+pre.source span{display:block}pre.source .number{display:inline;color:var(--soft);user-select:none}
+pre.source .near{color:var(--soft)}pre.source .at{font-weight:650}
+@media(max-width:34rem){.every-other{display:none}.figures{grid-template-columns:1fr 1fr}
+main{padding:.625rem}section{padding:.75rem .75rem}
+h1{font-size:1.1875rem}dl{grid-template-columns:1fr;gap:0}dd{margin:0 0 .5rem}
 .scroll{margin:0}thead{display:none}table,tbody{display:block}tr{display:block;padding:.375rem .5rem;
 border-radius:.375rem;border-bottom:1px solid var(--line)}tr:last-child{border:0}tr.culprit{background:var(--bad-page)}
 td,td.narrow{display:grid;grid-template-columns:4.5rem 1fr;gap:.5rem;border:0;padding:.0625rem 0;white-space:normal}
 td:empty{display:none}td::before{content:attr(data-name);color:var(--soft);font-weight:400}}
-@media print{section,details{break-inside:avoid}body{background:#fff}}
+@media print{.chart,.graph,tr{break-inside:avoid}body{background:#fff}
+.scroll,.graph,.thin,pre,ol.stack{overflow:visible;max-height:none}
+ol.stack li,pre{white-space:pre-wrap}*{print-color-adjust:exact}}
 """
 
 
@@ -76,6 +118,15 @@ def section(heading: str, *parts: str) -> str:
     """A card with a heading; nothing where there is nothing to show."""
     inner = "\n".join(part for part in parts if part)
     return f"<section>\n<h2>{escape(heading)}</h2>\n{inner}\n</section>" if inner else ""
+
+
+def guarded(heading: str, make: Callable[[], str]) -> str:
+    """A section, whatever goes wrong in it: a part that cannot be drawn must not cost the page."""
+    try:
+        return section(heading, make())
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        return section(heading, paragraph(f"This part could not be drawn: {said[:500]}", "soft"))
 
 
 def paragraph(text: str, kind: str = "") -> str:
@@ -101,7 +152,7 @@ def table(headings: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], wi
     if not rows:
         return ""
     kinds = ["wide" if heading in wide else "narrow" for heading in headings]
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = "\n".join(
         f'<tr class="{escape(kind)}">'
         + "".join(

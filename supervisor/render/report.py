@@ -1,31 +1,31 @@
-"""report.html: an incident for a person, in one file."""
+"""report.html: an incident for a person, in one file.
+
+Each section stands for itself: one that has nothing to show is left out and named at the end, one that fails says so.
+"""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core.folding import fold, short_path
-from guardrun.supervisor.core.frames import is_users_file
-from guardrun.supervisor.core.grouping import GroupFrame, StackGroup, frame_words, group_stacks
-from guardrun.supervisor.core.stacks import MAIN, Stack
+from guardrun.supervisor.core.grouping import group_stacks
+from guardrun.supervisor.core.stacks import Stack
+from guardrun.supervisor.render import cost, page, tables
 from guardrun.supervisor.render import evidence as ev
-from guardrun.supervisor.render import page
+from guardrun.supervisor.render.sources import Sources
+from guardrun.supervisor.render.stackhtml import stacks_html
+from guardrun.supervisor.render.story import Story, steps_html, strips_html
+from guardrun.supervisor.render.waits import draw_graph, make_graph, read_waits
 from guardrun.supervisor.render.words import duration, parse_iso_time
 
-MAX_GROUPS = 60
-"""Beyond it the page would be slow, and the files are there."""
 MAX_DATA_CHARS = 200_000
+MAX_FILES = 500
+DRAWN = 3
+"""The sections that are drawings: they come before the facts."""
 
-_ACTIONS = {
-    "none": "Nothing was changed.",
-    "restart": "All ranks were stopped and started again, {from_where}.",
-    "isolate_node": "The ranks were started again without the node to blame, {from_where}.",
-    "give_up": "The run was ended.",
-}
 _ACTION_TAGS = {
     "none": ("watched", ""),
     "restart": ("restarted", "warn"),
@@ -34,25 +34,42 @@ _ACTION_TAGS = {
 }
 
 
-def report_html(record: dict[str, Any], stacks: Sequence[Stack], files: Sequence[str] = ()) -> str:
+def report_html(
+    record: dict[str, Any],
+    stacks: Sequence[Stack],
+    files: Sequence[str] = (),
+    story: Story | None = None,
+    sources: Sources | None = None,
+) -> str:
     """The page for an incident.json, with the stacks that were taken and the names of their files (relative)."""
-    evidence = record["evidence"]
+    evidence: dict[str, Any] = record["evidence"]
     culprits = [culprit["rank"] for culprit in record["culprits"]]
-    title = f"{record['kind']}: {record['cause']} · incident {record['id']} · {record['run_id']}"
+    parts: list[tuple[str, Callable[[], str]]] = [
+        ("Who waits for whom", lambda: _waits(evidence, culprits)),
+        ("What every rank did", lambda: strips_html(story, culprits) if story else ""),
+        ("Time a step", lambda: steps_html(story) if story else ""),
+        ("Each rank", lambda: tables.ranks_table(evidence, culprits)),
+        ("Traceback", lambda: _tracebacks(evidence)),
+        ("Stacks", lambda: _stacks(list(stacks) or ev.evidence_stacks(evidence), culprits, sources or {})),
+        ("Collectives", lambda: tables.collectives_table(evidence)),
+        ("The node", lambda: tables.readings_table(evidence)),
+        ("Checkpoints that were not taken", lambda: tables.skipped_table(evidence)),
+    ]
+    sections = [(heading, page.guarded(heading, make)) for heading, make in parts]
     return page.page(
-        title,
+        f"{record['kind']}: {record['cause']} · incident {record['id']} · {record['run_id']}",
         [
             page.paragraph(f"guardrun · run {record['run_id']} · incident {record['id']}", "where"),
             f"<h1>{html.escape(record['summary'])}</h1>",
             page.tags(_tags(record)),
-            page.section("Verdict", page.facts(_facts(record))),
-            page.section("What was done, and what to do", page.paragraph(_done(record)), _advice(record)),
-            _ranks(evidence, culprits),
-            _tracebacks(evidence),
-            _stacks(list(stacks) or ev.evidence_stacks(evidence), culprits),
-            _skipped(evidence),
-            _data(evidence),
-            _files(files),
+            cost.figures(record),
+            page.guarded("What was done, and what to do", lambda: _done(record)),
+            *(part for _, part in sections[:DRAWN]),
+            page.guarded("Verdict", lambda: page.facts(_facts(record))),
+            *(part for _, part in sections[DRAWN:]),
+            page.guarded("What is missing", lambda: _missing(record, [name for name, part in sections if not part])),
+            page.guarded("Evidence", lambda: _data(evidence)),
+            page.guarded("Raw stacks", lambda: _files(files)),
             "<footer>Written by guardrun; the same as data is in "
             '<a href="incident.json">incident.json</a>. All times are UTC.</footer>',
         ],
@@ -80,6 +97,10 @@ def _tags(record: dict[str, Any]) -> list[tuple[str, str]]:
         _ACTION_TAGS.get(record["action"], (record["action"], "")),
         ("recovered", "good") if record["recovered"] else ("" if record["action"] == "give_up" else "going on", ""),
     ]
+
+
+def _done(record: dict[str, Any]) -> str:
+    return page.paragraph(cost.done(record)) + cost.advice(record)
 
 
 def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
@@ -116,87 +137,58 @@ def _time(iso: str) -> str:
     return f'<time datetime="{html.escape(iso)}">{html.escape(day)} {html.escape(clock.rstrip("Z"))}</time>'
 
 
-def _done(record: dict[str, Any]) -> str:
-    resumed = record["resumed_from"]
-    from_where = f"from the checkpoint of step {resumed['step']}" if resumed else "from the beginning"
-    return _ACTIONS.get(str(record["action"]), "").format(from_where=from_where)
-
-
-def _advice(record: dict[str, Any]) -> str:
-    return "".join(page.paragraph(part) for part in record["advice"].split("\n\n"))
-
-
-def _ranks(evidence: dict[str, Any], culprits: list[int]) -> str:
-    rows = ev.rank_rows(evidence, culprits)
-    order = ("Does", *(heading for heading, _ in ev.COLUMNS))
-    headings = [heading for heading in order if any(heading in row.cells for row in rows)]
-    cells = [
-        ("culprit" if row.is_culprit else "", [row.rank_words, *(row.cells.get(heading, "") for heading in headings)])
-        for row in rows
-    ]
-    return page.section("Each rank", page.table(["Rank", *headings], cells, wide=("Does", "Where", "Why")))
+def _waits(evidence: dict[str, Any], culprits: list[int]) -> str:
+    waits = read_waits(evidence, culprits)
+    if not waits:
+        return ""
+    graph = make_graph(waits, evidence, culprits)
+    drawing = draw_graph(graph)
+    more = page.paragraph(f"{graph.left_out} more ranks are left out.", "soft") if graph.left_out else ""
+    return f'<div class="graph">{drawing}</div>{more}' if drawing else ""
 
 
 def _tracebacks(evidence: dict[str, Any]) -> str:
     parts = []
     for heading, text in ev.tracebacks(evidence):
         parts += [page.paragraph(heading, "soft"), page.preformatted(text)]
-    return page.section("Traceback" if len(parts) <= 2 else "Tracebacks", *parts)
+    return "".join(parts)
 
 
-def _stacks(stacks: list[Stack], culprits: list[int]) -> str:
-    groups = group_stacks(stacks, culprits)
-    main_groups = sum(group.kind == MAIN for group in groups)
-    parts = [
-        page.folded(
-            _group_title(group),
-            _group_body(group),
-            # The odd ones out are what one came for; of one group alone nothing is odd.
-            is_open=group.kind == MAIN and (index == 0 or index < main_groups - 1) and index < 4,
-        )
-        for index, group in enumerate(groups[:MAX_GROUPS])
-    ]
-    if len(groups) > MAX_GROUPS:
-        parts.append(page.paragraph(f"{len(groups) - MAX_GROUPS} more are in stacks/", "soft"))
-    return page.section("Stacks", *parts)
+def _stacks(stacks: list[Stack], culprits: list[int], sources: Sources) -> str:
+    return stacks_html(group_stacks(stacks, culprits), sources)
 
 
-def _group_title(group: StackGroup) -> str:
-    frame = next((f for f in group.frames if is_users_file(f.file)), group.frames[0] if group.frames else None)
-    where = f' <span class="soft">in {html.escape(frame_words(frame))}</span>' if frame else ""
-    note = f' <span class="soft">– {html.escape(group.note)}</span>' if group.note else ""
-    gil = ' <span class="soft">– holds the GIL</span>' if group.owns_gil else ""
-    return f"<strong>{html.escape(group.title())}</strong>{where}{note}{gil}"
+_WHY_MISSING = {
+    "Who waits for whom": "nobody was seen to wait for another rank",
+    "What every rank did": "guardrun did not see what came before",
+    "Time a step": "too few steps were seen (a script's steps are those of its optimizer, or what it tells by step())",
+    "Each rank": "no rank was judged",
+    "Traceback": "no rank left an exception",
+    "Stacks": "none were taken",
+    "Collectives": "no rank told which collectives it had called",
+    "The node": "no readings were taken",
+}
+_EXPECTED = {
+    "hang": ("Who waits for whom", "What every rank did", "Time a step", "Each rank", "Stacks", "Collectives"),
+    "crash": ("What every rank did", "Time a step", "Each rank", "Traceback"),
+}
 
 
-def _group_body(group: StackGroup) -> str:
-    if not group.frames:
-        return page.paragraph("No Python frames.", "soft")
-    items = []
-    for part in fold(group.frames):
-        if part.label:
-            inner = "".join(f"<li>{_frame_html(frame)}</li>" for frame in part.frames)
-            items.append(f"<li><details><summary>{html.escape(part.label)}</summary><ol>{inner}</ol></details></li>")
-        else:
-            items += [f"<li>{_frame_html(frame)}</li>" for frame in part.frames]
-    return f'<ol class="stack">{"".join(items)}</ol>'
-
-
-def _frame_html(frame: GroupFrame) -> str:
-    kind = "mine" if is_users_file(frame.file) else ""
-    where = html.escape(f"{short_path(frame.file)}:{frame.line_words}")
-    return (
-        f'<code class="{kind}" title="{html.escape(frame.file)}">{html.escape(frame.function)} '
-        f'<span class="file">{where}</span></code>'
-    )
-
-
-def _skipped(evidence: dict[str, Any]) -> str:
+def _missing(record: dict[str, Any], empty: list[str]) -> str:
+    """What such a page shows as a rule, and this one does not, and why."""
+    expected = _EXPECTED.get(record["kind"], ())
     rows = [
-        ("", [str(item.get("path", "")), str(item.get("reason", ""))])
-        for item in ev.entries(evidence, "skipped_checkpoints")
+        f"<li>{html.escape(heading)}: {html.escape(_why(heading, record))}.</li>"
+        for heading in empty
+        if heading in expected
     ]
-    return page.section("Checkpoints that were not taken", page.table(["Path", "Reason"], rows, ("Path", "Reason")))
+    return f"<ul>{''.join(rows)}</ul>" if rows else ""
+
+
+def _why(heading: str, record: dict[str, Any]) -> str:
+    if heading == "Stacks" and isinstance(troubles := record["evidence"].get("stack_troubles"), list) and troubles:
+        return "; ".join(map(str, troubles[:3]))
+    return _WHY_MISSING[heading]
 
 
 def _data(evidence: dict[str, Any]) -> str:
@@ -206,14 +198,18 @@ def _data(evidence: dict[str, Any]) -> str:
     text = msgspec.json.format(msgspec.json.encode(rest), indent=2).decode(errors="replace")
     if len(text) > MAX_DATA_CHARS:
         text = f"{text[:MAX_DATA_CHARS]}\n… cut; all of it is in incident.json"
-    return page.section("Evidence", page.folded("Everything else that was measured", page.preformatted(text)))
+    return page.folded("Everything else that was measured", page.preformatted(text))
 
 
 def _files(files: Sequence[str]) -> str:
-    links = "".join(f'<li><a href="{html.escape(_url(name))}">{html.escape(name)}</a></li>' for name in files[:500])
-    more = page.paragraph(f"{len(files) - 500} more are in stacks/", "soft") if len(files) > 500 else ""
+    if not files:
+        return ""
+    links = "".join(
+        f'<li><a href="{html.escape(_url(name))}">{html.escape(name)}</a></li>' for name in files[:MAX_FILES]
+    )
+    more = page.paragraph(f"{len(files) - MAX_FILES} more are in stacks/.", "soft") if len(files) > MAX_FILES else ""
     title = f"{len(files)} file{'s' if len(files) != 1 else ''}, as they were taken"
-    return page.section("Raw stacks", page.folded(title, f"<ul>{links}</ul>"), more) if links else ""
+    return page.folded(title, f"<ul>{links}</ul>") + more
 
 
 def _url(name: str) -> str:

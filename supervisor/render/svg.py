@@ -11,21 +11,25 @@ Value = str | int | float
 
 
 def tag(name: str, inner: str = "", /, **attributes: Value) -> str:
-    """An element; `class_` is class, `view_box` viewBox, other underscores become dashes."""
+    """An element; names as in _NAMES, other underscores become dashes."""
     words = "".join(f' {_name(key)}="{escape(_number(value))}"' for key, value in attributes.items() if value != "")
     return f"<{name}{words}>{inner}</{name}>" if inner else f"<{name}{words}/>"
 
 
+_NAMES = {
+    "class_": "class",
+    "view_box": "viewBox",
+    "preserve": "preserveAspectRatio",
+    "marker_width": "markerWidth",
+    "marker_height": "markerHeight",
+    "ref_x": "refX",
+    "ref_y": "refY",
+    "pattern_units": "patternUnits",
+}
+
+
 def _name(key: str) -> str:
-    special = {
-        "class_": "class",
-        "view_box": "viewBox",
-        "preserve": "preserveAspectRatio",
-        "marker_width": "markerWidth",
-    }
-    special |= {"marker_height": "markerHeight", "ref_x": "refX", "ref_y": "refY", "pattern_units": "patternUnits"}
-    special |= {"pattern_transform": "patternTransform"}
-    return special.get(key, key.replace("_", "-"))
+    return _NAMES.get(key, key.replace("_", "-"))
 
 
 def _number(value: Value) -> str:

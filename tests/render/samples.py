@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Culprit, Incident, Summary
 from guardrun.supervisor.core.events import Checkpoint, Settings
 from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.render.story import Story, incident_story
 from guardrun.supervisor.rundir import RunFile
+from guardrun.supervisor.timeline import Timeline
 
 WALL_S = 1795000000.0
 SITE = "/home/user/env/lib/python3.11/site-packages"
@@ -178,3 +181,78 @@ def summary(**changes: Any) -> Summary:
         "last_step": 80,
     }
     return Summary(**{**values, **changes})
+
+
+def explained(ranks: int = 8) -> dict[str, Any]:
+    """The evidence of `hang` with all that an explanation may hold."""
+    others = [rank for rank in range(ranks) if rank != 1]
+    call = {"group": "0", "seq": 420, "op": "all_reduce", "sizes": [[1024, 4096]], "dtype": "float32"}
+    return {
+        **hang().evidence,
+        "waiting": others,
+        "waits": [
+            {
+                "ranks": others,
+                "for": [1],
+                "group": "the default group",
+                "seq": 420,
+                "op": "all_reduce",
+                "where": "train.py:66",
+            }
+        ],
+        "collectives": {
+            "groups": [{"name": "0", "desc": "default_pg", "ranks": f"0-{ranks - 1}", "source": "flight recorder"}],
+            "rows": [
+                {**call, "state": "issued", "ranks": "0,2-7", "where": "train.py:66", "is_odd": False},
+                {**call, "seq": 419, "state": "completed", "ranks": "1", "where": "train.py:64", "is_odd": True},
+            ],
+            "trouble": ["rank 1 did not answer"],
+        },
+        "readings": [
+            {"name": "load", "value": 3.25, "is_odd": False},
+            {"name": "/scratch free", "value": 1503238553.6, "unit": "B", "is_odd": True, "note": "nearly full"},
+        ],
+        "recurrence": {"said": "This has stopped 2 earlier runs at the same place, last on 2026-11-17."},
+    }
+
+
+def told_timeline(ranks: int = 8, stuck: int = 1, step_s: float = 0.25) -> Timeline:
+    """A run as `hang` has it: trained from 2 s on, rank `stuck` blocked at 10 s, stopped at 43 s, going on at 46 s."""
+    timeline = Timeline()
+    timeline.feed(
+        ev.RunOpened(run_id="r", settings=Settings(), node="node-a", command=[], world_size=ranks, wall_s=WALL_S), 0.0
+    )
+    begin_attempt(timeline, 0, ranks, 0.2)
+    for at_s in range(1, 11):
+        step = max(int((at_s - 2) / step_s), 0)
+        report(timeline, 0, ranks, float(at_s), step, phase="train" if at_s > 1 else "start")
+    timeline.feed(ev.CheckpointSaved(attempt=0, global_rank=0, path="/out/ckpt_20.pt", step=20, duration_s=0.4), 7.5)
+    timeline.feed(ev.RankExited(attempt=0, global_rank=stuck, pid=4241 + stuck, exitcode=-9, at_s=43.5), 43.5)
+    timeline.feed(ev.AttemptStopped(attempt=0, exitcodes={}, stopped_by_us=list(range(ranks))), 43.6)
+    begin_attempt(timeline, 1, ranks, 44.0, Checkpoint(path="/out/ckpt_20.pt", step=20))
+    for at_s in range(45, 50):
+        report(timeline, 1, ranks, float(at_s), 20 + int((at_s - 45) / step_s), phase="train")
+    return timeline
+
+
+def begin_attempt(
+    timeline: Timeline, attempt: int, ranks: int, at_s: float, resumed_from: Checkpoint | None = None
+) -> None:
+    started = [ev.Rank(global_rank=n, local_rank=n, pid=4241 + n, node="node-a") for n in range(ranks)]
+    timeline.feed(ev.AttemptStarted(attempt=attempt, ranks=started, resumed_from=resumed_from), at_s)
+
+
+def report(timeline: Timeline, attempt: int, ranks: int, at_s: float, step: int, *, phase: str, **changes: Any) -> None:
+    """All ranks got to a step."""
+    values = {"progress_s": at_s, "progress": step + 1, "step": step, "phase": phase, **changes}
+    reports = [ev.RankReport(global_rank=n, **values) for n in range(ranks)]
+    timeline.feed(ev.NodeReport(node="node-a", attempt=attempt, ranks=reports), at_s)
+
+
+def story_of(incident: Incident, timeline: Timeline | None = None) -> Story:
+    return incident_story(
+        timeline or told_timeline(),
+        onset_s=incident.onset_s,
+        detected_s=incident.detected_s,
+        recovered_s=incident.recovered_s,
+    )

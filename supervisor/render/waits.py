@@ -1,0 +1,246 @@
+"""Who waits for whom: an incident's waits as a graph, and the graph as a drawing.
+
+Ranks that wait alike are one box; an arrow leads from those that wait to those they wait for, the root at the bottom.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Any, NamedTuple
+
+from guardrun.supervisor.core.frames import rank_list
+from guardrun.supervisor.render import svg
+from guardrun.supervisor.render.evidence import entries, rank_of
+
+MAX_WAITS = 400
+MAX_NODES = 18
+
+BOX_W, BOX_H = 256, 72
+GAP_X, GAP_Y = 24, 58
+MARGIN = 8
+_WORDS = 40
+"""Characters of 12 px that fit into a box."""
+
+
+class Wait(NamedTuple):
+    """Some ranks wait for others."""
+
+    ranks: frozenset[int]
+    awaited: frozenset[int]
+    label: str
+    where: str
+
+
+class Node(NamedTuple):
+    """Ranks that wait, and are waited for, alike."""
+
+    ranks: list[int]
+    is_culprit: bool
+    does: str
+    where: str
+    level: int
+    """0: waits for nobody in the graph; else how many arrows away from one that does."""
+
+    def title(self) -> str:
+        return f"Rank{'s' if len(self.ranks) > 1 else ''} {rank_list(self.ranks)}" if self.ranks else "Nobody named"
+
+
+class Graph(NamedTuple):
+    """Nodes, and arrows between their indices."""
+
+    nodes: list[Node]
+    edges: dict[tuple[int, int], str]
+    left_out: int
+    """Ranks that are not shown."""
+
+
+def _ranks(value: Any) -> frozenset[int]:
+    return frozenset(r for r in value if isinstance(r, int)) if isinstance(value, list) else frozenset()
+
+
+def read_waits(evidence: dict[str, Any], culprits: list[int]) -> list[Wait]:
+    """The evidence's waits; where it has none, what `waiting` and the culprits say."""
+    found = []
+    for entry in entries(evidence, "waits")[:MAX_WAITS]:
+        ranks, awaited = _ranks(entry.get("ranks")), _ranks(entry.get("for"))
+        if ranks and (not awaited or awaited - ranks):
+            found.append(Wait(ranks, awaited, _label(entry), str(entry.get("where") or "")))
+    if found:
+        return found
+    waiting = _ranks(evidence.get("waiting")) - set(culprits)
+    if not waiting:
+        return []
+    ops = Counter(str(e["waits_in"]) for e in entries(evidence, "ranks") if rank_of(e) in waiting and e.get("waits_in"))
+    return [Wait(waiting, frozenset(culprits), f"in {ops.most_common(1)[0][0]}" if ops else "", "")]
+
+
+def _label(entry: dict[str, Any]) -> str:
+    op = str(entry.get("op") or "")
+    seq = entry.get("seq")
+    group = str(entry.get("group") or "")
+    number = f" #{seq}" if isinstance(seq, int) and seq >= 0 else ""
+    return f"in {op or 'a collective'}{number}{f' of {group}' if group else ''}"
+
+
+def make_graph(waits: list[Wait], evidence: dict[str, Any], culprits: list[int]) -> Graph:
+    """Merge the ranks that wait alike. At most MAX_NODES, those nearest to a root first."""
+    guilty = set(culprits)
+    named = frozenset().union(*(wait.ranks | wait.awaited for wait in waits)) | guilty
+    inside: dict[int, list[int]] = {rank: [] for rank in named}
+    awaited: dict[int, list[int]] = {rank: [] for rank in named}
+    for number, wait in enumerate(waits):
+        for rank in wait.ranks:
+            inside[rank].append(number)
+        for rank in wait.awaited:
+            awaited[rank].append(number)
+    alike: dict[Any, list[int]] = {}
+    for rank in sorted(named):
+        alike.setdefault((rank in guilty, tuple(inside[rank]), tuple(awaited[rank])), []).append(rank)
+    if any(not wait.awaited for wait in waits):  # who they wait for cannot be told
+        alike[(False, (), tuple(n for n, wait in enumerate(waits) if not wait.awaited))] = []
+    edges = _edges(list(alike), waits)
+    levels = _levels(len(alike), edges)
+    order = sorted(range(len(alike)), key=lambda n: (levels[n], not list(alike)[n][0], -len(list(alike.values())[n])))
+    kept = sorted(order[:MAX_NODES])
+    place = {old: new for new, old in enumerate(kept)}
+    keys, members = list(alike), list(alike.values())
+    nodes = [
+        Node(members[n], keys[n][0], *_does(members[n], evidence, [waits[w] for w in keys[n][1]]), levels[n])
+        for n in kept
+    ]
+    shown = {(place[a], place[b]): label for (a, b), label in edges.items() if a in place and b in place}
+    return Graph(nodes, shown, sum(len(members[n]) for n in range(len(members)) if n not in place))
+
+
+def _edges(keys: list[Any], waits: list[Wait]) -> dict[tuple[int, int], str]:
+    sources: dict[int, list[int]] = {}
+    targets: dict[int, list[int]] = {}
+    for node, (_, inside, awaited) in enumerate(keys):
+        for number in inside:
+            sources.setdefault(number, []).append(node)
+        for number in awaited:
+            targets.setdefault(number, []).append(node)
+    labels: dict[tuple[int, int], list[str]] = {}
+    for number, wait in enumerate(waits):
+        for a in sources.get(number, []):
+            for b in targets.get(number, []):
+                if a != b and wait.label not in labels.setdefault((a, b), []):
+                    labels[(a, b)].append(wait.label)
+    return {pair: "; ".join(found) for pair, found in labels.items()}
+
+
+def _levels(count: int, edges: dict[tuple[int, int], str]) -> list[int]:
+    """Arrows from each node to the nearest that waits for nobody; a circle has none, and is one row."""
+    leaving = {a for a, _ in edges}
+    entering: dict[int, list[int]] = {}
+    for a, b in edges:
+        entering.setdefault(b, []).append(a)
+    levels = [0 if node not in leaving else -1 for node in range(count)]
+    todo = deque(node for node in range(count) if levels[node] == 0)
+    while todo:
+        node = todo.popleft()
+        for before in entering.get(node, []):
+            if levels[before] < 0:
+                levels[before] = levels[node] + 1
+                todo.append(before)
+    return [max(level, 0) for level in levels]
+
+
+def _does(ranks: list[int], evidence: dict[str, Any], waits: list[Wait]) -> tuple[str, str]:
+    """What they do, and where, in a few words each."""
+    if not ranks:
+        why = evidence.get("why_no_culprit")
+        return (why if isinstance(why, str) and why else "no member is missing"), ""
+    called = next((wait.where for wait in waits if wait.where), "")
+    members = set(ranks)
+    for entry in entries(evidence, "ranks"):
+        if rank_of(entry) in members:
+            does = str(entry.get("judgement") or "").replace("_", " ")
+            return does, str(entry.get("at") or called)
+    return ("waiting" if called else ""), called
+
+
+def draw_graph(graph: Graph) -> str:
+    """The drawing; empty where nobody waits."""
+    if not graph.edges:
+        return ""
+    rows: dict[int, list[int]] = {}
+    for number, node in enumerate(graph.nodes):
+        rows.setdefault(node.level, []).append(number)
+    top = max(rows)
+    widest = max(len(row) for row in rows.values())
+    width = 2 * MARGIN + widest * BOX_W + (widest - 1) * GAP_X
+    height = 2 * MARGIN + (top + 1) * BOX_H + top * GAP_Y
+    corner: dict[int, tuple[float, float]] = {}
+    for level, row in rows.items():
+        left = (width - len(row) * BOX_W - (len(row) - 1) * GAP_X) / 2
+        for index, number in enumerate(row):
+            corner[number] = (left + index * (BOX_W + GAP_X), MARGIN + (top - level) * (BOX_H + GAP_Y))
+    # Arrows between boxes of one row pass outside, to the right.
+    has_sideways = any(corner[a][1] >= corner[b][1] for a, b in graph.edges)
+    arrows = "".join(_arrow(corner[a], corner[b], label) for (a, b), label in graph.edges.items())
+    boxes = "".join(_box(node, *corner[number]) for number, node in enumerate(graph.nodes))
+    full = width + (44 if has_sideways else 0)
+    return svg.picture(
+        _ARROW_HEAD + arrows + boxes, describe(graph), width=full, height=height, view_box=f"0 0 {full} {height}"
+    )
+
+
+_ARROW_HEAD = svg.tag(
+    "defs",
+    svg.tag(
+        "marker",
+        svg.tag("path", d="M0 0L8 4L0 8z", class_="arrow-head"),
+        id="arrow",
+        marker_width=8,
+        marker_height=8,
+        ref_x=7,
+        ref_y=4,
+        orient="auto",
+    ),
+)
+
+
+def _arrow(source: tuple[float, float], target: tuple[float, float], label: str) -> str:
+    x1, y1 = source[0] + BOX_W / 2, source[1] + BOX_H
+    x2, y2 = target[0] + BOX_W / 2, target[1]
+    if y2 > y1:
+        # The label stands near its source, so that those of several arrows to one box stay apart.
+        along = 0.42
+        x, y = x1 + (x2 - x1) * along, y1 + (y2 - y1) * along + 4
+        path = f"M{x1:.0f} {y1:.0f}L{x2:.0f} {y2 - 2:.0f}"
+    else:
+        x1, y1 = source[0] + BOX_W, source[1] + BOX_H / 2
+        x2, y2 = target[0] + BOX_W, target[1] + BOX_H / 2 + 8
+        x, y = max(x1, x2) - 40, (y1 + y2) / 2 - 34
+        bend = max(x1, x2) + 40
+        path = f"M{x1:.0f} {y1:.0f}C{bend:.0f} {y1:.0f} {bend:.0f} {y2:.0f} {x2 + 2:.0f} {y2:.0f}"
+    line = svg.tag("path", svg.title(label), d=path, class_="arrow", marker_end="url(#arrow)")
+    words = svg.text(svg.shorten(f"wait {label}", 52), x=x, y=y, class_="on-arrow", text_anchor="middle")
+    return line + words
+
+
+def _box(node: Node, x: float, y: float) -> str:
+    title = node.title()
+    if node.is_culprit:
+        title = f"✖ {title}"
+    count = f" ({len(node.ranks)})" if len(node.ranks) > 1 else ""
+    hover = f"{'Culprit: ' if node.is_culprit else ''}{node.title()}{count}: {node.does} {node.where}"
+    return svg.tag(
+        "g",
+        svg.title(hover)
+        + svg.tag("rect", x=x, y=y, width=BOX_W, height=BOX_H, rx=8, class_="box culprit" if node.is_culprit else "box")
+        + svg.text(svg.shorten(title + count, 28), x=x + 12, y=y + 23, class_="box-title")
+        + svg.text(svg.shorten(node.does, _WORDS), x=x + 12, y=y + 42, class_="box-text")
+        + svg.text(svg.shorten(node.where, _WORDS), x=x + 12, y=y + 60, class_="box-text"),
+    )
+
+
+def describe(graph: Graph) -> str:
+    """The graph in words, for those who cannot see it."""
+    parts = [
+        f"{graph.nodes[a].title()} wait{'' if len(graph.nodes[a].ranks) > 1 else 's'} for "
+        f"{graph.nodes[b].title().lower() if graph.nodes[b].ranks else 'somebody who cannot be told'} {label}"
+        for (a, b), label in list(graph.edges.items())[:12]
+    ]
+    return "; ".join(parts)
