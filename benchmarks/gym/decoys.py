@@ -24,7 +24,7 @@ DECOYS = (
     Decoy("download", DDP, "rank 0 receives bytes slowly", seconds=38),
     Decoy("long_load", DDP, "a checkpoint that takes long to load", seconds=30, planted_in=ALL),
     Decoy("fsdp_eval", FSDP, "rank 0 computes metrics, the rest wait", seconds=36),
-    Decoy("uneven", GROUPS, "a stage that takes longer than the others", seconds=1.2, planted_in=(3,)),
+    Decoy("uneven", GROUPS, "a stage that takes longer than the others", seconds=0.8, planted_in=(3,)),
     Decoy("slow_workers", LOADER, "workers that need long for each sample", seconds=2.5, planted_in=ALL),
     Decoy("worker_pause", LOADER, "a worker pauses once", seconds=28, planted_in=(1,)),
 )

@@ -416,14 +416,15 @@ def write_for_long() -> None:
             time.sleep(0.1)
 
 
-_steps_slowed = 0
+_last_pause_s = 0.05
 
 
 def slow_down() -> None:
-    """From nothing to SECONDS, by a third a step."""
-    global _steps_slowed
-    _steps_slowed += 1
-    time.sleep(min(SECONDS, 0.05 * 1.33**_steps_slowed))
+    """By a third a step, up to SECONDS; then it is over."""
+    global _last_pause_s
+    _last_pause_s *= 1.33
+    if _last_pause_s < SECONDS:
+        time.sleep(_last_pause_s)
 
 
 PLACES: dict[str, tuple[str, Callable[[], object] | None]] = {
