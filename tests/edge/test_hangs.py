@@ -45,7 +45,10 @@ CASES = [
         r"has been stopped by a signal for \d+ s, at .*suffer.* \(faults\.py:\d+\)" + WAITS,
     ),
     Case("gil", 45, 0, "gil_held", r"has held the GIL for \d+ s in .*suffer.* \(faults\.py:\d+\)" + WAITS),
-    Case("data_stall", 55, 1, "dataloader_stall", r"has waited \d+ s for data in main \(train\.py:\d+\)" + WAITS),
+    Case(
+        "data_stall", 55, 1, "dataloader_stall",
+        r"has waited \d+ s for data: its DataLoader worker \d+ is in \S*__getitem__ \(train\.py:\d+\)" + WAITS,
+    ),
 ]  # fmt: skip
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ parser.add_argument("--out", default="out")
 parser.add_argument("--resume", default="")
 parser.add_argument("--seconds", type=float, default=8.0, help="how long what ends takes")
 parser.add_argument("--loader", action="store_true", help="batches from a DataLoader with a worker")
+parser.add_argument("--read", default="", help="the file of the fault `read`")
 parser.add_argument("--when", default="", help="FILE:FAULT, see faults.py")
 parser.add_argument("--clock-back", type=int, default=0, help="files saved after this step are dated an hour earlier")
 parser.add_argument("--times", default="", help="write the time of each step of rank 0 to this file")
@@ -72,7 +75,18 @@ def leave_and_fail() -> None:
         dist.destroy_process_group()
 
 
+def signal_workers(signum: int) -> None:
+    """What happens to data loader workers, in a script that has taken torch's own eye off them."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for child in multiprocessing.active_children():
+        if child.pid:
+            os.kill(child.pid, signum)
+
+
 OTHERS = {
+    "worker_stop": lambda: signal_workers(signal.SIGSTOP),
+    "worker_kill": lambda: signal_workers(signal.SIGKILL),
+    "read": lambda: Path(arguments.read).read_bytes(),
     "eval": evaluate,
     "save": save_for_long,
     "first": evaluate,
@@ -90,13 +104,13 @@ class Samples(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return arguments.steps + 2
 
-    def __getitem__(self, number: int) -> torch.Tensor:
+    def __getitem__(self, number: int) -> int:
         index = self._start + number + 1
         if "data_pause" in due(plan, index):
             time.sleep(arguments.seconds)
         if "data_stall" in due(plan, index):
             time.sleep(1000)
-        return torch.randn(8, 64)
+        return index  # no tensor: one that is on its way dies with its worker
 
 
 def say(text: str) -> None:
@@ -128,7 +142,7 @@ def main() -> None:
     batches = None
     if arguments.loader:
         loader = torch.utils.data.DataLoader(
-            Samples(start), batch_size=None, num_workers=1, worker_init_fn=lambda _: note(os.getpid())
+            Samples(start), batch_size=None, num_workers=1, timeout=900, worker_init_fn=lambda _: note(os.getpid())
         )
         batches = iter(loader)
     times = open(arguments.times, "a") if arguments.times and RANK == "0" else None  # noqa: SIM115
@@ -137,7 +151,9 @@ def main() -> None:
         for fault in due(plan, step) + due_now(arguments.when):
             if not fault.startswith("data_"):
                 suffer(fault, arguments.seconds, OTHERS)
-        batch = next(batches) if batches else torch.randn(8, 64)
+        if batches:
+            next(batches)
+        batch = torch.randn(8, 64)
         loss = model(batch).pow(2).mean()
         optimizer.zero_grad()
         loss.backward()
