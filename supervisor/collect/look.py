@@ -20,7 +20,7 @@ from guardrun.supervisor.collect.blocked import Background, explain
 from guardrun.supervisor.collect.boards import BLANK, BoardReader, collective_of, phase_of, shares_of
 from guardrun.supervisor.collect.bounded import run_bounded
 from guardrun.supervisor.collect.groups import LAST_CALLS, LAST_CALLS_OF_MANY, MANY_RANKS, Asked, read_groups
-from guardrun.supervisor.collect.lookfiles import write_look
+from guardrun.supervisor.collect.lookfiles import RAS_FILE, write_look, write_text
 from guardrun.supervisor.collect.procfs import (
     Stat,
     ThreadStat,
@@ -33,6 +33,7 @@ from guardrun.supervisor.collect.procfs import (
     read_wchan,
 )
 from guardrun.supervisor.collect.pyspy import TIMEOUT_S
+from guardrun.supervisor.collect.ras import LIMIT_S, read_ras
 from guardrun.supervisor.collect.sockets import read_tcp_bytes, socket_bytes
 from guardrun.supervisor.collect.stacks import PYSPY, Fallback, StackDump, dump_stacks
 from guardrun.supervisor.collect.table import ProcessTable
@@ -141,10 +142,20 @@ def take_look(
         elif target.is_rank and look.state == "?":
             missing[target.rank.global_rank] = "the process is gone"
     looks = [_join(rank, pairs, tcp, clock) for rank in ranks if rank.global_rank not in missing]
+    told, odd = _ask_nccl(looks, deadline - time.monotonic())
+    if folder is not None and told:
+        write(lambda: write_text(folder, RAS_FILE, told))
     if folder is not None:
         raw = {target.stat.pid: (target.raw, target.kernel_stack) for target, _ in pairs}
         write(lambda: write_look(folder, looks, raw))
-    return LookResult(looks, missing, time.monotonic() - began, readings)
+    return LookResult(looks, missing, time.monotonic() - began, [*readings, *odd])
+
+
+def _ask_nccl(looks: list[RankLook], left_s: float) -> tuple[str, list[Reading]]:
+    """NCCL's own account of its communicators, where a rank uses it and there is time left."""
+    if left_s <= 0 or not any(group.backend == "nccl" for look in looks for group in look.groups):
+        return "", []
+    return read_ras({look.process.pid for look in looks}, limit_s=min(LIMIT_S, left_s))
 
 
 def _find_targets(

@@ -20,6 +20,9 @@ _STATES = {
     "?": "gone",
 }
 
+RAS_FILE = "nccl-ras.txt"
+"""What NCCL says of its communicators: JSON, or text of an older one."""
+
 Raw = Mapping[int, tuple[list[StackDump], str]]
 """Per pid: its dumps, and its kernel stack."""
 
@@ -39,6 +42,16 @@ def write_look(folder: Path, looks: list[RankLook], raw: Raw) -> str:
                         suffix = "json" if dump.source == PYSPY else "txt"
                         path = folder / "raw" / f"{name}-{number}.{suffix}"
                         path.write_text(dump.text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return ""
+
+
+def write_text(folder: Path, name: str, text: str) -> str:
+    """Write a text as it came beside the stacks, in raw/; answers what went wrong, empty if nothing."""
+    try:
+        (folder / "raw").mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / "raw" / name).write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         return f"{folder}: {error.strerror}"
     return ""
