@@ -83,6 +83,8 @@ _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _OWN_CAUSES = frozenset({"gpu_lost", "cuda_oom", "host_oom", "disk_full", "checkpoint_corrupt", "import_error"})
 """Causes that no other rank's leaving makes, whatever else the text says."""
 _WORKER = re.compile(r"in DataLoader worker process (\d+)")
+_UNPICKLER = re.compile(r"Weights only load failed.*(?=WeightsUnpickler error: )", re.DOTALL)
+"""Three lines of instructions that torch.load puts before what was wrong (torch/serialization.py, UNSAFE_MESSAGE)."""
 _CHILD = re.compile(r"-- Process (\d+) terminated with")
 
 
@@ -222,7 +224,7 @@ def _what(fall: Fall, cause: str, layer: Layer | None) -> str:
 def _raised(error: ErrorRecord, layer: Layer | None) -> str:
     """`raised ValueError: bad sample in load (data.py:3), in DataLoader worker 0`."""
     told = layer or Layer(error=error.error, message=error.message)
-    message = " ".join(told.message.split())
+    message = " ".join(_UNPICKLER.sub("", told.message).split())
     text = f"{told.error.removeprefix('builtins.')}: {message[:200]}" if message else told.error
     frame = _user_frame(layer.frames if layer else []) or _user_frame(error.frames)
     where = f" in {frame.function} ({base_name(frame.file)}:{frame.line})" if frame else ""
