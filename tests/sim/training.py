@@ -103,6 +103,15 @@ class VirtualRank:
         )
 
 
+GC_EVERY_S, GC_S = 20.0, 0.1
+"""A healthy rank's collections: each rank at times of its own."""
+
+
+def _collected_s(number: int, now_s: float) -> float:
+    """How long a rank has been collecting by now, in all."""
+    return round(GC_S * int(now_s / GC_EVERY_S + 0.37 * number), 3)
+
+
 @dataclass
 class Job:
     """One attempt of the script."""
@@ -225,6 +234,7 @@ class Job:
                     progress=count if hooks else 0,
                     progress_s=progress_s if hooks else 0.0,
                     step=step if hooks and progress > 1 else 0,
+                    gc_total_s=_collected_s(number, now_s) if hooks else 0.0,
                     gc_since_s=rank.began_s if doing.is_collecting and hooks else 0.0,
                     waits_since_s=waits_since_s,
                 )
