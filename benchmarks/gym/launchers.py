@@ -23,7 +23,7 @@ RESTARTS = 3
 
 FAILED = r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)"
 """torchrun's and ft_launcher's line on the first rank that ended badly."""
-NO_HEARTBEAT = r"RankMonServer\d+@\S+?:(?P<rank>\d+)\] Did not get (?:subsequent|first) heartbeat"
+NO_HEARTBEAT = r"RankMonServer\d+@\S+?:(?P<rank>\d+)\] Did not get (?:initial|subsequent) heartbeat"
 
 
 @dataclass(frozen=True)
