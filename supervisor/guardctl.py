@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from guardrun import __version__
-from guardrun.supervisor.ctl import config, diagnose, incidents, order, replay, show, stacks, status
+from guardrun.supervisor.ctl import config, diagnose, incidents, order, replay, report, show, stacks, status
 from guardrun.supervisor.ctl.output import Output, silence_stdout
 from guardrun.supervisor.ctl.verb import NO, Call, CtlError, Verb
 
@@ -20,6 +20,7 @@ VERBS: tuple[Verb, ...] = (
     status.VERB,
     incidents.VERB,
     show.VERB,
+    report.VERB,
     diagnose.VERB,
     stacks.VERB,
     config.VERB,

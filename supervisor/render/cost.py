@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 from guardrun.supervisor.render import page
@@ -41,8 +40,7 @@ def figures(record: dict[str, Any]) -> str:
         cards.append(("steps done again", str(steps)))
     elif record.get("step") is not None:
         cards.append(("at step", str(record["step"])))
-    items = "".join(f"<div><dd>{html.escape(value)}</dd><dt>{html.escape(name)}</dt></div>" for name, value in cards)
-    return f'<dl class="figures">{items}</dl>'
+    return page.figures(cards)
 
 
 def steps_lost(record: dict[str, Any]) -> int | None:

@@ -57,6 +57,9 @@ footer{color:var(--soft);font-size:.8125rem;margin:1rem 0 2rem}
 .figures div{background:var(--card);border:1px solid var(--line);border-radius:.625rem;padding:.5rem .75rem;
 display:flex;flex-direction:column}
 .figures dd{font-size:1.25rem;font-weight:650;margin:0;white-space:nowrap}.figures dt{font-size:.8125rem}
+ul.plain{list-style:none;margin:0;padding:0}ul.plain li{padding:.25rem 0}
+.u-training{fill:var(--train)}.u-detecting{fill:var(--bad)}.u-stopping{fill:var(--save)}.u-starting{fill:var(--idle)}
+.u-redoing{fill:var(--data)}.u-other{fill:var(--soft)}.bar{display:block}
 .notice{background:var(--warn-page);color:var(--warn);border-radius:.375rem;padding:.375rem .625rem}
 .bad{color:var(--bad)}
 tr.odd td{background:var(--warn-page)}tr.odd td:first-child{font-weight:650;color:var(--warn)}
@@ -127,6 +130,20 @@ def guarded(heading: str, make: Callable[[], str]) -> str:
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         return section(heading, paragraph(f"This part could not be drawn: {said[:500]}", "soft"))
+
+
+def guarded_plain(make: Callable[[], str]) -> str:
+    """Likewise, without a section; nothing where it fails."""
+    try:
+        return make()
+    except Exception:
+        return ""
+
+
+def figures(cards: Sequence[tuple[str, str]]) -> str:
+    """(name, figure) each, large."""
+    items = "".join(f"<div><dd>{escape(value)}</dd><dt>{escape(name)}</dt></div>" for name, value in cards)
+    return f'<dl class="figures">{items}</dl>' if items else ""
 
 
 def paragraph(text: str, kind: str = "") -> str:

@@ -7,12 +7,13 @@ from statistics import median
 from typing import NamedTuple
 
 from guardrun.supervisor.render import svg
-from guardrun.supervisor.render.strips import Scale, Sign
+from guardrun.supervisor.render.strips import Scale, Sign, draw_grid, draw_signs, signs_within
 from guardrun.supervisor.render.words import duration
 from guardrun.supervisor.timeline import FrontPoint
 
 LEAST_S = 1.5
 """Reports come once a second: over less than this a step's time would be mostly that of the reports."""
+LEAST_POINTS = 4
 MAX_POINTS = 360
 HEIGHT = 132
 LABEL_W = 58
@@ -76,47 +77,34 @@ def summary(series: Sequence[StepTime]) -> str:
 
 
 def draw_plot(series: Sequence[StepTime], scale: Scale, signs: Sequence[Sign]) -> str:
-    """The curve, one line an attempt; nothing for fewer than two points."""
+    """The curve, one line an attempt; nothing for fewer than LEAST_POINTS."""
     series = thin(series)
-    if len(series) < 2:
+    if len(series) < LEAST_POINTS:
         return ""
     top_s = _top(series)
-    shown = [sign for sign in sorted(signs) if scale.from_s <= sign.at_s <= scale.to_s]
+    shown, top = signs_within(signs, scale)
     curve = "".join(
         svg.tag("polyline", points=" ".join(_place(p, scale, top_s) for p in part), class_="curve")
         for part in _by_attempt(series)
     )
-    lines = svg.tag("svg", curve, width="100%", height=HEIGHT, view_box=f"0 0 {WIDE} {HEIGHT}", preserve="none")
-    middle = picture_frame(scale, shown, HEIGHT) + lines + _cut_off(series, scale, top_s)
+    lines = svg.tag("svg", curve, y=top, width="100%", height=HEIGHT, view_box=f"0 0 {WIDE} {HEIGHT}", preserve="none")
+    bottom = top + HEIGHT
+    floor = svg.tag("line", x1="0", x2="100%", y1=bottom, y2=bottom, class_="grid")
+    middle = draw_grid(scale, top, bottom) + floor + draw_signs(shown, scale, bottom) + lines
+    middle += _cut_off(series, scale, top_s, top + 12)
     label = f"Seconds a step against time: {summary(series)}"
     ticks = ((0.0, "0"), (top_s / 2, seconds_words(top_s / 2)), (top_s, seconds_words(top_s)))
     side = "".join(
-        svg.text(words, x=LABEL_W - 8, y=max(_y(value, top_s) + 4, 10), class_="tick", text_anchor="end")
+        svg.text(words, x=LABEL_W - 8, y=top + max(_y(value, top_s) + 4, 10), class_="tick", text_anchor="end")
         for value, words in ticks
     )
-    height = HEIGHT + 20
+    height = bottom + 20
     return (
         '<div class="chart">'
         + svg.tag("svg", side, width=LABEL_W, height=height, class_="side", aria_hidden="true")
         + svg.picture(middle, label, width="100%", height=height, class_="middle")
         + "</div>"
     )
-
-
-def picture_frame(scale: Scale, signs: Sequence[Sign], bottom: int) -> str:
-    """Ticks of time, and the moments that are marked."""
-    parts = svg.tag("line", x1="0", x2="100%", y1=bottom, y2=bottom, class_="grid")
-    for number, (at, words) in enumerate(scale.ticks(5)):
-        parts += svg.tag("line", x1=svg.percent(at), x2=svg.percent(at), y1=4, y2=bottom, class_="grid")
-        anchor = "start" if at < 6 else "end" if at > 94 else "middle"
-        kind = "tick" if number % 2 == 0 else "tick every-other"
-        parts += svg.text(words, x=svg.percent(at), y=bottom + 15, class_=kind, text_anchor=anchor)
-    for sign in signs:
-        at_words = svg.percent(scale.percent(sign.at_s))
-        parts += svg.tag(
-            "line", svg.title(sign.words), x1=at_words, x2=at_words, y1=0, y2=bottom, class_=f"sign {sign.kind}"
-        )
-    return parts
 
 
 def _top(series: Sequence[StepTime]) -> float:
@@ -146,14 +134,14 @@ def _place(point: StepTime, scale: Scale, top_s: float) -> str:
     return f"{WIDE * scale.percent(point.at_s) / 100:.1f},{_y(point.step_s, top_s):.1f}"
 
 
-def _cut_off(series: Sequence[StepTime], scale: Scale, top_s: float) -> str:
+def _cut_off(series: Sequence[StepTime], scale: Scale, top_s: float, y: int) -> str:
     """What is beyond the plot's top gets an arrow there with its figure."""
     beyond = sorted((p for p in series if p.step_s > top_s), key=lambda p: -p.step_s)[:3]
     return "".join(
         svg.text(
             f"▲ {seconds_words(point.step_s)}",
             x=svg.percent(scale.percent(point.at_s)),
-            y=12,
+            y=y,
             class_="tick",
             text_anchor="end" if scale.percent(point.at_s) > 50 else "start",
         )

@@ -62,7 +62,7 @@ def report_html(
             page.paragraph(f"guardrun · run {record['run_id']} · incident {record['id']}", "where"),
             f"<h1>{html.escape(record['summary'])}</h1>",
             page.tags(_tags(record)),
-            cost.figures(record),
+            page.guarded_plain(lambda: cost.figures(record)),
             page.guarded("What was done, and what to do", lambda: _done(record)),
             *(part for _, part in sections[:DRAWN]),
             page.guarded("Verdict", lambda: page.facts(_facts(record))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +25,7 @@ from guardrun.supervisor.timeline import FrontPoint, Mark, Timeline, View
 BEFORE_S = (20.0, 120.0)
 """At least and at most this much is shown of the time before the onset."""
 AFTER_S = 600.0
+MAX_SIGNS = 8
 STEPS_BEFORE_S = 900.0
 """How far back the steps' times go."""
 
@@ -37,6 +39,15 @@ class Story(msgspec.Struct, kw_only=True):
     zero_s: float
     """What the ticks count from: the onset, or the run's beginning."""
     signs: list[Sign]
+
+
+class RunIncident(NamedTuple):
+    """An incident as a sign in a run's time; seconds are the engine's."""
+
+    id: str
+    cause: str
+    onset_s: float
+    recovered_s: float | None
 
 
 def incident_story(
@@ -64,6 +75,19 @@ def incident_story(
 
 def _is_saved_before(mark: Mark, onset_s: float) -> bool:
     return mark.kind == "saved" and mark.at_s <= onset_s
+
+
+def run_story(timeline: Timeline, incidents: Sequence[RunIncident]) -> Story:
+    """A whole run's time, its incidents marked."""
+    view = timeline.view(0.0, timeline.last_s)
+    signs: list[Sign] = []
+    for number, incident in enumerate(incidents):
+        # Each sign with words takes a line of its own.
+        words = f"{incident.id} {incident.cause}" if number < MAX_SIGNS else ""
+        signs.append(Sign(incident.onset_s, words, "bad"))
+        if incident.recovered_s is not None:
+            signs.append(Sign(incident.recovered_s, "", "good"))
+    return Story(view=view, front=view.front, front_from_s=0.0, zero_s=0.0, signs=signs)
 
 
 def strips_html(story: Story, culprits: Sequence[int]) -> str:
@@ -98,4 +122,4 @@ def steps_html(story: Story) -> str:
         return ""
     scale = Scale(story.front_from_s, story.view.to_s, story.zero_s)
     plot = draw_plot(series, scale, [sign for sign in story.signs if sign.kind != "soft"])
-    return page.paragraph(f"{summary(series)}.") + plot if plot else ""
+    return page.paragraph(f"{summary(series)}.") + plot

@@ -121,22 +121,22 @@ def _looks_like(row: RankRow, view: View) -> object:
 
 def draw_strips(lines: Sequence[Line], scale: Scale, signs: Sequence[Sign], label: str) -> str:
     """Labels, strips and last steps, side by side."""
-    shown = [sign for sign in sorted(signs) if scale.from_s <= sign.at_s <= scale.to_s]
-    top = TIER_H * len(shown) + 4
+    shown, words_h = signs_within(signs, scale)
+    top = max(words_h, TIER_H) + 4
     bottom = top + ROW_H * len(lines)
     height = bottom + 20
     has_steps = len(lines) <= TICK_STEPS
-    middle = _grid(scale, top, bottom)
+    middle = draw_grid(scale, top, bottom)
     for number, line in enumerate(lines):
         middle += _strip(line, scale, top + number * ROW_H, has_steps)
-    middle += _signs(shown, scale, bottom)
+    middle += draw_signs(shown, scale, bottom)
     names = "".join(
         svg.text(
             _name(line), x=0, y=top + n * ROW_H + 14, class_="row-label culprit" if line.is_culprit else "row-label"
         )
         for n, line in enumerate(lines)
     )
-    ends = svg.text("at step", x=6, y=top - 4 if top > 12 else 10, class_="tick") + "".join(
+    ends = svg.text("at step", x=6, y=top - 4, class_="tick") + "".join(
         svg.text(_end(line), x=6, y=top + n * ROW_H + 14, class_="tick") for n, line in enumerate(lines)
     )
     return (
@@ -180,17 +180,6 @@ def _end(line: Line) -> str:
     if line.row.last_step is None:
         return ""
     return str(line.row.last_step)
-
-
-def _grid(scale: Scale, top: int, bottom: int) -> str:
-    parts = ""
-    ticks = scale.ticks(5)
-    for number, (at, words) in enumerate(ticks):
-        parts += svg.tag("line", x1=svg.percent(at), x2=svg.percent(at), y1=top, y2=bottom, class_="grid")
-        anchor = "start" if at < 6 else "end" if at > 94 else "middle"
-        kind = "tick" if number % 2 == 0 else "tick every-other"
-        parts += svg.text(words, x=svg.percent(at), y=bottom + 15, class_=kind, text_anchor=anchor)
-    return parts
 
 
 def _strip(line: Line, scale: Scale, y: int, has_steps: bool) -> str:
@@ -260,18 +249,36 @@ def _step_ticks(row: RankRow, scale: Scale, y: int) -> str:
     )
 
 
-def _signs(signs: Sequence[Sign], scale: Scale, bottom: int) -> str:
+def signs_within(signs: Sequence[Sign], scale: Scale) -> tuple[list[Sign], int]:
+    """Those within the window, in their order, and the height that their words need."""
+    shown = [sign for sign in sorted(signs) if scale.from_s <= sign.at_s <= scale.to_s]
+    return shown, TIER_H * sum(1 for sign in shown if sign.words)
+
+
+def draw_signs(signs: Sequence[Sign], scale: Scale, bottom: int) -> str:
     """Lines through all strips; each has its words on a tier of its own, so that none covers another's."""
-    parts = ""
-    for number, sign in enumerate(signs):
+    parts, tier = "", 0
+    for sign in signs:
         at = scale.percent(sign.at_s)
-        y = TIER_H * number + 11
+        y = TIER_H * tier + 11
+        tier += 1 if sign.words else 0
         anchor, shift = ("start", 4) if at < 60 else ("end", -4)
-        line = svg.tag("line", x1=svg.percent(at), x2=svg.percent(at), y1=y - 8, y2=bottom, class_=f"sign {sign.kind}")
-        words = svg.text(
-            sign.words, x=svg.percent(at), dx=shift, y=y, class_=f"sign-text {sign.kind}", text_anchor=anchor
-        )
-        parts += line + words
+        x, kind = svg.percent(at), sign.kind
+        parts += svg.tag("line", x1=x, x2=x, y1=y - 8, y2=bottom, class_=f"sign {kind}")
+        if sign.words:
+            parts += svg.text(sign.words, x=x, dx=shift, y=y, class_=f"sign-text {kind}", text_anchor=anchor)
+    return parts
+
+
+def draw_grid(scale: Scale, top: int, bottom: int) -> str:
+    """Ticks of time."""
+    parts = ""
+    ticks = scale.ticks(5)
+    for number, (at, words) in enumerate(ticks):
+        parts += svg.tag("line", x1=svg.percent(at), x2=svg.percent(at), y1=top, y2=bottom, class_="grid")
+        anchor = "start" if at < 6 else "end" if at > 94 else "middle"
+        kind = "tick" if number % 2 == 0 else "tick every-other"
+        parts += svg.text(words, x=svg.percent(at), y=bottom + 15, class_=kind, text_anchor=anchor)
     return parts
 
 
