@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from guardrun.hooks.board import MAGIC, Field
+from guardrun.hooks.board import MAGIC, Field, Milestone
 from guardrun.hooks.callspage import calls_name, recorder_name
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.calls import CallsPage, PageCall, PageGroup, read_calls
@@ -64,6 +64,8 @@ def read_groups(asked: Asked, clock: EngineClock, *, limit_s: float, last: int) 
         page = read_calls(path)
         if asked.state in "Tt":
             trouble = "a stopped process can't tell what its flight recorder has"
+        elif asked.words[Field.MILESTONES] & Milestone.ENDED:
+            trouble = "its script has ended: its flight recorder is not asked any more"
         elif page.recorder_fd >= 0:
             listener = (page.recorder_fd, page.recorder_inode)
             socket = os.path.join(asked.sockets_dir, recorder_name(asked.attempt, asked.global_rank))
