@@ -23,8 +23,8 @@ ADVICE: dict[str, str] = {
     "rank_spinning": "See the loop in the culprit's stack: its condition never becomes true on this rank.",
     "rank_stopped": "Somebody or something sent SIGSTOP, or attached a debugger. Use `guardctl hold` before debugging.",
     "gil_held": "C code called from there keeps the GIL; it should release it around blocking calls.",
-    "gc_pause": "Collect at the same step on all ranks (gc.disable, gc.collect every N steps), "
-    "or gc.freeze() after warm-up.",
+    "gc_pause": 'Set [gc] policy = "freeze": all ranks then collect at the same step, and what was alive after the '
+    "warm-up is not looked at again.",
     "dataloader_stall": "Look at the workers' stacks in stacks/: their source does not answer.",
     "io_blocked": "The kernel does not answer a read or write: look at the file system or device that it uses.",
     "collective_mismatch": "All ranks must call the same collectives in the same order with the same shapes: "
@@ -208,10 +208,40 @@ def data_words(data: Evidence) -> str:
     return f"batch {data['batch']}{since}{of_epoch} (samples {shown} of the data set)"
 
 
+def _collector(known: Evidence) -> str:
+    if known.get("policy", "off") != "off":
+        return (
+            "The ranks follow [gc] policy already: raise gc.every_steps, or find what allocates so much in every step."
+        )
+    return ADVICE["gc_pause"]
+
+
+def _workers(known: Evidence) -> str:
+    workers = known.get("workers") or [{}]
+    first = workers[0]
+    if first.get("dead_mount"):
+        return f"The file system at {first['dead_mount']} does not answer: look at its server and the way there."
+    return {
+        "dead": "See why the worker died: the kernel's log (dmesg) tells whether memory ran out. A handler of the "
+        "script's own for SIGCHLD keeps torch from noticing.",
+        "stopped": "Somebody or something sent SIGSTOP to the worker.",
+        "idle": "No worker has work, and the rank waits: a batch was lost on its way, or a worker that was replaced.",
+        "inside": "See the worker's stack: what it reads there does not answer. Give it a timeout.",
+    }.get(str(first.get("standing")), "")
+
+
+def _mount(known: Evidence) -> str:
+    dead = [r["name"] for r in known.get("readings") or [] if "has not answered" in str(r.get("note", ""))]
+    return f"The file system at {dead[0]} does not answer: look at its server and the way there." if dead else ""
+
+
 _SPECIAL: dict[str, Callable[[Evidence], str]] = {
     "cuda_oom": _device_memory,
     "disk_full": _disk,
     "checkpoint_corrupt": _checkpoint,
     "bus_error": _bus,
     "poison_step": _poison,
+    "gc_pressure": _collector,
+    "dataloader_stall": _workers,
+    "io_blocked": _mount,
 }

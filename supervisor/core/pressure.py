@@ -15,7 +15,7 @@ from typing import Any
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.frames import rank_list
-from guardrun.supervisor.core.incidents import change, open_incident, write
+from guardrun.supervisor.core.incidents import open_incident, write
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.sentences import who
 from guardrun.supervisor.core.state import Attempt, Pressure, State, attempt_of
@@ -32,13 +32,6 @@ MAX_CULPRITS = 64
 CULPRIT_SHARE = 0.5
 """Of what the rank that collects most spends."""
 NOTE = "gc pressure"
-ADVICE = (
-    'Set [gc] policy = "freeze": all ranks then collect at the same step, and what was alive after the warm-up is not '
-    "looked at again (docs/configuration.md)."
-)
-ADVICE_FROZEN = (
-    "Ranks follow [gc] policy already: raise gc.every_steps, or find what allocates so many objects in every step."
-)
 
 
 def on_report(state: State, event: ev.NodeReport, now_s: float) -> list[Action]:
@@ -125,6 +118,7 @@ def _tell(state: State, share: float, lasted_s: float, now_s: float) -> list[Act
     )
     # Progress does not end it: the job is slow, not stuck.
     state.open_incidents.remove(incident.id)
-    change(state, incident.id, advice=ADVICE if state.settings.gc_policy == "off" else ADVICE_FROZEN)
-    said = state.incidents[incident.id].summary
-    return [Say(text=f"incident {incident.id}: {said}", level="warn"), write(state, incident.id, is_new=True)]
+    return [
+        Say(text=f"incident {incident.id}: {incident.summary}", level="warn"),
+        write(state, incident.id, is_new=True),
+    ]

@@ -46,6 +46,7 @@ def test_a_worker_that_will_not_deliver_is_acted_on_within_seconds(told: Told, s
     (incident,) = told.incidents.values()
     assert (incident.cause, [culprit.rank for culprit in incident.culprits]) == ("dataloader_stall", [1])
     assert incident.evidence["workers"][0]["state"] == state
+    assert ("died" if state == "Z" else "SIGSTOP") in incident.advice
 
 
 def test_a_worker_that_is_only_slow_keeps_its_patience(told: Told) -> None:
