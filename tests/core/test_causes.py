@@ -228,9 +228,9 @@ def test_a_peer_that_has_gone_in_a_wrapper_is_still_a_peer_that_has_gone() -> No
 
 WATCHDOG = (
     "[rank1]:[E606 09:10:08.365 ProcessGroupNCCL.cpp:2197] [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group "
-    "watchdog thread terminated with exception: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=78, "
-    "OpType=BROADCAST, NumelIn=80, NumelOut=80, Timeout(ms)=600000) ran for 600096 milliseconds before timing out.\n"
-    "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    "watchdog thread terminated with exception: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL("
+    "SeqNum=78, OpType=BROADCAST, NumelIn=80, NumelOut=80, Timeout(ms)=600000) ran for 600096 milliseconds before "
+    "timing out.\nterminate called after throwing an instance of 'c10::DistBackendError'\n"
     "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: {}\n"
     "Exception raised from run at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:760 (most recent call "
     "first):\nframe #0: c10::Error::Error(…)\n"

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,19 @@ def leave_and_fail() -> None:
         dist.destroy_process_group()
 
 
+def flip_newest() -> None:
+    """A bit of the newest checkpoint turns over on the disk: its size, its times and its zip's directory stay."""
+    newest = max(Path(arguments.out).glob("ckpt_*.pt"), key=lambda path: path.stat().st_mtime_ns)
+    with zipfile.ZipFile(newest) as archive:
+        header = next(one.header_offset for one in archive.infolist() if one.filename.endswith("data.pkl"))
+    times = newest.stat().st_atime_ns, newest.stat().st_mtime_ns
+    data = bytearray(newest.read_bytes())
+    lengths = data[header + 26 : header + 30]
+    data[header + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")] ^= 0x10
+    newest.write_bytes(data)
+    os.utime(newest, ns=times)
+
+
 def signal_workers(signum: int) -> None:
     """What happens to data loader workers, in a script that has taken torch's own eye off them."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -91,6 +105,7 @@ OTHERS = {
     "save": save_for_long,
     "first": evaluate,
     "leave": leave_and_fail,
+    "flip": flip_newest,
     "init": lambda: None,
 }
 
