@@ -108,6 +108,7 @@ class _Track:
         self.exited_s: float | None = None
 
     def report(self, report: ev.RankReport, now_s: float, kinds: Kinds) -> None:
+        was_slow = self.phase in _SLOW
         if report.phase and report.phase != self.phase:
             self.phases.add(kinds.index(self.phase), self.phase_since_s, now_s)
             self.phase, self.phase_since_s = report.phase, now_s
@@ -116,22 +117,18 @@ class _Track:
         self._overlay("stopped", now_s if report.state in ("T", "t") else 0.0, now_s, kinds)
         at_s = min(report.progress_s or now_s, now_s)
         if report.progress > self.progress:
-            self._advance(at_s, kinds)
+            self._advance(at_s, was_slow, kinds)
             self.progress = report.progress
         if report.step != self.steps.last():
             self.steps.add(at_s, report.step)
 
-    def _advance(self, at_s: float, kinds: Kinds) -> None:
+    def _advance(self, at_s: float, was_slow: bool, kinds: Kinds) -> None:
         gap_s = at_s - self.progress_s
         if self.progress and gap_s >= self.silent_after_s():
-            if self.phase in _SLOW:
-                return self._advanced(at_s)
-            self.overlays.add(kinds.index("silent"), self.progress_s, at_s)
+            if not was_slow:
+                self.overlays.add(kinds.index("silent"), self.progress_s, at_s)
         elif self.progress:
             self.gap_s = gap_s if not self.gap_s else 0.9 * self.gap_s + 0.1 * gap_s
-        self._advanced(at_s)
-
-    def _advanced(self, at_s: float) -> None:
         self.progress_s = max(at_s, self.progress_s)
 
     def silent_after_s(self) -> float:

@@ -56,6 +56,8 @@ def report_html(
         ("Checkpoints that were not taken", lambda: tables.skipped_table(evidence)),
     ]
     sections = [(heading, page.guarded(heading, make)) for heading, make in parts]
+    if record["kind"] == "crash":  # its traceback says most
+        sections.sort(key=lambda section: section[0] != "Traceback")
     return page.page(
         f"{record['kind']}: {record['cause']} · incident {record['id']} · {record['run_id']}",
         [

@@ -160,7 +160,7 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("Run", data["run_id"]),
         ("Node", data["node"]),
         ("Ranks", str(data["world_size"] or "")),
-        ("Command", " ".join(["guardrun", *data["command"]])),
+        ("Command", " ".join(data["command"])),
         ("Folder", data["run_dir"]),
         ("Started", str(data["started"] or "")),
         ("Ended", str(data["ended"] or "")),

@@ -7,10 +7,10 @@ and no network port is needed. https://chromedevtools.github.io/devtools-protoco
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -49,10 +49,10 @@ class Browser:
     """One browser with one page."""
 
     def __init__(self, program: str, folder: Path) -> None:
-        to_read, self._to = os.pipe()
-        self._from, to_write = os.pipe()
+        to_read, self._to = _pipe()
+        self._from, to_write = _pipe()
         environ = {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
-        command = ["sh", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "sh", program, *_FLAGS]
+        command = ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "bash", program, *_FLAGS]
         with (folder / "chromium.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, f"--user-data-dir={folder / 'profile'}", "about:blank"],
@@ -76,8 +76,14 @@ class Browser:
             self._call(f"{domain}.enable")
 
     def close(self) -> None:
+        self._session = ""
+        self._call("Browser.close")
         os.close(self._to)
         os.close(self._from)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            pass
         me = read_process(self._process.pid)
         for process in [*([me] if me else []), *descendants(self._process.pid)]:
             kill(process)
@@ -162,7 +168,10 @@ class Browser:
         return message
 
 
-def find_chromium() -> str | None:
-    """A Chromium's program, by the names that distributions give it."""
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    return next((found for name in names if (found := shutil.which(name))), None)
+def _pipe() -> tuple[int, int]:
+    """A pipe whose ends are neither 3 nor 4: those are the browser's."""
+    ends = os.pipe()
+    high = fcntl.fcntl(ends[0], fcntl.F_DUPFD_CLOEXEC, 10), fcntl.fcntl(ends[1], fcntl.F_DUPFD_CLOEXEC, 10)
+    for end in ends:
+        os.close(end)
+    return high

@@ -24,6 +24,16 @@ def find_program(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name)
 
 
+def find_chromium() -> str | None:
+    """A Chromium's program, by the names that distributions give it."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def _needs_chromium() -> str:
+    return "" if find_chromium() else "no program chromium (package chromium)"
+
+
 def _needs_program(name: str, package: str) -> Callable[[], str]:
     def missing() -> str:
         return "" if find_program(name) else f"no program {name} (package {package})"
@@ -62,6 +72,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "gdb": _needs_program("gdb", "gdb"),
     "cc": _needs_program("cc", "gcc libc6-dev"),
     "git": _needs_program("git", "git"),
+    "chromium": _needs_chromium,
     "root": _needs_root,
     "mount": _needs_mount,
     "fuse": _needs_fuse,
