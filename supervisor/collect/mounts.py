@@ -189,13 +189,14 @@ def read_links(pid: int) -> list[str]:
 
 def mounts_used_by(pids: Iterable[int], mounts: Sequence[Mount]) -> list[str]:
     """Mount points of all that these processes have open, without those of the kernel's own."""
-    used: dict[str, None] = {}
+    points = {mount.point for mount in mounts}
+    folders: dict[str, None] = {}
     for pid in pids:
         for link in read_links(pid):
-            mount = mount_of(link, mounts)
-            if mount is not None and not mount.is_kernels_own:
-                used[mount.point] = None
-    return list(used)
+            # Thousands of files lie in few folders.
+            folders[link if link in points else os.path.dirname(link)] = None
+    found = (mount_of(folder, mounts) for folder in folders)
+    return list(dict.fromkeys(mount.point for mount in found if mount is not None and not mount.is_kernels_own))
 
 
 class _Stuck:
