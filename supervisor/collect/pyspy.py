@@ -16,6 +16,7 @@ import time
 from typing import Any, NamedTuple
 
 from guardrun.supervisor.collect.faulttext import MAX_FRAMES
+from guardrun.supervisor.core.frames import is_users
 from guardrun.supervisor.core.looks import Frame, ThreadLook
 
 TIMEOUT_S = 2.0
@@ -28,6 +29,10 @@ REFUSED = "ptrace refused"
 GONE = "the process is gone"
 HEADLESS = "py-spy saw no frames of the main thread"
 """It drops frames that it fails to copy: those of a file whose path isn't UTF-8, or of a stack that just changes."""
+GAPS = "py-spy dropped frames of the main thread"
+"""The same, of some of them."""
+_OUTERMOST = ("<module>", "_run_module_as_main")
+"""What every main thread began with: a script, or `-m`."""
 NO_PYTHON = "no Python interpreter found in it"
 
 _found: list[str] = []
@@ -142,7 +147,15 @@ def _run(program: str, pid: int, timeout_s: float, native: bool) -> SpyDump:
         threads = parse_pyspy(text, pid)
     except (ValueError, TypeError, AttributeError) as error:
         return SpyDump([], text, f"py-spy's output is not understood: {error}")
-    return SpyDump(threads, text, "" if any(thread.is_main for thread in threads) else HEADLESS)
+    main = next((thread for thread in threads if thread.is_main), None)
+    return SpyDump(threads, text, HEADLESS if main is None else GAPS if has_gaps(main.frames) else "")
+
+
+def has_gaps(frames: list[Frame]) -> bool:
+    """Whether a main thread's stack, innermost first, lacks the user's code, and its beginning."""
+    if len(frames) >= MAX_FRAMES or any(is_users(frame) for frame in frames):
+        return False
+    return bool(frames) and frames[-1].function not in _OUTERMOST
 
 
 def explain_failure(said: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from guardrun.supervisor.collect import pyspy
 from guardrun.supervisor.collect.procfs import read_stat
-from guardrun.supervisor.collect.pyspy import dump_pyspy, explain_failure, find_pyspy, parse_pyspy
+from guardrun.supervisor.collect.pyspy import dump_pyspy, explain_failure, find_pyspy, has_gaps, parse_pyspy
 from guardrun.supervisor.collect.stacks import Fallback, dump_stacks
 from guardrun.supervisor.core.looks import Frame
 from tests.collect.conftest import Script, StartScript
@@ -94,6 +94,27 @@ def test_where_py_spy_drops_a_path_that_is_not_utf8_faulthandler_helps(
     frame = dump.threads[0].frames[0]
     assert (frame.function, frame.line) == ("inner", script.line_of("# here"))
     frame.file.encode()
+
+
+def test_a_stack_of_the_librarys_frames_alone_has_gaps() -> None:
+    waits = [Frame("wait", "/usr/lib/python3.11/threading.py", n) for n in (1, 2)]
+    script = Frame("<module>", "/home/me/train.py", 9)
+    assert has_gaps(waits)
+    assert not has_gaps([*waits, script])
+    assert not has_gaps([*waits, Frame("_run_module_as_main", "<frozen runpy>", 198)])
+    assert not has_gaps([*waits, *[Frame("call", "/usr/lib/python3.11/x.py", 1)] * 60]), "cut, not dropped"
+    assert not has_gaps([])
+
+
+def test_where_py_spy_drops_some_frames_faulthandler_helps(start_script: StartScript, tmp_path: Path) -> None:
+    path = tmp_path / "stacks-0-0"
+    sleep = "s = __import__('sched').scheduler(time.monotonic, time.sleep); s.enter(60, 1, print); s.run()  # here"
+    armed = ARMED.replace("time.sleep(60)  # here", sleep)
+    assert armed != ARMED
+    script = start_script(armed, str(path), name="caf\udce9.py")
+    dump = dump_stacks(script.pid, script.start, fallback=Fallback(signal.SIGUSR2, path))
+    assert dump.source == "faulthandler"
+    assert [frame.function for frame in dump.threads[0].frames[-2:]] == ["inner", "<module>"]
 
 
 def test_a_process_without_python_costs_no_py_spy() -> None:
