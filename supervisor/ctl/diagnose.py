@@ -168,7 +168,7 @@ def _past(run_dir: Path, run: RunFile) -> Told:
 def _without_supervisor(call: Call, run_dir: Path, run: RunFile, why: str) -> Told:
     """Its launcher lives, but nobody answers: look at its ranks directly."""
     try:
-        ranks = find_ranks([run.launcher_pid], _node(call))
+        ranks = find_ranks([run.launcher_pid], _node(call), may_be_lone=False)
     except NoRanks as error:
         raise CtlError(f"run {run.run_id}: {why}; and no rank of it is alive ({error})") from None
     looker = DirectLooker(ranks.found, world_size=ranks.world_size, run=run)

@@ -15,6 +15,7 @@ from guardrun.supervisor.ctl.incidentview import incidents_view
 from guardrun.supervisor.ctl.output import Output, clean
 from guardrun.supervisor.ctl.stackview import print_stacks
 from guardrun.supervisor.diagnose import answer as an
+from guardrun.supervisor.render.evidence import tracebacks
 
 _STYLES = {
     an.HEALTHY: "green",
@@ -37,6 +38,10 @@ def print_diagnosis(out: Output, diagnosis: an.Diagnosis, looks: list[RankLook],
     if diagnosis.incidents and diagnosis.target.source == "directory":
         out.line()
         out.print(incidents_view(out, diagnosis.incidents[-MAX_INCIDENTS:]))
+    for heading, text in tracebacks(diagnosis.evidence.get("incident") or {}):
+        out.line()
+        out.line(heading or "Traceback", "bold")
+        out.line(text)
     is_stuck = diagnosis.verdict in (an.HANG, an.SUSPICIOUS, an.UNKNOWN)
     if looks and (is_stuck or is_full):
         out.line()

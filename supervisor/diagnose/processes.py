@@ -135,9 +135,10 @@ class View:
         return pid
 
 
-def find_ranks(pids: Iterable[int], node: str, view: View | None = None) -> Ranks:
+def find_ranks(pids: Iterable[int], node: str, *, view: View | None = None, may_be_lone: bool = True) -> Ranks:
     """The ranks that these processes are, belong to or have started, with their peers of the same job on this node.
 
+    may_be_lone: a Python without a rank's environment is a training of one process.
     Raises NoRanks, also where they belong to several jobs.
     """
     view = view or View(ProcessTable.read())
@@ -150,6 +151,8 @@ def find_ranks(pids: Iterable[int], node: str, view: View | None = None) -> Rank
         bearers = [pid for pid in tree if view.number(pid, names) is not None]
         if bearers:
             return _ranks_of(bearers, roots, names, view, node=node, notes=notes)
+    if not may_be_lone:
+        raise NoRanks("none is below its launcher")
     return _lone(roots, tree, view, node, notes)
 
 

@@ -52,6 +52,7 @@ Take = Callable[[], Glance]
 
 def by_supervisor(run: RunFile, timeout_s: float = LOOK_TIMEOUT_S) -> Glance:
     """Have the run's supervisor look. Raises Unreachable, and NotUnderstood."""
+    ask(run, "status")  # one that is stopped or gone shows within seconds, whatever a look may take
     answer = ask(run, LOOK, timeout_s=timeout_s)
     if not answer.is_ok:
         raise NotUnderstood(answer.error)

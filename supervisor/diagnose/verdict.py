@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import msgspec
@@ -215,7 +216,7 @@ def _of_this_silence(case: Case, found: Finding) -> dict[str, Any] | None:
 
 def _without_history(case: Case, found: Finding) -> an.Diagnosis:
     """Nobody has watched it: for how long it has been so is not known, only that it is so now."""
-    observed_s = case.observed_s
+    observed_s = float(math.floor(case.observed_s))  # a lower bound is rounded down
     if is_doubtful(found) or not (case.is_confirmed or _is_sure(found)):
         reasons = "; ".join(sorted({case.judged.by_rank[rank].reason for rank in found.culprits}))
         told = f"It cannot be told whether rank{'s' if len(found.culprits) > 1 else ''} {rank_list(found.culprits)}"
@@ -224,7 +225,7 @@ def _without_history(case: Case, found: Finding) -> an.Diagnosis:
         return _say(case, an.UNKNOWN, f"{told} gets anywhere: {reasons}.", 0.5, _seen_for(case))
     diagnosis = _held_up(case, found, observed_s, an.HANG)
     diagnosis.summary = at_least(diagnosis.summary, observed_s)
-    share = 1.0 if _is_sure(found) else min(1.0, 0.8 + 0.2 * observed_s / SURE_AFTER_S)
+    share = 1.0 if _is_sure(found) else min(1.0, 0.8 + 0.2 * case.observed_s / SURE_AFTER_S)
     diagnosis.confidence = round(found.confidence * share, 2)
     diagnosis.why = _seen_for(case)
     return diagnosis
@@ -300,6 +301,9 @@ def conclude_phase(target: an.Target, seen: Glance, incidents: list[dict[str, An
     if state.signum:
         told = f"The run is being ended: signal {state.signum}."
         return an.Diagnosis(target=target, verdict=an.FINISHED, summary=told, confidence=0.99, why="its supervisor")
+    if state.phase is Phase.RUNNING and state.attempt is not None:
+        told = f"No rank of attempt {state.attempt.number} can be looked at: they end, or have only just begun."
+        return an.Diagnosis(target=target, verdict=an.UNKNOWN, summary=told, confidence=0.5, why="ask again")
     number = state.attempt.number + 1 if state.attempt is not None else 0
     after = f", after incident {incidents[-1].get('id')}" if incidents and number else ""
     told = f"Attempt {number} is being started{after}."

@@ -1,0 +1,141 @@
+"""Ranks without a training: what is looked at, what is said of those that are not there, and odd processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.diagnose.conftest import Bare, Said
+
+pytestmark = pytest.mark.real("py-spy")
+
+Ask = Callable[..., Said]
+SLEEP = "import time\nprint('ready', flush=True)\ndef load_index():\n    time.sleep(1000)\nload_index()\n"
+
+
+def test_a_world_of_one_without_a_rank(bare: Bare, ask: Ask) -> None:
+    pid = bare.start(SLEEP)
+    said = ask("--pid", pid, "--gap", 0.3)
+    told = said.told
+    assert (said.code, told.verdict, told.cause) == (3, "hang", "rank_blocked")
+    assert [c.pid for c in told.culprits] == [pid]
+    assert told.target.world_size == 1
+    assert "load_index (script.py:4)" in told.summary
+    assert any("world of one" in unseen.why for unseen in told.unseen)
+
+
+def test_ranks_on_other_nodes_are_not_forgotten(bare: Bare, ask: Ask) -> None:
+    pid = bare.start(SLEEP, RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", WORLD_SIZE="4", MASTER_PORT="1")
+    told = ask("--pid", pid, "--gap", 0.3).told
+    assert told.target.world_size == 4
+    [unseen] = [u for u in told.unseen if u.what == "ranks 1-3"]
+    assert "run guardctl diagnose there" in unseen.why
+    assert told.confidence < 0.7
+
+
+def test_a_rank_of_this_node_that_is_not_alive(bare: Bare, ask: Ask) -> None:
+    pids = bare.ranks(SLEEP, 3)
+    os.kill(pids[1], signal.SIGKILL)
+    bare.started[1].wait(10)
+    told = ask("--pid", pids[0], "--gap", 0.3).told
+    assert [line.rank for line in told.ranks] == [0, 2]
+    assert [u.why for u in told.unseen if u.what == "rank 1"] == [
+        "should be on this node by what the others were started with, and are not alive"
+    ]
+
+
+def test_a_rank_that_dies_in_the_middle(bare: Bare, ask: Ask) -> None:
+    pids = bare.ranks(SLEEP, 2)
+    timer = threading.Timer(2.0, os.kill, (pids[1], signal.SIGKILL))
+    timer.start()
+    told = ask("--pid", *pids, "--gap", 4).told
+    timer.join()
+    assert [line.doing for line in told.ranks] == ["idle", "exited"]
+    assert any(u.what == "rank 1" and "ended while it was looked at" in u.why for u in told.unseen)
+
+
+def test_all_ranks_die_in_the_middle(bare: Bare, ask: Ask) -> None:
+    [pid] = bare.ranks(SLEEP, 1)
+    timer = threading.Timer(2.0, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    said = ask("--pid", pid, "--gap", 4)
+    timer.join()
+    assert (said.code, said.told.verdict) == (1, "unknown")
+
+
+def test_a_shell_around_a_rank(bare: Bare, ask: Ask) -> None:
+    """The Python below it is the rank; its children bear the same number and are none."""
+    text = (
+        "import os, sys, subprocess\n"
+        "code = 'import multiprocessing, time\\nprint(\"ready\", flush=True)\\ntime.sleep(1000)'\n"
+        "shell = ['sh', '-c', f'{sys.executable} -c \"$0\"; true', code]\n"
+        "os.execvp(shell[0], shell)\n"
+    )
+    [shell] = bare.ranks(text, 1)
+    told = ask("--pid", shell, "--gap", 0.3).told
+    assert [line.doing for line in told.ranks] == ["idle"]
+    assert told.ranks[0].pid != shell
+
+
+def test_pids_of_two_jobs(bare: Bare, ask: Ask) -> None:
+    first = bare.ranks(SLEEP, 1, TORCHELASTIC_RUN_ID="one")
+    second = bare.ranks(SLEEP, 1, TORCHELASTIC_RUN_ID="two")
+    said = ask("--pid", *first, *second)
+    assert said.code == 1
+    assert "ranks of 2 jobs" in said.err
+
+
+def test_a_script_whose_path_is_no_unicode(bare: Bare, ask: Ask) -> None:
+    pid = bare.start(SLEEP, name=b"caf\xe9.py", RANK="0", WORLD_SIZE="1")
+    said = ask("--pid", pid, "--gap", 0.3)
+    assert said.told.ranks[0].pid == pid
+
+
+def test_a_thousand_threads(bare: Bare, ask: Ask) -> None:
+    text = (
+        "import threading, time\nthreading.stack_size(65536)\ngate = threading.Event()\n"
+        "for _ in range(1000):\n    threading.Thread(target=gate.wait, daemon=True).start()\n"
+        "print('ready', flush=True)\ndef load_index():\n    time.sleep(1000)\nload_index()\n"
+    )
+    pid = bare.start(text, RANK="0", WORLD_SIZE="1")
+    began_s = time.monotonic()
+    said = ask("--pid", pid, "--gap", 0.3)
+    assert said.told.culprits[0].pid == pid
+    assert "load_index" in said.told.summary
+    assert time.monotonic() - began_s < 30
+
+
+def test_ctrl_c_is_quiet(bare: Bare) -> None:
+    import subprocess
+    import sys
+
+    pid = bare.start(SLEEP)
+    command = [sys.executable, "-m", "guardrun.supervisor.guardctl", "diagnose", "--pid", str(pid), "--gap", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=10)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--pid", "x"), 2, "expected a process id"),
+        (("--pid", "0"), 2, "expected a process id"),
+        (("--pid", "999999999"), 1, "there is no process 999999999"),
+        (("--pid", "2", "--gap", "0"), 2, "expected seconds"),
+        (("run", "--pid", "2"), 2, "not both"),
+        (("no-such-run",), 1, "no runs"),
+        (("--pid", str(os.getppid()), "--gap", "nan"), 2, "expected seconds"),
+    ],
+)
+def test_what_cannot_be_asked(ask: Ask, arguments: tuple[str, ...], code: int, words: str) -> None:
+    said = ask(*arguments)
+    assert said.code == code
+    assert words in said.err
