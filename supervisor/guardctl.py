@@ -1,6 +1,7 @@
 """guardctl: what a person, or a program, operates guardrun with.
 
-Exit codes: 0 done, 1 the question's answer is no or it failed, 2 the command line is wrong.
+Exit codes: 0 done, 1 the question's answer is no or it failed, 2 the command line is wrong;
+diagnose's, beside them: 3 something holds the job up, 4 it has fallen.
 """
 
 from __future__ import annotations
