@@ -92,7 +92,9 @@ def _tell(state: State, share: float, lasted_s: float, now_s: float) -> list[Act
     how = "collects" if len(shown) == 1 else "collect"
     if is_skewed:
         how += ", each at steps of its own, and all wait for each"
-    summary = f"Garbage collections cost {share:.0%} of the last {lasted_s:.0f} s or more: {who(attempt, shown)} {how}."
+    summary = (
+        f"Garbage collections cost at least {share:.0%} of the last {lasted_s:.0f} s: {who(attempt, shown)} {how}."
+    )
     steps = attempt.step - attempt.pressure.first_step
     evidence: dict[str, Any] = {
         "share": round(share, 3),
