@@ -30,6 +30,9 @@ SPARE_TASKS = 256
 """What must be left for others when all ranks of the node have started their threads."""
 ENOUGH_TASKS = 16384
 """A user's limit from which on nobody counts."""
+SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+MAX_ENTRIES = 12_000
+"""A dump's JSON is made in the rank's memory, some kilobytes an entry, and read up to 8 MB."""
 ERROR_LEVEL = 2
 """c10's log levels: INFO 0, WARNING 1, ERROR 2."""
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
@@ -62,8 +65,12 @@ def find_obstacle() -> str:
     c10d = sys.modules.get("torch._C._distributed_c10d")
     if not hasattr(c10d, "_WorkerServer"):
         return "this torch has no worker server"
-    if "0" in (os.environ.get("TORCH_FR_BUFFER_SIZE"), os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE")):
-        return "the flight recorder is off (TORCH_FR_BUFFER_SIZE=0)"
+    for name in SIZE_VARIABLES:
+        size = os.environ.get(name, "")
+        if size == "0":
+            return f"the flight recorder is off ({name}=0)"
+        if size.isdigit() and int(size) > MAX_ENTRIES:
+            return f"the flight recorder is too large to be asked for all it has ({name}={size})"
     # cpp-httplib's CPPHTTPLIB_THREAD_POOL_COUNT, and the thread that listens.
     threads = max(8, (os.cpu_count() or 1) - 1) + 1
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)

@@ -47,10 +47,11 @@ def test_its_threads_take_no_signal(bed: Bed, tmp_path: Path) -> None:
     ("first", "more", "trouble"),
     [
         ("", {"TORCH_FR_BUFFER_SIZE": "0"}, "the flight recorder is off"),
+        ("", {"TORCH_FR_BUFFER_SIZE": "100000"}, "too large"),
         ("import resource; resource.setrlimit(resource.RLIMIT_AS, (2**42, 2**42))", {}, "too little room"),
         ("import torch; del torch._C._distributed_c10d._WorkerServer", {}, "no worker server"),
     ],
-    ids=["off", "no room", "old torch"],
+    ids=["off", "huge", "no room", "old torch"],
 )
 def test_where_there_is_none_the_page_says_why(
     bed: Bed, tmp_path: Path, first: str, more: dict[str, str], trouble: str
