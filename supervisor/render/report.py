@@ -145,8 +145,7 @@ def _waits(evidence: dict[str, Any], culprits: list[int]) -> str:
         return ""
     graph = make_graph(waits, evidence, culprits)
     drawing = draw_graph(graph)
-    more = page.paragraph(f"{graph.left_out} more ranks are left out.", "soft") if graph.left_out else ""
-    return f'<div class="graph">{drawing}</div>{more}' if drawing else ""
+    return f'<div class="graph">{drawing}</div>' if drawing else ""
 
 
 def _tracebacks(evidence: dict[str, Any]) -> str:

@@ -16,7 +16,10 @@ from guardrun.supervisor.strip import Segment
 from guardrun.supervisor.timeline import RankRow, View
 
 MAX_EACH = 64
-MAX_ROWS = 40
+MAX_ROWS = 24
+ALIKE_GRAINS = 10
+"""Ranks share a strip where they differ by less than this part of the window: a pause of a step is no difference."""
+THIN_GRAINS = 120
 MAX_THIN = 2048
 LABEL_W, END_W = 92, 58
 ROW_H, BAR_H = 20, 12
@@ -100,7 +103,7 @@ def make_lines(view: View, culprits: Sequence[int]) -> tuple[list[Line], int]:
         return [Line([row.rank], row, row.rank in guilty) for row in view.rows], 0
     alike: dict[object, list[RankRow]] = {}
     for row in view.rows:
-        alike.setdefault((row.rank in guilty, _looks_like(row, view)), []).append(row)
+        alike.setdefault((row.rank in guilty, _looks_like(row, view, ALIKE_GRAINS)), []).append(row)
     lines = [Line([row.rank for row in rows], rows[0], rows[0].rank in guilty) for rows in alike.values()]
     lines.sort(key=lambda line: (not line.is_culprit, len(line.ranks), line.ranks[0]))
     # The largest is how everybody else was, and must not be among those left out.
@@ -108,15 +111,14 @@ def make_lines(view: View, culprits: Sequence[int]) -> tuple[list[Line], int]:
     return kept, len(lines) - len(kept)
 
 
-def _looks_like(row: RankRow, view: View) -> object:
-    """What two rows have in common when nobody could tell them apart in the drawing."""
-    grain_s = max(view.to_s - view.from_s, 1e-9) / 60
-    segments = tuple(
-        (s.kind, round(s.start_s / grain_s), round(s.end_s / grain_s))
-        for s in (*row.phases, *row.overlays)
-        if s.end_s - s.start_s > grain_s / 2
-    )
-    return segments, row.exitcode
+def _looks_like(row: RankRow, view: View, grains: int) -> object:
+    """What two rows have in common when they differ by less than a grain of the window."""
+    grain_s = max(view.to_s - view.from_s, 1e-9) / grains
+    long = [s for s in (*row.phases, *row.overlays) if s.end_s - s.start_s > grain_s]
+    # Where a long stretch begins is told by the one before it; short ones between them do not count.
+    segments = tuple((s.kind, round((s.end_s - view.from_s) / grain_s)) for s in long)
+    merged = tuple(s for n, s in enumerate(segments) if n + 1 == len(segments) or segments[n + 1][0] != s[0])
+    return merged, row.exitcode
 
 
 def draw_strips(lines: Sequence[Line], scale: Scale, signs: Sequence[Sign], label: str) -> str:
@@ -173,7 +175,9 @@ _HATCH = svg.tag(
 def _name(line: Line) -> str:
     mark = "✖ " if line.is_culprit else ""
     words = f"rank{'s' if len(line.ranks) > 1 else ''} {rank_list(line.ranks)}"
-    return svg.shorten(f"{mark}{words}", 15)
+    if len(words) > 14:
+        words = f"{len(line.ranks)} ranks"
+    return f"{mark}{words}"
 
 
 def _end(line: Line) -> str:
@@ -286,7 +290,7 @@ def draw_thin(view: View, scale: Scale) -> str:
     """One thin line a rank; neighbours that did the same are drawn as one."""
     runs: list[tuple[object, RankRow, int]] = []
     for row in view.rows[:MAX_THIN]:
-        look = _looks_like(row, view)
+        look = _looks_like(row, view, THIN_GRAINS)
         if runs and runs[-1][0] == look:
             runs[-1] = (look, runs[-1][1], runs[-1][2] + 1)
         else:

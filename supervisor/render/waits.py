@@ -13,11 +13,13 @@ from guardrun.supervisor.render import svg
 from guardrun.supervisor.render.evidence import entries, rank_of
 
 MAX_WAITS = 400
-MAX_NODES = 18
+MAX_WIDE = 3
+MAX_LEVELS = 6
+"""What is further from a root is drawn as if it were that far."""
 
 BOX_W, BOX_H = 256, 72
 GAP_X, GAP_Y = 24, 58
-MARGIN = 8
+MARGIN = 20
 _WORDS = 40
 """Characters of 12 px that fit into a box."""
 
@@ -41,6 +43,9 @@ class Node(NamedTuple):
     level: int
     """0: waits for nobody in the graph; else how many arrows away from one that does."""
 
+    groups: int = 1
+    """Groups of ranks that are drawn as one, because there are too many."""
+
     def title(self) -> str:
         return f"Rank{'s' if len(self.ranks) > 1 else ''} {rank_list(self.ranks)}" if self.ranks else "Nobody named"
 
@@ -50,8 +55,6 @@ class Graph(NamedTuple):
 
     nodes: list[Node]
     edges: dict[tuple[int, int], str]
-    left_out: int
-    """Ranks that are not shown."""
 
 
 def _ranks(value: Any) -> frozenset[int]:
@@ -83,7 +86,7 @@ def _label(entry: dict[str, Any]) -> str:
 
 
 def make_graph(waits: list[Wait], evidence: dict[str, Any], culprits: list[int]) -> Graph:
-    """Merge the ranks that wait alike. At most MAX_NODES, those nearest to a root first."""
+    """Merge the ranks that wait alike, and of each level the many small groups."""
     guilty = set(culprits)
     named = frozenset().union(*(wait.ranks | wait.awaited for wait in waits)) | guilty
     inside: dict[int, list[int]] = {rank: [] for rank in named}
@@ -98,18 +101,47 @@ def make_graph(waits: list[Wait], evidence: dict[str, Any], culprits: list[int])
         alike.setdefault((rank in guilty, tuple(inside[rank]), tuple(awaited[rank])), []).append(rank)
     if any(not wait.awaited for wait in waits):  # who they wait for cannot be told
         alike[(False, (), tuple(n for n, wait in enumerate(waits) if not wait.awaited))] = []
-    edges = _edges(list(alike), waits)
-    levels = _levels(len(alike), edges)
-    order = sorted(range(len(alike)), key=lambda n: (levels[n], not list(alike)[n][0], -len(list(alike.values())[n])))
-    kept = sorted(order[:MAX_NODES])
-    place = {old: new for new, old in enumerate(kept)}
     keys, members = list(alike), list(alike.values())
-    nodes = [
-        Node(members[n], keys[n][0], *_does(members[n], evidence, [waits[w] for w in keys[n][1]]), levels[n])
-        for n in kept
-    ]
-    shown = {(place[a], place[b]): label for (a, b), label in edges.items() if a in place and b in place}
-    return Graph(nodes, shown, sum(len(members[n]) for n in range(len(members)) if n not in place))
+    edges = _edges(keys, waits)
+    levels = [min(level, MAX_LEVELS) for level in _levels(len(keys), edges)]
+    place, shown = _crowd(keys, members, levels)
+    nodes = []
+    for group in shown:
+        inner = [waits[w] for n in group for w in keys[n][1]]
+        ranks = sorted(rank for n in group for rank in members[n])
+        does = _does(ranks, evidence, inner)
+        nodes.append(Node(ranks, keys[group[0]][0], *does, levels[group[0]], len(group)))
+    joined: dict[tuple[int, int], str] = {}
+    for (a, b), label in edges.items():
+        pair = (place[a], place[b])
+        # Within a row of many groups drawn as one, arrows would say nothing.
+        is_crowd = nodes[pair[0]].level == nodes[pair[1]].level and nodes[pair[0]].groups + nodes[pair[1]].groups > 2
+        if pair[0] != pair[1] and not is_crowd:
+            known = joined.setdefault(pair, label)
+            joined[pair] = known if label in known or known.endswith("…") else f"{known} …"
+    return Graph(nodes, joined)
+
+
+def _crowd(keys: list[Any], members: list[list[int]], levels: list[int]) -> tuple[dict[int, int], list[list[int]]]:
+    """Which nodes share a box: of each level a few have one of their own, culprits first, then the largest groups."""
+    place: dict[int, int] = {}
+    shown: list[list[int]] = []
+    crowds: dict[tuple[int, bool], int] = {}
+    own: Counter[int] = Counter()
+    for n in sorted(range(len(keys)), key=lambda n: (levels[n], not keys[n][0], -len(members[n]), members[n][:1])):
+        level, is_culprit = levels[n], keys[n][0]
+        is_last = sum(other == level for other in levels) <= MAX_WIDE
+        if is_last or own[level] < MAX_WIDE - 1:
+            own[level] += 1
+            place[n] = len(shown)
+            shown.append([n])
+        elif (level, is_culprit) in crowds:
+            place[n] = crowds[level, is_culprit]
+            shown[place[n]].append(n)
+        else:
+            place[n] = crowds[level, is_culprit] = len(shown)
+            shown.append([n])
+    return place, shown
 
 
 def _edges(keys: list[Any], waits: list[Wait]) -> dict[tuple[int, int], str]:
@@ -205,9 +237,8 @@ def _arrow(source: tuple[float, float], target: tuple[float, float], label: str)
     x1, y1 = source[0] + BOX_W / 2, source[1] + BOX_H
     x2, y2 = target[0] + BOX_W / 2, target[1]
     if y2 > y1:
-        # The label stands near its source, so that those of several arrows to one box stay apart.
-        along = 0.42
-        x, y = x1 + (x2 - x1) * along, y1 + (y2 - y1) * along + 4
+        # The label stands below its source, so that those of several arrows to one box stay apart.
+        x, y = x1, y1 + 21
         path = f"M{x1:.0f} {y1:.0f}L{x2:.0f} {y2 - 2:.0f}"
     else:
         x1, y1 = source[0] + BOX_W, source[1] + BOX_H / 2
@@ -216,7 +247,7 @@ def _arrow(source: tuple[float, float], target: tuple[float, float], label: str)
         bend = max(x1, x2) + 40
         path = f"M{x1:.0f} {y1:.0f}C{bend:.0f} {y1:.0f} {bend:.0f} {y2:.0f} {x2 + 2:.0f} {y2:.0f}"
     line = svg.tag("path", svg.title(label), d=path, class_="arrow", marker_end="url(#arrow)")
-    words = svg.text(svg.shorten(f"wait {label}", 52), x=x, y=y, class_="on-arrow", text_anchor="middle")
+    words = svg.text(svg.shorten(f"wait {label}", 44), x=x, y=y, class_="on-arrow", text_anchor="middle")
     return line + words
 
 
@@ -225,12 +256,13 @@ def _box(node: Node, x: float, y: float) -> str:
     if node.is_culprit:
         title = f"✖ {title}"
     count = f" ({len(node.ranks)})" if len(node.ranks) > 1 else ""
+    count += f", {node.groups} groups" if node.groups > 1 else ""
     hover = f"{'Culprit: ' if node.is_culprit else ''}{node.title()}{count}: {node.does} {node.where}"
     return svg.tag(
         "g",
         svg.title(hover)
         + svg.tag("rect", x=x, y=y, width=BOX_W, height=BOX_H, rx=8, class_="box culprit" if node.is_culprit else "box")
-        + svg.text(svg.shorten(title + count, 28), x=x + 12, y=y + 23, class_="box-title")
+        + svg.text(svg.shorten(title, 32 - len(count)) + count, x=x + 12, y=y + 23, class_="box-title")
         + svg.text(svg.shorten(node.does, _WORDS), x=x + 12, y=y + 42, class_="box-text")
         + svg.text(svg.shorten(node.where, _WORDS), x=x + 12, y=y + 60, class_="box-text"),
     )
