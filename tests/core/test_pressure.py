@@ -50,8 +50,8 @@ def test_collections_in_turns_add_up(job: Told) -> None:
     assert incident.evidence["is_skewed"] is True
     assert incident.evidence["ranks"] == "0-7"
     assert incident.summary == (
-        "Garbage collections cost at least 20% of the last 30 s: Ranks 0-7 on node-a collect, each at steps of its own, "
-        "and all wait for each."
+        "Garbage collections cost at least 20% of the last 30 s: Ranks 0-7 on node-a collect, each at steps of its "
+        "own, and all wait for each."
     )
     assert '[gc] policy = "freeze"' in incident.advice
     assert 60 < incident.detected_s < 70
