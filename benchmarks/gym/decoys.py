@@ -34,11 +34,13 @@ LONGEST_S = max(decoy.seconds for decoy in DECOYS)
 _ONCE = ("first_step", "long_load", "slower_steps", "slow_workers")
 """What comes at the start, or in every step from then on."""
 _LINKS = tuple(decoy for decoy in DECOYS if decoy.workload in (DDP, LOADER) and decoy.name not in _ONCE)
+_BETWEEN_S = 3.0
+"""What Chain.steps_apart steps take at least."""
 HOUR = Chain(
     "hour",
     LOADER,
     "all that can come again and again, for an hour",
     planted_in=ALL,
     links=_LINKS,
-    rounds=math.ceil(3600 / sum(decoy.seconds for decoy in _LINKS)),
+    rounds=math.ceil(3600 / sum(decoy.seconds + _BETWEEN_S for decoy in _LINKS)),
 )
