@@ -20,8 +20,8 @@ from guardrun.supervisor.core.stacks import CHILD, KINDS, MAIN, Stack, stacks_of
 
 MAX_LINES = 8
 MAX_PIDS = 64
-EVIDENCE_GROUPS = 24
-EVIDENCE_FRAMES = 24
+EVIDENCE_GROUPS = 16
+EVIDENCE_FRAMES = 16
 
 _FOLDERS = re.compile(r"(?<!\S)/\S*/(?=\S)")
 _DIGITS = re.compile(r"\d+")

@@ -8,6 +8,7 @@ from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.collectives import match
 from guardrun.supervisor.core.evidence import of_collectives, of_judged, of_readings, stack_of
 from guardrun.supervisor.core.finding import Finding
+from guardrun.supervisor.core.grouping import evidence_groups
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import RankLook
@@ -120,6 +121,8 @@ def evidence_of(
         "stack": stack_of(looks, found.culprits or found.waiting),
     }
     evidence |= of_collectives(match(looks), looks)
+    if groups := evidence_groups(looks, found.culprits):
+        evidence["stack_groups"] = groups
     if workers := of_workers(looks, found.culprits):
         evidence["workers"] = workers
     if troubles := _stack_troubles(looks):

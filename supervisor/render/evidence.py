@@ -14,7 +14,7 @@ from guardrun.supervisor.render.stacks import parse_frames
 RANK_KEYS = ("rank", "global_rank")
 KNOWN = frozenset(
     {"ranks", "exits", "stacks", "looks", "look", "traceback", "tracebacks", "waiting", "waits", "collectives"}
-    | {"readings", "recurrence", "stack_groups", "stack", "skipped_checkpoints"}
+    | {"readings", "recurrence", "stack_groups", "stack", "skipped_checkpoints", "mismatch", "workers"}
 )
 """Keys that the report shows in words; everything else goes into the folded block of data."""
 

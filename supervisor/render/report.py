@@ -49,6 +49,8 @@ def report_html(
         ("What every rank did", lambda: strips_html(story, culprits) if story else ""),
         ("Time a step", lambda: steps_html(story) if story else ""),
         ("Each rank", lambda: tables.ranks_table(evidence, culprits)),
+        ("Calls that cannot meet", lambda: tables.mismatch_table(evidence)),
+        ("Data workers", lambda: tables.workers_table(evidence)),
         ("Traceback", lambda: _tracebacks(evidence)),
         ("Stacks", lambda: _stacks(list(stacks) or ev.evidence_stacks(evidence), culprits, sources or {})),
         ("Collectives", lambda: tables.collectives_table(evidence)),

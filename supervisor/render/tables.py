@@ -54,6 +54,44 @@ def collectives_table(evidence: dict[str, Any]) -> str:
     return "\n".join(part for part in parts if part)
 
 
+def mismatch_table(evidence: dict[str, Any]) -> str:
+    """The calls that can never meet, side by side."""
+    data = evidence.get("mismatch")
+    if not isinstance(data, dict):
+        return ""
+    rows = [
+        (
+            "odd" if number else "",
+            [_ranks(s.get("ranks")), _text(s.get("call")), _text(s.get("seq")), _text(s.get("group"))],
+        )
+        for number, s in enumerate(ev.entries(data, "sides")[:MAX_ROWS])
+    ]
+    told_by = _text(data.get("told_by"))
+    told = page.paragraph(f"Told by: {told_by}.", "soft") if told_by else ""
+    return page.table(["Ranks", "Called", "No.", "Group"], rows, wide=("Called",)) + told
+
+
+def workers_table(evidence: dict[str, Any]) -> str:
+    """The culprits' data workers."""
+    rows = [
+        (
+            "",
+            [
+                _text(w.get("rank")),
+                _text(w.get("pid")),
+                _text(w.get("standing")).replace("_", " "),
+                _text(w.get("at")),
+                _text(w.get("file") or w.get("wchan")),
+                _text(w.get("dead_mount")),
+            ],
+        )
+        for w in ev.entries(evidence, "workers")[:MAX_ROWS]
+    ]
+    return page.table(
+        ["Rank", "PID", "Does", "Where", "File", "Mount that does not answer"], rows, wide=("Where", "File")
+    )
+
+
 def _call(row: dict[str, Any]) -> list[str]:
     sizes = row.get("sizes")
     shapes = (
