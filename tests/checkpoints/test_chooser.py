@@ -57,6 +57,23 @@ def save(chooser: Chooser, clock: Clock, write: Write, path: Path, *, kind: str 
     chooser.saw_saved(str(path), step, clock.now)
 
 
+def test_what_the_script_could_not_load_is_not_taken_until_it_is_written_anew(
+    tmp_path: Path, clock: Clock, write: Write
+) -> None:
+    chooser = Chooser(BEGAN)
+    for step in (20, 40):
+        save(chooser, clock, write, tmp_path / f"ckpt_{step}.pt", step=step)
+    torn = str(tmp_path / "ckpt_40.pt")
+    assert chooser.name_of(torn) == torn
+    choice = chooser.choose(avoid=[torn])
+    assert (taken(choice), passed_over(choice)) == ("ckpt_20.pt", ["ckpt_40.pt"])
+    assert choice.skipped[0].reason == "the script could not load it"
+    again = Chooser.from_state(json.loads(json.dumps(chooser.state())))
+    assert taken(again.choose(avoid=[torn])) == "ckpt_20.pt", "another supervisor knows it, too"
+    save(again, clock, write, tmp_path / "ckpt_40.pt", step=40)
+    assert taken(again.choose(avoid=[torn])) == "ckpt_40.pt"
+
+
 # Seen by the hooks, no dir ------------------------------------------------------------------------------------------
 
 

@@ -52,6 +52,8 @@ def test_a_checkpoint_with_a_flipped_bit_is_told_named_and_not_taken_again(edge:
     assert (corrupt["kind"], corrupt["cause"], ranks_of(corrupt)) == ("crash", "checkpoint_corrupt", [0, 1])
     assert corrupt["evidence"]["checkpoint"] == str(out / "ckpt_20.pt")
     assert f"it was loading {out}/ckpt_20.pt" in corrupt["summary"]
+    assert finished.run_dir is not None
+    assert f'"failed_load":"{out}/ckpt_20.pt"' in (finished.run_dir / "events.jsonl").read_text(), "as the hooks said"
     assert str(out / "ckpt_20.pt") in corrupt["advice"]
     assert corrupt["resumed_from"] == {"path": str(out / "ckpt_10.pt"), "step": 10}
     assert corrupt["recovered"] is not None
