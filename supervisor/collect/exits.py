@@ -14,6 +14,7 @@ from guardrun.supervisor.collect.errors import (
     parse_raised,
     parse_tail,
 )
+from guardrun.supervisor.collect.faulttext import parse_fatal
 from guardrun.supervisor.collect.lastcalls import read_last_calls
 from guardrun.supervisor.collect.oom import OomWatch
 from guardrun.supervisor.collect.procfs import read_bytes
@@ -50,8 +51,13 @@ def read_exits(
         tail = read_tail(stderr_files[number]) if stderr_files.get(number) else ""
         groups = read_last_calls(sockets_dir, attempt, number, clock)
         load = (failed_loads or {}).get(number, "")
-        if error is not None or tail or groups or load:
-            traces.append(ExitTrace(global_rank=number, error=error, stderr_tail=tail, groups=groups, failed_load=load))
+        fatal = read_bytes(os.path.join(sockets_dir, f"fatal-{attempt}-{number}"), MAX_FILE_BYTES)
+        stack = parse_fatal(fatal.decode("utf-8", "replace")) if fatal else []
+        trace = ExitTrace(
+            global_rank=number, error=error, stderr_tail=tail, stack=stack, groups=groups, failed_load=load
+        )
+        if error is not None or tail or stack or groups or load:
+            traces.append(trace)
     return ExitsRead(
         attempt=attempt,
         traces=traces,

@@ -16,6 +16,24 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ (?:\[(.*)\] )?\(mo
 _STACK = re.compile(r"^Stack \(most recent call first\):")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
+_FATAL = "Fatal Python error: "
+_CURRENT = "Current thread 0x"
+_OTHER = "\nThread 0x"
+
+
+def parse_fatal(text: str) -> list[Frame]:
+    """Parse what a fatal signal left: the last one's stack, innermost first, of the thread that it met.
+
+    Where that runs no Python (gloo's own thread ends the process), the main thread's.
+    """
+    last = text[max(text.rfind(_FATAL), 0) :]
+    current = last.partition(_CURRENT)[2]
+    for part in (f"{_CURRENT}{current.partition(_OTHER)[0]}" if current else "", last):
+        threads = parse_faulthandler(part)
+        if threads:
+            return threads[0].frames
+    return []
+
 
 def parse_faulthandler(text: str, main_tid: int = 0) -> list[ThreadLook]:
     """Parse a dump of all threads, the main one first.

@@ -12,7 +12,7 @@ import msgspec
 
 from guardrun.supervisor.core.causes import Told, cause_of_error, cause_of_log, cause_with_device, last_words
 from guardrun.supervisor.core.events import ErrorRecord
-from guardrun.supervisor.core.frames import base_name, is_users
+from guardrun.supervisor.core.frames import base_name, is_users, user_frame
 from guardrun.supervisor.core.layers import Layer, Relation, layers_of
 from guardrun.supervisor.core.looks import Frame, Reading
 
@@ -33,6 +33,8 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel killed for want of memory where this rank runs: a worker of it, it may be."""
     failed_load: str = ""
     """The checkpoint, or file, that a load of it raised about last."""
+    stack: list[Frame] = []
+    """Where a fatal signal met it, innermost first; empty where none did, or nothing tells."""
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +58,8 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     failed_load: str = ""
     place: str = ""
     """Where in the user's code, `function (file.py)`; empty unknown."""
+    stack: list[Frame] = []
+    """Where a fatal signal met it."""
 
 
 # What a rank says when its peer has gone: gloo's and NCCL's wording in torch 2.6 to 2.13, and the store's.
@@ -82,6 +86,8 @@ _SAME_TWICE = frozenset({"exception", "cuda_oom", "host_oom", "collective_mismat
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _OWN_CAUSES = frozenset({"gpu_lost", "cuda_oom", "host_oom", "disk_full", "checkpoint_corrupt", "import_error"})
 """Causes that no other rank's leaving makes, whatever else the text says."""
+_TORCHS_PLACE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|hpp):\d+\] ")
+_TORCHS_ADVICE = " This is typically caused by"
 _WORKER = re.compile(r"in DataLoader worker process (\d+)")
 _UNPICKLER = re.compile(r"Weights only load failed.*(?=WeightsUnpickler error: )", re.DOTALL)
 """Three lines of instructions that torch.load puts before what was wrong (torch/serialization.py, UNSAFE_MESSAGE)."""
@@ -218,14 +224,22 @@ def _what(fall: Fall, cause: str, layer: Layer | None) -> str:
     if number is None:
         return f"exited with code {fall.exitcode}"
     words = " ".join(last_words(fall.stderr_tail).split()) if number == signal.SIGABRT else ""
-    return f"was ended by signal {number.value} ({number.name})" + (f": {words[:200]}" if words else "")
+    frame = user_frame(fall.stack)
+    where = f" in {frame.function} ({base_name(frame.file)}:{frame.line})" if frame and is_users(frame) else ""
+    return f"was ended by {_signal_text(fall.exitcode, number)}{where}" + (f": {words[:200]}" if words else "")
+
+
+def _signal_text(exitcode: int | None, number: signal.Signals) -> str:
+    """`signal 11 (SIGSEGV)`; a real-time signal has no name."""
+    is_nameless = exitcode is not None and exitcode < 0 and -exitcode != number
+    return f"signal {-(exitcode or 0)}" if is_nameless else f"signal {number.value} ({number.name})"
 
 
 def _raised(error: ErrorRecord, layer: Layer | None) -> str:
     """`raised ValueError: bad sample in load (data.py:3), in DataLoader worker 0`."""
     told = layer or Layer(error=error.error, message=error.message)
-    message = " ".join(_UNPICKLER.sub("", told.message).split())
-    text = f"{told.error.removeprefix('builtins.')}: {message[:200]}" if message else told.error
+    message = _TORCHS_PLACE.sub("", " ".join(_UNPICKLER.sub("", told.message).split()).partition(_TORCHS_ADVICE)[0])
+    text = f"{told.error.removeprefix('builtins.')}: {message[:200].rstrip('. ')}" if message else told.error
     frame = _user_frame(layer.frames if layer else []) or _user_frame(error.frames)
     where = f" in {frame.function} ({base_name(frame.file)}:{frame.line})" if frame else ""
     if match := _WORKER.search(error.message):
@@ -248,6 +262,11 @@ def _place(error: ErrorRecord | None, layer: Layer | None) -> str:
     return f"{frame.function} ({base_name(frame.file)})" if frame else ""
 
 
+def _signal_place(stack: list[Frame]) -> str:
+    frame = user_frame(stack)
+    return f"{frame.function} ({base_name(frame.file)})" if frame and is_users(frame) else ""
+
+
 def _blame(one: _Weighed, culprits: list[int], confidence: float, why_nobody: str = "") -> Blame:
     fall, told = one.fall, one.told
     return Blame(
@@ -262,7 +281,8 @@ def _blame(one: _Weighed, culprits: list[int], confidence: float, why_nobody: st
         hint=told.hint,
         layer=one.layer,
         failed_load=fall.failed_load,
-        place=_place(fall.error, one.layer),
+        place=_place(fall.error, one.layer) or _signal_place(fall.stack),
+        stack=fall.stack,
     )
 
 

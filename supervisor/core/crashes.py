@@ -8,7 +8,7 @@ from typing import Any
 from guardrun.supervisor.core.causes import lost_device
 from guardrun.supervisor.core.crash import Blame, Fall, is_peer_lost, is_shared_memory
 from guardrun.supervisor.core.devicememory import parse_memory, size
-from guardrun.supervisor.core.evidence import most_telling
+from guardrun.supervisor.core.evidence import MAX_FRAMES, frame_text, most_telling
 from guardrun.supervisor.core.layers import layers_of
 from guardrun.supervisor.core.looks import Reading
 from guardrun.supervisor.core.state import Attempt, Crash
@@ -50,6 +50,8 @@ def crash_evidence(attempt: Attempt, crash: Crash, found: Blame, falls: list[Fal
         evidence["stderr"] = tail
     if found.place:
         evidence["spot"] = found.place
+    if found.stack:
+        evidence["stack"] = [frame_text(frame) for frame in found.stack[:MAX_FRAMES]]
     if found.cause == "disk_full" and (disk := _full_disk(found, crash.disk_free_bytes)):
         evidence["disk"] = disk
     if found.cause == "cuda_oom" and found.error and (memory := _memory(found)):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core.looks import GroupLook, RankLook, Reading
+from guardrun.supervisor.core.looks import Frame, GroupLook, RankLook, Reading
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -188,6 +188,8 @@ class ExitTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: ErrorRecord | None = None
     stderr_tail: str = ""
     """Last 4 KiB where its stderr went to a file."""
+    stack: list[Frame] = []
+    """Where a fatal signal met it, innermost first; empty where none did, or nothing tells."""
     groups: list[GroupLook] = []
     """Its process groups, with the calls it made last; one that raised counts as under way."""
     failed_load: str = ""

@@ -53,11 +53,11 @@ def stack_of(looks: list[RankLook], ranks: list[int]) -> list[str]:
     wanted = set(ranks)
     for look in looks:
         if look.global_rank in wanted and look.process.threads:
-            return [_frame_text(frame) for frame in look.process.threads[0].frames[:MAX_FRAMES]]
+            return [frame_text(frame) for frame in look.process.threads[0].frames[:MAX_FRAMES]]
     return []
 
 
-def _frame_text(frame: Frame) -> str:
+def frame_text(frame: Frame) -> str:
     mark = "" if is_users(frame) else "  "
     return f"{mark}{frame.function} ({base_name(frame.file)}:{frame.line})"
 

@@ -197,7 +197,11 @@ def _crash_sentence(state: State, found: Blame, evidence: dict[str, Any]) -> str
     attempt = attempt_of(state)
     step = f" at step {attempt.step}" if attempt.step else ""
     if found.culprits:
-        return f"{who(attempt, found.culprits)} {found.what}{step}{words(found, evidence)}."
+        many = len(found.culprits) > 1 and found.what.startswith("was ")
+        what = f"were {found.what.removeprefix('was ')}" if many else found.what
+        return f"{who(attempt, found.culprits)} {what}{step}{words(found, evidence)}."
+    if found.cause == "collective_mismatch":
+        return f"Collectives did not meet{step}: {found.why_nobody}."
     if found is NO_TRACE:
         return f"The attempt ended{step}, and {found.why_nobody}."
     fallen = sorted(n for n, r in attempt.ranks.items() if r.exitcode not in (None, 0) or r.error)
@@ -226,6 +230,7 @@ def falls_of(state: State, crash: Crash) -> list[Fall]:
                 is_disk_full=full,
                 has_oom_nearby=crash.oom_kills > 0 or bool(crash.oom_pids),
                 failed_load=trace.failed_load,
+                stack=trace.stack,
             )
         )
     return falls

@@ -6,6 +6,7 @@ import pytest
 
 from guardrun.supervisor.core.crash import Fall, blame, is_peer_lost, is_shared_memory, why_repeated
 from guardrun.supervisor.core.events import ErrorRecord
+from guardrun.supervisor.core.looks import Frame
 
 TORCH = 'File "/x/site-packages/torch/distributed/distributed_c10d.py", line 2, in all_reduce'
 PEER_LOST = ErrorRecord(
@@ -173,3 +174,26 @@ def test_what_is_not_tried_again() -> None:
 def test_the_users_own_frame_is_named() -> None:
     frames = [("/home/user/train.py", "train", 60), ("/x/site-packages/torch/nn/functional.py", "linear", 9)]
     assert blame([fall(error=error(frames=frames))]).what == "raised ValueError: bad in train (train.py:60)"
+
+
+def test_where_a_signal_met_a_rank() -> None:
+    stack = [
+        Frame("string_at", "/usr/lib/python3.11/ctypes/__init__.py", 519),
+        Frame("crash_here", "/home/me/train.py", 6),
+    ]
+    found = blame([fall(exitcode=-11, stack=stack)])
+    assert found.what == "was ended by signal 11 (SIGSEGV) in crash_here (train.py:6)"
+    assert found.place == "crash_here (train.py)"
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    assert blame([fall(exitcode=-62)]).what == "was ended by signal 62"
+
+
+def test_gloos_own_place_and_advice_are_left_out() -> None:
+    message = (
+        "[/build/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1. This is typically caused by "
+        "a remote worker crashing."
+    )
+    found = blame([fall(error=error("RuntimeError", message, traceback=TORCH))])
+    assert found.what == "raised RuntimeError: Connection closed by peer [127.0.0.1]:1"
