@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from benchmarks.docs import replace_between
+from benchmarks.gym.observation import Observation
 from benchmarks.gym.results import Header
 from benchmarks.gym.summary import Played, PlayedDecoy, as_markdown
 
@@ -17,8 +19,20 @@ def write_docs(
     page: Path, header: Header, played: Sequence[Played], decoys: Sequence[PlayedDecoy], launchers: Sequence[str]
 ) -> None:
     """Put a run's tables into the page. Raises OSError, or ValueError where the page has no place for them."""
-    loads = [one.seen.load_1m for one in played] + [one.seen.load_1m for one in decoys]
-    load = f" Load while it ran: {min(loads):g} to {max(loads):g}." if loads else ""
-    about = f"`{header.command}` on {header.machine.date} UTC: {header.machine}.{load}"
-    text = f"{about}\n\n{as_markdown(played, decoys, launchers)}"
+    seen = [one.seen for one in played] + [one.seen for one in decoys]
+    about = f"`{header.command}` on {header.machine}.\n\n" + when(seen, launchers)
+    text = f"{about}\n{as_markdown(played, decoys, launchers)}"
     page.write_text(replace_between(page.read_text(), text, BEGIN, END))
+
+
+def when(seen: Sequence[Observation], launchers: Sequence[str]) -> str:
+    """A line for each launcher: when its cases were begun, and how busy the machine was then."""
+    lines = []
+    for name in launchers:
+        own = sorted((one for one in seen if one.launcher == name), key=lambda one: one.date)
+        if own:
+            loads = [one.load_1m for one in own]
+            span = f"{own[0].date[:16]} to {own[-1].date[11:16]} UTC"
+            load = f"load average {min(loads):g} to {max(loads):g}, median {median(loads):g}"
+            lines.append(f"- {name}: {len(own)} cases, {span}, {load}\n")
+    return "".join(lines)

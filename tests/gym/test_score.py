@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from benchmarks.gym import docs
 from benchmarks.gym.case import Decoy, Doubt, Fault, Workload
 from benchmarks.gym.decoys import DECOYS
 from benchmarks.gym.faults import FAULTS
@@ -213,3 +214,18 @@ def test_turns_are_the_same_for_a_seed_and_steps_for_all_launchers() -> None:
         steps[turn.case.name, turn.repeat].add(turn.step)
     assert all(len(step) == 1 for step in steps.values())
     assert turns[0].lasts_s >= turns[-1].lasts_s
+
+
+def test_the_page_says_when_and_under_which_load(tmp_path: Path) -> None:
+    seen = [observation(date="2026-11-21 08:00:01", load_1m=1.5), observation(date="2026-11-21 08:10:01", load_1m=0.5)]
+    page = tmp_path / "gym.md"
+    page.write_text(f"before\n{docs.BEGIN}\nold\n{docs.END}\nafter\n")
+    played, decoys = score_all([SLEEP], [], seen)
+    docs.write_docs(page, Header(machine=describe(), command="the command"), played, decoys, ["guardrun", "torchrun"])
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "`the command` on" in text
+    assert "- guardrun: 2 cases, 2026-11-21 08:00 to 08:10 UTC, load average 0.5 to 1.5, median 1\n" in text
+    assert "| every fault found | 0 of 2 | **MISSED** |" in text
+    assert "old" not in text
