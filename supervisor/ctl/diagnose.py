@@ -199,7 +199,7 @@ def _guarded(call: Call, run_dir: Path, take: Take, *, source: str, absent: Abse
     told = _concluded(target, seen, absent, incidents)
     told.diagnosis.incidents = [short_incident(record) for record in incidents]
     is_held = state.is_held or not state.settings.act
-    told.diagnosis.next = next_steps(told.diagnosis, run=run, is_held=is_held)
+    told.diagnosis.next += next_steps(told.diagnosis, run=run, is_held=is_held)
     return told
 
 
@@ -236,7 +236,7 @@ def _processes(call: Call) -> Told:
         raise CtlError(f"every rank below {', '.join(map(str, pids))} ended before it could be looked at twice")
     told = _concluded(target, seen, _absent(ranks), [])
     told.diagnosis.unseen += [an.Unseen(what="--pid", why=note) for note in ranks.notes]
-    told.diagnosis.next = next_steps(told.diagnosis, run=None, is_held=True)
+    told.diagnosis.next += next_steps(told.diagnosis, run=None, is_held=True)
     return told
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from guardrun.supervisor.collect.pyspy import REFUSED
 from guardrun.supervisor.core.judge import Doing
 from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.rundir import RunFile
@@ -41,7 +42,7 @@ def next_steps(diagnosis: an.Diagnosis, *, run: RunFile | None, is_held: bool) -
 
 def _of_culprits(diagnosis: an.Diagnosis) -> list[an.Next]:
     steps = []
-    doing = {line.pid: line.doing for line in diagnosis.ranks}
+    doing = {line.pid: line.doing for line in diagnosis.ranks if REFUSED not in line.trouble}
     for culprit in diagnosis.culprits[:MAX_PIDS]:
         if doing.get(culprit.pid) == Doing.STOPPED.value:
             why = f"let rank {culprit.rank} go on, if nobody keeps it stopped on purpose"

@@ -146,7 +146,9 @@ def find_ranks(pids: Iterable[int], node: str, *, view: View | None = None, may_
     roots = [pid for pid in (_process_of(pid, view, notes) for pid in pids) if pid]
     if not roots:
         raise NoRanks("; ".join(notes))
-    tree = list(dict.fromkeys(pid for root in roots for pid in (root, *view.table.descendants(root))))
+    tree = list(
+        dict.fromkeys(pid for root in roots for pid in (root, *view.table.descendants(root, without=os.getpid())))
+    )
     for names in CONVENTIONS:
         bearers = [pid for pid in tree if view.number(pid, names) is not None]
         if bearers:

@@ -165,8 +165,9 @@ def _with_history(case: Case, found: Finding) -> an.Diagnosis:
     told_s = verdicts.told_s(state, found, case.looks, now_s)
     left_s = max(0.0, verdicts.left_s(state, found, case.judged.seen, now_s))
     incident = _of_this_silence(case, found)
-    if not _is_sure(found) and incident is None and case.silent_s <= max(RECENT_S, state.gaps.typical_s):
-        return _advances(case) if case.attempt.has_progress else _gets_on(case)
+    is_fresh = case.attempt.has_progress and case.silent_s <= max(RECENT_S, state.gaps.typical_s)
+    if is_fresh and not _is_sure(found) and incident is None:
+        return _advances(case)
     if not _is_sure(found) and not case.attempt.has_progress and left_s and case.silent_s <= case.usual_s:
         why = f"no rank has made progress yet, {duration(case.silent_s)} after the start"
         return _say(case, an.STARTING, _sentence(case, found, told_s), 0.7, why)
@@ -217,12 +218,14 @@ def _of_this_silence(case: Case, found: Finding) -> dict[str, Any] | None:
 def _without_history(case: Case, found: Finding) -> an.Diagnosis:
     """Nobody has watched it: for how long it has been so is not known, only that it is so now."""
     observed_s = float(math.floor(case.observed_s))  # a lower bound is rounded down
-    if is_doubtful(found) or not (case.is_confirmed or _is_sure(found)):
+    if not (case.is_confirmed or _is_sure(found)):
+        return _say(case, an.UNKNOWN, "What is seen changes from look to look.", 0.5, _seen_for(case))
+    if is_doubtful(found) or (found.doing is Doing.UNSEEN and not found.waiting):
         reasons = "; ".join(sorted({case.judged.by_rank[rank].reason for rank in found.culprits}))
-        told = f"It cannot be told whether rank{'s' if len(found.culprits) > 1 else ''} {rank_list(found.culprits)}"
-        if not is_doubtful(found):
-            return _say(case, an.UNKNOWN, "What is seen changes from look to look.", 0.5, _seen_for(case))
-        return _say(case, an.UNKNOWN, f"{told} gets anywhere: {reasons}.", 0.5, _seen_for(case))
+        who = f"rank{'s' if len(found.culprits) > 1 else ''} {rank_list(found.culprits)}"
+        gets = "get" if len(found.culprits) > 1 else "gets"
+        told = f"It cannot be told whether {who} {gets} anywhere: {reasons}."
+        return _say(case, an.UNKNOWN, told, 0.5, _seen_for(case))
     diagnosis = _held_up(case, found, observed_s, an.HANG)
     diagnosis.summary = at_least(diagnosis.summary, observed_s)
     share = 1.0 if _is_sure(found) else min(1.0, 0.8 + 0.2 * case.observed_s / SURE_AFTER_S)

@@ -165,3 +165,11 @@ def test_stacks_that_are_refused_are_told_with_the_way_out(monkeypatch: pytest.M
 def test_a_lower_bound_is_told_as_one() -> None:
     assert at_least("Rank 1 has waited 6 s in f (a.py:6 s)", 6.0) == "Rank 1 has waited at least 6 s in f (a.py:6 s)"
     assert at_least("No rank has advanced for 3 s: 2 wait", 3.0) == "No rank has advanced for at least 3 s: 2 wait"
+
+
+def test_the_documentation_names_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text()
+    structs = (an.Diagnosis, an.Target, an.RankLine, an.Next, an.Unseen)
+    missing = [name for struct in structs for name in struct.__struct_fields__ if f"`{name}`" not in page]
+    assert missing == []
+    assert [verdict for verdict in an.VERDICTS if f"| `{verdict}` |" not in page] == []

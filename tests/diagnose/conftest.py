@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ import pytest
 
 from guardrun.supervisor.diagnose.answer import Diagnosis
 from tests.support.guardrun_run import MARK, GuardrunRun, GuardrunStarter, clean_environment
-from tests.support.processes import kill_marked, reap
+from tests.support.processes import descendants, kill_marked, reap
 from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).parent / "scripts" / "commanded.py"
@@ -44,6 +46,35 @@ def diagnose(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> S
     command = [sys.executable, "-m", "guardrun.supervisor.guardctl", "diagnose", *arguments]
     done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=60, check=False)
     return Said(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def after_first_look(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """guardctl diagnose --json, once it has looked for the first time and waits for the second."""
+    command = [sys.executable, "-m", "guardrun.supervisor.guardctl", "diagnose", *arguments, "--json"]
+    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            seen = wait_until(lambda: faults_of_children(process.pid), 30, "the first py-spy")
+            quiet_s = time.monotonic()
+            while time.monotonic() - quiet_s < 0.5:  # one py-spy for each rank, at once or one after the other
+                now = faults_of_children(process.pid)
+                if now != seen or descendants(process.pid):
+                    seen, quiet_s = now, time.monotonic()
+                time.sleep(0.02)
+            yield process
+        finally:
+            process.kill()
+
+
+def faults_of_children(pid: int) -> int:
+    """Page faults of children that have ended and been reaped (cminflt, proc(5)): grows with every py-spy."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[8])
+
+
+def ended(process: subprocess.Popen[str]) -> Said:
+    """What it said at its end."""
+    out, err = process.communicate(timeout=60)
+    return Said(process.returncode, out, err)
 
 
 class Commanded:

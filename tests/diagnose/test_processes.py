@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
-from tests.diagnose.conftest import Bare, Said
+from tests.diagnose.conftest import Bare, Said, after_first_look, ended
 
 pytestmark = pytest.mark.real("py-spy")
 
@@ -49,22 +48,20 @@ def test_a_rank_of_this_node_that_is_not_alive(bare: Bare, ask: Ask) -> None:
     ]
 
 
-def test_a_rank_that_dies_in_the_middle(bare: Bare, ask: Ask) -> None:
+def test_a_rank_that_dies_in_the_middle(bare: Bare) -> None:
     pids = bare.ranks(SLEEP, 2)
-    timer = threading.Timer(2.0, os.kill, (pids[1], signal.SIGKILL))
-    timer.start()
-    told = ask("--pid", *pids, "--gap", 4).told
-    timer.join()
+    with after_first_look("--pid", *map(str, pids), "--gap", "2", cwd=bare.folder) as process:
+        os.kill(pids[1], signal.SIGKILL)
+        told = ended(process).told
     assert [line.doing for line in told.ranks] == ["idle", "exited"]
     assert any(u.what == "rank 1" and "ended while it was looked at" in u.why for u in told.unseen)
 
 
-def test_all_ranks_die_in_the_middle(bare: Bare, ask: Ask) -> None:
+def test_all_ranks_die_in_the_middle(bare: Bare) -> None:
     [pid] = bare.ranks(SLEEP, 1)
-    timer = threading.Timer(2.0, os.kill, (pid, signal.SIGKILL))
-    timer.start()
-    said = ask("--pid", pid, "--gap", 4)
-    timer.join()
+    with after_first_look("--pid", str(pid), "--gap", "2", cwd=bare.folder) as process:
+        os.kill(pid, signal.SIGKILL)
+        said = ended(process)
     assert (said.code, said.told.verdict) == (1, "unknown")
 
 
@@ -111,16 +108,16 @@ def test_a_thousand_threads(bare: Bare, ask: Ask) -> None:
 
 
 def test_ctrl_c_is_quiet(bare: Bare) -> None:
-    import subprocess
-    import sys
-
     pid = bare.start(SLEEP)
-    command = [sys.executable, "-m", "guardrun.supervisor.guardctl", "diagnose", "--pid", str(pid), "--gap", "60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        time.sleep(3)
+    with after_first_look("--pid", str(pid), "--gap", "60", cwd=bare.folder) as process:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
-    assert (process.returncode, out, err) == (130, b"", b"")
+        assert ended(process) == Said(130, "", "")
+
+
+def test_guardctl_itself_is_no_training(ask: Ask) -> None:
+    """A shell from which it is called has nothing below it but guardctl."""
+    said = ask("--pid", os.getpid(), "--gap", 0.3)
+    assert all(line.pid in (os.getpid(), 0) for line in said.told.ranks)
 
 
 @pytest.mark.parametrize(
