@@ -93,7 +93,7 @@ def _data(run_dir: Path, run: RunFile, state: State, timeline: Timeline, node: s
     found = read_json(run_dir / "summary.json")
     told: dict[str, Any] = found or msgspec.to_builtins(summary(state, timeline.last_s), str_keys=True)
     alive = is_alive(run, node)
-    attempts = list(told.get("attempts") or [])
+    attempts = [attempt for attempt in told.get("attempts") or [] if isinstance(attempt, dict)]
     if found is None and state.attempt is not None and len(attempts) <= state.attempt.number:
         # It goes on, or nobody was left to see how it ended.
         attempts.append({**attempt_record(state.attempt), "ended_s": round(timeline.last_s, 3), "outcome": ""})
@@ -122,7 +122,7 @@ def _data(run_dir: Path, run: RunFile, state: State, timeline: Timeline, node: s
         if found
         else state.best_step or (state.attempt.step if state.attempt else 0),
         "steps_redone": _steps_redone(attempts),
-        "attempts": [_attempt(attempt, run.created_wall_s) for attempt in attempts if isinstance(attempt, dict)],
+        "attempts": [_attempt(attempt, run.created_wall_s) for attempt in attempts],
     }
 
 

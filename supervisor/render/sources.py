@@ -66,13 +66,15 @@ def read_source(path: str, began_wall_s: float) -> Source:
     """Read one file. Raises OSError."""
     # Without O_NONBLOCK a pipe in its place would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    with os.fdopen(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return Source(trouble="is no file")
         if status.st_size > MAX_FILE_BYTES:
             return Source(trouble="is too large to be shown")
-        data = file.read(MAX_FILE_BYTES)
+        data = os.read(fd, MAX_FILE_BYTES)
+    finally:
+        os.close(fd)
     # Not splitlines(): Python itself knows no form feeds or Unicode separators as ends of lines.
     text = re.split(r"\r\n|\r|\n", data.decode("utf-8", "replace"))
     lines = [redact_text(line[:MAX_LINE_CHARS]) for line in text]
