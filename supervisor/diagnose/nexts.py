@@ -19,7 +19,7 @@ def next_steps(diagnosis: an.Diagnosis, *, run: RunFile | None, is_held: bool) -
     if target.source == "directory":
         return _of_past(diagnosis, run)
     steps: list[an.Next] = []
-    run_id = target.run_dir if target.run_dir and target.kind == "run" else ""
+    run_id = _name(target) if target.kind == "run" else ""
     is_stuck = diagnosis.verdict in (an.HANG, an.SUSPICIOUS)
     if run_id and is_stuck and not is_held:
         why = "before you attach a debugger: guardrun then changes nothing until guardctl unhold"
@@ -38,6 +38,12 @@ def next_steps(diagnosis: an.Diagnosis, *, run: RunFile | None, is_held: bool) -
     if run_id and not is_stuck:
         steps.append(an.Next(command=["guardctl", "status", run_id, "--watch"], why="to watch it go on"))
     return steps
+
+
+def _name(target: an.Target) -> str:
+    """How a command names the run: by its folder, which works from everywhere, where that can be written down."""
+    run_dir = target.run_dir or ""
+    return run_dir if run_dir.isprintable() else target.run_id or ""
 
 
 def _of_culprits(diagnosis: an.Diagnosis) -> list[an.Next]:
@@ -72,7 +78,7 @@ def _of_incident(diagnosis: an.Diagnosis, run_id: str) -> list[an.Next]:
 
 
 def _of_past(diagnosis: an.Diagnosis, run: RunFile | None) -> list[an.Next]:
-    run_dir = diagnosis.target.run_dir or ""
+    run_dir = _name(diagnosis.target)
     steps: list[an.Next] = []
     if diagnosis.incidents:
         number = str(diagnosis.incidents[-1].get("id"))
@@ -82,7 +88,7 @@ def _of_past(diagnosis: an.Diagnosis, run: RunFile | None) -> list[an.Next]:
         why = f"continues it from its newest whole checkpoint; in {run.cwd}, with the environment that it had"
         command = ["guardrun", "--guard-run-id", run.run_id, *run.command[1:]]
         steps.append(an.Next(command=command, why=why, changes=True))
-    if run_dir and (Path(run_dir) / "events.jsonl").exists():
+    if diagnosis.target.run_dir and (Path(diagnosis.target.run_dir) / "events.jsonl").exists():
         why = "whether its decisions can be reached again from what it recorded"
         steps.append(an.Next(command=["guardctl", "replay", run_dir], why=why))
     return steps
