@@ -25,10 +25,11 @@ from guardrun.supervisor.core.looks import Call, GroupLook
 
 MAX_GROUPS = 32
 MAX_PENDING = 8
-LAST_CALLS = 6
+LAST_CALLS = 32
+"""Some steps' worth: who left the order of calls is told by how it was before."""
 LAST_CALLS_OF_MANY = 3
-MANY_RANKS = 64
-"""From this world size on, fewer calls of each rank are kept."""
+MANY_RANKS = 32
+"""From this world size on, fewer calls of each rank are kept: there, most are right."""
 FETCH_S = 1.0
 _MADE_MARGIN_NS = 1_000_000
 

@@ -1,11 +1,24 @@
-"""Who is wrong where ranks disagree on a collective: most are right, else whoever left the order kept so far."""
+"""Who is wrong where ranks disagree on a collective: most are right, else whoever left the order kept so far.
+
+Training repeats itself: what follows on a call in one step follows on it in the next. A rank that went on otherwise,
+where the others have not, has called one too many or one too few. This convicts only on what is plain: the call before
+has been seen often, came from a line that is known (torch's own calls look alike), and was always followed by something
+else. A save or an evaluation, which comes seldom, is seen too seldom to convict, or is shared by all.
+"""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import msgspec
 
 from guardrun.supervisor.core.calls import family, is_point_to_point
 from guardrun.supervisor.core.looks import Call, RankLook
+
+OFTEN = 3
+"""Times that a call has been seen before what follows on it counts as its order."""
+
+Step = tuple[object, ...]
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,44 +35,38 @@ def blamed(sides: list[Side], looks: list[RankLook]) -> tuple[list[int], str]:
     if len(sides[0].ranks) * 2 > total:
         odd = sorted(rank for side in sides[1:] for rank in side.ranks)
         return odd, "the others agree"
-    by_rank = {look.global_rank: look for look in looks}
-    strayed = [side for side in sides if all(_has_strayed(by_rank[rank], side) for rank in side.ranks)]
-    regular = [side for side in sides if any(_keeps_order(by_rank[rank], side) for rank in side.ranks)]
-    if strayed and len(strayed) < len(sides) and regular:
-        odd = sorted(rank for side in strayed for rank in side.ranks)
+    involved = {rank for side in sides for rank in side.ranks}
+    left = {look.global_rank: departures(look) for look in looks if look.global_rank in involved}
+    known = {rank: found for rank, found in left.items() if found is not None}
+    shared = set.intersection(*known.values()) if len(known) > 1 else set()
+    odd = sorted(rank for rank, found in known.items() if found - shared)
+    if odd and len(odd) * 2 <= len(known):
         return odd, "until then, other calls followed there"
     return [], "which of them is wrong cannot be told"
 
 
-def _has_strayed(look: RankLook, side: Side) -> bool:
-    seen = _followers(look, side)
-    return bool(seen) and _step(side.group, side.call) not in seen
+def departures(look: RankLook) -> set[tuple[Step, Step]] | None:
+    """Where a rank left its own order: (a call, what followed on it for the first time); None without an order."""
+    steps = _steps(look)
+    followed: dict[Step, list[Step]] = {}
+    found = set()
+    has_order = False
+    for before, after in pairwise(steps):
+        seen = followed.setdefault(before, [])
+        if before[-1] is not None and len(seen) >= OFTEN:
+            has_order = True
+            if after not in seen:
+                found.add((before, after))
+        seen.append(after)
+    return found if has_order else None
 
 
-def _keeps_order(look: RankLook, side: Side) -> bool:
-    return _step(side.group, side.call) in _followers(look, side)
+def _steps(look: RankLook) -> list[Step]:
+    """A rank's collectives, of all its groups, in the order in which it issued them."""
+    calls = [(call.at_s, told.name, call) for told in look.groups for call in told.calls if not is_point_to_point(call)]
+    return [_step(group, call) for _, group, call in sorted(calls, key=lambda item: (item[0], item[1], item[2].seq))]
 
 
-def _step(group: str, call: Call) -> tuple[object, ...]:
+def _step(group: str, call: Call) -> Step:
     where = (call.frame.file, call.frame.function, call.frame.line) if call.frame else None
-    return (group, family(call.op), where)
-
-
-def _followers(look: RankLook, side: Side) -> set[tuple[object, ...]]:
-    """What has followed, earlier in this rank's own history, on the call before the one that a side is about."""
-    calls = sorted(
-        ((call.at_s, told.name, call) for told in look.groups for call in told.calls), key=lambda item: item[0]
-    )
-    steps = [_step(group, call) for _, group, call in calls]
-    at = next(
-        (
-            i
-            for i, (_, group, call) in enumerate(calls)
-            if group == side.group and call.seq == side.call.seq and not is_point_to_point(call)
-        ),
-        0,
-    )
-    if at < 1:
-        return set()
-    before = steps[at - 1]
-    return {steps[i + 1] for i in range(at - 1) if steps[i] == before}
+    return (group, family(call.op), str(call.sizes), where)
