@@ -67,7 +67,7 @@ def mismatch_table(evidence: dict[str, Any]) -> str:
         for number, s in enumerate(ev.entries(data, "sides")[:MAX_ROWS])
     ]
     told_by = _text(data.get("told_by"))
-    told = page.paragraph(f"Told by: {told_by}.", "soft") if told_by else ""
+    told = page.paragraph(f"What tells it: {told_by}.", "soft") if told_by else ""
     return page.table(["Ranks", "Called", "No.", "Group"], rows, wide=("Called",)) + told
 
 

@@ -20,6 +20,7 @@ MAX_LEVELS = 6
 BOX_W, BOX_H = 256, 72
 GAP_X, GAP_Y = 24, 58
 MARGIN = 20
+LABEL_H = 16
 _WORDS = 40
 """Characters of 12 px that fit into a box."""
 
@@ -103,7 +104,9 @@ def make_graph(waits: list[Wait], evidence: dict[str, Any], culprits: list[int])
         alike[(False, (), tuple(n for n, wait in enumerate(waits) if not wait.awaited))] = []
     keys, members = list(alike), list(alike.values())
     edges = _edges(keys, waits)
-    levels = [min(level, MAX_LEVELS) for level in _levels(len(keys), edges)]
+    levels = [
+        min(level, MAX_LEVELS) for level in _levels(len(keys), edges, [n for n, key in enumerate(keys) if key[0]])
+    ]
     place, shown = _crowd(keys, members, levels)
     nodes = []
     for group in shown:
@@ -161,21 +164,29 @@ def _edges(keys: list[Any], waits: list[Wait]) -> dict[tuple[int, int], str]:
     return {pair: "; ".join(found) for pair, found in labels.items()}
 
 
-def _levels(count: int, edges: dict[tuple[int, int], str]) -> list[int]:
-    """Arrows from each node to the nearest that waits for nobody; a circle has none, and is one row."""
+def _levels(count: int, edges: dict[tuple[int, int], str], guilty: list[int]) -> list[int]:
+    """Arrows from each node to the nearest that waits for nobody."""
     leaving = {a for a, _ in edges}
     entering: dict[int, list[int]] = {}
     for a, b in edges:
         entering.setdefault(b, []).append(a)
     levels = [0 if node not in leaving else -1 for node in range(count)]
     todo = deque(node for node in range(count) if levels[node] == 0)
-    while todo:
+    # Who waits in a circle reaches nobody who does not wait: there the culprits stand at the bottom, else the first.
+    spare = deque([*guilty, *range(count)])
+    while todo or spare:
+        if not todo and levels[spare[0]] < 0:
+            levels[spare[0]] = 0
+            todo.append(spare[0])
+        if not todo:
+            spare.popleft()
+            continue
         node = todo.popleft()
         for before in entering.get(node, []):
             if levels[before] < 0:
                 levels[before] = levels[node] + 1
                 todo.append(before)
-    return [max(level, 0) for level in levels]
+    return levels
 
 
 def _does(ranks: list[int], evidence: dict[str, Any], waits: list[Wait]) -> tuple[str, str]:
@@ -208,13 +219,17 @@ def draw_graph(graph: Graph) -> str:
         left = (width - len(row) * BOX_W - (len(row) - 1) * GAP_X) / 2
         for index, number in enumerate(row):
             corner[number] = (left + index * (BOX_W + GAP_X), MARGIN + (top - level) * (BOX_H + GAP_Y))
-    # Arrows between boxes of one row pass outside, to the right.
-    has_sideways = any(corner[a][1] >= corner[b][1] for a, b in graph.edges)
-    arrows = "".join(_arrow(corner[a], corner[b], label) for (a, b), label in graph.edges.items())
+    arrows, labels = "", Counter[int]()
+    # Those downwards first: their labels stand right below their boxes.
+    for (a, b), label in sorted(graph.edges.items(), key=lambda edge: corner[edge[0][0]][1] >= corner[edge[0][1]][1]):
+        verb = "waits" if len(graph.nodes[a].ranks) == 1 else "wait"
+        arrows += _arrow(corner[a], corner[b], f"{verb} {label}", labels[a])
+        labels[a] += 1
+    below = max((labels[n] for n, node in enumerate(graph.nodes) if node.level == 0), default=0)
     boxes = "".join(_box(node, *corner[number]) for number, node in enumerate(graph.nodes))
-    full = width + (44 if has_sideways else 0)
+    height += below * LABEL_H + (10 if below else 0)
     return svg.picture(
-        _ARROW_HEAD + arrows + boxes, describe(graph), width=full, height=height, view_box=f"0 0 {full} {height}"
+        _ARROW_HEAD + arrows + boxes, describe(graph), width=width, height=height, view_box=f"0 0 {width} {height}"
     )
 
 
@@ -233,22 +248,24 @@ _ARROW_HEAD = svg.tag(
 )
 
 
-def _arrow(source: tuple[float, float], target: tuple[float, float], label: str) -> str:
-    x1, y1 = source[0] + BOX_W / 2, source[1] + BOX_H
-    x2, y2 = target[0] + BOX_W / 2, target[1]
+def _arrow(source: tuple[float, float], target: tuple[float, float], label: str, place: int) -> str:
+    """place: how many labels stand below the source already."""
+    (x1, y1), (x2, y2) = source, target
     if y2 > y1:
-        # The label stands below its source, so that those of several arrows to one box stay apart.
-        x, y = x1, y1 + 21
-        path = f"M{x1:.0f} {y1:.0f}L{x2:.0f} {y2 - 2:.0f}"
+        path = f"M{x1 + BOX_W / 2:.0f} {y1 + BOX_H:.0f}L{x2 + BOX_W / 2:.0f} {y2 - 2:.0f}"
+    elif y2 == y1:
+        middle, floor = (x1 + BOX_W / 2, x2 + BOX_W / 2), y1 + BOX_H
+        path = f"M{middle[0]:.0f} {floor:.0f}C{middle[0]:.0f} {floor + 40:.0f} {middle[1]:.0f} {floor + 40:.0f}"
+        path += f" {middle[1]:.0f} {floor + 2:.0f}"
     else:
-        x1, y1 = source[0] + BOX_W, source[1] + BOX_H / 2
-        x2, y2 = target[0] + BOX_W, target[1] + BOX_H / 2 + 8
-        x, y = max(x1, x2) - 40, (y1 + y2) / 2 - 34
-        bend = max(x1, x2) + 40
-        path = f"M{x1:.0f} {y1:.0f}C{bend:.0f} {y1:.0f} {bend:.0f} {y2:.0f} {x2 + 2:.0f} {y2:.0f}"
+        side, end = x1 + BOX_W, x2 + BOX_W - 24
+        path = f"M{side:.0f} {y1 + BOX_H / 2:.0f}C{side + 28:.0f} {y1 + BOX_H / 2:.0f} {end:.0f} {y1:.0f}"
+        path += f" {end:.0f} {y2 + BOX_H + 2:.0f}"
     line = svg.tag("path", svg.title(label), d=path, class_="arrow", marker_end="url(#arrow)")
-    words = svg.text(svg.shorten(f"wait {label}", 44), x=x, y=y, class_="on-arrow", text_anchor="middle")
-    return line + words
+    # Below their sources the labels of several arrows to one box stay apart.
+    y = y1 + BOX_H + 21 + place * LABEL_H
+    words = f"{label}{'' if y2 > y1 else ' ↑'}"
+    return line + svg.text(svg.shorten(words, 44), x=x1 + BOX_W / 2, y=y, class_="on-arrow", text_anchor="middle")
 
 
 def _box(node: Node, x: float, y: float) -> str:
