@@ -24,7 +24,7 @@ class FaultScore:
     """From the last progress to the first new step."""
     steps_lost: int | None = None
     recovered: bool | None = None
-    """None: giving up is right."""
+    """None: giving up is right, or it ends by itself."""
     left: int = 0
     cause: str = ""
     culprits: tuple[int, ...] = ()
@@ -67,7 +67,8 @@ def score_fault(fault: Fault, seen: Observation) -> FaultScore:
     """Judge it."""
     told = choose(fault, seen.told)
     left = len(seen.left)
-    recovered = seen.recovered_at is not None if fault.recovers else None
+    needs_restart = fault.recovers and not fault.ends_by_itself
+    recovered = seen.recovered_at is not None if needs_restart else None
     if told is None:
         return FaultScore(found=False, left=left, recovered=recovered)
     since = seen.planted_at if fault.doubt is Doubt.CRASH or fault.ends_by_itself else seen.last_progress_at
