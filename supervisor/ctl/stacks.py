@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.core.grouping import group_data, group_looks
 from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.stacks import stacks_of
 from guardrun.supervisor.ctl.ask import STACKS_TIMEOUT_S
@@ -29,7 +30,7 @@ def _run(call: Call) -> int:
     if rank is not None and rank not in {look.global_rank for look in looks} and not data.get("missing"):
         raise CtlError(f"no rank {rank} is running")
     if call.out.is_json:
-        call.out.json(data)
+        call.out.json({**data, "groups": [group_data(group) for group in group_looks(looks)]})
     else:
         stacks = [stack for look in looks for stack in stacks_of(look)]
         show = print_each if call.arguments.all or rank is not None else print_stacks

@@ -20,6 +20,7 @@ KNOWN = frozenset(
 
 MAX_CELL_CHARS = 300
 DOES_KEYS = ("doing", "judgement", "judged")
+DOES_WORDS = {"data": "waiting for data", "gil_held": "holding the GIL", "io_blocked": "in uninterruptible wait"}
 COLUMNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Where", ("at", "spot", "place", "where")),
     ("Why", ("reason", "why", "what", "error")),
@@ -99,13 +100,19 @@ def _cell(entry: dict[str, Any], keys: tuple[str, ...]) -> str:
     return ""
 
 
+def doing(entry: dict[str, Any]) -> str:
+    """How a rank was judged, as a person says it."""
+    does = _cell(entry, DOES_KEYS)
+    return DOES_WORDS.get(does, does.replace("_", " "))
+
+
 def _does(entry: dict[str, Any]) -> str:
     """What a rank did, in a few words."""
     if entry.get("stopped_by_guardrun") is True:
         return "stopped by guardrun"
     if entry.get("lost_a_peer") is True:
         return "lost a peer"
-    does = _cell(entry, DOES_KEYS).replace("_", " ")
+    does = doing(entry)
     waits_in = entry.get("waits_in")
     return f"{does} in {waits_in}" if does and isinstance(waits_in, str) and waits_in else does
 

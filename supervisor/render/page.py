@@ -165,9 +165,11 @@ def facts(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], wide: Sequence[str] = ()) -> str:
-    """Rows of (class, cells); columns named in `wide` may wrap, the others stay on one line."""
+    """Rows of (class, cells); columns named in `wide` may wrap, others stay on one line; empty ones are left out."""
     if not rows:
         return ""
+    used = [n for n in range(len(headings)) if any(cells[n] for _, cells in rows)]
+    headings, rows = [headings[n] for n in used], [(kind, [cells[n] for n in used]) for kind, cells in rows]
     kinds = ["wide" if heading in wide else "narrow" for heading in headings]
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = "\n".join(

@@ -27,7 +27,7 @@ def stacks_html(groups: Sequence[StackGroup], sources: Sources) -> str:
     for index, group in enumerate(groups[:MAX_GROUPS]):
         # The odd ones out are what one came for; of one group alone nothing is odd.
         is_odd = group.kind == MAIN and (index == 0 or index < main_groups - 1) and index < MAX_OPEN
-        is_worker = is_data and group.is_culprit and group.kind == CHILD
+        is_worker = is_data and group.is_culprit and group.kind == CHILD and _is_in_users_code(group)
         part = page.folded(_title(group), _body(group, sources), is_open=is_odd or is_worker)
         (parts if group.kind == MAIN or is_worker else others).append(part)
     if others:
@@ -38,6 +38,10 @@ def stacks_html(groups: Sequence[StackGroup], sources: Sources) -> str:
     if parts:
         parts += [page.paragraph(f"{file}: the file {source.trouble}.", "soft") for file, source in _troubles(sources)]
     return "\n".join(parts)
+
+
+def _is_in_users_code(group: StackGroup) -> bool:
+    return any(is_users_file(frame.file) for frame in group.frames)
 
 
 def _waits_for_data(group: StackGroup) -> bool:

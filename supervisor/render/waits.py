@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.render import svg
-from guardrun.supervisor.render.evidence import entries, rank_of
+from guardrun.supervisor.render.evidence import doing, entries, rank_of
 
 MAX_WAITS = 400
 MAX_WIDE = 3
@@ -198,8 +198,7 @@ def _does(ranks: list[int], evidence: dict[str, Any], waits: list[Wait]) -> tupl
     members = set(ranks)
     for entry in entries(evidence, "ranks"):
         if rank_of(entry) in members:
-            does = str(entry.get("judgement") or "").replace("_", " ")
-            return does, str(entry.get("at") or called)
+            return doing(entry), str(entry.get("at") or called)
     return ("waiting" if called else ""), called
 
 

@@ -81,6 +81,19 @@ def test_stacks(ctl: Ctl, live: FakeSupervisor) -> None:
     assert live.asked[0].arguments == {"rank": None}
 
 
+def test_every_stack_by_itself(ctl: Ctl, live: FakeSupervisor) -> None:
+    live.answers["stacks"] = stacks_answer([0, 1, 2])
+    out = ctl("stacks", "--all")
+    assert [line for line in out.splitlines() if line in ("Rank 0", "Rank 1", "Rank 2")] == [
+        "Rank 0",
+        "Rank 1",
+        "Rank 2",
+    ]
+    groups = ctl.json("stacks")["groups"]
+    assert [group["ranks"] for group in groups if group["kind"] == "main thread"] == ["1", "0,2"]
+    assert groups[0]["frames"][1] == {"folded": "2 frames of requests"}
+
+
 def test_stacks_of_one_rank(ctl: Ctl, live: FakeSupervisor) -> None:
     live.answers["stacks"] = stacks_answer([1])
     data = ctl.json("stacks", "1")
