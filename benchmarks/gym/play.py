@@ -52,7 +52,7 @@ _SIGNS = {
     "abort": r"exitcode: -6\b",
     "bus_error": r"exitcode: -7\b",
     "exit_code": r"exitcode: [1-9]",
-    "exception": r"ValueError: |RuntimeError: DataLoader worker",
+    "exception": r"\b(?:Value|Runtime)Error: ",
     "import_error": r"ModuleNotFoundError: ",
     "host_oom": r"MemoryError",
     "collective_mismatch": r"mismatch",
