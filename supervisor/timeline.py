@@ -11,13 +11,9 @@ from collections import deque
 import msgspec
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.strip import Kinds, Points, Segment, Strip
+from guardrun.supervisor.strip import Kinds, Segment
+from guardrun.supervisor.track import Track
 
-SILENT_FLOOR_S = 3.0
-SILENT_FACTOR = 4.0
-"""Without progress for this many times what is usual between two advances, a rank is drawn as silent."""
-_SLOW = frozenset({"start", "init", "load", "compile"})
-"""Phases in which long silences that end by themselves are how things are."""
 MAX_MARKS = 512
 FRONT_POINTS = 4096
 
@@ -77,97 +73,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[Mark]
 
 
-class _Track:
-    """One rank in one attempt."""
-
-    __slots__ = (
-        "_open",
-        "exitcode",
-        "exited_s",
-        "gap_s",
-        "overlays",
-        "phase",
-        "phase_since_s",
-        "phases",
-        "progress",
-        "progress_s",
-        "steps",
-    )
-
-    def __init__(self, started_s: float, segments: int, points: int) -> None:
-        self.phases = Strip(segments, is_filled=True)
-        self.overlays = Strip(segments, is_filled=False)
-        self.steps = Points(points)
-        self.phase = "start"
-        self.phase_since_s = started_s
-        self._open: dict[str, float] = {}
-        self.progress = 0
-        self.progress_s = started_s
-        self.gap_s = 0.0
-        self.exitcode: int | None = None
-        self.exited_s: float | None = None
-
-    def report(self, report: ev.RankReport, now_s: float, kinds: Kinds) -> None:
-        was_slow = self.phase in _SLOW
-        if report.phase and report.phase != self.phase:
-            self.phases.add(kinds.index(self.phase), self.phase_since_s, now_s)
-            self.phase, self.phase_since_s = report.phase, now_s
-        self._overlay("gc", report.gc_since_s, now_s, kinds)
-        self._overlay("saving", report.in_save_since_s, now_s, kinds)
-        self._overlay("stopped", now_s if report.state in ("T", "t") else 0.0, now_s, kinds)
-        at_s = min(report.progress_s or now_s, now_s)
-        if report.progress > self.progress:
-            self._advance(at_s, was_slow, kinds)
-            self.progress = report.progress
-        if report.step != self.steps.last():
-            self.steps.add(at_s, report.step)
-
-    def _advance(self, at_s: float, was_slow: bool, kinds: Kinds) -> None:
-        gap_s = at_s - self.progress_s
-        if self.progress and gap_s >= self.silent_after_s():
-            if not was_slow:
-                self.overlays.add(kinds.index("silent"), self.progress_s, at_s)
-        elif self.progress:
-            self.gap_s = gap_s if not self.gap_s else 0.9 * self.gap_s + 0.1 * gap_s
-        self.progress_s = max(at_s, self.progress_s)
-
-    def silent_after_s(self) -> float:
-        return max(SILENT_FLOOR_S, SILENT_FACTOR * self.gap_s)
-
-    def _overlay(self, kind: str, since_s: float, now_s: float, kinds: Kinds) -> None:
-        """since_s: 0 where it is over, or never was."""
-        began_s = self._open.get(kind)
-        if since_s and began_s is None:
-            self._open[kind] = since_s
-        elif not since_s and began_s is not None:
-            self.overlays.add(kinds.index(kind), began_s, now_s)
-            del self._open[kind]
-
-    def end(self, at_s: float, kinds: Kinds) -> None:
-        """The rank's process is gone: what was going on has ended."""
-        if self.exited_s is not None:
-            return
-        self.exited_s = at_s
-        for segment in self.going_on(at_s, is_phase=False):
-            self.overlays.add(kinds.index(segment.kind), segment.start_s, segment.end_s)
-        self.phases.add(kinds.index(self.phase), self.phase_since_s, at_s)
-        self._open.clear()
-
-    def going_on(self, now_s: float, is_phase: bool) -> list[Segment]:
-        """What has begun and not ended."""
-        if is_phase:
-            return [Segment(self.phase, self.phase_since_s, now_s)]
-        found = [Segment(kind, since_s, now_s) for kind, since_s in self._open.items()]
-        if self.progress and now_s - self.progress_s >= self.silent_after_s():
-            found.insert(0, Segment("silent", self.progress_s, now_s))
-        return found
-
-    def shrink(self, segments: int, points: int) -> None:
-        self.phases.thin(segments)
-        self.overlays.thin(segments)
-        self.steps.thin(points)
-
-
 class Timeline:
     """Feed it every event; `view` a window of it."""
 
@@ -176,7 +81,7 @@ class Timeline:
         self._budget = 8 if is_whole_run else 1
         self._kinds = Kinds()
         self._attempts: list[AttemptSpan] = []
-        self._tracks: deque[tuple[AttemptSpan, dict[int, _Track]]] = deque()
+        self._tracks: deque[tuple[AttemptSpan, dict[int, Track]]] = deque()
         self._front: list[FrontPoint] = []
         self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
         self._known_from_s: float | None = None
@@ -246,10 +151,10 @@ class Timeline:
             self._tracks.popleft()
         self._attempts.append(span)
         del self._attempts[:-1000]
-        fresh = {rank.global_rank: _Track(now_s, segments, points) for rank in event.ranks}
+        fresh = {rank.global_rank: Track(now_s, segments, points) for rank in event.ranks}
         self._tracks.append((span, fresh))
 
-    def _track(self, attempt: int, rank: int) -> _Track | None:
+    def _track(self, attempt: int, rank: int) -> Track | None:
         for span, tracks in reversed(self._tracks):
             if span.number == attempt:
                 return tracks.get(rank)
@@ -325,13 +230,13 @@ class Timeline:
         )
 
     def _rows(self, from_s: float, to_s: float) -> list[RankRow]:
-        found: dict[int, list[_Track]] = {}
+        found: dict[int, list[Track]] = {}
         for _, tracks in self._tracks:
             for rank, track in tracks.items():
                 found.setdefault(rank, []).append(track)
         return [self._row(rank, tracks, from_s, to_s) for rank, tracks in sorted(found.items())]
 
-    def _row(self, rank: int, tracks: list[_Track], from_s: float, to_s: float) -> RankRow:
+    def _row(self, rank: int, tracks: list[Track], from_s: float, to_s: float) -> RankRow:
         phases: list[Segment] = []
         overlays: list[Segment] = []
         steps: list[tuple[float, int]] = []

@@ -8,7 +8,7 @@ import msgspec
 
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.looks import RankLook
-from guardrun.supervisor.core.stacks import Stack, stacks_of
+from guardrun.supervisor.core.stacks import MAIN, Stack, stacks_of
 from guardrun.supervisor.render.stacks import parse_frames
 
 RANK_KEYS = ("rank", "global_rank")
@@ -155,6 +155,29 @@ def evidence_stacks(evidence: dict[str, Any]) -> list[Stack]:
         if found:
             break
     return found
+
+
+def told_groups(evidence: dict[str, Any]) -> list[tuple[str, str]]:
+    """(title, lines) of each of the `stack_groups`; where there are none, of the one `stack`."""
+    found = []
+    for group in entries(evidence, "stack_groups"):
+        frames = group.get("frames")
+        lines = [_frame_words(frame) for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
+        if lines:
+            kind = str(group.get("kind") or "")
+            found.append((f"Ranks {group.get('ranks')}{'' if kind == MAIN else f', {kind}'}", "\n".join(lines)))
+    stack = evidence.get("stack")
+    if not found and isinstance(stack, list) and stack:
+        found.append(("The first culprit, or who waits", "\n".join(map(str, stack))))
+    return found
+
+
+def _frame_words(frame: dict[str, Any]) -> str:
+    if "folded" in frame:
+        return f"  … {frame['folded']}"
+    lines = frame.get("lines")
+    at = ",".join(map(str, lines)) if isinstance(lines, list) else ""
+    return f"{frame.get('function')} ({frame.get('file')}:{at})"
 
 
 def _look(entry: dict[str, Any]) -> RankLook | None:

@@ -44,6 +44,7 @@ def report_html(
     """The page for an incident.json, with the stacks that were taken and the names of their files (relative)."""
     evidence: dict[str, Any] = record["evidence"]
     culprits = [culprit["rank"] for culprit in record["culprits"]]
+    taken = list(stacks) or ev.evidence_stacks(evidence)
     parts: list[tuple[str, Callable[[], str]]] = [
         ("Who waits for whom", lambda: _waits(evidence, culprits)),
         ("What every rank did", lambda: strips_html(story, culprits) if story else ""),
@@ -52,7 +53,7 @@ def report_html(
         ("Calls that cannot meet", lambda: tables.mismatch_table(evidence)),
         ("Data workers", lambda: tables.workers_table(evidence)),
         ("Traceback", lambda: _tracebacks(evidence)),
-        ("Stacks", lambda: _stacks(list(stacks) or ev.evidence_stacks(evidence), culprits, sources or {})),
+        ("Stacks", lambda: _stacks(taken, culprits, sources or {}) or _told_stacks(evidence)),
         ("Collectives", lambda: tables.collectives_table(evidence)),
         ("The node", lambda: tables.readings_table(evidence)),
         ("Checkpoints that were not taken", lambda: tables.skipped_table(evidence)),
@@ -159,6 +160,15 @@ def _tracebacks(evidence: dict[str, Any]) -> str:
 
 def _stacks(stacks: list[Stack], culprits: list[int], sources: Sources) -> str:
     return stacks_html(group_stacks(stacks, culprits), sources)
+
+
+def _told_stacks(evidence: dict[str, Any]) -> str:
+    """The groups as the evidence has them: what there is where the stacks' files are gone."""
+    parts = [
+        page.folded(f"<strong>{html.escape(title)}</strong>", page.preformatted(text), is_open=number == 0)
+        for number, (title, text) in enumerate(ev.told_groups(evidence))
+    ]
+    return "\n".join(parts)
 
 
 _WHY_MISSING = {

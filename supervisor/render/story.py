@@ -9,15 +9,14 @@ import msgspec
 
 from guardrun.supervisor.render import page
 from guardrun.supervisor.render.plot import draw_plot, step_times, summary
+from guardrun.supervisor.render.rows import MAX_EACH, make_lines
 from guardrun.supervisor.render.strips import (
-    MAX_EACH,
     MAX_THIN,
     Scale,
     Sign,
     draw_strips,
     draw_thin,
     legend,
-    make_lines,
 )
 from guardrun.supervisor.render.words import duration
 from guardrun.supervisor.timeline import FrontPoint, Mark, Timeline, View

@@ -1,7 +1,7 @@
 """The timeline as a drawing: a strip for each rank, its phases as bars, what it suffered over them.
 
-Places along the time are per cent of the width, so it fits a phone and a wide screen alike. Past MAX_EACH ranks those
-that did the same share a strip, and a folded picture has one thin line for each.
+Places along the time are per cent of the width, so it fits a phone and a wide screen alike. Of very many
+ranks a folded picture has one thin line for each.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ from typing import NamedTuple
 
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.render import svg
+from guardrun.supervisor.render.rows import Line, looks_like
 from guardrun.supervisor.render.words import duration
 from guardrun.supervisor.strip import Segment
 from guardrun.supervisor.timeline import RankRow, View
 
-MAX_EACH = 64
-MAX_ROWS = 24
-ALIKE_GRAINS = 10
-"""Ranks share a strip where they differ by less than this part of the window: a pause of a step is no difference."""
-THIN_GRAINS = 120
 MAX_THIN = 2048
 LABEL_W, END_W = 92, 58
 ROW_H, BAR_H = 20, 12
 TIER_H = 15
 THIN_H = 4
+THIN_GRAINS = 120
 TICK_STEPS = 32
 """Ranks up to which steps are ticked."""
 
@@ -57,14 +54,6 @@ class Sign(NamedTuple):
     """bad, good, soft"""
 
 
-class Line(NamedTuple):
-    """One strip: one rank's, or that of all that did the same."""
-
-    ranks: list[int]
-    row: RankRow
-    is_culprit: bool
-
-
 class Scale(NamedTuple):
     """A window of time, and what its ticks count from."""
 
@@ -94,31 +83,6 @@ def tick_words(seconds: float) -> str:
     size = abs(seconds)
     words = f"{size:.0f} s" if size < 60 else duration(size).removesuffix(" 0 s")
     return f"{'−' if seconds < 0 else '+'}{words}"
-
-
-def make_lines(view: View, culprits: Sequence[int]) -> tuple[list[Line], int]:
-    """The strips, culprits first where not every rank has one; and how many are left out."""
-    guilty = set(culprits)
-    if len(view.rows) <= MAX_EACH:
-        return [Line([row.rank], row, row.rank in guilty) for row in view.rows], 0
-    alike: dict[object, list[RankRow]] = {}
-    for row in view.rows:
-        alike.setdefault((row.rank in guilty, _looks_like(row, view, ALIKE_GRAINS)), []).append(row)
-    lines = [Line([row.rank for row in rows], rows[0], rows[0].rank in guilty) for rows in alike.values()]
-    lines.sort(key=lambda line: (not line.is_culprit, len(line.ranks), line.ranks[0]))
-    # The largest is how everybody else was, and must not be among those left out.
-    kept = lines if len(lines) <= MAX_ROWS else [*lines[: MAX_ROWS - 1], lines[-1]]
-    return kept, len(lines) - len(kept)
-
-
-def _looks_like(row: RankRow, view: View, grains: int) -> object:
-    """What two rows have in common when they differ by less than a grain of the window."""
-    grain_s = max(view.to_s - view.from_s, 1e-9) / grains
-    long = [s for s in (*row.phases, *row.overlays) if s.end_s - s.start_s > grain_s]
-    # Where a long stretch begins is told by the one before it; short ones between them do not count.
-    segments = tuple((s.kind, round((s.end_s - view.from_s) / grain_s)) for s in long)
-    merged = tuple(s for n, s in enumerate(segments) if n + 1 == len(segments) or segments[n + 1][0] != s[0])
-    return merged, row.exitcode
 
 
 def draw_strips(lines: Sequence[Line], scale: Scale, signs: Sequence[Sign], label: str) -> str:
@@ -290,7 +254,7 @@ def draw_thin(view: View, scale: Scale) -> str:
     """One thin line a rank; neighbours that did the same are drawn as one."""
     runs: list[tuple[object, RankRow, int]] = []
     for row in view.rows[:MAX_THIN]:
-        look = _looks_like(row, view, THIN_GRAINS)
+        look = looks_like(row, view, THIN_GRAINS)
         if runs and runs[-1][0] == look:
             runs[-1] = (look, runs[-1][1], runs[-1][2] + 1)
         else:

@@ -10,22 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core.grouping import group_stacks
+from guardrun.supervisor.core.grouping import evidence_groups, group_stacks
 from guardrun.supervisor.core.looks import Frame
 from guardrun.supervisor.core.stacks import Stack
 from guardrun.supervisor.render import report as rendering
 from guardrun.supervisor.render.incident import incident_json
 from guardrun.supervisor.render.plot import draw_plot, seconds_words, step_times, summary, thin
 from guardrun.supervisor.render.report import report_html
+from guardrun.supervisor.render.rows import MAX_ROWS, make_lines
 from guardrun.supervisor.render.sources import CHANGED, MAX_FILE_BYTES, files_of, read_sources
 from guardrun.supervisor.render.stackhtml import stacks_html
 from guardrun.supervisor.render.story import incident_story, strips_html
-from guardrun.supervisor.render.strips import MAX_ROWS, Scale, make_lines
+from guardrun.supervisor.render.strips import Scale
 from guardrun.supervisor.render.svg import nice_seconds, nice_step, percent, tag
 from guardrun.supervisor.render.waits import MAX_WIDE, describe, draw_graph, make_graph, read_waits
 from guardrun.supervisor.timeline import FrontPoint, Timeline
 from tests.render.pages import HUGE, huge_page, huge_timeline
-from tests.render.samples import WAITING, explained, hang, run_file, told_timeline, wall
+from tests.render.samples import WAITING, explained, hang, rank_look, run_file, told_timeline, wall
 from tests.render.test_report import check
 
 
@@ -201,3 +202,10 @@ def test_what_is_missing_is_said() -> None:
     text = check(report_html(incident_json(incident, run_file(), wall), []))
     for part in ("Stacks: ptrace is refused.", "Collectives: no rank told", "What every rank did: guardrun did not"):
         assert part in text, part
+
+
+def test_stacks_whose_files_are_gone_are_told_by_the_evidence() -> None:
+    groups = evidence_groups([rank_look(rank) for rank in range(4)], [1])
+    for evidence in ({"stack_groups": groups}, {"stack": ["fetch_vocabulary_update (train.py:73)"]}):
+        text = check(report_html(incident_json(hang(evidence=evidence), run_file(), wall), []))
+        assert "fetch_vocabulary_update (" in text and "Stacks: none were taken" not in text
