@@ -46,7 +46,7 @@ class Case:
     """What faults and decoys have in common."""
 
     name: str
-    """Its function in scripts/planted.py carries it, and the comment that marks its line."""
+    """scripts/planted.py knows it by this; so does the comment that marks its line."""
     workload: Workload
     what: str
     """For the table."""

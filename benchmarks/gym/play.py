@@ -32,6 +32,7 @@ from tests.support.guardrun_run import MARK, clean_environment
 from tests.support.processes import kill_marked, marked
 
 SCRIPTS = ROOT / "benchmarks" / "gym" / "scripts"
+MARKED = (SCRIPTS / "hangs.py", SCRIPTS / "crashes.py")
 POLL_S = 0.1
 START_CAP_S = 120.0
 """For a rank to get to the planting."""
@@ -131,7 +132,7 @@ def play(turn: Turn, folder: Path, *, keep: bool = False, stop: threading.Event 
     text = (SCRIPTS / "train.py").read_text()
     script.write_text(with_heartbeats(text) if launcher.gives_heartbeats else text)
     has_line = isinstance(case, Fault) and case.has_line
-    line = find_line(case.name, [script, SCRIPTS / "planted.py"]) if has_line else ""
+    line = find_line(case.name, [script, *MARKED]) if has_line else ""
     run = _Run(turn, folder, script)
     try:
         seen.returncode = run.watch(seen.cap_s, stop or threading.Event())

@@ -16,7 +16,7 @@ from benchmarks.gym.decoys import DECOYS
 from benchmarks.gym.faults import FAULTS
 from benchmarks.gym.launchers import BY_NAME, with_heartbeats
 from benchmarks.gym.observation import Entry, Observation, Told, find_line, names_line, read_entries, read_times
-from benchmarks.gym.play import SCRIPTS, told_by_output
+from benchmarks.gym.play import MARKED, SCRIPTS, told_by_output
 from benchmarks.gym.results import Header, Results
 from benchmarks.gym.score import score_decoy, score_fault
 from benchmarks.gym.scripts import planted
@@ -135,7 +135,7 @@ def test_a_pause_that_ends_recovers_in_the_same_attempt() -> None:
 
 
 def test_the_line_is_found_by_its_mark_and_known_however_it_is_written() -> None:
-    line = find_line("sleep", [SCRIPTS / "planted.py", SCRIPTS / "train.py"])
+    line = find_line("sleep", [*MARKED, SCRIPTS / "train.py"])
     file, _, number = line.rpartition(":")
     assert names_line(f"has waited in fetch ({line});", line)
     assert names_line(f'  File "/x/{file}", line {number}, in fetch', line)
@@ -146,12 +146,12 @@ def test_the_line_is_found_by_its_mark_and_known_however_it_is_written() -> None
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.has_line], ids=lambda fault: fault.name)
 def test_every_fault_with_a_line_has_it_marked_once(fault: Fault) -> None:
-    assert find_line(fault.name, [SCRIPTS / "planted.py", SCRIPTS / "train.py"])
+    assert find_line(fault.name, [*MARKED, SCRIPTS / "train.py"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_is_planted_somewhere(case: Fault | Decoy) -> None:
-    by_name = case.name in planted.PLACES or case.name in planted.EACH_STEP
+    by_name = case.name in {**planted.FAULTS, **planted.PAUSES, **planted.EACH_STEP}
     assert by_name or (f'"{case.name}"' in (SCRIPTS / "train.py").read_text())
 
 

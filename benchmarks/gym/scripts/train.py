@@ -7,7 +7,7 @@ from benchmarks.gym.scripts.diary import RANK, note
 
 note("first")
 
-from benchmarks.gym.scripts import planted  # noqa: E402
+from benchmarks.gym.scripts import hangs, pauses, planted  # noqa: E402
 
 planted.suffer("start", 0)
 
@@ -170,7 +170,7 @@ def batches(start: int) -> Iterator[torch.Tensor]:
             yield torch.randn(8, WIDTH)
     locks = planted.find("worker_lock")
     # Held while the workers are forked: what a logging thread may well do.
-    with planted.forked_lock if locks and locks.is_meant else contextlib.nullcontext():
+    with hangs.forked_lock if locks and locks.is_meant else contextlib.nullcontext():
         loader = iter(torch.utils.data.DataLoader(Samples(start), batch_size=None, num_workers=2))
     yield from loader
 
@@ -195,8 +195,8 @@ def evaluate(trained: Any, step: int) -> None:
     """Rank 0 evaluates, the others wait."""
     if RANK == 0:
         planted.suffer("eval", step)
-        is_long = planted.is_due("long_eval", step) or planted.is_due("fsdp_eval", step)
-        seconds = planted.SECONDS if is_long else 0.0
+        due = planted.take("long_eval", step) or planted.take("fsdp_eval", step)
+        seconds = due.seconds if due else 0.0
         judge = [torch.nn.Linear(256, 256), torch.nn.LayerNorm(256), torch.nn.TransformerEncoderLayer(256, 4)]
         end_s, turn = time.monotonic() + seconds, 0
         with torch.no_grad():
@@ -227,9 +227,9 @@ def newest() -> str:
 def load(trained: Any) -> int:
     """Resume where there is something to resume from; the step from which to go on."""
     path = os.environ.get("GUARDRUN_RESUME_FROM") or newest()
-    if planted.is_due("long_load", 0):
+    if due := planted.take("long_load", 0):
         with open("/dev/zero", "rb") as source, open(f"staged-{RANK}.bin", "wb") as target:
-            end_s = time.monotonic() + planted.SECONDS
+            end_s = time.monotonic() + due.seconds
             while time.monotonic() < end_s:
                 target.write(source.read(1 << 18))
                 target.seek(0)
@@ -261,8 +261,8 @@ def main() -> None:
     for step in range(start + 1, STEPS + 1):
         time.sleep(STEP_S)
         planted.suffer("data", step)
-        if step == start + 1 and planted.is_due("first_step", 0):
-            planted.build_index()
+        if step == start + 1 and (due := planted.take("first_step", 0)):
+            pauses.build_index(due.seconds)
         if planted.is_due("fsdp_uneven", step):
             dist.barrier()  # here: fsdp_uneven
         loss = trained.train(next(source), step)
