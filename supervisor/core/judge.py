@@ -119,8 +119,8 @@ BUSY_STACKS = 6
 calls of the standard library is counted too (os.environ.get is four deep)."""
 WORKING_STACKS = 4
 """The same for a loop that calls installed packages."""
-MANY_LOOKS_STACKS = 32
-"""Stacks that are remembered for that."""
+FRAMES_CHANGE = "its frames change, in code of its own"
+"""The reason for which a rank that runs, and shows nothing else, counts as busy: more looks may tell otherwise."""
 
 
 def sampled(look: RankLook) -> list[str]:
@@ -187,9 +187,9 @@ def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing
     if moving:
         return Doing.BUSY, moving
     doing, reason = _standing(before, after, stack)
-    if doing in _FAULTING and _faults_s(before, after) > QUIET_FAULTS_S:
+    if doing in _FAULTING and faults_s(before, after) > QUIET_FAULTS_S:
         # Parsing a huge file holds the GIL, loading a library from a slow disk is state D: both touch new memory.
-        return Doing.CHURNING, f"touches {_faults_s(before, after):.0f} new pages a second, and {reason}"
+        return Doing.CHURNING, f"touches {faults_s(before, after):.0f} new pages a second, and {reason}"
     return doing, reason
 
 
@@ -235,7 +235,7 @@ def _cpu(before: RankLook, after: RankLook) -> float:
     return (after.process.cpu_s - before.process.cpu_s) / (after.at_s - before.at_s)
 
 
-def _faults_s(before: RankLook, after: RankLook) -> float:
+def faults_s(before: RankLook, after: RankLook) -> float:
     """Page faults a second; 0 where they are not known."""
     if before.process.faults < 0 or after.process.faults < 0:
         return 0.0
@@ -300,7 +300,7 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
         return Doing.CHURNING, "its main thread stands still while others of its threads compute"
     if len({fr.place(s) for s in stacks}) <= FEW_PLACES and count < BUSY_STACKS:
         return Doing.SPINNING, f"uses {cpu:.0%} of a core in the same few lines"
-    return Doing.BUSY, "its frames change"
+    return Doing.BUSY, FRAMES_CHANGE
 
 
 def _quiet(before: RankLook, after: RankLook, stack: list[Frame], is_same: bool) -> tuple[Doing, str]:

@@ -11,6 +11,7 @@ from guardrun.supervisor.core.events import Checkpoint, ErrorRecord, ExitTrace, 
 from guardrun.supervisor.core.gaps import Gaps
 from guardrun.supervisor.core.ledger import Ledger
 from guardrun.supervisor.core.looks import RankLook, Reading
+from guardrun.supervisor.core.loops import Loop
 from guardrun.supervisor.core.machine import Phase
 
 
@@ -46,8 +47,8 @@ class Suspicion(msgspec.Struct, kw_only=True):
     """Per rank: since when nothing about it has moved."""
     moved_s: dict[int, float] = {}
     """Per rank: when it was last seen to get somewhere; not for those that never were."""
-    spun: dict[int, list[str]] = {}
-    """Per rank that seems to spin: the stacks that looks have sampled since."""
+    loops: dict[int, Loop] = {}
+    """Per rank that runs in code of its own: what looks have shown of it since."""
     places: dict[int, str] = {}
     """Per rank that is not waiting for others: where it was last seen. Remembered when the stall ends by itself."""
     busy_looks: int = 0

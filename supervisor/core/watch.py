@@ -19,17 +19,10 @@ from guardrun.supervisor.core.collectives import match, waits_on_device
 from guardrun.supervisor.core.finding import Finding
 from guardrun.supervisor.core.hang import DOUBTFUL, find
 from guardrun.supervisor.core.incidents import close_recovered
-from guardrun.supervisor.core.judge import (
-    BUSY_STACKS,
-    MANY_LOOKS_STACKS,
-    Doing,
-    Judgement,
-    judge,
-    sampled,
-    unlooked,
-)
+from guardrun.supervisor.core.judge import Doing, Judgement, judge, unlooked
 from guardrun.supervisor.core.ledger import REDOING, TRAINING
 from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.core.loops import over_looks
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.seen import Seen
 from guardrun.supervisor.core.state import Attempt, RankState, State, Suspicion, attempt_of, silence_began_s
@@ -233,10 +226,11 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
             is_whole = False
             continue
         judgement = judge(old, look, has_ended=rank in attempt.ranks and attempt.ranks[rank].has_ended)
-        if judgement.doing is Doing.SPINNING and _wanders(suspicion, look):
-            judgement = msgspec.structs.replace(judgement, doing=Doing.BUSY, reason="its frames change, slowly")
+        judgement = over_looks(suspicion.loops, judgement, old, look, suspicion.unmoved_since_s[rank])
         judgement = with_device(judgement, old, look)
         judged.append(judgement)
+        if judgement.doing is Doing.SPINNING and rank in suspicion.loops:
+            suspicion.unmoved_since_s[rank] = suspicion.loops[rank].began_s
         if judgement.doing is Doing.BUSY:
             suspicion.unmoved_since_s[rank] = suspicion.moved_s[rank] = look.at_s
     if not is_whole:
@@ -254,13 +248,6 @@ def with_device(judgement: Judgement, before: RankLook, after: RankLook) -> Judg
         reason = f"its device has not completed {op}"
         return msgspec.structs.replace(judgement, doing=Doing.WAITING, reason=reason, waits_in=op)
     return judgement
-
-
-def _wanders(suspicion: Suspicion, look: RankLook) -> bool:
-    """Whether a rank that seems to spin, look by look, is seen in too many places for that over several."""
-    stacks = suspicion.spun[look.global_rank] = [*suspicion.spun.get(look.global_rank, []), *sampled(look)]
-    del stacks[:-MANY_LOOKS_STACKS]
-    return len(set(stacks)) >= BUSY_STACKS
 
 
 def _found(state: State, found: Finding, seen: Seen, now_s: float) -> list[Action]:

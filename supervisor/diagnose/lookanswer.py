@@ -35,7 +35,7 @@ def trimmed(state: State) -> State:
         attempt=state.attempt,
         gaps=state.gaps,
         remembered=dict(list(state.remembered.items())[-256:]),
-        suspicion=None if suspicion is None else msgspec.structs.replace(suspicion, last={}, spun={}),
+        suspicion=None if suspicion is None else msgspec.structs.replace(suspicion, last={}, loops={}),
         crash=state.crash,
         is_held=state.is_held,
         signum=state.signum,

@@ -1,0 +1,82 @@
+"""Loops of a few functions, told from work by what many looks show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from guardrun.supervisor.core.judge import Doing, judge
+from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.core.loops import CLOSED_STACKS, Loop, over_looks
+
+STDLIB = "/usr/lib/python3.11"
+Shown = Callable[[int], list[Frame]]
+
+
+def event_loop(number: int) -> list[Frame]:
+    """asyncio.run(poll()) with `await asyncio.sleep(0)`: always one of nine stacks."""
+    inner = [Frame(name, f"{STDLIB}/asyncio/base_events.py", 1) for name in ("_run_once", "select", "_run", "sleep")]
+    depth = number * 7 % 9
+    users = [Frame("poll", "/home/me/train.py", 5)] if depth % 2 else []
+    return [*[inner[n % 4] for n in range(depth)], *users, Frame("wait_for_flag", "/home/me/train.py", 9)]
+
+
+def copy(number: int) -> list[Frame]:
+    """An endless copy between two small methods of the user's own."""
+    inner = (Frame("read", "/home/me/io.py", 3), Frame("write", "/home/me/io.py", 7))[number % 3 :][:1]
+    return [*inner, Frame("copyfileobj", f"{STDLIB}/shutil.py", 1), Frame("copy_shard", "/home/me/train.py", 12)]
+
+
+def tokenise(number: int) -> list[Frame]:
+    """Work: ever other stacks."""
+    return [Frame(f"rule_{number % 60}", "/home/me/text.py", number), Frame("tokenise", "/home/me/train.py", 9)]
+
+
+def doings(shown: Shown, gaps_s: list[float], faults: float = 0.0) -> list[tuple[float, Doing]]:
+    """What a rank is judged to do, look by look."""
+    loops: dict[int, Loop] = {}
+    told, at_s, before, number = [], 10.0, None, 0
+    for gap_s in gaps_s:
+        at_s += gap_s
+        stacks = [shown(number := number + 1) for _ in range(4)]
+        thread = ThreadLook(tid=7, is_main=True, cpu_s=at_s, frames=stacks[0])
+        process = ProcessLook(
+            pid=7, state="R", cpu_s=at_s, faults=int(faults * at_s), threads=[thread], variety=stacks[1:]
+        )
+        look = RankLook(global_rank=3, at_s=at_s, process=process, heart_s=at_s)
+        if before is not None:
+            told.append((at_s, over_looks(loops, judge(before, look), before, look, 0.0).doing))
+        before = look
+    return told
+
+
+GAPS_S = [0, 3, 8, 10, 14, 18, 23, 30, 39]
+"""As the watch looks at somebody busy."""
+
+
+@pytest.mark.parametrize("shown", [event_loop, copy])
+def test_a_closed_set_of_stacks_is_a_loop(shown: Shown) -> None:
+    told = doings(shown, GAPS_S)
+    assert told[-1][1] is Doing.SPINNING
+    assert [doing for at_s, doing in told if at_s < 45] == [Doing.BUSY] * sum(at_s < 45 for at_s, _ in told)
+
+
+def test_new_stacks_are_work() -> None:
+    assert {doing for _, doing in doings(tokenise, GAPS_S)} == {Doing.BUSY}
+
+
+def test_a_closed_set_that_touches_memory_is_work() -> None:
+    assert Doing.SPINNING not in {doing for _, doing in doings(copy, GAPS_S, faults=5000)}
+
+
+def test_too_many_stacks_are_no_loop() -> None:
+    def many(number: int) -> list[Frame]:
+        return [Frame(f"f{number % (CLOSED_STACKS + 6)}", "/home/me/x.py", 1), Frame("g", "/home/me/train.py", 9)]
+
+    assert doings(many, [0, 3, *[8] * 40])[-1][1] is Doing.BUSY
+
+
+def test_a_loop_counts_from_its_beginning_work_before_it_does_not() -> None:
+    assert Loop(new_s=40, since_s=5).began_s == 5
+    assert Loop(new_s=300, since_s=5).began_s == 300
