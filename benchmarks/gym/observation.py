@@ -46,6 +46,8 @@ class Observation(msgspec.Struct, kw_only=True):
     """At which the case was planted."""
     date: str
     planted_at: float | None = None
+    ended_at: float | None = None
+    """When the first rank of attempt 0 had ended, if not before the planting."""
     last_progress_at: float | None = None
     """Of any rank, in attempt 0, before anything was said."""
     steps_before: int = 0

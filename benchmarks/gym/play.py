@@ -29,7 +29,7 @@ from benchmarks.gym.observation import (
 )
 from benchmarks.job import free_port
 from tests.support.guardrun_run import MARK, clean_environment
-from tests.support.processes import kill_marked, marked
+from tests.support.processes import is_alive, kill_marked, marked
 
 SCRIPTS = ROOT / "benchmarks" / "gym" / "scripts"
 MARKED = (SCRIPTS / "hangs.py", SCRIPTS / "crashes.py")
@@ -155,6 +155,7 @@ def read_run(seen: Observation, run: _Run, line: str) -> None:
         seen.told = read_incidents(run.folder / "runs", line)
     elif run.noticed_at is not None:
         seen.told = [told_by_output(output, run.launcher, run.noticed_at, line)]
+    seen.ended_at = run.ended_at
     read_times(seen, read_entries(run.folder / "log"))
     if seen.planted_at is None:
         seen.trouble = "it was never planted"
@@ -168,6 +169,9 @@ class _Run:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.noticed_at: float | None = None
+        self.ended_at: float | None = None
+        """When the first rank of attempt 0 was seen to have ended; POLL_S late at most."""
+        self._pids: list[int] = []
         self._output = folder / "output.txt"
         self._read = 0
         self._pending = ""
@@ -205,6 +209,7 @@ class _Run:
             now_s = time.monotonic()
             if planted_s is None:
                 planted_s = now_s if self._has(b'"planted"') else None
+            self._look_for_end(planted_s is not None)
             until_s = began_s + START_CAP_S if planted_s is None else planted_s + cap_s
             if now_s > until_s and (now_s > until_s + RESTARTED_CAP_S or not self._has(b'"attempt": 1,')):
                 self._end()
@@ -229,6 +234,13 @@ class _Run:
         self._pending = (self._pending + chunk.decode(errors="replace"))[-100_000:]
         if any(re.search(pattern, self._pending) for pattern in self.launcher.findings):
             self.noticed_at = time.time()
+
+    def _look_for_end(self, is_planted: bool) -> None:
+        if is_planted and not self._pids:
+            entries = read_entries(self.folder / "log")
+            self._pids = [entry.pid for entry in entries if entry.what == "first" and entry.attempt == 0]
+        if self.ended_at is None and not all(is_alive(pid) for pid in self._pids):
+            self.ended_at = time.time()
 
     def _end(self) -> None:
         """As a person would: ask the launcher, and wait for it to end its ranks."""

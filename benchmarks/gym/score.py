@@ -71,15 +71,14 @@ def score_fault(fault: Fault, seen: Observation) -> FaultScore:
     recovered = seen.recovered_at is not None if needs_restart else None
     if told is None:
         return FaultScore(found=False, left=left, recovered=recovered)
-    since = seen.planted_at if fault.doubt is Doubt.CRASH or fault.ends_by_itself else seen.last_progress_at
-    since = seen.planted_at if since is None else since
+    since = began(fault, seen)
     has_restarted = seen.restarted_at is not None and not fault.ends_by_itself
     return FaultScore(
         found=True,
         cause_right=bool(set(told.cause.split()) & set(fault.causes)) and fault.kind in ("", told.kind),
         culprit_right=is_culprit_right(fault, told),
         line_named=told.names_line if fault.has_line else None,
-        verdict_s=None if since is None or fault.every_attempt else told.at - since,
+        verdict_s=verdict_s(fault, seen, told),
         restart_s=seen.restarted_at - told.at if has_restarted and seen.restarted_at and told.attempt == 0 else None,
         recover_s=seen.recovered_at - since if recovered and seen.recovered_at and since else None,
         steps_lost=seen.steps_before - seen.resumed_step if has_restarted and seen.resumed_step is not None else None,
@@ -88,6 +87,23 @@ def score_fault(fault: Fault, seen: Observation) -> FaultScore:
         cause=told.cause,
         culprits=tuple(told.culprits),
     )
+
+
+def began(fault: Fault, seen: Observation) -> float | None:
+    """From when the time to a new step counts."""
+    if fault.doubt is Doubt.CRASH or fault.ends_by_itself or seen.last_progress_at is None:
+        return seen.planted_at
+    return seen.last_progress_at
+
+
+def verdict_s(fault: Fault, seen: Observation, told: Told) -> float | None:
+    """How long it took to be told: a crash counts from the end of the first rank to end, however long that took it."""
+    if fault.every_attempt:
+        return None
+    if fault.doubt is Doubt.CRASH and seen.ended_at is not None:
+        return max(0.0, told.at - seen.ended_at)
+    since = began(fault, seen)
+    return None if since is None else told.at - since
 
 
 def choose(fault: Fault, told: list[Told]) -> Told | None:

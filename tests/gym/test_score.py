@@ -85,6 +85,9 @@ def test_a_restart_that_left_something_or_never_got_on_is_told() -> None:
 def test_a_crash_counts_from_the_rank_s_end() -> None:
     seen = observation("killed", told=[told(at=100.5, kind="crash", cause="killed", names_line=False)], **FOUND)
     assert score_fault(KILLED, seen).verdict_s == 0.5
+    seen.ended_at = 100.25
+    assert score_fault(KILLED, seen).verdict_s == 0.25
+    assert score_fault(KILLED, seen).recover_s == 34.0
     assert score_fault(KILLED, seen).misses(KILLED) == []
 
 
