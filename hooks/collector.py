@@ -24,12 +24,15 @@ THRESHOLD = "PYTHONGC_THRESHOLD"
 HELD_NS = 1_000_000_000
 """Collections of a step that together take this long are told (contract: `gc_pause`)."""
 MIN_SHARE = 0.1
-"""Many short ones count as one pause where they take at least this share of the time since the step's first: a long
-evaluation, or the imports at the start, come to a second as well."""
+"""They count as a pause where they take at least this share of the step's time so far: a long evaluation, or the
+imports at the start, come to a second as well."""
+SCHEDSTAT = "/proc/thread-self/schedstat"
+"""Its second number: nanoseconds for which the thread was ready to run and had no core (Documentation/scheduler)."""
 COUNT_EVERY_NS = 60_000_000_000
 
 _SINCE, _GENERATION = int(Field.GC_SINCE_NS), int(Field.GC_GENERATION)
-_COUNT, _TOTAL, _STEP = int(Field.GC_COUNT), int(Field.GC_TOTAL_NS), int(Field.STEP)
+_COUNT, _TOTAL = int(Field.GC_COUNT), int(Field.GC_TOTAL_NS)
+_STEP, _STEP_NS = int(Field.STEP), int(Field.STEP_NS)
 
 
 def start(rank: Rank) -> None:
@@ -51,12 +54,26 @@ def parse_threshold(text: str) -> tuple[int, ...]:
     return values
 
 
+def read_run_delay_ns() -> int:
+    """How long this thread has waited for a core so far; 0 where the kernel doesn't tell. Some microseconds."""
+    try:
+        fd = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        return int(os.read(fd, 64).split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    finally:
+        os.close(fd)
+
+
 class StepSum:
     """What collections cost the step under way."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._counted_ns = 0
+        self._counted_ns = self._delayed_ns = 0
         self._begin(-1, 0)
 
     def _begin(self, step: int, now_ns: int) -> None:
@@ -68,10 +85,12 @@ class StepSum:
         self._is_told = False
 
     def on_collection(self, phase: str, info: dict[str, Any]) -> None:
-        """gc's callback. The pair costs about a microsecond."""
+        """gc's callback. The pair costs little more than a microsecond."""
         words = self._rank.words
         if phase == "start":
             words[_GENERATION] = info["generation"]
+            if info["generation"] == 2:
+                self._delayed_ns = read_run_delay_ns()
             words[_SINCE] = monotonic_ns()
             return
         since_ns = words[_SINCE]
@@ -82,6 +101,9 @@ class StepSum:
         words[_SINCE] = 0
         words[_COUNT] += 1
         words[_TOTAL] += took_ns
+        if info["generation"] == 2:
+            # On a busy node a full collection waits for a core as all else does: that is not its own time.
+            took_ns -= max(0, read_run_delay_ns() - self._delayed_ns)
         step = words[_STEP]
         if step != self._step:
             self._begin(step, since_ns)
@@ -92,7 +114,8 @@ class StepSum:
             self._tell_if_held(took_ns, now_ns, info["generation"])
 
     def _tell_if_held(self, took_ns: int, now_ns: int, generation: int) -> None:
-        if took_ns < HELD_NS and self._held_ns < MIN_SHARE * (now_ns - self._began_ns):
+        began_ns = self._rank.words[_STEP_NS] or self._began_ns
+        if self._held_ns < MIN_SHARE * (now_ns - began_ns):
             return
         self._is_told = True
         rank = self._rank

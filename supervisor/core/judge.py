@@ -87,6 +87,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """It is saving, or its script has said that it is evaluating, loading or the like."""
     order: int = 0
     """How far it is in the order of collectives: more is further."""
+    is_starved: bool = False
+    """It is ready to run, and gets little of a core: the node is busy."""
     detail: str = ""
     """For DATA: what its workers do (`DataLoader worker 4711 is in …`). For IO_BLOCKED: what it waits for."""
     is_broken: bool = False
@@ -112,6 +114,7 @@ QUIET_FAULTS_S = 200
 """Page faults a second: a loop that goes nowhere touches no new memory, and a blocked process none."""
 _LONG_PHASES = ("eval", "save", "load", "compile", "other")
 """Phases that a script (or, for loads, a hook) names: it has said that it is not training now."""
+STARVED_CPU = 0.4
 FEW_PLACES = 2
 """Functions of the user's own in which a loop that goes nowhere is seen: its own, and one that it asks."""
 BUSY_STACKS = 6
@@ -159,6 +162,7 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         is_moving=doing is Doing.WAITING and bool(_bytes_move(before, after) or _children_work(before, after)),
         is_in_long_work=bool(after.in_save_since_s) or after.phase in _LONG_PHASES,
         order=max(after.group_seq, after.collectives),
+        is_starved=after.process.state == "R" and _cpu(before, after) < STARVED_CPU,
         detail=mount_words(after.process) if doing is Doing.IO_BLOCKED else clause(workers),
         is_broken=cannot_deliver(workers, before),
     )

@@ -95,6 +95,8 @@ def on_look(state: State, by_rank: dict[int, Judgement], looks: list[RankLook], 
         is_long = look.gc_since_s and now_s - look.gc_since_s >= GC_LOOK_S
         if not is_long or not waiting or rank in attempt.gc_incidents or by_rank[rank].doing is not Doing.COLLECTING:
             continue
+        if by_rank[rank].is_starved:
+            continue  # what it waits for is a core, as everything on this node may
         found = Finding(
             cause="gc_pause", culprits=[rank], waiting=waiting, confidence=0.95, patience_s=0, doing=Doing.COLLECTING
         )
