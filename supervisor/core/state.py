@@ -109,7 +109,11 @@ class Attempt(msgspec.Struct, kw_only=True):
     waiting: dict[int, float] = {}
     """Ranks in one and the same collective, or waiting for one batch, for seconds → since when."""
     next_quick_s: float = 0.0
-    """No look for proof, a collection or a mismatch before this."""
+    """No look for proof or a collection before this."""
+    next_wait_s: float = 0.0
+    """No look because ranks wait before this."""
+    wait_pause_s: float = 0.0
+    """Between two of these that found nothing: doubled each time."""
     fell_s: float = 0.0
     """When the first rank fell by itself; 0 = none has."""
     stop_began_s: float = 0.0

@@ -32,6 +32,7 @@ LOOK_TIMEOUT_S = 45.0
 QUICK_LOOK_S = 0.5
 """Between the looks at a proof: what a process state or the board says needs no two stacks far apart."""
 BUSY_LOOK_MAX_S = 60.0
+WAIT_PAUSE_MAX_S = 60.0
 WAIT_LOOK_S = 3.0
 """Of silence, with a rank in a collective (or without a batch) all the while: a look may show calls that never meet."""
 
@@ -126,6 +127,14 @@ def _end_suspicion(state: State, now_s: float) -> None:
     attempt_of(state).next_quick_s = now_s + state.settings.look_every_s
 
 
+def _no_proof(state: State, now_s: float) -> None:
+    """Looked at before the floor, for nothing: the ordinary watch goes on, and such looks come ever more seldom."""
+    _end_suspicion(state, now_s)
+    attempt = attempt_of(state)
+    attempt.wait_pause_s = min(max(2 * attempt.wait_pause_s, state.settings.look_every_s), WAIT_PAUSE_MAX_S)
+    attempt.next_wait_s = now_s + attempt.wait_pause_s
+
+
 # Deadlines ---------------------------------------------------------------------------------------------
 
 
@@ -143,17 +152,21 @@ def deadline_s(state: State) -> float | None:
         quick_s = min(
             min(attempt.stopped.values(), default=due_s) + QUICK_LOOK_S,
             pauses.due_s(attempt, silence_began_s(attempt), never_s=due_s),
-            _wait_due_s(state, attempt, never_s=due_s),
         )
-        due_s = min(due_s, max(quick_s, attempt.next_quick_s))
+        wait_s = _wait_due_s(state, attempt, never_s=due_s)
+        due_s = min(due_s, max(quick_s, attempt.next_quick_s), max(wait_s, attempt.next_wait_s))
     return due_s
 
 
 def _wait_due_s(state: State, attempt: Attempt, never_s: float) -> float:
-    """When a rank that waits deserves a look: the job has been silent for longer than is usual, floor or not."""
+    """When a rank that waits deserves a look, floor or not: what it waits in may be proof.
+
+    Sooner than usual gaps explain too: they are learned in the start's rush, or on a busy node. Looks that find no
+    proof come ever more seldom.
+    """
     if not attempt.waiting or attempt.alive < 2:
         return never_s
-    return silence_began_s(attempt) + state.gaps.suspicious_after_s(WAIT_LOOK_S)
+    return silence_began_s(attempt) + min(state.gaps.suspicious_after_s(WAIT_LOOK_S), state.settings.floor_s)
 
 
 def on_tick(state: State, now_s: float) -> list[Action]:
@@ -256,7 +269,7 @@ def _found(state: State, found: Finding, seen: Seen, now_s: float) -> list[Actio
     assert suspicion is not None
     is_sure = found.is_proof or found.is_certain or found.doing is Doing.COLLECTING
     if not is_sure and now_s - silence_began_s(attempt_of(state)) < state.settings.floor_s:
-        _end_suspicion(state, now_s)  # no proof: the ordinary watch goes on
+        _no_proof(state, now_s)
         return []
     left_s = verdicts.left_s(state, found, seen, now_s)
     key = f"{found.cause}:{found.culprits}:{found.told}"
@@ -276,8 +289,7 @@ def _nothing_found(state: State, now_s: float) -> None:
     assert suspicion is not None
     suspicion.found_key = ""
     if now_s - silence_began_s(attempt_of(state)) < state.settings.floor_s:
-        # It was proof, or a collection, and is over: the ordinary watch goes on.
-        _end_suspicion(state, now_s)
+        _no_proof(state, now_s)
         return
     suspicion.busy_looks += 1
     suspicion.next_look_s = now_s + _wait_s(state, suspicion)
