@@ -100,7 +100,7 @@ def _patience_s(rival: Judgement, nobody_waits: bool, settings: Settings) -> flo
     patience_s = settings.stopped_patience_s if rival.is_broken else _by_doing_s(rival.doing, nobody_waits, settings)
     if rival.is_in_long_work and rival.doing in _LONG_WORK:
         return max(patience_s, settings.save_patience_s)
-    return patience_s
+    return max(patience_s, settings.spin_patience_s) if rival.is_in_doubt else patience_s
 
 
 def _by_doing_s(doing: Doing, nobody_waits: bool, settings: Settings) -> float:

@@ -87,6 +87,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """It is saving, or its script has said that it is evaluating, loading or the like."""
     order: int = 0
     """How far it is in the order of collectives: more is further."""
+    is_in_doubt: bool = False
+    """For IDLE: a process below it uses a little of the CPU, as a slow one at work may, or one that polls."""
     is_starved: bool = False
     """It is ready to run, and gets little of a core: the node is busy."""
     detail: str = ""
@@ -115,6 +117,7 @@ QUIET_FAULTS_S = 200
 _LONG_PHASES = ("eval", "save", "load", "compile", "other")
 """Phases that a script (or, for loads, a hook) names: it has said that it is not training now."""
 STARVED_CPU = 0.4
+IDLE_CHILD_CPU = 0.02
 FEW_PLACES = 2
 """Functions of the user's own in which a loop that goes nowhere is seen: its own, and one that it asks."""
 BUSY_STACKS = 6
@@ -162,6 +165,7 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         is_moving=doing is Doing.WAITING and bool(_bytes_move(before, after) or _children_work(before, after)),
         is_in_long_work=bool(after.in_save_since_s) or after.phase in _LONG_PHASES,
         order=max(after.group_seq, after.collectives),
+        is_in_doubt=doing is Doing.IDLE and _children_cpu(before, after) > IDLE_CHILD_CPU,
         is_starved=after.process.state == "R" and _cpu(before, after) < STARVED_CPU,
         detail=mount_words(after.process) if doing is Doing.IO_BLOCKED else clause(workers),
         is_broken=cannot_deliver(workers, before),
@@ -257,6 +261,13 @@ def _bytes_move(before: RankLook, after: RankLook) -> str:
         if rate > QUIET_SOCKET_BYTES_S:
             return f"{rate / 1024:.0f} KiB a second move through its sockets"
     return ""
+
+
+def _children_cpu(before: RankLook, after: RankLook) -> float:
+    """Cores that the processes below it used."""
+    known = {child.pid: child.cpu_s for child in before.children}
+    used_s = sum(child.cpu_s - known[child.pid] for child in after.children if child.pid in known)
+    return used_s / (after.at_s - before.at_s)
 
 
 def _children_work(before: RankLook, after: RankLook) -> str:

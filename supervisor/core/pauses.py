@@ -15,8 +15,8 @@ from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.sentences import hang_sentence, who
 from guardrun.supervisor.core.state import Attempt, RankState, State, attempt_of
 
-GC_LOOK_S = 1.0
-"""Contract: `gc_pause` is for a second or more."""
+GC_LOOK_S = 5.0
+"""One that ends tells of itself, from a second on (the contract's `gc_pause`), and knows better what it cost."""
 _KEPT = 50
 SHARE = 0.75
 """Of the collection that the gap of one that waited covers at least: its last advance may lie within the pause."""
