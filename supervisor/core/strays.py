@@ -62,8 +62,15 @@ def departures(look: RankLook) -> set[tuple[Step, Step]] | None:
 
 
 def _steps(look: RankLook) -> list[Step]:
-    """A rank's collectives, of all its groups, in the order in which it issued them."""
-    calls = [(call.at_s, told.name, call) for told in look.groups for call in told.calls if not is_point_to_point(call)]
+    """A rank's collectives, of all its groups, in the order in which it issued them, from where all are known."""
+    calls: list[tuple[float, str, Call]] = []
+    begin_s = 0.0
+    for told in look.groups:
+        collectives = [call for call in told.calls if not is_point_to_point(call)]
+        calls += [(call.at_s, told.name, call) for call in collectives]
+        if collectives and min(call.seq for call in collectives) > 1:
+            begin_s = max(begin_s, min(call.at_s for call in collectives))
+    calls = [item for item in calls if item[0] >= begin_s]
     return [_step(group, call) for _, group, call in sorted(calls, key=lambda item: (item[0], item[1], item[2].seq))]
 
 
