@@ -93,8 +93,8 @@ def match(looks: Iterable[RankLook]) -> Match:
     )
 
 
-def _groups(looks: list[RankLook]) -> dict[str, _Group]:
-    groups: dict[str, _Group] = {}
+def _groups(looks: list[RankLook]) -> dict[Key, _Group]:
+    groups: dict[Key, _Group] = {}
     for look in looks:
         for told in look.groups:
             group = groups.setdefault(key_of(told), _Group(told.name))
@@ -105,9 +105,12 @@ def _groups(looks: list[RankLook]) -> dict[str, _Group]:
     return groups
 
 
-def key_of(told: GroupLook) -> str:
+Key = tuple[str, tuple[int, ...]]
+
+
+def key_of(told: GroupLook) -> Key:
     """What tells a group from others: names are torch's, and may be equal for groups that have no member in common."""
-    return f"{told.name}:{','.join(map(str, sorted(told.ranks)))}" if told.ranks else told.name
+    return told.name, tuple(told.ranks)
 
 
 def pending(told: GroupLook) -> Call | None:
@@ -132,7 +135,7 @@ def waits_on_device(before: RankLook, after: RankLook) -> str:
 # Waits -------------------------------------------------------------------------------------------------
 
 
-def _waits(looks: list[RankLook], groups: dict[str, _Group]) -> dict[int, Wait]:
+def _waits(looks: list[RankLook], groups: dict[Key, _Group]) -> dict[int, Wait]:
     """Per rank, the wait that holds it up: the earliest of its pending calls that lacks somebody, else the earliest."""
     waits = {}
     for look in looks:
@@ -195,7 +198,7 @@ def _roots(waits: dict[int, Wait]) -> list[int]:
 # Mismatches --------------------------------------------------------------------------------------------
 
 
-def _by_sides(groups: dict[str, _Group], looks: list[RankLook]) -> Mismatch | None:
+def _by_sides(groups: dict[Key, _Group], looks: list[RankLook]) -> Mismatch | None:
     """The earliest call of any group on which its members disagree, among those that somebody is still in.
 
     What a disagreement left behind it completed for one of them, or the other: it counts as long as the group has
