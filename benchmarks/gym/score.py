@@ -54,13 +54,15 @@ class DecoyScore:
     """One decoy under one launcher, once."""
 
     killed: bool
+    """It was restarted, or did not end."""
     finished: bool
     incidents: tuple[str, ...] = ()
+    """Those that call it a hang or a crash, whatever was done about it."""
     left: int = 0
 
     @property
     def is_clean(self) -> bool:
-        return self.finished and not self.killed and not self.left
+        return self.finished and not self.killed and not self.incidents and not self.left
 
 
 def score_fault(fault: Fault, seen: Observation) -> FaultScore:
@@ -121,10 +123,10 @@ def is_culprit_right(fault: Fault, told: Told) -> bool:
 
 
 def score_decoy(decoy: Decoy, seen: Observation) -> DecoyScore:
-    """Judge it: any restart, and any incident that calls it a hang, is one too many."""
+    """Judge it: any restart is one too many, and so is an incident that calls it a hang."""
     hangs = tuple(told.cause or told.kind for told in seen.told if told.kind in ("hang", "crash"))
     return DecoyScore(
-        killed=seen.attempts > 1 or bool(hangs) or seen.returncode is None,
+        killed=seen.attempts > 1 or seen.returncode is None,
         finished=seen.returncode == 0,
         incidents=hangs,
         left=len(seen.left),

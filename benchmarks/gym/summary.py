@@ -87,7 +87,8 @@ def overall(played: Sequence[Played], decoys: Sequence[PlayedDecoy], launchers: 
         row("to the first new step, median s", {n: middle([s.recover_s for s in by[n]]) for n in launchers}),
         row("steps lost, median", {n: middle([s.steps_lost for s in by[n]], 0) for n in launchers}),
         row("runs that left processes", {n: share([bool(s.left) for s in by[n]]) for n in launchers}),
-        row("decoys killed or called a hang", {n: share([d.killed for d in unharmed[n]]) for n in launchers}),
+        row("decoys killed", {n: share([d.killed for d in unharmed[n]]) for n in launchers}),
+        row("decoys called a hang", {n: share([bool(d.incidents) for d in unharmed[n]]) for n in launchers}),
     ]
     return _table(["", *launchers], rows)
 
@@ -114,6 +115,7 @@ def targets(played: Sequence[Played], decoys: Sequence[PlayedDecoy]) -> str:
         _target("with the right cause", [p.score.cause_right for p in played]),
         _target("with the right culprits", [p.score.culprit_right for p in played]),
         _target("no decoy killed", [not d.score.killed for d in decoys if d.seen.launcher == "guardrun"]),
+        _target("no decoy called a hang", [not d.score.incidents for d in decoys if d.seen.launcher == "guardrun"]),
         _target("nothing left running", [not p.score.left for p in played]),
     ]
     for doubt in Doubt:
@@ -214,5 +216,8 @@ def _decoy_cell(there: Sequence[PlayedDecoy]) -> str:
     bad = [d for d in there if not d.score.is_clean]
     if not bad:
         return "left alone"
-    words = bad[0].score.incidents or (("not ended",) if bad[0].seen.returncode is None else ("ended badly",))
-    return f"**{'killed' if bad[0].score.killed else 'failed'}: {', '.join(words)}** ({len(bad)} of {len(there)})"
+    seen, score = bad[0].seen, bad[0].score
+    what = "killed" if seen.attempts > 1 else "not ended" if seen.returncode is None else "not killed, but called"
+    if not (score.killed or score.incidents):
+        what = f"ended with {seen.returncode}" if seen.returncode else f"{score.left} left running"
+    return f"**{what} {', '.join(score.incidents)}** ({len(bad)} of {len(there)})".replace(" **", "**")

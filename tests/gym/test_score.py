@@ -103,7 +103,7 @@ def test_nobody_may_be_named_only_where_it_cannot_be_told() -> None:
     [
         ({}, False, True),
         ({"attempts": 2}, True, False),
-        ({"told": [told()]}, True, False),
+        ({"told": [told()]}, False, False),
         ({"told": [told(kind="slowdown")]}, False, True),
         ({"returncode": None}, True, False),
         ({"returncode": 1}, False, False),
@@ -232,3 +232,19 @@ def test_the_page_says_when_and_under_which_load(tmp_path: Path) -> None:
     assert "- guardrun: 2 cases, 2026-11-21 08:00 to 08:10 UTC, load average 0.5 to 1.5, median 1\n" in text
     assert "| every fault found | 0 of 2 | **MISSED** |" in text
     assert "old" not in text
+
+
+@pytest.mark.parametrize(
+    ("more", "cell"),
+    [
+        ({}, "left alone"),
+        ({"attempts": 2, "told": [told()]}, "**killed rank_blocked** (1 of 1)"),
+        ({"told": [told(cause="gc_pause")]}, "**not killed, but called gc_pause** (1 of 1)"),
+        ({"returncode": None}, "**not ended** (1 of 1)"),
+        ({"returncode": 1}, "**ended with 1** (1 of 1)"),
+        ({"left": ["process 7"]}, "**1 left running** (1 of 1)"),
+    ],
+)
+def test_what_was_done_to_a_decoy_is_told(more: dict[str, Any], cell: str) -> None:
+    played, decoys = score_all([], [PAUSE], [observation("idle_pause", **more)])
+    assert f"| `idle_pause` | a pause (ddp) | 20 s | {cell} |" in as_markdown(played, decoys, ["guardrun"])
