@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.core.actions import Action, ChooseCheckpoint, StartAttempt, StopAttempt
+from guardrun.supervisor.core.actions import Action, ChooseCheckpoint, Say, StartAttempt, StopAttempt
 from guardrun.supervisor.core.ledger import DETECTING, STOPPING
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.state import State, attempt_of
@@ -70,4 +70,12 @@ def order_again(state: State, now_s: float) -> list[Action]:
 def on_tick(state: State, now_s: float) -> list[Action]:
     """Called when anything is due."""
     at_s = due_s(state)
-    return order_again(state, now_s) if at_s is not None and now_s >= at_s else []
+    if at_s is None or now_s < at_s:
+        return []
+    actions = order_again(state, now_s)
+    note = f"choice {state.choice}"
+    if state.phase is Phase.CHOOSING and note not in state.notes:
+        state.notes.append(note)
+        text = f"the folders of checkpoints have not answered for {ANSWER_S:.0f} s: the restart waits for them"
+        actions.append(Say(text=text, level="warn"))
+    return actions

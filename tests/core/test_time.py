@@ -194,7 +194,10 @@ def test_a_choice_that_takes_long_counts(told: Told) -> None:
     told.running()
     told.crashed()
     asked = told.state.choice
-    assert told.tick() == [ac.ChooseCheckpoint(choice=asked)]
+    again, said = told.tick()
+    assert again == ac.ChooseCheckpoint(choice=asked)
+    assert isinstance(said, ac.Say) and "have not answered for 30 s" in said.text
+    assert told.tick() == [ac.ChooseCheckpoint(choice=asked)], "said once"
     assert kinds(told.chosen(CHECKPOINT))[-1] == "StartAttempt"
     assert told.tell(ev.CheckpointChosen(choice=asked)) == [], "the second answer"
 
