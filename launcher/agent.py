@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from signal import SIGKILL, Signals
 
-from guardrun.launcher.agent_child import AgentChild
+from guardrun.launcher.agent_child import AgentChild, Failure
 from guardrun.launcher.attempt import signal_group
 from guardrun.launcher.proc import DEAD, read_children, read_environment, read_stat
 from guardrun.supervisor.core.events import Rank
@@ -68,10 +68,31 @@ class AgentAttempt:
         self._coming, self._since_s = {}, None
         return True
 
-    def stand_in(self) -> None:
-        """No rank was ever seen: have the agent itself stand for rank 0."""
-        rank = Rank(global_rank=0, local_rank=0, pid=self.child.pid, node=self.node)
-        self.number, self.ranks = self.first_number, [rank]
+    @property
+    def is_whole(self) -> bool:
+        """Every rank of the newest attempt is known and alive: no other is to be looked for."""
+        return sum(found.exitcode is None for found in self._found.values()) == self.world_size
+
+    def take_unseen(self, exitcode: int) -> list[tuple[Rank, int]]:
+        """Once the agent has ended: the ranks of a last attempt that was over before it was seen, and how they ended.
+
+        exitcode: the agent's. Ranks are those that the agent ended for, or itself as rank 0; none where what was seen
+        agrees with the agent's end.
+        """
+        failures = self.child.failures()
+        is_mended = exitcode == 0 and any(self.exitcodes().values())
+        are_known = {failed.pid for failed in failures} <= {rank.pid for rank in self.ranks}
+        if self.number >= 0 and are_known and not is_mended:
+            return []
+        self.number = self.first_number if self.number < 0 else self.number + 1
+        self._close_found()
+        told = failures or [Failure(0, 0, self.child.pid, exitcode, "")]
+        self.ranks = [
+            Rank(global_rank=failed.global_rank, local_rank=failed.local_rank, pid=failed.pid, node=self.node)
+            for failed in told
+        ]
+        self.error_files = {failed.global_rank: failed.error_file for failed in told if failed.error_file}
+        return list(zip(self.ranks, (failed.exitcode for failed in told), strict=True))
 
     def _gather(self, now_s: float) -> None:
         children = read_children(self.child.pid)

@@ -1,7 +1,8 @@
 """torchrun's own agent in a process of its own: forked, so that torch need not be imported again.
 
 It waits for the word to begin, which brings what guardrun adds to the environment and the arguments; end of input
-without it means that nothing is to be run.
+without it means that nothing is to be run. As it fails it says which ranks failed, and how: whoever watches may have
+seen none of them live.
 """
 
 from __future__ import annotations
@@ -12,12 +13,26 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from guardrun.launcher.saying import flush_streams
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that failed, as the agent has it."""
+
+    global_rank: int
+    local_rank: int
+    pid: int
+    exitcode: int
+    """As subprocess has it."""
+    error_file: str
+    """Path; may not be there."""
 
 
 class AgentChild:
@@ -29,12 +44,16 @@ class AgentChild:
         Call from the main thread, before other threads are there, as a fork takes only its own thread along.
         """
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
+        self._failures_reader, failures_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         flush_streams()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _live(reader, self._writer, parent, run)
+            os.close(self._writer)
+            os.close(self._failures_reader)
+            _live(reader, failures_writer, parent, run)
         os.close(reader)
+        os.close(failures_writer)
         self.pidfd: int | None = os.pidfd_open(self.pid)
         self._exitcode: int | None = None
 
@@ -54,6 +73,14 @@ class AgentChild:
                 self._exitcode = os.waitstatus_to_exitcode(status)
         return self._exitcode
 
+    def failures(self) -> list[Failure]:
+        """What it ended for, once it has; empty where it failed in another way."""
+        try:
+            told = b"".join(iter(lambda: os.read(self._failures_reader, 65536), b""))
+            return [Failure(**failure) for failure in json.loads(told or b"[]")]
+        except (BlockingIOError, ValueError):  # something it forked holds the pipe; it was killed as it wrote
+            return []
+
     def signal(self, signum: signal.Signals) -> None:
         if self.poll() is None:
             os.kill(self.pid, signum)
@@ -63,6 +90,7 @@ class AgentChild:
         self._close_writer()
         if self.pidfd is not None:
             os.close(self.pidfd)
+            os.close(self._failures_reader)
             self.pidfd = None
 
     def _close_writer(self) -> None:
@@ -71,11 +99,10 @@ class AgentChild:
             self._writer = -1
 
 
-def _live(reader: int, writer: int, parent: int, run: Callable[[list[str]], Any]) -> None:
+def _live(reader: int, failures_writer: int, parent: int, run: Callable[[list[str]], Any]) -> None:
     """The child's whole life; never returns."""
     status = 1
     try:
-        os.close(writer)
         _become_agent(parent)
         word = b"".join(iter(lambda: os.read(reader, 65536), b""))
         os.close(reader)
@@ -90,11 +117,23 @@ def _live(reader: int, writer: int, parent: int, run: Callable[[list[str]], Any]
             status = 0
     except SystemExit as exit_:
         status = exit_.code if isinstance(exit_.code, int) else 1
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        # ProcessFailure per global rank, where it is torch's ChildFailedError.
+        _tell(failures_writer, getattr(error, "failures", {}))
     finally:
         flush_streams()
         os._exit(status)
+
+
+def _tell(writer: int, failures: Mapping[int, Any]) -> None:
+    told = [
+        asdict(Failure(rank, failed.local_rank, failed.pid, failed.exitcode, failed.error_file))
+        for rank, failed in failures.items()
+    ]
+    os.set_blocking(writer, True)
+    with open(writer, "wb") as pipe:
+        pipe.write(json.dumps(told).encode())
 
 
 def _become_agent(parent: int) -> None:

@@ -22,7 +22,10 @@ from guardrun.supervisor.core.events import Checkpoint
 from guardrun.supervisor.wire import Finish, Start, Stop
 
 POLL_S = 0.05
-"""How often the agent's children are looked at: a rank that ends sooner than it is seen is missed."""
+"""How often the agent's children are looked at while all are known."""
+
+SEEKING_POLL_S = 0.01
+"""How often while they are not: a rank that ends sooner is missed, and known by the agent's word alone."""
 
 AGENT_MARGIN_S = 5.0
 """The agent gives its ranks --shutdown-timeout itself; it is given this much longer."""
@@ -77,11 +80,16 @@ class AgentLoop(Loop):
             self._kill_s = None
         code = attempt.child.poll()
         if code is not None and self._stopping is None and not attempt.alive():
-            if attempt.number < 0:
-                attempt.stand_in()
+            if unseen := attempt.take_unseen(code):
                 self._announce(attempt)
-                self._tell_exit(attempt.ranks[0], code)
+                for rank, exitcode in unseen:
+                    self._tell_exit(rank, exitcode)
             self._begin_stop(now_s, grace_s=0.0)
+
+    def _patience_s(self) -> float:
+        patience_s = super()._patience_s()
+        is_seeking = isinstance(self.attempt, AgentAttempt) and not self.is_over and not self.attempt.is_whole
+        return min(patience_s, SEEKING_POLL_S) if is_seeking else patience_s
 
     def _announce(self, attempt: AgentAttempt) -> None:
         self.number, self._exitcodes, self._kill_s = attempt.number, {}, None

@@ -40,6 +40,7 @@ HOUR = Chain(
     "hour",
     LOADER,
     "all that can come again and again, for an hour",
+    seconds=3600,
     planted_in=ALL,
     links=_LINKS,
     rounds=math.ceil(3600 / sum(decoy.seconds + _BETWEEN_S for decoy in _LINKS)),

@@ -60,6 +60,16 @@ def test_torchruns_agent_gives_up(beside: Beside) -> None:
     assert [incident["cause"] for incident in result.incidents] == ["exit_code"]
 
 
+def test_torchruns_agent_ends_for_a_rank_that_nobody_saw(beside: Beside) -> None:
+    """A rank that ends at once is over before it is found below the agent: the agent's own word names it."""
+    shell = ["--no-python", "sh", "-c", "exit $((4 * RANK))"]
+    result = beside.starters["ours"].run([*AGENT, "--nproc-per-node=2", "--max-restarts=0", *shell])
+    assert result.returncode == 4, result
+    [incident] = result.incidents
+    assert (incident["cause"], [culprit["rank"] for culprit in incident["culprits"]]) == ("exit_code", [1])
+    assert f"pid: {incident['culprits'][0]['pid']}" in result.stderr
+
+
 def test_torchruns_agent_is_signalled(beside: Beside) -> None:
     run = beside.starters["ours"].start([*AGENT, "--nproc-per-node=2", "probe.py", '{"wait": ["SIGTERM"]}'])
     wait_for_probes(run, world_size=2)
