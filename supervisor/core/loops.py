@@ -6,6 +6,8 @@ some length shows new stacks, moves bytes or touches memory; a loop shows the sa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from guardrun.supervisor.core.judge import (
@@ -21,27 +23,57 @@ from guardrun.supervisor.core.looks import RankLook
 
 CLOSED_STACKS = 24
 """Different stacks of functions that a loop may have: an event loop of Python's own has about ten."""
-LEARN_S = 45.0
 CLOSED_LOOKS = 3
 CLOSED_S = 40.0
-"""For as many looks, and as long, nothing new must have been seen."""
+"""In as many looks, and for as long, next to nothing new must have been seen."""
+CLOSED_NEW = 1
+"""New stacks in that time: what a loop does rarely is not in its first looks."""
+
+
+class SeenStack(msgspec.Struct, kw_only=True):
+    """When one stack was seen for the first time, and for the last."""
+
+    first_s: float
+    last_s: float
 
 
 class Loop(msgspec.Struct, kw_only=True):
-    """What a rank that uses the CPU has shown in a silence."""
+    """What a rank that uses the CPU has shown since it was last seen to get anywhere."""
 
-    stacks: list[str] = []
-    new_s: float = 0.0
-    """When a stack was seen for the first time, or memory was touched."""
-    looks: int = 0
-    """Since then."""
-    since_s: float = 0.0
+    since_s: float
     """Nothing else about it has moved since."""
+    looked_s: list[float] = []
+    stacks: dict[str, SeenStack] = {}
+
+    def look(self, stacks: set[str], at_s: float) -> None:
+        """Take in what one look has sampled."""
+        self.looked_s = [*self.looked_s, at_s][-(CLOSED_LOOKS + 1) :]
+        for stack in stacks:
+            if stack in self.stacks:
+                self.stacks[stack].last_s = at_s
+            elif len(self.stacks) <= CLOSED_STACKS:
+                self.stacks[stack] = SeenStack(first_s=at_s, last_s=at_s)
 
     @property
-    def began_s(self) -> float:
-        """From when on it counts as a loop: new stacks at its beginning are only that a few looks do not show all."""
-        return self.since_s if self.new_s - self.since_s <= LEARN_S else self.new_s
+    def is_small(self) -> bool:
+        """So few stacks that it may be a loop."""
+        return len(self.stacks) <= CLOSED_STACKS
+
+    def began_s(self, now_s: float) -> float:
+        """Since when it has done what it does now: since the first of the stacks of the last CLOSED_S was seen.
+
+        Work before it has left stacks that do not come again.
+        """
+        first_s = min(s.first_s for s in self.stacks.values())
+        recent_s = min((s.first_s for s in self.stacks.values() if s.last_s > now_s - CLOSED_S), default=now_s)
+        return self.since_s if recent_s <= first_s else recent_s
+
+    def is_closed(self, now_s: float) -> bool:
+        """It shows nothing new, and has not for long enough."""
+        new = sum(s.first_s > now_s - CLOSED_S for s in self.stacks.values())
+        first_s = min(s.first_s for s in self.stacks.values())
+        is_long = len(self.looked_s) > CLOSED_LOOKS and now_s - first_s >= CLOSED_S
+        return is_long and new <= CLOSED_NEW and self.is_small
 
 
 def over_looks(
@@ -49,19 +81,22 @@ def over_looks(
 ) -> Judgement:
     """The judgement on a rank that runs, with what earlier looks have shown of it."""
     seems_to_spin = judgement.doing is Doing.SPINNING
-    if not seems_to_spin and judgement.reason != FRAMES_CHANGE:
+    is_work = faults_s(before, after) > QUIET_FAULTS_S
+    if is_work or not (seems_to_spin or judgement.reason == FRAMES_CHANGE):
         loops.pop(after.global_rank, None)
         return judgement
-    loop = loops.setdefault(after.global_rank, Loop(new_s=after.at_s, since_s=unmoved_since_s))
-    stacks = set(sampled(after))
-    loop.looks += 1
-    if not stacks.issubset(loop.stacks) or faults_s(before, after) > QUIET_FAULTS_S:
-        loop.new_s, loop.looks = after.at_s, 0
-        loop.stacks = sorted({*loop.stacks, *stacks})[: CLOSED_STACKS + 1]
-    is_closed = loop.looks >= CLOSED_LOOKS and after.at_s - loop.new_s >= CLOSED_S
-    if is_closed and len(loop.stacks) <= CLOSED_STACKS:
-        reason = f"has been seen in the same {len(loop.stacks)} stacks for {after.at_s - loop.new_s:.0f} s"
+    loop = loops.setdefault(after.global_rank, Loop(since_s=unmoved_since_s))
+    loop.look(set(sampled(after)), after.at_s)
+    if loop.is_closed(after.at_s):
+        seen_s = after.at_s - min(s.first_s for s in loop.stacks.values())
+        reason = f"has been seen in the same {len(loop.stacks)} stacks for {seen_s:.0f} s"
         return msgspec.structs.replace(judgement, doing=Doing.SPINNING, reason=reason)
     if seems_to_spin and len(loop.stacks) >= BUSY_STACKS:
         return msgspec.structs.replace(judgement, doing=Doing.BUSY, reason="its frames change, slowly")
     return judgement
+
+
+def may_loop(loops: dict[int, Loop], judged: Iterable[Judgement]) -> bool:
+    """Whether all that seem to get anywhere are perhaps in loops: then more looks are worth their price."""
+    busy = [j.global_rank for j in judged if j.doing is Doing.BUSY]
+    return bool(busy) and all(rank in loops and loops[rank].is_small for rank in busy)

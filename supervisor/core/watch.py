@@ -22,7 +22,7 @@ from guardrun.supervisor.core.incidents import close_recovered
 from guardrun.supervisor.core.judge import Doing, Judgement, judge, unlooked
 from guardrun.supervisor.core.ledger import REDOING, TRAINING
 from guardrun.supervisor.core.looks import RankLook
-from guardrun.supervisor.core.loops import over_looks
+from guardrun.supervisor.core.loops import may_loop, over_looks
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.seen import Seen
 from guardrun.supervisor.core.state import Attempt, RankState, State, Suspicion, attempt_of, silence_began_s
@@ -54,6 +54,8 @@ def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Act
         if rank is not None:
             advanced_s = max(advanced_s, _take_report(attempt, rank, report, now_s))
     actions = pressure.on_report(state, event, now_s)
+    if attempt.gc_held:
+        actions += pauses.on_progress(state, now_s)
     return actions + _advanced(state, advanced_s, now_s) if advanced_s else actions
 
 
@@ -219,7 +221,7 @@ def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Actio
     suspicion.places = {r: j.place for r, j in by_rank.items() if j.place and j.doing is not Doing.WAITING}
     actions = pauses.on_look(state, by_rank, event.ranks, now_s)
     if found is None:
-        _nothing_found(state, now_s)
+        _nothing_found(state, judged, now_s)
         return actions
     return actions + _found(state, found, Seen(by_rank, event, matched), now_s)
 
@@ -243,7 +245,7 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
         judgement = with_device(judgement, old, look)
         judged.append(judgement)
         if judgement.doing is Doing.SPINNING and rank in suspicion.loops:
-            suspicion.unmoved_since_s[rank] = suspicion.loops[rank].began_s
+            suspicion.unmoved_since_s[rank] = suspicion.loops[rank].began_s(look.at_s)
         if judgement.doing is Doing.BUSY:
             suspicion.unmoved_since_s[rank] = suspicion.moved_s[rank] = look.at_s
     if not is_whole:
@@ -283,15 +285,15 @@ def _found(state: State, found: Finding, seen: Seen, now_s: float) -> list[Actio
     return []
 
 
-def _nothing_found(state: State, now_s: float) -> None:
-    """Somebody gets somewhere: look again later, with growing patience."""
+def _nothing_found(state: State, judged: list[Judgement], now_s: float) -> None:
+    """Somebody gets somewhere, or seems to: look again later, ever more seldom unless it may be in a loop."""
     suspicion = state.suspicion
     assert suspicion is not None
     suspicion.found_key = ""
     if now_s - silence_began_s(attempt_of(state)) < state.settings.floor_s:
         _no_proof(state, now_s)
         return
-    suspicion.busy_looks += 1
+    suspicion.busy_looks = 0 if may_loop(suspicion.loops, judged) else suspicion.busy_looks + 1
     suspicion.next_look_s = now_s + _wait_s(state, suspicion)
 
 

@@ -77,6 +77,38 @@ def test_too_many_stacks_are_no_loop() -> None:
     assert doings(many, [0, 3, *[8] * 40])[-1][1] is Doing.BUSY
 
 
-def test_a_loop_counts_from_its_beginning_work_before_it_does_not() -> None:
-    assert Loop(new_s=40, since_s=5).began_s == 5
-    assert Loop(new_s=300, since_s=5).began_s == 300
+def rarely(number: int) -> list[Frame]:
+    """A loop of two stacks that now and then does a third thing."""
+    inner = "tidy" if number % 45 == 44 else ("read", "write")[number % 2]
+    return [Frame(inner, "/home/me/io.py", 3), Frame("copy_shard", "/home/me/train.py", 12)]
+
+
+def test_what_a_loop_does_rarely_does_not_make_it_work() -> None:
+    told = doings(rarely, [0, 3, *[8] * 15])
+    assert {doing for at_s, doing in told if at_s > 100} == {Doing.SPINNING}
+
+
+@pytest.mark.parametrize("shown", [rarely, copy])
+def test_a_loop_counts_from_its_beginning(shown: Shown) -> None:
+    loop = seen(shown, [8.0 * n for n in range(1, 20)])
+    assert loop.is_closed(152)
+    assert loop.began_s(152) == 0.0
+
+
+def test_work_before_a_loop_does_not_count() -> None:
+    """One piece of work in a few functions, then another one: each has its own beginning."""
+
+    def pieces(number: int) -> list[Frame]:
+        inner = ("parse", "split") if number <= 40 else ("pack", "shift")
+        return [Frame(inner[number % 2], "/home/me/text.py", 3), Frame("prepare", "/home/me/train.py", 12)]
+
+    loop = seen(pieces, [8.0 * n for n in range(1, 20)])
+    assert loop.began_s(152) == 88
+
+
+def seen(shown: Shown, looked_s: list[float]) -> Loop:
+    """A loop, after looks of four samples each."""
+    loop = Loop(since_s=0.0)
+    for n, at_s in enumerate(looked_s):
+        loop.look({str(shown(4 * n + k)) for k in range(1, 5)}, at_s)
+    return loop
