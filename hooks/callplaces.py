@@ -23,7 +23,8 @@ _NOT_THE_USERS = (
 )
 """As supervisor/core/frames.py has it, which no hook can import; a test holds the two together."""
 _TORCHS = ("/torch/", "guardrun/hooks/", "/contextlib.py", "/functools.py")
-MAX_FRAMES = 24
+MAX_FRAMES = 64
+"""A state dict that is gathered is some thirty frames below the line that asked for it."""
 MAX_PLACES = 4096
 """Code objects that are remembered."""
 

@@ -13,10 +13,13 @@ from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.sentences import hang_sentence, who
-from guardrun.supervisor.core.state import Attempt, RankState, State, attempt_of
+from guardrun.supervisor.core.state import Attempt, HeldStep, RankState, State, attempt_of
 
 GC_LOOK_S = 5.0
 """One that ends tells of itself, from a second on (the contract's `gc_pause`), and knows better what it cost."""
+MIN_SHARE = 0.1
+"""Of the gap in which its rank advanced no further, once that has ended: a second of collections, here and there in a
+long piece of work, held nobody up."""
 _KEPT = 50
 SHARE = 0.75
 """Of the collection that the gap of one that waited covers at least: its last advance may lie within the pause."""
@@ -35,11 +38,8 @@ def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
     attempt = attempt_of(state)
     if event.attempt != attempt.number or event.global_rank not in attempt.ranks:
         return []
-    known = attempt.gc_incidents.get(event.global_rank)
-    if known:
-        evidence = state.incidents[known].evidence
-        pauses = [*evidence.get("pauses", []), _pause(event)][-_KEPT:]
-        return [change(state, known, evidence={**evidence, "pauses": pauses})]
+    if event.global_rank in attempt.gc_incidents:
+        return _note(state, event)
     resumed_step = attempt.resumed_from.step if attempt.resumed_from else 0
     began_s = now_s - event.duration_s
     collected = {*attempt.collecting, *(number for number, at_s in attempt.collected_s.items() if at_s > began_s)}
@@ -51,13 +51,46 @@ def on_gc_held(state: State, event: ev.GcHeld, now_s: float) -> list[Action]:
     waited = [r.rank.global_rank for r in others if r.progress and _has_waited(r, event)]
     if not waited:
         return []
+    rank = attempt.ranks[event.global_rank]
+    held = HeldStep(event=event, waited=waited, began_s=max(began_s, 0.0), progress=rank.progress)
+    if rank.step > event.step:
+        return _tell(state, held, rank.gap_s, now_s)
+    attempt.gc_held[event.global_rank] = held
+    return []
+
+
+def on_progress(state: State, now_s: float) -> list[Action]:
+    """Tell of those collections whose step is over now, if they were a good part of it."""
+    attempt = attempt_of(state)
+    actions: list[Action] = []
+    for number, held in list(attempt.gc_held.items()):
+        rank = attempt.ranks[number]
+        if rank.progress > held.progress:
+            del attempt.gc_held[number]
+            is_known = number in attempt.gc_incidents
+            actions += _note(state, held.event) if is_known else _tell(state, held, rank.gap_s, now_s)
+    return actions
+
+
+def _note(state: State, event: ev.GcHeld) -> list[Action]:
+    """One more of a rank of which one has been told."""
+    known = attempt_of(state).gc_incidents[event.global_rank]
+    evidence = state.incidents[known].evidence
+    pauses = [*evidence.get("pauses", []), _pause(event)][-_KEPT:]
+    return [change(state, known, evidence={**evidence, "pauses": pauses})]
+
+
+def _tell(state: State, held: HeldStep, gap_s: float, now_s: float) -> list[Action]:
+    event, waited = held.event, held.waited
+    if event.duration_s < MIN_SHARE * gap_s:
+        return []
     summary = (
-        f"{who(attempt, [event.global_rank])} held the others up for {event.duration_s:.1f} s in a garbage collection "
-        f"(generation {event.generation}{_objects(event)}) at step {event.step}; "
+        f"{who(attempt_of(state), [event.global_rank])} held the others up for {event.duration_s:.1f} s in a garbage "
+        f"collection (generation {event.generation}{_objects(event)}) at step {event.step}; "
         f"{'rank' if len(waited) == 1 else 'ranks'} {rank_list(waited)} waited."
     )
     evidence = {"pauses": [_pause(event)], "waiting": waited}
-    return _open(state, event.global_rank, summary, onset_s=max(began_s, 0.0), now_s=now_s, evidence=evidence)
+    return _open(state, event.global_rank, summary, onset_s=held.began_s, now_s=now_s, evidence=evidence)
 
 
 def _has_waited(rank: RankState, event: ev.GcHeld) -> bool:

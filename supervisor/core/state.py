@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core.actions import Incident
-from guardrun.supervisor.core.events import Checkpoint, ErrorRecord, ExitTrace, PastPlace, Rank, Settings
+from guardrun.supervisor.core.events import Checkpoint, ErrorRecord, ExitTrace, GcHeld, PastPlace, Rank, Settings
 from guardrun.supervisor.core.gaps import Gaps
 from guardrun.supervisor.core.ledger import Ledger
 from guardrun.supervisor.core.looks import RankLook, Reading
@@ -90,6 +90,17 @@ class Pressure(msgspec.Struct, kw_only=True):
     strikes: int = 0
 
 
+class HeldStep(msgspec.Struct, kw_only=True):
+    """A step of a rank that collections took part of, and that is not over yet (core/pauses.py)."""
+
+    event: GcHeld
+    waited: list[int]
+    """Ranks that could not go on meanwhile."""
+    began_s: float
+    progress: int
+    """The rank's."""
+
+
 class Attempt(msgspec.Struct, kw_only=True):
     """The current (or last) attempt."""
 
@@ -131,6 +142,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     outcome: str = "running"
     incident_id: str = ""
     gc_incidents: dict[int, str] = {}
+    gc_held: dict[int, HeldStep] = {}
     pressure: Pressure = msgspec.field(default_factory=Pressure)
 
 

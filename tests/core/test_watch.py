@@ -220,9 +220,9 @@ def test_no_watch_while_nobody_lives(told: Told) -> None:
 
 
 def gc_held(told: Told, rank: int = 1, step: int = 10, duration_s: float = 2.0) -> list[ac.Action]:
-    return told.tell(
-        ev.GcHeld(attempt=0, global_rank=rank, duration_s=duration_s, generation=2, collected=5, step=step)
-    )
+    """A rank tells of a collection, and does its next step."""
+    told.tell(ev.GcHeld(attempt=0, global_rank=rank, duration_s=duration_s, generation=2, collected=5, step=step))
+    return told.step(step + 1, told.now_s + 0.1, range(rank, rank + 1))
 
 
 def test_a_collection_that_held_others_up(told: Told) -> None:
