@@ -40,6 +40,7 @@ def install(module: Any, rank: Rank) -> None:
             return batch
         began_ns = monotonic_ns()
         words[_SINCE] = began_ns
+        batches.asked = self
         try:
             batch = original(self)
         except StopIteration:
@@ -50,6 +51,7 @@ def install(module: Any, rank: Rank) -> None:
         finally:
             ended_ns = monotonic_ns()
             words[_SINCE] = 0
+            batches.asked = None
             words[_TOTAL] += ended_ns - began_ns
         words[_BATCHES] += 1
         words[_PROGRESS_NS] = ended_ns
@@ -85,6 +87,8 @@ class Batches:
         self._indices: object = None
         self._before: object = None
         self._sampler: Any = None
+        self.asked: Any = None
+        """The iterator that the training thread waits for."""
 
     def take(self, iterator: Any, number: int) -> None:
         """An iterator has returned its next batch, or failed to. Half a microsecond. Never raises."""
@@ -113,17 +117,42 @@ class Batches:
         """
         if not self._number:
             return {}
-        told: dict[str, Any] = {"batch": self._number}
-        epoch = find_epoch(self._sampler() if self._sampler else None)
-        if epoch is not None:
-            told["epoch"] = epoch
-        for name, indices in (("indices", self._indices), ("indices_before", self._before)):
-            shown = render_indices(indices)
-            if shown:
-                told[name] = shown
-        if "indices" in told:
-            told["size"] = len(self._indices) if isinstance(self._indices, list | tuple) else 1
-        return told
+        return _tell(self._number, self._sampler() if self._sampler else None, self._indices, self._before)
+
+    def describe_still(self) -> dict[str, Any]:
+        """The batch at which the training thread stands, told by another thread while it does: as describe() has it.
+
+        is_awaited: it is still waiting for it. Only plain numbers and texts are shown: to ask a sampler's own objects
+        what they are could wait for a device, as training may.
+        """
+        asked, number, indices, before = self.asked, self._number, self._indices, self._before
+        if asked is None:
+            if not number or not _is_plain(indices) or not _is_plain(before):
+                return {"batch": number} if number else {}
+            return _tell(number, self._sampler() if self._sampler else None, indices, before)
+        state = asked.__dict__
+        awaited = state.get(_SENT, {}).get(state.get("_rcvd_idx", 0)) if state.get("_in_order", True) else None
+        awaited = awaited if _is_plain(awaited) else None
+        return {**_tell(number + 1, state.get("_index_sampler"), awaited, None), "is_awaited": True}
+
+
+def _tell(number: int, sampler: Any, indices: object, before: object) -> dict[str, Any]:
+    told: dict[str, Any] = {"batch": number}
+    epoch = find_epoch(sampler)
+    if epoch is not None:
+        told["epoch"] = epoch
+    for name, some in (("indices", indices), ("indices_before", before)):
+        shown = render_indices(some)
+        if shown:
+            told[name] = shown
+    if "indices" in told:
+        told["size"] = len(indices) if isinstance(indices, list | tuple) else 1
+    return told
+
+
+def _is_plain(indices: object) -> bool:
+    items = indices[:MAX_INDICES] if type(indices) in (list, tuple) else [indices]  # type: ignore[index]
+    return all(item is None or type(item) in (int, str) for item in items)
 
 
 def find_epoch(sampler: Any) -> int | None:

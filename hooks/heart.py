@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from guardrun.hooks.rank import Rank
 
 BEAT_NS = 1_000_000_000
+STILL_NS = 3_000_000_000
+"""A rank that has advanced no further for so long tells once at which batch it is."""
 FIRST_BEAT_NS = 250_000_000
 """After the start: a script that ends sooner never pays for the imports."""
 MAX_GROUPS = 256
@@ -53,6 +55,8 @@ class Heart:
         """A hooks.sender.Sender; False once it is certain that there is none."""
         self._saved_path = list(sys.path)
         self._group_seq = 0
+        self._still_ns = 0
+        """Its progress when it told its batch."""
 
     def run(self) -> None:
         """Beat until told to stop; whatever fails ends the beats, and nothing else."""
@@ -110,7 +114,12 @@ class Heart:
             self._rank.calls.note_seqs(seqs)
         if words[Field.COLLECTIVES] and not words[Field.INIT_SINCE_NS]:
             self._rank.mark(Milestone.FIRST_PROGRESS)
-        self._send("Beat", {"sent_ns": now_ns, "group_seqs": seqs, "dropped": self._rank.outbox.dropped})
+        beat = {"sent_ns": now_ns, "group_seqs": seqs, "dropped": self._rank.outbox.dropped}
+        batches, progress_ns = self._rank.batches, words[Field.PROGRESS_NS]
+        if batches is not None and now_ns - progress_ns > STILL_NS and progress_ns != self._still_ns:
+            self._still_ns = progress_ns
+            beat["data"] = batches.describe_still()
+        self._send("Beat", beat)
 
     def _send(self, kind: str, fields: dict[str, object]) -> None:
         rank = self._rank

@@ -43,6 +43,8 @@ class Beat(_Message, frozen=True, kw_only=True, tag="beat"):
     """Per process group (its name): the collectives issued so far, as torch counts them."""
     dropped: int = 0
     """Messages this rank could not send so far."""
+    data: dict[str, Any] = {}
+    """Once a silence: the batch at which training stands, as hooks.dataloaders.Batches.describe_still has it."""
 
 
 class CheckpointSaved(_Message, frozen=True, kw_only=True, tag="saved"):

@@ -51,6 +51,8 @@ class Desk:
         self.hooked: set[int] = set()
         self.last_beat_s: dict[int, float] = {}
         self.group_seqs: dict[int, dict[str, int]] = {}
+        self.batches: dict[int, dict[str, Any]] = {}
+        """Per rank of this attempt, the batch at which it stood when it was last still."""
         self.failed_hooks: list[str] = []
         self.notes: deque[str] = deque(maxlen=MAX_NOTES)
         """What hooks had to say that is no failure, newest last."""
@@ -71,7 +73,7 @@ class Desk:
         self.ranks = {rank.global_rank: rank for rank in ranks}
         self.checkpoint = checkpoint
         self.hooked, self.last_beat_s, self.group_seqs, self._steps = set(), {}, {}, {}
-        self.failed_saves, self.failed_loads = {}, {}
+        self.failed_saves, self.failed_loads, self.batches = {}, {}, {}
         self._has_told_missing = False
 
     def receive(self, data: bytes) -> list[ev.Event]:
@@ -92,6 +94,8 @@ class Desk:
         if isinstance(message, msg.Beat):
             self.last_beat_s[rank] = self._clock.at_ns(message.sent_ns)
             self.group_seqs[rank] = message.group_seqs
+            if message.data:
+                self.batches[rank] = message.data
         elif isinstance(message, msg.CheckpointSaved):
             return self._saved(message)
         elif isinstance(message, msg.SaveFailed):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from guardrun.supervisor.collect.exits import read_exits
 from guardrun.supervisor.collect.look import take_look
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.log import log
 from guardrun.supervisor.printable import encode_json
 from guardrun.supervisor.render.incident import write_incident
@@ -136,7 +137,7 @@ class Performer:
         name = f"{action.attempt}-{action.look:04d}"
         daemon.scribe.put(self._prune_looks)
         ranks, boards = list(daemon.desk.ranks.values()), dict(daemon.sampler.boards)
-        folders = self._folders()
+        folders, batches = self._folders(), dict(daemon.desk.batches)
 
         def work() -> ev.Event:
             result = take_look(
@@ -152,7 +153,7 @@ class Performer:
             return ev.LookTaken(
                 look=action.look,
                 attempt=action.attempt,
-                ranks=result.ranks,
+                ranks=[_with_batch(look, batches.get(look.global_rank, {})) for look in result.ranks],
                 missing=result.missing,
                 took_s=round(result.took_s, 3),
                 folder=f"looks/{name}",
@@ -299,3 +300,9 @@ def keep_chooser(run_dir: Path, chooser: Chooser) -> None:
         write_atomically(run_dir / CHECKPOINTS_FILE, encode_json(chooser.state()))
     except OSError as error:
         log.warning("checkpoints_not_remembered", error=str(error))
+
+
+def _with_batch(look: RankLook, told: dict[str, Any]) -> RankLook:
+    """The look, with the batch that its rank told, if that is still the one it is at."""
+    is_current = told.get("batch", 0) == look.batches + (1 if told.get("is_awaited") else 0)
+    return msgspec.structs.replace(look, batch=told) if told and is_current else look

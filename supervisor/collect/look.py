@@ -324,6 +324,7 @@ def _join(
         gc_since_s=at_ns(words[Field.GC_SINCE_NS]),
         milestones=words[Field.MILESTONES],
         phase=phase_of(words),
+        batches=words[Field.BATCHES],
         data_share=data_share,
         gc_share=gc_share,
         groups=target.groups,

@@ -5,6 +5,8 @@ Seconds are the engine's (`now_s`), counted from the run's creation, unless a na
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -153,3 +155,7 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Share of the attempt's time in which its training thread waited for data; -1 unknown."""
     gc_share: float = -1.0
     """Share of the attempt's time that its collector took; -1 unknown."""
+    batches: int = 0
+    """That its training thread has got from data loaders since the attempt began."""
+    batch: dict[str, Any] = {}
+    """The batch at which its training stood when it was last still, as hooks.dataloaders.Batches has it."""

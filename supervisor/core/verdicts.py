@@ -121,6 +121,8 @@ def evidence_of(
         "stack": stack_of(looks, found.culprits or found.waiting),
     }
     evidence |= of_collectives(match(looks), looks)
+    if batch := next((look.batch for look in looks if look.global_rank in found.culprits[:1] and look.batch), None):
+        evidence["data"] = batch
     if groups := evidence_groups(looks, found.culprits):
         evidence["stack_groups"] = groups
     if workers := of_workers(looks, found.culprits):

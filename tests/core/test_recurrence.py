@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
 from guardrun.supervisor.core.recurrence import ordinal, place_of
 from tests.core.conftest import ERROR, Told, kinds
 
@@ -167,3 +171,31 @@ def test_poison_says_which_data(told: Told) -> None:
     assert "at batch 11 since the attempt's start in epoch 0 (samples 44-47 of the data set) so:" in incident.summary
     assert [stop["batch"] for stop in incident.evidence["stops"]] == [11, 11, 11]
     assert "skip batch 11" in incident.advice and "44-47" in incident.advice
+
+
+def test_poison_says_which_data_for_hangs_too(told: Told) -> None:
+    told.running(max_no_progress=2, max_restarts=9)
+    batch = {"batch": 11, "epoch": 0, "indices": [44, 45, 46, 47]}
+    for attempt in range(3):
+        while "StopAttempt" not in kinds(stand(told, batch)):
+            pass
+        told.stopped()
+        if attempt < 2:
+            told.restarted(10)
+    incident = told.incidents["003"]
+    assert (incident.cause, incident.evidence["own_cause"]) == ("poison_step", "rank_blocked")
+    assert "at batch 11 since the attempt's start in epoch 0 (samples 44-47 of the data set) so:" in incident.summary
+    assert "skip batch 11" in incident.advice
+
+
+def stand(told: Told, batch: dict[str, Any]) -> list[ac.Action]:
+    """Answer the next look: rank 0 stands in one frame at a batch, rank 1 waits for it."""
+    told.tick()
+    thread = ThreadLook(tid=7, is_main=True, frames=[Frame("load", "/home/me/train.py", 7)])
+    pids = [rank.rank.pid for rank in told.state.attempt.ranks.values()] if told.state.attempt else []
+    processes = [ProcessLook(pid=pid, state="S", threads=[thread]) for pid in pids]
+    looks = [
+        RankLook(global_rank=0, at_s=told.now_s, process=processes[0], batch=batch),
+        RankLook(global_rank=1, at_s=told.now_s, process=processes[1], in_collective="all_reduce"),
+    ]
+    return told.tell(ev.LookTaken(look=told.state.look, attempt=told.attempt, ranks=looks), told.now_s + 0.1)

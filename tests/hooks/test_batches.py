@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from guardrun.hooks.dataloaders import Batches, find_epoch, render_indices
-from guardrun.hooks.messages import Raised
+from guardrun.hooks.messages import Beat, Raised
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.errors import parse_raised
-from tests.hooks.bed import Bed, finish
+from tests.hooks.bed import DEADLINE_S, Bed, finish
 
 RANKS = Path(__file__).parent / "ranks"
 
@@ -43,6 +45,31 @@ def test_the_batch_that_training_failed_on(bed: Bed, workers: str) -> None:
 def test_the_batch_that_could_not_be_loaded(bed: Bed, workers: str) -> None:
     data = raise_in(bed, workers, "loading", "3")
     assert (data["batch"], data["indices"], data["epoch"]) == (4, [12, 13, 14, 15], 0)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("where", ["training", "loading"])
+def test_a_rank_that_stands_still_tells_at_which_batch(bed: Bed, workers: str, where: str) -> None:
+    bed.start([str(RANKS / "batches.py"), workers, where, "6", "stay"])
+    until = time.monotonic() + DEADLINE_S
+    while not (told := [beat.data for beat in bed.hear_all(Beat) if beat.data]):
+        assert time.monotonic() < until
+    awaited = {"batch": 7, "epoch": 0, "indices": [24, 25, 26, 27], "size": 4, "is_awaited": True}
+    had = {"batch": 17, "epoch": 1, "indices": [24, 25, 26, 27], "indices_before": [20, 21, 22, 23], "size": 4}
+    assert told == [awaited if where == "loading" else had]
+
+
+def test_what_could_wait_for_a_device_is_not_asked_what_it_is() -> None:
+    class Number:
+        def __int__(self) -> int:
+            raise AssertionError("asked")
+
+    batches, iterator = Batches(), SimpleNamespace(_index_sampler=SimpleNamespace(), _guardrun_sent={0: [Number()]})
+    batches.asked = iterator
+    assert batches.describe_still() == {"batch": 1, "is_awaited": True}
+    batches.asked = None
+    batches.take(iterator, 1)
+    assert batches.describe_still() == {"batch": 1}
 
 
 def test_no_indices_where_batches_come_in_any_order(bed: Bed) -> None:

@@ -1,12 +1,23 @@
-"""A rank that fails on a batch: argv says how many workers, where (loading or training), and at which batch."""
+"""A rank that fails on a batch: argv says how many workers, where (loading or training), and at which batch.
+
+With a fourth argument it does not fail there but stays.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 workers, where, at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+
+def fail(text: str) -> None:
+    while len(sys.argv) > 4:
+        time.sleep(1)
+    raise ValueError(text)
+
 
 
 class Numbers(Dataset):  # type: ignore[misc]  # torch is not followed by mypy
@@ -15,7 +26,7 @@ class Numbers(Dataset):  # type: ignore[misc]  # torch is not followed by mypy
 
     def __getitem__(self, index: int) -> int:
         if where == "loading" and index == at * 4 + 2:
-            raise ValueError("bad sample")
+            fail("bad sample")
         return index
 
 
@@ -25,4 +36,4 @@ for epoch in range(2):
     sampler.set_epoch(epoch)
     for number, _ in enumerate(loader):
         if where != "loading" and epoch == 1 and number == at:
-            raise ValueError("bad batch")
+            fail("bad batch")
