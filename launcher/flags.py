@@ -34,8 +34,9 @@ class Flags:
     dir: Path | None = None
     run_id: str | None = None
     is_off: bool = False
+    is_quarantine_ignored: bool = False
     keys: dict[str, str] | None = None
-    """`--guard-TABLE-KEY` flags, as load_config takes them."""
+    """`--guard-TABLE-KEY` flags, and short ones, as load_config takes them."""
 
     def for_config(self) -> dict[str, Any]:
         """The flags that stand for keys of the configuration."""
@@ -74,6 +75,7 @@ def parse_flags(arguments: Sequence[str], make_parser: Callable[[], argparse.Arg
         dir=own["guard_dir"],
         run_id=own["guard_run_id"],
         is_off=own["guard_off"],
+        is_quarantine_ignored=own["guard_ignore_quarantine"],
         keys={
             name[len(_CONFIG_DEST_PREFIX) :]: value
             for name, value in own.items()
@@ -95,6 +97,13 @@ def _add_guard_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--guard-config", type=Path, metavar="FILE", help="a configuration file (TOML)")
     group.add_argument("--guard-dir", type=Path, metavar="DIR", help="where runs are kept (default: guardrun-runs)")
     group.add_argument("--guard-run-id", metavar="ID", help="this run's name; one that is unfinished is continued")
+    group.add_argument(
+        "--guard-preflight",
+        dest=_CONFIG_DEST_PREFIX + "--guard-preflight",
+        metavar="LEVEL",
+        help="what is looked at before the first attempt: off, quick (the default) or full",
+    )
+    group.add_argument("--guard-ignore-quarantine", action="store_true", help="run on a quarantined node all the same")
     group.add_argument("--guard-off", action="store_true", help="plain torchrun, nothing else")
     group.add_argument("--guard-version", action="version", version=f"guardrun {__version__}")
     for flag, (table, key) in FLAGS.items():

@@ -21,8 +21,8 @@ PREFIX = "GUARDRUN_"
 RESERVED = ("GUARDRUN_DIR", "GUARDRUN_RUN_ID", "GUARDRUN_HOOKS", "GUARDRUN_TOKEN")
 RESERVED_PREFIX = "GUARDRUN_RESUME_"
 FLAG_PREFIX = "--guard-"
-OTHER_FLAGS = {"--max-restarts": ("restart", "max_restarts")}
-"""torchrun's own flags that stand for a key."""
+OTHER_FLAGS = {"--max-restarts": ("restart", "max_restarts"), "--guard-preflight": ("preflight", "level")}
+"""Flags that stand for a key without bearing its name: torchrun's own, and a short one."""
 
 VARIABLES = {f"{PREFIX}{table}_{key}".upper(): (table, key) for table, keys in KEYS.items() for key in keys}
 FLAGS = {f"{FLAG_PREFIX}{table}-{key}".replace("_", "-"): (table, key) for table, keys in KEYS.items() for key in keys}

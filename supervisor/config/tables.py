@@ -101,6 +101,19 @@ class GcTable(_Table, frozen=True, kw_only=True):
     """What is frozen costs nothing more, so that a collection is cheap; and cycles may hold a device's memory."""
 
 
+class NodeTable(_Table, frozen=True, kw_only=True):
+    state_dir: str = ""
+    """What guardrun keeps of this node: quarantine, bandwidths. Empty: /var/lib/guardrun where it may be written, else
+    the user's state folder."""
+    shared_dir: str = ""
+    """A folder that all nodes of the cluster see: quarantine is kept there, too."""
+
+
+class PreflightTable(_Table, frozen=True, kw_only=True):
+    level: Literal["off", "quick", "full"] = "quick"
+    """What is looked at before the first attempt."""
+
+
 class NotifyTable(_Table, frozen=True, kw_only=True):
     command: list[str] = []
 
@@ -112,6 +125,8 @@ TABLES: dict[str, type[_Table]] = {
     "hang": HangTable,
     "policy": PolicyTable,
     "gc": GcTable,
+    "node": NodeTable,
+    "preflight": PreflightTable,
     "notify": NotifyTable,
 }
 
@@ -125,6 +140,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hang: HangTable = HangTable()
     policy: PolicyTable = PolicyTable()
     gc: GcTable = GcTable()
+    node: NodeTable = NodeTable()
+    preflight: PreflightTable = PreflightTable()
     notify: NotifyTable = NotifyTable()
     origins: dict[str, str] = {}
     """`table.key` → `default`, a file's path, an environment variable's name or a flag."""

@@ -48,6 +48,8 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "hang": {},
         "policy": {"act": True},
         "gc": {"policy": "off", "warmup_steps": 5, "every_steps": 100},
+        "node": {"state_dir": "", "shared_dir": ""},
+        "preflight": {"level": "quick"},
         "notify": {"command": []},
     }
     assert (config.hang.floor_s, config.hang.hard_timeout_s) == (10.0, 1800.0)
