@@ -1,0 +1,17 @@
+"""What every judge of node parts is. Pure."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from guardrun.supervisor.core.node.facts import Readout
+from guardrun.supervisor.core.node.finding import Finding
+
+
+class Judge(Protocol):
+    @property
+    def sensors(self) -> frozenset[str]:
+        """Names of the sensors whose readouts it takes."""
+
+    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """What begins, changes or is over, now that this is known. now_s: CLOCK_MONOTONIC."""

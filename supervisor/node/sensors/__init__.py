@@ -1,0 +1,1 @@
+"""One file a sensor: what it reads, and nothing of what it means."""
