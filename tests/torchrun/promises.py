@@ -78,6 +78,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     'agent = "torchrun" is torchrun\'s agent, under supervision': (
         "test_torchruns_agent_on_one_node",
         "test_torchruns_agent_gives_up",
+        "test_torchruns_agent_ends_for_a_rank_that_nobody_saw",
         "test_torchruns_agent_is_signalled",
     ),
     "--guard-off is torchrun": ("test_guard_off_is_torchrun",),
