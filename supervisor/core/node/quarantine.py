@@ -1,0 +1,207 @@
+"""Is a node quarantined, by whom and why? What has been said about it, and what follows. Pure.
+
+A node's record is a set of isolations and a set of releases. Nothing in it is ever changed, only added, so that two
+records (two folders, two writers) always merge into one, in any order, as often as one likes. What holds is read off:
+
+- An isolation holds until it expires or is released.
+- A person's release lifts all that it names, and every isolation of guardrun's own whose evidence is not newer than
+  the release: the same evidence does not bring it back, whatever else finds it.
+- A person's isolation is lifted by a release that names it, and by nothing else. guardrun itself releases only what
+  guardrun isolated, and names it.
+- Wall clocks are set, and nodes disagree: a release from the future counts only for what it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+AUTOMATIC = "guardrun"
+"""Who isolates when no person does."""
+
+MAX_CLOCK_GAP_S = 300.0
+"""Clocks of nodes, and of one node over time, may differ by this much and still be believed."""
+
+MAX_PAST = 32
+"""Isolations that are over, kept for whoever asks what has been."""
+
+MAX_RELEASES = 256
+
+MAX_TEXT = 2000
+
+
+class Isolation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Somebody said: no runs on this node."""
+
+    cause: str
+    """As the contract lists them (`gpu_xid`, `thermal`, …); whatever a person calls it."""
+    who: str
+    """A user's name, or AUTOMATIC."""
+    since_wall_s: float
+    summary: str = ""
+    """Of the evidence, in one sentence; a person's reason."""
+    evidence: dict[str, Any] = {}
+    evidence_wall_s: float | None = None
+    """When the newest of it was seen. None: at since_wall_s."""
+    run_id: str = ""
+    """In which it was found."""
+    incident: str = ""
+    until_wall_s: float | None = None
+    """None: until somebody releases it."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.since_wall_s:.3f}/{self.who}/{self.cause}"
+
+    @property
+    def is_automatic(self) -> bool:
+        return self.who == AUTOMATIC
+
+    @property
+    def newest_evidence_wall_s(self) -> float:
+        return self.since_wall_s if self.evidence_wall_s is None else self.evidence_wall_s
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Somebody said: this node may be used again."""
+
+    who: str
+    at_wall_s: float
+    lifts: tuple[str, ...] = ()
+    """Ids of the isolations that it ended."""
+    reason: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.at_wall_s:.3f}/{self.who}"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that was said of one node. Equal sets are equal records: both are sorted by id."""
+
+    isolations: tuple[Isolation, ...] = ()
+    releases: tuple[Release, ...] = ()
+
+
+def holding(record: Record, now_wall_s: float) -> list[Isolation]:
+    """The isolations that hold at a time, the oldest first; none: the node is free."""
+    return [one for one in record.isolations if end_of(one, record, now_wall_s) is None]
+
+
+def end_of(isolation: Isolation, record: Record, now_wall_s: float) -> str | None:
+    """Why an isolation no longer holds, in words; None: it holds."""
+    for release in record.releases:
+        if is_lifted_by(isolation, release, now_wall_s):
+            return f"released by {release.who}" + (f": {release.reason}" if release.reason else "")
+    if isolation.until_wall_s is not None and now_wall_s >= isolation.until_wall_s:
+        return "expired"
+    return None
+
+
+def is_lifted_by(isolation: Isolation, release: Release, now_wall_s: float) -> bool:
+    """Say whether this release ends this isolation."""
+    if release.who == AUTOMATIC:
+        return isolation.is_automatic and isolation.id in release.lifts
+    if isolation.id in release.lifts:
+        return True
+    is_believed = release.at_wall_s <= now_wall_s + MAX_CLOCK_GAP_S
+    return is_believed and isolation.is_automatic and isolation.newest_evidence_wall_s <= release.at_wall_s
+
+
+def isolate(record: Record, isolation: Isolation, now_wall_s: float) -> tuple[Record, str]:
+    """The record with one isolation more, and why there is none more (empty: there is).
+
+    guardrun's own is not added where a person has released what it rests on, or where guardrun's already holds for the
+    same cause at least as long. A person's is always added.
+    """
+    if isolation.is_automatic:
+        released = end_of(isolation, record, now_wall_s)
+        if released is not None:
+            return record, f"{released}, and the evidence is not newer"
+        for one in holding(record, now_wall_s):
+            if one.is_automatic and one.cause == isolation.cause and _ends_s(one) >= _ends_s(isolation):
+                return record, f"guardrun has isolated it for {one.cause} already"
+    return merge(record, Record(isolations=(_bounded(isolation),))), ""
+
+
+def release(
+    record: Record, who: str, now_wall_s: float, reason: str = "", *, is_overriding: bool = False
+) -> tuple[Record, list[Isolation]]:
+    """The record after somebody released the node, and the isolations that still hold.
+
+    is_overriding: other persons' isolations, too. Without it they stay, as all persons' do for guardrun.
+    """
+    wanted = [
+        one.id
+        for one in holding(record, now_wall_s)
+        if one.is_automatic or (who != AUTOMATIC and (one.who == who or is_overriding))
+    ]
+    if who == AUTOMATIC and not wanted:
+        return record, holding(record, now_wall_s)
+    added = Release(who=who, at_wall_s=now_wall_s, lifts=tuple(sorted(wanted)), reason=reason[:MAX_TEXT])
+    after = merge(record, Record(releases=(added,)))
+    return after, holding(after, now_wall_s)
+
+
+def merge(*records: Record) -> Record:
+    """All that any of these records says. Idempotent, commutative, associative."""
+    isolations: dict[str, Isolation] = {}
+    releases: dict[str, Release] = {}
+    for record in records:
+        for isolation in record.isolations:
+            known = isolations.get(isolation.id)
+            isolations[isolation.id] = isolation if known is None else max(known, isolation, key=_order)
+        for one in record.releases:
+            before = releases.get(one.id)
+            releases[one.id] = one if before is None else _merge_releases(before, one)
+    return Record(
+        isolations=tuple(isolations[key] for key in sorted(isolations)),
+        releases=tuple(releases[key] for key in sorted(releases)),
+    )
+
+
+def prune(record: Record, now_wall_s: float) -> Record:
+    """The record without most of what is long over; what holds, now or later, is the same.
+
+    Releases are kept longer than what they lifted: another copy of the record may still hold that.
+    """
+    held = {one.id for one in holding(record, now_wall_s)}
+    over = sorted((one for one in record.isolations if one.id not in held), key=lambda one: one.since_wall_s)
+    kept = held | {one.id for one in over[-MAX_PAST:]}
+    isolations = tuple(one for one in record.isolations if one.id in kept)
+    newest = {one.id for one in sorted(record.releases, key=lambda one: one.at_wall_s)[-MAX_RELEASES:]}
+    releases = tuple(
+        one
+        for one in record.releases
+        if one.id in newest or any(is_lifted_by(item, one, now_wall_s) for item in isolations)
+    )
+    return Record(isolations=isolations, releases=releases)
+
+
+def _merge_releases(one: Release, other: Release) -> Release:
+    lifts = tuple(sorted({*one.lifts, *other.lifts}))
+    return msgspec.structs.replace(max(one, other, key=_order), lifts=lifts, reason=max(one.reason, other.reason))
+
+
+def _order(said: Isolation | Release) -> str:
+    """Some order, the same for everybody: which of two that bear one id is kept."""
+    return repr(said)
+
+
+def _ends_s(isolation: Isolation) -> float:
+    return float("inf") if isolation.until_wall_s is None else isolation.until_wall_s
+
+
+def _bounded(isolation: Isolation) -> Isolation:
+    return msgspec.structs.replace(isolation, summary=isolation.summary[:MAX_TEXT])
+
+
+def headline(isolations: Iterable[Isolation]) -> str:
+    """Who isolated the node and why, in one clause: `gpu_xid (Xid 79 …), isolated by guardrun`."""
+    parts = []
+    for one in isolations:
+        why = f" ({one.summary.rstrip('.')})" if one.summary else ""
+        parts.append(f"{one.cause}{why}, isolated by {one.who}")
+    return "; ".join(parts)
