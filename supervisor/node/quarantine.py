@@ -17,36 +17,26 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 
 from guardrun.supervisor.collect.bounded import run_bounded
 from guardrun.supervisor.core.node.quarantine import Isolation, Record, holding, isolate, merge, prune, release
-from guardrun.supervisor.node.state import SYSTEM_FOLDER, state_folder, user_folder, write_durably
+from guardrun.supervisor.node.places import Place, copy_of
+from guardrun.supervisor.node.state import write_durably
 from guardrun.supervisor.printable import encode_json
 
-FILE = "quarantine.json"
-SHARED_FOLDER = "quarantine"
 SCHEMA = 1
 MAX_BYTES = 16 << 20
 SHARED_PATIENCE_S = 2.0
 """For a shared folder's answer: its file system may be dead."""
 LOCK_PATIENCE_S = 5.0
 LOCK_POLL_S = 0.02
-
-
-class Place(NamedTuple):
-    """A file that holds a part of the record."""
-
-    path: Path
-    is_shared: bool = False
-    is_written: bool = False
-    """By this process; others are only read."""
 
 
 class Known(NamedTuple):
@@ -68,20 +58,6 @@ class Written(NamedTuple):
 class _Document(msgspec.Struct, kw_only=True):
     schema: int = SCHEMA
     nodes: dict[str, msgspec.Raw] = {}
-
-
-def find_places(
-    state_dir: str, shared_dir: str, environ: Mapping[str, str], node: str, system_folder: Path = SYSTEM_FOLDER
-) -> list[Place]:
-    """Where the record of a node is kept. state_dir, shared_dir: as [node] has them, absolute or empty."""
-    own = state_folder(state_dir, environ, system_folder)
-    others = [] if state_dir else [system_folder, user_folder(environ)]
-    folders = dict.fromkeys(folder for folder in (own, *others) if folder is not None)
-    places = [Place(folder / FILE, is_written=folder == own) for folder in folders]
-    if shared_dir:
-        path = Path(shared_dir) / SHARED_FOLDER / f"{quote(node, safe='')}.json"
-        places.append(Place(path, is_shared=True, is_written=True))
-    return places
 
 
 def read_node(places: Sequence[Place], node: str) -> tuple[Record, list[str]]:
@@ -192,7 +168,7 @@ def _read_document(path: Path) -> tuple[_Document | None, list[str]]:
     document, trouble = _decode(path)
     if document is not None:
         return document, []
-    copy, worse = _decode(_copy_of(path))
+    copy, worse = _decode(copy_of(path))
     if copy is not None:
         return copy, [f"{path} {trouble or 'is gone'}: its copy is used."]
     if not trouble and not worse:
@@ -255,7 +231,7 @@ def _write_place(place: Place, node: str, added: Record, now_wall_s: float) -> l
         document.nodes[node] = msgspec.Raw(encode_json(prune(merge(own, added), now_wall_s)))
         data = msgspec.json.format(encode_json(document))
         write_durably(place.path, data)
-        write_durably(_copy_of(place.path), data)
+        write_durably(copy_of(place.path), data)
     return troubles
 
 
@@ -313,7 +289,3 @@ def _keep_aside(path: Path) -> list[str]:
 
 def _aside_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}")
-
-
-def _copy_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.copy")

@@ -16,10 +16,9 @@ import pytest
 
 from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation, Record, holding
 from guardrun.supervisor.node import quarantine
+from guardrun.supervisor.node.places import Place, find_places, may_hold_any
 from guardrun.supervisor.node.quarantine import (
-    Place,
     change,
-    find_places,
     isolate_node,
     read_all,
     read_holding,
@@ -116,7 +115,9 @@ def test_nodes_are_apart(places: list[Place], tmp_path: Path) -> None:
 
 def test_nothing_is_written_where_nothing_was_added(places: list[Place]) -> None:
     assert change(places, NODE, lambda record: record, NOW_S).paths == []
-    assert not places[0].path.parent.exists()
+    assert not places[0].path.parent.exists() and not may_hold_any(places[:1])
+    isolate_node(places[:1], NODE, ISOLATION, NOW_S)
+    assert may_hold_any(places[:1])
 
 
 # What goes wrong ------------------------------------------------------------------------------------------------
@@ -225,7 +226,8 @@ def test_a_file_that_this_user_may_not_read_is_told(tmp_path: Path) -> None:
         path.chmod(0o600)
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from guardrun.supervisor.node.quarantine import Place, read_holding\n"
+        "from guardrun.supervisor.node.quarantine import read_holding\n"
+        "from guardrun.supervisor.node.places import Place\n"
         "folder = os.open(sys.argv[1], os.O_PATH); os.setgid(65534); os.setuid(65534)\n"
         "path = Path(f'/proc/self/fd/{folder}/quarantine.json')\n"
         "print(read_holding([Place(path)], 'node-a', 0.0))"
@@ -261,7 +263,8 @@ def join_readers() -> None:
 WRITER = """
 import sys
 from guardrun.supervisor.core.node.quarantine import Isolation
-from guardrun.supervisor.node.quarantine import find_places, isolate_node
+from guardrun.supervisor.node.places import find_places
+from guardrun.supervisor.node.quarantine import isolate_node
 state, shared, who = sys.argv[1:]
 places = find_places(state, shared, {}, "node-a")
 sys.stdin.read()
@@ -315,6 +318,6 @@ def test_asking_costs_next_to_nothing_where_nothing_is_quarantined(places: list[
     took_s = []
     for _ in range(20):
         began_s = time.perf_counter()
-        read_holding(places[:1], NODE, NOW_S)
+        assert not may_hold_any(places[:1])
         took_s.append(time.perf_counter() - began_s)
     assert sorted(took_s)[10] < 0.001

@@ -1,0 +1,49 @@
+"""Which files hold what is known of quarantine. Light: asked at every start of guardrun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from guardrun.supervisor.node.state import SYSTEM_FOLDER, state_folder, user_folder
+
+FILE = "quarantine.json"
+SHARED_FOLDER = "quarantine"
+
+
+class Place(NamedTuple):
+    """A file that holds a part of the record."""
+
+    path: Path
+    is_shared: bool = False
+    is_written: bool = False
+    """By this process; others are only read."""
+
+
+def find_places(
+    state_dir: str, shared_dir: str, environ: Mapping[str, str], node: str, system_folder: Path = SYSTEM_FOLDER
+) -> list[Place]:
+    """Where the record of a node is kept. state_dir, shared_dir: as [node] has them, absolute or empty."""
+    own = state_folder(state_dir, environ, system_folder)
+    others = [] if state_dir else [system_folder, user_folder(environ)]
+    folders = dict.fromkeys(folder for folder in (own, *others) if folder is not None)
+    places = [Place(folder / FILE, is_written=folder == own) for folder in folders]
+    if shared_dir:
+        path = Path(shared_dir) / SHARED_FOLDER / f"{quote(node, safe='')}.json"
+        places.append(Place(path, is_shared=True, is_written=True))
+    return places
+
+
+def may_hold_any(places: Sequence[Place]) -> bool:
+    """Say whether anything may be recorded there at all. A shared folder is not touched: it may be dead."""
+    return any(
+        place.is_shared or os.path.lexists(place.path) or os.path.lexists(copy_of(place.path)) for place in places
+    )
+
+
+def copy_of(path: Path) -> Path:
+    """Of a file of the record: the same once more."""
+    return path.with_name(f"{path.name}.copy")
