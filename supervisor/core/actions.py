@@ -96,6 +96,15 @@ class WriteIncident(_Action, frozen=True, kw_only=True, tag="write_incident"):
     is_new: bool
 
 
+class Isolate(_Action, frozen=True, kw_only=True, tag="isolate"):
+    """Put a node under quarantine: no new run there, until a person or a pre-flight releases it."""
+
+    node: str
+    incident: str
+    cause: str
+    summary: str
+
+
 class Say(_Action, frozen=True, kw_only=True, tag="say"):
     """A line for the terminal. level: info, good, warn, bad."""
 
@@ -128,4 +137,6 @@ class FinishRun(_Action, frozen=True, kw_only=True, tag="finish_run"):
     summary: Summary
 
 
-Action = StartAttempt | StopAttempt | TakeLook | ReadExits | ChooseCheckpoint | WriteIncident | Say | FinishRun
+Action = (
+    StartAttempt | StopAttempt | TakeLook | ReadExits | ChooseCheckpoint | WriteIncident | Isolate | Say | FinishRun
+)

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core import attempts, falls, incidents, orders, pauses, watch
+from guardrun.supervisor.core import attempts, falls, incidents, nodes, orders, pauses, watch
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, FinishRun, ReadExits, Say, StartAttempt, TakeLook
 from guardrun.supervisor.core.endings import record_attempt, summary
@@ -205,6 +205,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_loaded": _on_checkpoint_loaded,
     "on_checkpoint_saved": _on_checkpoint_saved,
     "on_past_read": incidents.on_past_read,
+    "on_node_told": nodes.on_node_told,
     "on_hooks_missing": _on_hooks_missing,
     "on_attempt_started": attempts.on_attempt_started,
     "on_attempt_restarted": attempts.on_attempt_restarted,

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core.looks import Frame, GroupLook, RankLook, Reading
+from guardrun.supervisor.core.node.finding import Finding
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -57,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """torchrun's own agent runs the attempts and restarts them by its own rules."""
     gc_policy: str = "off"
     """[gc] policy: what an incident advises depends on it."""
+    responses: dict[str, str] = {}
+    """Causes of a node's own → note, restart or isolate, where the user has said so."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -294,6 +297,23 @@ class HooksMissing(_Event, frozen=True, kw_only=True, tag="hooks_missing"):
     reason: str
 
 
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """The device that a rank trains on."""
+
+    subject: str
+    """As findings name it: `gpu:UUID`."""
+    index: int
+
+
+class NodeTold(_Event, frozen=True, kw_only=True, tag="node_told"):
+    """What the judges of a node say anew (core/node/); all times are the engine's."""
+
+    node: str
+    findings: list[Finding]
+    devices: dict[int, Device] = {}
+    """Per global rank, where that is known."""
+
+
 class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where earlier runs in the same run folder had incidents."""
 
@@ -346,6 +366,7 @@ Event = (
     | CheckpointChosen
     | LookTaken
     | GcHeld
+    | NodeTold
     | HooksMissing
     | PastRead
     | HoldSet

@@ -169,7 +169,7 @@ def _retell_crash(state: State, crash: Crash, found: Blame, falls: list[Fall]) -
         cause=found.cause,
         confidence=found.confidence,
         summary=_crash_sentence(state, found, evidence),
-        culprits=culprits_of(attempt_of(state), found.culprits),
+        culprits=culprits_of(attempt_of(state), found.culprits, state.nodes.devices),
         evidence=evidence,
         advice=advice_for(found.cause, evidence),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -37,7 +38,7 @@ def open_incident(
         cause=cause,
         confidence=confidence,
         summary=summary,
-        culprits=culprits_of(attempt, culprits),
+        culprits=culprits_of(attempt, culprits, state.nodes.devices),
         onset_s=onset_s,
         detected_s=now_s,
         step=attempt.step if attempt.has_progress or attempt.resumed_from else None,
@@ -53,10 +54,16 @@ def open_incident(
     return incident
 
 
-def culprits_of(attempt: Attempt, ranks: list[int]) -> list[Culprit]:
+def culprits_of(attempt: Attempt, ranks: list[int], devices: Mapping[int, ev.Device]) -> list[Culprit]:
     """As incident.json has them."""
     return [
-        Culprit(rank=r, local_rank=known.rank.local_rank, node=known.rank.node, pid=known.rank.pid)
+        Culprit(
+            rank=r,
+            local_rank=known.rank.local_rank,
+            node=known.rank.node,
+            pid=known.rank.pid,
+            gpu=devices[r].index if r in devices else None,
+        )
         for r in ranks
         if (known := attempt.ranks.get(r))
     ]

@@ -37,6 +37,7 @@ _ALWAYS: dict[type, str] = {
     ev.TimeSkipped: "on_time_skipped",
     ev.HoldSet: "on_hold_set",
     ev.PastRead: "on_past_read",
+    ev.NodeTold: "on_node_told",
     ev.RunContinued: "on_run_continued",
 }
 

@@ -66,6 +66,8 @@ def _why_not(state: State) -> tuple[str, bool]:
     state.last_error_key, state.last_stop_step = key, attempt.step
     if not state.settings.act:
         return "[policy] act = false", False
+    if isolated := state.nodes.isolated.get(state.node):
+        return f"{state.node} is quarantined (incident {isolated}: {state.incidents[isolated].cause})", False
     if state.settings.is_torchrun_agent:
         return "torchrun's agent has ended", False
     if incident.kind == "crash":

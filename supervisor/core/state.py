@@ -7,12 +7,23 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core.actions import Incident
-from guardrun.supervisor.core.events import Checkpoint, ErrorRecord, ExitTrace, GcHeld, PastPlace, Rank, Settings
+from guardrun.supervisor.core.events import (
+    Checkpoint,
+    Device,
+    ErrorRecord,
+    ExitTrace,
+    GcHeld,
+    PastPlace,
+    Rank,
+    Settings,
+)
 from guardrun.supervisor.core.gaps import Gaps
 from guardrun.supervisor.core.ledger import Ledger
 from guardrun.supervisor.core.looks import RankLook, Reading
 from guardrun.supervisor.core.loops import Loop
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.node.finding import Finding
+from guardrun.supervisor.core.steprate import StepRate
 
 
 class RankState(msgspec.Struct, kw_only=True):
@@ -101,6 +112,19 @@ class HeldStep(msgspec.Struct, kw_only=True):
     """The rank's."""
 
 
+class Nodes(msgspec.Struct, kw_only=True):
+    """What is known of the nodes (core/nodes.py)."""
+
+    findings: dict[str, Finding] = {}
+    """`NODE/ID` → what is wrong there right now."""
+    incidents: dict[str, str] = {}
+    """`NODE/ID` → the incident that tells it."""
+    devices: dict[int, Device] = {}
+    """Per global rank."""
+    isolated: dict[str, str] = {}
+    """Node → the incident for which it was put under quarantine."""
+
+
 class Attempt(msgspec.Struct, kw_only=True):
     """The current (or last) attempt."""
 
@@ -144,6 +168,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     gc_incidents: dict[int, str] = {}
     gc_held: dict[int, HeldStep] = {}
     pressure: Pressure = msgspec.field(default_factory=Pressure)
+    steprate: StepRate = msgspec.field(default_factory=StepRate)
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -196,6 +221,7 @@ class State(msgspec.Struct, kw_only=True):
     """Of the attempts in a row that stopped at one and the same step, the last this one: when, how, at which batch."""
     avoid: list[str] = []
     """Checkpoints that the script could not load: they look whole, and are not."""
+    nodes: Nodes = msgspec.field(default_factory=Nodes)
     past: dict[str, PastPlace] = {}
     """Places of incidents in earlier runs."""
     last_error_key: str = ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import pauses, pressure, verdicts
+from guardrun.supervisor.core import nodes, pauses, pressure, verdicts
 from guardrun.supervisor.core.actions import Action, TakeLook
 from guardrun.supervisor.core.collectives import match, waits_on_device
 from guardrun.supervisor.core.finding import Finding
@@ -54,6 +54,9 @@ def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Act
         if rank is not None:
             advanced_s = max(advanced_s, _take_report(attempt, rank, report, now_s))
     actions = pressure.on_report(state, event, now_s)
+    attempt.steprate.add(now_s, attempt.step)
+    if state.nodes.findings:
+        actions += nodes.on_report(state, now_s)
     if attempt.gc_held:
         actions += pauses.on_progress(state, now_s)
     return actions + _advanced(state, advanced_s, now_s) if advanced_s else actions

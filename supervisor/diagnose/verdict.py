@@ -254,7 +254,7 @@ def _held_up(case: Case, found: Finding, silent_s: float, verdict: str) -> an.Di
         kind="hang",
         cause=found.cause,
         summary=_sentence(case, found, silent_s),
-        culprits=culprits_of(case.attempt, found.culprits),
+        culprits=culprits_of(case.attempt, found.culprits, {}),
         silent_s=round(silent_s, 1),
         evidence=msgspec.to_builtins(evidence, str_keys=True),
         advice=advice_for(found.cause, evidence),

@@ -10,8 +10,18 @@ import pytest
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.engine import _HANDLERS, Engine
 from guardrun.supervisor.core.machine import IGNORE, TABLE, InvalidTransition, Phase
+from guardrun.supervisor.core.node.finding import Finding, Response
 from tests.core.conftest import ERROR, Told
 
+XID = Finding(
+    id="gpu_xid/gpu:GPU-0",
+    cause="gpu_xid",
+    subject="gpu:GPU-0",
+    since_s=0.0,
+    told_s=0.0,
+    summary="GPU 0 has sent Xid 48.",
+    response=Response.RESTART,
+)
 EVENTS: tuple[type, ...] = get_args(ev.Event)
 
 
@@ -78,6 +88,7 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.CheckpointLoaded(attempt=attempt, global_rank=0, path="/out/a", step=3),
         ev.CheckpointChosen(choice=told.state.choice),
         ev.LookTaken(look=told.state.look, attempt=attempt, ranks=[]),
+        ev.NodeTold(node="node-a", findings=[XID], devices={0: ev.Device(subject="gpu:GPU-0", index=0)}),
         ev.GcHeld(attempt=attempt, global_rank=0, duration_s=2.0, generation=2, collected=1, step=10),
         ev.HooksMissing(attempt=attempt, global_ranks=[0], reason="-E"),
         ev.PastRead(places=[ev.PastPlace(place="exception in f (a.py)", runs=2, last="2026-11-20")]),

@@ -1,0 +1,170 @@
+"""What a node's judges say, tied to training: incidents of a device, a disk or a network, and what they ask for.
+
+A finding that only matters if training feels it (throttling, a starved CPU) becomes an incident when steps take longer
+since it began, and is a note until then. The others are incidents at once: the judges have their persistence. Devices
+that no rank of this run trains on are somebody else's.
+
+`isolate` keeps a node out of what comes: the record of quarantined nodes is the edge's, and an attempt that ends in
+failure is not started again there. One that still gets on is left alone: slow does not mean evict.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.actions import Action, Isolate, Say
+from guardrun.supervisor.core.incidents import change, open_incident, write
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.node.finding import Finding, Response
+from guardrun.supervisor.core.orders import stop_for
+from guardrun.supervisor.core.sentences import who
+from guardrun.supervisor.core.state import State, attempt_of
+from guardrun.supervisor.core.steprate import SLOW, Slowdown, slowdown
+
+FELT = {"throttle": "thermal_throttle", "thermal": "thermal_throttle", "cpu_starved": "cpu_starved"}
+"""Findings that are an incident only if training feels them → its cause."""
+KINDS = {
+    "gpu_ecc": "node",
+    "gpu_xid": "node",
+    "gpu_remap": "node",
+    "gpu_link": "node",
+    "network": "node",
+    "disk": "node",
+    "gpu_lost": "crash",
+}
+"""Those that are one in any case → its kind, as the contract has it. What is in neither is for `guardctl node`."""
+CONFIDENCE = 0.9
+DEVICE = "gpu:"
+
+
+def on_node_told(state: State, event: ev.NodeTold, now_s: float) -> list[Action]:
+    """Note what is said; tell what follows as soon as ranks run."""
+    watch = state.nodes
+    watch.devices.update(event.devices)
+    actions: list[Action] = []
+    for finding in event.findings:
+        key = f"{event.node}/{finding.id}"
+        if finding.is_over:
+            watch.findings.pop(key, None)
+            actions += _over(state, key, now_s)
+        else:
+            watch.findings[key] = finding
+    return actions + on_report(state, now_s)
+
+
+def on_report(state: State, now_s: float) -> list[Action]:
+    """Whatever is known of nodes and not told yet, held against training as it is now."""
+    if state.phase is not Phase.RUNNING:
+        return []
+    actions: list[Action] = []
+    for key, finding in list(state.nodes.findings.items()):
+        if key not in state.nodes.incidents and state.phase is Phase.RUNNING:
+            actions += _consider(state, key, finding, now_s)
+    return actions
+
+
+def _consider(state: State, key: str, finding: Finding, now_s: float) -> list[Action]:
+    ranks = _ranks_of(state, finding)
+    if finding.subject.startswith(DEVICE) and not ranks:
+        return []
+    if finding.cause in KINDS:
+        return _tell(state, key, finding, ranks, now_s, kind=KINDS[finding.cause], cause=finding.cause)
+    if finding.cause not in FELT:
+        return []
+    slower = slowdown(attempt_of(state).steprate, finding.since_s, now_s)
+    if slower is None or slower.factor < SLOW:
+        return []
+    return _tell(state, key, finding, ranks, now_s, kind="slowdown", cause=FELT[finding.cause], slower=slower)
+
+
+def _ranks_of(state: State, finding: Finding) -> list[int]:
+    """Who trains on the part in question; nobody in particular where it is the whole node's."""
+    if not finding.subject.startswith(DEVICE):
+        return []
+    attempt, devices = attempt_of(state), state.nodes.devices
+    return sorted(r for r, device in devices.items() if device.subject == finding.subject and r in attempt.ranks)
+
+
+def _tell(
+    state: State,
+    key: str,
+    finding: Finding,
+    ranks: list[int],
+    now_s: float,
+    *,
+    kind: str,
+    cause: str,
+    slower: Slowdown | None = None,
+) -> list[Action]:
+    node = key.split("/", 1)[0]
+    felt = (
+        f"; steps have taken {slower.factor:.1f} times as long since ({_seconds(slower.since_s)}, "
+        f"before {_seconds(slower.before_s)})"
+        if slower
+        else ""
+    )
+    where = who(attempt_of(state), ranks) if ranks else node
+    response = _response(state, cause, finding)
+    evidence: dict[str, Any] = {
+        **finding.evidence,
+        "finding": finding.id,
+        "subject": finding.subject,
+        "node": node,
+        "response": response.value,
+        "place": f"{cause} of {finding.subject} on {node}",
+    }
+    if slower:
+        evidence["step_s"] = {"before": round(slower.before_s, 4), "since": round(slower.since_s, 4)}
+    incident = open_incident(
+        state,
+        kind=kind,
+        cause=cause,
+        confidence=CONFIDENCE,
+        summary=f"{where}: {finding.summary.rstrip('.')}{felt}.",
+        culprits=ranks,
+        onset_s=max(0.0, finding.since_s),
+        now_s=now_s,
+        evidence=evidence,
+        looks=[],
+        action={Response.RESTART: "restart", Response.ISOLATE: "isolate_node"}.get(response, "none"),
+    )
+    # Progress does not end it: it is over when the node is well.
+    state.open_incidents.remove(incident.id)
+    state.nodes.incidents[key] = incident.id
+    said = Say(text=f"incident {incident.id}: {incident.summary}", level="bad" if kind != "slowdown" else "warn")
+    actions: list[Action] = [said, write(state, incident.id, is_new=True)]
+    if finding.advice and not incident.advice:
+        actions[-1] = change(state, incident.id, advice=finding.advice)
+    if response is Response.ISOLATE:
+        state.nodes.isolated[node] = incident.id
+        actions.append(Isolate(node=node, incident=incident.id, cause=cause, summary=incident.summary))
+        actions.append(
+            Say(text=f"{node} is quarantined: training goes on, and is not started again there", level="warn")
+        )
+    elif response is Response.RESTART:
+        actions += stop_for(state, incident.id, onset_s=now_s, now_s=now_s)
+    return actions
+
+
+def _response(state: State, cause: str, finding: Finding) -> Response:
+    """The user's word for the cause, else the judge's for this finding; nothing where guardrun may not act."""
+    if not state.settings.act or state.is_held:
+        return Response.NOTE
+    said = state.settings.responses.get(cause)
+    if said:
+        return Response(said)
+    return Response.NOTE if cause in FELT.values() else finding.response
+
+
+def _over(state: State, key: str, now_s: float) -> list[Action]:
+    incident_id = state.nodes.incidents.pop(key, "")
+    if not incident_id:
+        return []
+    incident = state.incidents[incident_id]
+    said = Say(text=f"incident {incident_id} is over: {incident.evidence['subject']} is well again", level="good")
+    return [change(state, incident_id, recovered_s=now_s), said]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 0.1 else f"{value * 1000:.1f} ms"
