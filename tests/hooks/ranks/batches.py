@@ -19,7 +19,6 @@ def fail(text: str) -> None:
     raise ValueError(text)
 
 
-
 class Numbers(Dataset):  # type: ignore[misc]  # torch is not followed by mypy
     def __len__(self) -> int:
         return 40
