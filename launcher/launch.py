@@ -16,6 +16,7 @@ from guardrun.launcher.flags import Flags, parse_flags
 from guardrun.launcher.loop import Loop, Starts
 from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_directory, open_run
 from guardrun.launcher.proc import read_children
+from guardrun.launcher.refusal import refuse_quarantined
 from guardrun.launcher.saying import Log, say
 from guardrun.launcher.signals import Signals, parse_signals
 from guardrun.launcher.sockets import NoSocketFolderError, make_socket_folder, remove_socket_folder
@@ -50,6 +51,7 @@ class Launch:
             return 0
         config = self._load_config(flags)
         check_script(flags.torch)
+        refuse_quarantined(config, flags.is_quarantine_ignored, os.environ, self._cwd)
         signals = Signals()
         try:
             return self._run(flags, config, signals)

@@ -40,12 +40,16 @@ def main(argv: Sequence[str] | None = None, supervisor_command: Sequence[str] = 
     daemon = None if may_end_early(arguments) else Daemon(supervisor_command)
     try:
         from guardrun.launcher.launch import Launch, UsageError
+        from guardrun.launcher.refusal import RefusedError
 
         try:
             return Launch(arguments, daemon, supervisor_command).go()
         except UsageError as error:
             say(f"error: {error}")
             return USAGE_ERROR
+        except RefusedError as refusal:
+            say(f"refused: {refusal}")
+            return refusal.exit_status
     except SystemExit as exit_:  # argparse: --help, or a wrong flag
         return exit_.code if isinstance(exit_.code, int) else 1
     except KeyboardInterrupt:

@@ -107,7 +107,7 @@ def test_old_evidence_does_not_undo_a_release() -> None:
     record, left = release(of(OURS), "bob", NOW_S, "cable replaced")
     assert left == []
     after, refused = isolate(record, by(AUTOMATIC, NOW_S + 60, evidence_wall_s=NOW_S - 1), NOW_S + 60)
-    assert after == record and refused == "released by bob: cable replaced, and the evidence is not newer"
+    assert after == record and refused == "released by bob: cable replaced; nothing that was seen is newer"
     after, refused = isolate(record, by(AUTOMATIC, NOW_S + 60, evidence_wall_s=NOW_S + 1), NOW_S + 60)
     assert holding(after, NOW_S + 60) and not refused
 

@@ -117,9 +117,9 @@ def isolate(record: Record, isolation: Isolation, now_wall_s: float) -> tuple[Re
     same cause at least as long. A person's is always added.
     """
     if isolation.is_automatic:
-        released = end_of(isolation, record, now_wall_s)
-        if released is not None:
-            return record, f"{released}, and the evidence is not newer"
+        ended = end_of(isolation, record, now_wall_s)
+        if ended is not None:
+            return record, f"{ended}; nothing that was seen is newer"
         for one in holding(record, now_wall_s):
             if one.is_automatic and one.cause == isolation.cause and _ends_s(one) >= _ends_s(isolation):
                 return record, f"guardrun has isolated it for {one.cause} already"

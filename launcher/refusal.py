@@ -1,0 +1,57 @@
+"""May a run start on this node at all? Asked before anything is started; costs two looks at the disk where it may."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from guardrun.launcher.opening import node_name
+from guardrun.launcher.saying import say
+from guardrun.supervisor.config import Config
+from guardrun.supervisor.node.places import find_places, may_hold_any
+
+QUARANTINED = 69
+"""guardrun's exit status on a quarantined node: EX_UNAVAILABLE of sysexits.h."""
+NOT_FIT = 71
+"""Where the pre-flight found what no run can get past: EX_OSERR."""
+
+
+class RefusedError(Exception):
+    """No run starts here; says why, and the ways out."""
+
+    def __init__(self, text: str, exit_status: int) -> None:
+        super().__init__(text)
+        self.exit_status = exit_status
+
+
+def refuse_quarantined(config: Config, is_ignored: bool, environ: Mapping[str, str], cwd: Path) -> None:
+    """Raise RefusedError on a quarantined node, unless the user wants to run there all the same."""
+    node = node_name(environ)
+    state_dir, shared_dir = (
+        str(cwd / name) if name else "" for name in (config.node.state_dir, config.node.shared_dir)
+    )
+    places = find_places(state_dir, shared_dir, environ, node)
+    if not may_hold_any(places):
+        return
+    # Its modules cost every other start some milliseconds.
+    from guardrun.supervisor.core.node.quarantine import headline
+    from guardrun.supervisor.node.quarantine import read_holding
+    from guardrun.supervisor.render.words import iso_time
+
+    isolations, troubles = read_holding(places, node, time.time())
+    for trouble in troubles:
+        say(f"warning: {trouble}")
+    if not isolations:
+        return
+    since = iso_time(min(one.since_wall_s for one in isolations))
+    ends = [one.until_wall_s for one in isolations]
+    until = "" if None in ends else f" until {iso_time(max(end for end in ends if end is not None))}"
+    text = f"node {node} is quarantined since {since}{until}: {headline(isolations)}"
+    if is_ignored:
+        say(f"warning: {text}; running all the same (--guard-ignore-quarantine)")
+        return
+    raise RefusedError(
+        f"{text}. No run starts here before guardctl node release {node}, or with --guard-ignore-quarantine",
+        QUARANTINED,
+    )

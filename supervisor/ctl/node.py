@@ -1,0 +1,252 @@
+"""`guardctl node`: which nodes are quarantined, by whom and why; isolating one, and releasing it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import re
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from guardrun.supervisor.config import Config, ConfigError, load_config
+from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation, Record, end_of, holding
+from guardrun.supervisor.ctl import nodeview
+from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
+from guardrun.supervisor.node.places import Place, find_places
+from guardrun.supervisor.node.quarantine import Written, isolate_node, read_all, read_node, release_node
+from guardrun.supervisor.render.words import iso_time, parse_iso_time
+
+DEFAULT_CAUSE = "manual"
+_CAUSE = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
+_DURATION = re.compile(r"(?:(\d+)d)?\s*(?:(\d+)h)?\s*(?:(\d+)m(?:in)?)?\s*(?:(\d+)s)?")
+
+
+class _World(NamedTuple):
+    """What the verbs below stand on."""
+
+    here: str
+    """This node's name."""
+    is_cluster: bool
+    """There is a folder that all nodes see."""
+    config: Config
+    call: Call
+    now_wall_s: float
+
+    def places(self, node: str) -> list[Place]:
+        return places_of(self.config, self.call, node)
+
+
+def places_of(config: Config, call: Call, node: str) -> list[Place]:
+    """Where a node's record is kept, as this configuration has it."""
+    folders = [str(call.cwd / folder) if folder else "" for folder in (config.node.state_dir, config.node.shared_dir)]
+    return find_places(folders[0], folders[1], call.environ, node)
+
+
+def this_node(call: Call) -> str:
+    return call.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def read_config(call: Call) -> Config:
+    """The configuration that a run started here would get. Raises CtlError."""
+    file = call.arguments.guard_config
+    try:
+        return load_config(Path(file) if file else None, {}, call.environ, call.cwd)
+    except ConfigError as error:
+        raise CtlError("\n".join(error.problems)) from None
+
+
+def person(call: Call) -> str:
+    """Who is at the keyboard: with sudo the one who called it. Never guardrun's own name."""
+    name = call.environ.get("SUDO_USER", "") if os.geteuid() == 0 else ""
+    if not name:
+        try:
+            name = pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:  # no name for this number, as in many containers
+            name = f"uid {os.geteuid()}"
+    return f"user {name}" if name == AUTOMATIC else name
+
+
+def parse_until(text: str, now_wall_s: float) -> float:
+    """`2h`, `1d12h`, `90m`, or a time, `2026-11-22T10:00Z`, as seconds since the epoch. Raises CtlError."""
+    example = "expected a duration as in 2h, 90m or 1d12h, or a time as in 2026-11-22T10:00Z"
+    match = _DURATION.fullmatch(text.strip())
+    if match and any(match.groups()):
+        days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
+        until = now_wall_s + ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    else:
+        try:
+            until = parse_iso_time(text)
+        except ValueError:
+            raise CtlError(f"--until {text}: {example}") from None
+    if not now_wall_s < until < 253402300800.0:  # year 9999, datetime's last
+        raise CtlError(f"--until {text}: {example}, in the future")
+    return until
+
+
+# What is shown ---------------------------------------------------------------------------------------------------
+
+
+def as_data(node: str, record: Record, troubles: list[str], now_wall_s: float) -> dict[str, Any]:
+    """A node for programs: state is `free`, `quarantined`, or `unknown` where something could not be read."""
+    held = holding(record, now_wall_s)
+    return {
+        "node": node,
+        "state": "quarantined" if held else "unknown" if troubles else "free",
+        "isolations": [_isolation_data(one, record, now_wall_s) for one in record.isolations],
+        "releases": [{"who": one.who, "at": iso_time(one.at_wall_s), "reason": one.reason} for one in record.releases],
+    }
+
+
+def _isolation_data(one: Isolation, record: Record, now_wall_s: float) -> dict[str, Any]:
+    over = end_of(one, record, now_wall_s)
+    return {
+        "cause": one.cause,
+        "who": one.who,
+        "since": iso_time(one.since_wall_s),
+        "until": None if one.until_wall_s is None else iso_time(one.until_wall_s),
+        "summary": one.summary,
+        "evidence": one.evidence,
+        "run_id": one.run_id,
+        "incident": one.incident,
+        "holds": over is None,
+        "ended": over or "",
+    }
+
+
+def _list(world: _World) -> int:
+    call = world.call
+    known = read_all(world.places(world.here))
+    records = {world.here: Record(), **known.records}
+    nodes = [as_data(node, record, known.troubles, world.now_wall_s) for node, record in sorted(records.items())]
+    if call.out.is_json:
+        call.out.json({"nodes": nodes, "troubles": known.troubles})
+    else:
+        nodeview.print_list(call.out, nodes, known.troubles)
+    return OK
+
+
+def _show(world: _World) -> int:
+    call, node = world.call, world.call.arguments.node or world.here
+    places = world.places(node)
+    record, troubles = read_node(places, node)
+    data = as_data(node, record, troubles, world.now_wall_s)
+    paths = [str(place.path) for place in places]
+    if call.out.is_json:
+        call.out.json({**data, "troubles": troubles, "paths": paths})
+    else:
+        nodeview.print_node(call.out, data, troubles, paths)
+    return OK
+
+
+# What is changed -------------------------------------------------------------------------------------------------
+
+
+def _isolate(world: _World) -> int:
+    arguments = world.call.arguments
+    node = _reachable(world)
+    if not _CAUSE.fullmatch(arguments.cause):
+        raise CtlError(f"--cause {arguments.cause}: expected a word of small letters, digits, '_' and '-'")
+    isolation = Isolation(
+        cause=arguments.cause,
+        who=person(world.call),
+        since_wall_s=world.now_wall_s,
+        summary=arguments.reason,
+        until_wall_s=parse_until(arguments.until, world.now_wall_s) if arguments.until else None,
+    )
+    try:
+        written, _ = isolate_node(world.places(node), node, isolation, world.now_wall_s)
+    except OSError as error:
+        raise CtlError(f"{node} could not be isolated: {error.strerror or error}") from None
+    return _tell(world, node, written, f"{node} is quarantined: new runs are refused there until guardctl node release")
+
+
+def _release(world: _World) -> int:
+    arguments = world.call.arguments
+    node, who = _reachable(world), person(world.call)
+    before, _ = read_node(world.places(node), node)
+    others = [one for one in holding(before, world.now_wall_s) if not one.is_automatic and one.who != who]
+    if others and not arguments.override:
+        first = others[0]
+        why = f" ({first.summary.rstrip('.')})" if first.summary else ""
+        raise CtlError(
+            f"{node} was isolated by {first.who} for {first.cause}{why}, not by guardrun: ask them, or --override"
+        )
+    try:
+        written, left = release_node(
+            world.places(node), node, who, world.now_wall_s, arguments.reason, is_overriding=arguments.override
+        )
+    except OSError as error:
+        raise CtlError(f"{node} could not be released: {error.strerror or error}") from None
+    if left:
+        raise CtlError(f"{node} is still quarantined: {left[0].cause}, by {left[0].who}")
+    return _tell(world, node, written, f"{node} is released: runs may start there again")
+
+
+def _reachable(world: _World) -> str:
+    """The node of the command line. Raises CtlError where nothing written here would reach it."""
+    node: str = world.call.arguments.node
+    if node != world.here and not world.is_cluster:
+        raise CtlError(
+            f"this node is {world.here}, and {node} cannot see what is kept here: do it there, or name a folder that"
+            " all nodes see ([node] shared_dir)"
+        )
+    return node
+
+
+def _tell(world: _World, node: str, written: Written, done: str) -> int:
+    out = world.call.out
+    paths = [str(path) for path in written.paths]
+    if out.is_json:
+        data = as_data(node, written.record, [], world.now_wall_s)
+        out.json({**data, "paths": paths, "troubles": written.troubles})
+    else:
+        out.line(done)
+        out.line(f"kept in {', '.join(paths)}" if paths else "it was so already", "dim")
+        nodeview.print_troubles(out, written.troubles)
+    return OK
+
+
+# The command line ------------------------------------------------------------------------------------------------
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--guard-config", metavar="FILE", help="as for guardrun")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add(actions, "list", "all nodes of which anything is known", _list)
+    show = _add(actions, "show", "one node: what was said of it, by whom, and what holds", _show)
+    show.add_argument("node", metavar="NODE", nargs="?", help="default: this node")
+    isolate = _add(actions, "isolate", "let no new run start on a node", _isolate)
+    isolate.add_argument("node", metavar="NODE")
+    isolate.add_argument("--cause", default=DEFAULT_CAUSE, help=f"a word (default: {DEFAULT_CAUSE})")
+    isolate.add_argument("--reason", default="", metavar="TEXT", help="a sentence for whoever is refused")
+    isolate.add_argument("--until", metavar="WHEN", help="2h, 1d12h, 2026-11-22T10:00Z (default: until released)")
+    release = _add(actions, "release", "let runs start there again", _release)
+    release.add_argument("node", metavar="NODE")
+    release.add_argument("--reason", default="", metavar="TEXT", help="what was done about it")
+    release.add_argument("--override", action="store_true", help="also what another person isolated")
+
+
+def _add(actions: Any, name: str, text: str, run: Callable[[_World], int]) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    # As those of `guardctl node` itself: they may stand before or after the action.
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="for programs")
+    parser.add_argument("--guard-config", metavar="FILE", default=argparse.SUPPRESS, help="as for guardrun")
+    parser.set_defaults(run_action=lambda call: run(_world(call)))
+    return parser
+
+
+def _world(call: Call) -> _World:
+    config = read_config(call)
+    return _World(this_node(call), bool(config.node.shared_dir), config, call, time.time())
+
+
+def _run(call: Call) -> int:
+    code: int = call.arguments.run_action(call)
+    return code
+
+
+VERB = Verb("node", "nodes: quarantined ones, isolating and releasing", _add_arguments, _run)
