@@ -106,6 +106,10 @@ class Mount(NamedTuple):
     kind: str
     """nfs4, ext4, fuse.sshfs, …"""
     source: str
+    device: str = ""
+    """Major and minor number, as in `254:0`: the same for all mounts of one file system."""
+    is_read_only: bool = False
+    """As mounted, or the file system itself (the kernel's answer to errors in it)."""
 
     @property
     def is_kernels_own(self) -> bool:
@@ -146,7 +150,8 @@ def parse_mountinfo(text: str) -> list[Mount]:
         fields, rest = before.split(" "), after.split(" ")
         if not separator or len(fields) < 6 or len(rest) < 2:
             continue
-        mounts.append(Mount(_unescape(fields[4]), rest[0], _unescape(rest[1])))
+        options = {*fields[5].split(","), *(rest[2].split(",") if len(rest) > 2 else ())}
+        mounts.append(Mount(_unescape(fields[4]), rest[0], _unescape(rest[1]), fields[2], "ro" in options))
     return mounts
 
 

@@ -86,14 +86,20 @@ def parse_loadavg(text: str, cpus: int) -> list[Reading]:
     return [Reading(name="load", value=round(load, 2), is_odd=load > _ODD_LOAD * cpus, note=f"{cpus} CPUs")]
 
 
-def parse_meminfo(text: str) -> list[Reading]:
-    """/proc/meminfo: kB, which are KiB."""
+def parse_sizes(text: str) -> dict[str, int]:
+    """/proc/meminfo, in bytes: its kB are KiB."""
     sizes: dict[str, int] = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if words and words[0].isdigit():
             sizes[name] = int(words[0]) * 1024
+    return sizes
+
+
+def parse_meminfo(text: str) -> list[Reading]:
+    """Memory and swap, of /proc/meminfo."""
+    sizes = parse_sizes(text)
     readings = []
     total, free = sizes.get("MemTotal", 0), sizes.get("MemAvailable")
     if total and free is not None:
@@ -113,18 +119,23 @@ def _gib(value: int) -> float:
     return round(value / _GIB, 2)
 
 
-def parse_pressure(what: str, text: str) -> list[Reading]:
-    """/proc/pressure/WHAT (Documentation/accounting/psi.rst): `full`, and `some` where there is no other (cpu)."""
-    shares: dict[str, float] = {}
+def parse_psi(text: str) -> dict[str, dict[str, float]]:
+    """/proc/pressure/WHAT (Documentation/accounting/psi.rst): `some` and `full` → `avg10` … in percent, `total` in µs."""
+    lines: dict[str, dict[str, float]] = {}
     for line in text.splitlines():
         words = line.split()
         for word in words[1:]:
             name, _, value = word.partition("=")
-            if name == "avg10":
-                try:
-                    shares[words[0]] = float(value)
-                except ValueError:
-                    continue
+            try:
+                lines.setdefault(words[0], {})[name] = float(value)
+            except ValueError:
+                continue
+    return lines
+
+
+def parse_pressure(what: str, text: str) -> list[Reading]:
+    """/proc/pressure/WHAT: `full`, and `some` where there is no other (cpu)."""
+    shares = {kind: values["avg10"] for kind, values in parse_psi(text).items() if "avg10" in values}
     kind = "some" if what == "cpu" else "full"
     if kind not in shares:
         return []
