@@ -1,4 +1,5 @@
 """`guardrund`: the daemon. `guardrun` starts one for its job, the supervisor; it is not meant to be started by hand.
+`guardrund --node` is the node agent, which systemd runs (supervisor/node/command.py).
 
 It imports all it needs, then waits on its standard input for one line, the run directory's path: so it is ready by
 the time that the launcher has imported torch and knows what to run. Nothing (end of input) means: not needed.
@@ -11,14 +12,12 @@ import signal
 import sys
 from pathlib import Path
 
-from guardrun.supervisor.daemon import Daemon
 from guardrun.supervisor.descriptors import hold_standard_descriptors
-from guardrun.supervisor.log import set_up_log
-from guardrun.supervisor.rundir import read_run_file
-from guardrun.supervisor.scribe import Scribe
 
 LOG_NAME = "guardrun.log"
-USAGE = "guardrund: started by guardrun, which gives it a run directory on standard input\n"
+USAGE = """guardrund: started by guardrun, which gives it a run directory on standard input
+guardrund --node: the node agent, started by systemd (guardctl node-agent install)
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,13 +27,24 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.write(USAGE)
         return 0
     if arguments[:1] == ["--node"]:
-        sys.stderr.write("guardrund: this version has no node agent yet; guardrun starts its supervisors by itself\n")
-        return 2
+        from guardrun.supervisor.node.command import run_node  # a supervisor has no use for it
+
+        return run_node(arguments[1:])
     if arguments:
         sys.stderr.write(f"guardrund: unknown argument {arguments[0]!r}\n{USAGE}")
         return 2
     hold_standard_descriptors()
     _outlive_signals()
+    return _supervise()
+
+
+def _supervise() -> int:
+    # Here, and before the line is read: ready when the launcher is, and none of it in the node agent.
+    from guardrun.supervisor.daemon import Daemon
+    from guardrun.supervisor.log import set_up_log
+    from guardrun.supervisor.rundir import read_run_file
+    from guardrun.supervisor.scribe import Scribe
+
     line = sys.stdin.buffer.readline().rstrip(b"\n")
     if not line:
         return 0

@@ -66,13 +66,16 @@ def parse_environ(data: bytes) -> dict[str, str]:
     return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, _, value in pairs}
 
 
-def processes_with_marker(token: str, table: ProcessTable | None = None) -> list[tuple[int, int]]:
-    """(pid, starttime) of every live process of our user whose first environment has GUARDRUN_TOKEN=token.
+def processes_with_marker(
+    token: str, table: ProcessTable | None = None, uid: int | None = None
+) -> list[tuple[int, int]]:
+    """(pid, starttime) of every live process of a user whose first environment has GUARDRUN_TOKEN=token.
 
-    The user's own: nobody else's environment is ours to read, root's right to it or not.
+    uid: the user; ourselves by default: nobody else's environment is a supervisor's to read, root's right to it or
+    not. The node agent names the job's owner.
     """
     marker = f"{MARK_NAME}={token}".encode()
-    uid = os.geteuid()
+    uid = os.geteuid() if uid is None else uid
     found = []
     for stat in (table or ProcessTable.read()).stats.values():
         if stat.is_dead or stat.ppid == 0 or not _is_of_user(stat.pid, uid):

@@ -89,10 +89,11 @@ class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
 
     `status`   {} → {agent, sensors, clients, history, …}
     `facts`    {} → {readouts, findings}: the latest of every sensor
-    `jobs`     {} → {jobs, left}: who runs here, and what dead ones left behind
+    `jobs`     {} → {jobs}: who runs here, and what dead ones left behind
     `history`  {since_wall_s, until_wall_s, subject, name, what, limit} → {samples, entries}
-    `isolate`  {cause, reason, evidence, until_wall_s, run_id} → {record}; an act
-    `release`  {reason} → {record}; an act
+    `isolate`  {cause, reason, evidence, evidence_wall_s, until_wall_s, run_id, incident, is_automatic} → {quarantine,
+               why}: what holds now, and why it was not done; an act
+    `release`  {reason, run_id, is_overriding} → likewise
     """
 
     id: int
@@ -111,7 +112,7 @@ class Welcome(_Wire, frozen=True, kw_only=True, tag="welcome"):
     node: str
     pid: int
     quarantine: dict[str, Any] = {}
-    """The record that holds now; empty: none."""
+    """`holding`: the isolations that hold; `troubles`: what could not be read. Empty: neither."""
 
 
 class Facts(_Wire, frozen=True, kw_only=True, tag="facts"):
@@ -135,8 +136,8 @@ class Findings(_Wire, frozen=True, kw_only=True, tag="findings"):
 class QuarantineIs(_Wire, frozen=True, kw_only=True, tag="quarantine_is"):
     """The node's quarantine has changed; also for who subscribed to findings."""
 
-    record: dict[str, Any] = {}
-    """Empty: there is none any more."""
+    quarantine: dict[str, Any] = {}
+    """As in Welcome."""
 
 
 class Answer(_Wire, frozen=True, kw_only=True, tag="answer"):

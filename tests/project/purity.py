@@ -72,9 +72,14 @@ SUPERVISOR = Rule(
     folder="supervisor",
     why="the supervisor stays small and starts fast",
     forbidden=frozenset({"torch", "numpy", "guardrun.slurm", "guardrun.systemd"}),
-    without=("supervisor/core",),
+    without=("supervisor/core", "supervisor/node", "supervisor/ctl/nodeagent.py"),
 )
-RULES = (CORE, HOOKS, SUPERVISOR)
+NODE = Rule(
+    folder="supervisor/node",
+    why="the node agent stays small; it alone is a service of systemd's",
+    forbidden=frozenset({"torch", "numpy", "guardrun.slurm"}),
+)
+RULES = (CORE, HOOKS, SUPERVISOR, NODE)
 
 
 @dataclass(frozen=True)

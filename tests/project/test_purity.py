@@ -70,7 +70,7 @@ def modules_after(statement: str, folder: Path) -> set[str]:
 
 
 def test_the_supervisor_loads_nothing_heavy(tmp_path: Path) -> None:
-    loaded = modules_after("import guardrun.supervisor.guardrund", tmp_path)
+    loaded = modules_after("import guardrun.supervisor.guardrund, guardrun.supervisor.daemon", tmp_path)
     assert loaded & {"torch", "numpy", "rich", "psutil", "pynvml", "hypothesis"} == set()
 
 

@@ -1,0 +1,414 @@
+"""The node agent's loop: readouts in; findings, history, and words for whoever listens out.
+
+Sensors have threads of their own (`runner`), disks have two (the scribe's for history and state, the hands' for
+quarantine and for ending what dead jobs left). The loop waits for none of them. It alone feeds systemd's watchdog, and
+only while readouts arrive: an agent that hears nothing is no agent.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import selectors
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from guardrun import __version__
+from guardrun.supervisor.config import Config
+from guardrun.supervisor.core.node.facts import Readout
+from guardrun.supervisor.core.node.finding import Finding, Response
+from guardrun.supervisor.core.node.judge_protocol import Judge
+from guardrun.supervisor.core.node.quarantine import Isolation, headline
+from guardrun.supervisor.log import log
+from guardrun.supervisor.node.clients import Clients, listen
+from guardrun.supervisor.node.historian import Historian
+from guardrun.supervisor.node.history import MAX_BYTES, Entry
+from guardrun.supervisor.node.jobs import PATIENCE_S, Job, Jobs
+from guardrun.supervisor.node.latest import Latest
+from guardrun.supervisor.node.mailbox import Mailbox
+from guardrun.supervisor.node.onsets import Onsets
+from guardrun.supervisor.node.runner import Runner
+from guardrun.supervisor.node.sensor import Sensor
+from guardrun.supervisor.node.service import Service
+from guardrun.supervisor.node.thinning import Thinner
+from guardrun.supervisor.node.undertaker import Undertaker
+from guardrun.supervisor.node.ward import Ward, isolation_of, node_name
+from guardrun.supervisor.node.wire import EndJob, Facts, Findings, Peer, QuarantineIs, RegisterJob
+from guardrun.supervisor.scribe import Scribe
+from guardrun.systemd.notify import Notifier
+
+TELL_S = 1.0
+CHORES_S = 5.0
+DEAF_S = 120.0
+"""Without a single readout for this long, the watchdog is no longer fed."""
+JUMP_S = 2.0
+"""A wall clock that moved this much against the monotonic one was set."""
+LOOK_AGAIN_S = 60.0
+"""Quarantine is read again this often even where no file has changed: isolations expire, shared folders change."""
+
+Handler = Callable[[int, float], None]
+"""Of a descriptor: selectors' mask, CLOCK_MONOTONIC."""
+
+
+class Options(NamedTuple):
+    """What an agent is started with."""
+
+    state_dir: Path
+    socket: Path
+    patience_s: float = PATIENCE_S
+    """From a launcher's end to looking for what it left."""
+
+
+class Agent:
+    """Runs from run() until stop(), or a signal."""
+
+    def __init__(
+        self,
+        options: Options,
+        config: Config,
+        *,
+        sensors: Sequence[Sensor],
+        judges: Sequence[Judge],
+        notifier: Notifier,
+        watchdog_s: float,
+        reload: Callable[[], Config | None],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """reload: reads the configuration anew; None where it is no good, which it has said. wall: the time of day,
+        which people set. Raises OSError where nobody could connect."""
+        self.node = node_name(os.environ)
+        self.pid, self.uid = os.getpid(), os.geteuid()
+        self.config = config
+        self.latest = Latest()
+        self.hands, self.scribe = Scribe(), Scribe()
+        self._options = options
+        self._wall = wall
+        self._notifier = notifier
+        self._watchdog_s = watchdog_s / 3
+        self._reload_config = reload
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._signals: list[int] = []
+        self._is_over = False
+        self._began_s = time.monotonic()
+        self._selector = selectors.DefaultSelector()
+        self.clients = Clients(listen(options.socket), self._selector, Service(self).take)
+        self._trouble = _ensure_folder(options.state_dir)
+        self.historian = Historian(options.state_dir, self.scribe, _say, MAX_BYTES)
+        self.jobs = Jobs(options.state_dir, self.scribe)
+        self.undertaker = Undertaker(self)
+        self.ward = self._make_ward()
+        self._told_quarantine: dict[str, Any] = {}
+        self._onsets = Onsets(options.state_dir, self.scribe)
+        self._thinner = Thinner()
+        self._judges = list(judges)
+        self._sensors = len(sensors)
+        self._mailbox = Mailbox()
+        self.runner = Runner(sensors, self._mailbox.put)
+        self._heard_s = self._began_s
+        self._next = {"tell": 0.0, "chores": 0.0, "watchdog": 0.0, "look": 0.0}
+        self._clock_gap_s = self.wall_s - self.now_s
+        self.counters = {"readouts": 0, "findings": 0, "swept": 0}
+        self._selector.register(self._wake, selectors.EVENT_READ, self._take_calls)
+        self._selector.register(self._mailbox.fileno(), selectors.EVENT_READ, self._take_readouts)
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    @property
+    def wall_s(self) -> float:
+        return self._wall()
+
+    # The loop -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until a signal, or stop()."""
+        now_s = self.now_s
+        self._onsets.load(now_s)
+        self.jobs.load(now_s)
+        self.undertaker.start()
+        self.runner.start()
+        log.info("agent_started", node=self.node, version=__version__, sensors=self._sensors, state=self._trouble or "")
+        self.note("agent", "node", "agent_started", f"guardrun {__version__}, process {self.pid}")
+        self._notifier.ready(f"{self._sensors} sensors")
+        while not self._is_over:
+            for key, mask in self._selector.select(self._wait_s()):
+                handler: Handler = key.data
+                handler(mask, self.now_s)
+            self._do_what_is_due(self.now_s)
+
+    def stop(self) -> None:
+        """End the loop; any thread, and signal handlers, may say so."""
+        self._is_over = True
+        os.eventfd_write(self._wake, 1)
+
+    def signalled(self, signum: int) -> None:
+        """A signal's handler: does nothing but tell the loop."""
+        self._signals.append(signum)
+        os.eventfd_write(self._wake, 1)
+
+    def post(self, call: Callable[..., object], *arguments: object) -> None:
+        """Have the loop make a call; for other threads."""
+        self._calls.put(lambda: call(*arguments))
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Let go of everything, and bring to the disk what is still to be written."""
+        self._notifier.stopping()
+        self.note("agent", "node", "agent_stopped", f"process {self.pid}")
+        self.runner.close()
+        self.clients.close()
+        self._options.socket.unlink(missing_ok=True)
+        self.historian.put(self._thinner.take_points(self.wall_s, is_end=True), [])
+        self.historian.close()
+        self.hands.close()
+        self.scribe.close()
+        self.undertaker.close()
+        self._mailbox.close()
+        self._selector.close()
+        os.close(self._wake)
+        log.info("agent_stopped", node=self.node)
+
+    def _wait_s(self) -> float:
+        due = dict(self._next)
+        if not (self.latest.has_news and self.clients.subscribers()):
+            del due["tell"]
+        if not self._watchdog_s:
+            del due["watchdog"]
+        return max(0.0, min(due.values()) - self.now_s)
+
+    def _is_due(self, name: str, every_s: float, now_s: float) -> bool:
+        if now_s < self._next[name]:
+            return False
+        self._next[name] = now_s + every_s
+        return True
+
+    def _do_what_is_due(self, now_s: float) -> None:
+        if self.latest.has_news and self._is_due("tell", TELL_S, now_s):
+            self._tell(now_s)
+        if self._is_due("chores", CHORES_S, now_s):
+            self._do_chores(now_s)
+        if self._watchdog_s and self._is_due("watchdog", self._watchdog_s, now_s):
+            self._feed_watchdog(now_s)
+
+    def _feed_watchdog(self, now_s: float) -> None:
+        if self._sensors and now_s - self._heard_s > DEAF_S:
+            log.error("agent_deaf", summary=f"no sensor has told anything for {DEAF_S:g} s: the watchdog will end this")
+            return
+        self._notifier.watchdog()
+
+    def _do_chores(self, now_s: float) -> None:
+        self._check_clock()
+        self.clients.drop_silent(now_s)
+        self.undertaker.look(now_s)
+        self.ward.look(self.wall_s, self.quarantine_changed, self._is_due("look", LOOK_AGAIN_S, now_s))
+        if points := self._thinner.take_points(self.wall_s):
+            self.historian.put(points, [])
+        state = "quarantined, " if self.ward.state.get("holding") else ""
+        heard = f"{self._sensors} sensors, {len(self.latest.findings)} findings"
+        self._notifier.status(f"{state}{heard}, {len(self.jobs.living())} jobs, {len(self.clients)} clients")
+
+    def _check_clock(self) -> None:
+        gap_s = self.wall_s - self.now_s
+        jumped_s = gap_s - self._clock_gap_s
+        self._clock_gap_s = gap_s
+        if abs(jumped_s) > JUMP_S:
+            log.warning("clock_set", by_s=round(jumped_s, 1))
+            self.note("clock", "node", "clock_set", f"the clock was set by {jumped_s:+.1f} s")
+
+    # What comes in --------------------------------------------------------------------------------------------
+
+    def _take_calls(self, mask: int, now_s: float) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            pass
+        while self._signals:
+            self._obey(self._signals.pop(0))
+        while not self._calls.empty():
+            self._calls.get()()
+
+    def _obey(self, signum: int) -> None:
+        if signum == signal.SIGHUP:
+            self._reload()
+        else:
+            log.info("signalled", signal=signal.Signals(signum).name)
+            self._is_over = True
+
+    def _reload(self) -> None:
+        self._notifier.reloading()
+        config = self._reload_config()
+        if config is not None:
+            self.config = config
+            self.ward = self._make_ward()
+            self._next["look"] = 0.0
+            log.info("reloaded")
+        self._notifier.ready("reloaded" if config is not None else "the configuration is no good: the old one holds")
+
+    def _take_readouts(self, mask: int, now_s: float) -> None:
+        self._heard_s = now_s
+        for readout in self._mailbox.take():
+            self.counters["readouts"] += 1
+            self._take_readout(readout, now_s)
+
+    def _take_readout(self, readout: Readout, now_s: float) -> None:
+        before = self.latest.readouts.get(readout.sensor)
+        self.latest.take(readout)
+        if (before.trouble if before else "") != readout.trouble:
+            log.info(
+                "sensor_trouble" if readout.trouble else "sensor_again", sensor=readout.sensor, why=readout.trouble
+            )
+        self._thinner.take(readout, self.wall_s)
+        for happening in readout.happenings:
+            wall_s = self.wall_s - max(0.0, now_s - happening.at_s)
+            self._write(Entry(wall_s, "happening", happening.subject, happening.name, happening.text, happening.data))
+        for judge in self._judges:
+            if judge.sensors and readout.sensor not in judge.sensors:
+                continue
+            try:
+                findings = judge.take(readout, now_s)
+            except Exception:  # a bug in one judge must not cost the others' word, nor the agent
+                log.exception("judge_raised", judge=type(judge).__name__, sensor=readout.sensor)
+                continue
+            for finding in findings:
+                self.find(finding)
+
+    def find(self, finding: Finding) -> None:
+        """Something begins to be wrong, changes, or is over."""
+        self.counters["findings"] += 1
+        self.latest.find(finding)
+        since_wall_s = self._onsets.take(finding, self.now_s, self.wall_s)
+        say = log.info if finding.is_over or finding.response is Response.NOTE else log.warning
+        say(
+            "finding_over" if finding.is_over else "finding",
+            summary=finding.summary,
+            cause=finding.cause,
+            subject=finding.subject,
+            finding=finding.id,
+            response=finding.response.value,
+        )
+        data = {"id": finding.id, "is_over": finding.is_over, "response": finding.response.value, **finding.evidence}
+        self.note("finding", finding.subject, finding.cause, finding.summary, data)
+        if finding.response is Response.ISOLATE and not finding.is_over:
+            self._isolate(finding, since_wall_s)
+
+    def _isolate(self, finding: Finding, since_wall_s: float) -> None:
+        if not self.config.policy.act:
+            log.info("not_isolated", why="policy.act is false", finding=finding.id)
+            return
+        isolation = isolation_of(finding, since_wall_s, self.wall_s)
+
+        def told(why: str) -> None:
+            if why:
+                log.info("not_isolated", why=why, finding=finding.id)
+            self.quarantine_changed(self.ward.state)
+
+        self.ward.isolate(isolation, self.wall_s, told)
+
+    # What goes out --------------------------------------------------------------------------------------------
+
+    def _tell(self, now_s: float) -> None:
+        readouts, findings = self.latest.take_news()
+        subscribers = self.clients.subscribers()
+        if readouts:
+            wanting = [client for client in subscribers if client.wants_facts]
+            self.clients.broadcast(Facts(at_s=now_s, readouts=readouts), wanting)
+        if findings:
+            wanting = [client for client in subscribers if client.wants_findings]
+            self.clients.broadcast(Findings(at_s=now_s, findings=findings), wanting)
+
+    def note(self, what: str, subject: str, name: str, text: str, data: dict[str, Any] | None = None) -> None:
+        """Into the history, as of now."""
+        self._write(Entry(self.wall_s, what, subject, name, text, data or {}))
+
+    def _write(self, entry: Entry) -> None:
+        self.historian.put([], [entry])
+
+    def quarantine_changed(self, state: dict[str, Any]) -> None:
+        """The node is quarantined, or is not any more."""
+        if state == self._told_quarantine:
+            return
+        self._told_quarantine = state
+        held = state.get("holding", [])
+        text = headline(msgspec.convert(held, list[Isolation])) if held else "it takes part again"
+        log.warning("quarantined" if held else "not_quarantined", summary=text, troubles=state.get("troubles", []))
+        self.note("quarantine", "node", "quarantined" if held else "released", text, {"holding": held})
+        wanting = [client for client in self.clients.subscribers() if client.wants_findings]
+        self.clients.broadcast(QuarantineIs(quarantine=state), wanting)
+
+    # Jobs -----------------------------------------------------------------------------------------------------
+
+    def register(self, said: RegisterJob, peer: Peer) -> None:
+        """A supervisor says which job it watches. Raises NotAllowedError."""
+        job, is_new = self.jobs.register(said, peer.uid, self.uid)
+        self.undertaker.watch(job)
+        if is_new:
+            log.info("job_registered", run_id=job.run_id, uid=job.uid, launcher_pid=job.launcher_pid)
+            self.note("job", f"job:{job.run_id}", "registered", f"launcher {job.launcher_pid}", {"uid": job.uid})
+
+    def end_job(self, said: EndJob, peer: Peer) -> Job:
+        """A supervisor says that its job is over. Raises NotAllowedError."""
+        return self.jobs.end(said.run_id, peer.uid, self.uid, self.now_s)
+
+    # About itself ---------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """For guardctl."""
+        now_s = self.now_s
+        return {
+            "node": self.node,
+            "version": __version__,
+            "pid": self.pid,
+            "uptime_s": round(now_s - self._began_s, 1),
+            "cpu_s": round(time.process_time(), 3),
+            "sensors": {
+                name: {
+                    "age_s": round(now_s - readout.at_s, 1),
+                    "took_s": round(readout.took_s, 4),
+                    "trouble": readout.trouble,
+                    "is_silent": readout.is_silent,
+                }
+                for name, readout in self.latest.readouts.items()
+            },
+            "findings": len(self.latest.findings),
+            "jobs": len(self.jobs.living()),
+            "clients": len(self.clients),
+            "refused_clients": self.clients.refused,
+            "malformed": self.clients.malformed,
+            "dropped_readouts": self._mailbox.dropped,
+            "counters": self.counters,
+            "quarantine": self.ward.state,
+            "history": self.historian.status(),
+            "state_dir": str(self._options.state_dir),
+            "trouble": self.jobs.trouble or self._trouble,
+        }
+
+    def _make_ward(self) -> Ward:
+        return Ward(self.node, self._options.state_dir, self.config.node.shared_dir, self.hands, self.post)
+
+    @property
+    def options(self) -> Options:
+        return self._options
+
+    @property
+    def selector(self) -> selectors.BaseSelector:
+        return self._selector
+
+
+def _say(event: str, **fields: Any) -> None:
+    log.warning(event, **fields)
+
+
+def _ensure_folder(folder: Path) -> str:
+    """Make the state folder; answers why it can't be used, for the log."""
+    try:
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return "" if os.access(folder, os.W_OK) else f"{folder}: not writable"

@@ -1,0 +1,67 @@
+"""What is known of the node now, and what of it has changed since somebody was told."""
+
+from __future__ import annotations
+
+import msgspec
+
+from guardrun.supervisor.core.node.facts import Happening, Readout
+from guardrun.supervisor.core.node.finding import Finding
+
+MAX_HAPPENINGS = 1000
+"""Of a second, of one sensor; a kernel log that overflows tells no more by the thousandth line."""
+
+
+class Latest:
+    """Readouts and findings as they are now."""
+
+    def __init__(self) -> None:
+        self.readouts: dict[str, Readout] = {}
+        """By sensor, without its happenings, which are over once they are told."""
+        self.findings: dict[str, Finding] = {}
+        """By id: those that hold."""
+        self._changed: dict[str, Readout] = {}
+        self._happened: dict[str, list[Happening]] = {}
+        self._changed_findings: dict[str, Finding] = {}
+
+    def take(self, readout: Readout) -> None:
+        """A sensor's turn. One that tells only happenings leaves its samples as they were."""
+        before = self.readouts.get(readout.sensor)
+        now = msgspec.structs.replace(readout, happenings=[])
+        if before is not None and not now.samples and not now.trouble and not now.is_silent:
+            now = msgspec.structs.replace(now, samples=before.samples)
+        self.readouts[readout.sensor] = now
+        if readout.happenings:
+            waiting = self._happened.setdefault(readout.sensor, [])
+            waiting += readout.happenings[: MAX_HAPPENINGS - len(waiting)]
+        if before is None or readout.happenings or _content(now) != _content(before):
+            self._changed[readout.sensor] = now
+
+    def find(self, finding: Finding) -> None:
+        """A finding that begins, changes or is over."""
+        if finding.is_over:
+            self.findings.pop(finding.id, None)
+        else:
+            self.findings[finding.id] = finding
+        self._changed_findings[finding.id] = finding
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._changed or self._changed_findings)
+
+    def take_news(self) -> tuple[list[Readout], list[Finding]]:
+        """What has changed since the last call."""
+        readouts = [
+            msgspec.structs.replace(readout, happenings=self._happened.get(sensor, []))
+            for sensor, readout in self._changed.items()
+        ]
+        findings = list(self._changed_findings.values())
+        self._changed, self._happened, self._changed_findings = {}, {}, {}
+        return readouts, findings
+
+    def whole(self) -> tuple[list[Readout], list[Finding]]:
+        """All that is known."""
+        return list(self.readouts.values()), list(self.findings.values())
+
+
+def _content(readout: Readout) -> tuple[object, ...]:
+    return (readout.samples, readout.trouble, readout.is_silent)

@@ -1,0 +1,212 @@
+"""What the agent does with what a client says: who may have what done, and in which words they are refused."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from guardrun import __version__
+from guardrun.supervisor.core.node.quarantine import Isolation
+from guardrun.supervisor.log import log
+from guardrun.supervisor.node.clients import Client
+from guardrun.supervisor.node.history import Query
+from guardrun.supervisor.node.jobs import NotAllowedError
+from guardrun.supervisor.node.ward import user_name
+from guardrun.supervisor.node.wire import (
+    Answer,
+    Ask,
+    EndJob,
+    Facts,
+    Findings,
+    FromAgent,
+    Hello,
+    OversizeError,
+    Refused,
+    RegisterJob,
+    Subscribe,
+    ToAgent,
+    Welcome,
+    agree,
+)
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.node.agent import Agent
+
+
+class _RefusedError(Exception):
+    """The sentence to refuse somebody with."""
+
+
+class Service:
+    """Takes every message of every client, in the loop's thread."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def take(self, client: Client, message: ToAgent) -> None:
+        """Do what is asked, or say why not."""
+        number = message.id if isinstance(message, Ask) else -1
+        try:
+            if isinstance(message, Hello):
+                self._hello(client, message)
+            elif client.protocol == 0:
+                raise _RefusedError("say Hello first")
+            elif isinstance(message, Ask):
+                self._ask(client, message)
+            elif isinstance(message, Subscribe):
+                self._subscribe(client, message)
+            elif isinstance(message, RegisterJob):
+                self._agent.register(message, client.peer)
+            elif isinstance(message, EndJob):
+                self._agent.end_job(message, client.peer)
+        except (_RefusedError, NotAllowedError) as refused:
+            log.info("refused", why=str(refused), uid=client.peer.uid, peer_pid=client.peer.pid)
+            self._send(client, Refused(id=number, why=str(refused)))
+            if client.protocol == 0:
+                self._agent.clients.drop(client)
+
+    def _send(self, client: Client, message: FromAgent) -> None:
+        try:
+            self._agent.clients.send(client, message)
+        except OversizeError as error:
+            number = message.id if isinstance(message, Answer) else -1
+            self._agent.clients.send(client, Refused(id=number, why=f"{error}: ask for less"))
+
+    def _hello(self, client: Client, hello: Hello) -> None:
+        try:
+            client.protocol = agree(hello.protocol, hello.oldest)
+        except ValueError as error:
+            raise _RefusedError(f"guardrun {__version__} here, {hello.version[:40]} there: {error}") from None
+        client.program = hello.program[:40]
+        agent = self._agent
+        welcome = Welcome(
+            protocol=client.protocol,
+            version=__version__,
+            node=agent.node,
+            pid=agent.pid,
+            quarantine=agent.ward.state,
+        )
+        self._send(client, welcome)
+
+    def _subscribe(self, client: Client, wish: Subscribe) -> None:
+        client.wants_facts, client.wants_findings = wish.facts, wish.findings
+        readouts, findings = self._agent.latest.whole()
+        at_s = self._agent.now_s
+        if wish.facts:
+            self._send(client, Facts(at_s=at_s, readouts=readouts, is_whole=True))
+        if wish.findings:
+            self._send(client, Findings(at_s=at_s, findings=findings, is_whole=True))
+
+    # Questions ------------------------------------------------------------------------------------------------
+
+    def _ask(self, client: Client, ask: Ask) -> None:
+        verbs = {
+            "status": self._status,
+            "facts": self._facts,
+            "jobs": self._jobs,
+            "history": self._history,
+            "isolate": self._isolate,
+            "release": self._release,
+        }
+        verb = verbs.get(ask.verb)
+        if verb is None:
+            raise _RefusedError(f"this agent knows no {ask.verb[:40]!r}; it knows {', '.join(verbs)}")
+        answer = verb(client, ask)
+        if answer is not None:
+            self._send(client, Answer(id=ask.id, data=answer))
+
+    def _status(self, client: Client, ask: Ask) -> dict[str, Any]:
+        return self._agent.status()
+
+    def _facts(self, client: Client, ask: Ask) -> dict[str, Any]:
+        readouts, findings = self._agent.latest.whole()
+        return {
+            "at_s": self._agent.now_s,
+            "readouts": [msgspec.to_builtins(readout) for readout in readouts],
+            "findings": [msgspec.to_builtins(finding) for finding in findings],
+        }
+
+    def _jobs(self, client: Client, ask: Ask) -> dict[str, Any]:
+        return {"jobs": [job.public(self._agent.now_s) for job in self._agent.jobs.all()]}
+
+    def _history(self, client: Client, ask: Ask) -> None:
+        given = ask.arguments
+        query = Query(
+            since_wall_s=_number(given, "since_wall_s"),
+            until_wall_s=_number(given, "until_wall_s"),
+            subject=_text(given, "subject"),
+            name=_text(given, "name"),
+            what=_text(given, "what"),
+            limit=int(_number(given, "limit") or 1000),
+        )
+
+        def answer(data: dict[str, Any]) -> None:
+            self._agent.post(self._send, client, Answer(id=ask.id, data=data))
+
+        if not self._agent.historian.ask(query, answer):
+            raise _RefusedError("the state folder does not answer")
+
+    # Acts -----------------------------------------------------------------------------------------------------
+
+    def _isolate(self, client: Client, ask: Ask) -> None:
+        run_id = self._check_may_act(client, ask)
+        agent, given, uid = self._agent, ask.arguments, client.peer.uid
+        evidence = given.get("evidence")
+        is_automatic = given.get("is_automatic") is True
+        wall_s = agent.wall_s
+
+        def act() -> None:
+            isolation = Isolation(
+                cause=_text(given, "cause") or "person",
+                who="guardrun" if is_automatic else user_name(uid),
+                since_wall_s=wall_s,
+                summary=_text(given, "reason"),
+                evidence=evidence if isinstance(evidence, dict) else {},
+                evidence_wall_s=_number(given, "evidence_wall_s"),
+                run_id=run_id,
+                incident=_text(given, "incident"),
+                until_wall_s=_number(given, "until_wall_s"),
+            )
+            agent.ward.isolate(isolation, wall_s, lambda why: self._acted(client, ask, why))
+
+        agent.hands.put(act)
+
+    def _release(self, client: Client, ask: Ask) -> None:
+        self._check_may_act(client, ask)
+        agent, reason, uid = self._agent, _text(ask.arguments, "reason"), client.peer.uid
+        is_overriding = ask.arguments.get("is_overriding") is True and uid in (0, agent.uid)
+
+        def act() -> None:
+            agent.ward.release(
+                user_name(uid), reason, agent.wall_s, lambda why: self._acted(client, ask, why), is_overriding
+            )
+
+        agent.hands.put(act)
+
+    def _acted(self, client: Client, ask: Ask, why: str) -> None:
+        self._agent.quarantine_changed(self._agent.ward.state)
+        self._send(client, Answer(id=ask.id, data={"quarantine": self._agent.ward.state, "why": why}))
+
+    def _check_may_act(self, client: Client, ask: Ask) -> str:
+        """The job that a user acts for; root, and the agent's own user, need none. Raises what refuses them."""
+        agent, run_id = self._agent, _text(ask.arguments, "run_id")
+        if client.peer.uid in (0, agent.uid):
+            return run_id
+        if not run_id:
+            raise _RefusedError(f"only root may {ask.verb} this node, or the owner of a job that runs here, for it")
+        agent.jobs.find(run_id, client.peer.uid, agent.uid)
+        return run_id
+
+
+def _text(given: dict[str, Any], name: str) -> str:
+    value = given.get(name, "")
+    return value[:2000] if isinstance(value, str) else ""
+
+
+def _number(given: dict[str, Any], name: str) -> float | None:
+    value = given.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)

@@ -1,0 +1,117 @@
+"""The real node agent, with a sensor that reads its readings from a file and a judge that knows two words.
+
+    python program.py READINGS [guardrund --node's arguments]
+
+READINGS holds lines `SUBJECT NAME VALUE`; a line `! SUBJECT NAME TEXT` is a happening, told once; beside it lies
+READINGS.clock, where there is one: by how many seconds somebody has set the clock.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from guardrun.supervisor.config import Config
+from guardrun.supervisor.core.node.facts import Happening, Readout, Sample
+from guardrun.supervisor.core.node.finding import Finding, Response
+from guardrun.supervisor.core.node.judge_protocol import Judge
+from guardrun.supervisor.node.command import run_node
+from guardrun.supervisor.node.sensor import Sensor
+
+JUDGED = {"is_hot": Response.NOTE, "is_broken": Response.ISOLATE}
+
+
+class FileSensor:
+    """Tells what the file holds."""
+
+    name = "file"
+    period_s = 0.1
+    timeout_s = 10.0
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._told: set[str] = set()
+
+    def read(self, now_s: float) -> Readout:
+        samples, happenings = [], []
+        for line in self._path.read_text().splitlines():
+            if not line.startswith("!"):
+                subject, name, value = line.split(maxsplit=2)
+                samples.append(Sample(subject=subject, name=name, value=_parse(value)))
+            elif line not in self._told:
+                self._told.add(line)
+                _, subject, name, text = line.split(maxsplit=3)
+                happenings.append(Happening(subject=subject, name=name, at_s=now_s, text=text))
+        return Readout(sensor=self.name, at_s=now_s, samples=samples, happenings=happenings)
+
+    def close(self) -> None:
+        pass
+
+
+class WordJudge:
+    """A finding for as long as a sample of one of JUDGED's names is not 0."""
+
+    sensors = frozenset({"file"})
+
+    def __init__(self) -> None:
+        self._holding: dict[str, Finding] = {}
+
+    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        if any(sample.name == "raise" for sample in readout.samples):
+            raise RuntimeError("a judge's bug")
+        wrong = {s.subject: s for s in readout.samples if s.name in JUDGED and s.value}
+        changed = []
+        for subject, sample in wrong.items():
+            if subject not in self._holding:
+                self._holding[subject] = Finding(
+                    id=f"{sample.name}/{subject}",
+                    cause="thermal" if sample.name == "is_hot" else "gpu_xid",
+                    subject=subject,
+                    since_s=now_s,
+                    told_s=now_s,
+                    summary=f"{subject} {sample.name}.",
+                    response=JUDGED[sample.name],
+                )
+                changed.append(self._holding[subject])
+        for subject in set(self._holding) - set(wrong):
+            before = self._holding.pop(subject)
+            changed.append(
+                Finding(
+                    id=before.id,
+                    cause=before.cause,
+                    subject=subject,
+                    since_s=before.since_s,
+                    told_s=now_s,
+                    summary=f"{subject} is well again.",
+                    is_over=True,
+                )
+            )
+        return changed
+
+
+def _parse(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def equip_with(path: Path) -> tuple[Sequence[Sensor], Sequence[Judge]]:
+    return [FileSensor(path)], [WordJudge()]
+
+
+def main(readings: str, *arguments: str) -> int:
+    def equip(config: Config) -> tuple[Sequence[Sensor], Sequence[Judge]]:
+        return equip_with(Path(readings))
+
+    def wall() -> float:
+        clock = Path(f"{readings}.clock")
+        return time.time() + (float(clock.read_text()) if clock.exists() else 0.0)
+
+    return run_node(arguments, equip, wall)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
