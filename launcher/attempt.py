@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from guardrun.launcher.elastic import close_context, describe_failure, pass_error_on
+from guardrun.launcher.elastic import Failures, close_context, describe_failure, pass_error_on
 from guardrun.launcher.proc import read_stat
 from guardrun.launcher.saying import flush_streams
 from guardrun.supervisor.core.events import Rank
@@ -115,13 +115,16 @@ class LocalAttempt:
         return {rank.pid for rank in self.ranks}
 
     def describe_failure(self, stopped_by_us: list[int]) -> str:
+        return describe_failure(getattr(self.context, "name", ""), self.failures(stopped_by_us))
+
+    def failures(self, stopped_by_us: list[int]) -> Failures:
+        """Those that failed by themselves; all where none did."""
         failed = {
             one.rank.global_rank: (one.rank.pid, one.exitcode, self.error_files.get(one.rank.local_rank, ""))
             for one in self._watched
             if one.exitcode
         }
-        own = {rank: failure for rank, failure in failed.items() if rank not in stopped_by_us}
-        return describe_failure(getattr(self.context, "name", ""), own or failed)
+        return {rank: failure for rank, failure in failed.items() if rank not in stopped_by_us} or failed
 
     def pass_error_on(self, exitcodes: dict[int, int]) -> None:
         for rank, code in exitcodes.items():

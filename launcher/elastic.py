@@ -32,6 +32,9 @@ DEFAULT_PORT = 29500
 """What torchrun takes where --master-port is not given (torch/distributed/run.py, `run`)."""
 
 
+Failures = dict[int, tuple[int, int, str]]
+"""Per rank its pid, exit code and error file."""
+
 make_parser: Callable[[], Any] = torchrun.get_args_parser
 
 
@@ -111,14 +114,14 @@ class _Rendezvous:
 
     use_agent_store = True
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, run_id: str, backend: str) -> None:
+        self._run_id, self._backend = run_id, backend
 
     def get_run_id(self) -> str:
         return self._run_id
 
     def get_backend(self) -> str:
-        return "guardrun"
+        return self._backend
 
 
 class Elastic:
@@ -163,6 +166,8 @@ class Elastic:
             # The caller's is the only reference: a server still there when the next attempt asks for the same port
             # would be shared (multi_tenant), its old keys too.
             group.store = None
+        for worker, pid in zip(group.workers, agent._pcontext.pids().values(), strict=True):
+            worker.id = str(pid)
         return store, agent._pcontext
 
     def stop_helpers(self) -> None:
@@ -173,6 +178,27 @@ class Elastic:
                 with suppress(Exception):
                     helper.stop()
                 setattr(self._agent, name, None)
+
+    def record_events(self, failures: Failures | None) -> None:
+        """Write torchrun's events of a run's end to where --event-log-handler says: one a rank, and the agent's.
+
+        failures: of the last attempt, those of the ranks that were stopped among them; None where a signal ended it.
+        """
+        handler = getattr(self.plan.config, "event_log_handler", "null")
+        if handler == "null":
+            return
+        from torch.distributed.elastic import events
+        from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+
+        agent = self._agent
+        if failures is None:
+            events.record(agent.get_event_failed(), handler)
+            return
+        failed = _process_failures(failures)
+        state = WorkerState.FAILED if failed else WorkerState.SUCCEEDED
+        returned = {} if failed else {worker.global_rank: None for worker in agent.get_worker_group().workers}
+        agent._record_worker_events(RunResult(state=state, return_values=returned, failures=failed))
+        events.record(agent.get_event_succeeded(), handler)
 
     def _spec_arguments(self, max_restarts: int) -> dict[str, Any]:
         config = self.plan.config
@@ -185,7 +211,7 @@ class Elastic:
             "local_world_size": self.plan.world_size,
             "entrypoint": self.plan.entrypoint,
             "args": tuple(self.plan.arguments),
-            "rdzv_handler": _Rendezvous(config.run_id),
+            "rdzv_handler": _Rendezvous(config.run_id, config.rdzv_backend or "static"),
             "max_restarts": max_restarts,
         }
 
@@ -226,15 +252,20 @@ def close_context(context: Any, is_everything_dead: bool) -> None:
                 file.close()
 
 
-def describe_failure(name: str, failures: dict[int, tuple[int, int, str]]) -> str:
-    """torchrun's own report of failed ranks: per rank its pid, exit code and error file."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+def describe_failure(name: str, failures: Failures) -> str:
+    """torchrun's own report of failed ranks."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    found = {
+    return str(ChildFailedError(name=name, failures=_process_failures(failures)))
+
+
+def _process_failures(failures: Failures) -> dict[int, Any]:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    return {
         rank: ProcessFailure(local_rank=rank, pid=pid, exitcode=code, error_file=file)
         for rank, (pid, code, file) in failures.items()
     }
-    return str(ChildFailedError(name=name, failures=found))
 
 
 def pass_error_on(error_file: str, exitcode: int) -> None:

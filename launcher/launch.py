@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from guardrun.launcher import elastic
+from guardrun.launcher.attempt import LocalAttempt
 from guardrun.launcher.control import Control
 from guardrun.launcher.daemon import Daemon
 from guardrun.launcher.flags import Flags, parse_flags
@@ -103,7 +104,10 @@ class Launch:
             starter = Starter(elastic.Elastic(plan, config.restart.max_restarts), run, config, signals)
             loop = make_loop(Loop, run, config, starter, signals)
             loop.shutdown_timeout_s = shutdown_timeout_s(plan.config)
-            return self._supervise(loop, plan.config)
+            status = self._supervise(loop, plan.config)
+            if isinstance(loop.attempt, LocalAttempt):
+                starter.elastic.record_events(None if loop.is_signalled else loop.attempt.failures([]))
+            return status
         finally:
             remove_socket_folder(sockets)
 

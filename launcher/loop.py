@@ -107,6 +107,11 @@ class Loop:
             self._start(Start(attempt=0))
         return keep_turning(self._turn, self.log, self._is_anybody_alive)
 
+    @property
+    def is_signalled(self) -> bool:
+        """A signal ended the run."""
+        return self._signum is not None
+
     def pass_error_on(self) -> None:
         """Leave the first failed rank's error file for whoever started guardrun, as torchrun does."""
         if self.attempt is not None and self._signum is None:

@@ -2,8 +2,7 @@
 
 The promises are those that PyTorch's own tests of its launcher check (test/distributed/launcher), its documentation
 makes, and users rely on. Where guardrun differs on purpose, the promise says how. Not held here: counts of accelerators
-(`--nproc-per-node=gpu` where there are some, `xpu`), `--numa-binding`, etcd, and `--event-log-handler`, which only
-torchrun's own agent serves.
+(`--nproc-per-node=gpu` where there are some, `xpu`), `--numa-binding`, and etcd.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_everything_a_rank_sees_is_torchruns",
         "test_two_dashes_before_the_script_are_the_launchers",
     ),
+    "--event-log-handler gets the events of a run's end (those of torchrun's agent at work, rendezvous and the like, are "
+    "its own)": ("test_the_events_of_a_runs_end",),
     "-m runs a module, with relative imports": ("test_modules_with_relative_imports",),
     "--run-path runs the script inside processes of multiprocessing": (
         "test_functions_as_ranks",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.guardrun_run import Finished
 from tests.torchrun.beside import RESTARTS, Beside, Pair
 
 BOTH = ["--nproc-per-node=2", RESTARTS, "--log-dir=logs"]
@@ -113,3 +114,26 @@ def test_restarts_run_out(beside: Beside) -> None:
     our_ranks, their_ranks = beside.seen()
     assert set(our_ranks) == set(their_ranks) == {"0-0", "0-1", "1-0", "1-1"}
     assert ours.incidents[-1]["action"] == "give_up"
+
+
+@pytest.mark.parametrize(
+    ("script", "states"),
+    [("[ $RANK = 0 ] && exit 3; sleep 60", ["FAILED", "FAILED"]), ("exit 0", ["SUCCEEDED", "SUCCEEDED"])],
+)
+def test_the_events_of_a_runs_end(beside: Beside, script: str, states: list[str]) -> None:
+    flags = ["--nproc-per-node=2", RESTARTS, "--event-log-handler=console", "--no-python"]
+    pair = beside.run([*flags, "sh", "-c", script])
+    ours, theirs = ([event for event in read_events(result) if event["name"] in ENDS] for result in pair)
+    assert [event["metadata"]["state"] for event in ours] == [*states, "SUCCEEDED"]
+    for own, other in zip(ours, theirs, strict=True):
+        for event in (own, other):
+            for field in ("run_id", "worker_id", "total_run_time", "raw_error", "metadata"):
+                event["metadata"].pop(field)
+        assert own == other
+
+
+ENDS = {f"torchelastic.worker.status.{state}" for state in ("FAILED", "TERMINATED", "SUCCEEDED")}
+
+
+def read_events(result: Finished) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in result.stderr.splitlines() if line.startswith('{"name": "torchelastic')]
