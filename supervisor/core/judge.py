@@ -129,10 +129,15 @@ FRAMES_CHANGE = "its frames change, in code of its own"
 """The reason for which a rank that runs, and shows nothing else, counts as busy: more looks may tell otherwise."""
 
 
-def sampled(look: RankLook) -> list[str]:
-    """Where the main thread of a rank was each time a look sampled it, without line numbers."""
-    stacks = [_main_stack(look.process), *look.process.variety]
-    return [" < ".join(fr.functions(stack)[:6]) for stack in stacks if stack]
+def sampled(look: RankLook, *, is_own: bool = False) -> list[str]:
+    """Where the main thread of a rank was each time a look sampled it, without line numbers.
+
+    is_own: by the user's own functions alone; empty where a sample, which may be cut short, shows none.
+    """
+    stacks = [stack for stack in [_main_stack(look.process), *look.process.variety] if stack]
+    if is_own:
+        stacks = [[frame for frame in stack if fr.is_users(frame)] for stack in stacks]
+    return [" < ".join(fr.functions(stack)[:6]) for stack in stacks]
 
 
 def unlooked(global_rank: int, reason: str) -> Judgement:

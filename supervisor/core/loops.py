@@ -25,9 +25,9 @@ CLOSED_STACKS = 24
 """Different stacks of functions that a loop may have: an event loop of Python's own has about ten."""
 CLOSED_LOOKS = 3
 CLOSED_S = 40.0
-"""In as many looks, and for as long, next to nothing new must have been seen."""
+"""In as many looks, and for as long, next to nothing new of the user's own must have been seen."""
 CLOSED_NEW = 1
-"""New stacks in that time: what a loop does rarely is not in its first looks."""
+"""New ones in that time: what a loop does rarely is not in its first looks."""
 
 
 class SeenStack(msgspec.Struct, kw_only=True):
@@ -43,16 +43,20 @@ class Loop(msgspec.Struct, kw_only=True):
     since_s: float
     """Nothing else about it has moved since."""
     looked_s: list[float] = []
-    stacks: dict[str, SeenStack] = {}
+    stacks: list[str] = []
+    own: dict[str, SeenStack] = {}
+    """The same of the user's functions alone: an event loop shows ever other parts of itself, and always the same of
+    those that it calls."""
 
-    def look(self, stacks: set[str], at_s: float) -> None:
+    def look(self, stacks: Iterable[str], own: Iterable[str], at_s: float) -> None:
         """Take in what one look has sampled."""
         self.looked_s = [*self.looked_s, at_s][-(CLOSED_LOOKS + 1) :]
-        for stack in stacks:
-            if stack in self.stacks:
-                self.stacks[stack].last_s = at_s
-            elif len(self.stacks) <= CLOSED_STACKS:
-                self.stacks[stack] = SeenStack(first_s=at_s, last_s=at_s)
+        self.stacks = sorted({*self.stacks, *stacks})[: CLOSED_STACKS + 1]
+        for stack in own:
+            if stack in self.own:
+                self.own[stack].last_s = at_s
+            elif len(self.own) <= CLOSED_STACKS:
+                self.own[stack] = SeenStack(first_s=at_s, last_s=at_s)
 
     @property
     def is_small(self) -> bool:
@@ -64,14 +68,14 @@ class Loop(msgspec.Struct, kw_only=True):
 
         Work before it has left stacks that do not come again.
         """
-        first_s = min(s.first_s for s in self.stacks.values())
-        recent_s = min((s.first_s for s in self.stacks.values() if s.last_s > now_s - CLOSED_S), default=now_s)
+        first_s = min(s.first_s for s in self.own.values())
+        recent_s = min((s.first_s for s in self.own.values() if s.last_s > now_s - CLOSED_S), default=now_s)
         return self.since_s if recent_s <= first_s else recent_s
 
     def is_closed(self, now_s: float) -> bool:
         """It shows nothing new, and has not for long enough."""
-        new = sum(s.first_s > now_s - CLOSED_S for s in self.stacks.values())
-        first_s = min(s.first_s for s in self.stacks.values())
+        new = sum(s.first_s > now_s - CLOSED_S for s in self.own.values())
+        first_s = min(s.first_s for s in self.own.values())
         is_long = len(self.looked_s) > CLOSED_LOOKS and now_s - first_s >= CLOSED_S
         return is_long and new <= CLOSED_NEW and self.is_small
 
@@ -86,9 +90,9 @@ def over_looks(
         loops.pop(after.global_rank, None)
         return judgement
     loop = loops.setdefault(after.global_rank, Loop(since_s=unmoved_since_s))
-    loop.look(set(sampled(after)), after.at_s)
+    loop.look(sampled(after), sampled(after, is_own=True), after.at_s)
     if loop.is_closed(after.at_s):
-        seen_s = after.at_s - min(s.first_s for s in loop.stacks.values())
+        seen_s = after.at_s - min(s.first_s for s in loop.own.values())
         reason = f"has been seen in the same {len(loop.stacks)} stacks for {seen_s:.0f} s"
         return msgspec.structs.replace(judgement, doing=Doing.SPINNING, reason=reason)
     if seems_to_spin and len(loop.stacks) >= BUSY_STACKS:

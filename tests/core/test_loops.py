@@ -110,5 +110,6 @@ def seen(shown: Shown, looked_s: list[float]) -> Loop:
     """A loop, after looks of four samples each."""
     loop = Loop(since_s=0.0)
     for n, at_s in enumerate(looked_s):
-        loop.look({str(shown(4 * n + k)) for k in range(1, 5)}, at_s)
+        stacks = {str(shown(4 * n + k)) for k in range(1, 5)}
+        loop.look(stacks, stacks, at_s)
     return loop
