@@ -39,6 +39,8 @@ PATIENCE_S = 8.0
 INIT_PATIENCE_S = 90.0
 """Initialising NVML loads the driver's state of every device: seconds each where persistence mode is off."""
 WHERE_S = 0.5
+END_S = 0.5
+"""A process that is not stuck ends within ms of being killed."""
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 600.0
 ABSENT_PAUSE_S = 600.0
@@ -92,10 +94,14 @@ class GpuSensor:
         return self._ready.fileno()
 
     def close(self) -> None:
-        """Let go of the process; waits for nothing."""
+        """Let go of the process, and wait for its end no longer than it takes where nothing is wrong."""
         if self._process is not None:
             self._let_go(self._process)
+        deadline_s = time.monotonic() + END_S
         self._reap_stuck()
+        while self._stuck and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+            self._reap_stuck()
         self._ready.close()
 
     @property
@@ -230,7 +236,7 @@ class GpuSensor:
         """How the process ended. It has closed its end, so it is about to be reaped, unless the driver holds it."""
         if self._process is None:
             return f"the process for NVML ended: {error}"
-        deadline_s = time.monotonic() + WHERE_S
+        deadline_s = time.monotonic() + END_S
         while (status := self._process.reap()) is None and time.monotonic() < deadline_s:
             time.sleep(0.01)
         return f"the process for NVML ended: {error if status is None else how_it_ended(status)}"

@@ -68,6 +68,8 @@ class Speaker:
 def main(descriptor: int, parent: int, root: str = "/") -> None:
     """Serve the sensor at the other end of descriptor until it is gone."""
     die_with(parent)
+    # Whatever the agent was started with (a pipe of somebody's, say) is not kept open by this process.
+    os.closerange(descriptor + 1, min(os.sysconf("SC_OPEN_MAX"), 65536))
     with socket.socket(fileno=descriptor) as sock:
         speaker, watch, turns = Speaker(sock), Watch(), queue.SimpleQueue[Turn]()
         worker = threading.Thread(target=work, args=(speaker, watch, turns, Path(root)), daemon=True)
