@@ -99,6 +99,8 @@ class Loop:
             attempt=self.number,
             alive=[] if self.attempt is None or self.is_over else self.attempt.alive(),
             is_first=is_first,
+            error_files={} if self.attempt is None else self.attempt.error_files,
+            stderr_files={} if self.attempt is None else self.attempt.stderr_files,
         )
 
     def go(self) -> int:

@@ -304,6 +304,8 @@ class Daemon:
                 )
             )
         elif not self._has_greeted:
+            # First: what was being read when the last supervisor went is asked for again.
+            self.performer.error_files, self.performer.stderr_files = hello.error_files, hello.stderr_files
             self.feed(ev.SupervisorRestarted())
             if hello.alive and hello.attempt == (state.attempt.number if state.attempt else -1):
                 self._watch(hello.attempt, hello.alive, state.attempt.resumed_from if state.attempt else None)

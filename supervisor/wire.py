@@ -37,6 +37,9 @@ class LauncherHello(_Wire, frozen=True, kw_only=True, tag="launcher_hello"):
     alive: list[Rank]
     is_first: bool
     """This launcher has not been heard before (the supervisor's first start for it)."""
+    error_files: dict[int, str] = {}
+    stderr_files: dict[int, str] = {}
+    """Of that attempt, as Started has them."""
 
 
 class Started(_Wire, frozen=True, kw_only=True, tag="started"):

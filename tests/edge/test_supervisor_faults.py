@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -259,3 +260,33 @@ def test_what_guardctl_sends_wrongly_is_answered_and_harms_nothing(edge: EdgeRun
     run.send(signal.SIGTERM)
     assert finish(run).returncode == 143
     check_replay(run_dir)
+
+
+RECORDED = """
+import os, sys, time
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    open(f"ready-{os.environ['RANK']}", "w").close()
+    while not os.path.exists("go") or os.environ["RANK"] == "0":
+        time.sleep(0.02)
+    raise ValueError("spoilt")
+
+main()
+"""
+
+
+def test_a_supervisor_that_is_back_knows_where_the_error_files_lie(edge: EdgeRuns) -> None:
+    """Without hooks (-E), they are all that tells of an exception."""
+    script = edge.folder / "recorded.py"
+    script.write_text(RECORDED)
+    run = edge.start(sys.executable, "-E", str(script), flags=("--max-restarts=0", "--no-python"))
+    wait_until(lambda: all((edge.folder / f"ready-{rank}").exists() for rank in range(2)), 60, "both ranks")
+    os.kill(supervisor_of(run).pid, signal.SIGKILL)
+    journal = wait_until(lambda: run.run_dir, 5, "the run directory") / "events.jsonl"
+    wait_until(lambda: '"supervisor_restarted"' in journal.read_text(), 20, "another supervisor")
+    (edge.folder / "go").touch()
+    incident = only(finish(run))
+    assert (incident["cause"], ranks_of(incident)) == ("exception", [1])
+    assert "ValueError: spoilt" in incident["summary"]
