@@ -16,6 +16,9 @@ from guardrun.supervisor.track import Track
 
 MAX_MARKS = 512
 FRONT_POINTS = 4096
+MAX_GAUGES = 32
+GAUGE_POINTS = 1024
+"""Of each of them: an hour at the pace at which they are told."""
 
 
 class AttemptSpan(msgspec.Struct, kw_only=True):
@@ -84,6 +87,7 @@ class Timeline:
         self._tracks: deque[tuple[AttemptSpan, dict[int, Track]]] = deque()
         self._front: list[FrontPoint] = []
         self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
+        self._gauges: dict[tuple[str, str], deque[tuple[float, float]]] = {}
         self._known_from_s: float | None = None
         self.last_s = 0.0
         self.trouble = ""
@@ -122,11 +126,29 @@ class Timeline:
                 self._mark("raised", event.error.error, now_s, event.global_rank)
             case ev.TimeSkipped():
                 self._mark("skipped", f"{event.gap_s:.0f} s in which nothing ran", now_s)
+            case ev.NodeTold():
+                self._gauge(event.gauges)
             case ev.HoldSet():
                 self._mark("held" if event.is_held else "unheld", event.who, now_s)
 
     def _mark(self, kind: str, text: str, at_s: float, rank: int = -1) -> None:
         self._marks.append(Mark(at_s=at_s, kind=kind, text=text[:200], rank=rank))
+
+    def _gauge(self, gauges: list[ev.Gauge]) -> None:
+        for gauge in gauges:
+            key = (gauge.subject, gauge.name)
+            if key not in self._gauges and len(self._gauges) < MAX_GAUGES:
+                self._gauges[key] = deque(maxlen=GAUGE_POINTS * self._budget)
+            if key in self._gauges:
+                self._gauges[key].append((gauge.at_s, gauge.value))
+
+    def gauges(self, from_s: float, to_s: float) -> dict[tuple[str, str], list[tuple[float, float]]]:
+        """Per (part, name) what was read of it within a window: (when, value), where that is more than one point."""
+        shown = {
+            key: [(at_s, value) for at_s, value in points if from_s <= at_s <= to_s]
+            for key, points in self._gauges.items()
+        }
+        return {key: points for key, points in shown.items() if len(points) > 1}
 
     def _sizes(self, ranks: int) -> tuple[int, int, int]:
         """Attempts, segments a rank, step points a rank."""

@@ -305,6 +305,16 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     index: int
 
 
+class Gauge(msgspec.Struct, frozen=True, array_like=True):
+    """One reading of a part of a node, for the page that shows it beside the steps."""
+
+    at_s: float
+    subject: str
+    name: str
+    """`temperature_c`, `sm_clock_hz`, …"""
+    value: float
+
+
 class NodeTold(_Event, frozen=True, kw_only=True, tag="node_told"):
     """What the judges of a node say anew (core/node/); all times are the engine's."""
 
@@ -312,6 +322,8 @@ class NodeTold(_Event, frozen=True, kw_only=True, tag="node_told"):
     findings: list[Finding]
     devices: dict[int, Device] = {}
     """Per global rank, where that is known."""
+    gauges: list[Gauge] = []
+    """Of parts of which something is told, from a while before that on."""
 
 
 class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -82,27 +82,59 @@ def draw_plot(series: Sequence[StepTime], scale: Scale, signs: Sequence[Sign]) -
     if len(series) < LEAST_POINTS:
         return ""
     top_s = _top(series)
-    shown, top = signs_within(signs, scale)
-    curve = "".join(
-        svg.tag("polyline", points=" ".join(_place(p, scale, top_s) for p in part), class_="curve")
-        for part in _by_attempt(series)
-    )
-    lines = svg.tag("svg", curve, y=top, width="100%", height=HEIGHT, view_box=f"0 0 {WIDE} {HEIGHT}", preserve="none")
-    bottom = top + HEIGHT
-    floor = svg.tag("line", x1="0", x2="100%", y1=bottom, y2=bottom, class_="grid")
-    middle = draw_grid(scale, top, bottom) + floor + draw_signs(shown, scale, bottom) + lines
-    middle += _cut_off(series, scale, top_s, top + 12)
+    curves = [[(point.at_s, point.step_s) for point in part] for part in _by_attempt(series)]
     label = f"Seconds a step against time: {summary(series)}"
     ticks = ((0.0, "0"), (top_s / 2, seconds_words(top_s / 2)), (top_s, seconds_words(top_s)))
-    side = "".join(
-        svg.text(words, x=LABEL_W - 8, y=top + max(_y(value, top_s) + 4, 10), class_="tick", text_anchor="end")
-        for value, words in ticks
+    _, top = signs_within(signs, scale)
+    return draw_curves(
+        curves, scale, signs, Axis(0.0, top_s, ticks), label, over=_cut_off(series, scale, top_s, top + 12)
     )
-    height = bottom + 20
+
+
+class Axis(NamedTuple):
+    """A plot's upright axis."""
+
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+    """Values and their words."""
+    height: int = HEIGHT
+    """Pixels."""
+
+    def y(self, value: float) -> float:
+        """Pixels from the top; what is beyond an end is at it."""
+        share = (value - self.low) / (self.high - self.low)
+        return self.height - (self.height - 8) * min(max(share, 0.0), 1.0)
+
+
+def draw_curves(
+    curves: Sequence[Sequence[tuple[float, float]]],
+    scale: Scale,
+    signs: Sequence[Sign],
+    axis: Axis,
+    label: str,
+    *,
+    over: str = "",
+) -> str:
+    """Lines through (when, value), with grid, signs and ticks. label: the picture in a sentence; over: drawn on top."""
+    shown, top = signs_within(signs, scale)
+    curve = "".join(
+        svg.tag("polyline", points=" ".join(_place(point, scale, axis) for point in part), class_="curve")
+        for part in curves
+    )
+    height = axis.height
+    lines = svg.tag("svg", curve, y=top, width="100%", height=height, view_box=f"0 0 {WIDE} {height}", preserve="none")
+    bottom = top + height
+    floor = svg.tag("line", x1="0", x2="100%", y1=bottom, y2=bottom, class_="grid")
+    middle = draw_grid(scale, top, bottom) + floor + draw_signs(shown, scale, bottom) + lines + over
+    side = "".join(
+        svg.text(words, x=LABEL_W - 8, y=top + max(axis.y(value) + 4, 10), class_="tick", text_anchor="end")
+        for value, words in axis.ticks
+    )
     return (
         '<div class="chart">'
-        + svg.tag("svg", side, width=LABEL_W, height=height, class_="side", aria_hidden="true")
-        + svg.picture(middle, label, width="100%", height=height, class_="middle")
+        + svg.tag("svg", side, width=LABEL_W, height=bottom + 20, class_="side", aria_hidden="true")
+        + svg.picture(middle, label, width="100%", height=bottom + 20, class_="middle")
         + "</div>"
     )
 
@@ -126,12 +158,9 @@ def _by_attempt(series: Sequence[StepTime]) -> list[list[StepTime]]:
     return parts
 
 
-def _y(step_s: float, top_s: float) -> float:
-    return HEIGHT - (HEIGHT - 8) * min(step_s / top_s, 1.0)
-
-
-def _place(point: StepTime, scale: Scale, top_s: float) -> str:
-    return f"{WIDE * scale.percent(point.at_s) / 100:.1f},{_y(point.step_s, top_s):.1f}"
+def _place(point: tuple[float, float], scale: Scale, axis: Axis) -> str:
+    at_s, value = point
+    return f"{WIDE * scale.percent(at_s) / 100:.1f},{axis.y(value):.1f}"
 
 
 def _cut_off(series: Sequence[StepTime], scale: Scale, top_s: float, y: int) -> str:

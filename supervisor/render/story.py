@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from guardrun.supervisor.render import page
+from guardrun.supervisor.render.gauges import draw_gauge
 from guardrun.supervisor.render.plot import draw_plot, step_times, summary
 from guardrun.supervisor.render.rows import MAX_EACH, make_lines
 from guardrun.supervisor.render.strips import (
@@ -38,6 +39,8 @@ class Story(msgspec.Struct, kw_only=True):
     zero_s: float
     """What the ticks count from: the onset, or the run's beginning."""
     signs: list[Sign]
+    gauges: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    """Per (part of a node, name) its readings, over the time of `front`."""
 
 
 class RunIncident(NamedTuple):
@@ -69,7 +72,8 @@ def incident_story(
     front = timeline.view(front_from_s, to_s).front
     if front:
         front_from_s = max(front_from_s, min(front[0].at_s, from_s))
-    return Story(view=view, front=front, front_from_s=front_from_s, zero_s=onset_s, signs=signs)
+    gauges = timeline.gauges(front_from_s, to_s)
+    return Story(view=view, front=front, front_from_s=front_from_s, zero_s=onset_s, signs=signs, gauges=gauges)
 
 
 def _is_saved_before(mark: Mark, onset_s: float) -> bool:
@@ -86,7 +90,8 @@ def run_story(timeline: Timeline, incidents: Sequence[RunIncident]) -> Story:
         signs.append(Sign(incident.onset_s, words, "bad"))
         if incident.recovered_s is not None:
             signs.append(Sign(incident.recovered_s, "", "good"))
-    return Story(view=view, front=view.front, front_from_s=0.0, zero_s=0.0, signs=signs)
+    gauges = timeline.gauges(0.0, timeline.last_s)
+    return Story(view=view, front=view.front, front_from_s=0.0, zero_s=0.0, signs=signs, gauges=gauges)
 
 
 def strips_html(story: Story, culprits: Sequence[int]) -> str:
@@ -115,10 +120,9 @@ def strips_html(story: Story, culprits: Sequence[int]) -> str:
 
 
 def steps_html(story: Story) -> str:
-    """Seconds a step; nothing where too few steps were seen."""
+    """Seconds a step, and below it, on the same axis, what a node's parts showed; nothing where too little was seen."""
     series = step_times(story.front)
-    if len(series) < 2:
-        return ""
     scale = Scale(story.front_from_s, story.view.to_s, story.zero_s)
-    plot = draw_plot(series, scale, [sign for sign in story.signs if sign.kind != "soft"])
-    return page.paragraph(f"{summary(series)}.") + plot
+    signs = [sign for sign in story.signs if sign.kind != "soft"]
+    plot = page.paragraph(f"{summary(series)}.") + draw_plot(series, scale, signs) if len(series) > 1 else ""
+    return plot + "".join(draw_gauge(key, points, scale, signs) for key, points in story.gauges.items())
