@@ -27,6 +27,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause: str
     """As the contract lists them: `gpu_ecc`, `thermal`, `network`, …; `throttle` for throttling, before anybody knows
     whether training feels it."""
+    key: str = ""
+    """Finer than the cause, where the policy tells such apart (`disk_full`, `gpu_xid_79`); empty: the cause will do."""
     subject: str
     since_s: float
     """CLOCK_MONOTONIC."""

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from guardrun.supervisor.node.sensor import Sensor
+from guardrun.supervisor.node.sensors.cgroup import CgroupSensor
+from guardrun.supervisor.node.sensors.clock import ClockSensor
+from guardrun.supervisor.node.sensors.cpu import CpuSensor
+from guardrun.supervisor.node.sensors.disks import DisksSensor
+from guardrun.supervisor.node.sensors.gpu import GpuSensor
+from guardrun.supervisor.node.sensors.infiniband import InfinibandSensor
+from guardrun.supervisor.node.sensors.kernel_log import KernelLogSensor
+from guardrun.supervisor.node.sensors.memory import MemorySensor
+from guardrun.supervisor.node.sensors.mounts import MountsSensor
+from guardrun.supervisor.node.sensors.network import NetworkSensor
+from guardrun.supervisor.node.sensors.pressure import PressureSensor
+from guardrun.supervisor.node.sensors.processes import ProcessesSensor
 
 
-def default_sensors(root: str = "/") -> list[Sensor]:
-    """The sensors for this node.
+def host_sensors(root: str = "/", pids: Callable[[], Iterable[int]] | None = None) -> list[Sensor]:
+    """The sensors of all but devices that compute.
 
-    root: where to look instead of `/`; what is not read from files (mounts, links, the clock) is the machine's.
+    root: where to look instead of `/`; what does not come from files of /proc and /sys is the machine's own.
+    pids: whose control groups are read; None: this process's own.
     """
-    return []
+    return [
+        KernelLogSensor(),
+        CpuSensor(root),
+        PressureSensor(root),
+        CgroupSensor(root, pids),
+        MemorySensor(root),
+        ProcessesSensor(root),
+        DisksSensor(root),
+        MountsSensor(),
+        NetworkSensor(root),
+        InfinibandSensor(root),
+        ClockSensor(),
+    ]
+
+
+def default_sensors(root: str = "/", pids: Callable[[], Iterable[int]] | None = None) -> list[Sensor]:
+    """All sensors for this node; root and pids as for host_sensors.
+
+    The GPUs' is always there: that a machine has none, or no driver, is for it to say.
+    """
+    return [GpuSensor(root=root), *host_sensors(root, pids)]

@@ -1,0 +1,97 @@
+"""The kernel's log, waited on: machine checks, lockups, resets, I/O errors, Xids, OOM kills."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from guardrun.supervisor.core.node.facts import Happening, Readout
+from guardrun.supervisor.node.sensor import happened, known, unknown
+from guardrun.supervisor.node.sensors.files import why
+from guardrun.supervisor.node.sensors.kernel_lines import LineReader, parse_record
+
+PATH = "/dev/kmsg"
+RECORD_BYTES = 8192
+"""The kernel's own limit for one record; a shorter read fails with EINVAL."""
+MAX_RECORDS = 500
+"""A turn; more are taken at the next, which comes at once."""
+
+
+class KernelLogSensor:
+    """`log`: whether it may be read; what its lines tell from now on, each of its own subject.
+
+    A line that is written from outside the kernel counts as well: only root can.
+    """
+
+    name = "kernel_log"
+    period_s = 60.0
+    timeout_s = 5.0
+
+    def __init__(self, path: str = PATH) -> None:
+        self._path = path
+        self._fd = -1
+        self._next_sequence = -1
+        self._lines = LineReader()
+        self.lost = 0
+        """Lines that were overwritten before they were read, so far."""
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def read(self, now_s: float) -> Readout:
+        if self._fd < 0:
+            try:
+                self._open()
+            except OSError as error:
+                reason = why(error, self._path)
+                return Readout(
+                    sensor=self.name, at_s=now_s, samples=unknown("log", ("is_readable",), reason), trouble=reason
+                )
+        happenings, lost = self._take(now_s)
+        trouble = ""
+        if lost:
+            self.lost += lost
+            trouble = f"{lost} lines of the kernel's log were lost: it was overwritten before it was read"
+            happenings.insert(0, happened("log", "lines_lost", now_s, trouble, lines=lost))
+        samples = known("log", is_readable=self._fd >= 0, lost_lines=self.lost)
+        return Readout(sensor=self.name, at_s=now_s, samples=samples, happenings=happenings, trouble=trouble)
+
+    def _open(self) -> None:
+        """From now on: what was before is nobody's here. Raises OSError."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.lseek(fd, 0, os.SEEK_END)
+        except OSError:
+            os.close(fd)
+            raise
+        self._fd, self._next_sequence = fd, -1
+
+    def _take(self, now_s: float) -> tuple[list[Happening], int]:
+        """Happenings of the lines since the last turn, and how many lines were lost."""
+        happenings: list[Happening] = []
+        lost = 0
+        for _ in range(MAX_RECORDS):
+            try:
+                data = os.read(self._fd, RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    continue  # Overwritten: the next read gives the oldest that is kept, and its number tells the rest.
+                self.close()
+                break
+            record = parse_record(data.decode("utf-8", "replace"))
+            if record is None:
+                continue
+            if 0 <= self._next_sequence < record.sequence:
+                lost += record.sequence - self._next_sequence
+            self._next_sequence = record.sequence + 1
+            happening = self._lines.read(record.message, now_s)
+            if happening is not None:
+                happenings.append(happening)
+        return happenings, lost
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
