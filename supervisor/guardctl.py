@@ -13,7 +13,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from guardrun import __version__
-from guardrun.supervisor.ctl import config, diagnose, incidents, node, order, replay, report, show, stacks, status
+from guardrun.supervisor.ctl import (
+    config,
+    diagnose,
+    incidents,
+    node,
+    nodeagent,
+    order,
+    replay,
+    report,
+    show,
+    stacks,
+    status,
+)
 from guardrun.supervisor.ctl.output import Output, silence_stdout
 from guardrun.supervisor.ctl.verb import NO, Call, CtlError, Verb
 
@@ -25,6 +37,7 @@ VERBS: tuple[Verb, ...] = (
     diagnose.VERB,
     stacks.VERB,
     node.VERB,
+    nodeagent.VERB,
     config.VERB,
     replay.VERB,
     order.HOLD,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation, Record, end_of, holding
-from guardrun.supervisor.ctl import nodeview
+from guardrun.supervisor.ctl import nodehistory, nodeview
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
 from guardrun.supervisor.node.places import Place, find_places
 from guardrun.supervisor.node.quarantine import Written, isolate_node, read_all, read_node, release_node
@@ -228,6 +228,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     release.add_argument("node", metavar="NODE")
     release.add_argument("--reason", default="", metavar="TEXT", help="what was done about it")
     release.add_argument("--override", action="store_true", help="also what another person isolated")
+    nodehistory.add(actions)
 
 
 def _add(actions: Any, name: str, text: str, run: Callable[[_World], int]) -> argparse.ArgumentParser:

@@ -100,14 +100,7 @@ class Historian:
             return {"trouble": self.trouble or "the history is not open", "samples": [], "entries": []}
         assert self._history is not None
         try:
-            points = [] if query.what else self._history.read_points(query)
-            entries = self._history.read_entries(query)
-            return {
-                "trouble": self.trouble,
-                "samples": [point._asdict() for point in points],
-                "entries": [entry._asdict() for entry in entries],
-                "rows": self._history.count(),
-            }
+            return {"trouble": self.trouble, **self._history.read(query), "rows": self._history.count()}
         except sqlite3.Error as error:
             self._failed(error)
             return {"trouble": self.trouble, "samples": [], "entries": []}

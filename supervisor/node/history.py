@@ -61,7 +61,9 @@ class Query(NamedTuple):
     name: str = ""
     what: str = ""
     limit: int = 1000
-    """The newest so many."""
+    """The newest so many, of samples and of entries."""
+    has_samples: bool = True
+    """Samples, too; with `what` there are none."""
 
 
 class SpoiltError(Exception):
@@ -136,27 +138,9 @@ class History:
         self._rows["samples"] += len(points)
         self._rows["entries"] += len(entries)
 
-    def read_points(self, query: Query) -> list[Point]:
-        """The newest samples that the query wants, in their order."""
-        where, values = _conditions(query)
-        rows = self._db.execute(
-            "SELECT subject, name, wall_s, low, high, mean, text FROM samples JOIN series ON series.id = series"
-            f"{where} ORDER BY samples.id DESC LIMIT ?",
-            (*values, _limit(query)),
-        ).fetchall()
-        return [Point(*row) for row in reversed(rows)]
-
-    def read_entries(self, query: Query) -> list[Entry]:
-        """The newest entries that the query wants, in their order."""
-        where, values = _conditions(query)
-        if query.what:
-            where += f"{' AND' if where else ' WHERE'} what = ?"
-            values.append(query.what)
-        rows = self._db.execute(
-            f"SELECT wall_s, what, subject, name, text, data FROM entries{where} ORDER BY id DESC LIMIT ?",
-            (*values, _limit(query)),
-        ).fetchall()
-        return [_entry(row) for row in reversed(rows)]
+    def read(self, query: Query) -> dict[str, Any]:
+        """`samples` and `entries` that the query wants, the newest of them, in their order."""
+        return read(self._db, query)
 
     def count(self) -> dict[str, int]:
         """Rows of each table, and bytes of the file."""
@@ -206,6 +190,38 @@ class History:
     def _is_at_bound(self) -> bool:
         """Whether it is our own bound that has been reached, and not the disk's."""
         return bool(self._db.execute("PRAGMA page_count").fetchone()[0] >= self._max_pages - 16)
+
+
+def read(db: sqlite3.Connection, query: Query) -> dict[str, Any]:
+    """As History.read, of any connection. Raises sqlite3.Error."""
+    where, values = _conditions(query)
+    points = []
+    if query.has_samples and not query.what:
+        points = db.execute(
+            "SELECT subject, name, wall_s, low, high, mean, text FROM samples JOIN series ON series.id = series"
+            f"{where} ORDER BY samples.id DESC LIMIT ?",
+            (*values, _limit(query)),
+        ).fetchall()
+    if query.what:
+        where += f"{' AND' if where else ' WHERE'} what = ?"
+        values.append(query.what)
+    entries = db.execute(
+        f"SELECT wall_s, what, subject, name, text, data FROM entries{where} ORDER BY id DESC LIMIT ?",
+        (*values, _limit(query)),
+    ).fetchall()
+    return {
+        "samples": [Point(*row)._asdict() for row in reversed(points)],
+        "entries": [_entry(row)._asdict() for row in reversed(entries)],
+    }
+
+
+def read_file(path: Path, query: Query) -> dict[str, Any]:
+    """Likewise, of a file that somebody else may be writing, and that is not changed. Raises sqlite3.Error."""
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1.0)
+    try:
+        return read(db, query)
+    finally:
+        db.close()
 
 
 def is_spoilt(error: BaseException) -> bool:

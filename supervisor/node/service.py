@@ -140,6 +140,7 @@ class Service:
             name=_text(given, "name"),
             what=_text(given, "what"),
             limit=int(_number(given, "limit") or 1000),
+            has_samples=given.get("has_samples") is not False,
         )
 
         def answer(data: dict[str, Any]) -> None:

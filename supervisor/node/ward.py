@@ -102,11 +102,12 @@ def isolation_of(finding: Finding, since_wall_s: float, wall_s: float) -> Isolat
 
 
 def user_name(uid: int) -> str:
-    """May ask a directory on the network: not for the loop's thread."""
+    """A person's name, never guardrun's own. May ask a directory on the network: not for the loop's thread."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        name = pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(uid)
+        return f"uid {uid}"
+    return f"user {name}" if name == core.AUTOMATIC else name
 
 
 def node_name(environ: Mapping[str, str]) -> str:

@@ -90,7 +90,7 @@ class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
     `status`   {} → {agent, sensors, clients, history, …}
     `facts`    {} → {readouts, findings}: the latest of every sensor
     `jobs`     {} → {jobs}: who runs here, and what dead ones left behind
-    `history`  {since_wall_s, until_wall_s, subject, name, what, limit} → {samples, entries}
+    `history`  {since_wall_s, until_wall_s, subject, name, what, limit, has_samples} → {samples, entries, rows, trouble}
     `isolate`  {cause, reason, evidence, evidence_wall_s, until_wall_s, run_id, incident, is_automatic} → {quarantine,
                why}: what holds now, and why it was not done; an act
     `release`  {reason, run_id, is_overriding} → likewise
