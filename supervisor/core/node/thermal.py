@@ -88,17 +88,16 @@ class ThrottleJudge:
         while points[0].at_s < point.at_s - KEPT_S:
             points.popleft()
         finding_id = f"{CAUSE}/{subject}"
-        since_s = self._throttling_since(points)
         held = self._held.get(finding_id)
-        if held is None and since_s is None:
+        since_s = held.since_s if held is not None else self._throttling_since(points)
+        if since_s is None:
             return []
         if held is not None and not _active_since(points, point.at_s - END_S):
-            lasted_s = points[-1].at_s - held.since_s
+            lasted_s = points[-1].at_s - since_s
             return self._held.end(
                 finding_id, now_s, f"{self._book.label(subject)} throttled for {lasted_s:.0f} s and does no longer."
             )
-        start_s = held.since_s if held is not None else float(since_s or point.at_s)
-        return self._tell(finding_id, subject, start_s, now_s)
+        return self._tell(finding_id, subject, since_s, now_s)
 
     def _throttling_since(self, points: deque[Point]) -> float | None:
         """When it began, where enough of the window's readings show it."""
