@@ -24,7 +24,7 @@ def draw_gauge(key: tuple[str, str], points: Sequence[tuple[float, float]], scal
     words, factor, unit = UNITS.get(name, (name, 1.0, ""))
     values = [value * factor for _, value in points]
     low, high = _ends(min(values), max(values))
-    ticks = tuple((value, _words(value, unit)) for value in (low, (low + high) / 2, high))
+    ticks = tuple((value, _words(value, "")) for value in (low, (low + high) / 2, high))
     heading = f"{words} of {subject}: {_words(min(values), unit)} to {_words(max(values), unit)}"
     curve = [(at_s, value * factor) for at_s, value in points]
     return page.paragraph(f"{heading[0].upper()}{heading[1:]}.") + draw_curves(

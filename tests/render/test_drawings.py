@@ -10,23 +10,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.grouping import evidence_groups, group_stacks
 from guardrun.supervisor.core.looks import Frame
 from guardrun.supervisor.core.stacks import Stack
 from guardrun.supervisor.render import report as rendering
+from guardrun.supervisor.render.gauges import draw_gauge
 from guardrun.supervisor.render.incident import incident_json
 from guardrun.supervisor.render.plot import draw_plot, seconds_words, step_times, summary, thin
 from guardrun.supervisor.render.report import report_html
 from guardrun.supervisor.render.rows import MAX_ROWS, make_lines
 from guardrun.supervisor.render.sources import CHANGED, MAX_FILE_BYTES, files_of, read_sources
 from guardrun.supervisor.render.stackhtml import stacks_html
-from guardrun.supervisor.render.story import incident_story, strips_html
+from guardrun.supervisor.render.story import incident_story, steps_html, strips_html
 from guardrun.supervisor.render.strips import Scale
 from guardrun.supervisor.render.svg import nice_seconds, nice_step, percent, tag
 from guardrun.supervisor.render.waits import MAX_WIDE, describe, draw_graph, make_graph, read_waits
 from guardrun.supervisor.timeline import FrontPoint, Timeline
 from tests.render.pages import HUGE, huge_page, huge_timeline
-from tests.render.samples import WAITING, explained, hang, rank_look, run_file, told_timeline, wall
+from tests.render.samples import (
+    WAITING,
+    begin_attempt,
+    explained,
+    hang,
+    rank_look,
+    run_file,
+    story_of,
+    told_timeline,
+    wall,
+)
+from tests.render.samples import report as told
 from tests.render.test_report import check
 
 
@@ -209,3 +222,40 @@ def test_stacks_whose_files_are_gone_are_told_by_the_evidence() -> None:
     for evidence in ({"stack_groups": groups}, {"stack": ["fetch_vocabulary_update (train.py:73)"]}):
         text = check(report_html(incident_json(hang(evidence=evidence), run_file(), wall), []))
         assert "fetch_vocabulary_update (" in text and "Stacks: none were taken" not in text
+
+
+# What a node's parts showed -------------------------------------------------------------------------------------------
+
+
+def throttled_timeline() -> Timeline:
+    """Steps of 0.25 s, of 0.6 s from 60 s on, when rank 1's device got hot and its clock was halved."""
+    timeline = Timeline()
+    begin_attempt(timeline, 0, 2, 0.2)
+    step = 0.0
+    for at_s in range(1, 140):
+        step += 1 / (0.25 if at_s < 60 else 0.6)
+        told(timeline, 0, 2, float(at_s), int(step), phase="train")
+        if at_s % 5 == 0:
+            heat, clock = (62.0, 1.98e9) if at_s < 55 else (min(62 + 2.0 * (at_s - 54), 91), 0.99e9)
+            gauges = [
+                ev.Gauge(float(at_s), "gpu:GPU-1", "temperature_c", heat),
+                ev.Gauge(float(at_s), "gpu:GPU-1", "sm_clock_hz", clock),
+            ]
+            timeline.feed(ev.NodeTold(node="node-a", findings=[], gauges=gauges), float(at_s))
+    return timeline
+
+
+def test_a_devices_heat_and_clock_are_drawn_on_the_axis_of_the_steps() -> None:
+    incident = hang(kind="slowdown", cause="thermal_throttle", onset_s=55.0, detected_s=90.0, recovered_s=None)
+    story = story_of(incident, throttled_timeline())
+    page = steps_html(story)
+    assert page.count("<polyline") == 3
+    assert "Temperature of gpu:GPU-1: 62 °C to 91 °C." in page
+    assert "SM clock of gpu:GPU-1: 990 MHz to 1,980 MHz." in page
+    ends = {line.split('points="')[1].split('"')[0].split()[-1].split(",")[0] for line in page.split("<polyline")[1:]}
+    assert max(map(float, ends)) - min(map(float, ends)) < 60, "one axis of time"
+
+
+def test_a_gauge_that_stands_still_is_a_line() -> None:
+    drawing = draw_gauge(("gpu:x", "power_w"), [(0.0, 0.0), (5.0, 0.0)], Scale(0, 10, 0), [])
+    assert "Power of gpu:x: 0 W to 0 W." in drawing and "nan" not in drawing
