@@ -90,6 +90,8 @@ class HangTable(_Table, frozen=True, kw_only=True):
 
 class PolicyTable(_Table, frozen=True, kw_only=True):
     act: bool = _ENGINE.act
+    responses: dict[str, str] = {}
+    """What follows from a finding of a node, by cause or finer key (core/node/responses.py): note, restart, isolate."""
 
 
 class GcTable(_Table, frozen=True, kw_only=True):
@@ -154,6 +156,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             **msgspec.structs.asdict(self.restart),
             **msgspec.structs.asdict(self.hang),
             act=self.policy.act,
+            responses=self.policy.responses,
             resume_first=self.checkpoint.resume_first,
             gc_policy=self.gc.policy,
             is_torchrun_agent=self.launcher.agent == "torchrun",

@@ -14,7 +14,11 @@ from msgspec import Meta
 from guardrun.supervisor.config.placeholders import PLACEHOLDERS, unknown_placeholders
 from guardrun.supervisor.config.tables import TABLES
 from guardrun.supervisor.config.toml import TomlError, read_toml_text
+from guardrun.supervisor.core.node.finding import Response
+from guardrun.supervisor.core.node.responses import KEYS as RESPONSE_KEYS
+from guardrun.supervisor.core.node.responses import is_key
 
+RESPONSE_NAMES = [response.value for response in Response]
 KEYS: dict[str, dict[str, Any]] = {
     name: {field: get_type_hints(table, include_extras=True)[field] for field in table.__struct_fields__}
     for name, table in TABLES.items()
@@ -60,7 +64,7 @@ def check_value(table: str, key: str, value: Any) -> tuple[Any, str]:
     except (msgspec.ValidationError, OverflowError):
         base, _ = _split(key_type)
         return value, wrong + nearest(value, _choices(base))
-    return converted, _check_placeholders(key, converted) or _check_nul(converted)
+    return converted, _check_placeholders(key, converted) or _check_responses(key, converted) or _check_nul(converted)
 
 
 def describe(value: Any) -> str:
@@ -149,6 +153,19 @@ def _check_placeholders(key: str, value: Any) -> str:
     for name in PLACEHOLDERS:
         hint = hint.replace(f" {name}?", f" {{{name}}}?")
     return f"unknown placeholder {_braced(unknown)}; there are {_braced(PLACEHOLDERS)}{hint}"
+
+
+def _check_responses(key: str, value: Any) -> str:
+    if key != "responses":
+        return ""
+    for name, response in value.items():
+        if not is_key(name):
+            hint = nearest(name, list(RESPONSE_KEYS)) or f"; there are {', '.join(RESPONSE_KEYS)} and gpu_xid_NUMBER"
+            return f"unknown cause {name[:60]}{hint}"
+        if response not in RESPONSE_NAMES:
+            names = " or ".join(f'"{known}"' for known in RESPONSE_NAMES)
+            return f"{name}: expected {names}, got {describe(response)}{nearest(response, RESPONSE_NAMES)}"
+    return ""
 
 
 def _braced(names: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from guardrun.supervisor.core.actions import Action, Isolate, Say
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.node.finding import Finding, Response
+from guardrun.supervisor.core.node.responses import said_for
 from guardrun.supervisor.core.orders import stop_for
 from guardrun.supervisor.core.sentences import who
 from guardrun.supervisor.core.state import State, attempt_of
@@ -151,9 +152,9 @@ def _response(state: State, cause: str, finding: Finding) -> Response:
     """The user's word for the cause, else the judge's for this finding; nothing where guardrun may not act."""
     if not state.settings.act or state.is_held:
         return Response.NOTE
-    said = state.settings.responses.get(cause)
-    if said:
-        return Response(said)
+    said = said_for(finding, state.settings.responses, cause)
+    if said is not None:
+        return said
     return Response.NOTE if cause in FELT.values() else finding.response
 
 

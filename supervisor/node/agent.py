@@ -24,6 +24,7 @@ from guardrun.supervisor.core.node.facts import Readout
 from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.judge_protocol import Judge
 from guardrun.supervisor.core.node.quarantine import Isolation, headline
+from guardrun.supervisor.core.node.responses import respond
 from guardrun.supervisor.log import log
 from guardrun.supervisor.node.clients import Clients, listen
 from guardrun.supervisor.node.historian import Historian
@@ -277,7 +278,7 @@ class Agent:
                 log.exception("judge_raised", judge=type(judge).__name__, sensor=readout.sensor)
                 continue
             for finding in findings:
-                self.find(finding)
+                self.find(respond(finding, self.config.policy.responses))
 
     def find(self, finding: Finding) -> None:
         """Something begins to be wrong, changes, or is over."""

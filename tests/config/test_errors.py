@@ -27,7 +27,7 @@ def problems(cwd: Path, text: str = "", *, environ: dict[str, str] | None = None
             "[hang]\nmax_restarts = 1",
             "guardrun.toml: unknown key hang.max_restarts; did you mean restart.max_restarts?",
         ),
-        ("[policy]\nzzzzzz = 1", "guardrun.toml: unknown key policy.zzzzzz; valid keys: act"),
+        ("[policy]\nzzzzzz = 1", "guardrun.toml: unknown key policy.zzzzzz; valid keys: act, responses"),
         ("[hangs]\nfloor_s = 1", "guardrun.toml: unknown table [hangs]; did you mean hang?"),
         ("floor_s = 1", "guardrun.toml: unknown key floor_s: keys stand in a table; did you mean hang.floor_s?"),
         ("hang = 1", "guardrun.toml: hang: expected a table, as in [hang]"),
@@ -77,6 +77,15 @@ def problems(cwd: Path, text: str = "", *, environ: dict[str, str] | None = None
         (
             '[checkpoint]\nresume_env = { "A=B" = "x" }',
             "guardrun.toml: checkpoint.resume_env: 'A=B' is no name of an environment variable",
+        ),
+        (
+            '[policy]\nresponses = { gpu_ec = "isolate" }',
+            "guardrun.toml: policy.responses: unknown cause gpu_ec; did you mean gpu_ecc?",
+        ),
+        (
+            '[policy]\nresponses = { gpu_xid_79 = "isolte" }',
+            'guardrun.toml: policy.responses: gpu_xid_79: expected "note" or "restart" or "isolate", '
+            'got the string "isolte"; did you mean isolate?',
         ),
         ('[checkpoint]\ndir = "a\\u0000"', "guardrun.toml: checkpoint.dir: a NUL character can't be passed on"),
     ],

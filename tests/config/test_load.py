@@ -46,7 +46,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0},
         "launcher": {"agent": "guardrun"},
         "hang": {},
-        "policy": {"act": True},
+        "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "warmup_steps": 5, "every_steps": 100},
         "node": {"state_dir": "", "shared_dir": ""},
         "preflight": {"level": "quick"},
@@ -173,7 +173,7 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
     text = {"hang": "", "restart": ""}
     wanted = {}
     for number, field in enumerate(msgspec.structs.fields(Settings), start=1):
-        if field.name in ("act", "resume_first", "is_torchrun_agent", "gc_policy"):
+        if field.name in ("act", "resume_first", "is_torchrun_agent", "gc_policy", "responses"):
             continue
         table = "restart" if field.name in ("max_restarts", "max_no_progress", "stop_grace_s") else "hang"
         text[table] += f"{field.name} = {number}\n"
@@ -181,10 +181,12 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
     write(
         cwd / "guardrun.toml",
         f"[hang]\n{text['hang']}[restart]\n{text['restart']}[policy]\nact = false\n"
+        'responses = { gpu_xid_79 = "note" }\n'
         '[checkpoint]\nresume_first = true\n[launcher]\nagent = "torchrun"\n[gc]\npolicy = "freeze"\n',
     )
     settings = load(cwd).settings()
-    assert settings == Settings(**wanted, act=False, resume_first=True, is_torchrun_agent=True, gc_policy="freeze")
+    others: dict[str, Any] = {"act": False, "resume_first": True, "is_torchrun_agent": True, "gc_policy": "freeze"}
+    assert settings == Settings(**wanted, **others, responses={"gpu_xid_79": "note"})
 
 
 def test_a_hard_limit_below_the_floor_warns(cwd: Path) -> None:
