@@ -13,11 +13,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pynvml
 import pytest
 
 from guardrun.supervisor.core.node.facts import Readout, Value
+from guardrun.supervisor.core.node.finding import Finding, Response
+from guardrun.supervisor.core.node.gpu import gpu_judges
 from guardrun.supervisor.core.node.strangers import strangers
+from guardrun.supervisor.node.runner import Runner
 from guardrun.supervisor.node.sensors.gpu import GpuSensor
 from tests.node.nvml_stub import LIBRARY, NvmlStub
 from tests.support.waiting import wait_until
@@ -338,10 +342,9 @@ def test_a_driver_that_is_unloaded_is_told(stub: NvmlStub, gpu_sensor: Make) -> 
 
 def test_xids_wake_the_sensor(stub: NvmlStub, gpu_sensor: Make) -> None:
     stub.set(gpus=2)
-    sensor = gpu_sensor()
+    sensor = gpu_sensor(period_s=600.0)
     readout = read(sensor)
     assert not select.select([sensor], [], [], 0)[0]
-    # The set of events is made beside the first turn.
     xids: list[tuple[str, object]] = []
     for code in (79, 48):
         stub.xid(gpu=1, code=code)
@@ -367,6 +370,42 @@ def test_xids_go_on_after_a_device_was_lost(stub: NvmlStub, gpu_sensor: Make) ->
         return [happening.data["xid"] for happening in read(sensor).happenings]
 
     assert set(wait_until(wake, PATIENCE_S, "an Xid of the device that is left")) == {94}
+
+
+def test_a_story_of_throttling_an_xid_and_a_lost_device_under_the_runner(stub: NvmlStub, gpu_sensor: Make) -> None:
+    """The parts together as the agent has them; turns come faster, so that it takes seconds."""
+    stub.set(gpus=2)
+    told: list[Finding] = []
+    judges = gpu_judges()
+    stretch = 20.0
+    """Each second stands for so many: the judges have no clock of their own."""
+
+    def deliver(readout: Readout) -> None:
+        at_s = readout.at_s * stretch
+        for judge in judges:
+            told.extend(judge.take(msgspec.structs.replace(readout, at_s=at_s), at_s))
+
+    def find(finding_id: str, *, is_over: bool = False) -> Finding:
+        def look() -> Finding | None:
+            return next((found for found in list(told) if (found.id, found.is_over) == (finding_id, is_over)), None)
+
+        return wait_until(look, PATIENCE_S, f"{finding_id}, is_over={is_over}")
+
+    runner = Runner([gpu_sensor(period_s=0.1)], deliver)
+    runner.start()
+    try:
+        stub.set(gpu=1, temperature=95, reasons="hw_slowdown,hw_thermal", sm_clock=810)
+        throttling = find(f"throttle/{uuid(1)}")
+        assert "GPU 1 throttles: its hardware slows it down because it is too hot: 95 °C" in throttling.summary
+        stub.set(gpu=1, temperature=60, reasons="", sm_clock=1980)
+        find(f"throttle/{uuid(1)}", is_over=True)
+        stub.xid(gpu=0, code=79)
+        assert find(f"gpu_xid/{uuid(0)}/79").response is Response.ISOLATE
+        stub.set(gpu=0, lost=1)
+        assert "GPU 0 has fallen off the bus" in find(f"gpu_lost/{uuid(0)}").summary
+    finally:
+        runner.close()
+    assert {found.subject for found in told if found.cause == "throttle"} == {uuid(1)}
 
 
 def test_devices_that_the_driver_should_show_are_missing(stub: NvmlStub, gpu_sensor: Make, tmp_path: Path) -> None:
