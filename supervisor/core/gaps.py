@@ -34,6 +34,8 @@ class Gaps(msgspec.Struct):
     longest_s: float = 0.0
     typical_s: float = 0.0
     """The quantile, kept up to date: it is asked for with every report."""
+    median_s: float = 0.0
+    """Likewise. A first step, or an evaluation, has no say in it."""
     counted_s: float = 0.0
     """When the last one was learned."""
 
@@ -46,6 +48,7 @@ class Gaps(msgspec.Struct):
         self.total += 1
         self.longest_s = max(self.longest_s, gap_s)
         self.typical_s = self._quantile_s(min(math.ceil(self.total * QUANTILE), max(self.total - 1, ENOUGH)))
+        self.median_s = self._quantile_s(math.ceil(self.total / 2))
 
     def _quantile_s(self, wanted: int) -> float:
         """The wanted-th shortest, as the upper edge of its bin; where there are fewer, the longest."""

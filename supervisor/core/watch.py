@@ -17,6 +17,7 @@ from guardrun.supervisor.core import nodes, pauses, pressure, verdicts
 from guardrun.supervisor.core.actions import Action, TakeLook
 from guardrun.supervisor.core.collectives import match, waits_on_device
 from guardrun.supervisor.core.finding import Finding
+from guardrun.supervisor.core.gaps import FACTOR
 from guardrun.supervisor.core.hang import DOUBTFUL, find
 from guardrun.supervisor.core.incidents import close_recovered
 from guardrun.supervisor.core.judge import Doing, Judgement, judge, unlooked
@@ -166,12 +167,12 @@ def deadline_s(state: State) -> float | None:
 def _wait_due_s(state: State, attempt: Attempt, never_s: float) -> float:
     """When a rank that waits deserves a look, floor or not: what it waits in may be proof.
 
-    Sooner than usual gaps explain too: they are learned in the start's rush, or on a busy node. Looks that find no
-    proof come ever more seldom.
+    The longer of a run's gaps do not count: they are learned in the start's rush, in evaluations, or on a busy node.
+    Looks that find no proof come ever more seldom.
     """
     if not attempt.waiting or attempt.alive < 2:
         return never_s
-    return silence_began_s(attempt) + min(state.gaps.suspicious_after_s(WAIT_LOOK_S), state.settings.floor_s)
+    return silence_began_s(attempt) + min(max(WAIT_LOOK_S, FACTOR * state.gaps.median_s), state.settings.floor_s)
 
 
 def on_tick(state: State, now_s: float) -> list[Action]:

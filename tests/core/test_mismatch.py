@@ -105,6 +105,16 @@ def test_of_two_sides_alike_nobody_is_named(told: Told) -> None:
     assert "rank 1 is in all_reduce of [9] float32" in incident.summary
 
 
+def test_a_first_step_that_took_long_does_not_delay_it(told: Told) -> None:
+    told.running(3)
+    for step, at_s in ((11, 7.0), (12, 8.0), (13, 9.0)):
+        told.step(step, at_s)
+    waits(told, 11.5, 0, 1, 2)
+    look_until(told, in_call(), in_call("barrier", frame=ODD_LINE), in_call(), limit_s=30.0)
+    assert told.incidents["001"].cause == "collective_mismatch"
+    assert told.now_s - 9.0 < 8.0
+
+
 def test_one_that_sleeps_while_others_wait_is_no_proof_before_the_floor(told: Told) -> None:
     told.running(3)
     waits(told, 4.5, 0, 2)
