@@ -60,7 +60,7 @@ class ClockJudge:
 
     def _judge(self, values: dict[str, Value], at_s: float, now_s: float) -> list[Finding]:
         offset = values.get("offset_s")
-        offset_s = number(abs(offset)) if isinstance(offset, float | int) else None
+        offset_s = number(abs(offset)) if isinstance(offset, float | int) and offset is not True else None
         is_kept = values.get("is_synchronized")
         self._was_kept = self._was_kept or is_kept is True
         found = self._off.take(

@@ -19,6 +19,8 @@ from guardrun.supervisor.core.node.facts import Readout, Value
 FORGET_S = 3600.0
 MAX_KEYS = 4096
 MAX_MOMENTS = 256
+ABSURD = 1e18
+"""Nothing is so much: a register that reads all ones, an underflow."""
 GAP_S = 300.0
 """Longer than any sensor's period, stretched ones included."""
 
@@ -33,10 +35,10 @@ def values_of(readout: Readout) -> dict[str, dict[str, Value]]:
 
 
 def number(value: Value | None) -> float | None:
-    """A quantity, where it is one: finite and not negative."""
+    """A quantity, where it is one: not negative, and not absurd."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    return float(value) if 0 <= value <= ABSURD else None
 
 
 def clip(text: object, limit: int = 80) -> str:
