@@ -15,6 +15,7 @@ from guardrun.supervisor.core.node.judge_protocol import Judge
 from guardrun.supervisor.core.node.links import LinkJudge
 from guardrun.supervisor.core.node.lost import LostJudge
 from guardrun.supervisor.core.node.remap import RemapJudge
+from guardrun.supervisor.core.node.responses import is_key
 from guardrun.supervisor.core.node.strangers import strangers
 from guardrun.supervisor.core.node.thermal import ThrottleJudge
 
@@ -42,6 +43,7 @@ class Bench:
             for name, value in of.items()
         ]
         news = self.judge.take(Readout(sensor="gpu", at_s=at_s, samples=samples), at_s)
+        assert all(is_key(finding.key or finding.cause) for finding in news)
         self.told += news
         return news
 

@@ -30,3 +30,7 @@ class Counter:
     def spent_s(self) -> float:
         """What growth is over."""
         return self._points[-1][0] - self._points[0][0] if self._points else 0.0
+
+    def rate(self) -> float:
+        """A second; 0 where it is known only once."""
+        return self.growth() / self.spent_s() if self.spent_s() else 0.0

@@ -66,6 +66,7 @@ class EccJudge:
             Finding(
                 id=finding_id,
                 cause=CAUSE,
+                key="gpu_ecc_uncorrected",
                 subject=subject,
                 since_s=at_s,
                 told_s=now_s,
@@ -103,6 +104,7 @@ class EccJudge:
             Finding(
                 id=finding_id,
                 cause=CAUSE,
+                key="gpu_ecc_corrected",
                 subject=subject,
                 since_s=at_s,
                 told_s=now_s,
@@ -117,6 +119,7 @@ class EccJudge:
             Finding(
                 id=f"{CAUSE}/{subject}/sram",
                 cause=CAUSE,
+                key="gpu_ecc_sram",
                 subject=subject,
                 since_s=at_s,
                 told_s=now_s,

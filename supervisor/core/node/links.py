@@ -8,7 +8,8 @@ one is judged.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from guardrun.supervisor.core.node.counters import Counter
 from guardrun.supervisor.core.node.facts import Readout, Value
@@ -29,7 +30,39 @@ REPLAYS_A_MINUTE = 8.0
 CRC_A_SECOND = 100.0
 """DCGM: CRC errors only matter from this rate on."""
 
+RESEAT = "Reset the device; if it comes back, check its seat and the NVSwitches (fabric manager's log)."
+CHECK_SLOT = "Check its seat and its slot's bifurcation in the firmware; look for PCIe errors in the kernel log."
+
 Values = dict[str, Value | None]
+
+
+class Turn(NamedTuple):
+    """What one device tells at one turn."""
+
+    subject: str
+    label: str
+    values: Values
+    at_s: float
+    now_s: float
+
+    def id(self, name: str) -> str:
+        return f"{CAUSE}/{self.subject}/{name}"
+
+    def finding(self, name: str, key: str, text: str, advice: str, response: Response = Response.NOTE) -> Finding:
+        shown = ("nvlink_", "pcie_")
+        evidence = {name: value for name, value in self.values.items() if name.startswith(shown) and value is not None}
+        return Finding(
+            id=self.id(name),
+            cause=CAUSE,
+            key=f"{CAUSE}_{key}",
+            subject=self.subject,
+            since_s=self.at_s,
+            told_s=self.now_s,
+            summary=f"{self.label}: {text}",
+            evidence=evidence,
+            advice=advice,
+            response=response,
+        )
 
 
 class LinkJudge:
@@ -50,82 +83,60 @@ class LinkJudge:
         told: list[Finding] = []
         all_values = self._book.take(readout)
         for subject, values in all_values.items():
-            for finding, holds in self._look(subject, values, all_values, readout.at_s, now_s):
-                if holds:
-                    told += self._held.hold(finding)
-                else:
-                    told += self._held.end(finding.id, now_s)
+            turn = Turn(subject, self._book.label(subject), values, readout.at_s, now_s)
+            for finding, is_held in self._look(turn, all_values):
+                told += self._held.hold(finding) if is_held else self._held.end(finding.id, now_s)
         return told
 
-    def _look(
-        self, subject: str, values: Values, others: dict[str, Values], at_s: float, now_s: float
-    ) -> Iterator[tuple[Finding, bool]]:
-        label = self._book.label(subject)
-
-        def finding(name: str, summary: str, advice: str, response: Response = Response.NOTE) -> Finding:
-            shown = ("nvlink_", "pcie_")
-            evidence = {key: value for key, value in values.items() if key.startswith(shown) and value is not None}
-            return Finding(
-                id=f"{CAUSE}/{subject}/{name}",
-                cause=CAUSE,
-                subject=subject,
-                since_s=at_s,
-                told_s=now_s,
-                summary=f"{label}: {summary}",
-                evidence=evidence,
-                advice=advice,
-                response=response,
-            )
-
-        active = number(values, "nvlink_active")
+    def _look(self, turn: Turn, others: dict[str, Values]) -> Iterator[tuple[Finding, bool]]:
+        """Everything that there could be to tell of a device, and whether it holds."""
+        active = number(turn.values, "nvlink_active")
         if active is not None:
-            most = self._most[subject] = max(active, self._most.get(subject, 0))
-            self._down[subject] = self._down[subject] + 1 if active < most else 0
-            down = f"{most - active:.0f} of {most:.0f} NVLinks went down (link {values.get('nvlink_inactive')})."
-            reseat = "Reset the device; if it comes back, check its seat and the NVSwitches (fabric manager's log)."
-            yield finding("nvlink_down", down, reseat, Response.ISOLATE), self._down[subject] >= READINGS_DOWN
-            usual = max((number(other, "nvlink_active") or 0 for other in self._alike(subject, others)), default=active)
-            fewer = f"{active:.0f} NVLinks are up; others of its model here have {usual:.0f}."
-            yield finding("nvlink_fewer", fewer, reseat), active < usual and most < usual
-        for name, held in self._nvlink_errors(subject, values, at_s):
-            errors = f"its NVLinks err again and again ({name.replace('_', ' ')}: {number(values, name) or 0:.0f})."
-            yield finding(name, errors, "`nvidia-smi nvlink -e` says which link; check its seat."), held
-        yield from self._pcie(subject, values, at_s, finding)
+            most = self._most[turn.subject] = max(active, self._most.get(turn.subject, 0))
+            self._down[turn.subject] = self._down[turn.subject] + 1 if active < most else 0
+            which = turn.values.get("nvlink_inactive")
+            text = f"{most - active:.0f} of {most:.0f} NVLinks went down (link {which})."
+            is_down = self._down[turn.subject] >= READINGS_DOWN
+            yield turn.finding("nvlink_down", "down", text, RESEAT, Response.ISOLATE), is_down
+            usual = max(number(other, "nvlink_active") or 0 for other in self._alike(turn, others))
+            text = f"{active:.0f} NVLinks are up; others of its model here have {usual:.0f}."
+            yield turn.finding("nvlink_fewer", "errors", text, RESEAT), most < usual
+        for name, is_held in self._nvlink_errors(turn):
+            text = f"its NVLinks err again and again ({name.replace('_', ' ')}: {number(turn.values, name) or 0:.0f})."
+            yield turn.finding(name, "errors", text, "`nvidia-smi nvlink -e` says which link; check its seat."), is_held
+        yield from self._pcie(turn)
 
-    def _alike(self, subject: str, others: dict[str, Values]) -> list[Values]:
-        model = self._book.model(subject)
-        return [values for other, values in others.items() if model and self._book.model(other) == model]
+    def _alike(self, turn: Turn, others: dict[str, Values]) -> list[Values]:
+        """What devices of its model tell, itself among them."""
+        model = self._book.model(turn.subject)
+        alike = [of for other, of in others.items() if model and self._book.model(other) == model]
+        return [turn.values, *alike]
 
-    def _nvlink_errors(self, subject: str, values: Values, at_s: float) -> Iterator[tuple[str, bool]]:
+    def _nvlink_errors(self, turn: Turn) -> Iterator[tuple[str, bool]]:
         """Recoveries count one by one, CRC errors by their rate, replays not at all: they are what mends those."""
         for name in ("nvlink_recovery_errors", "nvlink_crc_flit_errors", "nvlink_crc_data_errors"):
-            count = number(values, name)
+            count = number(turn.values, name)
             if count is None:
                 continue
-            counter = self._counters[f"{subject}/{name}"]
-            grown = counter.take(count, at_s)
-            is_jump = grown > 0 if name == "nvlink_recovery_errors" else _rate(counter) >= CRC_A_SECOND and grown > 0
-            yield name, self._is_twice(f"{CAUSE}/{subject}/{name}", is_jump, at_s)
+            counter = self._counters[f"{turn.subject}/{name}"]
+            grown = counter.take(count, turn.at_s)
+            is_jump = grown > 0 and (name == "nvlink_recovery_errors" or counter.rate() >= CRC_A_SECOND)
+            yield name, self._is_twice(turn.id(name), is_jump, turn.at_s)
 
-    def _pcie(
-        self, subject: str, values: Values, at_s: float, finding: Callable[[str, str, str], Finding]
-    ) -> Iterator[tuple[Finding, bool]]:
-        is_below, text = _below_most(values)
-        utilization = number(values, "utilization_ratio")
+    def _pcie(self, turn: Turn) -> Iterator[tuple[Finding, bool]]:
+        is_below, text = _below_most(turn.values)
+        utilization = number(turn.values, "utilization_ratio")
         if is_below is not None and utilization is not None and utilization >= BUSY_RATIO:
-            self._below[subject] = self._below[subject] + 1 if is_below else 0
-            advice = (
-                "Check its seat and its slot's bifurcation in the firmware; look for PCIe errors in the kernel log."
-            )
-            yield finding("pcie", text, advice), self._below[subject] >= READINGS_PCIE
-        replays = number(values, "pcie_replays")
+            self._below[turn.subject] = self._below[turn.subject] + 1 if is_below else 0
+            yield turn.finding("pcie", "pcie", text, CHECK_SLOT), self._below[turn.subject] >= READINGS_PCIE
+        replays = number(turn.values, "pcie_replays")
         if replays is not None:
-            counter = self._counters[f"{subject}/pcie_replays"]
-            grown = counter.take(replays, at_s)
-            is_jump = counter.growth() > REPLAYS_A_MINUTE * max(1.0, counter.spent_s() / 60) and grown > 0
+            counter = self._counters[f"{turn.subject}/pcie_replays"]
+            grown = counter.take(replays, turn.at_s)
+            is_jump = grown > 0 and counter.growth() > REPLAYS_A_MINUTE * max(1.0, counter.spent_s() / 60)
             text = f"its PCIe link repeats itself: {counter.growth():.0f} replays in the last minute."
-            is_held = self._is_twice(f"{CAUSE}/{subject}/replays", is_jump, at_s, apart_s=60.0)
-            yield finding("replays", text, "Check its seat; look for PCIe errors in the kernel log."), is_held
+            is_held = self._is_twice(turn.id("replays"), is_jump, turn.at_s, apart_s=60.0)
+            yield turn.finding("replays", "pcie", text, CHECK_SLOT), is_held
 
     def _is_twice(self, finding_id: str, is_jump: bool, at_s: float, apart_s: float = 0.0) -> bool:
         """Say whether something came twice within TWICE_S; what came so holds until it was quiet for QUIET_S."""
@@ -136,10 +147,6 @@ class LinkJudge:
         if self._held.get(finding_id) is not None:
             return not is_quiet
         return len(jumps) == 2 and jumps[1] - jumps[0] <= TWICE_S and not is_quiet
-
-
-def _rate(counter: Counter) -> float:
-    return counter.growth() / counter.spent_s() if counter.spent_s() else 0.0
 
 
 def _below_most(values: Values) -> tuple[bool | None, str]:

@@ -7,7 +7,10 @@ the device one to replace. So the first is a note, the second isolates.
 
 from __future__ import annotations
 
-from guardrun.supervisor.core.node.facts import Readout
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from guardrun.supervisor.core.node.facts import Readout, Value
 from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.gpu_book import SENSOR, GpuBook, number
 from guardrun.supervisor.core.node.held import Held
@@ -15,6 +18,51 @@ from guardrun.supervisor.core.node.held import Held
 CAUSE = "gpu_remap"
 MAX_RETIRED_PAGES = 60
 """DCGM's line for retired pages (DCGM_LIMIT_MAX_RETIRED_PAGES); 64 is the most that there can be."""
+SHOWN = (
+    "remapped_rows_corrected",
+    "remapped_rows_uncorrected",
+    "retired_pages_corrected",
+    "retired_pages_uncorrected",
+)
+REPLACE = "Have it replaced: NVIDIA's field diagnostic confirms it."
+
+
+class Flag(NamedTuple):
+    """One thing that a device says of its memory."""
+
+    name: str
+    sample: str
+    key: str
+    text: str
+    advice: str
+    response: Response = Response.NOTE
+
+
+FLAGS = (
+    Flag(
+        "failed",
+        "remap_failed",
+        "gpu_remap_failed",
+        "could not take a bad memory row out of use",
+        REPLACE,
+        Response.ISOLATE,
+    ),
+    Flag(
+        "pending",
+        "remap_pending",
+        "gpu_remap_pending",
+        "has a bad memory row that goes out of use at its next reset",
+        "Reset it when the node is idle (`nvidia-smi --gpu-reset`); until then it may be used.",
+    ),
+    Flag(
+        "retiring",
+        "retired_pages_pending",
+        "gpu_remap_pending",
+        "has a bad memory page that goes out of use when its driver is loaded anew",
+        "Reboot the node, or load the driver anew, when it is idle.",
+    ),
+)
+RETIRED = Flag("retired", "", "gpu_remap_failed", "has {pages} memory pages out of use, of at most 64", REPLACE)
 
 
 class RemapJudge:
@@ -29,57 +77,29 @@ class RemapJudge:
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
         told: list[Finding] = []
         for subject, values in self._book.take(readout).items():
-            label = self._book.label(subject)
-            evidence = {
-                name: values[name]
-                for name in ("remapped_rows_corrected", "remapped_rows_uncorrected")
-                if values.get(name) is not None
-            }
-            pages = sum(number(values, f"retired_pages_{kind}") or 0 for kind in ("corrected", "uncorrected"))
-            flags = [
-                (
-                    "failed",
-                    values.get("remap_failed"),
-                    f"{label} could not take a bad memory row out of use.",
-                    "Have it replaced: NVIDIA's field diagnostic confirms it.",
-                    Response.ISOLATE,
-                ),
-                (
-                    "pending",
-                    values.get("remap_pending"),
-                    f"{label} has a bad memory row that goes out of use at its next reset.",
-                    "Reset it when the node is idle (`nvidia-smi --gpu-reset`); until then it may be used.",
-                    Response.NOTE,
-                ),
-                (
-                    "retiring",
-                    values.get("retired_pages_pending"),
-                    f"{label} has a bad memory page that goes out of use when its driver is loaded anew.",
-                    "Reboot the node, or load the driver anew, when it is idle.",
-                    Response.NOTE,
-                ),
-                (
-                    "retired",
-                    pages >= MAX_RETIRED_PAGES if "retired_pages_corrected" in values else None,
-                    f"{label} has {pages:.0f} memory pages out of use, of at most 64.",
-                    "Have it replaced: NVIDIA's field diagnostic confirms it.",
-                    Response.NOTE,
-                ),
-            ]
-            for name, flag, summary, advice, response in flags:
+            for flag, is_set, text in _flags(values):
                 finding = Finding(
-                    id=f"{CAUSE}/{subject}/{name}",
+                    id=f"{CAUSE}/{subject}/{flag.name}",
                     cause=CAUSE,
+                    key=flag.key,
                     subject=subject,
                     since_s=readout.at_s,
                     told_s=now_s,
-                    summary=summary,
-                    evidence=evidence,
-                    advice=advice,
-                    response=response,
+                    summary=f"{self._book.label(subject)} {text}.",
+                    evidence={name: values[name] for name in SHOWN if values.get(name) is not None},
+                    advice=flag.advice,
+                    response=flag.response,
                 )
-                if flag:
-                    told += self._held.hold(finding)
-                elif flag is not None:
-                    told += self._held.end(finding.id, now_s)
+                told += self._held.hold(finding) if is_set else self._held.end(finding.id, now_s)
         return told
+
+
+def _flags(values: dict[str, Value | None]) -> Iterator[tuple[Flag, bool, str]]:
+    """The flags that are told, whether each is set, and what that means in words."""
+    for flag in FLAGS:
+        if (is_set := values.get(flag.sample)) is not None:
+            yield flag, bool(is_set), flag.text
+    corrected, uncorrected = (number(values, f"retired_pages_{kind}") for kind in ("corrected", "uncorrected"))
+    if corrected is not None and uncorrected is not None:
+        pages = corrected + uncorrected
+        yield RETIRED, pages >= MAX_RETIRED_PAGES, RETIRED.text.format(pages=int(pages))

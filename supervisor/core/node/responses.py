@@ -45,7 +45,23 @@ DEFAULTS: dict[str, Response] = {
     "sensor": Response.NOTE,
 }
 """Causes, and finer keys, of what is wrong with a host."""
-GPU_CAUSES = ("throttle", "gpu_ecc", "gpu_xid", "gpu_remap", "gpu_link", "gpu_lost")
+GPU_CAUSES = (
+    "throttle",
+    "gpu_ecc",
+    "gpu_ecc_uncorrected",
+    "gpu_ecc_corrected",
+    "gpu_ecc_sram",
+    "gpu_xid",
+    "gpu_remap",
+    "gpu_remap_pending",
+    "gpu_remap_failed",
+    "gpu_link",
+    "gpu_link_down",
+    "gpu_link_errors",
+    "gpu_link_pcie",
+    "gpu_lost",
+)
+"""Causes, and finer keys, of what is wrong with GPUs; their judges give each its response."""
 INCIDENT_CAUSES = ("thermal_throttle",)
 """Causes of incidents that go by another name than their findings."""
 KEYS = (*DEFAULTS, *GPU_CAUSES, *INCIDENT_CAUSES)
