@@ -55,6 +55,13 @@ class Plan:
         return int(self.config.nproc_per_node)
 
     @property
+    def named_port(self) -> int | None:
+        """The master port that the ranks' store is to be served on, where the user named one."""
+        if self.config.rdzv_backend != "static" or not self.is_port_chosen:
+            return None
+        return int(parse_rendezvous_endpoint(self.config.rdzv_endpoint.strip(), default_port=DEFAULT_PORT)[1])
+
+    @property
     def command(self) -> list[str]:
         """What each rank runs."""
         name = self.entrypoint if isinstance(self.entrypoint, str) else "--run-path"

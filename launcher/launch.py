@@ -15,7 +15,8 @@ from guardrun.launcher.control import Control
 from guardrun.launcher.daemon import Daemon
 from guardrun.launcher.flags import Flags, parse_flags
 from guardrun.launcher.loop import Loop, Starts
-from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_directory, open_run
+from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_directory, node_name, open_run
+from guardrun.launcher.preflight import Preflight
 from guardrun.launcher.proc import read_children
 from guardrun.launcher.refusal import refuse_quarantined
 from guardrun.launcher.saying import Log, say
@@ -25,6 +26,7 @@ from guardrun.launcher.starting import Starter
 from guardrun.launcher.supervision import Supervision
 from guardrun.launcher.sweep import become_subreaper
 from guardrun.supervisor.config import Config, ConfigError, load_config
+from guardrun.supervisor.node.state import state_folder
 
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30.0
 """torchrun's."""
@@ -37,9 +39,16 @@ class UsageError(Exception):
 class Launch:
     """A command line, and the supervisor that has been started for it."""
 
-    def __init__(self, arguments: list[str], daemon: Daemon | None, supervisor_command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        daemon: Daemon | None,
+        supervisor_command: Sequence[str],
+        preflight: Preflight | None = None,
+    ) -> None:
         self._arguments = arguments
         self._daemon = daemon
+        self._preflight = preflight
         self._supervisor_command = supervisor_command
         self._cwd = Path.cwd()
         self._earlier = [pid for pid in read_children(os.getpid()) if daemon is None or pid != daemon.pid]
@@ -88,6 +97,7 @@ class Launch:
             cwd=self._cwd,
             is_torchrun_agent=is_agent,
         )
+        self._check_fitness(wish, world_size, plan)
         try:
             sockets = make_socket_folder(os.environ)
         except NoSocketFolderError as error:
@@ -99,6 +109,8 @@ class Launch:
         except OSError as error:
             return self._run_plain(f"no folder to keep a run in: {error}")
         else:
+            if self._preflight is not None:
+                self._preflight.record(run.path)
             if plan is None:
                 return self._run_agent(run, config, args, world_size, signals)
             starter = Starter(elastic.Elastic(plan, config.restart.max_restarts), run, config, signals)
@@ -110,6 +122,31 @@ class Launch:
             return status
         finally:
             remove_socket_folder(sockets)
+
+    def _check_fitness(self, wish: Wish, world_size: int, plan: elastic.Plan | None) -> None:
+        """Raise RefusedError where the pre-flight found what no run can get past."""
+        config, preflight = wish.config, self._preflight
+        if preflight is None or config.preflight.level == "off":
+            self._end_preflight()
+            if config.preflight.level == "full":
+                say("warning: the pre-flight could not be started; going on without")
+            return
+        state = state_folder(str(wish.cwd / config.node.state_dir) if config.node.state_dir else "", os.environ)
+        preflight.check(
+            level=config.preflight.level,
+            node=node_name(os.environ),
+            ranks=world_size,
+            run_folder=wish.directory,
+            checkpoint_dir=str(wish.cwd / config.checkpoint.dir) if config.checkpoint.dir else "",
+            checkpoint_format=config.checkpoint.format,
+            port=plan.named_port if plan else None,
+            state_folder=str(state or ""),
+        )
+
+    def _end_preflight(self) -> None:
+        if self._preflight is not None:
+            self._preflight.end()
+            self._preflight = None
 
     def _run_agent(self, run: OpenRun, config: Config, args: Any, world_size: int, signals: Signals) -> int:
         def launch(arguments: list[str]) -> None:
@@ -149,6 +186,7 @@ class Launch:
         try:
             status = loop.go()
         finally:
+            self._end_preflight()
             with suppress(OSError):  # No descriptor for /proc: training's own end stands all the same.
                 loop.sweeper.sweep()
             supervision.finish()

@@ -5,16 +5,15 @@ Light on purpose: the supervisor is started before torch, which takes seconds, i
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 from guardrun.launcher.daemon import DAEMON_COMMAND, Daemon
+from guardrun.launcher.exits import INTERRUPTED, USAGE_ERROR, RefusedError
+from guardrun.launcher.preflight import Preflight, is_off
 from guardrun.launcher.saying import say
 from guardrun.supervisor.descriptors import hold_standard_descriptors
-
-USAGE_ERROR = 2
-INTERRUPTED = 130
-
 
 ENDING_FLAGS = ("-h", "--help", "--guard-off", "--guard-version")
 SHORTEST = {"--help": 3, "--guard-off": 9, "--guard-version": 9}
@@ -30,6 +29,16 @@ def may_end_early(arguments: Sequence[str]) -> bool:
     )
 
 
+def start_preflight(arguments: list[str]) -> Preflight | None:
+    """Have the node looked at while torch is imported. None where that is not wanted, or cannot be."""
+    if is_off(arguments, os.environ.get("GUARDRUN_PREFLIGHT_LEVEL")):
+        return None
+    try:
+        return Preflight()
+    except OSError:
+        return None  # Training is not to suffer for it.
+
+
 def main(argv: Sequence[str] | None = None, supervisor_command: Sequence[str] = DAEMON_COMMAND) -> int:
     """Run guardrun; returns its exit status.
 
@@ -38,12 +47,12 @@ def main(argv: Sequence[str] | None = None, supervisor_command: Sequence[str] = 
     hold_standard_descriptors()
     arguments = list(sys.argv[1:] if argv is None else argv)
     daemon = None if may_end_early(arguments) else Daemon(supervisor_command)
+    preflight = None if daemon is None else start_preflight(arguments)
     try:
         from guardrun.launcher.launch import Launch, UsageError
-        from guardrun.launcher.refusal import RefusedError
 
         try:
-            return Launch(arguments, daemon, supervisor_command).go()
+            return Launch(arguments, daemon, supervisor_command, preflight).go()
         except UsageError as error:
             say(f"error: {error}")
             return USAGE_ERROR
@@ -57,3 +66,5 @@ def main(argv: Sequence[str] | None = None, supervisor_command: Sequence[str] = 
     finally:
         if daemon is not None and not daemon.is_assigned:
             daemon.discard()
+        if preflight is not None:
+            preflight.end()

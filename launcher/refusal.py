@@ -6,23 +6,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from guardrun.launcher.exits import QUARANTINED, RefusedError
 from guardrun.launcher.opening import node_name
 from guardrun.launcher.saying import say
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.node.places import find_places, may_hold_any
-
-QUARANTINED = 69
-"""guardrun's exit status on a quarantined node: EX_UNAVAILABLE of sysexits.h."""
-NOT_FIT = 71
-"""Where the pre-flight found what no run can get past: EX_OSERR."""
-
-
-class RefusedError(Exception):
-    """No run starts here; says why, and the ways out."""
-
-    def __init__(self, text: str, exit_status: int) -> None:
-        super().__init__(text)
-        self.exit_status = exit_status
 
 
 def refuse_quarantined(config: Config, is_ignored: bool, environ: Mapping[str, str], cwd: Path) -> None:

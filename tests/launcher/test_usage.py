@@ -37,7 +37,11 @@ def test_a_program_that_cannot_be_started(launcher: GuardrunStarter) -> None:
 
 def test_off_is_torchrun(launcher: GuardrunStarter, tmp_path: Path) -> None:
     script = "import os; print(sorted(name for name in os.environ if 'GUARDRUN' in name))"
-    done = launcher.run(["--guard-off", "--nproc-per-node=1"], script=script, env={"GUARDRUN_DIR": None})
+    done = launcher.run(
+        ["--guard-off", "--nproc-per-node=1"],
+        script=script,
+        env={"GUARDRUN_DIR": None, "GUARDRUN_PREFLIGHT_LEVEL": None},
+    )
     assert (done.returncode, done.stdout) == (0, "[]\n"), done
     assert not (tmp_path / "guardrun-runs").exists() and not (tmp_path / "stdout").exists()
     bad = launcher.run(["--guard-off"], script="raise SystemExit(3)")

@@ -1,0 +1,153 @@
+"""The pre-flight as guardrun sees it: a process started before torch, and asked once, before the first attempt."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from guardrun.launcher.exits import NOT_FIT, RefusedError
+from guardrun.launcher.saying import say
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.preflight.protocol import Refusals
+
+CODE = (
+    "import sys; sys.path[:] = [entry for entry in sys.path if entry]; "
+    "from guardrun.supervisor.preflight.child import leave; leave()"
+)
+"""Without '' on sys.path, the user's working folder can shadow nothing."""
+
+QUICK_WAIT_S = 0.1
+"""For what has been looked at while torch was imported. Later than that it is said, and stops nothing."""
+FIRST_WAIT_S = 5.0
+FULL_WAIT_S = 300.0
+"""For the trial of the devices: the run waits for it. Every part of it has limits of its own, far below."""
+FLAG = "--guard-preflight"
+
+
+def is_off(arguments: list[str], variable: str | None) -> bool:
+    """Say whether a command line and its variable plainly want no pre-flight: then none is started in vain."""
+    places = [place for place, argument in enumerate(arguments) if argument.startswith(FLAG)]
+    if not places:
+        return variable == "off"
+    return f"{FLAG}=off" in ("=".join(arguments[places[-1] : places[-1] + 2]), arguments[places[-1]])
+
+
+class Preflight:
+    """One guardrun's pre-flight, from its start to its end."""
+
+    def __init__(self) -> None:
+        """Start it. Raises OSError where it cannot be."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CODE, "guardrun-preflight"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._buffer = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def check(
+        self,
+        *,
+        level: str,
+        node: str,
+        ranks: int,
+        run_folder: Path,
+        checkpoint_dir: str,
+        checkpoint_format: str,
+        port: int | None,
+        state_folder: str,
+    ) -> None:
+        """Raise RefusedError where no run can get past what was found; tell it the rest of what it needs.
+
+        level: `quick` or `full`. Folders are absolute, or empty.
+        """
+        # Some milliseconds, for those who do not turn it off.
+        from guardrun.supervisor.preflight.protocol import Assignment, Refusals
+        from guardrun.supervisor.preflight.remark import Subject
+
+        subject = Subject(
+            node=node,
+            cwd=os.getcwd(),
+            environ={},
+            ranks=ranks,
+            run_folder=str(run_folder),
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_format=checkpoint_format,
+            state_folder=state_folder,
+        )
+        is_full = level == "full"
+        refused = self._hear(Refusals, FIRST_WAIT_S if is_full else QUICK_WAIT_S) + (_port(port) if port else [])
+        if not refused:
+            self._say(msgspec.json.encode(Assignment(level=level, subject=subject)))
+        if not refused and is_full:
+            say("pre-flight: trying the devices before the first attempt")
+            refused = self._hear(Refusals, FULL_WAIT_S)
+        if refused:
+            text = "\nguardrun: refused: ".join(refused)
+            raise RefusedError(f"{text}\nguardrun: --guard-preflight=off runs all the same", NOT_FIT)
+
+    def record(self, run_dir: Path) -> None:
+        """Name the run directory, and leave it to itself."""
+        self._say(os.fsencode(run_dir))
+        self._close()
+
+    def end(self) -> None:
+        """It is not to outlive the run."""
+        self._process.kill()
+        self._close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+
+    def _hear(self, kind: type[Refusals], wait_s: float) -> list[str]:
+        """What it says next; nothing where it says nothing in time."""
+        deadline_s = time.monotonic() + wait_s
+        stdout = _pipe(self._process.stdout)
+        while b"\n" not in self._buffer:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not select.select([stdout], [], [], left_s)[0]:
+                return []
+            data = os.read(stdout.fileno(), 65536)
+            if not data:
+                return []
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        with suppress(msgspec.DecodeError):
+            return msgspec.json.decode(line, type=kind).refused
+        return []
+
+    def _say(self, line: bytes) -> None:
+        with suppress(OSError, ValueError):  # It is gone, or was never any good: no reason not to train.
+            stdin = _pipe(self._process.stdin)
+            stdin.write(line + b"\n")
+            stdin.flush()
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                _pipe(pipe).close()
+
+
+def _port(port: int) -> list[str]:
+    from guardrun.supervisor.preflight.ports import check_port
+    from guardrun.supervisor.preflight.remark import Severity
+
+    remark = check_port(port)
+    return [f"{remark.summary} {remark.advice}"] if remark.severity is Severity.REFUSE else []
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe

@@ -1,0 +1,1 @@
+"""What is looked at before a run: one check a file, each bounded, none in another's way."""

@@ -1,0 +1,112 @@
+"""The pre-flight of a run of guardrun: a process beside the import of torch, so that the run need not wait for it.
+
+1. guardrun starts it at once; it runs the checks that need to know nothing of the run, and says in a line of JSON which
+   of them refuse.
+2. guardrun, when it knows what it is to run, says so in a line: the other checks follow, with level `full` the trial of
+   the devices, too; a second line says which of these refuse.
+3. A third line names the run directory: what was found goes there (preflight.json).
+
+Warnings are said on stderr, like everything of guardrun's. Where guardrun has gone on by then, a refusal is a warning.
+The process ends with its input, and with guardrun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from guardrun.supervisor.preflight import ports, quarantined
+from guardrun.supervisor.preflight.protocol import Assignment, Refusals
+from guardrun.supervisor.preflight.remark import Remark, Severity, Subject, subject_here
+from guardrun.supervisor.preflight.running import Report, run_checks
+from guardrun.supervisor.preflight.table import QUICK
+from guardrun.supervisor.printable import encode_json
+from guardrun.supervisor.rundir import write_atomically
+
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h"""
+NICENESS = 10
+"""torch is being imported beside it, and ranks are about to."""
+FILE = "preflight.json"
+ASKED_BY_GUARDRUN = (quarantined.NAME, ports.NAME)
+"""Before it starts anything: that takes no time, and later the port is its own."""
+
+
+def main(source: IO[bytes] | None = None, target: IO[bytes] | None = None) -> int:
+    """Serve one guardrun. source, target: standard input and output where they are not given."""
+    _settle()
+    source, target = source or sys.stdin.buffer, target or sys.stdout.buffer
+    here = subject_here(os.uname().nodename)
+    checks = [check for check in QUICK if check.name not in ASKED_BY_GUARDRUN]
+    first = run_checks([check for check in checks if not check.needs_run], here)
+    if not _tell(target, first):
+        return 0
+    line = source.readline()
+    if not line:
+        return 0
+    assignment = msgspec.json.decode(line, type=Assignment)
+    subject = msgspec.structs.replace(assignment.subject, environ=here.environ)
+    reports = [first, run_checks([check for check in checks if check.needs_run], subject)]
+    if assignment.level == "full":
+        reports.append(_full(subject))
+    report = Report([remark for one in reports for remark in one.remarks], sum(one.took_s for one in reports))
+    for remark in report.remarks:
+        _say(remark)
+    _tell(target, Report(report.remarks[len(first.remarks) :], 0.0))
+    _record(source.readline(), assignment.level, report)
+    return 0
+
+
+def leave() -> None:
+    """Run main and end at once: a thread that is stuck in a file system holds up nobody."""
+    try:
+        status = main()
+    except Exception as error:
+        print(f"guardrun: warning: the pre-flight failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        status = 1
+    os._exit(status)
+
+
+def _settle() -> None:
+    """End with the parent; yield to it; leave the terminal's signals to it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
+
+
+def _full(subject: Subject) -> Report:
+    from guardrun.supervisor.preflight.full import timed
+
+    return Report(*timed(subject))
+
+
+def _tell(target: IO[bytes], report: Report) -> bool:
+    """Say what refuses; False where nobody listens any more."""
+    refused = [f"{one.summary} {one.advice}".strip() for one in report.remarks if one.severity is Severity.REFUSE]
+    try:
+        target.write(msgspec.json.encode(Refusals(refused=refused)) + b"\n")
+        target.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _say(remark: Remark) -> None:
+    if remark.severity.rank >= Severity.WARN.rank:
+        print(f"guardrun: pre-flight: {remark.summary} {remark.advice}".strip(), file=sys.stderr, flush=True)
+
+
+def _record(line: bytes, level: str, report: Report) -> None:
+    run_dir = os.fsdecode(line).rstrip("\n")
+    if run_dir:
+        found = {"schema": 1, "level": level, "took_s": round(report.took_s, 3), "remarks": report.remarks}
+        try:
+            write_atomically(Path(run_dir) / FILE, msgspec.json.format(encode_json(found)))
+        except OSError:
+            pass  # A run without a record is a run all the same.

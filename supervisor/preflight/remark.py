@@ -1,0 +1,107 @@
+"""What a check is asked, and what it answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple
+
+import msgspec
+
+
+class Severity(str, Enum):
+    """What a remark asks of whoever reads it; the higher wins."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing where something goes wrong; `guardctl check` shows it, guardrun says nothing."""
+    WARN = "warn"
+    """Likely to hurt some run. guardrun says it and goes on: it may not be this one."""
+    REFUSE = "refuse"
+    """No run can get past it, or none should. guardrun starts nothing."""
+
+    @property
+    def rank(self) -> int:
+        return list(Severity).index(self)
+
+
+class Remark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that a check has to say."""
+
+    check: str
+    severity: Severity
+    summary: str
+    """One sentence for a person."""
+    advice: str = ""
+    """What to do, where there is something to do."""
+    evidence: dict[str, Any] = {}
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is about to run, as far as it is known."""
+
+    node: str
+    cwd: str
+    environ: dict[str, str]
+    ranks: int = 1
+    """On this node."""
+    run_folder: str = ""
+    """Where runs are kept; absolute, as all folders here."""
+    checkpoint_dir: str = ""
+    checkpoint_format: str = "auto"
+    port: int | None = None
+    """The master port that the user named, where this node serves it."""
+    state_folder: str = ""
+    """Where this node's history is kept; empty: nowhere."""
+    shared_dir: str = ""
+    state_dir: str = ""
+    """As configured, absolute or empty."""
+
+
+class Check(NamedTuple):
+    """One check."""
+
+    name: str
+    run: Callable[[Subject], list[Remark]]
+    """May raise: that, too, is told."""
+    needs_run: bool = False
+    """It looks at what only the command line and the configuration tell."""
+
+
+def ok(check: str, summary: str, **evidence: Any) -> Remark:
+    return Remark(check=check, severity=Severity.OK, summary=summary, evidence=evidence)
+
+
+def note(check: str, summary: str, advice: str = "", **evidence: Any) -> Remark:
+    return Remark(check=check, severity=Severity.NOTE, summary=summary, advice=advice, evidence=evidence)
+
+
+def warn(check: str, summary: str, advice: str, **evidence: Any) -> Remark:
+    return Remark(check=check, severity=Severity.WARN, summary=summary, advice=advice, evidence=evidence)
+
+
+def refuse(check: str, summary: str, advice: str, **evidence: Any) -> Remark:
+    return Remark(check=check, severity=Severity.REFUSE, summary=summary, advice=advice, evidence=evidence)
+
+
+def worst(remarks: list[Remark]) -> Severity:
+    return max((one.severity for one in remarks), key=lambda severity: severity.rank, default=Severity.OK)
+
+
+def size_text(size_bytes: float) -> str:
+    """`512 MiB`, `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.3g} {unit}" if unit != "B" else f"{size_bytes:.0f} B"
+        size_bytes /= 1024
+    return f"{size_bytes:.4g} TiB"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def subject_here(node: str) -> Subject:
+    """What is known before the command line is read."""
+    return Subject(node=node, cwd=os.getcwd(), environ=dict(os.environ))

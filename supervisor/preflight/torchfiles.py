@@ -1,0 +1,83 @@
+"""What the files of the installed torch say of it, without importing it, which takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+_PIN = re.compile(r"([A-Za-z0-9._-]+)\s*==\s*([^\s;,]+)")
+
+
+class Torch(NamedTuple):
+    """The installed torch."""
+
+    version: str
+    cuda: str
+    """That it was built for, `12.8`; empty: a build without CUDA."""
+    hip: str
+    folder: Path
+
+    @property
+    def is_cuda(self) -> bool:
+        return bool(self.cuda)
+
+
+def parse_version_file(text: str) -> dict[str, str]:
+    """torch/version.py: its assignments of strings (and of None, which are left out).
+
+    Raises SyntaxError, ValueError where it is no Python.
+    """
+    found: dict[str, str] = {}
+    for statement in ast.parse(text).body:
+        if isinstance(statement, ast.Assign):
+            targets, value = statement.targets, statement.value
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            targets, value = [statement.target], statement.value
+        else:
+            continue
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            found |= {target.id: value.value for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def find_torch() -> Torch | None:
+    """The torch that this interpreter would import. None where there is none, or its files say nothing."""
+    try:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return None
+        folder = Path(spec.origin).parent
+        found = parse_version_file((folder / "version.py").read_text(encoding="utf-8"))
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return None
+    return Torch(found.get("__version__", ""), found.get("cuda", ""), found.get("hip", ""), folder)
+
+
+def parse_pins(requirements: list[str]) -> dict[str, str]:
+    """NVIDIA's packages that a torch was built against, by exact version: `nvidia-nccl-cu12==2.27.3; …`."""
+    pins = {}
+    for requirement in requirements:
+        match = _PIN.match(requirement)
+        if match and match[1].lower().startswith("nvidia-"):
+            pins[match[1].lower()] = match[2]
+    return pins
+
+
+def read_pins() -> dict[str, tuple[str, str | None]]:
+    """Of the installed torch: package → (wanted, installed or None)."""
+    try:
+        pins = parse_pins(importlib.metadata.requires("torch") or [])
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    return {name: (wanted, _installed(name)) for name, wanted in pins.items()}
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
