@@ -33,6 +33,7 @@ from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.desk import Desk
 from guardrun.supervisor.journal import Journal, recover
 from guardrun.supervisor.log import log
+from guardrun.supervisor.nodedesk import NodeDesk
 from guardrun.supervisor.pace import Pace
 from guardrun.supervisor.performer import Performer, open_chooser
 from guardrun.supervisor.printable import encode_msgpack
@@ -69,6 +70,7 @@ class Daemon:
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
         # One thread, so that a choice comes after every save that was told before it.
         self.checkpoint_pool = ThreadPoolExecutor(1, thread_name_prefix="guardrun-checkpoints")
+        self.node = NodeDesk(self)
         self.performer = Performer(self)
         self.desk = Desk(self.clock, self.sampler, self.performer.saved, self.performer.loaded)
         self.answers = Answers(self)
@@ -122,6 +124,7 @@ class Daemon:
         self._beats.close(linger=0)
         self._control.close(linger=1000)
         self._context.term()
+        self.node.close()
         self.terminal.close()
         self.sampler.close()
         self.oom.close()
@@ -154,6 +157,7 @@ class Daemon:
             missing = self.desk.missing_hooks()
             if missing is not None:
                 self.feed(missing)
+        self.node.sample()
         self.journal.rotate_if_large(self.engine)
         self.performer.poll()
         self._tell_trouble()

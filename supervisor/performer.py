@@ -51,6 +51,7 @@ class Performer:
             ac.ReadExits: self._read_exits,
             ac.ChooseCheckpoint: self._choose,
             ac.WriteIncident: self._write_incident,
+            ac.Isolate: daemon.node.isolate,
             ac.Say: self._say,
             ac.FinishRun: self._finish,
         }
@@ -137,7 +138,7 @@ class Performer:
         name = f"{action.attempt}-{action.look:04d}"
         daemon.scribe.put(self._prune_looks)
         ranks, boards = list(daemon.desk.ranks.values()), dict(daemon.sampler.boards)
-        folders, batches = self._folders(), dict(daemon.desk.batches)
+        folders, batches = self.folders(), dict(daemon.desk.batches)
 
         def work() -> ev.Event:
             result = take_look(
@@ -166,7 +167,7 @@ class Performer:
 
         self.in_background(work, instead)
 
-    def _folders(self) -> list[str]:
+    def folders(self) -> list[str]:
         """Those whose file systems matter to the run."""
         daemon = self._daemon
         return [str(daemon.run_dir), daemon.run_file.cwd, "/tmp", "/dev/shm", *daemon.chooser.folders()]
@@ -182,7 +183,7 @@ class Performer:
 
     def _read_exits(self, action: ac.ReadExits) -> None:
         daemon = self._daemon
-        folders = [*self._folders(), *daemon.desk.failed_saves]
+        folders = [*self.folders(), *daemon.desk.failed_saves]
         failed_loads = dict(daemon.desk.failed_loads)
         ranks = list(daemon.desk.ranks.values())
 

@@ -1,0 +1,127 @@
+"""The supervisor's dealings with its node: hears of it, and has it isolated.
+
+Nothing of this is loaded before a run has lasted START_S: shorter ones have no use for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from guardrun.supervisor.collect.mounts import mount_of, read_mounts
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core.events import NodeTold
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.log import log
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.daemon import Daemon
+    from guardrun.supervisor.nodefeed import NodeFeed
+
+START_S = 2.0
+
+
+class NodeDesk:
+    """What the daemon's loop calls."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._feed: NodeFeed | None = None
+
+    def sample(self) -> None:
+        """Once a second: tell the engine what is new of the node. Never raises: training does not depend on it."""
+        daemon = self._daemon
+        attempt = daemon.engine.state.attempt
+        if daemon.engine.state.phase is not Phase.RUNNING or attempt is None:
+            return
+        if self._feed is None and daemon.clock.now() - attempt.started_s < START_S:
+            return
+        try:
+            told = self._step()
+        except Exception:
+            log.exception("node_not_heard")
+            return
+        if told is not None:
+            daemon.feed(told)
+
+    def _step(self) -> NodeTold | None:
+        from guardrun.supervisor.node.wire import RegisterJob
+        from guardrun.supervisor.nodefeed import NodeFeed, Using
+
+        daemon, run = self._daemon, self._daemon.run_file
+        if self._feed is None:
+            job = RegisterJob(
+                run_id=run.run_id,
+                run_dir=str(daemon.run_dir),
+                launcher_pid=run.launcher_pid,
+                launcher_start=run.launcher_start,
+                token=run.token,
+            )
+            self._feed = NodeFeed(run.node, daemon.clock, job)
+        pids = {rank.global_rank: rank.pid for rank in daemon.desk.ranks.values()}
+        return self._feed.step(Using(pids=pids, mounts=self._mounts))
+
+    def _mounts(self) -> Iterable[str]:
+        """Mount points of the folders that the run works in, by their names alone: one that is dead is not touched."""
+        mounts = read_mounts()
+        found = (mount_of(os.path.abspath(folder), mounts) for folder in self._daemon.performer.folders())
+        return {mount.point for mount in found if mount is not None}
+
+    def isolate(self, action: ac.Isolate) -> None:
+        """Have the node quarantined: by its agent, else in the user's own record."""
+
+        def work() -> None:
+            try:
+                why = self._isolate(action)
+            except Exception as error:
+                log.exception("not_isolated")
+                why = str(error)
+            if why:
+                text = f"{action.node} could not be put under quarantine: {why}"
+                self._daemon.post(lambda: self._daemon.terminal.say(text, "warn"))
+
+        try:
+            self._daemon.pool.submit(work)
+        except RuntimeError:
+            pass  # the daemon is closing
+
+    def _isolate(self, action: ac.Isolate) -> str:
+        """Why not; empty where it is done."""
+        from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation
+        from guardrun.supervisor.node.client import RefusedError, Unreachable, ask
+        from guardrun.supervisor.node.places import find_places
+        from guardrun.supervisor.node.quarantine import isolate_node
+
+        run = self._daemon.run_file
+        asked = {
+            "cause": action.cause,
+            "reason": action.summary,
+            "run_id": run.run_id,
+            "incident": action.incident,
+            "is_automatic": True,
+        }
+        try:
+            return str(ask("isolate", asked).get("why", ""))
+        except RefusedError as error:
+            return str(error)
+        except Unreachable as error:
+            log.info("isolated_without_agent", why=str(error))
+        node = run.config.get("node", {})
+        places = find_places(node.get("state_dir", ""), node.get("shared_dir", ""), os.environ, action.node)
+        isolation = Isolation(
+            cause=action.cause,
+            who=AUTOMATIC,
+            since_wall_s=time.time(),
+            summary=action.summary,
+            run_id=run.run_id,
+            incident=action.incident,
+        )
+        written, refused = isolate_node(places, action.node, isolation, isolation.since_wall_s)
+        return " ".join([*([refused] if refused else []), *written.troubles])
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close(is_over=self._daemon.is_over)
+            self._feed = None

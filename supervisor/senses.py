@@ -1,0 +1,46 @@
+"""The supervisor's own senses, where no node agent runs: devices, CPUs and its control group, by the user's rights."""
+
+from __future__ import annotations
+
+import time
+
+from guardrun.supervisor.core.node.facts import Readout
+from guardrun.supervisor.core.node.finding import Finding
+from guardrun.supervisor.core.node.judges import all_judges
+from guardrun.supervisor.node.mailbox import Mailbox
+from guardrun.supervisor.node.runner import Runner
+from guardrun.supervisor.node.sensor import Sensor
+from guardrun.supervisor.node.sensors.cgroup import CgroupSensor
+from guardrun.supervisor.node.sensors.cpu import CpuSensor
+from guardrun.supervisor.node.sensors.gpu import GpuSensor
+from guardrun.supervisor.node.sensors.pressure import PressureSensor
+
+
+class Senses:
+    """Sensors in threads of their own, and the judges of what they tell."""
+
+    def __init__(self, pids: list[int]) -> None:
+        """pids: whose control group counts."""
+        self._mailbox = Mailbox()
+        self._judges = all_judges()
+        sensors: list[Sensor] = [GpuSensor(), CpuSensor(), CgroupSensor(pids=lambda: pids), PressureSensor()]
+        self._runner = Runner(sensors, self._mailbox.put)
+        self._runner.start()
+
+    def take(self) -> tuple[list[Readout], list[Finding]]:
+        """What has been read since the last call, and what follows from it."""
+        readouts = self._mailbox.take()
+        now_s = time.monotonic()
+        findings = [
+            finding
+            for readout in readouts
+            for judge in self._judges
+            if readout.sensor in judge.sensors
+            for finding in judge.take(readout, now_s)
+        ]
+        return readouts, findings
+
+    def close(self) -> None:
+        """Never waits for a sensor that is stuck."""
+        self._runner.close()
+        self._mailbox.close()
