@@ -14,6 +14,7 @@ from pathlib import Path
 
 from guardrun import __version__
 from guardrun.supervisor.ctl import (
+    check,
     config,
     diagnose,
     incidents,
@@ -37,6 +38,7 @@ VERBS: tuple[Verb, ...] = (
     diagnose.VERB,
     stacks.VERB,
     node.VERB,
+    check.VERB,
     nodeagent.VERB,
     config.VERB,
     replay.VERB,
