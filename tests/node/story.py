@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from guardrun.supervisor.core.node.facts import Happening, Readout, Sample, Value
 from guardrun.supervisor.core.node.finding import Finding
 from guardrun.supervisor.core.node.judge_protocol import Judge
@@ -18,10 +20,10 @@ class Story:
         self.now_s += seconds
         return self
 
-    def turn(self, subject: str = "", trouble: str = "", **values: Value | None) -> list[Finding]:
+    def turn(self, subject: str, **values: Any) -> list[Finding]:
         """One readout with samples of one subject; None: unknown."""
-        samples = [Sample(subject=subject, name=name, value=value) for name, value in values.items()] if subject else []
-        return self.give(Readout(sensor=self.sensor, at_s=self.now_s, samples=samples, trouble=trouble))
+        samples = [Sample(subject=subject, name=name, value=value) for name, value in values.items()]
+        return self.give(Readout(sensor=self.sensor, at_s=self.now_s, samples=samples))
 
     def line(self, name: str, subject: str, text: str = "", **data: Value) -> list[Finding]:
         """One happening."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from guardrun.supervisor.core.node.disk import DiskJudge
@@ -14,7 +16,7 @@ GIB = 1 << 30
 NOTE, ISOLATE = Response.NOTE, Response.ISOLATE
 
 
-def room(story: Story, point: str, free_gib: float, turns: int = 3, **more: Value) -> None:
+def room(story: Story, point: str, free_gib: float, turns: int = 3, **more: Any) -> None:
     values: dict[str, Value] = {"free_bytes": int(free_gib * GIB), "total_bytes": 100 * GIB, "is_read_only": False}
     for _ in range(turns):
         story.wait(20).turn(f"mount:{point}", **(values | more))
@@ -44,7 +46,7 @@ def test_a_file_system_that_fills_up_and_is_emptied() -> None:
         ("/tmp", {"free_bytes": 50 * GIB, "free_inodes": 0}, True),
     ],
 )
-def test_full_from_the_start(point: str, more: dict[str, Value], is_found: bool) -> None:
+def test_full_from_the_start(point: str, more: dict[str, Any], is_found: bool) -> None:
     story = Story(DiskJudge(), "disks")
     room(story, point, 0, **more)
     assert len(story.told) == is_found
@@ -129,7 +131,7 @@ def test_a_mount_that_does_not_answer_is_not_ended_by_what_others_tell() -> None
 class Net:
     """An interface's readouts, ten seconds at a time."""
 
-    def __init__(self, name: str = "eth0", **values: Value) -> None:
+    def __init__(self, name: str = "eth0", **values: Any) -> None:
         self.story = Story(NetworkJudge(), "network")
         self.subject = f"net:{name}"
         self.values: dict[str, Value] = {
@@ -173,7 +175,7 @@ def test_a_link_that_stays_down() -> None:
         ({"is_enabled": False}, []),
     ],
 )
-def test_whose_link_it_is(values: dict[str, Value], found: list[str]) -> None:
+def test_whose_link_it_is(values: dict[str, Any], found: list[str]) -> None:
     net = Net(**values).run(3).run(8, is_up=False)
     assert [(f.id, f.response) for f in net.story.told] == [(name, NOTE) for name in found]
 

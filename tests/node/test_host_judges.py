@@ -88,7 +88,7 @@ def test_counters_that_go_backwards_or_say_nonsense_find_nothing() -> None:
     ):
         story = Story(CpuStarvedJudge(), "cgroup")
         for number in range(20):
-            story.wait(10).turn("cgroup:/job", **values)  # type: ignore[arg-type]
+            story.wait(10).turn("cgroup:/job", **values)
             story.wait(10).turn("cgroup:/job", periods=1000 - number, throttled_periods=900 - number)
         assert story.told == []
 
@@ -283,7 +283,7 @@ def test_no_judge_raises_or_finds_anything_whatever_a_readout_holds() -> None:
     quantities = re.findall(
         r"\w+",
         "busy_s steal_s throttled_s throttle_count core_throttle_count periods throttled_periods stalled_some_s "
-        "available_bytes total_bytes oom_kills waiting threads threads_limit offset_s completed in_flight "
+        "available_bytes total_bytes oom_kills waiting threads threads_limit completed in_flight "
         "io_errors asked_s rx_packets rx_errors tx_errors carrier_changes link_downed symbol_error",
     )
     judges = host_judges()
