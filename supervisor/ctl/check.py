@@ -13,10 +13,7 @@ from guardrun.supervisor.ctl.output import Output
 from guardrun.supervisor.ctl.runs import guard_dir
 from guardrun.supervisor.ctl.verb import NO, OK, Call, Verb
 from guardrun.supervisor.node.state import state_folder
-from guardrun.supervisor.preflight.full import run_full
 from guardrun.supervisor.preflight.remark import Remark, Severity, Subject, worst
-from guardrun.supervisor.preflight.running import run_checks
-from guardrun.supervisor.preflight.table import QUICK
 
 _STYLES = {Severity.OK: "green", Severity.NOTE: "", Severity.WARN: "yellow", Severity.REFUSE: "red"}
 _WORDS = {
@@ -58,6 +55,11 @@ def _subject(call: Call) -> Subject:
 
 
 def _run(call: Call) -> int:
+    # The checks' modules would slow every other verb down.
+    from guardrun.supervisor.preflight.full import run_full
+    from guardrun.supervisor.preflight.running import run_checks
+    from guardrun.supervisor.preflight.table import QUICK
+
     subject = _subject(call)
     began_s = time.monotonic()
     remarks = run_checks(QUICK, subject).remarks

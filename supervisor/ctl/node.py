@@ -250,4 +250,4 @@ def _run(call: Call) -> int:
     return code
 
 
-VERB = Verb("node", "nodes: quarantined ones, isolating and releasing", _add_arguments, _run)
+VERB = Verb("node", "nodes: quarantined ones, isolating and releasing, what has been on this one", _add_arguments, _run)
