@@ -101,7 +101,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="act", metavar="install|status|uninstall", required=True)
     install = verbs.add_parser("install", help="write the units, enable and start it; again after an upgrade")
     uninstall = verbs.add_parser("uninstall", help="stop it and remove all that install made; training goes on")
-    verbs.add_parser("status", help="is it there, and how is it doing")
+    status = verbs.add_parser("status", help="is it there, and how is it doing")
+    for own in (install, uninstall, status):
+        # As of `guardctl node-agent` itself: it may stand before or after the act.
+        own.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="for programs")
     for own in (install, uninstall):
         own.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="a system in a folder (an image)")
         own.add_argument("--dry-run", action="store_true", help="say what would be done")
@@ -186,16 +189,34 @@ def _quoted(program: Path) -> str:
 
 def check_program(program: Path) -> None:
     """Raises CtlError where somebody else than root could change what would run with an agent's capabilities, or the
-    agent's user could not run it."""
-    for path in (*_on_the_way(program), *_on_the_way(program.resolve())):
-        found = path.stat()
-        if found.st_uid != 0:
-            owner = _name_of(found.st_uid)
-            raise CtlError(_why_not(program, f"{path} belongs to {owner}, who could change what the agent runs"))
-        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-            raise CtlError(_why_not(program, f"everybody may write {path}, and change what the agent runs"))
-        if not found.st_mode & stat.S_IXOTH:
-            raise CtlError(_why_not(program, f"user {USER} could not run it: {path} is closed to others"))
+    agent's user could not run it: the program, its interpreter, the package."""
+    package = Path(guardrun.systemd.__file__).parent
+    for part in (program, read_interpreter(program), package):
+        for path in (*_on_the_way(part), *_on_the_way(part.resolve())):
+            if why := _find_fault(path, path.stat()):
+                raise CtlError(_why_not(part, why))
+
+
+def read_interpreter(program: Path) -> Path:
+    """What a script is run by; the program itself where it is none. pip writes a shell's line where a path is long, or
+    holds a blank: then it is the Python that runs here."""
+    with program.open("rb") as file:
+        line = file.readline(1024)
+    if not line.startswith(b"#!"):
+        return program
+    interpreter = Path(os.fsdecode(line[2:].split(maxsplit=1)[0]))
+    return Path(sys.executable) if interpreter.name in ("sh", "env") else interpreter
+
+
+def _find_fault(path: Path, found: os.stat_result) -> str:
+    """What speaks against running something there; empty: nothing."""
+    if found.st_uid != 0:
+        return f"{path} belongs to {_name_of(found.st_uid)}, who could change what the agent runs"
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        return f"everybody may write {path}, and change what the agent runs"
+    if not found.st_mode & (stat.S_IXOTH if stat.S_ISDIR(found.st_mode) else stat.S_IROTH):
+        return f"user {USER} could not run it: {path} is closed to others"
+    return ""
 
 
 def _why_not(program: Path, why: str) -> str:

@@ -76,6 +76,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "root": _needs_root,
     "mount": _needs_mount,
     "fuse": _needs_fuse,
+    "systemd": _needs_program("systemd-nspawn", "systemd-container"),
+    "systemd-analyze": _needs_program("systemd-analyze", "systemd"),
     "transformers": _needs_module("transformers"),
     "accelerate": _needs_module("accelerate"),
     "trl": _needs_module("trl"),
