@@ -227,6 +227,8 @@ def test_with_mig_it_says_what_cannot_be_read(stub: NvmlStub, gpu_sensor: Make) 
 
 
 def test_no_library_is_no_error_and_keeps_no_process(tmp_path: Path, gpu_sensor: Make) -> None:
+    (tmp_path / "root/dev").mkdir(parents=True)
+    (tmp_path / "root/dev/nvidiactl").touch()
     sensor = gpu_sensor(environment={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
     readout = read(sensor)
     if not readout.trouble:
@@ -236,6 +238,13 @@ def test_no_library_is_no_error_and_keeps_no_process(tmp_path: Path, gpu_sensor:
     assert sensor.pid == 0
     assert read(sensor, time.monotonic() + 60).trouble == readout.trouble
     assert sensor.pid == 0
+
+
+def test_a_node_without_gpus_costs_no_process(tmp_path: Path, gpu_sensor: Make) -> None:
+    sensor = gpu_sensor(environment={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})
+    readout = read(sensor)
+    assert readout.trouble == "there is no NVIDIA device here, and no driver"
+    assert (readout.samples, readout.is_silent, sensor.pid) == ([], False, 0)
 
 
 def test_no_driver_is_told_and_found_when_it_comes(stub: NvmlStub, gpu_sensor: Make) -> None:

@@ -12,11 +12,14 @@ SLOW_S; the first turn of a process reads everything.
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from guardrun.supervisor.core.node.facts import Happening, Readout, Sample
+from guardrun.supervisor.node.sensors.gpu_presence import may_have_gpus
 from guardrun.supervisor.node.sensors.nvml_process import EndedError, NvmlProcess, how_it_ended
 from guardrun.supervisor.node.sensors.nvml_wire import (
     FAST,
@@ -74,7 +77,7 @@ class GpuSensor:
         self._patience_s = patience_s
         self._first_pause_s = first_pause_s
         self._root = root
-        self._environment = environment
+        self._environment = os.environ if environment is None else environment
         self._process: NvmlProcess | None = None
         self._ready = select.epoll()
         self._stuck: list[NvmlProcess] = []
@@ -113,6 +116,9 @@ class GpuSensor:
         """One turn, or what has happened since the last where it was that which woke us."""
         self._reap_stuck()
         if self._process is None and not self._may_start(now_s):
+            return self._tell(now_s)
+        if self._process is None and not may_have_gpus(Path(self._root), self._environment):
+            self._give_up("there is no NVIDIA device here, and no driver", is_absent=True)
             return self._tell(now_s)
         try:
             process = self._process or self._start(now_s)

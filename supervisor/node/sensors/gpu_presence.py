@@ -7,6 +7,7 @@ counts as one that should be there only where the nvidia driver holds it and its
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from guardrun.supervisor.core.node.xids import normal_bus
@@ -15,7 +16,18 @@ NVIDIA = "0x10de"
 CLASSES = ("0x0300", "0x0302")
 """VGA and 3D controllers (PCI Code and ID Assignment): what a GPU is."""
 
+DRIVER_HINTS = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
+"""The last is Windows' (WSL)."""
+LIBRARY = "libnvidia-ml.so.1"
+
 _MINOR = re.compile(r"^Device Minor:\s+(\d+)", re.MULTILINE)
+
+
+def may_have_gpus(root: Path, environment: Mapping[str, str]) -> bool:
+    """Say whether it is worth starting a process for NVML: a device, a driver, or a library that somebody put there."""
+    folders = filter(None, environment.get("LD_LIBRARY_PATH", "").split(":"))
+    hints = [*(root / hint for hint in DRIVER_HINTS), *(Path(folder, LIBRARY) for folder in folders)]
+    return any(hint.exists() for hint in hints) or any(_is_gpu(device) for device in _devices(root))
 
 
 def read_expected(root: Path = Path("/")) -> set[str]:
@@ -30,8 +42,12 @@ def _devices(root: Path) -> list[Path]:
         return []
 
 
+def _is_gpu(device: Path) -> bool:
+    return _text(device / "vendor") == NVIDIA and _text(device / "class").startswith(CLASSES)
+
+
 def _expected_bus(root: Path, device: Path) -> str:
-    if _text(device / "vendor") != NVIDIA or not _text(device / "class").startswith(CLASSES):
+    if not _is_gpu(device):
         return ""
     information = _text(root / "proc/driver/nvidia/gpus" / device.name / "information")
     minor = _MINOR.search(information)

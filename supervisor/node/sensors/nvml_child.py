@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -84,7 +85,8 @@ def die_with(parent: int) -> None:
     if os.getppid() != parent:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError):  # A sandbox may refuse it.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def serve(sock: socket.socket, speaker: Speaker, watch: Watch, turns: queue.SimpleQueue[Turn]) -> None:

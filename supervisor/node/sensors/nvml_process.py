@@ -40,11 +40,11 @@ class NvmlProcess:
     The kernel ends it with the thread that started it (PR_SET_PDEATHSIG), and it ends by itself when the socket closes.
     """
 
-    def __init__(self, root: str = "/", environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, root: str, environment: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
-                self.pid = _spawn(theirs.fileno(), root, os.environ if environment is None else environment)
+                self.pid = _spawn(theirs.fileno(), root, environment)
             except OSError:
                 ours.close()
                 raise
