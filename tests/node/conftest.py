@@ -47,4 +47,4 @@ def gpu_sensor(nvml_stub: NvmlStub, tmp_path: Path) -> Iterator[Callable[..., Gp
 
     yield make
     for sensor in sensors:
-        sensor.close()
+        sensor.close()  # A second time where the test has done so.

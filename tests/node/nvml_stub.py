@@ -84,6 +84,12 @@ class NvmlStub:
         self._values[f"event.{self._events}"] = f"{gpu} {code}"
         self._write()
 
+    def lead_to(self, path: Path) -> None:
+        """Have the stub read from another path from now on, whatever is there."""
+        link = self._state.with_suffix(".link")
+        link.symlink_to(path)
+        link.replace(self._state)
+
     def _set_fate(self, fate: str, function: str, gpu: int | None, value: int) -> None:
         self._values[_key(gpu, f"{fate}.{function}")] = value
         self._write()

@@ -22,8 +22,9 @@ from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.gpu import gpu_judges
 from guardrun.supervisor.core.node.strangers import strangers
 from guardrun.supervisor.node.runner import Runner
-from guardrun.supervisor.node.sensors.gpu import GpuSensor
+from guardrun.supervisor.node.sensors.gpu import MAX_STUCK, GpuSensor
 from tests.node.nvml_stub import LIBRARY, NvmlStub
+from tests.node.stuckmount import stuck_mount
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real("cc")
@@ -310,6 +311,31 @@ def test_pauses_grow_while_it_stays_silent(stub: NvmlStub, gpu_sensor: Make) -> 
     wait_until(lambda: read(sensor, time.monotonic() + 1.1).is_silent, PATIENCE_S, "the second silence")
     read(sensor, time.monotonic() + 1.5)
     assert sensor.pid == 0, "the second pause is no longer than the first"
+
+
+@pytest.mark.real("fuse")
+def test_processes_that_cannot_be_killed_hold_nothing_up(stub: NvmlStub, gpu_sensor: Make, tmp_path: Path) -> None:
+    """The driver's calls are in uninterruptible wait: reading is from a file system that has taken the request."""
+    (tmp_path / "mount").mkdir()
+    sensor = gpu_sensor(patience_s=0.5, init_patience_s=0.5, first_pause_s=0.01)
+    wait_until(lambda: read(sensor).samples, PATIENCE_S, "a first turn")
+    with stuck_mount(tmp_path / "mount") as folder:
+        stub.lead_to(folder / "nvml")
+
+        def is_given_up() -> bool:
+            readout = read(sensor, time.monotonic() + 1000)
+            assert not readout.samples
+            return "3 processes are stuck in the driver, no other is tried" in readout.trouble
+
+        wait_until(is_given_up, PATIENCE_S, "the last process that is tried")
+        stuck = sensor.stuck
+        assert (len(stuck), sensor.pid) == (MAX_STUCK, 0)
+        assert all(Path(f"/proc/{pid}").exists() for pid in stuck), "they were killed, so they were not stuck"
+        began_s = time.monotonic()
+        sensor.close()
+        assert time.monotonic() - began_s < 5
+    for pid in stuck:
+        assert wait_until(lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0], PATIENCE_S, "its end") == pid
 
 
 def test_initialising_slowly_is_no_silence(stub: NvmlStub, gpu_sensor: Make) -> None:

@@ -68,6 +68,7 @@ class GpuSensor:
         environment: Mapping[str, str] | None = None,
         period_s: float = 2.0,
         patience_s: float = PATIENCE_S,
+        init_patience_s: float = INIT_PATIENCE_S,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         """environment: the process's own, where it is not ours (LD_LIBRARY_PATH decides which driver library)."""
@@ -75,6 +76,7 @@ class GpuSensor:
         self.timeout_s = patience_s + 2 * WHERE_S + 1
         self.doing = ""
         self._patience_s = patience_s
+        self._init_patience_s = init_patience_s
         self._first_pause_s = first_pause_s
         self._root = root
         self._environment = os.environ if environment is None else environment
@@ -111,6 +113,11 @@ class GpuSensor:
     def pid(self) -> int:
         """Of the NVML process; 0 where there is none."""
         return self._process.pid if self._process else 0
+
+    @property
+    def stuck(self) -> list[int]:
+        """Pids of processes that have been killed and have not ended."""
+        return [process.pid for process in self._stuck]
 
     def read(self, now_s: float) -> Readout:
         """One turn, or what has happened since the last where it was that which woke us."""
@@ -170,7 +177,7 @@ class GpuSensor:
         ready = self._hear_until(process, lambda frame: isinstance(frame, Ready), self._patience_s)
         self._is_initialised = ready is not None
         spent_s = time.monotonic() - self._started_s
-        if not self._is_initialised and spent_s > max(INIT_PATIENCE_S, 2 * self._patience_s):
+        if not self._is_initialised and spent_s > self._init_patience_s:
             raise _SilentError(f"NVML has not come up within {spent_s:.0f} s")
         return self._is_initialised
 
