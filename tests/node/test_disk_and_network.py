@@ -87,6 +87,13 @@ def test_io_errors_count_when_they_come_apart() -> None:
     assert story.holding() == []
 
 
+def test_an_image_that_cannot_be_read_blames_no_disk() -> None:
+    story = Story(DiskJudge(), "kernel_log")
+    for name in ("io_error", "fs_error", "fs_read_only") * 5:
+        story.wait(10).line(name, "disk:loop3")
+    assert story.told == []
+
+
 def test_resets_and_a_lost_disk() -> None:
     story = Story(DiskJudge(), "kernel_log")
     story.line("disk_reset", "disk:nvme0")

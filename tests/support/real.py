@@ -63,6 +63,14 @@ def _needs_fuse() -> str:
     return _needs_mount() or ("" if os.access("/dev/fuse", os.R_OK | os.W_OK) else "no /dev/fuse")
 
 
+def _needs_netns() -> str:
+    return _needs_mount() or _needs_program("ip", "iproute2")()
+
+
+def _needs_kmsg() -> str:
+    return "" if os.access("/dev/kmsg", os.R_OK | os.W_OK) else "may not read and write /dev/kmsg"
+
+
 def _needs_gpu() -> str:
     return "" if os.path.exists("/dev/nvidia0") else "no NVIDIA device"
 
@@ -76,6 +84,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "root": _needs_root,
     "mount": _needs_mount,
     "fuse": _needs_fuse,
+    "netns": _needs_netns,
+    "kmsg": _needs_kmsg,
+    "mkfs.ext4": _needs_program("mkfs.ext4", "e2fsprogs"),
     "systemd": _needs_program("systemd-nspawn", "systemd-container"),
     "systemd-analyze": _needs_program("systemd-analyze", "systemd"),
     "transformers": _needs_module("transformers"),

@@ -26,6 +26,8 @@ _NAMES = {
     "fs_error": ("fs_errors", "holds a file system with errors", "disk_io"),
 }
 _AT_ONCE = frozenset(("disk_lost", "fs_read_only"))
+_NO_DISKS = ("disk:loop", "disk:nbd", "disk:rbd", "disk:zram", "disk:ram")
+"""Images and others' disks (a container's image on a file server): their errors blame no disk of this node."""
 _ADVICE = "Look at `dmesg` and `smartctl -a`; check the file system before it is used again."
 
 
@@ -41,7 +43,7 @@ class DiskErrors:
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
         found: list[Finding] = []
         for happening in readout.happenings:
-            if happening.name in _NAMES:
+            if happening.name in _NAMES and not happening.subject.startswith(_NO_DISKS):
                 found += self._failed(happening, now_s)
         for subject, values in values_of(readout).items():
             growth = self._counters.grown(subject, values.get("io_errors"), readout.at_s)

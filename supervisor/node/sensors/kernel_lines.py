@@ -142,7 +142,7 @@ RULES = (
     ),
     _rule(
         "nic_fault",
-        r"mlx5_core (?P<device>\S+?):.*(?:health compromised|Detected insufficient power|firmware over)",
+        r"mlx5_core (?P<device>\S+): .*(?:health compromised|Fatal error \d+ detected)",
         "pci:{device}",
         "drivers/net/ethernet/mellanox/mlx5/core/health.c",
     ),
@@ -161,7 +161,7 @@ _HINT = re.compile(
 # mm/oom_kill.c: dump_oom_victim, __oom_kill_process
 _OOM_CHOICE = re.compile(r"oom-kill:constraint=.*task_memcg=(?P<cgroup>[^,]*),task=.*,pid=(?P<pid>\d+)")
 _OOM_KILLED = re.compile(
-    r"(?P<where>Memory cgroup out|Out) of memory[^:]*: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>.*?)\)"
+    r"(?P<where>Memory cgroup out|Out) of memory[^:]*: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>.*)\),? (?:total-vm|score)"
 )
 
 
