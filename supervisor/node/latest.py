@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from guardrun.supervisor.core.node.facts import Happening, Readout
+from guardrun.supervisor.core.node.facts import Happening, Readout, Sample
 from guardrun.supervisor.core.node.finding import Finding
 
+IDENTITY = frozenset({"index", "model", "bus"})
 MAX_HAPPENINGS = 1000
 """Of a second, of one sensor; a kernel log that overflows tells no more by the thousandth line."""
 
@@ -24,10 +25,12 @@ class Latest:
         self._changed_findings: dict[str, Finding] = {}
 
     def take(self, readout: Readout) -> None:
-        """A sensor's turn. One that tells only happenings leaves its samples as they were."""
+        """A sensor's turn. One that tells only happenings, or only some samples, leaves the others as they were."""
         before = self.readouts.get(readout.sensor)
         now = msgspec.structs.replace(readout, happenings=[])
-        if before is not None and not now.samples and not now.trouble and not now.is_silent:
+        if before is not None and now.is_partial:
+            now = msgspec.structs.replace(now, samples=_merged(before.samples, now.samples))
+        elif before is not None and not now.samples and not now.trouble and not now.is_silent:
             now = msgspec.structs.replace(now, samples=before.samples)
         self.readouts[readout.sensor] = now
         if readout.happenings:
@@ -61,6 +64,18 @@ class Latest:
     def whole(self) -> tuple[list[Readout], list[Finding]]:
         """All that is known."""
         return list(self.readouts.values()), list(self.findings.values())
+
+
+def _merged(before: list[Sample], now: list[Sample]) -> list[Sample]:
+    """What is known: now's, and before's that it does not tell anew. Of a device that is lost, only who it is stays."""
+    lost = {sample.subject for sample in now if sample.name == "is_lost" and sample.value is True}
+    known = {
+        (sample.subject, sample.name): sample
+        for sample in before
+        if sample.subject not in lost or sample.name in IDENTITY
+    }
+    known.update({(sample.subject, sample.name): sample for sample in now})
+    return list(known.values())
 
 
 def _content(readout: Readout) -> tuple[object, ...]:

@@ -368,6 +368,19 @@ def test_one_that_the_driver_never_showed() -> None:
     assert [over.is_over for over in bench.turns(30.0, node(GPU, OTHER))] == [True]
 
 
+def test_a_driver_that_does_not_answer_is_a_note() -> None:
+    judge = LostJudge()
+    trouble = "NVML's call has not returned within 8 s (nvmlDeviceGetPowerUsage of GPU 3, for 8 s)"
+    silent = Readout(sensor="gpu", at_s=10.0, is_silent=True, trouble=trouble)
+    (finding,) = judge.take(silent, 18.0)
+    assert (finding.id, finding.key, finding.response) == ("gpu_lost/driver", "gpu_driver_silent", NOTE)
+    assert finding.summary == f"The GPUs' driver does not answer: {trouble}."
+    assert judge.take(silent, 20.0) == []
+    assert judge.take(Readout(sensor="gpu", at_s=22.0, trouble="NVML is being initialised"), 22.0) == []
+    (over,) = judge.take(Readout(sensor="gpu", at_s=24.0, samples=[Sample(subject=GPU, name="bus", value="0")]), 24.0)
+    assert over.is_over
+
+
 def test_a_driver_that_is_reloaded_loses_nothing() -> None:
     bench = Bench(LostJudge())
     bench.turns(0.0, node(GPU, OTHER))
@@ -410,7 +423,6 @@ def test_a_readout_that_tells_nothing_is_no_news(make: Judge) -> None:
     for readout in (
         Readout(sensor="gpu", at_s=0.0),
         Readout(sensor="gpu", at_s=10.0, trouble="no driver"),
-        Readout(sensor="gpu", at_s=20.0, is_silent=True, trouble="its call has not returned"),
         Readout(sensor="gpu", at_s=30.0, samples=[Sample(subject=GPU, name="temperature_c", trouble="lost")]),
     ):
         assert make.take(readout, readout.at_s) == []

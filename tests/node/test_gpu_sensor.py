@@ -148,7 +148,9 @@ def test_the_first_turn_tells_everything(stub: NvmlStub, gpu_sensor: Make) -> No
 def test_later_turns_read_what_is_due(stub: NvmlStub, gpu_sensor: Make) -> None:
     sensor = gpu_sensor()
     now_s = time.monotonic()
-    names = [set(values(read(sensor, now_s + later_s))) for later_s in (0.0, 2.0, 10.0, 60.0)]
+    readouts = [read(sensor, now_s + later_s) for later_s in (0.0, 2.0, 10.0, 60.0)]
+    assert [readout.is_partial for readout in readouts] == [False, True, True, False]
+    names = [set(values(readout)) for readout in readouts]
     fast, health, limits = {"temperature_c", "clock_reasons"}, {"remap_pending", "nvlink_active"}, {"power_limit_w"}
     assert names[0] >= fast | health | limits
     assert names[1] >= fast

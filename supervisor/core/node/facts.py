@@ -48,6 +48,8 @@ class Readout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     happenings: list[Happening] = []
     trouble: str = ""
     """Why it told nothing, or less than it should: its library is missing, its call did not return within N s, …"""
+    is_partial: bool = False
+    """What it does not tell was not its turn, and is as it was; otherwise what it does not tell is not there."""
     is_silent: bool = False
     """Its call has not returned in the time it has; samples are none."""
 

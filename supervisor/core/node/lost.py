@@ -1,7 +1,8 @@
 """Devices that do not answer any more, or are not there though they should be. Pure.
 
 What should be there: what the PCI bus shows and the driver holds (`gpus_missing`), and what has been there before. All
-of it has to be seen twice: a driver that is being loaded shows its devices one by one.
+of it has to be seen twice: a driver that is being loaded shows its devices one by one. A driver whose calls do not
+return is told as well, but isolates nothing: training may not feel it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from guardrun.supervisor.core.node.gpu_book import PREFIX, SENSOR, GpuBook, of_n
 from guardrun.supervisor.core.node.held import Held
 
 CAUSE = "gpu_lost"
+DRIVER = "driver"
 TIMES = 2
 ADVICE = "Power-cycle the node; if it comes back, check the device's seat and power, or have it replaced."
 
 
 class LostJudge:
-    """`gpu_lost`: fallen off the bus, missing, unusable."""
+    """`gpu_lost`: fallen off the bus, missing, unusable; a driver that does not answer."""
 
     sensors = frozenset({SENSOR})
 
@@ -29,7 +31,7 @@ class LostJudge:
         """How often in a row, and why."""
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
-        told: list[Finding] = []
+        told = self._judge_driver(readout, now_s)
         reasons: dict[str, str] = {}
         present: set[str] = set()
         for subject, values in self._book.take(readout).items():
@@ -83,5 +85,24 @@ class LostJudge:
                 evidence={"bus": self._book.bus(subject), "model": self._book.model(subject)},
                 advice=ADVICE,
                 response=Response.ISOLATE,
+            )
+        )
+
+    def _judge_driver(self, readout: Readout, now_s: float) -> list[Finding]:
+        finding_id = f"{CAUSE}/{DRIVER}"
+        if not readout.is_silent:
+            # "Being initialised" and "ended" are no answers.
+            return self._held.end(finding_id, now_s, "The GPUs' driver answers again.") if readout.samples else []
+        return self._held.hold(
+            Finding(
+                id=finding_id,
+                cause=CAUSE,
+                key="gpu_driver_silent",
+                subject=DRIVER,
+                since_s=readout.at_s,
+                told_s=now_s,
+                summary=f"The GPUs' driver does not answer: {readout.trouble}.",
+                evidence={"trouble": readout.trouble},
+                advice="`dmesg` may say why (Xid 119, 120); a driver that stays so needs a reboot.",
             )
         )

@@ -60,6 +60,7 @@ GPU_CAUSES = (
     "gpu_link_errors",
     "gpu_link_pcie",
     "gpu_lost",
+    "gpu_driver_silent",
 )
 """Causes, and finer keys, of what is wrong with GPUs; their judges give each its response."""
 INCIDENT_CAUSES = ("thermal_throttle",)

@@ -25,6 +25,7 @@ from guardrun.supervisor.node.sensors.nvml_wire import (
     FAST,
     MEDIUM,
     SLOW,
+    TIERS,
     Happened,
     Here,
     Over,
@@ -131,7 +132,7 @@ class GpuSensor:
             process = self._process or self._start(now_s)
             self._take_waiting(process)
             if self._events and now_s - self._turn_s < 0.75 * self.period_s:
-                return self._tell(now_s)
+                return self._tell(now_s, is_partial=True)
             if not self._is_initialised and not self._wait_initialised(process):
                 return self._tell(now_s, trouble="NVML is being initialised")
             return self._take_turn(process, now_s)
@@ -162,7 +163,7 @@ class GpuSensor:
         self._is_silent, self._why = False, ""
         if self._good_turns >= GOOD_TURNS:
             self._pause_s = 0.0
-        return self._tell(now_s, samples=told.samples, trouble=told.trouble)
+        return self._tell(now_s, samples=told.samples, trouble=told.trouble, is_partial=len(tiers) < len(TIERS))
 
     def _is_mine(self, frame: ToSensor) -> bool:
         return isinstance(frame, Told) and frame.seq == self._seq
@@ -254,7 +255,9 @@ class GpuSensor:
             time.sleep(0.01)
         return f"the process for NVML ended: {error if status is None else how_it_ended(status)}"
 
-    def _tell(self, now_s: float, *, samples: list[Sample] | None = None, trouble: str = "") -> Readout:
+    def _tell(
+        self, now_s: float, *, samples: list[Sample] | None = None, trouble: str = "", is_partial: bool = False
+    ) -> Readout:
         events, self._events = self._events, []
         return Readout(
             sensor=self.name,
@@ -262,6 +265,7 @@ class GpuSensor:
             samples=samples or [],
             happenings=events,
             trouble=trouble or self._why_now(),
+            is_partial=is_partial,
             is_silent=self._is_silent,
         )
 

@@ -68,6 +68,7 @@ class Over(_Frame, frozen=True, kw_only=True, tag="over"):
 FAST = "fast"
 MEDIUM = "medium"
 SLOW = "slow"
+TIERS = (FAST, MEDIUM, SLOW)
 
 ToProcess = Turn | Where
 ToSensor = Ready | Told | Happened | Here | Over
