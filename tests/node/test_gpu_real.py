@@ -1,0 +1,67 @@
+"""The GPU sensor on a real driver, where a machine has one: against nvidia-smi's word."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from guardrun.supervisor.core.node.facts import Readout
+from guardrun.supervisor.core.node.gpu import gpu_parts
+from guardrun.supervisor.node.sensors.gpu import GpuSensor
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.real("gpu")
+
+QUERY = ("index", "uuid", "name", "memory.total", "temperature.gpu", "clocks.max.sm")
+ALWAYS = {
+    "temperature_c",
+    "clock_reasons",
+    "sm_clock_hz",
+    "sm_clock_max_hz",
+    "power_w",
+    "memory_used_bytes",
+    "pcie_generation",
+    "pcie_width",
+    "holders",
+}
+"""What every data centre GPU of today tells."""
+
+
+def told_by(sensor: GpuSensor) -> Readout | None:
+    readout = sensor.read(time.monotonic())
+    return readout if readout.samples else None
+
+
+def test_it_tells_what_nvidia_smi_tells() -> None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        pytest.skip("no nvidia-smi to hold it against")
+    sensor = GpuSensor(patience_s=60.0)
+    try:
+        readout = wait_until(lambda: told_by(sensor), 120.0, "a first turn")
+    finally:
+        sensor.close()
+    done = subprocess.run(
+        [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    parts = {part.index: part for part in gpu_parts(readout)}
+    values = {(sample.subject, sample.name): sample.value for sample in readout.samples}
+    for line in done.stdout.splitlines():
+        index, uuid, name, memory_mib, temperature, max_clock = (text.strip() for text in line.split(","))
+        part = parts[int(index)]
+        assert (part.subject, part.name) == (f"gpu:{uuid}", name)
+        unknown = {name for name in ALWAYS if values[part.subject, name] is None}
+        assert not unknown
+        assert values[part.subject, "memory_total_bytes"] == int(memory_mib) << 20
+        assert values[part.subject, "sm_clock_max_hz"] == int(max_clock) * 1e6
+        told = values[part.subject, "temperature_c"]
+        assert isinstance(told, (int, float))
+        assert abs(told - int(temperature)) <= 10
+    assert len(parts) == len(done.stdout.splitlines())
