@@ -56,6 +56,8 @@ _KERNELS_OWN = frozenset(
 """Types of file systems that hold no data and wait for nobody."""
 _REMOTE = ("nfs", "cifs", "smb", "ceph", "fuse", "lustre", "gpfs", "beegfs", "9p", "virtiofs", "afs", "gluster", "weka")
 """How types of file systems begin whose answers come from somewhere else."""
+_READ_ONLY = frozenset(("ro", "emergency_ro", "shutdown"))
+"""As mounted; what ext4 says from 6.15 on of itself after an error, or when it was shut down (fs/ext4/super.c)."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 # Follows each part of a path by itself and says where it is before it touches it: where the child does not come back,
@@ -151,7 +153,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
         if not separator or len(fields) < 6 or len(rest) < 2:
             continue
         options = {*fields[5].split(","), *(rest[2].split(",") if len(rest) > 2 else ())}
-        mounts.append(Mount(_unescape(fields[4]), rest[0], _unescape(rest[1]), fields[2], "ro" in options))
+        mounts.append(Mount(_unescape(fields[4]), rest[0], _unescape(rest[1]), fields[2], bool(options & _READ_ONLY)))
     return mounts
 
 

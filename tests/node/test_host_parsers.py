@@ -90,6 +90,8 @@ def test_what_is_not_there_is_unknown_with_the_reason(tmp_path: Path) -> None:
 
 def test_every_sensor_reads_this_machine() -> None:
     for sensor in host_sensors():
+        if sensor.name == "mounts":
+            continue  # Of whatever remote mounts this machine has, any may be dead.
         readout = sensor.read(100.0)
         assert isinstance(readout, Readout) and readout.sensor == sensor.name
         assert sensor.period_s >= 10 and sensor.timeout_s <= 10, "cheap, and soon known to be silent"
@@ -263,9 +265,8 @@ def test_remote_mounts_take_turns_and_the_dead_come_first() -> None:
     sensor = MountsSensor(lambda: mounts)
     points = [f"/nfs{number}" for number in range(6)]
     seen = [sensor._choose(points) for _ in range(3)]
-    assert all(len(chosen) == AT_A_TURN for chosen in seen) and {point for chosen in seen for point in chosen} == set(
-        points
-    )
+    assert [len(chosen) for chosen in seen] == [AT_A_TURN] * 3
+    assert {point for chosen in seen for point in chosen} == set(points)
     sensor._dead = {"/nfs5"}
     assert sensor._choose(points)[0] == "/nfs5"
     answers = Answers([Room("/nfs0", "/nfs0", 10, 100)], {"/nfs5": 12.5})

@@ -161,7 +161,8 @@ _HINT = re.compile(
 # mm/oom_kill.c: dump_oom_victim, __oom_kill_process
 _OOM_CHOICE = re.compile(r"oom-kill:constraint=.*task_memcg=(?P<cgroup>[^,]*),task=.*,pid=(?P<pid>\d+)")
 _OOM_KILLED = re.compile(
-    r"(?P<where>Memory cgroup out|Out) of memory[^:]*: Kill(?:ed)? process (?P<pid>\d+) \((?P<name>.*)\),? (?:total-vm|score)"
+    r"(?P<where>Memory cgroup out|Out) of memory[^:]*: Kill(?:ed)? process (?P<pid>\d+) "
+    r"\((?P<name>.*)\),? (?:total-vm|score)"
 )
 
 

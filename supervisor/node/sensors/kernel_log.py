@@ -8,11 +8,12 @@ import os
 from guardrun.supervisor.core.node.facts import Happening, Readout
 from guardrun.supervisor.node.sensor import happened, known, unknown
 from guardrun.supervisor.node.sensors.files import why
-from guardrun.supervisor.node.sensors.kernel_lines import LineReader, parse_record
+from guardrun.supervisor.node.sensors.kernel_lines import LineReader, Record, parse_record
 
 PATH = "/dev/kmsg"
 RECORD_BYTES = 8192
 """The kernel's own limit for one record; a shorter read fails with EINVAL."""
+MAX_OLD_RECORDS = 100_000
 MAX_RECORDS = 500
 """A turn; more are taken at the next, which comes at once."""
 
@@ -43,6 +44,7 @@ class KernelLogSensor:
             try:
                 self._open()
             except OSError as error:
+                self.close()
                 reason = why(error, self._path)
                 return Readout(
                     sensor=self.name, at_s=now_s, samples=unknown("log", ("is_readable",), reason), trouble=reason
@@ -57,39 +59,50 @@ class KernelLogSensor:
         return Readout(sensor=self.name, at_s=now_s, samples=samples, happenings=happenings, trouble=trouble)
 
     def _open(self) -> None:
-        """From now on: what was before is nobody's here. Raises OSError."""
-        fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            os.lseek(fd, 0, os.SEEK_END)
-        except OSError:
-            os.close(fd)
-            raise
-        self._fd, self._next_sequence = fd, -1
+        """From now on: what was before is nobody's here, but for the number of its last line. Raises OSError."""
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._next_sequence = -1
+        for _ in range(MAX_OLD_RECORDS):
+            if self._next() is None:
+                break
+        else:
+            os.lseek(self._fd, 0, os.SEEK_END)
+        if self._fd < 0:
+            raise OSError(errno.EINVAL, "is no log of the kernel's")
 
     def _take(self, now_s: float) -> tuple[list[Happening], int]:
         """Happenings of the lines since the last turn, and how many lines were lost."""
         happenings: list[Happening] = []
         lost = 0
         for _ in range(MAX_RECORDS):
-            try:
-                data = os.read(self._fd, RECORD_BYTES)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno == errno.EPIPE:
-                    continue  # Overwritten: the next read gives the oldest that is kept, and its number tells the rest.
-                self.close()
-                break
-            record = parse_record(data.decode("utf-8", "replace"))
+            expected = self._next_sequence
+            record = self._next()
             if record is None:
-                continue
-            if 0 <= self._next_sequence < record.sequence:
-                lost += record.sequence - self._next_sequence
-            self._next_sequence = record.sequence + 1
+                break
+            lost += max(0, record.sequence - expected) if expected >= 0 else 0
             happening = self._lines.read(record.message, now_s)
             if happening is not None:
                 happenings.append(happening)
         return happenings, lost
+
+    def _next(self) -> Record | None:
+        """The next line; None where there is none yet. Closes what can't be read any more."""
+        while self._fd >= 0:
+            try:
+                record = parse_record(os.read(self._fd, RECORD_BYTES).decode("utf-8", "replace"))
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    continue  # Overwritten: the next read gives the oldest that is kept, and its number tells the rest.
+                self.close()
+                return None
+            if record is None:
+                self.close()  # No log, whatever it is.
+                return None
+            self._next_sequence = record.sequence + 1
+            return record
+        return None
 
     def close(self) -> None:
         if self._fd >= 0:
