@@ -270,9 +270,11 @@ HEALTHY: dict[str, Value] = {
 }
 
 
-def readout(node: dict[str, Value] | None = None, **changes: Value) -> Readout:
+def readout(changes: dict[str, Value] | None = None, node: dict[str, Value] | None = None) -> Readout:
     """One GPU; and what the node says of all."""
-    samples = [Sample(subject="gpu:GPU-a", name=name, value=value) for name, value in {**HEALTHY, **changes}.items()]
+    samples = [
+        Sample(subject="gpu:GPU-a", name=name, value=value) for name, value in {**HEALTHY, **(changes or {})}.items()
+    ]
     samples += [Sample(subject="node", name=name, value=value) for name, value in (node or {}).items()]
     return Readout(sensor="gpu", at_s=0.0, samples=samples)
 
@@ -296,12 +298,14 @@ def readout(node: dict[str, Value] | None = None, **changes: Value) -> Readout:
     ],
 )
 def test_health(changes: dict[str, Value], severity: Severity, said: str) -> None:
-    [remark] = gpuhealth.judge(readout(**changes))
+    [remark] = gpuhealth.judge(readout(changes))
     assert remark.severity is severity and said in remark.summary
 
 
 def test_gpus_that_are_not_shown() -> None:
-    [missing, unusable] = gpuhealth.judge(readout({"gpus_missing": "0000:3b:00", "gpus_unusable": "2: GPU is lost"}))
+    [missing, unusable] = gpuhealth.judge(
+        readout(node={"gpus_missing": "0000:3b:00", "gpus_unusable": "2: GPU is lost"})
+    )
     assert missing.severity is unusable.severity is REFUSE
     assert "0000:3b:00" in missing.summary and "2: GPU is lost" in unusable.summary
 
@@ -333,7 +337,7 @@ def named(pid: int) -> Holder:
     ],
 )
 def test_strangers(changes: dict[str, Value], severities: list[Severity], said: str) -> None:
-    remarks: list[Remark] = strangers.judge(gpuhealth.gpus_of(readout(**changes)), named)
+    remarks: list[Remark] = strangers.judge(gpuhealth.gpus_of(readout(changes)), named)
     assert [one.severity for one in remarks] == severities and said in remarks[0].summary
 
 
