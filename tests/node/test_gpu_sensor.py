@@ -20,6 +20,7 @@ import pytest
 from guardrun.supervisor.core.node.facts import Readout, Value
 from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.gpu import gpu_judges
+from guardrun.supervisor.core.node.lost import LostJudge
 from guardrun.supervisor.core.node.strangers import strangers
 from guardrun.supervisor.node.runner import Runner
 from guardrun.supervisor.node.sensors.gpu import MAX_STUCK, GpuSensor
@@ -276,8 +277,46 @@ def test_a_device_lost_before_is_named_by_its_index(stub: NvmlStub, gpu_sensor: 
     stub.set(gpus=2)
     stub.set(gpu=1, lost=1)
     readout = read(gpu_sensor())
-    assert values(readout, "node")["gpus_unusable"] == "1: GPU is lost"
+    assert values(readout, "node")["gpus_unusable"] == "1: GPU is lost (nvmlDeviceGetHandleByIndex)"
     assert values(readout, "node")["gpu_count"] == 1
+
+
+def test_others_devices_are_hidden_not_lost(stub: NvmlStub, gpu_sensor: Make) -> None:
+    stub.set(gpus=4)
+    for gpu in (0, 3):
+        stub.fail("nvmlDeviceGetHandleByIndex_v2", 4, gpu=gpu)
+    node = values(read(gpu_sensor()), "node")
+    assert (node["gpu_count"], node["gpus_hidden"], node["gpus_unusable"]) == (2, 2, "")
+
+
+def test_a_lost_device_is_found_again_after_its_reset(stub: NvmlStub, gpu_sensor: Make) -> None:
+    stub.set(gpus=2)
+    sensor = gpu_sensor(first_pause_s=0.01)
+    judge = LostJudge()
+    told: list[tuple[bool, str]] = []
+    now_s = time.monotonic()
+
+    def turn(later_s: float) -> Readout:
+        readout = read(sensor, now_s + later_s)
+        told.extend((found.is_over, found.subject) for found in judge.take(readout, now_s + later_s))
+        return readout
+
+    def minutes(from_s: float) -> None:
+        """Ends the process that has the lost handle, then lets the next one look twice."""
+        for turn_s in (0, 60, 62, 64, 124, 126, 186):
+            turn(from_s + turn_s)
+
+    turn(0)
+    stub.set(gpu=1, lost=1)
+    turn(2)
+    turn(4)
+    assert told == [(False, uuid(1))]
+    minutes(6)
+    assert told == [(False, uuid(1))], "the same device, whatever the driver calls it"
+    stub.set(gpu=1, lost=0)
+    minutes(300)
+    assert told == [(False, uuid(1)), (True, uuid(1))]
+    assert values(turn(600), uuid(1))["temperature_c"] == 45
 
 
 def test_a_call_that_never_returns_is_told_with_its_name_and_another_process_is_tried(

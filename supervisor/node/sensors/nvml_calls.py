@@ -35,6 +35,10 @@ class UnreadableError(Exception):
     """This one quantity cannot be read; the reason in words."""
 
 
+class NotPermittedError(UnreadableError):
+    """It cannot be read by this user, or from this container."""
+
+
 class LostError(Exception):
     """The device does not answer any more: NVML_ERROR_GPU_IS_LOST."""
 
@@ -115,14 +119,14 @@ class Asker:
         if code in SESSION_ENDING:
             return SessionOverError(f"{function}: {error}", code)
         if code == GPU_IS_LOST:
-            return LostError(f"{function}: {error}")
+            return LostError(f"{error} ({function})")
         if code == RESET_REQUIRED:
             self.needs_reset = True
             return UnreadableError("the device needs a reset first")
         if code == NOT_SUPPORTED:
             return UnreadableError("not supported by this device" + (" while MIG is on" if self.is_mig else ""))
         if code == NO_PERMISSION:
-            return UnreadableError("no permission to read it")
+            return NotPermittedError("no permission to read it")
         return UnreadableError(f"{function}: {error}")
 
     def known(self, name: str, value: Value) -> Sample:

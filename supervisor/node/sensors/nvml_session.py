@@ -16,9 +16,9 @@ from guardrun.supervisor.node.sensors.gpu_presence import read_expected
 from guardrun.supervisor.node.sensors.gpu_processes import read_processes
 from guardrun.supervisor.node.sensors.gpu_vitals import read_vitals
 from guardrun.supervisor.node.sensors.nvml_calls import (
-    NO_PERMISSION,
     Asker,
     LostError,
+    NotPermittedError,
     SessionOverError,
     UnreadableError,
     Watch,
@@ -36,6 +36,7 @@ class Device:
         self.index = index
         self.name = name
         self.bus = bus
+        self.is_lost = False
 
     @property
     def address(self) -> int:
@@ -61,12 +62,26 @@ class Session:
 
     def turn(self, tiers: list[str]) -> list[Sample]:
         """Samples of all devices. Raises SessionOverError where NVML itself has gone."""
-        if SLOW in tiers and self._count() != len(self.devices) + len(self._unusable) + self._hidden:
-            raise SessionOverError("the number of devices has changed", 0)
+        if SLOW in tiers:
+            self._look_again()
         samples: list[Sample] = []
         for device in self.devices:
             samples += self._read(device, tiers)
         return [*samples, *self._node_samples()] if MEDIUM in tiers or SLOW in tiers else samples
+
+    def _look_again(self) -> None:
+        """Raise SessionOverError where other devices may be there than when NVML was initialised.
+
+        A device that was lost comes back, after its reset, only to whoever initialises NVML anew.
+        """
+        if self._count() != len(self.devices) + len(self._unusable) + self._hidden:
+            raise SessionOverError("the number of devices has changed", 0)
+        for device in self.devices:
+            if device.is_lost:
+                raise SessionOverError(f"{device.ask.label} is lost; looking whether it has come back", 0)
+        for index in self._unusable:
+            if isinstance(self._open(index), Device):
+                raise SessionOverError(f"GPU {index} can be used again", 0)
 
     def _read(self, device: Device, tiers: list[str]) -> list[Sample]:
         """What this device tells; what it told before it was lost is told as well."""
@@ -84,7 +99,9 @@ class Session:
                 for read in (read_health, read_pcie, read_nvlink, read_processes):
                     samples += read(ask)
         except LostError as lost:
+            device.is_lost = True
             return [*samples, Sample(subject=ask.subject, name="is_lost", value=True, trouble=str(lost))]
+        device.is_lost = False
         return [*samples, ask.known("is_lost", False)]
 
     def _node_samples(self) -> list[Sample]:
@@ -105,31 +122,29 @@ class Session:
 
     def _find_devices(self) -> None:
         for index in range(self._count()):
-            self._watch.begin(f"nvmlDeviceGetHandleByIndex of GPU {index}")
-            try:
-                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-            except self._nvml.NVMLError as error:
-                if error.value == NO_PERMISSION:
-                    self._hidden += 1  # Somebody else's: a container was given others.
-                else:
-                    self._unusable[index] = str(error)
-                continue
-            finally:
-                self._watch.end()
-            self._add(index, handle)
+            found = self._open(index)
+            if isinstance(found, Device):
+                self.devices.append(found)
+            elif found:
+                self._unusable[index] = found
+            else:
+                self._hidden += 1
 
-    def _add(self, index: int, handle: Any) -> None:
-        ask = Asker(self._nvml, self._watch, f"gpu:{index}", handle, f"GPU {index}")
+    def _open(self, index: int) -> Device | str:
+        """The device, or why it cannot be used; empty where it is somebody else's (a container was given others)."""
+        ask = Asker(self._nvml, self._watch, f"gpu:{index}", None, f"GPU {index}")
         ask.driver = self.driver
         try:
+            ask.handle = ask.call("nvmlDeviceGetHandleByIndex", index)
             ask.subject = f"gpu:{ask.call('nvmlDeviceGetUUID')}"
             bus = ask.call("nvmlDeviceGetPciInfo_v3|nvmlDeviceGetPciInfo").busId
             name = _or_empty(lambda: ask.call("nvmlDeviceGetName"))
+        except NotPermittedError:
+            return ""
         except (LostError, UnreadableError) as reason:
-            self._unusable[index] = str(reason)
-            return
+            return str(reason)
         text = bus.decode() if isinstance(bus, bytes) else str(bus)
-        self.devices.append(Device(ask, index, str(name), normal_bus(text)))
+        return Device(ask, index, str(name), normal_bus(text))
 
 
 def handle_address(handle: Any) -> int:
