@@ -28,7 +28,7 @@ class Story:
     def line(self, name: str, subject: str, text: str = "", **data: Value) -> list[Finding]:
         """One happening."""
         happening = Happening(subject=subject, name=name, at_s=self.now_s, text=text, data=data)
-        return self.give(Readout(sensor=self.sensor, at_s=self.now_s, happenings=[happening]))
+        return self.give(Readout(sensor=self.sensor, at_s=self.now_s, happenings=[happening], is_partial=True))
 
     def give(self, readout: Readout) -> list[Finding]:
         assert not self.judge.sensors or readout.sensor in self.judge.sensors

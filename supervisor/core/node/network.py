@@ -63,7 +63,7 @@ class NetworkJudge:
                 found += self._judge_interface(subject, values, readout.at_s, now_s)
             elif subject.startswith("ib:"):
                 found += self._judge_port(subject, values, readout.at_s, now_s)
-        if told and not readout.trouble and readout.sensor in ("network", "infiniband"):
+        if not readout.is_partial and not readout.trouble and readout.sensor in ("network", "infiniband"):
             kinds = ("net:",) if readout.sensor == "network" else ("ib:",)
             self._were_up -= {subject for subject in self._were_up if subject.startswith(kinds) and subject not in told}
             found += self._standing.end_gone(set(told), kinds, now_s)

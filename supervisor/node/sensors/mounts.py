@@ -38,7 +38,8 @@ class MountsSensor:
             answers = ask(chosen, self._answer_s, mounts)
             self._dead = {point for point in self._dead if point not in chosen and point in points} | set(answers.dead)
             samples = of_answers(answers)
-        return Readout(sensor=self.name, at_s=now_s, samples=samples)
+        is_partial = len(chosen) < len(points)
+        return Readout(sensor=self.name, at_s=now_s, samples=samples, is_partial=is_partial)
 
     def _choose(self, points: list[str]) -> list[str]:
         """Those that did not answer last, since somebody waits for them, and then the others in turn."""

@@ -53,7 +53,8 @@ class NetworkSensor:
         except OSError as error:
             trouble = f"links are not told: {error.strerror}"
         samples: list[Sample] = []
-        if happenings or self._is_due(now_s):
+        is_due = bool(happenings) or self._is_due(now_s)
+        if is_due:
             self._counted_s = now_s
             try:
                 links = [link for link in read_links() if not link.is_loopback][:MAX_LINKS]
@@ -63,7 +64,14 @@ class NetworkSensor:
                 )
             happenings += self._follow(links, now_s)
             samples = self._samples(links)
-        return Readout(sensor=self.name, at_s=now_s, samples=samples, happenings=happenings, trouble=trouble)
+        return Readout(
+            sensor=self.name,
+            at_s=now_s,
+            samples=samples,
+            happenings=happenings,
+            trouble=trouble,
+            is_partial=not is_due,
+        )
 
     def _is_due(self, now_s: float) -> bool:
         """Whether counters are due again: a turn that a link asked for may come at any time."""
