@@ -53,6 +53,10 @@ class Trial:
             start_new_session=True,
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, part: str) -> None:
         """Have it begin a part; `hear` tells what came of it."""
         with suppress(OSError):

@@ -1,0 +1,134 @@
+"""The pre-flight of the real guardrun: what it says, what it stops, what it leaves, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from guardrun.launcher.preflight import is_off
+from tests.node.nvml_stub import NvmlStub
+from tests.support.deadmount import dead_mount
+from tests.support.guardrun_run import Finished, GuardrunRun
+from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
+
+Run = Callable[..., Finished]
+ON = {"GUARDRUN_PREFLIGHT_LEVEL": None}
+SCRIPT = "import time; time.sleep({}); print('trained')"
+
+
+def said(done: Finished) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("guardrun: pre-flight:")]
+
+
+def read_record(run: GuardrunRun) -> str:
+    path = run.run_dir / "preflight.json" if run.run_dir else None
+    return path.read_text() if path and path.exists() else ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "is_plain"),
+    [
+        ([], None, False),
+        ([], "off", True),
+        (["--guard-preflight=off"], None, True),
+        (["--guard-preflight", "off"], None, True),
+        (["--guard-preflight=full"], "off", False),
+        (["--guard-preflight=off", "--guard-preflight=quick"], None, False),
+        (["--guard-preflight"], None, False),
+    ],
+)
+def test_when_none_is_started(arguments: list[str], variable: str | None, is_plain: bool) -> None:
+    assert is_off(arguments, variable) is is_plain
+
+
+def test_a_healthy_node_is_recorded_and_not_talked_about(start_guardrun: Callable[..., GuardrunRun]) -> None:
+    run = start_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(0.5), env=ON)
+    data = json.loads(wait_until(lambda: read_record(run), 60, "preflight.json"))
+    assert data["level"] == "quick"
+    assert {one["check"] for one in data["remarks"]} >= {"gpus", "versions", "limits", "folders", "shm", "clock"}
+    assert "quarantine" not in {one["check"] for one in data["remarks"]}, "guardrun has asked that itself"
+    done = run.wait()
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done
+    warned = [one for one in data["remarks"] if one["severity"] == "warn"]
+    assert said(done) == [f"guardrun: pre-flight: {one['summary']} {one['advice']}" for one in warned]
+    assert run.alive() == []
+
+
+def test_a_warning_is_said_and_the_run_goes_on(run_guardrun: Run) -> None:
+    done = run_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(1), env={**ON, "NCCL_SOCKET_IFNAME": "nosuch"})
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done
+    assert any("NCCL_SOCKET_IFNAME=nosuch leaves nothing on this node" in line for line in said(done))
+
+
+def test_a_port_in_use_is_refused_before_anything_is_there(run_guardrun: Run) -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen(1)
+        port = one.getsockname()[1]
+        flags = [f"--master-port={port}", "--nproc-per-node=1"]
+        done = run_guardrun(flags, script=SCRIPT.format(0), env=ON)
+        assert (done.returncode, done.stdout, done.run_dir) == (71, "", None), done
+        assert f"guardrun: refused: Master port {port} is in use" in done.stderr
+        assert "--guard-preflight=off" in done.stderr and "Traceback" not in done.stderr
+    done = run_guardrun([f"--master-port={free_ports(1)[0]}", "--nproc-per-node=1"], script=SCRIPT.format(0), env=ON)
+    assert done.returncode == 0, done
+
+
+@pytest.mark.real("cc")
+def test_a_lost_gpu_is_refused_and_off_runs_all_the_same(run_guardrun: Run, nvml_stub: NvmlStub) -> None:
+    nvml_stub.set(gpu=0, lost=1)
+    variables = nvml_stub.variables
+    done = run_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(0), env={**ON, **variables})
+    assert (done.returncode, done.stdout, done.run_dir) == (71, "", None), done
+    assert ("guardrun: refused: " in done.stderr and "Reboot the node" in done.stderr) or "Reset it" in done.stderr
+    flags = ["--guard-preflight=off", "--nproc-per-node=1"]
+    done = run_guardrun(flags, script=SCRIPT.format(0), env={**ON, **variables})
+    assert (done.returncode, done.stdout, said(done)) == (0, "trained\n", []), done
+    assert done.run_dir is not None and not (done.run_dir / "preflight.json").exists()
+
+
+def test_off_by_configuration(run_guardrun: Run) -> None:
+    config = '[preflight]\nlevel = "off"\n'
+    done = run_guardrun(
+        ["--nproc-per-node=1"], script=SCRIPT.format(0.5), config=config, env={**ON, "NCCL_SOCKET_IFNAME": "nosuch"}
+    )
+    assert (done.returncode, said(done)) == (0, []), done
+
+
+def test_torchrun_itself_looks_at_nothing(run_guardrun: Run) -> None:
+    env = {**ON, "NCCL_SOCKET_IFNAME": "nosuch"}
+    done = run_guardrun(["--guard-off", "--nproc-per-node=1"], script=SCRIPT.format(0.5), env=env)
+    assert (done.returncode, said(done)) == (0, []), done
+
+
+def test_a_level_that_is_none(run_guardrun: Run) -> None:
+    done = run_guardrun(["--guard-preflight=thorough", "--nproc-per-node=1"], script=SCRIPT.format(0))
+    assert done.returncode == 2 and '"off" or "quick" or "full"' in done.stderr, done
+
+
+def test_full_tries_the_devices_before_the_first_attempt(run_guardrun: Run, tmp_path: Path) -> None:
+    env = {**ON, "GUARDRUN_NODE_STATE_DIR": str(tmp_path / "state")}
+    done = run_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(0.5), env=env)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done
+    assert "trying the devices" in done.stderr
+    assert (tmp_path / "state" / "bandwidth.json").is_file()
+
+
+@pytest.mark.real("fuse")
+def test_a_run_waits_for_no_dead_mount_and_leaves_no_process(
+    start_guardrun: Callable[..., GuardrunRun], tmp_path: Path
+) -> None:
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    with dead_mount(folder):
+        config = f'[checkpoint]\ndir = "{folder}/out"\n'
+        run = start_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(3), config=config, env=ON)
+        run.wait_for_output("does not answer: whatever touches it hangs", 60)
+        assert run.find("train.py"), "it has not waited"
+        run.process.kill()
+        wait_until(lambda: not run.find("guardrun-preflight"), 10, "the end of the pre-flight")
