@@ -140,6 +140,12 @@ def sampled(look: RankLook, *, is_own: bool = False) -> list[str]:
     return [" < ".join(fr.functions(stack)[:6]) for stack in stacks]
 
 
+def own_spots(look: RankLook) -> list[str]:
+    """`load (data.py:12)`: the user's own lines that the same samples show, one each."""
+    stacks = [stack for stack in [_main_stack(look.process), *look.process.variety] if any(map(fr.is_users, stack))]
+    return [fr.spot(stack) for stack in stacks]
+
+
 def unlooked(global_rank: int, reason: str) -> Judgement:
     """The judgement on a living rank that a look does not show."""
     return Judgement(

@@ -17,6 +17,7 @@ from guardrun.supervisor.core.judge import (
     Doing,
     Judgement,
     faults_s,
+    own_spots,
     sampled,
 )
 from guardrun.supervisor.core.looks import RankLook
@@ -47,6 +48,8 @@ class Loop(msgspec.Struct, kw_only=True):
     own: dict[str, SeenStack] = {}
     """The same of the user's functions alone: an event loop shows ever other parts of itself, and always the same of
     those that it calls."""
+    spots: list[str] = []
+    """Lines of the user's own that it was seen in."""
 
     def look(self, stacks: Iterable[str], own: Iterable[str], at_s: float) -> None:
         """Take in what one look has sampled."""
@@ -91,6 +94,7 @@ def over_looks(
         return judgement
     loop = loops.setdefault(after.global_rank, Loop(since_s=unmoved_since_s))
     loop.look(sampled(after), sampled(after, is_own=True), after.at_s)
+    loop.spots = sorted({*loop.spots, *own_spots(after)})[:CLOSED_STACKS]
     if loop.is_closed(after.at_s):
         seen_s = after.at_s - min(s.first_s for s in loop.own.values())
         reason = f"has been seen in the same {len(loop.stacks)} stacks for {seen_s:.0f} s"

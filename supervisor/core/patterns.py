@@ -192,7 +192,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         cause="checkpoint_corrupt",
-        types=("EOFError", "UnpicklingError", "BadZipFile"),
+        types=("EOFError", "UnpicklingError", "BadZipFile", "UnicodeDecodeError"),
         files=LOADING,
         source="Python's pickle and zipfile below torch.load",
     ),

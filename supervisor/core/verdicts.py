@@ -78,6 +78,8 @@ def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Acti
         return []
     summary = hang_sentence(attempt, found, by_rank, lasted)
     evidence = evidence_of(state, found, by_rank, looks, lasted) | of_readings(seen.event.readings)
+    if loops := {r: suspicion.loops[r].spots for r in found.culprits if r in suspicion.loops}:
+        evidence["seen_at"] = {str(rank): spots for rank, spots in loops.items()}
     onset_s = max(now_s - lasted, 0.0)
     # A script that has come to its end is not started anew because its process lingers.
     action = "restart" if may_act and found.doing is not Doing.LEAVING else "none"
