@@ -14,8 +14,9 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_everything_a_rank_sees_is_torchruns",
         "test_two_dashes_before_the_script_are_the_launchers",
     ),
-    "--event-log-handler gets the events of a run's end (those of torchrun's agent at work, rendezvous and the like, are "
-    "its own)": ("test_the_events_of_a_runs_end",),
+    "--event-log-handler gets the events of a run's end (those of torchrun's agent at work are its own)": (
+        "test_the_events_of_a_runs_end",
+    ),
     "-m runs a module, with relative imports": ("test_modules_with_relative_imports",),
     "--run-path runs the script inside processes of multiprocessing": (
         "test_functions_as_ranks",
