@@ -18,7 +18,7 @@ from guardrun.supervisor.config.values import KEYS, NotParsedError, check_value,
 
 SYSTEM_FILE = Path("/etc/guardrun/guardrun.toml")
 PREFIX = "GUARDRUN_"
-RESERVED = ("GUARDRUN_DIR", "GUARDRUN_RUN_ID", "GUARDRUN_HOOKS", "GUARDRUN_TOKEN")
+RESERVED = ("GUARDRUN_DIR", "GUARDRUN_RUN_ID", "GUARDRUN_HOOKS", "GUARDRUN_TOKEN", "GUARDRUN_AGENT_SOCKET")
 RESERVED_PREFIX = "GUARDRUN_RESUME_"
 FLAG_PREFIX = "--guard-"
 OTHER_FLAGS = {"--max-restarts": ("restart", "max_restarts"), "--guard-preflight": ("preflight", "level")}

@@ -116,6 +116,13 @@ class PreflightTable(_Table, frozen=True, kw_only=True):
     """What is looked at before the first attempt."""
 
 
+class MetricsTable(_Table, frozen=True, kw_only=True):
+    listen: str = ""
+    """Where a run's supervisor serves /metrics: PORT (on loopback) or HOST:PORT; port 0: a free one; empty: nowhere."""
+    node_listen: str = "127.0.0.1:19470"
+    """Likewise, the node agent."""
+
+
 class NotifyTable(_Table, frozen=True, kw_only=True):
     command: list[str] = []
 
@@ -129,6 +136,7 @@ TABLES: dict[str, type[_Table]] = {
     "gc": GcTable,
     "node": NodeTable,
     "preflight": PreflightTable,
+    "metrics": MetricsTable,
     "notify": NotifyTable,
 }
 
@@ -144,6 +152,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     gc: GcTable = GcTable()
     node: NodeTable = NodeTable()
     preflight: PreflightTable = PreflightTable()
+    metrics: MetricsTable = MetricsTable()
     notify: NotifyTable = NotifyTable()
     origins: dict[str, str] = {}
     """`table.key` → `default`, a file's path, an environment variable's name or a flag."""

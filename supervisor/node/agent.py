@@ -12,7 +12,7 @@ import queue
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from guardrun.supervisor.node.history import MAX_BYTES, Entry
 from guardrun.supervisor.node.jobs import PATIENCE_S, Job, Jobs
 from guardrun.supervisor.node.latest import Latest
 from guardrun.supervisor.node.mailbox import Mailbox
+from guardrun.supervisor.node.metrics import Outlet
 from guardrun.supervisor.node.onsets import Onsets
 from guardrun.supervisor.node.runner import Runner
 from guardrun.supervisor.node.sensor import Sensor
@@ -49,9 +50,11 @@ DEAF_S = 120.0
 """Without a single readout for this long, the watchdog is no longer fed."""
 JUMP_S = 2.0
 """A wall clock that moved this much against the monotonic one was set."""
+MAX_NAMES = 256
 LOOK_AGAIN_S = 60.0
 """Quarantine is read again this often even where no file has changed: isolations expire, shared folders change."""
 
+Pids = Callable[[], Iterable[int]]
 Handler = Callable[[int, float], None]
 """Of a descriptor: selectors' mask, CLOCK_MONOTONIC."""
 
@@ -73,15 +76,18 @@ class Agent:
         options: Options,
         config: Config,
         *,
-        sensors: Sequence[Sensor],
+        sensors: Callable[[Pids], Sequence[Sensor]],
         judges: Sequence[Judge],
         notifier: Notifier,
         watchdog_s: float,
         reload: Callable[[], Config | None],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """reload: reads the configuration anew; None where it is no good, which it has said. wall: the time of day,
-        which people set. Raises OSError where nobody could connect."""
+        """sensors: makes them; they may ask for the launchers of the jobs that run here. reload: reads the
+        configuration anew; None where it is no good, which it has said. wall: the time of day, which people set.
+
+        Raises OSError where nobody could connect.
+        """
         self.node = node_name(os.environ)
         self.pid, self.uid = os.getpid(), os.geteuid()
         self.config = config
@@ -96,7 +102,7 @@ class Agent:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._signals: list[int] = []
         self._is_over = False
-        self._began_s = time.monotonic()
+        self.began_s = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self.clients = Clients(listen(options.socket), self._selector, Service(self).take)
         self._trouble = _ensure_folder(options.state_dir)
@@ -108,12 +114,16 @@ class Agent:
         self._onsets = Onsets(options.state_dir, self.scribe)
         self._thinner = Thinner()
         self._judges = list(judges)
-        self._sensors = len(sensors)
         self._mailbox = Mailbox()
-        self.runner = Runner(sensors, self._mailbox.put)
-        self._heard_s = self._began_s
+        made = sensors(lambda: self.jobs.launchers)
+        self._sensors = len(made)
+        self.runner = Runner(made, self._mailbox.put)
+        self._heard_s = self.began_s
         self._next = {"tell": 0.0, "chores": 0.0, "watchdog": 0.0, "look": 0.0}
         self._clock_gap_s = self.wall_s - self.now_s
+        self.happenings: dict[str, int] = {}
+        """How often each has happened, by its name."""
+        self._outlet = Outlet(self)
         self.counters = {"readouts": 0, "findings": 0, "swept": 0}
         self._selector.register(self._wake, selectors.EVENT_READ, self._take_calls)
         self._selector.register(self._mailbox.fileno(), selectors.EVENT_READ, self._take_readouts)
@@ -135,6 +145,7 @@ class Agent:
         self.jobs.load(now_s)
         self.undertaker.start()
         self.runner.start()
+        self._outlet.serve(self.config.metrics.node_listen)
         log.info("agent_started", node=self.node, version=__version__, sensors=self._sensors, state=self._trouble or "")
         self.note("agent", "node", "agent_started", f"guardrun {__version__}, process {self.pid}")
         self._notifier.ready(f"{self._sensors} sensors")
@@ -163,6 +174,7 @@ class Agent:
         """Let go of everything, and bring to the disk what is still to be written."""
         self._notifier.stopping()
         self.note("agent", "node", "agent_stopped", f"process {self.pid}")
+        self._outlet.close()
         self.runner.close()
         self.clients.close()
         self._options.socket.unlink(missing_ok=True)
@@ -249,6 +261,7 @@ class Agent:
             self.config = config
             self.ward = self._make_ward()
             self._next["look"] = 0.0
+            self._outlet.serve(config.metrics.node_listen)
             log.info("reloaded")
         self._notifier.ready("reloaded" if config is not None else "the configuration is no good: the old one holds")
 
@@ -267,6 +280,8 @@ class Agent:
             )
         self._thinner.take(readout, self.wall_s)
         for happening in readout.happenings:
+            if happening.name in self.happenings or len(self.happenings) < MAX_NAMES:
+                self.happenings[happening.name] = self.happenings.get(happening.name, 0) + 1
             wall_s = self.wall_s - max(0.0, now_s - happening.at_s)
             self._write(Entry(wall_s, "happening", happening.subject, happening.name, happening.text, happening.data))
         for judge in self._judges:
@@ -366,7 +381,7 @@ class Agent:
             "node": self.node,
             "version": __version__,
             "pid": self.pid,
-            "uptime_s": round(now_s - self._began_s, 1),
+            "uptime_s": round(now_s - self.began_s, 1),
             "cpu_s": round(time.process_time(), 3),
             "sensors": {
                 name: {
@@ -386,6 +401,7 @@ class Agent:
             "counters": self.counters,
             "quarantine": self.ward.state,
             "history": self.historian.status(),
+            "metrics": self._outlet.address,
             "state_dir": str(self._options.state_dir),
             "trouble": self.jobs.trouble or self._trouble,
         }

@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.core.node.judge_protocol import Judge
 from guardrun.supervisor.descriptors import hold_standard_descriptors
 from guardrun.supervisor.log import log
-from guardrun.supervisor.node.agent import Agent, Options
+from guardrun.supervisor.node.agent import Agent, Options, Pids
 from guardrun.supervisor.node.agentlog import set_up_agent_log
 from guardrun.supervisor.node.jobs import PATIENCE_S
 from guardrun.supervisor.node.sensor import Sensor
@@ -28,15 +29,23 @@ OK, FAILED, USAGE, ANOTHER = 0, 1, 2, 75
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-Equip = Callable[[Config], tuple[Sequence[Sensor], Sequence[Judge]]]
+
+class Equipment(NamedTuple):
+    """What an agent senses and judges with."""
+
+    sensors: Callable[[Pids], Sequence[Sensor]]
+    judges: Sequence[Judge]
 
 
-def equip(config: Config) -> tuple[Sequence[Sensor], Sequence[Judge]]:
-    """What the agent of a node senses and judges with."""
+def equip() -> Equipment:
+    """All that there is."""
     from guardrun.supervisor.core.node.judges import all_judges
     from guardrun.supervisor.node.sensors.catalog import default_sensors
 
-    return default_sensors(), all_judges()
+    return Equipment(lambda pids: default_sensors(pids=pids), all_judges())
+
+
+Equip = Callable[[], Equipment]
 
 
 def run_node(argv: Sequence[str], equip: Equip = equip, wall: Callable[[], float] = time.time) -> int:
@@ -82,7 +91,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _serve(arguments: argparse.Namespace, notifier: Notifier, equip: Equip, wall: Callable[[], float]) -> int:
     config = _load(arguments.config)
-    sensors, judges = equip(config)
+    equipment = equip()
     agent = Agent(
         Options(
             state_dir=_state_dir(arguments, config),
@@ -90,8 +99,8 @@ def _serve(arguments: argparse.Namespace, notifier: Notifier, equip: Equip, wall
             patience_s=arguments.patience,
         ),
         config,
-        sensors=sensors,
-        judges=judges,
+        sensors=equipment.sensors,
+        judges=equipment.judges,
         notifier=notifier,
         watchdog_s=watchdog_s(os.environ, os.getpid()),
         reload=lambda: _reload(arguments.config),

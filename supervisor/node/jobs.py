@@ -151,6 +151,11 @@ class Jobs:
                     return job
         raise NotAllowedError(f"no job {run_id} of yours is registered on this node")
 
+    @property
+    def launchers(self) -> list[int]:
+        """Processes of the jobs that run here; any thread may ask."""
+        return [job.launcher_pid for job in list(self._jobs.values()) if job.ended_s is None]
+
     def living(self) -> list[Job]:
         return [job for job in self._jobs.values() if job.ended_s is None]
 

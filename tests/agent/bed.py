@@ -15,6 +15,8 @@ from tests.support.guardrun_run import clean_environment
 from tests.support.waiting import wait_until
 
 PROGRAM = Path(__file__).with_name("program.py")
+ENVIRONMENT = {"GUARDRUN_METRICS_NODE_LISTEN": ""}
+"""The usual port is one a machine."""
 ROOT = PROGRAM.parents[2]
 
 
@@ -73,7 +75,7 @@ class AgentBed:
         return process
 
     def spawn(self, *arguments: str, env: dict[str, str | None] | None = None) -> subprocess.Popen[bytes]:
-        environment = clean_environment("agent", {"NOTIFY_SOCKET": str(self.notify.path), **(env or {})})
+        environment = clean_environment("agent", {**ENVIRONMENT, "NOTIFY_SOCKET": str(self.notify.path), **(env or {})})
         environment["PYTHONPATH"] = str(ROOT)
         given = ["--state", str(self.state), "--socket", str(self.socket), *arguments]
         with self._log.open("ab") as log:

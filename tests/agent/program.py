@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from guardrun.supervisor.config import Config
 from guardrun.supervisor.core.node.facts import Happening, Readout, Sample
 from guardrun.supervisor.core.node.finding import Finding, Response
-from guardrun.supervisor.core.node.judge_protocol import Judge
-from guardrun.supervisor.node.command import run_node
-from guardrun.supervisor.node.sensor import Sensor
+from guardrun.supervisor.node.command import Equipment, run_node
 
 JUDGED = {"is_hot": Response.NOTE, "is_broken": Response.ISOLATE}
 
@@ -98,13 +94,9 @@ def _parse(text: str) -> float | str:
         return text
 
 
-def equip_with(path: Path) -> tuple[Sequence[Sensor], Sequence[Judge]]:
-    return [FileSensor(path)], [WordJudge()]
-
-
 def main(readings: str, *arguments: str) -> int:
-    def equip(config: Config) -> tuple[Sequence[Sensor], Sequence[Judge]]:
-        return equip_with(Path(readings))
+    def equip() -> Equipment:
+        return Equipment(lambda pids: [FileSensor(Path(readings))], [WordJudge()])
 
     def wall() -> float:
         clock = Path(f"{readings}.clock")

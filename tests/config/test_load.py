@@ -50,6 +50,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "gc": {"policy": "off", "warmup_steps": 5, "every_steps": 100},
         "node": {"state_dir": "", "shared_dir": ""},
         "preflight": {"level": "quick"},
+        "metrics": {"listen": "", "node_listen": "127.0.0.1:19470"},
         "notify": {"command": []},
     }
     assert (config.hang.floor_s, config.hang.hard_timeout_s) == (10.0, 1800.0)
