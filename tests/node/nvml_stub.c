@@ -1,6 +1,6 @@
 /* libnvidia-ml.so.1 without a GPU: the functions that pynvml calls for guardrun, answering from a text file.
  *
- * The file (GUARDRUN_NVML_STUB) has one `key value` a line and is read at every call, so that a test may change it at
+ * The file (NVML_STUB_STATE) has one `key value` a line and is read at every call, so that a test may change it at
  * any time (by renaming a new one over it). Keys of a device begin with its index: `0.temperature 95`. For every function
  * there are three more: `0.error.FUNCTION CODE` (or `error.FUNCTION`), `0.hang.FUNCTION 1` (does not return while that
  * stands there), `0.crash.FUNCTION 1` (SIGSEGV). `0.lost 1`: the device has fallen off the bus.
@@ -35,7 +35,7 @@ static Device devices[MAX_GPUS] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, 
 /* Reading the file. */
 
 static int find(const char *key, char *value, size_t size) {
-    const char *path = getenv("GUARDRUN_NVML_STUB");
+    const char *path = getenv("NVML_STUB_STATE");
     FILE *file = path ? fopen(path, "re") : NULL;
     char line[4096];
     int found = 0;

@@ -19,7 +19,7 @@ from guardrun.supervisor.node.sensors.gpu_vitals import REASONS
 
 SOURCE = Path(__file__).with_name("nvml_stub.c")
 LIBRARY = "libnvidia-ml.so.1"
-STATE_VARIABLE = "GUARDRUN_NVML_STUB"
+STATE_VARIABLE = "NVML_STUB_STATE"
 
 Value = int | float | str | bool
 
