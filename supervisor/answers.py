@@ -44,6 +44,10 @@ class Answers:
             self._daemon.send_to(peer, wire.Answer(is_ok=False, error=f"no verb {ask.verb!r}: there are {known}"))
 
     def _status(self, ask: wire.Ask) -> wire.Answer:
+        return wire.Answer(is_ok=True, data=self.status())
+
+    def status(self) -> dict[str, Any]:
+        """How the run is doing: for guardctl, and for /metrics."""
         daemon, state = self._daemon, self._daemon.engine.state
         now_s = daemon.clock.now()
         checkpoint = state.checkpoint
@@ -72,7 +76,7 @@ class Answers:
             "failed_hooks": daemon.desk.failed_hooks[-20:],
             "notes": list(daemon.desk.notes)[-20:],
         }
-        return wire.Answer(is_ok=True, data=data)
+        return data
 
     def _state_word(self) -> str:
         state = self._daemon.engine.state

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -41,6 +42,9 @@ from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.scribe import Scribe
 from guardrun.supervisor.terminal import Terminal
 from guardrun.supervisor.timeline import Timeline
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.exposition import MetricsServer
 
 SAMPLE_S = 1.0
 SKIP_S = 5.0
@@ -85,6 +89,7 @@ class Daemon:
         self.malformed = 0
         self._said_trouble = False
         self._has_greeted = False
+        self._metrics = self._serve_metrics()
 
     # The loop ------------------------------------------------------------------------------------------------
 
@@ -119,6 +124,8 @@ class Daemon:
 
     def close(self) -> None:
         """Let go of everything; waits a moment for what is still to be said or sent."""
+        if self._metrics is not None:
+            self._metrics.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.checkpoint_pool.shutdown(wait=False, cancel_futures=True)
         self._beats.close(linger=0)
@@ -336,6 +343,14 @@ class Daemon:
         if checkpoint is not None and _resumes_by_configuration(self.run_file):
             for rank in ranks:
                 self.desk.set_base(attempt, rank.global_rank, checkpoint.step)
+
+    def _serve_metrics(self) -> MetricsServer | None:
+        listen = self.run_file.config.get("metrics", {}).get("listen", "")
+        if not listen:
+            return None
+        from guardrun.supervisor.jobmetrics import start_job_metrics  # megabytes that most runs have no use for
+
+        return start_job_metrics(listen, self.post, self.answers.status)
 
     # Troubles ---------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from guardrun.supervisor.node.metrics import reason_series, sample_series
 from guardrun.supervisor.node.runner import Runner
 from guardrun.supervisor.node.sensors.catalog import host_sensors
 from tests.agent.bed import AgentBed
+from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
@@ -124,8 +126,6 @@ def test_a_port_that_is_taken_is_said_and_missed(agent: AgentBed) -> None:
 
 
 def test_a_reload_moves_them(agent: AgentBed) -> None:
-    import signal
-
     config = agent.folder / "agent.toml"
     config.write_text("[policy]\nact = true\n")
     process = agent.start("--config", str(config), env={"GUARDRUN_METRICS_NODE_LISTEN": None})
@@ -235,6 +235,23 @@ def test_by_default_a_supervisor_serves_nothing_and_imports_nothing(loop: Loop) 
 
 def test_an_address_that_is_none_is_said(loop: Loop) -> None:
     assert start_job_metrics("here", loop.post, lambda: STATUS) is None
+
+
+def test_a_real_run_serves_its_own(start_guardrun: Callable[..., GuardrunRun]) -> None:
+    script = "import time\nprint('here', flush=True)\nwhile True:\n    time.sleep(0.1)\n"
+    run = start_guardrun(["--nproc_per_node=1", "--guard-metrics-listen", "127.0.0.1:0"], script=script)
+    run.wait_for_output("here")
+    assert run.run_dir is not None
+    words = re.compile(r'"address": "([0-9.:]+)"')
+    log = run.run_dir / "guardrun.log"
+    address = wait_until(lambda: words.search(log.read_text()), 20, "the address in the log")
+    assert address is not None
+    found = wait_until(lambda: m if "guardrun_job_attempt" in (m := parsed(scrape(address[1]))) else None, 20, "it")
+    assert found is not None
+    assert list(found["guardrun_job_attempt"].values()) == [0.0]
+    assert list(found["guardrun_job_world_size"].values()) == [1.0]
+    run.send(signal.SIGTERM)
+    assert run.wait().returncode == 143
 
 
 # The server ------------------------------------------------------------------------------------------------------
