@@ -19,6 +19,7 @@ from benchmarks.items.engine import EngineItem
 from benchmarks.items.gc_policy import GcPolicyItem
 from benchmarks.items.hang import HangItem
 from benchmarks.items.kill import KillItem
+from benchmarks.items.node_agent import NodeAgentItem
 from benchmarks.items.socket_desk import SocketItem
 from benchmarks.items.startup import StartupItem
 from benchmarks.items.step_hook import StepHookItem
@@ -38,6 +39,7 @@ ITEMS: tuple[Item, ...] = (
     StepHookItem(),
     GcPolicyItem(),
     SupervisorCostItem(),
+    NodeAgentItem(),
     KillItem(),
     HangItem(),
     EngineItem(),
