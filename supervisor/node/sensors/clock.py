@@ -13,6 +13,8 @@ from guardrun.supervisor.node.sensor import happened, known, unknown
 
 STEP_S = 0.5
 """Beyond this between two turns, the clock was set: adjtime's fastest slewing is 0.5 ms a second (adjtimex(2))."""
+TIMESYNC = "/run/systemd/timesync/synchronized"
+"""Is there once systemd-timesyncd has set the clock (systemd-timesyncd.service(8)); others leave no such sign."""
 _STA_UNSYNC = 0x40  # linux: include/uapi/linux/timex.h
 _STA_NANO = 0x2000
 _ABSURD_S = 1e9
@@ -102,7 +104,9 @@ class ClockSensor:
         self,
         clocks: Callable[[], Clocks] = read_clocks,
         discipline: Callable[[], Discipline] = read_discipline,
+        timesync: str = TIMESYNC,
     ) -> None:
+        self._timesync = timesync
         self._clocks = clocks
         self._discipline = discipline
         self._before: Clocks | None = None
@@ -114,7 +118,11 @@ class ClockSensor:
         try:
             samples = of_discipline(self._discipline())
         except OSError as error:
-            samples = unknown("clock", ("is_synchronized", "offset_s"), f"adjtimex: {error.strerror}")
+            # systemd's ProtectClock= forbids even asking.
+            why = f"adjtimex: {error.strerror}"
+            is_kept = os.path.exists(self._timesync)
+            samples = unknown("clock", ("offset_s",) if is_kept else ("is_synchronized", "offset_s"), why)
+            samples += known("clock", is_synchronized=True) if is_kept else []
         return Readout(sensor=self.name, at_s=now_s, samples=samples, happenings=happenings)
 
     def _steps(self, clocks: Clocks, now_s: float) -> list[Happening]:
