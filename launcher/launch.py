@@ -97,7 +97,7 @@ class Launch:
             cwd=self._cwd,
             is_torchrun_agent=is_agent,
         )
-        self._check_fitness(wish, world_size, plan)
+        self._check_fitness(wish, world_size, plan, signals)
         try:
             sockets = make_socket_folder(os.environ)
         except NoSocketFolderError as error:
@@ -123,7 +123,7 @@ class Launch:
         finally:
             remove_socket_folder(sockets)
 
-    def _check_fitness(self, wish: Wish, world_size: int, plan: elastic.Plan | None) -> None:
+    def _check_fitness(self, wish: Wish, world_size: int, plan: elastic.Plan | None, signals: Signals) -> None:
         """Raise RefusedError where the pre-flight found what no run can get past."""
         config, preflight = wish.config, self._preflight
         if preflight is None or config.preflight.level == "off":
@@ -131,17 +131,21 @@ class Launch:
             if config.preflight.level == "full":
                 say("warning: the pre-flight could not be started; going on without")
             return
+        # Some milliseconds, for those who do not turn it off.
+        from guardrun.supervisor.preflight.remark import Subject
+
         state = state_folder(str(wish.cwd / config.node.state_dir) if config.node.state_dir else "", os.environ)
-        preflight.check(
-            level=config.preflight.level,
+        subject = Subject(
             node=node_name(os.environ),
+            cwd=str(wish.cwd),
+            environ={},
             ranks=world_size,
-            run_folder=wish.directory,
+            run_folder=str(wish.directory),
             checkpoint_dir=str(wish.cwd / config.checkpoint.dir) if config.checkpoint.dir else "",
             checkpoint_format=config.checkpoint.format,
-            port=plan.named_port if plan else None,
             state_folder=str(state or ""),
         )
+        preflight.check(config.preflight.level, subject, plan.named_port if plan else None, signals)
 
     def _end_preflight(self) -> None:
         if self._preflight is not None:
@@ -201,6 +205,7 @@ class Launch:
     def _run_plain(self, reason: str) -> int:
         """Training is not to suffer where guardrun cannot work."""
         say(f"{reason}; going on as plain torchrun")
+        self._end_preflight()
         elastic.run_plain(parse_flags(self._arguments, elastic.make_parser).torch)
         return 0
 

@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,7 +17,9 @@ from guardrun.launcher.exits import NOT_FIT, RefusedError
 from guardrun.launcher.saying import say
 
 if TYPE_CHECKING:
+    from guardrun.launcher.signals import Signals
     from guardrun.supervisor.preflight.protocol import Refusals
+    from guardrun.supervisor.preflight.remark import Subject
 
 CODE = (
     "import sys; sys.path[:] = [entry for entry in sys.path if entry]; "
@@ -28,7 +30,7 @@ CODE = (
 QUICK_WAIT_S = 0.1
 """For what has been looked at while torch was imported. Later than that it is said, and stops nothing."""
 FIRST_WAIT_S = 5.0
-FULL_WAIT_S = 300.0
+FULL_WAIT_S = 600.0
 """For the trial of the devices: the run waits for it. Every part of it has limits of its own, far below."""
 FLAG = "--guard-preflight"
 
@@ -58,43 +60,27 @@ class Preflight:
     def pid(self) -> int:
         return self._process.pid
 
-    def check(
-        self,
-        *,
-        level: str,
-        node: str,
-        ranks: int,
-        run_folder: Path,
-        checkpoint_dir: str,
-        checkpoint_format: str,
-        port: int | None,
-        state_folder: str,
-    ) -> None:
+    def check(self, level: str, subject: Subject, port: int | None, signals: Signals) -> None:
         """Raise RefusedError where no run can get past what was found; tell it the rest of what it needs.
 
-        level: `quick` or `full`. Folders are absolute, or empty.
+        level: `quick` or `full`. subject: without its environment, which the process has. port: to be free.
+        Raises SystemExit where a signal comes meanwhile.
         """
-        # Some milliseconds, for those who do not turn it off.
         from guardrun.supervisor.preflight.protocol import Assignment, Refusals
-        from guardrun.supervisor.preflight.remark import Subject
 
-        subject = Subject(
-            node=node,
-            cwd=os.getcwd(),
-            environ={},
-            ranks=ranks,
-            run_folder=str(run_folder),
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_format=checkpoint_format,
-            state_folder=state_folder,
-        )
         is_full = level == "full"
-        refused = self._hear(Refusals, FIRST_WAIT_S if is_full else QUICK_WAIT_S) + (_port(port) if port else [])
+        refused = [
+            *(_port(port) if port else []),
+            *(self._hear(Refusals, FIRST_WAIT_S if is_full else QUICK_WAIT_S, signals) or []),
+        ]
         if not refused:
             self._say(msgspec.json.encode(Assignment(level=level, subject=subject)))
         if not refused and is_full:
             say("pre-flight: trying the devices before the first attempt")
-            refused = self._hear(Refusals, FULL_WAIT_S)
+            answer = self._hear(Refusals, FULL_WAIT_S, signals)
+            refused = answer or []
+            if answer is None:
+                say("warning: the pre-flight ended without an answer; going on")
         if refused:
             text = "\nguardrun: refused: ".join(refused)
             raise RefusedError(f"{text}\nguardrun: --guard-preflight=off runs all the same", NOT_FIT)
@@ -111,22 +97,27 @@ class Preflight:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
 
-    def _hear(self, kind: type[Refusals], wait_s: float) -> list[str]:
-        """What it says next; nothing where it says nothing in time."""
+    def _hear(self, kind: type[Refusals], wait_s: float, signals: Signals) -> list[str] | None:
+        """What it says next; None where it says nothing in time, or is gone. Raises SystemExit at a signal."""
         deadline_s = time.monotonic() + wait_s
         stdout = _pipe(self._process.stdout)
+        wanted: list[Any] = [stdout, signals]
         while b"\n" not in self._buffer:
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not select.select([stdout], [], [], left_s)[0]:
-                return []
-            data = os.read(stdout.fileno(), 65536)
-            if not data:
-                return []
-            self._buffer += data
+            ready = select.select(wanted, [], [], left_s)[0] if left_s > 0 else []
+            if not ready:
+                return None
+            if signals in ready and (taken := signals.take()):
+                raise SystemExit(128 + taken[0])
+            if stdout in ready:
+                data = os.read(stdout.fileno(), 65536)
+                if not data:
+                    return None
+                self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         with suppress(msgspec.DecodeError):
             return msgspec.json.decode(line, type=kind).refused
-        return []
+        return None
 
     def _say(self, line: bytes) -> None:
         with suppress(OSError, ValueError):  # It is gone, or was never any good: no reason not to train.

@@ -8,7 +8,7 @@ import pwd
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from guardrun.supervisor.ctl import nodehistory, nodeview
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
 from guardrun.supervisor.node.places import Place, find_places
 from guardrun.supervisor.node.quarantine import Written, isolate_node, read_all, read_node, release_node
+from guardrun.supervisor.node.state import SYSTEM_FOLDER
 from guardrun.supervisor.render.words import iso_time, parse_iso_time
 
 DEFAULT_CAUSE = "manual"
@@ -206,8 +207,19 @@ def _tell(world: _World, node: str, written: Written, done: str) -> int:
     else:
         out.line(done)
         out.line(f"kept in {', '.join(paths)}" if paths else "it was so already", "dim")
+        if is_for_one_user(world.places(node), written):
+            out.line(
+                "it holds for your own runs: other users' go by what root has kept (sudo guardctl node …)", "yellow"
+            )
         nodeview.print_troubles(out, written.troubles)
     return OK
+
+
+def is_for_one_user(places: Sequence[Place], written: Written) -> bool:
+    """Say whether a change was kept where no other user's runs look."""
+    shared = {place.path for place in places if place.is_shared}
+    is_root_elsewhere = any(place.path.parent == SYSTEM_FOLDER and not place.is_written for place in places)
+    return is_root_elsewhere and bool(written.paths) and not shared & set(written.paths)
 
 
 # The command line ------------------------------------------------------------------------------------------------

@@ -104,9 +104,9 @@ def run(subject: Subject) -> list[Remark]:
     ):
         if text := subject.environ.get(variable):
             choice = parse(text)
-            # What is excluded need not be there, and then loopback is all that is left.
-            others = [name for name in present if name != LOOPBACK] if choice.is_excluding else present
-            remarks.append(judge(variable, text, choice, others, down))
+            # Loopback is what NCCL takes when there is nothing else, no choice of the user's.
+            others = [name for name in present if name != LOOPBACK]
+            remarks.append(judge(variable, text, choice, others if choice.is_excluding and others else present, down))
     if text := subject.environ.get("NCCL_IB_HCA"):
         remarks.append(judge("NCCL_IB_HCA", text, parse_nccl(text), _list(INFINIBAND)))
     return remarks or [ok(NAME, "No interface is prescribed: NCCL and gloo choose.")]

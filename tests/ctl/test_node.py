@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation
-from guardrun.supervisor.ctl.node import parse_until
+from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation, Record
+from guardrun.supervisor.ctl.node import is_for_one_user, parse_until
 from guardrun.supervisor.ctl.verb import CtlError
 from guardrun.supervisor.node.places import Place, find_places
-from guardrun.supervisor.node.quarantine import isolate_node
+from guardrun.supervisor.node.quarantine import Written, isolate_node
+from guardrun.supervisor.node.state import SYSTEM_FOLDER
 from tests.ctl.conftest import NODE, Ctl
 
 
@@ -101,6 +102,16 @@ def test_what_cannot_be_read_is_not_called_free(ctl: Ctl, places: list[Place]) -
     data = ctl.json("node", "show")
     assert data["state"] == "unknown" and len(data["troubles"]) == 1
     assert "warning: " in ctl("node", "list") and "unknown" in ctl.out
+
+
+def test_who_is_told_that_it_holds_for_them_alone(tmp_path: Path) -> None:
+    own, shared = Place(tmp_path / "quarantine.json", is_written=True), Place(tmp_path / "x", is_shared=True)
+    roots = Place(SYSTEM_FOLDER / "quarantine.json")
+    kept = Written(Record(), [own.path], [])
+    assert is_for_one_user([own, roots], kept)
+    assert not is_for_one_user([own], kept)
+    assert not is_for_one_user([own, roots, shared], kept._replace(paths=[own.path, shared.path]))
+    assert not is_for_one_user([own, roots], kept._replace(paths=[]))
 
 
 def test_nowhere_to_write(ctl: Ctl, places: list[Place]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_full_tries_the_devices_before_the_first_attempt(run_guardrun: Run, tmp_
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
     assert "trying the devices" in done.stderr
     assert (tmp_path / "state" / "bandwidth.json").is_file()
+
+
+def test_ctrl_c_ends_the_trial(start_guardrun: Callable[..., GuardrunRun]) -> None:
+    run = start_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(0), env=ON)
+    wait_until(lambda: run.find("launcher.trial"), 60, "the devices' processes")
+    run.send(signal.SIGINT)
+    done = run.wait(20)
+    assert (done.returncode, done.stdout, done.run_dir) == (130, "", None), done
+    wait_until(lambda: not run.alive(), 10, "the end of what was started")
+
+
+def test_a_run_shorter_than_its_pre_flight_leaves_nothing(start_guardrun: Callable[..., GuardrunRun]) -> None:
+    run = start_guardrun(["--no-python", "--nproc-per-node=1", "true"], env=ON)
+    assert run.wait().returncode == 0
+    assert run.alive() == []
 
 
 @pytest.mark.real("fuse")
