@@ -54,7 +54,7 @@ _GPU = {
     "memory_clock_hz": _gauge("gpu_memory_clock_hertz", "Clock of the memory."),
     "power_w": _gauge("gpu_power_watts", "Power drawn."),
     "power_limit_w": _gauge("gpu_power_limit_watts", "Power that may be drawn."),
-    "utilization": _gauge("gpu_utilization_ratio", "Share of time in which a kernel ran."),
+    "utilization_ratio": _gauge("gpu_utilization_ratio", "Share of time in which a kernel ran."),
     "memory_used_bytes": _gauge("gpu_memory_used_bytes", "Memory in use."),
     "memory_total_bytes": _gauge("gpu_memory_bytes", "Memory that there is."),
     "is_lost": _gauge("gpu_lost", "1: the device does not answer any more."),
