@@ -19,6 +19,8 @@ from guardrun.supervisor.node.sensor import Sensor, WaitingSensor
 
 MAX_SHARE = 0.001
 """Of a core, a sensor."""
+LONGEST_S = 120.0
+"""No period is made longer than this: judges go by several readouts."""
 MAX_SAMPLES = 4096
 MAX_HAPPENINGS = 512
 STACK_BYTES = 512 * 1024
@@ -51,7 +53,7 @@ class Worker:
     @property
     def period_s(self) -> float:
         """The sensor's, or longer where that would cost too much."""
-        return max(self.sensor.period_s, self.cost_s / MAX_SHARE)
+        return max(self.sensor.period_s, min(self.cost_s / MAX_SHARE, LONGEST_S))
 
     def skip_to_after(self, now_s: float) -> None:
         """The next turn is whole periods after the one that is due now, and lies ahead."""

@@ -21,7 +21,7 @@ from guardrun.supervisor.node.sensors.infiniband import InfinibandSensor, parse_
 from guardrun.supervisor.node.sensors.kernel_lines import RULES, LineReader, parse_record
 from guardrun.supervisor.node.sensors.memory import MemorySensor
 from guardrun.supervisor.node.sensors.mounts import AT_A_TURN, MountsSensor, of_answers
-from guardrun.supervisor.node.sensors.network import parse_default_routes
+from guardrun.supervisor.node.sensors.network import parse_default_routes, parse_default_routes6
 from guardrun.supervisor.node.sensors.pressure import PressureSensor, parse_pressure
 from guardrun.supervisor.node.sensors.processes import follow, parse_file_nr, parse_threads
 from guardrun.supervisor.node.sensors.rtnetlink import parse_link, parse_messages
@@ -225,6 +225,7 @@ MOUNTINFO = """
 40 22 8:1 /x /bind rw,relatime - ext4 /dev/sda1 rw
 41 22 259:1 / /scratch rw,relatime - xfs /dev/nvme0n1p1 ro,attr2
 42 22 0:50 / /data rw - nfs4 filer:/export rw
+46 22 0:70 / /var/lib/kubelet/pods/p/volumes/v rw - tmpfs tmpfs rw
 43 22 7:0 / /snap/x ro - squashfs /dev/loop0 ro
 44 22 0:60 / /var/lib/docker/overlay2/m rw - overlay overlay rw
 45 22 0:61 / /proc rw - proc proc rw
@@ -364,6 +365,12 @@ def test_default_routes() -> None:
         "cut\t00000000\n"
     )
     assert parse_default_routes(text) == {"eth0"}
+    none, some = "0" * 32, "fe80" + "0" * 28
+    text6 = "".join(
+        f"{to} {length} {none} 00 {none} 00000400 00000001 00000000 00000003 {name:>8}\n"
+        for to, length, name in ((none, "00", "ib0"), (some, "40", "eth1"), (none, "00", "lo"))
+    )
+    assert parse_default_routes6(text6 + "cut short") == {"ib0"}
 
 
 LINES = [

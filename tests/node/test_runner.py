@@ -216,6 +216,8 @@ def test_a_dear_sensor_gets_a_longer_period() -> None:
     worker.due_s = 10
     worker.skip_to_after(12)
     assert worker.due_s == pytest.approx(60)
+    worker.cost_s = 3.0
+    assert worker.period_s == 120
     worker.cost_s = 0
     worker.due_s = 10
     worker.skip_to_after(12.5)
@@ -267,3 +269,47 @@ def test_the_mailbox_wakes_its_loop_and_is_bounded() -> None:
     box.close()
     box.put(readouts[0])
     assert box.take() == [] and box.fileno() == -1
+
+
+CROWDED = """
+import os, sys, time
+from tests.node.test_runner import Plain
+from guardrun.supervisor.node.runner import Runner
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+told = lambda r: print(r.sensor, r.trouble.partition(":")[0], flush=True)
+runner = Runner([Plain(name, period_s=0.2) for name in "abc"], told)
+open(sys.argv[1] + "/pids.max", "w").write("3")
+runner.start()
+sys.stdin.read()
+runner.close()
+"""
+
+
+@pytest.mark.real("root")
+def test_without_threads_for_all_some_are_trouble_until_there_are(tmp_path: Path) -> None:
+    roots = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
+    root = next((root for root in roots if (root / "cgroup.procs").exists()), roots[0])
+    group = root / f"guardrun-pids-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"real part pids: {error}")
+    if not (group / "pids.max").exists():
+        group.rmdir()
+        pytest.skip("real part pids: no such controller")
+    process = subprocess.Popen(
+        [sys.executable, "-c", CROWDED, str(group)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        while process.stdout.readline() != "c no thread for it\n":
+            assert process.poll() is None
+        (group / "pids.max").write_text("max")
+        while process.stdout.readline() != "c \n":
+            assert process.poll() is None
+    finally:
+        process.stdin.close()
+        process.wait(10)
+        process.stdout.close()
+        wait_until(lambda: not (group / "cgroup.procs").read_text(), 5, "the group to be empty")
+        group.rmdir()

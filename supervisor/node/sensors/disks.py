@@ -18,6 +18,19 @@ MAX_FILESYSTEMS = 64
 MAX_DISKS = 256
 _ALWAYS_FULL = frozenset(("squashfs", "iso9660", "erofs", "cramfs", "udf", "romfs", "efivarfs", "overlay"))
 """Made full and read-only, or (overlay) told by what they lie on."""
+_OTHERS = (
+    "/sys/",
+    "/proc/",
+    "/run/credentials/",
+    "/run/user/",
+    "/run/containerd/",
+    "/snap/",
+    "/var/snap/",
+    "/var/lib/kubelet/",
+    "/var/lib/docker/",
+    "/var/lib/containers/",
+)
+"""What lies below is the kernel's, a user's session's, or a container's or pod's own, and comes and goes with it."""
 _NO_DISKS = ("loop", "ram", "zram", "sr", "fd")
 
 
@@ -103,7 +116,9 @@ def local_filesystems(mounts: Iterable[Mount]) -> list[Mount]:
     """One mount of each file system that holds data here and may fill up; of several the one with the shortest path."""
     found: dict[str, Mount] = {}
     for mount in sorted(mounts, key=lambda mount: len(mount.point)):
-        if mount.is_kernels_own or mount.is_remote or (mount.kind in _ALWAYS_FULL and mount.point != "/"):
+        if mount.is_kernels_own or mount.is_remote or f"{mount.point}/".startswith(_OTHERS):
+            continue
+        if mount.kind in _ALWAYS_FULL and mount.point != "/":
             continue
         found.setdefault(mount.device or mount.point, mount)
     return sorted(found.values(), key=lambda mount: mount.point)[:MAX_FILESYSTEMS]

@@ -97,7 +97,8 @@ class NetworkSensor:
     def _samples(self, links: list[Link]) -> list[Sample]:
         samples: list[Sample] = []
         routes, no_routes = read_text(below(self._root, "/proc/net/route"))
-        routed = parse_default_routes(routes)
+        routes6, _ = read_text(below(self._root, "/proc/net/ipv6_route"))
+        routed = parse_default_routes(routes) | parse_default_routes6(routes6)
         for link in links:
             subject = f"net:{link.name}"
             samples += known(
@@ -137,4 +138,15 @@ def parse_default_routes(text: str) -> set[str]:
         words = line.split()
         if len(words) > 7 and words[1] == "00000000" and words[7] == "00000000":
             found.add(words[0])
+    return found
+
+
+def parse_default_routes6(text: str) -> set[str]:
+    """The same of /proc/net/ipv6_route: destination, its length, …, flags, interface (net/ipv6/route.c)."""
+    found = set()
+    for line in text.splitlines():
+        words = line.split()
+        # The kernel keeps a default route over loopback that refuses everything.
+        if len(words) == 10 and words[0] == "0" * 32 and words[1] == "00" and words[9] != "lo":
+            found.add(words[9])
     return found

@@ -108,7 +108,11 @@ def _aligned(length: int) -> int:
 
 def _open(groups: int) -> socket.socket:
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-    sock.bind((0, groups))
+    try:
+        sock.bind((0, groups))
+    except OSError:
+        sock.close()
+        raise
     return sock
 
 
