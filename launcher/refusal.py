@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from guardrun.launcher.exits import QUARANTINED, RefusedError
-from guardrun.launcher.opening import node_name
 from guardrun.launcher.saying import say
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.node.places import find_places, may_hold_any
+from guardrun.supervisor.node.places import Place, find_places, may_hold_any, names_here
 
 
 def refuse_quarantined(config: Config, is_ignored: bool, environ: Mapping[str, str], cwd: Path) -> None:
     """Raise RefusedError on a quarantined node, unless the user wants to run there all the same."""
-    node = node_name(environ)
     state_dir, shared_dir = (
         str(cwd / name) if name else "" for name in (config.node.state_dir, config.node.shared_dir)
     )
-    places = find_places(state_dir, shared_dir, environ, node)
-    if not may_hold_any(places):
-        return
+    said: set[str] = set()
+    for node in names_here(environ):
+        places = find_places(state_dir, shared_dir, environ, node)
+        if may_hold_any(places):
+            _refuse(node, places, is_ignored, said)
+
+
+def _refuse(node: str, places: Sequence[Place], is_ignored: bool, said: set[str]) -> None:
+    """said: troubles that were told already, of the same files under another name."""
     # Its modules cost every other start some milliseconds.
     from guardrun.supervisor.core.node.quarantine import headline
     from guardrun.supervisor.node.quarantine import read_holding
@@ -29,7 +33,9 @@ def refuse_quarantined(config: Config, is_ignored: bool, environ: Mapping[str, s
 
     isolations, troubles = read_holding(places, node, time.time())
     for trouble in troubles:
-        say(f"warning: {trouble}")
+        if trouble not in said:
+            say(f"warning: {trouble}")
+            said.add(trouble)
     if not isolations:
         return
     since = iso_time(min(one.since_wall_s for one in isolations))

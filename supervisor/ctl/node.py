@@ -16,7 +16,7 @@ from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation, Record, end_of, holding
 from guardrun.supervisor.ctl import nodehistory, nodeview
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
-from guardrun.supervisor.node.places import Place, find_places
+from guardrun.supervisor.node.places import Place, find_places, names_here
 from guardrun.supervisor.node.quarantine import Written, isolate_node, read_all, read_node, release_node
 from guardrun.supervisor.node.state import SYSTEM_FOLDER
 from guardrun.supervisor.render.words import iso_time, parse_iso_time
@@ -190,7 +190,7 @@ def _release(world: _World) -> int:
 def _reachable(world: _World) -> str:
     """The node of the command line. Raises CtlError where nothing written here would reach it."""
     node: str = world.call.arguments.node
-    if node != world.here and not world.is_cluster:
+    if node not in names_here(world.call.environ) and not world.is_cluster:
         raise CtlError(
             f"this node is {world.here}, and {node} cannot see what is kept here: do it there, or name a folder that"
             " all nodes see ([node] shared_dir)"
@@ -207,7 +207,7 @@ def _tell(world: _World, node: str, written: Written, done: str) -> int:
     else:
         out.line(done)
         out.line(f"kept in {', '.join(paths)}" if paths else "it was so already", "dim")
-        if is_for_one_user(world.places(node), written):
+        if not world.config.node.state_dir and is_for_one_user(world.places(node), written):
             out.line(
                 "it holds for your own runs: other users' go by what root has kept (sudo guardctl node …)", "yellow"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,13 +29,24 @@ def find_places(
 ) -> list[Place]:
     """Where the record of a node is kept. state_dir, shared_dir: as [node] has them, absolute or empty."""
     own = state_folder(state_dir, environ, system_folder)
-    others = [] if state_dir else [system_folder, user_folder(environ)]
+    # What root has said of the node holds whatever a user has configured.
+    others = [system_folder] if state_dir else [system_folder, user_folder(environ)]
     folders = dict.fromkeys(folder for folder in (own, *others) if folder is not None)
     places = [Place(folder / FILE, is_written=folder == own) for folder in folders]
     if shared_dir:
         path = Path(shared_dir) / SHARED_FOLDER / f"{quote(node, safe='')}.json"
         places.append(Place(path, is_shared=True, is_written=True))
     return places
+
+
+def names_here(environ: Mapping[str, str]) -> list[str]:
+    """What this node may be called in a record: Slurm's name for it, its hostname, and that without a domain.
+
+    The node agent, which Slurm does not start, knows only the hostname; a job goes by Slurm's.
+    """
+    hostname = socket.gethostname()
+    names = (environ.get("SLURMD_NODENAME", ""), hostname, hostname.partition(".")[0])
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def may_hold_any(places: Sequence[Place]) -> bool:

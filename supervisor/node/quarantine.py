@@ -28,7 +28,7 @@ import msgspec
 from guardrun.supervisor.collect.bounded import run_bounded
 from guardrun.supervisor.core.node.quarantine import Isolation, Record, holding, isolate, merge, prune, release
 from guardrun.supervisor.node.places import Place, copy_of
-from guardrun.supervisor.node.state import write_durably
+from guardrun.supervisor.node.state import make_folder, write_durably
 from guardrun.supervisor.printable import encode_json
 
 SCHEMA = 1
@@ -214,7 +214,7 @@ def _list(folder: Path) -> list[str]:
 
 def _write_place(place: Place, node: str, added: Record, now_wall_s: float) -> list[str]:
     """Add to one file; answers what was wrong there. Raises OSError."""
-    place.path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.path.parent)
     with _locked(place.path) as troubles:
         document, said = _read_document(place.path)
         if document is not None and document.schema > SCHEMA:

@@ -43,9 +43,17 @@ def state_folder(state_dir: str, environ: Mapping[str, str], system_folder: Path
     return system_folder if may_write(system_folder) else user_folder(environ)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder that everybody may read, whatever the umask, unless it is there. Raises OSError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o755)
+
+
 def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write so that readers, a crash and a loss of power see the old file or the new one. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         try:

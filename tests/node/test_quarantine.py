@@ -16,7 +16,7 @@ import pytest
 
 from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation, Record, holding
 from guardrun.supervisor.node import quarantine
-from guardrun.supervisor.node.places import Place, find_places, may_hold_any
+from guardrun.supervisor.node.places import Place, find_places, may_hold_any, names_here
 from guardrun.supervisor.node.quarantine import (
     change,
     isolate_node,
@@ -34,7 +34,7 @@ ISOLATION = Isolation(cause="gpu_xid", who=AUTOMATIC, since_wall_s=NOW_S - 60, s
 
 @pytest.fixture
 def places(tmp_path: Path) -> list[Place]:
-    return find_places(str(tmp_path / "state"), str(tmp_path / "shared"), {}, NODE)
+    return find_places(str(tmp_path / "state"), str(tmp_path / "shared"), {}, NODE, tmp_path / "state")
 
 
 def held(places: list[Place], node: str = NODE) -> list[str]:
@@ -62,11 +62,30 @@ def test_roots_record_holds_for_everybody_and_a_users_for_the_user(tmp_path: Pat
 
 
 def test_one_folder_where_one_is_configured(tmp_path: Path) -> None:
-    places = find_places(str(tmp_path), str(tmp_path / "all"), {}, "rack1/../node")
+    """Root's is read besides: it holds whatever a user configures."""
+    system = tmp_path / "var"
+    places = find_places(str(tmp_path), str(tmp_path / "all"), {}, "rack1/../node", system)
     assert [place.path for place in places] == [
         tmp_path / "quarantine.json",
+        system / "quarantine.json",
         tmp_path / "all" / "quarantine" / "rack1%2F..%2Fnode.json",
     ]
+
+
+def test_what_a_node_may_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "node-a.cluster.local")
+    assert names_here({"SLURMD_NODENAME": "n7"}) == ["n7", "node-a.cluster.local", "node-a"]
+    assert names_here({"SLURMD_NODENAME": "node-a"}) == ["node-a", "node-a.cluster.local"]
+
+
+def test_everybody_may_read_roots_record_whatever_its_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        isolate_node([Place(tmp_path / "guardrun" / "quarantine.json", is_written=True)], NODE, ISOLATION, NOW_S)
+    finally:
+        os.umask(before)
+    assert oct((tmp_path / "guardrun").stat().st_mode & 0o777) == "0o755"
+    assert oct((tmp_path / "guardrun" / "quarantine.json").stat().st_mode & 0o777) == "0o644"
 
 
 def test_the_users_state_folder() -> None:
@@ -104,7 +123,7 @@ def test_what_one_place_says_counts_whatever_another_does_not(places: list[Place
 
 
 def test_nodes_are_apart(places: list[Place], tmp_path: Path) -> None:
-    others = find_places(str(tmp_path / "state"), str(tmp_path / "shared"), {}, "node-b")
+    others = find_places(str(tmp_path / "state"), str(tmp_path / "shared"), {}, "node-b", tmp_path / "state")
     isolate_node(places, NODE, ISOLATION, NOW_S)
     isolate_node(others[1:], "node-b", ISOLATION, NOW_S)
     assert held(places, "node-b") == [] and held(others, "node-b") == ["gpu_xid"]
