@@ -69,8 +69,14 @@ static void text(const Device *device, const char *key, const char *usual, char 
     snprintf(out, size, "%s", find_of(device, key, value, sizeof value) ? value : usual);
 }
 
+/* How often what befell is looked for; a measurement wants that seldom, since a driver is woken instead. */
+static unsigned int nap_ms(void) {
+    const char *said = getenv("GUARDRUN_NVML_STUB_NAP_MS");
+    return said ? (unsigned int)atoi(said) : 10;
+}
+
 static void nap(void) {
-    struct timespec pause = {0, 10 * 1000 * 1000};
+    struct timespec pause = {nap_ms() / 1000, nap_ms() % 1000 * 1000 * 1000};
     nanosleep(&pause, NULL);
 }
 
@@ -440,7 +446,7 @@ EXPORT Return nvmlEventSetWait_v2(EventSet *set, EventData *out, unsigned int ti
     unsigned long long code;
     char key[64], value[64];
     ENTER(NULL);
-    for (; waited_ms < timeout_ms; waited_ms += 10, nap()) {
+    for (; waited_ms < timeout_ms; waited_ms += nap_ms(), nap()) {
         for (index = 0; index < MAX_GPUS; index++)
             if (set->devices >> index & 1 && number(&devices[index], "lost", 0)) return GPU_IS_LOST;
         if (number(NULL, "events", 0) <= events_told) continue;
