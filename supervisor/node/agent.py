@@ -20,26 +20,21 @@ import msgspec
 
 from guardrun import __version__
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.core.node.facts import Readout
-from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.judge_protocol import Judge
 from guardrun.supervisor.core.node.quarantine import Isolation, headline
-from guardrun.supervisor.core.node.responses import respond
 from guardrun.supervisor.log import log
 from guardrun.supervisor.node.clients import Clients, listen
 from guardrun.supervisor.node.historian import Historian
 from guardrun.supervisor.node.history import MAX_BYTES, Entry
+from guardrun.supervisor.node.intake import Intake
 from guardrun.supervisor.node.jobs import PATIENCE_S, Job, Jobs
 from guardrun.supervisor.node.latest import Latest
-from guardrun.supervisor.node.mailbox import Mailbox
 from guardrun.supervisor.node.metrics import Outlet
-from guardrun.supervisor.node.onsets import Onsets
 from guardrun.supervisor.node.runner import Runner
 from guardrun.supervisor.node.sensor import Sensor
 from guardrun.supervisor.node.service import Service
-from guardrun.supervisor.node.thinning import Thinner
 from guardrun.supervisor.node.undertaker import Undertaker
-from guardrun.supervisor.node.ward import Ward, isolation_of, node_name
+from guardrun.supervisor.node.ward import Ward, node_name
 from guardrun.supervisor.node.wire import EndJob, Facts, Findings, Peer, QuarantineIs, RegisterJob
 from guardrun.supervisor.scribe import Scribe
 from guardrun.systemd.notify import Notifier
@@ -50,7 +45,6 @@ DEAF_S = 120.0
 """Without a single readout for this long, the watchdog is no longer fed."""
 JUMP_S = 2.0
 """A wall clock that moved this much against the monotonic one was set."""
-MAX_NAMES = 256
 LOOK_AGAIN_S = 60.0
 """Quarantine is read again this often even where no file has changed: isolations expire, shared folders change."""
 
@@ -93,7 +87,7 @@ class Agent:
         self.config = config
         self.latest = Latest()
         self.hands, self.scribe = Scribe(), Scribe()
-        self._options = options
+        self.options = options
         self._wall = wall
         self._notifier = notifier
         self._watchdog_s = watchdog_s / 3
@@ -103,30 +97,24 @@ class Agent:
         self._signals: list[int] = []
         self._is_over = False
         self.began_s = time.monotonic()
-        self._selector = selectors.DefaultSelector()
-        self.clients = Clients(listen(options.socket), self._selector, Service(self).take)
-        self._trouble = _ensure_folder(options.state_dir)
+        self.selector = selectors.DefaultSelector()
+        self.clients = Clients(listen(options.socket), self.selector, Service(self).take)
+        self.trouble = _ensure_folder(options.state_dir)
         self.historian = Historian(options.state_dir, self.scribe, _say, MAX_BYTES)
         self.jobs = Jobs(options.state_dir, self.scribe)
         self.undertaker = Undertaker(self)
         self.ward = self._make_ward()
         self._told_quarantine: dict[str, Any] = {}
-        self._onsets = Onsets(options.state_dir, self.scribe)
-        self._thinner = Thinner()
-        self._judges = list(judges)
-        self._mailbox = Mailbox()
+        self.intake = Intake(self, judges)
         made = sensors(lambda: self.jobs.launchers)
         self._sensors = len(made)
-        self.runner = Runner(made, self._mailbox.put)
-        self._heard_s = self.began_s
+        self._runner = Runner(made, self.intake.mailbox.put)
         self._next = {"tell": 0.0, "chores": 0.0, "watchdog": 0.0, "look": 0.0}
         self._clock_gap_s = self.wall_s - self.now_s
-        self.happenings: dict[str, int] = {}
-        """How often each has happened, by its name."""
-        self._outlet = Outlet(self)
+        self.outlet = Outlet(self)
         self.counters = {"readouts": 0, "findings": 0, "swept": 0}
-        self._selector.register(self._wake, selectors.EVENT_READ, self._take_calls)
-        self._selector.register(self._mailbox.fileno(), selectors.EVENT_READ, self._take_readouts)
+        self.selector.register(self._wake, selectors.EVENT_READ, self._take_calls)
+        self.selector.register(self.intake.mailbox.fileno(), selectors.EVENT_READ, self.intake.take_all)
 
     @property
     def now_s(self) -> float:
@@ -141,16 +129,16 @@ class Agent:
     def run(self) -> None:
         """Serve until a signal, or stop()."""
         now_s = self.now_s
-        self._onsets.load(now_s)
+        self.intake.onsets.load(now_s)
         self.jobs.load(now_s)
         self.undertaker.start()
-        self.runner.start()
-        self._outlet.serve(self.config.metrics.node_listen)
-        log.info("agent_started", node=self.node, version=__version__, sensors=self._sensors, state=self._trouble or "")
+        self._runner.start()
+        self.outlet.serve(self.config.metrics.node_listen)
+        log.info("agent_started", node=self.node, version=__version__, sensors=self._sensors, state=self.trouble or "")
         self.note("agent", "node", "agent_started", f"guardrun {__version__}, process {self.pid}")
         self._notifier.ready(f"{self._sensors} sensors")
         while not self._is_over:
-            for key, mask in self._selector.select(self._wait_s()):
+            for key, mask in self.selector.select(self._wait_s()):
                 handler: Handler = key.data
                 handler(mask, self.now_s)
             self._do_what_is_due(self.now_s)
@@ -174,17 +162,17 @@ class Agent:
         """Let go of everything, and bring to the disk what is still to be written."""
         self._notifier.stopping()
         self.note("agent", "node", "agent_stopped", f"process {self.pid}")
-        self._outlet.close()
-        self.runner.close()
+        self.outlet.close()
+        self._runner.close()
         self.clients.close()
-        self._options.socket.unlink(missing_ok=True)
-        self.historian.put(self._thinner.take_points(self.wall_s, is_end=True), [])
+        self.options.socket.unlink(missing_ok=True)
+        self.historian.put(self.intake.take_points(is_end=True), [])
         self.historian.close()
         self.hands.close()
         self.scribe.close()
         self.undertaker.close()
-        self._mailbox.close()
-        self._selector.close()
+        self.intake.mailbox.close()
+        self.selector.close()
         os.close(self._wake)
         log.info("agent_stopped", node=self.node)
 
@@ -211,7 +199,7 @@ class Agent:
             self._feed_watchdog(now_s)
 
     def _feed_watchdog(self, now_s: float) -> None:
-        if self._sensors and now_s - self._heard_s > DEAF_S:
+        if self._sensors and now_s - self.intake.heard_s > DEAF_S:
             log.error("agent_deaf", summary=f"no sensor has told anything for {DEAF_S:g} s: the watchdog will end this")
             return
         self._notifier.watchdog()
@@ -221,7 +209,7 @@ class Agent:
         self.clients.drop_silent(now_s)
         self.undertaker.look(now_s)
         self.ward.look(self.wall_s, self.quarantine_changed, self._is_due("look", LOOK_AGAIN_S, now_s))
-        if points := self._thinner.take_points(self.wall_s):
+        if points := self.intake.take_points():
             self.historian.put(points, [])
         state = "quarantined, " if self.ward.state.get("holding") else ""
         heard = f"{self._sensors} sensors, {len(self.latest.findings)} findings"
@@ -261,71 +249,9 @@ class Agent:
             self.config = config
             self.ward = self._make_ward()
             self._next["look"] = 0.0
-            self._outlet.serve(config.metrics.node_listen)
+            self.outlet.serve(config.metrics.node_listen)
             log.info("reloaded")
         self._notifier.ready("reloaded" if config is not None else "the configuration is no good: the old one holds")
-
-    def _take_readouts(self, mask: int, now_s: float) -> None:
-        self._heard_s = now_s
-        for readout in self._mailbox.take():
-            self.counters["readouts"] += 1
-            self._take_readout(readout, now_s)
-
-    def _take_readout(self, readout: Readout, now_s: float) -> None:
-        before = self.latest.readouts.get(readout.sensor)
-        self.latest.take(readout)
-        if (before.trouble if before else "") != readout.trouble:
-            log.info(
-                "sensor_trouble" if readout.trouble else "sensor_again", sensor=readout.sensor, why=readout.trouble
-            )
-        self._thinner.take(readout, self.wall_s)
-        for happening in readout.happenings:
-            if happening.name in self.happenings or len(self.happenings) < MAX_NAMES:
-                self.happenings[happening.name] = self.happenings.get(happening.name, 0) + 1
-            wall_s = self.wall_s - max(0.0, now_s - happening.at_s)
-            self._write(Entry(wall_s, "happening", happening.subject, happening.name, happening.text, happening.data))
-        for judge in self._judges:
-            if judge.sensors and readout.sensor not in judge.sensors:
-                continue
-            try:
-                findings = judge.take(readout, now_s)
-            except Exception:  # a bug in one judge must not cost the others' word, nor the agent
-                log.exception("judge_raised", judge=type(judge).__name__, sensor=readout.sensor)
-                continue
-            for finding in findings:
-                self.find(respond(finding, self.config.policy.responses))
-
-    def find(self, finding: Finding) -> None:
-        """Something begins to be wrong, changes, or is over."""
-        self.counters["findings"] += 1
-        self.latest.find(finding)
-        since_wall_s = self._onsets.take(finding, self.now_s, self.wall_s)
-        say = log.info if finding.is_over or finding.response is Response.NOTE else log.warning
-        say(
-            "finding_over" if finding.is_over else "finding",
-            summary=finding.summary,
-            cause=finding.cause,
-            subject=finding.subject,
-            finding=finding.id,
-            response=finding.response.value,
-        )
-        data = {"id": finding.id, "is_over": finding.is_over, "response": finding.response.value, **finding.evidence}
-        self.note("finding", finding.subject, finding.cause, finding.summary, data)
-        if finding.response is Response.ISOLATE and not finding.is_over:
-            self._isolate(finding, since_wall_s)
-
-    def _isolate(self, finding: Finding, since_wall_s: float) -> None:
-        if not self.config.policy.act:
-            log.info("not_isolated", why="policy.act is false", finding=finding.id)
-            return
-        isolation = isolation_of(finding, since_wall_s, self.wall_s)
-
-        def told(why: str) -> None:
-            if why:
-                log.info("not_isolated", why=why, finding=finding.id)
-            self.quarantine_changed(self.ward.state)
-
-        self.ward.isolate(isolation, self.wall_s, told)
 
     # What goes out --------------------------------------------------------------------------------------------
 
@@ -341,9 +267,10 @@ class Agent:
 
     def note(self, what: str, subject: str, name: str, text: str, data: dict[str, Any] | None = None) -> None:
         """Into the history, as of now."""
-        self._write(Entry(self.wall_s, what, subject, name, text, data or {}))
+        self.write(Entry(self.wall_s, what, subject, name, text, data or {}))
 
-    def _write(self, entry: Entry) -> None:
+    def write(self, entry: Entry) -> None:
+        """Into the history."""
         self.historian.put([], [entry])
 
     def quarantine_changed(self, state: dict[str, Any]) -> None:
@@ -372,50 +299,8 @@ class Agent:
         """A supervisor says that its job is over. Raises NotAllowedError."""
         return self.jobs.end(said.run_id, peer.uid, self.uid, self.now_s)
 
-    # About itself ---------------------------------------------------------------------------------------------
-
-    def status(self) -> dict[str, Any]:
-        """For guardctl."""
-        now_s = self.now_s
-        return {
-            "node": self.node,
-            "version": __version__,
-            "pid": self.pid,
-            "uptime_s": round(now_s - self.began_s, 1),
-            "cpu_s": round(time.process_time(), 3),
-            "sensors": {
-                name: {
-                    "age_s": round(now_s - readout.at_s, 1),
-                    "took_s": round(readout.took_s, 4),
-                    "trouble": readout.trouble,
-                    "is_silent": readout.is_silent,
-                }
-                for name, readout in self.latest.readouts.items()
-            },
-            "findings": len(self.latest.findings),
-            "jobs": len(self.jobs.living()),
-            "clients": len(self.clients),
-            "refused_clients": self.clients.refused,
-            "malformed": self.clients.malformed,
-            "dropped_readouts": self._mailbox.dropped,
-            "counters": self.counters,
-            "quarantine": self.ward.state,
-            "history": self.historian.status(),
-            "metrics": self._outlet.address,
-            "state_dir": str(self._options.state_dir),
-            "trouble": self.jobs.trouble or self._trouble,
-        }
-
     def _make_ward(self) -> Ward:
-        return Ward(self.node, self._options.state_dir, self.config.node.shared_dir, self.hands, self.post)
-
-    @property
-    def options(self) -> Options:
-        return self._options
-
-    @property
-    def selector(self) -> selectors.BaseSelector:
-        return self._selector
+        return Ward(self.node, self.options.state_dir, self.config.node.shared_dir, self.hands, self.post)
 
 
 def _say(event: str, **fields: Any) -> None:

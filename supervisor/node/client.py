@@ -71,6 +71,8 @@ class AgentClient:
         self._pause_s = FIRST_PAUSE_S
         self.trouble = "not asked yet"
         """Why there is no agent to hear; empty while there is one."""
+        self.refusal = ""
+        """What the agent has last said no to, in its own words."""
         self.malformed = 0
 
     def fileno(self) -> int:
@@ -151,10 +153,9 @@ class AgentClient:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _refused(self, refused: Refused) -> None:
+        self.refusal = refused.why
         if self.trouble:  # before the Welcome: there will be none
             self._drop(refused.why)
-        else:
-            self.malformed += 1
 
     def _decode(self, frame: bytes) -> FromAgent | None:
         try:

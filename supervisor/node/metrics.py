@@ -141,7 +141,7 @@ def _agent_series(agent: Agent) -> list[Series]:
             f"{PREFIX}happenings",
             "What has happened since the agent's start, by name.",
             ("name",),
-            {(name,): float(count) for name, count in agent.happenings.items()},
+            {(name,): float(count) for name, count in agent.intake.happenings.items()},
             is_counter=True,
         ),
         Series(f"{PREFIX}quarantined", "1: no new run starts here.", (), {(): float(bool(held))}),

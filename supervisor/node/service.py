@@ -10,6 +10,7 @@ import msgspec
 from guardrun import __version__
 from guardrun.supervisor.core.node.quarantine import Isolation
 from guardrun.supervisor.log import log
+from guardrun.supervisor.node.about import describe
 from guardrun.supervisor.node.clients import Client
 from guardrun.supervisor.node.history import Query
 from guardrun.supervisor.node.jobs import NotAllowedError
@@ -118,7 +119,7 @@ class Service:
             self._send(client, Answer(id=ask.id, data=answer))
 
     def _status(self, client: Client, ask: Ask) -> dict[str, Any]:
-        return self._agent.status()
+        return describe(self._agent)
 
     def _facts(self, client: Client, ask: Ask) -> dict[str, Any]:
         readouts, findings = self._agent.latest.whole()

@@ -97,7 +97,7 @@ class Undertaker:
             agent.note("job", subject, "leftovers_ended", text, {"pids": [one.pid for one in gone]})
             agent.counters["swept"] += len(gone)
         if left or had:
-            agent.find(_finding(job, left, holds, may_end, agent.now_s))
+            agent.intake.find(_finding(job, left, holds, may_end, agent.now_s))
         if not left:
             agent.note("job", subject, "over", "nothing of it is left")
 

@@ -251,6 +251,40 @@ for verb in ("isolate", "release"):
     ]
 
 
+@pytest.mark.real("root")
+def test_a_jobs_owner_acts_for_it_and_nobody_registers_anothers(agent: AgentBed, open_folder: Path) -> None:
+    agent.start()
+    code = """
+def start_of(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[19])
+
+def register(pid, run_id):
+    job = wire.RegisterJob(run_id=run_id, run_dir="", launcher_pid=pid, launcher_start=start_of(pid), token=run_id)
+    return AgentClient(job, path)
+
+def read(client, until):
+    end = time.monotonic() + 20
+    while not until() and time.monotonic() < end:
+        client.read()
+        time.sleep(0.02)
+
+other = register(os.getppid(), "theirs")
+read(other, lambda: other.refusal)
+print(other.is_connected, other.refusal.replace(str(os.getppid()), "PID"))
+mine = register(os.getpid(), "mine")
+read(mine, lambda: any(job["run_id"] == "mine" for job in ask("jobs", path=path, timeout_s=5)["jobs"]))
+asked = {"run_id": "mine", "cause": "gpu_xid", "reason": "Xid 79.", "is_automatic": True}
+held = ask("isolate", asked, path=path, timeout_s=5)["quarantine"]["holding"]
+print([(one["cause"], one["who"], one["run_id"]) for one in held])
+print(ask("release", {"run_id": "mine", "reason": "mended"}, path=path, timeout_s=5))
+"""
+    assert as_nobody(code, agent.socket).splitlines() == [
+        "True run theirs: its launcher, process PID, is not yours",
+        "[('gpu_xid', 'guardrun', 'mine')]",
+        "{'quarantine': {}, 'why': ''}",
+    ]
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

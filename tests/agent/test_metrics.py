@@ -346,7 +346,7 @@ def agent_series() -> list[Series]:
         wall_s=1.0,
         began_s=0.0,
         node="n",
-        happenings={},
+        intake=SimpleNamespace(happenings={}),
         clients=[],
         counters={"swept": 0},
         latest=SimpleNamespace(readouts={}, findings={}),
