@@ -14,37 +14,24 @@ there is lost. Nodes whose entries can be read are none the worse for one whose 
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote
-
-import msgspec
 
 from guardrun.supervisor.collect.bounded import run_bounded
-from guardrun.supervisor.core.node.quarantine import Isolation, Record, holding, isolate, merge, prune, release
-from guardrun.supervisor.node.places import Place, copy_of
-from guardrun.supervisor.node.state import make_folder, write_durably
-from guardrun.supervisor.printable import encode_json
+from guardrun.supervisor.core.node.quarantine import Isolation, Record, holding, isolate, merge, release
+from guardrun.supervisor.node.places import Place
+from guardrun.supervisor.node.recordfile import LOCK_PATIENCE_S, Known, add_to_file, list_files, read_file
 
-SCHEMA = 1
-MAX_BYTES = 16 << 20
 SHARED_PATIENCE_S = 2.0
 """For a shared folder's answer: its file system may be dead."""
-LOCK_PATIENCE_S = 5.0
-LOCK_POLL_S = 0.02
+WRITE_PATIENCE_S = LOCK_PATIENCE_S + 5.0
+SILENCE_S = 30.0
+"""How long a shared folder that did not answer is not asked again: each that asks is stuck there."""
 
-
-class Known(NamedTuple):
-    """What is known of nodes."""
-
-    records: dict[str, Record]
-    troubles: list[str]
-    """What could not be read, in whole sentences. With any, a node that looks free may be none."""
+_silent: dict[Path, float] = {}
+"""Shared folders that did not answer → when (CLOCK_MONOTONIC)."""
 
 
 class Written(NamedTuple):
@@ -53,11 +40,6 @@ class Written(NamedTuple):
     record: Record
     paths: list[Path]
     troubles: list[str]
-
-
-class _Document(msgspec.Struct, kw_only=True):
-    schema: int = SCHEMA
-    nodes: dict[str, msgspec.Raw] = {}
 
 
 def read_node(places: Sequence[Place], node: str) -> tuple[Record, list[str]]:
@@ -104,7 +86,7 @@ def change(places: Sequence[Place], node: str, alter: Callable[[Record], Record]
         if not place.is_written:
             continue
         try:
-            troubles += _write_place(place, node, after, now_wall_s)
+            troubles += _write(place, node, after, now_wall_s)
             written.append(place.path)
         except OSError as error:
             failure = error
@@ -140,152 +122,46 @@ def release_node(
     return change(places, node, alter, now_wall_s), left
 
 
-# Reading --------------------------------------------------------------------------------------------------------
+# Shared folders may lie on a file system that does not answer ------------------------------------------------
 
 
 def _read_bounded(place: Place) -> Known:
     if not place.is_shared:
-        return _read_place(place)
-    answer = run_bounded([lambda: _read_place(place)], workers=1, timeout_s=SHARED_PATIENCE_S)[0]
-    if isinstance(answer, Known):
-        return answer
-    return Known({}, [f"{place.path} did not answer within {SHARED_PATIENCE_S:g} s: {answer or 'is its mount dead?'}."])
+        return read_file(place.path)
+    if not _is_silent(place):
+        answer = run_bounded([lambda: read_file(place.path)], workers=1, timeout_s=SHARED_PATIENCE_S)[0]
+        if isinstance(answer, Known):
+            return answer
+        if answer is not None:
+            return Known({}, [f"{place.path} could not be read: {answer}."])
+        _silent[place.path.parent] = time.monotonic()
+    return Known(
+        {}, [f"{place.path.parent} does not answer: is its mount dead? What it says of quarantine is not known."]
+    )
 
 
-def _read_place(place: Place) -> Known:
-    document, troubles = _read_document(place.path)
-    records = {}
-    for node, raw in (document.nodes if document else {}).items():
-        try:
-            records[node] = msgspec.json.decode(raw, type=Record)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            troubles.append(f"{place.path}: the entry of {node} cannot be read ({error}).")
-    return Known(records, troubles)
+def _write(place: Place, node: str, added: Record, now_wall_s: float) -> list[str]:
+    """As add_to_file; a shared folder that does not answer is an OSError, too."""
+    if not place.is_shared:
+        return add_to_file(place.path, node, added, now_wall_s)
+    if not _is_silent(place):
+        job = [lambda: add_to_file(place.path, node, added, now_wall_s)]
+        answer = run_bounded(job, workers=1, timeout_s=WRITE_PATIENCE_S)[0]
+        if isinstance(answer, list):
+            return answer
+        if answer is not None:
+            raise answer
+        _silent[place.path.parent] = time.monotonic()
+    raise OSError("it does not answer: is its mount dead?")
 
 
-def _read_document(path: Path) -> tuple[_Document | None, list[str]]:
-    """The file, else its copy; None where there is neither, or neither can be read."""
-    document, trouble = _decode(path)
-    if document is not None:
-        return document, []
-    copy, worse = _decode(copy_of(path))
-    if copy is not None:
-        return copy, [f"{path} {trouble or 'is gone'}: its copy is used."]
-    if not trouble and not worse:
-        return None, []
-    return None, [
-        f"{path} {trouble or 'is gone'}, and its copy {worse or 'is not there'}: quarantine is not known from it."
-    ]
-
-
-def _decode(path: Path) -> tuple[_Document | None, str]:
-    """A file, and what is wrong with it: None and nothing where there is none."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            return None, "is too large"
-        return msgspec.json.decode(data, type=_Document), ""
-    except (FileNotFoundError, NotADirectoryError):
-        return None, ""
-    except OSError as error:
-        return None, f"cannot be read ({error.strerror})"
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        return None, f"is corrupt ({error})"
+def _is_silent(place: Place) -> bool:
+    silent_s = _silent.get(place.path.parent)
+    return silent_s is not None and time.monotonic() - silent_s < SILENCE_S
 
 
 def _files_beside(place: Place) -> list[Place]:
     """The files of all nodes in a shared folder; the one that was asked for where that does not answer."""
     folder = place.path.parent
-    names = run_bounded([lambda: _list(folder)], workers=1, timeout_s=SHARED_PATIENCE_S)[0]
+    names = run_bounded([lambda: list_files(folder)], workers=1, timeout_s=SHARED_PATIENCE_S)[0]
     return [place._replace(path=folder / name) for name in names] if isinstance(names, list) else [place]
-
-
-def _list(folder: Path) -> list[str]:
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-    return [name for name in names if name.endswith(".json") and not name.startswith(".") and unquote(name) != ".json"]
-
-
-# Writing --------------------------------------------------------------------------------------------------------
-
-
-def _write_place(place: Place, node: str, added: Record, now_wall_s: float) -> list[str]:
-    """Add to one file; answers what was wrong there. Raises OSError."""
-    make_folder(place.path.parent)
-    with _locked(place.path) as troubles:
-        document, said = _read_document(place.path)
-        if document is not None and document.schema > SCHEMA:
-            raise OSError(f"it is of a newer guardrun (schema {document.schema})")
-        document = document or _Document()
-        if said:
-            troubles.extend(_set_aside(place.path))
-        own = Record()
-        if node in document.nodes:
-            try:
-                own = msgspec.json.decode(document.nodes[node], type=Record)
-            except (msgspec.DecodeError, ValueError, RecursionError):
-                troubles.extend(_keep_aside(place.path))
-        document.nodes[node] = msgspec.Raw(encode_json(prune(merge(own, added), now_wall_s)))
-        data = msgspec.json.format(encode_json(document))
-        write_durably(place.path, data)
-        write_durably(copy_of(place.path), data)
-    return troubles
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[list[str]]:
-    """Hold a file's lock while writing it. One that nobody gives back, or that cannot be had, holds up nothing."""
-    troubles: list[str] = []
-    descriptor = _open_lock(path.with_name(f".{path.name}.lock"))
-    try:
-        if descriptor is not None and not _lock(descriptor):
-            troubles.append(f"{path} has been locked by somebody for {LOCK_PATIENCE_S:g} s: written all the same.")
-        yield troubles
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _open_lock(path: Path) -> int | None:
-    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):  # one that another user made can be read at least
-        with suppress(OSError):
-            return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    return None
-
-
-def _lock(descriptor: int) -> bool:
-    deadline_s = time.monotonic() + LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                return False
-            time.sleep(LOCK_POLL_S)
-        except OSError:
-            return True  # a file system without locks: whoever writes adds, and takes nothing away
-
-
-def _set_aside(path: Path) -> list[str]:
-    aside = _aside_of(path)
-    try:
-        path.rename(aside)
-    except OSError:
-        return []
-    return [f"{path} could not be read and was set aside as {aside.name}."]
-
-
-def _keep_aside(path: Path) -> list[str]:
-    """Likewise, of a file whose other entries are in order: it stays."""
-    aside = _aside_of(path)
-    with suppress(OSError):
-        write_durably(aside, path.read_bytes())
-    return [f"{path} held an entry that could not be read; as it was: {aside.name}."]
-
-
-def _aside_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}")

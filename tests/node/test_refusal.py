@@ -12,6 +12,7 @@ import pytest
 from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation
 from guardrun.supervisor.node.places import Place, find_places
 from guardrun.supervisor.node.quarantine import isolate_node, release_node
+from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished
 
 NODE = "node-a"
@@ -107,3 +108,13 @@ def test_a_record_that_cannot_be_read_is_said_and_stops_nobody(run: Run, places:
     done = run()
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
     assert done.stderr.count("quarantine is not known from it") == 1 and "warning: " in done.stderr
+
+
+@pytest.mark.real("fuse")
+def test_a_shared_folder_that_does_not_answer_is_said_and_stops_nobody(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    with dead_mount(folder):
+        done = run(GUARDRUN_NODE_SHARED_DIR=str(folder))
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done
+    assert done.stderr.count("does not answer: is its mount dead?") == 1
