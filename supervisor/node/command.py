@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import fcntl
 import os
 import signal
@@ -52,6 +53,7 @@ def run_node(argv: Sequence[str], equip: Equip = equip, wall: Callable[[], float
     """Be the agent of this node until told to end; answers the exit status."""
     arguments = _parse(argv)
     hold_standard_descriptors()
+    faulthandler.enable()  # systemd's watchdog ends by SIGABRT: where it stood still is then in the journal
     os.umask(0o022)
     notifier = Notifier.take(os.environ)
     journal = set_up_agent_log(os.environ)

@@ -244,6 +244,9 @@ def set_aside(path: Path) -> Path:
 def _entry_row(entry: Entry) -> tuple[Any, ...]:
     texts = make_printable([entry.what, entry.subject, entry.name, entry.text[:_MAX_TEXT]])
     data = json.dumps(make_printable(entry.data), default=str)
+    if len(data) > 4 * _MAX_TEXT:
+        short = {key: value for key, value in entry.data.items() if len(str(value)) <= 200}
+        data = json.dumps(make_printable(short), default=str)
     return (entry.wall_s, *texts, data if len(data) <= 4 * _MAX_TEXT else "{}")
 
 

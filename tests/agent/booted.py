@@ -126,6 +126,11 @@ class Booted:
     def _entering(self) -> list[str]:
         return ["nsenter", "-t", str(self.init), "-m", "-u", "-i", "-n", "-p", "-C", "--"]
 
+    @property
+    def root(self) -> Path:
+        """Its root folder, seen from here; `/tmp`, `/run` and `/dev` lie over it."""
+        return self._folder / "root"
+
     def show(self, unit: str, *properties: str) -> dict[str, str]:
         """systemctl's properties of a unit."""
         lines = self.run("systemctl", "show", unit, "-p", ",".join(properties)).stdout.splitlines()

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.agent.booted import Booted, missing_part
+from tests.node.nvml_stub import NvmlStub, build_library
 from tests.support.processes import descendants
 from tests.support.real import find_program
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.real("root"), pytest.mark.real("mount"), pytest.mark.real("systemd")]
 
+GUARDRUN = find_program("guardrun") or "guardrun"
 GUARDCTL = find_program("guardctl") or "guardctl"
 UNIT = "guardrund.service"
 
@@ -41,12 +43,19 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
 @pytest.fixture
 def installed(booted: Booted) -> Booted:
     """The agent is there and answers; with a short watchdog, so that a test need not wait for the real one."""
-    drop_in = f"/etc/systemd/system/{UNIT}.d/test.conf"
-    booted.run("mkdir", "-p", str(Path(drop_in).parent))
-    booted.run("sh", "-c", f"printf '[Service]\\nWatchdogSec=3\\nRestartSec=0.2\\n' > {drop_in}")
+    shutil.rmtree(booted.root / f"etc/systemd/system/{UNIT}.d", ignore_errors=True)
+    drop_in(booted, "test", "WatchdogSec=3", "RestartSec=0.2")
     booted.run(GUARDCTL, "node-agent", "install")
     status(booted)
     return booted
+
+
+def drop_in(booted: Booted, name: str, *lines: str) -> None:
+    """Change the unit, as `systemctl edit` does."""
+    folder = booted.root / f"etc/systemd/system/{UNIT}.d"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.conf").write_text("\n".join(["[Service]", *lines, ""]))
+    booted.run("systemctl", "daemon-reload")
 
 
 def status(booted: Booted) -> dict[str, Any]:
@@ -136,6 +145,7 @@ def test_a_stopped_agent_is_started_again_by_the_watchdog(installed: Booted) -> 
     assert status(installed)["agent"]["pid"] != before
     messages = [entry["MESSAGE"] for entry in journal(installed, "-u", UNIT)]
     assert any("Watchdog timeout" in str(message) for message in messages)
+    assert any("Fatal Python error: Aborted" in str(message) for message in messages), messages[-20:]
 
 
 def test_a_job_survives_restart_upgrade_and_reload_and_is_known_afterwards(
@@ -182,9 +192,7 @@ def test_uninstall_removes_all_that_install_made_and_leaves_training_alone(
 def test_what_a_dead_job_leaves_is_ended_by_an_agent_without_root(installed: Booted) -> None:
     """Another user's process, by CAP_KILL, and found in their environment, by CAP_SYS_PTRACE."""
     program = find_program("guardrund")
-    lines = f"[Service]\\nExecStart=\\nExecStart={program} --node --patience 1\\n"
-    installed.run("sh", "-c", f"printf '{lines}' > /etc/systemd/system/{UNIT}.d/patience.conf")
-    installed.run("systemctl", "daemon-reload")
+    drop_in(installed, "patience", "ExecStart=", f"ExecStart={program} --node --patience 1")
     installed.run("systemctl", "restart", UNIT)
     status(installed)
     code = """
@@ -207,4 +215,39 @@ print(left.pid)
     assert time.monotonic() - began < 25
     entries = wait_until(lambda: journal(installed, "GUARDRUN_EVENT=leftovers_ended"), 20, "its word")
     assert entries[-1]["GUARDRUN_RUN_ID"] == "dead"
-    installed.run("rm", f"/etc/systemd/system/{UNIT}.d/patience.conf")
+
+
+@pytest.mark.real("cc")
+def test_a_gpu_that_falls_off_the_bus_isolates_the_node_until_somebody_releases_it(installed: Booted) -> None:
+    """The whole way: driver's library, agent in its sandbox, quarantine, a run that is refused, a person's word."""
+    folder = installed.root / "opt/nvml"
+    stub = NvmlStub(build_library(folder), folder / "answers")
+    stub.set(gpus=2)
+    folder.chmod(0o755)
+    (folder / "answers").chmod(0o644)
+    drop_in(installed, "nvml", "Environment=LD_LIBRARY_PATH=/opt/nvml NVML_STUB_STATE=/opt/nvml/answers")
+    installed.run("systemctl", "restart", UNIT)
+
+    def trouble() -> str:
+        return str(status(installed)["agent"]["sensors"].get("gpu", {}).get("trouble", "not read yet"))
+
+    wait_until(lambda: not trouble(), 30, "the devices", every_s=0.3)
+    stub.xid(gpu=1, code=79)
+    node = wait_until(lambda: nodes(installed, "quarantined"), 30, "the quarantine", every_s=0.3)
+    assert [(one["cause"], one["who"]) for one in node[0]["isolations"] if one["holds"]] == [("gpu_xid", "guardrun")]
+    refused = installed.run(GUARDRUN, "--nproc_per_node=1", "/dev/null", check=False)
+    assert refused.returncode == 69
+    assert "Xid 79" in refused.stderr
+    installed.run(GUARDCTL, "node", "release", node[0]["node"], "--reason", "board changed")
+    wait_until(lambda: not status(installed)["agent"]["quarantine"], 30, "the agent's notice", every_s=0.3)
+    installed.run("systemctl", "restart", UNIT)
+    wait_until(lambda: not trouble(), 30, "the devices, again", every_s=0.3)
+    assert nodes(installed, "quarantined") == []
+    told = json.loads(installed.run(GUARDCTL, "node", "history", "--what", "quarantine", "--json").stdout)
+    assert [entry["name"] for entry in told["entries"]][-2:] == ["quarantined", "released"]
+
+
+def nodes(booted: Booted, state: str) -> list[dict[str, Any]]:
+    """What guardctl knows of nodes in a state."""
+    told = json.loads(booted.run(GUARDCTL, "node", "list", "--json").stdout)
+    return [dict(node) for node in told["nodes"] if node["state"] == state]

@@ -176,10 +176,10 @@ def test_it_is_read_beside_its_writer_and_after_it(history: History, path: Path)
 
 
 def test_text_that_is_no_unicode_and_data_without_end_are_kept_in_bounds(history: History) -> None:
-    history.write([], [entry(1.0, text="\udcff" * 10_000, blob="x" * 1_000_000)])
+    history.write([], [entry(1.0, text="\udcff" * 10_000, blob="x" * 1_000_000, code=63)])
     kept = history.read(Query())["entries"][0]
     assert kept["text"].startswith("\\udcff")
-    assert kept["data"] == {}
+    assert kept["data"] == {"code": 63}
 
 
 # Thinning --------------------------------------------------------------------------------------------------------
