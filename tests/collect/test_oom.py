@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from guardrun.supervisor.collect.oom import (
     parse_oom_pid,
     read_oom_kills,
 )
+from tests.support.memorygroup import EATER, memory_group
 
 HYBRID = """31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
 35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
@@ -83,28 +83,8 @@ def test_a_process_that_is_gone_has_the_machines_counter() -> None:
 
 @pytest.fixture
 def memory_cgroup() -> Iterator[Path]:
-    """A cgroup of 48 MiB, v1 or v2, below the root of what is mounted here."""
-    mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text())
-    for mount in sorted(mounts, key=lambda mount: mount.version):
-        path = Path(mount.point) / f"guardrun-test-{os.getpid()}"
-        try:
-            path.mkdir()
-        except OSError:
-            continue
-        names = ["memory.limit_in_bytes"] if mount.version == 1 else ["memory.max", "memory.swap.max"]
-        try:
-            for name in names:
-                (path / name).write_text("0" if "swap" in name else str(48 << 20))
-        except OSError:
-            path.rmdir()
-            continue
+    with memory_group() as path:
         yield path
-        path.rmdir()
-        return
-    pytest.skip("no cgroup with memory limits can be made here")
-
-
-EATER = "import sys\nsys.stdin.readline()\nfat = [bytearray(1 << 20) for _ in range(400)]\n"
 
 
 @pytest.mark.real("memory cgroup")

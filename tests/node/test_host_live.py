@@ -19,6 +19,7 @@ from guardrun.supervisor.core.node.disk import DiskJudge
 from guardrun.supervisor.core.node.facts import Happening, Readout
 from guardrun.supervisor.core.node.finding import Finding
 from guardrun.supervisor.core.node.judge_protocol import Judge
+from guardrun.supervisor.core.node.memory import MemoryJudge
 from guardrun.supervisor.node.runner import Runner
 from guardrun.supervisor.node.sensor import Sensor
 from guardrun.supervisor.node.sensors.catalog import host_sensors
@@ -28,6 +29,7 @@ from guardrun.supervisor.node.sensors.disks import DisksSensor
 from guardrun.supervisor.node.sensors.kernel_log import PATH, KernelLogSensor
 from guardrun.supervisor.node.sensors.mounts import MountsSensor
 from tests.support.deadmount import dead_mount
+from tests.support.memorygroup import EATER, memory_group
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,6 +276,26 @@ def test_a_log_that_overflows_says_how_much_was_lost() -> None:
     (lost,) = [happening for happening in readout.happenings if happening.name == "lines_lost"]
     assert int(lost.data["lines"]) >= 1 and "were lost" in readout.trouble
     assert {sample.name: sample.value for sample in readout.samples}["lost_lines"] == lost.data["lines"]
+
+
+@pytest.mark.real("kmsg", "memory cgroup")
+def test_a_kill_for_want_of_memory_is_named_with_its_group() -> None:
+    log, judge = KernelLogSensor(), MemoryJudge()
+    log.read(0.0)
+    with memory_group() as group:
+        eater = subprocess.Popen([sys.executable, "-c", EATER], stdin=subprocess.PIPE)
+        try:
+            (group / "cgroup.procs").write_text(str(eater.pid))
+            eater.communicate(b"go\n", timeout=30)
+            readout = log.read(10.0)
+        finally:
+            eater.kill()
+            eater.wait()
+            log.close()
+    (kill,) = [happening for happening in readout.happenings if happening.name == "oom_kill"]
+    assert (kill.data["pid"], kill.data["cgroup"]) == (eater.pid, f"/{group.name}")
+    (finding,) = judge.take(readout, 10.0)
+    assert f"(process {eater.pid}) in control group /{group.name}" in finding.summary
 
 
 @pytest.mark.real("mkfs.ext4", "mount", "kmsg")
