@@ -116,7 +116,7 @@ def host_finding(
         cause=cause,
         key=key,
         subject=subject,
-        since_s=since_s,
+        since_s=min(since_s, told_s),
         told_s=told_s,
         summary=summary if summary.endswith((".", "?", "!")) else f"{summary}.",
         evidence=evidence,
