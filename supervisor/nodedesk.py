@@ -108,8 +108,10 @@ class NodeDesk:
             return str(error)
         except Unreachable as error:
             log.info("isolated_without_agent", why=str(error))
-        node = run.config.get("node", {})
-        places = find_places(node.get("state_dir", ""), node.get("shared_dir", ""), os.environ, action.node)
+        table = run.config.get("node", {})
+        names = (table.get("state_dir", ""), table.get("shared_dir", ""))
+        state_dir, shared_dir = (os.path.join(run.cwd, name) if name else "" for name in names)
+        places = find_places(state_dir, shared_dir, os.environ, action.node)
         isolation = Isolation(
             cause=action.cause,
             who=AUTOMATIC,

@@ -120,7 +120,7 @@ def _gib(value: int) -> float:
 
 
 def parse_psi(text: str) -> dict[str, dict[str, float]]:
-    """/proc/pressure/WHAT (Documentation/accounting/psi.rst): `some` and `full` → `avg10` … in percent, `total` in µs."""
+    """/proc/pressure/WHAT (Documentation/accounting/psi.rst): `some` and `full` → `avg10` in percent, `total` in µs."""
     lines: dict[str, dict[str, float]] = {}
     for line in text.splitlines():
         words = line.split()
