@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Collection
 
-from guardrun.supervisor.collect.mounts import Answers, ask
+from guardrun.supervisor.collect.mounts import Answers, ask, read_mounts
 from guardrun.supervisor.preflight.checkpointroom import judge_room_for, last_checkpoint
 from guardrun.supervisor.preflight.remark import Check, Remark, Subject, note, ok, size_text, warn
 
@@ -14,6 +15,8 @@ ANSWER_S = 1.2
 """For file systems, of the two seconds that all quick checks have."""
 FULL_BYTES = 1 << 30
 FULL_SHARE = 0.02
+IMAGES = frozenset({"squashfs", "erofs", "iso9660", "cramfs"})
+"""File systems that nobody writes to, as containers' images are: never any room."""
 
 
 def existing(folder: str) -> str:
@@ -57,7 +60,8 @@ def judge_room(path: str, point: str, free_bytes: int, total_bytes: int) -> Rema
     )
 
 
-def of_disks(answers: Answers) -> list[Remark]:
+def of_disks(answers: Answers, images: Collection[str] = ()) -> list[Remark]:
+    """images: mount points of file systems that are full by their nature."""
     remarks = [
         warn(
             "disks",
@@ -67,7 +71,11 @@ def of_disks(answers: Answers) -> list[Remark]:
         )
         for point in answers.dead
     ]
-    found = {room.point: judge_room(room.path, room.point, room.free_bytes, room.total_bytes) for room in answers.rooms}
+    found = {
+        room.point: judge_room(room.path, room.point, room.free_bytes, room.total_bytes)
+        for room in answers.rooms
+        if room.point not in images
+    }
     remarks += [one for one in found.values() if one is not None]
     if remarks:
         return remarks
@@ -78,9 +86,10 @@ def of_disks(answers: Answers) -> list[Remark]:
 def run(subject: Subject) -> list[Remark]:
     temporary = subject.environ.get("TMPDIR") or "/tmp"
     wanted = [subject.cwd, temporary, subject.run_folder, subject.checkpoint_dir, subject.environ.get("HOME", "")]
-    answers = ask([path for path in dict.fromkeys(wanted) if path.startswith("/")], ANSWER_S)
+    mounts = read_mounts()
+    answers = ask([path for path in dict.fromkeys(wanted) if path.startswith("/")], ANSWER_S, mounts)
     rooms = {room.path: room.free_bytes for room in answers.rooms}
-    remarks = of_disks(answers)
+    remarks = of_disks(answers, {mount.point for mount in mounts if mount.kind in IMAGES})
     # What did not answer is not touched: whoever does may never return.
     if subject.run_folder in rooms:
         why = why_not_writable(subject.run_folder)

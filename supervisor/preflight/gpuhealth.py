@@ -1,4 +1,8 @@
-"""Are the GPUs there and well? Judged from one readout of their sensor. Pure."""
+"""Are the GPUs there and well? Judged from one readout of their sensor. Pure.
+
+What the node's own judges tell at once, without a history (errors, remapped rows, what the driver wants done), is
+theirs to tell; what they take a while for, because it may pass, is told here as it is now.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from guardrun.supervisor.core.node.facts import Readout, Value
-from guardrun.supervisor.preflight.remark import Remark, note, ok, plural, refuse, warn
+from guardrun.supervisor.core.node.finding import Finding, Response
+from guardrun.supervisor.core.node.gpu import gpu_judges
+from guardrun.supervisor.preflight.remark import Remark, Severity, note, ok, plural, refuse, warn
 
 NAME = "gpus"
 GPU = "gpu:"
+LOOK = "nvidia-smi -q and dmesg tell more."
 REPLACE = "Have the device replaced; guardctl node isolate keeps runs away until then."
 RESET = "Reset it (nvidia-smi -r -i INDEX, with nothing running there), or reboot the node."
-NO_ACTION = "none"
-SOFT_ACTIONS = frozenset({"drain_p2p"})
-"""What the driver wants done, and may wait for the end of a run."""
 
 Samples = Mapping[str, Value | None]
 
@@ -62,7 +66,7 @@ def judge(readout: Readout) -> list[Remark]:
         advice = "Look for Xids in dmesg, and for processes in D state; a driver that hangs needs a reboot."
         return [warn(NAME, f"The GPUs' driver does not answer: {readout.trouble}.", advice)]
     gpus, node = gpus_of(readout), node_samples(readout)
-    remarks = [*_missing(node), *(remark for gpu in gpus for remark in judge_gpu(gpu))]
+    remarks = [*_missing(node), *(remark for gpu in gpus for remark in judge_gpu(gpu)), *_judged(readout)]
     if remarks:
         return remarks
     if not gpus:
@@ -87,6 +91,27 @@ def _missing(node: Samples) -> list[Remark]:
     return remarks
 
 
+def _judged(readout: Readout) -> list[Remark]:
+    """What the GPUs' judges make of it: what would isolate the node refuses a run."""
+    found = [
+        finding
+        for judge in gpu_judges()
+        if readout.sensor in judge.sensors
+        for finding in judge.take(readout, readout.at_s)
+    ]
+    return [_of_finding(one) for one in found]
+
+
+def _of_finding(finding: Finding) -> Remark:
+    return Remark(
+        check=NAME,
+        severity=Severity.REFUSE if finding.response is Response.ISOLATE else Severity.WARN,
+        summary=finding.summary,
+        advice=finding.advice or LOOK,
+        evidence={**finding.evidence, "cause": finding.cause, "subject": finding.subject},
+    )
+
+
 Rule = Callable[[Gpu], Remark | None]
 
 
@@ -95,34 +120,6 @@ def judge_gpu(gpu: Gpu) -> list[Remark]:
     if gpu.samples.get("is_lost") is True:
         return [refuse(NAME, f"{gpu.title} has fallen off the bus.", "Reboot the node; if it recurs: " + REPLACE)]
     return [remark for rule in RULES if (remark := rule(gpu)) is not None]
-
-
-def _recovery(gpu: Gpu) -> Remark | None:
-    action = gpu.samples.get("recovery_action")
-    if not isinstance(action, str) or action == NO_ACTION:
-        return None
-    words = action.replace("_", " ")
-    if action in SOFT_ACTIONS:
-        return warn(NAME, f"The driver wants a {words} for {gpu.title}.", "Do so when its jobs have ended.")
-    return refuse(NAME, f"{gpu.title} is not to be used before a {words}: the driver says so.", RESET)
-
-
-def _remap(gpu: Gpu) -> Remark | None:
-    if gpu.samples.get("remap_failed") is True:
-        return refuse(NAME, f"{gpu.title} has a row of memory that could not be remapped.", REPLACE)
-    if gpu.samples.get("remap_pending") is True or gpu.samples.get("retired_pages_pending") is True:
-        return warn(NAME, f"{gpu.title} has bad memory that is taken out of use at its next reset.", RESET)
-    return None
-
-
-def _ecc(gpu: Gpu) -> Remark | None:
-    if gpu.samples.get("ecc_sram_threshold_exceeded") is True:
-        return warn(NAME, f"{gpu.title} has more errors in its on-chip memory than NVIDIA tolerates.", REPLACE)
-    count = gpu.number("ecc_volatile_uncorrected")
-    if not count:
-        return None
-    summary = f"{gpu.title} has had {plural(int(count), 'uncorrectable memory error')} since the driver was loaded."
-    return warn(NAME, summary, RESET, uuid=gpu.uuid, ecc_volatile_uncorrected=int(count))
 
 
 def _pcie(gpu: Gpu) -> Remark | None:
@@ -149,4 +146,4 @@ def _temperature(gpu: Gpu) -> Remark | None:
     return warn(NAME, f"{gpu.title} is at {now:g} °C and slows down from {limit:g} °C.", "Look at its cooling first.")
 
 
-RULES: tuple[Rule, ...] = (_recovery, _remap, _ecc, _pcie, _nvlink, _temperature)
+RULES: tuple[Rule, ...] = (_pcie, _nvlink, _temperature)

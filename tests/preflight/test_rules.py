@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from guardrun.supervisor.collect.mounts import Answers, Room
 from guardrun.supervisor.core.node.facts import Readout, Sample, Value
 from guardrun.supervisor.node.sensors.clock import Discipline
 from guardrun.supervisor.preflight import (
@@ -249,6 +250,12 @@ def test_full_disks(free: int, total: int, is_full: bool) -> None:
     assert (folders.judge_room("/tmp", "/", free, total) is not None) is is_full
 
 
+def test_an_image_has_no_room_and_needs_none() -> None:
+    answers = Answers([Room("/work", "/", 0, GIB), Room("/tmp", "/tmp", GIB, GIB)], {})
+    assert [one.severity for one in folders.of_disks(answers)] == [WARN]
+    assert [one.severity for one in folders.of_disks(answers, {"/"})] == [OK]
+
+
 # GPUs -----------------------------------------------------------------------------------------------------------
 
 HEALTHY: dict[str, Value] = {
@@ -284,13 +291,12 @@ def readout(changes: dict[str, Value] | None = None, node: dict[str, Value] | No
     [
         ({}, OK, "1 GPU (H100) present and healthy"),
         ({"is_lost": True}, REFUSE, "GPU 0 (H100) has fallen off the bus"),
-        ({"recovery_action": "gpu_reset"}, REFUSE, "before a gpu reset"),
+        ({"recovery_action": "gpu_reset"}, REFUSE, "gpu reset"),
         ({"recovery_action": "drain_p2p"}, WARN, "drain p2p"),
-        ({"remap_failed": True, "remap_pending": True}, REFUSE, "could not be remapped"),
+        ({"remap_failed": True}, REFUSE, "bad memory row"),
         ({"remap_pending": True}, WARN, "next reset"),
-        ({"ecc_volatile_uncorrected": 1}, WARN, "1 uncorrectable memory error "),
-        ({"ecc_volatile_uncorrected": 2}, WARN, "2 uncorrectable memory errors "),
-        ({"ecc_sram_threshold_exceeded": True}, WARN, "on-chip memory"),
+        ({"ecc_volatile_uncorrected": 2}, WARN, "2 memory errors"),
+        ({"ecc_sram_threshold_exceeded": True}, REFUSE, "SRAM"),
         ({"pcie_width": 8}, WARN, "8 PCIe lanes of 16"),
         ({"nvlink_inactive": "3,4"}, WARN, "NVLink 3,4 is down"),
         ({"nvlink_inactive": "0,1", "nvlink_active": 0}, OK, "healthy"),
