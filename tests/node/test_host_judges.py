@@ -163,6 +163,15 @@ def test_memory_that_is_nearly_gone() -> None:
     assert story.holding() == []
 
 
+def test_a_node_that_only_swaps() -> None:
+    story, total_s = Story(MemoryJudge(), "pressure"), 5.0
+    for share in (0.9, 0.1, 0.1, 0.5, 0.5, 0.5, 0.5):
+        total_s += 10 * share
+        story.wait(10).turn("memory", stalled_full_s=total_s)
+        story.turn("io", stalled_full_s=total_s * 2)
+    assert [f.summary for f in story.told] == ["All tasks wait for memory 50% of the time."]
+
+
 def test_an_oom_kill_is_named_by_the_log_and_counted_once() -> None:
     story = Story(MemoryJudge(), "memory")
     story.turn("memory", oom_kills=33)

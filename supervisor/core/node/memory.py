@@ -16,6 +16,8 @@ from guardrun.supervisor.core.node.standing import Standing
 
 CAUSE = "memory"
 LOW = 0.02
+STALLED = 0.2
+"""Share of the time in which all tasks waited for memory (PSI, full): next to nothing on a node that is well."""
 LASTS_S = 25.0
 OVER_S = 60.0
 KILLS_OVER_S = 600.0
@@ -25,9 +27,9 @@ _MEMORY = "memory"
 
 
 class MemoryJudge:
-    """`memory/memory/low`, `memory/memory/oom_kills`."""
+    """`memory/memory/low`, `memory/memory/pressure`, `memory/memory/oom_kills`."""
 
-    sensors = frozenset({"memory", "kernel_log"})
+    sensors = frozenset({"memory", "pressure", "kernel_log"})
 
     def __init__(self) -> None:
         self._counters = Counters()
@@ -42,6 +44,14 @@ class MemoryJudge:
             advice="Fewer data workers, or smaller batches in them; pinned and shared memory count as well.",
         )
 
+        self._stalled = Condition(
+            CAUSE,
+            "pressure",
+            self._standing,
+            Lasting(LASTS_S, OVER_S, readouts=3),
+            advice="What runs here needs more memory than there is: caches are thrown away and read again, or it swaps.",
+        )
+
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
         found: list[Finding] = []
         for happening in readout.happenings:
@@ -51,6 +61,8 @@ class MemoryJudge:
             if subject == _MEMORY and readout.sensor == "memory":
                 found += self._judge_low(values, readout.at_s, now_s)
                 found += self._judge_count(values, readout.at_s, now_s)
+            elif subject == _MEMORY:
+                found += self._judge_pressure(values, readout.at_s, now_s)
         if not self._kills.count(_MEMORY, now_s):
             self._named.clear()
             found += self._standing.end(finding_id(CAUSE, _MEMORY, "oom_kills"), now_s)
@@ -65,6 +77,17 @@ class MemoryJudge:
             return text, {"available_bytes": free or 0, "total_bytes": total or 0}
 
         return self._low.take(_MEMORY, is_low, at_s, now_s, say)
+
+    def _judge_pressure(self, values: dict[str, Value], at_s: float, now_s: float) -> list[Finding]:
+        stalled = self._counters.grown("stalled", values.get("stalled_full_s"), at_s)
+        share = stalled.rate if stalled is not None and stalled.rate <= 1.5 else None
+        return self._stalled.take(
+            _MEMORY,
+            None if share is None else share >= STALLED,
+            at_s,
+            now_s,
+            lambda: (f"All tasks wait for memory {share or 0:.0%} of the time", {"share": round(share or 0, 3)}),
+        )
 
     def _judge_count(self, values: dict[str, Value], at_s: float, now_s: float) -> list[Finding]:
         """Kills that the kernel's log did not name, where it may not be read."""
