@@ -49,7 +49,7 @@ class MemoryJudge:
             "pressure",
             self._standing,
             Lasting(LASTS_S, OVER_S, readouts=3),
-            advice="What runs here needs more memory than there is: caches are thrown away and read again, or it swaps.",
+            advice="What runs here needs more than there is: caches are thrown away and read again, or it swaps.",
         )
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
