@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -51,9 +52,18 @@ class Using(NamedTuple):
 class NodeFeed:
     """`step` it once a second: it answers what the engine should know."""
 
-    def __init__(self, node: str, clock: EngineClock, job: RegisterJob) -> None:
-        self._node, self._clock = node, clock
-        self._client = AgentClient(job)
+    def __init__(
+        self,
+        node: str,
+        clock: EngineClock,
+        job: RegisterJob,
+        *,
+        path: Path | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """path: of the agent's socket, in place of the usual one."""
+        self._node, self._clock, self._patience_s = node, clock, patience_s
+        self._client = AgentClient(job, path)
         self._senses: Senses | None = None
         self._began_s = time.monotonic()
         self._book = GpuBook()
@@ -63,6 +73,11 @@ class NodeFeed:
         """Those that the engine knows of."""
         self._rings: dict[tuple[str, str], deque[Gauge]] = {}
         self._told_s: dict[str, float] = {}
+
+    @property
+    def has_senses(self) -> bool:
+        """It reads the node by itself, for want of an agent."""
+        return self._senses is not None
 
     def step(self, using: Using) -> NodeTold | None:
         """Take in what there is to hear. None: nothing that the engine does not know."""
@@ -75,7 +90,7 @@ class NodeFeed:
                 self._take(news.readouts)
             elif isinstance(news, Findings):
                 changed += self._all_of(news)
-        if not self._client.is_connected and time.monotonic() - self._began_s > PATIENCE_S:
+        if not self._client.is_connected and time.monotonic() - self._began_s > self._patience_s:
             changed += self._sense(using)
         devices = self._find_devices(using.pids)
         findings = [self._as_engine(finding) for finding in changed if self._concerns(finding, using)]

@@ -1,0 +1,145 @@
+"""What a run's supervisor makes of its node's agent: what concerns the run goes on to the engine, in its time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.core.events import NodeTold
+from guardrun.supervisor.core.node.facts import Readout, Sample
+from guardrun.supervisor.core.node.finding import Finding
+from guardrun.supervisor.node.wire import PROTOCOL, Facts, Findings, FromAgent, RegisterJob, Welcome, pack
+from guardrun.supervisor.nodefeed import BEFORE_S, NodeFeed, Using
+from tests.agent.bed import AgentBed, start_time
+from tests.support.waiting import wait_until
+
+PIDS = {0: 4241, 1: 4242}
+SKEW_S = 1000.0
+"""The engine's clock is so far behind the monotonic one."""
+USING = Using(pids=PIDS, mounts=lambda: {"/data"})
+Make = Callable[..., NodeFeed]
+
+
+class ScriptedAgent:
+    """Says over a real socket what it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.settimeout(10)
+        self._peer: socket.socket | None = None
+
+    def say(self, *messages: FromAgent) -> None:
+        if self._peer is None:
+            self._peer, _ = self._listener.accept()
+            messages = (Welcome(protocol=PROTOCOL, version="1", node="n", pid=1), *messages)
+        self._peer.sendall(b"".join(map(pack, messages)))
+
+    def close(self) -> None:
+        for each in filter(None, (self._peer, self._listener)):
+            each.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    feeds: list[NodeFeed] = []
+
+    def make(path: Path, patience_s: float = 60.0) -> NodeFeed:
+        job = RegisterJob(
+            run_id="run",
+            run_dir=str(tmp_path),
+            launcher_pid=os.getpid(),
+            launcher_start=start_time(os.getpid()),
+            token="0",
+        )
+        clock = EngineClock(0.0, SKEW_S)
+        feeds.append(NodeFeed("node-a", clock, job, path=path, patience_s=patience_s))
+        return feeds[-1]
+
+    yield make
+    for feed in feeds:
+        feed.close(is_over=True)
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[ScriptedAgent]:
+    agent = ScriptedAgent(tmp_path / "scripted.sock")
+    yield agent
+    agent.close()
+
+
+def hear(feed: NodeFeed, using: Using = USING) -> NodeTold:
+    return wait_until(lambda: feed.step(using), 20, "news")
+
+
+def told(feed: NodeFeed) -> list[tuple[str, bool]]:
+    return [(finding.id, finding.is_over) for finding in hear(feed).findings]
+
+
+def test_what_concerns_the_run_is_told_and_told_to_be_over(agent: AgentBed, make: Make) -> None:
+    agent.tell("cpu is_hot 1\nnet:eth0 is_hot 1\nmount:/data is_hot 1\nmount:/other is_hot 1\n")
+    agent.start()
+    feed = make(agent.socket)
+    found = hear(feed).findings
+    assert sorted(finding.id for finding in found) == ["is_hot/cpu", "is_hot/mount:/data"]
+    assert all(abs(finding.since_s - (time.monotonic() - SKEW_S)) < 30 for finding in found)
+    agent.tell("mount:/data is_hot 1\n")
+    assert told(feed) == [("is_hot/cpu", True)]
+
+
+def test_what_an_agent_that_is_back_does_not_know_any_more_is_over(agent: AgentBed, make: Make) -> None:
+    agent.tell("cpu is_hot 1\n")
+    process = agent.start()
+    feed = make(agent.socket)
+    assert told(feed) == [("is_hot/cpu", False)]
+    agent.end(process, signal.SIGKILL)
+    agent.tell("cpu temperature_c 40\n")
+    agent.start()
+    assert told(feed) == [("is_hot/cpu", True)]
+
+
+def test_own_senses_until_there_is_an_agent(agent: AgentBed, make: Make) -> None:
+    feed = make(agent.socket, patience_s=0.0)
+    wait_until(lambda: feed.step(USING) or feed.has_senses, 10, "senses of its own")
+    agent.tell("cpu is_hot 1\n")
+    agent.start()
+    assert told(feed) == [("is_hot/cpu", False)]
+    assert not feed.has_senses
+
+
+def gpu(subject: str, index: int, held: str, at_s: float, temperature_c: float) -> list[Sample]:
+    values = {"index": index, "holders": held, "temperature_c": temperature_c}
+    return [Sample(subject=subject, name=name, value=value) for name, value in values.items()]
+
+
+def test_ranks_are_known_by_the_memory_that_they_hold_and_gauges_by_what_is_wrong(
+    scripted: ScriptedAgent, make: Make, tmp_path: Path
+) -> None:
+    feed, now_s = make(tmp_path / "scripted.sock"), time.monotonic()
+    feed.step(USING)
+    for back_s in range(200, 0, -10):
+        samples = gpu("gpu:A", 0, "4241=5 9=1", now_s, 50) + gpu("gpu:B", 1, "4242=5 4241=1", now_s, 60 + back_s)
+        scripted.say(Facts(at_s=now_s, readouts=[Readout(sensor="gpu", at_s=now_s - back_s, samples=samples)]))
+    news = hear(feed)
+    assert {rank: (device.subject, device.index) for rank, device in news.devices.items()} == {
+        0: ("gpu:A", 0),
+        1: ("gpu:B", 1),
+    }
+    assert news.gauges == [], "nothing is wrong yet"
+    finding = Finding(
+        id="throttle/gpu:B", cause="throttle", subject="gpu:B", since_s=now_s - 50, told_s=now_s, summary="x"
+    )
+    scripted.say(Findings(at_s=now_s, findings=[finding]))
+    news = hear(feed)
+    assert {gauge.subject for gauge in news.gauges} == {"gpu:B"}
+    times = [gauge.at_s for gauge in news.gauges]
+    assert times == sorted(times) and len(times) == 20 and BEFORE_S > max(times) - min(times) > 180
+    assert news.gauges[-1].value == 70 and abs(news.gauges[-1].at_s - (now_s - SKEW_S - 10)) < 0.01
