@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import NamedTuple
 
 import msgspec
@@ -51,7 +50,7 @@ class StepRate(msgspec.Struct, kw_only=True):
             elif at_s - began[0] >= WINDOW_S:
                 windows.append((at_s - began[0]) / max(step - began[1], 1))
                 began = (at_s, step)
-        return median(windows) if len(windows) >= MIN_WINDOWS else None
+        return sorted(windows)[len(windows) // 2] if len(windows) >= MIN_WINDOWS else None
 
 
 class Slowdown(NamedTuple):
