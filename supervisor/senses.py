@@ -35,7 +35,7 @@ class Senses:
             finding
             for readout in readouts
             for judge in self._judges
-            if readout.sensor in judge.sensors
+            if not judge.sensors or readout.sensor in judge.sensors
             for finding in judge.take(readout, now_s)
         ]
         return readouts, findings

@@ -75,6 +75,8 @@ def words(found: Blame, evidence: dict[str, Any]) -> str:
         return f"; it was loading {path}"
     if found.hint == "reading" and (device := next(iter(evidence.get("readings", [])), None)):
         return f"; {device['name']}: {device['note']}" if device["note"] else f"; {device['name']}"
+    if wrong := evidence.get("node_findings"):
+        return f"; at that time: {wrong[0].rstrip('.')}"
     return ""
 
 

@@ -14,6 +14,7 @@ from guardrun.supervisor.core.evidence import of_collectives
 from guardrun.supervisor.core.incidents import change, culprits_of, open_incident, write
 from guardrun.supervisor.core.layers import error_in_log
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.nodes import wrong_with
 from guardrun.supervisor.core.orders import ANSWER_S, stop
 from guardrun.supervisor.core.policy import go_on
 from guardrun.supervisor.core.sentences import who
@@ -184,6 +185,8 @@ def _crash_evidence(state: State, crash: Crash, found: Blame, falls: list[Fall])
     if found.cause == "collective_mismatch":
         looks = last_calls(crash.traces)
         evidence |= of_collectives(match(looks), looks)
+    if wrong := wrong_with(state, found.culprits):
+        evidence["node_findings"] = wrong
     path = failed_load(attempt, found) if found.cause == "checkpoint_corrupt" else ""
     if path:
         evidence["checkpoint"] = path

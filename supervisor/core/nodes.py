@@ -79,6 +79,18 @@ def _consider(state: State, key: str, finding: Finding, now_s: float) -> list[Ac
     return _tell(state, key, finding, ranks, now_s, kind="slowdown", cause=FELT[finding.cause], slower=slower)
 
 
+def wrong_with(state: State, ranks: list[int]) -> list[str]:
+    """What is wrong right now with the devices of these ranks, and with their nodes as a whole: a sentence each."""
+    known = attempt_of(state).ranks
+    nodes = {known[rank].rank.node for rank in ranks if rank in known}
+    return [
+        finding.summary
+        for key, finding in state.nodes.findings.items()
+        if set(_ranks_of(state, finding)).intersection(ranks)
+        or (not finding.subject.startswith(DEVICE) and key.split("/", 1)[0] in nodes)
+    ]
+
+
 def _ranks_of(state: State, finding: Finding) -> list[int]:
     """Who trains on the part in question; nobody in particular where it is the whole node's."""
     if not finding.subject.startswith(DEVICE):

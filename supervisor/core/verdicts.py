@@ -12,6 +12,7 @@ from guardrun.supervisor.core.grouping import evidence_groups
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.core.nodes import wrong_with
 from guardrun.supervisor.core.orders import stop_for
 from guardrun.supervisor.core.seen import Seen
 from guardrun.supervisor.core.sentences import hang_sentence
@@ -123,6 +124,8 @@ def evidence_of(
         "stack": stack_of(looks, found.culprits or found.waiting),
     }
     evidence |= of_collectives(match(looks), looks)
+    if wrong := wrong_with(state, found.culprits):
+        evidence["node_findings"] = wrong
     if batch := next((look.batch for look in looks if look.global_rank in found.culprits[:1] and look.batch), None):
         evidence["data"] = batch
     if groups := evidence_groups(looks, found.culprits):

@@ -134,3 +134,12 @@ def test_one_pause_does_not_make_a_slowdown() -> None:
         rate.add(float(n), step)
     slower = slowdown(rate, 100.0, 199.0)
     assert slower is not None and slower.factor == pytest.approx(1.0, rel=0.05)
+
+
+def test_what_is_wrong_with_a_device_is_said_of_a_crash_there(told: Told) -> None:
+    told.running()
+    say(told, finding("gpu_link"), finding("clock", "node"), finding("gpu_link", "gpu:GPU-0"), at_s=5.0)
+    told.crashed(rank=1)
+    crash = next(i for i in told.incidents.values() if i.kind == "crash")
+    assert crash.evidence["node_findings"] == ["GPU 1 has gpu_link.", "GPU 1 has clock."]
+    assert crash.summary.endswith("; at that time: GPU 1 has gpu_link.")
