@@ -3,6 +3,7 @@
 RUN/events.jsonl            journal (rotated ones: events.jsonl.1, …)
 RUN/incidents/NNN-CAUSE/    incident.json, report.html, stacks/
 RUN/summary.json            at the end
+RUN/preflight.json          what the pre-flight found (supervisor/preflight/child.py)
 RUN/run.json                RunFile: what a supervisor, and guardctl, need to know
 RUN/looks/LOOK/             raw stacks of looks that no incident has taken up yet
 RUN/guardrun.log            structlog JSON of launcher and supervisor

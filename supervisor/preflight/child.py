@@ -21,13 +21,13 @@ from typing import IO
 
 import msgspec
 
+from guardrun.supervisor.node.state import write_durably
 from guardrun.supervisor.preflight import ports, quarantined
 from guardrun.supervisor.preflight.protocol import Assignment, Refusals
 from guardrun.supervisor.preflight.remark import Remark, Severity, Subject, subject_here
 from guardrun.supervisor.preflight.running import Report, run_checks
 from guardrun.supervisor.preflight.table import QUICK
 from guardrun.supervisor.printable import encode_json
-from guardrun.supervisor.rundir import write_atomically
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -107,6 +107,6 @@ def _record(line: bytes, level: str, report: Report) -> None:
     if run_dir:
         found = {"schema": 1, "level": level, "took_s": round(report.took_s, 3), "remarks": report.remarks}
         try:
-            write_atomically(Path(run_dir) / FILE, msgspec.json.format(encode_json(found)))
+            write_durably(Path(run_dir) / FILE, msgspec.json.format(encode_json(found)), 0o600)
         except OSError:
             pass  # A run without a record is a run all the same.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import importlib.util
 import re
 from pathlib import Path
@@ -69,15 +68,17 @@ def parse_pins(requirements: list[str]) -> dict[str, str]:
 
 def read_pins() -> dict[str, tuple[str, str | None]]:
     """Of the installed torch: package → (wanted, installed or None)."""
+    # Ten milliseconds, for builds with CUDA only.
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    def installed(name: str) -> str | None:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return None
+
     try:
-        pins = parse_pins(importlib.metadata.requires("torch") or [])
-    except importlib.metadata.PackageNotFoundError:
+        pins = parse_pins(requires("torch") or [])
+    except PackageNotFoundError:
         return {}
-    return {name: (wanted, _installed(name)) for name, wanted in pins.items()}
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return {name: (wanted, installed(name)) for name, wanted in pins.items()}
