@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.collect.node import parse_cgroup
+from guardrun.supervisor.collect.procfs import read_bytes
 from guardrun.supervisor.core.events import Device, Gauge, NodeTold
 from guardrun.supervisor.core.node.facts import Readout
 from guardrun.supervisor.core.node.finding import Finding
@@ -37,7 +39,8 @@ BEFORE_S = 300.0
 """So far back a device's readings are told, once there is something to tell of it."""
 TOLD_S = 10.0
 """Between two times that more of them are told."""
-WHOLE = ("node", "cpu", "cgroup", "memory", "clock")
+WHOLE = ("gpu", "cpu", "memory", "node")
+"""Kinds of parts of which the engine hears in any case: it knows who trains on which device."""
 
 
 class Using(NamedTuple):
@@ -176,8 +179,10 @@ class NodeFeed:
         kind, _, name = finding.subject.partition(":")
         if kind == "mount":
             is_ours = name in using.mounts()
+        elif kind == "cgroup":
+            is_ours = any(is_within(path, name) for pid in using.pids.values() for path in read_groups(pid))
         else:
-            is_ours = kind == "gpu" or finding.subject in WHOLE
+            is_ours = kind in WHOLE
         if is_ours:
             self._findings[finding.id] = finding
         return is_ours
@@ -203,3 +208,13 @@ class NodeFeed:
             rings = (self._rings.get((subject, name), ()) for name in GAUGES)
             told += [gauge for ring in rings for gauge in ring if gauge.at_s > since_s]
         return told
+
+
+def read_groups(pid: int) -> set[str]:
+    """The control groups of a process, in all hierarchies; none where it is gone."""
+    return set(parse_cgroup((read_bytes(f"/proc/{pid}/cgroup") or b"").decode("utf-8", "replace")).values())
+
+
+def is_within(path: str, group: str) -> bool:
+    """Whether a control group is another one, or below it."""
+    return path == group or path.startswith(group.rstrip("/") + "/")

@@ -27,8 +27,8 @@ class StepRate(msgspec.Struct, kw_only=True):
     steps: list[int] = []
 
     def add(self, at_s: float, step: int) -> None:
-        """The attempt has got to a step."""
-        if self.times_s and at_s - self.times_s[-1] < SAMPLE_S:
+        """The attempt has got to a step; the same one again says nothing."""
+        if self.times_s and (at_s - self.times_s[-1] < SAMPLE_S or step == self.steps[-1]):
             return
         self.times_s.append(at_s)
         self.steps.append(step)
@@ -38,7 +38,7 @@ class StepRate(msgspec.Struct, kw_only=True):
     def step_s(self, from_s: float, to_s: float) -> float | None:
         """Median seconds a step in a stretch of time, from windows of WINDOW_S; None where there are too few.
 
-        Windows without a step count as long as they are: a pause is felt, but one alone does not move the median.
+        A window ends with a step: a pause makes one long one, which alone does not move the median.
         """
         windows: list[float] = []
         began: tuple[float, int] | None = None
