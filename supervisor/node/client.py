@@ -91,7 +91,7 @@ class AgentClient:
         assert link is not None
         try:
             frames = link.receive()
-            if link.has_unsent:
+            if link.unsent_bytes:
                 link.flush()
         except LinkError as error:
             self._drop(str(error))

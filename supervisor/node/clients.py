@@ -28,6 +28,10 @@ MAX_OF_ONE_USER = 64
 """But for root: nobody keeps the others out."""
 UNSENT_BYTES = MAX_FROM_AGENT_BYTES + 4 * 1024 * 1024
 """One answer of the largest kind, and some time of facts; who reads no faster is let go."""
+ALL_UNSENT_BYTES = 48 * 1024 * 1024
+"""Of all together: the agent stays within the memory that its unit gives it."""
+MAX_OPEN_ASKS = 2
+"""Of one client, of those that a disk has to be asked for: nobody keeps it from the others."""
 HELLO_S = 5.0
 _ACCEPTS_A_TURN = 64
 
@@ -45,6 +49,8 @@ class Client:
         self.wants_facts = False
         self.wants_findings = False
         self.malformed = 0
+        self.open_asks = 0
+        """Questions of its own that are still to be answered."""
 
 
 class Clients:
@@ -166,10 +172,15 @@ class Clients:
             self.drop(client)
             return
         self._watch(client)
+        if client.link.unsent_bytes and self._unsent_bytes() > ALL_UNSENT_BYTES:
+            self.drop(client)
+
+    def _unsent_bytes(self) -> int:
+        return sum(client.link.unsent_bytes for client in self._clients.values())
 
     def _watch(self, client: Client) -> None:
         """Wait for room in the socket only while something waits for it."""
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.link.has_unsent else 0)
+        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.link.unsent_bytes else 0)
         key = self._selector.get_key(client.link.fileno())
         if key.events != mask:
             self._selector.modify(client.link.fileno(), mask, key.data)

@@ -29,9 +29,9 @@ class Link:
         return self._socket.fileno()
 
     @property
-    def has_unsent(self) -> bool:
-        """Whether somebody should wait for the socket to take more."""
-        return bool(self._unsent)
+    def unsent_bytes(self) -> int:
+        """What waits for the socket to take more."""
+        return len(self._unsent)
 
     def receive(self) -> list[bytes]:
         """The frames that have arrived. Raises LinkError at the end of the connection, too."""

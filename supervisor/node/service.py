@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +12,7 @@ from guardrun import __version__
 from guardrun.supervisor.core.node.quarantine import Isolation
 from guardrun.supervisor.log import log
 from guardrun.supervisor.node.about import describe
-from guardrun.supervisor.node.clients import Client
+from guardrun.supervisor.node.clients import MAX_OPEN_ASKS, Client
 from guardrun.supervisor.node.history import Query
 from guardrun.supervisor.node.jobs import NotAllowedError
 from guardrun.supervisor.node.ward import user_name
@@ -114,9 +115,21 @@ class Service:
         verb = verbs.get(ask.verb)
         if verb is None:
             raise _RefusedError(f"this agent knows no {ask.verb[:40]!r}; it knows {', '.join(verbs)}")
+        if client.open_asks >= MAX_OPEN_ASKS:
+            raise _RefusedError(f"{client.open_asks} questions of yours are still open: wait for their answers")
         answer = verb(client, ask)
         if answer is not None:
             self._send(client, Answer(id=ask.id, data=answer))
+
+    def _answer_later(self, client: Client, ask: Ask) -> Callable[[dict[str, Any]], None]:
+        """Counts a question as open until what this returns is called, in the loop."""
+        client.open_asks += 1
+
+        def answer(data: dict[str, Any]) -> None:
+            client.open_asks -= 1
+            self._send(client, Answer(id=ask.id, data=data))
+
+        return answer
 
     def _status(self, client: Client, ask: Ask) -> dict[str, Any]:
         return describe(self._agent)
@@ -144,10 +157,9 @@ class Service:
             has_samples=given.get("has_samples") is not False,
         )
 
-        def answer(data: dict[str, Any]) -> None:
-            self._agent.post(self._send, client, Answer(id=ask.id, data=data))
-
-        if not self._agent.historian.ask(query, answer):
+        answer = self._answer_later(client, ask)
+        if not self._agent.historian.ask(query, lambda data: self._agent.post(answer, data)):
+            client.open_asks -= 1
             raise _RefusedError("the state folder does not answer")
 
     # Acts -----------------------------------------------------------------------------------------------------
@@ -158,6 +170,7 @@ class Service:
         evidence = given.get("evidence")
         is_automatic = given.get("is_automatic") is True
         wall_s = agent.wall_s
+        acted = self._acted(client, ask)
 
         def act() -> None:
             isolation = Isolation(
@@ -171,7 +184,7 @@ class Service:
                 incident=_text(given, "incident"),
                 until_wall_s=_number(given, "until_wall_s"),
             )
-            agent.ward.isolate(isolation, wall_s, lambda why: self._acted(client, ask, why))
+            agent.ward.isolate(isolation, wall_s, acted)
 
         agent.hands.put(act)
 
@@ -180,16 +193,22 @@ class Service:
         agent, reason, uid = self._agent, _text(ask.arguments, "reason"), client.peer.uid
         is_overriding = ask.arguments.get("is_overriding") is True and uid in (0, agent.uid)
 
+        acted = self._acted(client, ask)
+
         def act() -> None:
-            agent.ward.release(
-                user_name(uid), reason, agent.wall_s, lambda why: self._acted(client, ask, why), is_overriding
-            )
+            agent.ward.release(user_name(uid), reason, agent.wall_s, acted, is_overriding)
 
         agent.hands.put(act)
 
-    def _acted(self, client: Client, ask: Ask, why: str) -> None:
-        self._agent.quarantine_changed(self._agent.ward.state)
-        self._send(client, Answer(id=ask.id, data={"quarantine": self._agent.ward.state, "why": why}))
+    def _acted(self, client: Client, ask: Ask) -> Callable[[str], None]:
+        """What answers an act, in the loop, with why it was not done."""
+        answer = self._answer_later(client, ask)
+
+        def acted(why: str) -> None:
+            self._agent.quarantine_changed(self._agent.ward.state)
+            answer({"quarantine": self._agent.ward.state, "why": why})
+
+        return acted
 
     def _check_may_act(self, client: Client, ask: Ask) -> str:
         """The job that a user acts for; root, and the agent's own user, need none. Raises what refuses them."""

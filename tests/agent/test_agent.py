@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import resource
 import select
 import signal
@@ -23,6 +24,7 @@ from guardrun.supervisor.node.wire import (
     MAX_FROM_AGENT_BYTES,
     MAX_TO_AGENT_BYTES,
     PROTOCOL,
+    Answer,
     Ask,
     Facts,
     Findings,
@@ -343,6 +345,34 @@ def test_who_does_not_read_is_let_go(agent: AgentBed, raw: Raw) -> None:
         except OSError:
             break
     wait_until(lambda: agent.ask("status")["clients"] == 1, 20, "the connection to be gone")
+
+
+def test_one_client_asks_no_more_than_is_answered(agent: AgentBed, raw: Raw) -> None:
+    raw.send(pack(hello()) + b"".join(pack(Ask(id=number, verb="history")) for number in range(50)))
+    assert isinstance(raw.hear(), Welcome)
+    answers = [raw.hear() for _ in range(50)]
+    refused = [answer.why for answer in answers if isinstance(answer, Refused)]
+    assert len(refused) >= 40
+    assert "questions of yours are still open" in refused[0]
+    raw.say(Ask(id=99, verb="history"))
+    assert isinstance(raw.hear(), Answer)
+
+
+def test_those_who_do_not_read_cost_bounded_memory_together(agent: AgentBed) -> None:
+    process = agent.start()
+    agent.tell("".join(f"disk:/{'x' * 400}{n} note {'y' * 400}{n}\n" for n in range(4000)))
+    wait_until(lambda: len(agent.ask("facts")["readouts"][0].get("samples", [])) == 4000, 20, "the long readout")
+    crowd = [Raw(agent.socket) for _ in range(30)]
+    try:
+        for client in crowd:
+            client.send(pack(hello()) + pack(Ask(id=1, verb="facts")) + pack(Ask(id=2, verb="facts")))
+        assert agent.ask("status")["pid"] == process.pid
+        wait_until(lambda: agent.ask("status")["clients"] < 30, 20, "some to be let go")
+        kib = int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1])  # type: ignore[index]
+        assert kib < 192 * 1024, "more than its unit gives it"
+    finally:
+        for client in crowd:
+            client.close()
 
 
 # What it survives ------------------------------------------------------------------------------------------------
