@@ -36,6 +36,8 @@ KINDS = {
 }
 """Those that are one in any case → its kind, as the contract has it. What is in neither is for `guardctl node`."""
 CONFIDENCE = 0.9
+UNFELT_S = 60.0
+"""After so long without effect on the steps, that is said."""
 DEVICE = "gpu:"
 
 
@@ -74,9 +76,21 @@ def _consider(state: State, key: str, finding: Finding, now_s: float) -> list[Ac
     if finding.cause not in FELT:
         return []
     slower = slowdown(attempt_of(state).steprate, finding.since_s, now_s)
-    if slower is None or slower.factor < SLOW:
+    if slower is None:
         return []
+    if slower.factor < SLOW:
+        return _note(state, finding, ranks, now_s)
     return _tell(state, key, finding, ranks, now_s, kind="slowdown", cause=FELT[finding.cause], slower=slower)
+
+
+def _note(state: State, finding: Finding, ranks: list[int], now_s: float) -> list[Action]:
+    """What training does not feel is said once."""
+    note = f"unfelt {finding.id}"
+    if note in state.notes or now_s - finding.since_s < UNFELT_S:
+        return []
+    state.notes.append(note)
+    where = f"{who(attempt_of(state), ranks)}: " if ranks else ""
+    return [Say(text=f"{where}{finding.summary.rstrip('.')}; steps take no longer for it", level="info")]
 
 
 def wrong_with(state: State, ranks: list[int]) -> list[str]:

@@ -58,8 +58,10 @@ def test_throttling_that_nobody_feels_is_none(told: Told) -> None:
     told.running()
     train(told, 2, 100, 0.2)
     say(told, THROTTLE, at_s=101.0)
-    train(told, 101, 300, 0.205)
+    actions = train(told, 101, 300, 0.205)
     assert not told.incidents
+    said = "Rank 1 on node-a: GPU 1 has throttle; steps take no longer for it"
+    assert [action.text for action in actions if isinstance(action, ac.Say)] == [said]
 
 
 def test_a_device_that_nobody_here_trains_on_is_somebody_elses(told: Told) -> None:
