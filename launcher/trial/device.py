@@ -7,6 +7,7 @@ import os
 import time
 from hashlib import sha256
 
+import psutil
 import torch
 
 
@@ -35,9 +36,7 @@ class Device:
         """Memory that is left on it."""
         if self.is_cuda:
             return int(torch.cuda.mem_get_info(self.torch)[0])
-        with open("/proc/meminfo", encoding="ascii") as file:
-            available = next(line for line in file if line.startswith("MemAvailable:"))
-        return int(available.split()[1]) * 1024
+        return int(psutil.virtual_memory().available)
 
 
 def digest(tensor: torch.Tensor) -> str:
