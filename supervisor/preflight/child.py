@@ -16,6 +16,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +34,8 @@ PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 NICENESS = 10
 """torch is being imported beside it, and ranks are about to."""
+ASIDE_S = 0.5
+"""Ranks are being started at that moment; what is left to look at refuses nothing, and can wait."""
 FILE = "preflight.json"
 ASKED_BY_GUARDRUN = (quarantined.NAME, ports.NAME)
 """Before it starts anything: that takes no time, and later the port is its own."""
@@ -51,6 +54,8 @@ def main(source: IO[bytes] | None = None, target: IO[bytes] | None = None) -> in
     if not line:
         return 0
     assignment = msgspec.json.decode(line, type=Assignment)
+    if assignment.level == "quick":
+        time.sleep(ASIDE_S)
     subject = msgspec.structs.replace(assignment.subject, environ=here.environ)
     reports = [first, run_checks([check for check in checks if check.needs_run], subject)]
     if assignment.level == "full":

@@ -48,7 +48,7 @@ def test_when_none_is_started(arguments: list[str], variable: str | None, is_pla
 
 
 def test_a_healthy_node_is_recorded_and_not_talked_about(start_guardrun: Callable[..., GuardrunRun]) -> None:
-    run = start_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(0.5), env=ON)
+    run = start_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(2), env=ON)
     data = json.loads(wait_until(lambda: read_record(run), 60, "preflight.json"))
     assert data["level"] == "quick"
     assert {one["check"] for one in data["remarks"]} >= {"gpus", "versions", "limits", "folders", "shm", "clock"}
@@ -61,7 +61,7 @@ def test_a_healthy_node_is_recorded_and_not_talked_about(start_guardrun: Callabl
 
 
 def test_a_warning_is_said_and_the_run_goes_on(run_guardrun: Run) -> None:
-    done = run_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(1), env={**ON, "NCCL_SOCKET_IFNAME": "nosuch"})
+    done = run_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(2), env={**ON, "NCCL_SOCKET_IFNAME": "nosuch"})
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
     assert any("NCCL_SOCKET_IFNAME=nosuch leaves nothing on this node" in line for line in said(done))
 
@@ -96,14 +96,14 @@ def test_a_lost_gpu_is_refused_and_off_runs_all_the_same(run_guardrun: Run, nvml
 def test_off_by_configuration(run_guardrun: Run) -> None:
     config = '[preflight]\nlevel = "off"\n'
     done = run_guardrun(
-        ["--nproc-per-node=1"], script=SCRIPT.format(0.5), config=config, env={**ON, "NCCL_SOCKET_IFNAME": "nosuch"}
+        ["--nproc-per-node=1"], script=SCRIPT.format(2), config=config, env={**ON, "NCCL_SOCKET_IFNAME": "nosuch"}
     )
     assert (done.returncode, said(done)) == (0, []), done
 
 
 def test_torchrun_itself_looks_at_nothing(run_guardrun: Run) -> None:
     env = {**ON, "NCCL_SOCKET_IFNAME": "nosuch"}
-    done = run_guardrun(["--guard-off", "--nproc-per-node=1"], script=SCRIPT.format(0.5), env=env)
+    done = run_guardrun(["--guard-off", "--nproc-per-node=1"], script=SCRIPT.format(2), env=env)
     assert (done.returncode, said(done)) == (0, []), done
 
 
@@ -114,7 +114,7 @@ def test_a_level_that_is_none(run_guardrun: Run) -> None:
 
 def test_full_tries_the_devices_before_the_first_attempt(run_guardrun: Run, tmp_path: Path) -> None:
     env = {**ON, "GUARDRUN_NODE_STATE_DIR": str(tmp_path / "state")}
-    done = run_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(0.5), env=env)
+    done = run_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(2), env=env)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
     assert "trying the devices" in done.stderr
     assert (tmp_path / "state" / "bandwidth.json").is_file()
@@ -143,7 +143,7 @@ def test_a_run_waits_for_no_dead_mount_and_leaves_no_process(
     folder.mkdir()
     with dead_mount(folder):
         config = f'[checkpoint]\ndir = "{folder}/out"\n'
-        run = start_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(3), config=config, env=ON)
+        run = start_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(4), config=config, env=ON)
         run.wait_for_output("does not answer: whatever touches it hangs", 60)
         assert run.find("train.py"), "it has not waited"
         run.process.kill()
