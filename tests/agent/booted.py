@@ -89,7 +89,8 @@ class Booted:
         assert self._process is not None
         assert self._process.poll() is None, self._console.read_text(errors="replace")
         children = [p.pid for p in read_all() if self._process and p.ppid == self._process.pid]
-        return children[0] if children else 0
+        # On the way there nspawn has a child that only makes the container.
+        return next((pid for pid in children if _is_init(pid)), 0)
 
     def _is_up(self, process: subprocess.Popen[bytes] | None) -> bool:
         assert process is not None
@@ -150,3 +151,13 @@ class Booted:
         for path in reversed(self._mounts):
             subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=10, capture_output=True)
         self._mounts.clear()
+
+
+def _is_init(pid: int) -> bool:
+    """Whether a process is the first of a PID namespace below ours, and systemd by now."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    return fields["NSpid"].split()[1:] == ["1"] and fields["Name"].strip() == "systemd"

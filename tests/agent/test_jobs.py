@@ -99,6 +99,8 @@ def test_a_launcher_that_dies_while_no_agent_is_there_is_buried_all_the_same(
     client = AgentClient(registration(launcher), agent.socket)
     try:
         wait_until(lambda: [n for n in client.read() if isinstance(n, Facts)], 20, "an answer")
+        book = agent.state / "jobs.json"
+        wait_until(lambda: book.exists() and "mark-1" in book.read_text(), 20, "the job in the book")
     finally:
         client.close()
     agent.end(first, signal.SIGKILL)
