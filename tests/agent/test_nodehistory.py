@@ -15,6 +15,7 @@ from guardrun.supervisor.ctl.verb import CtlError
 from guardrun.supervisor.render.words import iso_time
 from tests.agent.bed import AgentBed
 from tests.support.real import find_program
+from tests.support.waiting import wait_until
 
 
 def history(agent: AgentBed, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,6 +61,7 @@ def test_without_its_agent_it_is_read_from_the_file_and_said(agent: AgentBed) ->
 
 def test_samples_are_there_after_a_clean_end(agent: AgentBed) -> None:
     process = agent.start()
+    wait_until(lambda: agent.ask("status")["counters"]["readouts"], 20, "a readout")
     agent.end(process)
     samples = json.loads(history(agent, "--samples", "--json").stdout)["samples"]
     assert [(s["subject"], s["name"], s["mean"]) for s in samples] == [("cpu", "temperature_c", 40.0)]
