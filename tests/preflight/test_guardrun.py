@@ -120,8 +120,9 @@ def test_full_tries_the_devices_before_the_first_attempt(run_guardrun: Run, tmp_
     assert (tmp_path / "state" / "bandwidth.json").is_file()
 
 
-def test_ctrl_c_ends_the_trial(start_guardrun: Callable[..., GuardrunRun]) -> None:
-    run = start_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(0), env=ON)
+def test_ctrl_c_ends_the_trial(start_guardrun: Callable[..., GuardrunRun], tmp_path: Path) -> None:
+    env = {**ON, "GUARDRUN_NODE_STATE_DIR": str(tmp_path / "state")}
+    run = start_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(0), env=env)
     wait_until(lambda: run.find("launcher.trial"), 60, "the devices' processes")
     run.send(signal.SIGINT)
     done = run.wait(20)
