@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from guardrun.supervisor.collect.mounts import mount_of, read_mounts
 from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core.events import NodeTold
+from guardrun.supervisor.core.events import NodeTold, NotIsolated
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.log import log
 
@@ -79,8 +79,8 @@ class NodeDesk:
                 log.exception("not_isolated")
                 why = str(error)
             if why:
-                text = f"{action.node} could not be put under quarantine: {why}"
-                self._daemon.post(lambda: self._daemon.terminal.say(text, "warn"))
+                event = NotIsolated(node=action.node, incident=action.incident, why=why)
+                self._daemon.post(lambda: self._daemon.feed(event))
 
         try:
             self._daemon.pool.submit(work)
@@ -101,6 +101,7 @@ class NodeDesk:
             "run_id": run.run_id,
             "incident": action.incident,
             "is_automatic": True,
+            "evidence_wall_s": (seen_wall_s := time.time() - self._daemon.clock.now() + action.evidence_s),
         }
         try:
             return str(ask("isolate", asked).get("why", ""))
@@ -116,6 +117,7 @@ class NodeDesk:
             cause=action.cause,
             who=AUTOMATIC,
             since_wall_s=time.time(),
+            evidence_wall_s=seen_wall_s,
             summary=action.summary,
             run_id=run.run_id,
             incident=action.incident,

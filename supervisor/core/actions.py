@@ -2,7 +2,8 @@
 
 Every action that ends comes back as an event, a failed or late one too:
 StartAttempt → AttemptStarted | AttemptNotStarted, StopAttempt → AttemptStopped, TakeLook → LookTaken,
-ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen. The others end in themselves.
+ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → NotIsolated where it could not be done. The others
+end in themselves.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ class Isolate(_Action, frozen=True, kw_only=True, tag="isolate"):
     incident: str
     cause: str
     summary: str
+    evidence_s: float
+    """When the newest of the evidence was seen: a person's release beats what is older."""
 
 
 class Say(_Action, frozen=True, kw_only=True, tag="say"):

@@ -206,6 +206,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_saved": _on_checkpoint_saved,
     "on_past_read": incidents.on_past_read,
     "on_node_told": nodes.on_node_told,
+    "on_not_isolated": nodes.on_not_isolated,
     "on_hooks_missing": _on_hooks_missing,
     "on_attempt_started": attempts.on_attempt_started,
     "on_attempt_restarted": attempts.on_attempt_restarted,

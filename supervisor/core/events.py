@@ -326,6 +326,14 @@ class NodeTold(_Event, frozen=True, kw_only=True, tag="node_told"):
     """Of parts of which something is told, from a while before that on."""
 
 
+class NotIsolated(_Event, frozen=True, kw_only=True, tag="not_isolated"):
+    """A node could not be put under quarantine, or may not be: a person has released it."""
+
+    node: str
+    incident: str
+    why: str
+
+
 class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where earlier runs in the same run folder had incidents."""
 
@@ -379,6 +387,7 @@ Event = (
     | LookTaken
     | GcHeld
     | NodeTold
+    | NotIsolated
     | HooksMissing
     | PastRead
     | HoldSet

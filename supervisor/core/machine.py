@@ -38,6 +38,7 @@ _ALWAYS: dict[type, str] = {
     ev.HoldSet: "on_hold_set",
     ev.PastRead: "on_past_read",
     ev.NodeTold: "on_node_told",
+    ev.NotIsolated: "on_not_isolated",
     ev.RunContinued: "on_run_continued",
 }
 

@@ -56,6 +56,15 @@ def on_node_told(state: State, event: ev.NodeTold, now_s: float) -> list[Action]
     return actions + on_report(state, now_s)
 
 
+def on_not_isolated(state: State, event: ev.NotIsolated, now_s: float) -> list[Action]:
+    """The node is as it was."""
+    if state.nodes.isolated.get(event.node) != event.incident:
+        return []
+    del state.nodes.isolated[event.node]
+    said = Say(text=f"{event.node} could not be put under quarantine: {event.why}", level="warn")
+    return [change(state, event.incident, action="none"), said]
+
+
 def on_report(state: State, now_s: float) -> list[Action]:
     """Whatever is known of nodes and not told yet, held against training as it is now."""
     if state.phase is not Phase.RUNNING:
@@ -165,9 +174,11 @@ def _tell(
         actions[-1] = change(state, incident.id, advice=finding.advice)
     if response is Response.ISOLATE:
         state.nodes.isolated[node] = incident.id
-        actions.append(Isolate(node=node, incident=incident.id, cause=cause, summary=incident.summary))
         actions.append(
-            Say(text=f"{node} is quarantined: training goes on, and is not started again there", level="warn")
+            Isolate(node=node, incident=incident.id, cause=cause, summary=incident.summary, evidence_s=finding.told_s)
+        )
+        actions.append(
+            Say(text=f"{node} is put under quarantine: training goes on, and is not started again there", level="warn")
         )
     elif response is Response.RESTART:
         actions += stop_for(state, incident.id, onset_s=now_s, now_s=now_s)

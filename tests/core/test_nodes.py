@@ -145,3 +145,12 @@ def test_what_is_wrong_with_a_device_is_said_of_a_crash_there(told: Told) -> Non
     crash = next(i for i in told.incidents.values() if i.kind == "crash")
     assert crash.evidence["node_findings"] == ["GPU 1 has gpu_link.", "GPU 1 has clock."]
     assert crash.summary.endswith("; at that time: GPU 1 has gpu_link.")
+
+
+def test_a_node_that_was_not_isolated_is_used_on(told: Told) -> None:
+    told.running()
+    say(told, ISOLATE, at_s=5.0)
+    told.tell(ev.NotIsolated(node="node-a", incident="001", why="ada has released it since"))
+    assert told.incidents["001"].action == "none"
+    told.crashed(rank=0)
+    assert told.incidents["002"].action == "restart"

@@ -88,6 +88,7 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.CheckpointLoaded(attempt=attempt, global_rank=0, path="/out/a", step=3),
         ev.CheckpointChosen(choice=told.state.choice),
         ev.LookTaken(look=told.state.look, attempt=attempt, ranks=[]),
+        ev.NotIsolated(node="node-a", incident="001", why="released by ada"),
         ev.NodeTold(node="node-a", findings=[XID], devices={0: ev.Device(subject="gpu:GPU-0", index=0)}),
         ev.GcHeld(attempt=attempt, global_rank=0, duration_s=2.0, generation=2, collected=1, step=10),
         ev.HooksMissing(attempt=attempt, global_ranks=[0], reason="-E"),

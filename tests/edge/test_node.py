@@ -72,7 +72,7 @@ def test_a_throttling_device_is_told_quarantined_and_released(edge: EdgeRuns, st
     (edge.folder / "end").touch()
     finished = finish(run)
     check_incident(incident, finished.run_dir)
-    assert finished.returncode == 0 and "is quarantined: training goes on" in finished.stderr
+    assert finished.returncode == 0 and "is put under quarantine: training goes on" in finished.stderr
     check_quarantine(edge, env)
 
 
