@@ -60,8 +60,14 @@ def set_up_log(path: Path, scribe: Scribe | None = None) -> QuietFile | None:
     try:
         log_file = QuietFile(path, scribe)
     except OSError:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL + 1))
+        structlog.configure(processors=[_drop])
         return None
+    log_to(log_file)
+    return log_file
+
+
+def log_to(file: Any) -> None:
+    """Log JSON lines to whatever has `write` and `flush`."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -70,6 +76,9 @@ def set_up_log(path: Path, scribe: Scribe | None = None) -> QuietFile | None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=log_file),  # type: ignore[arg-type]  # it only writes and flushes
+        logger_factory=structlog.WriteLoggerFactory(file=file),
     )
-    return log_file
+
+
+def _drop(logger: object, method: str, event: Any) -> Any:
+    raise structlog.DropEvent

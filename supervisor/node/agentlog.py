@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import logging
-import sys
+import os
 from collections.abc import Mapping, MutableMapping
-from pathlib import Path
 from typing import Any
 
-from guardrun.supervisor.log import QuietFile, set_up_log
+from guardrun.supervisor.log import log_to
 from guardrun.supervisor.printable import make_printable
 from guardrun.systemd.journal import Journal, field_name, is_journal
 
 IDENTIFIER = "guardrund"
 
 
-def set_up_agent_log(environ: Mapping[str, str]) -> Journal | QuietFile | None:
-    """Configure structlog for this process. Whoever calls closes what it answers, at the end."""
-    if not is_journal(sys.stderr.fileno(), environ):
-        return set_up_log(Path("/dev/stderr"))
+class _Stderr:
+    """Standard error, which may be gone or full: nobody who reads it holds up the agent's work by more than a line."""
+
+    def write(self, text: str) -> None:
+        try:
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+        except OSError:
+            pass
+
+    def flush(self) -> None:
+        """Nothing: each line has been written."""
+
+
+def set_up_agent_log(environ: Mapping[str, str]) -> Journal | None:
+    """Configure structlog for this process. Whoever calls closes the journal, where there is one, at the end."""
+    if not is_journal(2, environ):
+        log_to(_Stderr())
+        return None
     import structlog  # by now without rich: see supervisor/log.py
 
     journal = Journal(IDENTIFIER)

@@ -214,7 +214,8 @@ def as_nobody(code: str, path: Path) -> str:
         "from pathlib import Path; path = Path(sys.argv[1])\n" + code
     )
     preload = "from guardrun.supervisor.node.client import ask, AgentClient, RefusedError\n"
-    preload += "import guardrun.supervisor.node.wire as wire, pwd, socket, select, time\n"
+    preload += "import guardrun.supervisor.node.command as command, guardrun.supervisor.node.wire as wire\n"
+    preload += "import pwd, socket, select, time\n"  # now: a user may not be let through to the interpreter's library
     done = subprocess.run(
         [sys.executable, "-c", preload + program, str(path)], capture_output=True, text=True, timeout=30, check=False
     )
@@ -468,6 +469,15 @@ def test_a_reload_takes_what_is_good_and_keeps_what_was(agent: AgentBed) -> None
     process.send_signal(signal.SIGHUP)
     agent.notify.wait_for("STATUS=the configuration is no good")
     assert agent.ask("status")["pid"] == process.pid
+
+
+@pytest.mark.real("root")
+def test_a_user_who_may_not_listen_there_is_told_so(agent: AgentBed, open_folder: Path) -> None:
+    """With a standard error that only somebody else may open anew."""
+    code = """
+print(command.run_node(["--socket", "/proc/no/agent.sock", "--state", "/proc/no"]))
+"""
+    assert as_nobody(code, agent.socket).splitlines()[-1] == "1"
 
 
 def test_a_wrong_configuration_at_the_start_is_refused_with_words(agent: AgentBed) -> None:
