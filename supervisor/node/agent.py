@@ -1,7 +1,7 @@
 """The node agent's loop: readouts in; findings, history, and words for whoever listens out.
 
-Sensors have threads of their own (`runner`), disks have two (the scribe's for history and state, the hands' for
-quarantine and for ending what dead jobs left). The loop waits for none of them. It alone feeds systemd's watchdog, and
+Sensors have threads of their own (`runner`), and so has what may take its time: the scribe writes history and state, the
+hands touch quarantine, the broom ends what dead jobs left. The loop waits for none of them. It alone feeds systemd's watchdog, and
 only while readouts arrive: an agent that hears nothing is no agent.
 """
 
@@ -86,7 +86,7 @@ class Agent:
         self.pid, self.uid = os.getpid(), os.geteuid()
         self.config = config
         self.latest = Latest()
-        self.hands, self.scribe = Scribe(), Scribe()
+        self.hands, self.broom, self.scribe = Scribe(), Scribe(), Scribe()
         self.options = options
         self._wall = wall
         self._notifier = notifier
@@ -169,6 +169,7 @@ class Agent:
         self.historian.put(self.intake.take_points(is_end=True), [])
         self.historian.close()
         self.hands.close()
+        self.broom.close()
         self.scribe.close()
         self.undertaker.close()
         self.intake.mailbox.close()

@@ -19,7 +19,7 @@ CAUSE = "leftover"
 
 
 class Undertaker:
-    """Belongs to the agent's loop; the sweeping itself is on the hands' thread."""
+    """Belongs to the agent's loop; the sweeping itself is on the broom's thread."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -74,7 +74,7 @@ class Undertaker:
     def _start_sweep(self, job: Job) -> None:
         tokens = [living.token for living in self._agent.jobs.living()]
         may_end = self._agent.config.policy.act
-        if self._agent.hands.put(lambda: self._sweep(job, tokens, may_end)):
+        if self._agent.broom.put(lambda: self._sweep(job, tokens, may_end)):
             self._swept.add(id(job))
 
     def _sweep(self, job: Job, tokens: list[str], may_end: bool) -> None:
