@@ -291,8 +291,8 @@ PACKAGE, USER = "/x/site-packages/deepspeed/comm.py", "/home/u/train.py"
         ([USER], USER),
         ([TORCH, PACKAGE, USER, "/home/u/main.py"], USER),
         (["<string>", TORCH, USER], USER),
-        ([TORCH, PACKAGE] + [TORCH] * 30, PACKAGE),
-        ([TORCH] * 30, ""),
+        ([TORCH, PACKAGE] + [TORCH] * callplaces.MAX_FRAMES, PACKAGE),
+        ([TORCH] * callplaces.MAX_FRAMES, ""),
     ],
 )
 def test_the_line_that_called_is_the_user_s(bench: Bench, paths: list[str], file: str) -> None:
