@@ -91,7 +91,8 @@ def reason_series(readouts: list[Readout]) -> list[Series]:
                 _, which = kind_of(sample.subject, sample.name)
                 for reason in sample.value.split(","):
                     if reason:
-                        values[(*_label_values("gpu", which, numbers), reason)] = 1.0
+                        labels = (*_label_values("gpu", which, numbers), reason)
+                        values[labels] = 1.0
     help = "1 for each reason that a device's clock is lower than it could be."
     return [Series(f"{PREFIX}gpu_clock_reason", help, (*LABELS["gpu"], "reason"), values)]
 
