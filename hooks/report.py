@@ -24,14 +24,22 @@ HANDLER_MODULE = "torch.distributed.elastic.multiprocessing.errors"
 
 
 def describe(error: BaseException, tb: TracebackType | None) -> dict[str, Any]:
-    """The fields of hooks.messages.Raised. Texts are cut in their middle or at their start: the end tells most."""
+    """The fields of hooks.messages.Raised. Long texts are cut: a message at its end, a traceback in its middle."""
     return {
         "at_ns": time.monotonic_ns(),
         "error": qualified_name(type(error)),
         "message": _clean(_text_of(error))[:MAX_TEXT_CHARS],
-        "traceback": _clean("".join(traceback.format_exception(type(error), error, tb)))[-MAX_TEXT_CHARS:],
+        "traceback": _shorten(_clean("".join(traceback.format_exception(type(error), error, tb)))),
         "frames": _frames_of(error, tb),
     }
+
+
+def _shorten(text: str) -> str:
+    """Without its middle, where it is too long: where the error came from, and what it says in the end, both stay."""
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    half = MAX_TEXT_CHARS // 2 - 40
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters …\n{text[-half:]}"
 
 
 def describe_batch(rank: Rank) -> dict[str, Any]:

@@ -87,6 +87,8 @@ class Launch:
             world_size = plan.world_size if plan else elastic.check_launch(args)
         except (ValueError, AssertionError, RuntimeError, OSError) as error:
             raise UsageError(str(error)) from error
+        if world_size < 1:
+            raise UsageError(f"--nproc-per-node={args.nproc_per_node}: there must be one rank at least")
         wish = Wish(
             config=config,
             directory=choose_directory(flags.dir, os.environ, self._cwd),

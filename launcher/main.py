@@ -6,6 +6,7 @@ Light on purpose: the supervisor is started before torch, which takes seconds, i
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -47,6 +48,9 @@ def main(argv: Sequence[str] | None = None, supervisor_command: Sequence[str] = 
     hold_standard_descriptors()
     arguments = list(sys.argv[1:] if argv is None else argv)
     daemon = None if may_end_early(arguments) else Daemon(supervisor_command)
+    if daemon is not None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until the launcher handles it: what has been started by then ends with it, and no import's traceback is shown.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     preflight = None if daemon is None else start_preflight(arguments)
     try:
         from guardrun.launcher.launch import Launch, UsageError

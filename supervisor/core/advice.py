@@ -88,9 +88,18 @@ _BY_HINT_AND_CAUSE: dict[tuple[str, str], str] = {
 }
 
 
+LEFT_EARLY = (
+    "All ranks must do as many collectives: look why the one that left had fewer batches, or returned early. "
+    "DistributedSampler(drop_last=True) evens batches out, and torch.distributed.algorithms.Join bridges what is left."
+)
+"""torch's documentation of both."""
+
+
 def advice_for(cause: str, evidence: Evidence | None = None) -> str:
     """What a person may do about it, by what the evidence shows; a general word where it shows nothing."""
     known = evidence or {}
+    if known.get("left_early"):
+        return LEFT_EARLY
     special = _SPECIAL.get(cause)
     hint = str(known.get("hint", ""))
     return (

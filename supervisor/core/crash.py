@@ -60,6 +60,8 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """Where in the user's code, `function (file.py)`; empty unknown."""
     stack: list[Frame] = []
     """Where a fatal signal met it."""
+    left_early: list[int] = []
+    """Ranks that had ended with exit code 0 when others lost them in a collective."""
 
 
 # What a rank says when its peer has gone: gloo's and NCCL's wording in torch 2.6 to 2.13, and the store's.
@@ -291,12 +293,15 @@ def _nobody(weighed: list[_Weighed]) -> Blame:
     fallen = [one for one in weighed if not one.fall.stopped_by_us or one.fall.error] or weighed
     left = [one.fall for one in weighed if one.fall.exitcode == 0]
     if left:
+        # Those that ended with 0 are not the ones that fell.
+        fallen = [one for one in fallen if one.fall.exitcode != 0] or fallen
         why = f"rank {left[0].global_rank} had ended with exit code 0 while others still expected it in a collective"
     elif all(one.told.hint == "watchdog" for one in fallen):
         why = "every rank that fell had waited in a collective until its timeout"
     else:
         why = "every rank that fell had only lost the connection to another"
-    return _blame(min(fallen, key=lambda one: _when(one.fall)), [], 0.5, why)
+    blame = _blame(min(fallen, key=lambda one: _when(one.fall)), [], 0.5, why)
+    return msgspec.structs.replace(blame, left_early=[fall.global_rank for fall in left])
 
 
 def is_shared_memory(error: ErrorRecord | None) -> bool:

@@ -185,6 +185,8 @@ def _crash_evidence(state: State, crash: Crash, found: Blame, falls: list[Fall])
     if found.cause == "collective_mismatch":
         looks = last_calls(crash.traces)
         evidence |= of_collectives(match(looks), looks)
+    if found.left_early:
+        evidence["left_early"] = found.left_early
     if wrong := wrong_with(state, found.culprits):
         evidence["node_findings"] = wrong
     path = failed_load(attempt, found) if found.cause == "checkpoint_corrupt" else ""
@@ -208,6 +210,12 @@ def _crash_sentence(state: State, found: Blame, evidence: dict[str, Any]) -> str
     if found is NO_TRACE:
         return f"The attempt ended{step}, and {found.why_nobody}."
     fallen = sorted(n for n, r in attempt.ranks.items() if r.exitcode not in (None, 0) or r.error)
+    if found.left_early:
+        early = who(attempt, found.left_early)
+        return (
+            f"{early} ended with exit code 0{step} while others still expected it in a collective, and "
+            f"{who(attempt, fallen).lower()} {found.what}: which of them is wrong cannot be told."
+        )
     return f"{who(attempt, fallen)} {found.what}{step}, but who is to blame cannot be told: {found.why_nobody}."
 
 

@@ -90,7 +90,10 @@ def _tell(state: State, held: HeldStep, gap_s: float, now_s: float) -> list[Acti
         f"{'rank' if len(waited) == 1 else 'ranks'} {rank_list(waited)} waited."
     )
     evidence = {"pauses": [_pause(event)], "waiting": waited}
-    return _open(state, event.global_rank, summary, onset_s=held.began_s, now_s=now_s, evidence=evidence)
+    said, _ = _open(state, event.global_rank, summary, onset_s=held.began_s, now_s=now_s, evidence=evidence)
+    known = attempt_of(state).gc_incidents[event.global_rank]
+    change(state, known, step=event.step)  # by now the ranks may be some steps further
+    return [said, write(state, known, is_new=True)]
 
 
 def _has_waited(rank: RankState, event: ev.GcHeld) -> bool:

@@ -75,7 +75,7 @@ def _why_not(state: State) -> tuple[str, bool]:
         if why:
             return why, False
     if state.no_progress >= state.settings.max_no_progress > 0:
-        is_poison = state.same_step >= state.settings.max_no_progress
+        is_poison = state.same_step >= state.settings.max_no_progress and state.best_step > 0
         where = f" than step {state.best_step}" if state.best_step else ""
         return f"{state.no_progress} restarts in a row got no further{where}", is_poison
     if state.restarts >= state.settings.max_restarts:

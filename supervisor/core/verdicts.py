@@ -21,6 +21,7 @@ from guardrun.supervisor.core.workers import of_workers
 
 STALL_MARGIN = 2.0
 """A stall that once ended by itself after d seconds is given twice that the next time, at the same place."""
+NEVER_S = 1e9
 WATCHED_LOOK_S = 60.0
 """Between looks at a hang that is only watched."""
 
@@ -59,6 +60,9 @@ def left_s(state: State, found: Finding, seen: Seen, now_s: float) -> float:
     places = {by_rank[rank].place for rank in found.culprits if rank in by_rank}
     usual_s = max([usual_s, *(STALL_MARGIN * state.remembered.get(place, 0.0) for place in places)])
     patience_s, hard_s = found.patience_s, state.settings.hard_timeout_s
+    if not attempt_of(state).has_progress and not found.waiting:
+        # It may wait for data that another job prepares, or have no steps at all: nobody is seen to be held up by it.
+        patience_s = hard_s or NEVER_S
     if hard_s:
         usual_s, patience_s = min(usual_s, hard_s), min(patience_s, hard_s)
     return max(patience_s - lasted, usual_s - (now_s - silence_began_s(attempt_of(state))))

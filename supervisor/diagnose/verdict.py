@@ -144,6 +144,9 @@ def _one(text: str, who: dict[int, str]) -> str:
 
 def _advances(case: Case) -> an.Diagnosis:
     step = f", step {case.attempt.step}" if case.attempt.step else ""
+    if not case.attempt.has_progress and case.target.source == "supervisor":
+        told = f"It starts: last sign of life {duration(case.silent_s)} ago."
+        return _say(case, an.STARTING, told, 0.9, "no rank has made progress yet")
     told = f"Training is healthy: last progress {duration(case.silent_s)} ago{step}."
     if has_advanced(case.seen):
         return _say(case, an.HEALTHY, told, 0.99, "it has advanced while it was looked at")

@@ -60,7 +60,7 @@ class Booted:
         (units / "guardrund.service").unlink(missing_ok=True)
         shutil.rmtree(root / "var/lib/guardrun", ignore_errors=True)
         self._open_way(root, Path(os.path.realpath(sys.executable)))
-        binds = {str(path) for path in (ROOT, Path(sys.prefix)) if path.stat().st_dev != os.stat("/").st_dev}
+        binds = {str(path) for path in (ROOT, Path(sys.prefix)) if _is_covered(path)}
         command = ["systemd-nspawn", "-D", str(root), "--boot", "--register=no", "--keep-unit", "--private-network"]
         command += ["-M", f"guardrun-{os.getpid()}", "--console=pipe", *(f"--bind-ro={path}" for path in binds)]
         command += ["--capability=CAP_SYSLOG", *(["--bind=/dev/kmsg"] if os.path.exists("/dev/kmsg") else [])]
@@ -151,6 +151,11 @@ class Booted:
         for path in reversed(self._mounts):
             subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=10, capture_output=True)
         self._mounts.clear()
+
+
+def _is_covered(path: Path) -> bool:
+    """Whether the container would not show it: on a file system of its own, or below what nspawn mounts itself."""
+    return path.stat().st_dev != os.stat("/").st_dev or path.parts[1] in ("tmp", "run", "dev")
 
 
 def _is_init(pid: int) -> bool:

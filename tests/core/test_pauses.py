@@ -53,6 +53,7 @@ def test_the_rank_that_went_on_before_it_could_tell(told: Told) -> None:
     told.step(11, 5.5)
     told.tell(ev.GcHeld(attempt=0, global_rank=1, duration_s=2.0, generation=2, collected=9, step=10), 5.6)
     assert told.incidents["001"].evidence["waiting"] == [0]
+    assert told.incidents["001"].step == 10
 
 
 @pytest.mark.parametrize(
