@@ -61,6 +61,11 @@ class Booted:
         shutil.rmtree(root / "var/lib/guardrun", ignore_errors=True)
         self._open_way(root, Path(os.path.realpath(sys.executable)))
         binds = {str(path) for path in (ROOT, Path(sys.prefix)) if _is_covered(path)}
+        if binds:
+            # A checkout in /tmp: the unit has one of its own.
+            drop_in = root / "usr/lib/systemd/system/guardrund.service.d/checkout.conf"
+            drop_in.parent.mkdir(parents=True, exist_ok=True)
+            drop_in.write_text(f"[Service]\nBindReadOnlyPaths={' '.join(sorted(binds))}\n")
         command = ["systemd-nspawn", "-D", str(root), "--boot", "--register=no", "--keep-unit", "--private-network"]
         command += ["-M", f"guardrun-{os.getpid()}", "--console=pipe", *(f"--bind-ro={path}" for path in binds)]
         command += ["--capability=CAP_SYSLOG", *(["--bind=/dev/kmsg"] if os.path.exists("/dev/kmsg") else [])]
