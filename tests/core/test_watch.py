@@ -85,6 +85,20 @@ def test_half_a_minute_of_idling_while_others_wait(told: Told) -> None:
     assert incident.evidence["stack"][0] == "fetch_vocabulary_update (train.py:73)"
 
 
+@pytest.mark.parametrize(("other", "from_s", "to_s"), [(act.HANG, 1790.0, 1900.0), (act.WAITING, 30.0, 60.0)])
+def test_before_the_first_sign_of_training_only_who_holds_others_up_is_held_to_account(
+    told: Told, other: Activity, from_s: float, to_s: float
+) -> None:
+    """A script may wait for data that another job prepares; not while others wait for it."""
+    told.opened()
+    told.started(at_s=1.0)
+    while not told.incidents and told.now_s < 2000:
+        if kinds(told.tick()) == ["TakeLook"]:
+            look(told, act.HANG, other, at_s=told.now_s + 0.2)
+    assert from_s < told.now_s < to_s
+    assert [c.rank for c in told.incidents["001"].culprits] == ([0, 1] if other is act.HANG else [0])
+
+
 def test_any_progress_ends_a_suspicion_and_the_stall_is_remembered(told: Told) -> None:
     told.running()
     suspected(told)
