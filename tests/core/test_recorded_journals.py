@@ -22,8 +22,8 @@ def test_every_journal_has_its_outcome() -> None:
 
 def test_a_machines_paths_are_left_out() -> None:
     line = (
-        '{"file":"/root/x/lib/python3.11/site-packages/torch/nn/a.py","b":"/root/.pyenv/versions/3.11.7/lib/python3.11/'
-        'threading.py","c":"/tmp/runs/train.py","d":"/work/main/hooks/heart.py"}'
+        '{"file":"/home/x/lib/python3.11/site-packages/torch/nn/a.py","b":"/home/x/python/lib/python3.11/'
+        'threading.py","c":"/tmp/runs/train.py","d":"/home/x/repo/hooks/heart.py"}'
     )
     assert scrub(line) == (
         '{"file":"/opt/venv/lib/site-packages/torch/nn/a.py","b":"/usr/lib/python3.11/threading.py",'
