@@ -36,6 +36,8 @@ KINDS = {
 }
 """Those that are one in any case → its kind, as the contract has it. What is in neither is for `guardctl node`."""
 CONFIDENCE = 0.9
+CONSIDER_S = 0.9
+"""A node reports once a second; a thousand nodes must not have the same looked at a thousand times."""
 UNFELT_S = 60.0
 """After so long without effect on the steps, that is said."""
 DEVICE = "gpu:"
@@ -69,6 +71,7 @@ def on_report(state: State, now_s: float) -> list[Action]:
     """Whatever is known of nodes and not told yet, held against training as it is now."""
     if state.phase is not Phase.RUNNING:
         return []
+    state.nodes.next_s = now_s + CONSIDER_S
     actions: list[Action] = []
     for key, finding in list(state.nodes.findings.items()):
         if key not in state.nodes.incidents and state.phase is Phase.RUNNING:

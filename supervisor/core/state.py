@@ -123,6 +123,8 @@ class Nodes(msgspec.Struct, kw_only=True):
     """Per global rank."""
     isolated: dict[str, str] = {}
     """Node → the incident for which it was put under quarantine."""
+    next_s: float = 0.0
+    """Findings are not held against training again before this, however many nodes report meanwhile."""
 
 
 class Attempt(msgspec.Struct, kw_only=True):

@@ -56,7 +56,7 @@ def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Act
             advanced_s = max(advanced_s, _take_report(attempt, rank, report, now_s))
     actions = pressure.on_report(state, event, now_s)
     attempt.steprate.add(now_s, attempt.step)
-    if state.nodes.findings:
+    if state.nodes.findings and now_s >= state.nodes.next_s:
         actions += nodes.on_report(state, now_s)
     if attempt.gc_held:
         actions += pauses.on_progress(state, now_s)
