@@ -7,6 +7,7 @@ import time
 from guardrun.supervisor.core.node.facts import Readout
 from guardrun.supervisor.core.node.finding import Finding
 from guardrun.supervisor.core.node.judges import all_judges
+from guardrun.supervisor.node.judging import judge_all
 from guardrun.supervisor.node.mailbox import Mailbox
 from guardrun.supervisor.node.runner import Runner
 from guardrun.supervisor.node.sensor import Sensor
@@ -31,14 +32,7 @@ class Senses:
         """What has been read since the last call, and what follows from it."""
         readouts = self._mailbox.take()
         now_s = time.monotonic()
-        findings = [
-            finding
-            for readout in readouts
-            for judge in self._judges
-            if not judge.sensors or readout.sensor in judge.sensors
-            for finding in judge.take(readout, now_s)
-        ]
-        return readouts, findings
+        return readouts, [finding for readout in readouts for finding in judge_all(self._judges, readout, now_s)]
 
     def close(self) -> None:
         """Never waits for a sensor that is stuck."""

@@ -11,6 +11,7 @@ from guardrun.supervisor.core.node.judge_protocol import Judge
 from guardrun.supervisor.core.node.responses import respond
 from guardrun.supervisor.log import log
 from guardrun.supervisor.node.history import Entry
+from guardrun.supervisor.node.judging import judge_all
 from guardrun.supervisor.node.mailbox import Mailbox
 from guardrun.supervisor.node.onsets import Onsets
 from guardrun.supervisor.node.thinning import Point, Thinner
@@ -62,16 +63,8 @@ class Intake:
             self._agent.write(
                 Entry(wall_s, "happening", happening.subject, happening.name, happening.text, happening.data)
             )
-        for judge in self._judges:
-            if judge.sensors and readout.sensor not in judge.sensors:
-                continue
-            try:
-                findings = judge.take(readout, now_s)
-            except Exception:  # a bug in one judge must not cost the others' word, nor the agent
-                log.exception("judge_raised", judge=type(judge).__name__, sensor=readout.sensor)
-                continue
-            for finding in findings:
-                self.find(respond(finding, self._agent.config.policy.responses))
+        for finding in judge_all(self._judges, readout, now_s):
+            self.find(respond(finding, self._agent.config.policy.responses))
 
     def find(self, finding: Finding) -> None:
         """Something begins to be wrong, changes, or is over."""
