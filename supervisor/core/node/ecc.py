@@ -58,7 +58,7 @@ class EccJudge:
         if grown and (not times or at_s - times[-1] >= APART_S):
             times.append(at_s)
         times[:] = [time_s for time_s in times if time_s > at_s - DAY_S]
-        held = self._held.get(finding_id)
+        held = self._held.holds(finding_id)
         if count == 0 or (held is not None and not times and held.response is not Response.NOTE):
             return self._held.end(finding_id, now_s)
         response = (Response.NOTE, Response.RESTART)[bool(times)] if len(times) < 2 else Response.ISOLATE
@@ -96,7 +96,7 @@ class EccJudge:
         counter = self._corrected[subject]
         counter.take(count, at_s)
         finding_id = f"{CAUSE}/{subject}/corrected"
-        if counter.growth() < (STORM if self._held.get(finding_id) is None else STORM_OVER):
+        if counter.growth() < (STORM if self._held.holds(finding_id) is None else STORM_OVER):
             return self._held.end(finding_id, now_s)
         minutes = max(1, round(counter.spent_s() / 60))
         label = self._book.label(subject)

@@ -144,7 +144,7 @@ class LinkJudge:
         if is_jump and (not jumps or at_s - jumps[-1] >= apart_s):
             jumps.append(at_s)
         is_quiet = not jumps or at_s - jumps[-1] > QUIET_S
-        if self._held.get(finding_id) is not None:
+        if self._held.holds(finding_id) is not None:
             return not is_quiet
         return len(jumps) == 2 and jumps[1] - jumps[0] <= TWICE_S and not is_quiet
 

@@ -12,11 +12,15 @@ MAX_STANDING = 512
 class Standing:
     """The findings of one judge that last, by id."""
 
+    limit = MAX_STANDING
+    keeps_latest = False
+    """A finding is kept as it was last so, instead of as it was last told."""
+
     def __init__(self) -> None:
         self._findings: dict[str, tuple[Finding, str]] = {}
 
     def holds(self, finding_id: str) -> Finding | None:
-        """The finding as it was last told; None where it does not hold."""
+        """The finding as it is kept; None where it does not hold."""
         held = self._findings.get(finding_id)
         return held[0] if held is not None else None
 
@@ -26,14 +30,14 @@ class Standing:
         It keeps the time at which it began.
         """
         held = self._findings.get(finding.id)
-        if held is None and len(self._findings) >= MAX_STANDING:
+        if held is None and len(self._findings) >= self.limit:
             return []
+        is_news = held is None or held[1] != news or held[0].response is not finding.response
         if held is not None:
-            if held[1] == news and held[0].response is finding.response:
-                return []
             finding = msgspec.structs.replace(finding, since_s=held[0].since_s)
-        self._findings[finding.id] = (finding, news)
-        return [finding]
+        if is_news or self.keeps_latest:
+            self._findings[finding.id] = (finding, news)
+        return [finding] if is_news else []
 
     def end(self, finding_id: str, now_s: float, summary: str = "") -> list[Finding]:
         """It is not so any more; nothing where it was not said to be. summary: what to say instead of what it was."""

@@ -88,7 +88,7 @@ class ThrottleJudge:
         while points[0].at_s < point.at_s - KEPT_S:
             points.popleft()
         finding_id = f"{CAUSE}/{subject}"
-        held = self._held.get(finding_id)
+        held = self._held.holds(finding_id)
         since_s = held.since_s if held is not None else self._throttling_since(points)
         if since_s is None:
             return []
