@@ -6,10 +6,12 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, NamedTuple
 
+from guardrun.supervisor.node.sensors.gpu_presence import has_driver
 from guardrun.supervisor.preflight import gpuhealth, speeds, strangers, trialjudge
-from guardrun.supervisor.preflight.gpus import may_have_gpus, read_gpus
+from guardrun.supervisor.preflight.gpus import read_gpus
 from guardrun.supervisor.preflight.remark import Remark, Subject
 from guardrun.supervisor.preflight.torchfiles import find_torch
 from guardrun.supervisor.preflight.trial import Answer, Trial, ask_all, hear_all
@@ -38,8 +40,8 @@ class Plan(NamedTuple):
 def plan_trial(subject: Subject) -> Plan:
     """The GPUs that a run would see, if this torch can use them; else cores."""
     torch = find_torch()
-    has_driver = may_have_gpus(subject.environ)
-    if has_driver and torch is not None and torch.is_cuda:
+    is_driven = has_driver(Path("/"), subject.environ)
+    if is_driven and torch is not None and torch.is_cuda:
         readout = read_gpus(subject.environ, GPU_PATIENCE_S)
         gpus = strangers.visible(gpuhealth.gpus_of(readout), subject.environ.get("CUDA_VISIBLE_DEVICES"))
         if gpus:
@@ -50,7 +52,7 @@ def plan_trial(subject: Subject) -> Plan:
     cores = _spread(sorted(os.sched_getaffinity(0)), MAX_CORES)
     devices = tuple(f"cpu:{core}" for core in cores)
     titles = {device: f"CPU {core}" for device, core in zip(devices, cores, strict=True)}
-    absence = trialjudge.judge_absence(has_driver, torch.cuda if torch else "")
+    absence = trialjudge.judge_absence(is_driven, torch.cuda if torch else "")
     return Plan(devices, titles, dict.fromkeys(titles.values(), "CPU"), {t: t for t in titles.values()}, [absence])
 
 

@@ -24,10 +24,16 @@ _MINOR = re.compile(r"^Device Minor:\s+(\d+)", re.MULTILINE)
 
 
 def may_have_gpus(root: Path, environment: Mapping[str, str]) -> bool:
-    """Say whether it is worth starting a process for NVML: a device, a driver, or a library that somebody put there."""
+    """Say whether it is worth starting a process for NVML: a driver, or a device without one."""
+    return has_driver(root, environment) or any(_is_gpu(device) for device in _devices(root))
+
+
+def has_driver(root: Path, environment: Mapping[str, str]) -> bool:
+    """Say whether a driver is loaded, or its library was put somewhere."""
     folders = filter(None, environment.get("LD_LIBRARY_PATH", "").split(":"))
-    hints = [*(root / hint for hint in DRIVER_HINTS), *(Path(folder, LIBRARY) for folder in folders)]
-    return any(hint.exists() for hint in hints) or any(_is_gpu(device) for device in _devices(root))
+    return any(
+        hint.exists() for hint in (*(root / hint for hint in DRIVER_HINTS), *(Path(f, LIBRARY) for f in folders))
+    )
 
 
 def read_expected(root: Path = Path("/")) -> set[str]:
