@@ -3,6 +3,7 @@
 Fixtures
     run_guardrun(arguments, script=…, script_args=…, config=…, env=…, timeout_s=…) -> Finished
     start_guardrun(arguments, script=…, script_args=…, config=…, env=…) -> GuardrunRun, alive
+    slurm_lab: a real Slurm of four idle nodes, shared by the session; with @pytest.mark.real("slurm")
 Marks
     real(part): see tests/support/real.py
     leaks(kind, …): this test may leave a "process", "thread" or "fd"; say why beside it
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import leaks, real
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.processes import become_subreaper
+from tests.support.slurmlab import SlurmLab
 
 # Deadlines per example would make tests depend on how busy the machine is.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -91,3 +93,18 @@ def start_guardrun(guardrun_starter: GuardrunStarter) -> Callable[..., GuardrunR
 def run_guardrun(guardrun_starter: GuardrunStarter) -> Callable[..., Finished]:
     """Run the real command line to its end."""
     return guardrun_starter.run
+
+
+@pytest.fixture(scope="session")
+def slurm_session() -> Iterator[SlurmLab]:
+    """The Slurm that all tests of the session share."""
+    lab = SlurmLab()
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
+def slurm_lab(slurm_session: SlurmLab) -> Iterator[SlurmLab]:
+    """A Slurm of four idle nodes (n1 to n4); jobs, drains and dead nodes are mended when the test is over."""
+    yield slurm_session
+    slurm_session.clear()

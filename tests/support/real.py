@@ -71,6 +71,15 @@ def _needs_kmsg() -> str:
     return "" if os.access("/dev/kmsg", os.R_OK | os.W_OK) else "may not read and write /dev/kmsg"
 
 
+def _needs_slurm() -> str:
+    """Its daemons lie in /usr/sbin, which is in no ordinary user's PATH."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    for name, package in (("slurmctld", "slurm-wlm"), ("slurmd", "slurm-wlm"), ("munged", "munge")):
+        if not shutil.which(name, path=path):
+            return f"no program {name} (package {package})"
+    return _needs_root()
+
+
 def _needs_gpu() -> str:
     return "" if os.path.exists("/dev/nvidia0") else "no NVIDIA device"
 
@@ -89,6 +98,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "mkfs.ext4": _needs_program("mkfs.ext4", "e2fsprogs"),
     "systemd": _needs_program("systemd-nspawn", "systemd-container"),
     "systemd-analyze": _needs_program("systemd-analyze", "systemd"),
+    "slurm": _needs_slurm,
     "transformers": _needs_module("transformers"),
     "accelerate": _needs_module("accelerate"),
     "trl": _needs_module("trl"),
