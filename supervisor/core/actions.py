@@ -25,6 +25,8 @@ class StartAttempt(_Action, frozen=True, kw_only=True, tag="start_attempt"):
     """Resume from this."""
     is_detailed: bool = False
     """torch itself compares collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL): after a mismatch, in that attempt alone."""
+    nodes: list[str] = []
+    """In the order of group ranks; empty: this node alone."""
 
 
 class StopAttempt(_Action, frozen=True, kw_only=True, tag="stop_attempt"):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Action, Say
+from guardrun.supervisor.core.actions import Action, Say, StopAttempt
 from guardrun.supervisor.core.crash import blame
 from guardrun.supervisor.core.endings import finish, record_attempt
 from guardrun.supervisor.core.falls import ask_exits, falls_of, is_ours, note_exit, open_crash
+from guardrun.supervisor.core.fleet import launch
 from guardrun.supervisor.core.incidents import change
 from guardrun.supervisor.core.ledger import OTHER, STARTING, STOPPING
 from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.orders import choose, start, stop
+from guardrun.supervisor.core.orders import choose, stop
 from guardrun.supervisor.core.policy import go_on
 from guardrun.supervisor.core.state import Attempt, Crash, RankState, State, attempt_of
 
@@ -45,9 +46,7 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
             else "no whole checkpoint, so from the beginning"
         )
         actions.append(Say(text=f"starting attempt {state.next_attempt}: {where}", level="info"))
-    state.phase = Phase.STARTING
-    state.ordered_s = now_s
-    return [*actions, start(state)]
+    return [*actions, *launch(state, now_s)]
 
 
 def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> list[Action]:
@@ -156,4 +155,7 @@ def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> li
     if state.attempt is None or state.attempt.ended_s is not None:
         return finish(state, "interrupted", 128 + event.signum, f"signal {event.signum}", now_s)
     state.phase = Phase.ENDING
-    return []
+    if state.fleet is None:
+        return []
+    # One node was told: its launcher stops its own ranks, and nobody else's.
+    return [StopAttempt(attempt=state.attempt.number, grace_s=state.settings.stop_grace_s)]

@@ -60,6 +60,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """[gc] policy: what an incident advises depends on it."""
     responses: dict[str, str] = {}
     """Causes of a node's own → note, restart or isolate, where the user has said so."""
+    lost_s: float = 25.0
+    """A node of which nothing is heard for so long, while nothing advances, is lost."""
+    term_s: float = 15.0
+    """A node ends its ranks after so long without contact and without progress."""
+    last_call_s: float = 30.0
+    """Nodes that are still expected are waited for this long where fewer would do."""
+    join_timeout_s: float = 600.0
+    """Too few nodes for so long: the run ends unfinished."""
+
+
+class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of several nodes."""
+
+    least: int
+    most: int
+    """Nodes that train: --nnodes=LEAST:MOST."""
+    spares: int = 0
+    """Nodes beyond them, which wait."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +97,9 @@ class RunOpened(_Event, frozen=True, kw_only=True, tag="run_opened"):
     node: str
     command: list[str]
     world_size: int
+    """On this node."""
     wall_s: float
+    fleet: FleetPlan | None = None
 
 
 class RunContinued(_Event, frozen=True, kw_only=True, tag="run_continued"):
@@ -90,6 +110,7 @@ class RunContinued(_Event, frozen=True, kw_only=True, tag="run_continued"):
     world_size: int
     wall_s: float
     session: int = 1
+    fleet: FleetPlan | None = None
 
 
 class SupervisorRestarted(_Event, frozen=True, kw_only=True, tag="supervisor_restarted"):
@@ -326,6 +347,41 @@ class NodeTold(_Event, frozen=True, kw_only=True, tag="node_told"):
     """Of parts of which something is told, from a while before that on."""
 
 
+class NodeJoined(_Event, frozen=True, kw_only=True, tag="node_joined"):
+    """A node is there, for the first time or again, and waits for orders (or has ranks already: `attempt`)."""
+
+    node: str
+    slot: int = -1
+    """Its place in the scheduler's order (SLURM_NODEID), or --node-rank; -1: as they come."""
+    ranks: int = 1
+    """That it would run."""
+    attempt: int = -1
+    """Of which it has ranks; -1: none."""
+
+
+class NodeSilent(_Event, frozen=True, kw_only=True, tag="node_silent"):
+    """Nothing has been heard of a node for some seconds."""
+
+    node: str
+    since_s: float
+    """When it was last heard."""
+    is_dropped: bool = False
+    """Its end of the connection was closed: nobody is there any more, or not yet again."""
+
+
+class NodeHeard(_Event, frozen=True, kw_only=True, tag="node_heard"):
+    """A node that was silent is heard again."""
+
+    node: str
+
+
+class NodeLeft(_Event, frozen=True, kw_only=True, tag="node_left"):
+    """A node's guardrun has ended, and said so: nothing of the run is alive there."""
+
+    node: str
+    why: str = ""
+
+
 class NotIsolated(_Event, frozen=True, kw_only=True, tag="not_isolated"):
     """A node could not be put under quarantine, or may not be: a person has released it."""
 
@@ -387,6 +443,10 @@ Event = (
     | LookTaken
     | GcHeld
     | NodeTold
+    | NodeJoined
+    | NodeSilent
+    | NodeHeard
+    | NodeLeft
     | NotIsolated
     | HooksMissing
     | PastRead

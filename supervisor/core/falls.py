@@ -123,6 +123,10 @@ def _tell_crash(state: State, now_s: float) -> list[Action]:
         state.crash = None
         return _retell_crash(state, crash, found, falls) + go_on(state, now_s)
     is_sure = bool(found.culprits) and found.cause != "exit_code"
+    if not found.culprits and state.fleet is not None and state.fleet.silent:
+        # They lost a peer, and a node is not heard: it is back in a moment, or it is lost.
+        crash.decide_by_s = now_s + 1.0
+        return []
     if not is_sure and attempt.alive and now_s - crash.began_s < CAUSE_BY_S:
         # Ranks that lost a peer, or whose error nobody could read: the one to blame may still be dying.
         crash.decide_by_s = max(min(now_s + SETTLE_S, crash.began_s + CAUSE_BY_S), now_s)

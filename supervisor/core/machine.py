@@ -15,6 +15,8 @@ class Phase(str, Enum):
 
     NEW = "new"
     """Nothing is known yet; only RunOpened makes sense."""
+    GATHERING = "gathering"
+    """Nothing of an attempt is alive, and there are too few nodes for the next."""
     CHOOSING = "choosing"
     """Nothing of an attempt is alive; the checkpoint for the next is being chosen."""
     STARTING = "starting"
@@ -39,6 +41,10 @@ _ALWAYS: dict[type, str] = {
     ev.PastRead: "on_past_read",
     ev.NodeTold: "on_node_told",
     ev.NotIsolated: "on_not_isolated",
+    ev.NodeJoined: "on_node_joined",
+    ev.NodeSilent: "on_node_silent",
+    ev.NodeHeard: "on_node_heard",
+    ev.NodeLeft: "on_node_left",
     ev.RunContinued: "on_run_continued",
 }
 
@@ -69,6 +75,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
         ev.Ticked: IGNORE,
         ev.TimeSkipped: IGNORE,
     },
+    Phase.GATHERING: {},
     Phase.CHOOSING: {ev.CheckpointChosen: "on_checkpoint_chosen"},
     Phase.STARTING: {
         ev.AttemptStarted: "on_attempt_started",

@@ -41,7 +41,12 @@ def choose(state: State, now_s: float) -> list[Action]:
 
 def start(state: State) -> Action:
     """Start the next attempt, as it was decided."""
-    return StartAttempt(attempt=state.next_attempt, checkpoint=state.checkpoint, is_detailed=state.is_detailed)
+    return StartAttempt(
+        attempt=state.next_attempt,
+        checkpoint=state.checkpoint,
+        is_detailed=state.is_detailed,
+        nodes=list(state.fleet.placed) if state.fleet is not None else [],
+    )
 
 
 def due_s(state: State) -> float | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from guardrun.supervisor.core.actions import Action, Incident, Say
 from guardrun.supervisor.core.advice import advice_for, data_words
+from guardrun.supervisor.core.blame import leave_out
 from guardrun.supervisor.core.crash import why_repeated
 from guardrun.supervisor.core.endings import finish, record_attempt
 from guardrun.supervisor.core.incidents import change
@@ -44,7 +45,7 @@ def go_on(state: State, now_s: float) -> list[Action]:
     state.resuming_incident = incident.id
     state.is_detailed = incident.cause == "collective_mismatch" and not state.is_detailed and not state.is_detail_bad
     state.ledger.switch(STARTING, now_s)
-    return [change(state, incident.id, action="restart"), *choose(state, now_s)]
+    return [change(state, incident.id, action="restart"), *leave_out(state, incident, now_s), *choose(state, now_s)]
 
 
 def _why_not(state: State) -> tuple[str, bool]:
@@ -66,7 +67,7 @@ def _why_not(state: State) -> tuple[str, bool]:
     state.last_error_key, state.last_stop_step = key, attempt.step
     if not state.settings.act:
         return "[policy] act = false", False
-    if isolated := state.nodes.isolated.get(state.node):
+    if state.fleet is None and (isolated := state.nodes.isolated.get(state.node)):
         return f"{state.node} is quarantined (incident {isolated}: {state.incidents[isolated].cause})", False
     if state.settings.is_torchrun_agent:
         return "torchrun's agent has ended", False

@@ -22,6 +22,7 @@ from guardrun.supervisor.core.ledger import Ledger
 from guardrun.supervisor.core.looks import RankLook, Reading
 from guardrun.supervisor.core.loops import Loop
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import Fleet
 from guardrun.supervisor.core.node.finding import Finding
 from guardrun.supervisor.core.steprate import StepRate
 
@@ -224,6 +225,8 @@ class State(msgspec.Struct, kw_only=True):
     avoid: list[str] = []
     """Checkpoints that the script could not load: they look whole, and are not."""
     nodes: Nodes = msgspec.field(default_factory=Nodes)
+    fleet: Fleet | None = None
+    """None: a job of one node."""
     past: dict[str, PastPlace] = {}
     """Places of incidents in earlier runs."""
     last_error_key: str = ""

@@ -149,6 +149,8 @@ def deadline_s(state: State) -> float | None:
     attempt = attempt_of(state)
     if not attempt.alive or state.crash or state.verdict_incident:
         return None
+    if state.fleet is not None and state.fleet.silent:
+        return None  # core/fleet.py decides: what would be seen of its ranks is that they were not seen
     if state.look_since_s is not None:
         return state.look_since_s + LOOK_TIMEOUT_S
     if state.suspicion:
@@ -207,6 +209,10 @@ def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Actio
     if event.look != state.look or event.attempt != attempt.number:
         return []
     state.look_since_s = None
+    if state.fleet is not None and state.fleet.silent:
+        suspicion.last.clear()
+        suspicion.next_look_s = now_s + state.settings.look_gap_s
+        return []
     if event.folder:
         suspicion.looks.append(event.folder)
     for look in event.ranks:

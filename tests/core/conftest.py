@@ -11,6 +11,7 @@ from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import first_ranks
 from guardrun.supervisor.core.state import State
 from tests.core.invariants import check_cheap, check_costly
 
@@ -68,8 +69,8 @@ class Told:
 
     # To where a test begins ------------------------------------------------------------------------------------
 
-    def opened(self, ranks: int = 2, **settings: object) -> list[ac.Action]:
-        """A run, whose first attempt has been ordered."""
+    def opened(self, ranks: int = 2, fleet: ev.FleetPlan | None = None, **settings: object) -> list[ac.Action]:
+        """A run, whose first attempt has been ordered (or, of several nodes, waits for them)."""
         return self.tell(
             ev.RunOpened(
                 run_id="run",
@@ -78,9 +79,32 @@ class Told:
                 command=[],
                 world_size=ranks,
                 wall_s=0.0,
+                fleet=fleet,
             ),
             0.1,
         )
+
+    def joined(self, node: str, slot: int = -1, ranks: int = 2, attempt: int = -1) -> list[ac.Action]:
+        return self.tell(ev.NodeJoined(node=node, slot=slot, ranks=ranks, attempt=attempt))
+
+    def fleet_opened(self, most: int = 2, spares: int = 0, least: int | None = None, **settings: object) -> None:
+        """Nodes n0, n1, …, all there: the first attempt has been ordered."""
+        plan = ev.FleetPlan(least=most if least is None else least, most=most, spares=spares)
+        self.opened(2, plan, **settings)
+        for slot in range(most + spares):
+            self.joined(f"n{slot}", slot)
+
+    def fleet_started(self, at_s: float | None = None) -> list[ac.Action]:
+        """The next attempt runs, on the nodes that were chosen."""
+        assert self.state.fleet is not None
+        number, placed = self.state.next_attempt, self.state.fleet.placed
+        firsts = first_ranks(self.state.fleet, placed)
+        alive = [
+            ev.Rank(global_rank=first + n, local_rank=n, pid=100 * (number + 1) + first + n, node=node)
+            for node, first, end in zip(placed, firsts, firsts[1:], strict=False)
+            for n in range(end - first)
+        ]
+        return self.tell(ev.AttemptStarted(attempt=number, ranks=alive, resumed_from=self.state.checkpoint), at_s)
 
     def started(self, attempt: int = 0, ranks: int | None = None, at_s: float | None = None) -> list[ac.Action]:
         count = ranks or self.state.world_size

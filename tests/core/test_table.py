@@ -53,8 +53,13 @@ def _ended(told: Told) -> None:
     told.stopped()
 
 
+def _gathering(told: Told) -> None:
+    told.opened(2, ev.FleetPlan(least=2, most=2, spares=1))
+
+
 TO: dict[Phase, Callable[[Told], None]] = {
     Phase.NEW: lambda told: None,
+    Phase.GATHERING: _gathering,
     Phase.STARTING: _starting,
     Phase.RUNNING: _running,
     Phase.STOPPING: _stopping,
@@ -88,6 +93,10 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.CheckpointLoaded(attempt=attempt, global_rank=0, path="/out/a", step=3),
         ev.CheckpointChosen(choice=told.state.choice),
         ev.LookTaken(look=told.state.look, attempt=attempt, ranks=[]),
+        ev.NodeJoined(node="n0", slot=0, ranks=2),
+        ev.NodeSilent(node="n0", since_s=told.now_s - 5.0),
+        ev.NodeHeard(node="n0"),
+        ev.NodeLeft(node="n0", why="told to end"),
         ev.NotIsolated(node="node-a", incident="001", why="released by ada"),
         ev.NodeTold(node="node-a", findings=[XID], devices={0: ev.Device(subject="gpu:GPU-0", index=0)}),
         ev.GcHeld(attempt=attempt, global_rank=0, duration_s=2.0, generation=2, collected=1, step=10),
@@ -120,6 +129,47 @@ def test_every_pair(told: Told, phase: Phase, event: type) -> None:
         if told.engine.next_deadline_s() is not None:
             told.tick()
     told.tell(ev.SupervisorRestarted(), told.now_s + 1.0)
+
+
+def _fleet_starting(told: Told) -> None:
+    told.fleet_opened(2, spares=1)
+
+
+def _fleet_running(told: Told) -> None:
+    _fleet_starting(told)
+    told.fleet_started(1.0)
+    told.step(10, 2.0)
+
+
+def _fleet_stopping(told: Told) -> None:
+    _fleet_running(told)
+    told.exits(1, -11)
+
+
+def _fleet_choosing(told: Told) -> None:
+    _fleet_running(told)
+    told.crashed()
+
+
+def _fleet_ending(told: Told) -> None:
+    _fleet_running(told)
+    told.tell(ev.StopRequested(signum=15))
+
+
+FLEET_TO = [_gathering, _fleet_starting, _fleet_running, _fleet_stopping, _fleet_choosing, _fleet_ending]
+
+
+@pytest.mark.parametrize("first", EVENTS, ids=lambda event: event.__name__)
+@pytest.mark.parametrize("to", FLEET_TO, ids=lambda to: to.__name__.strip("_"))
+def test_every_two_events_of_several_nodes(to: Callable[[Told], None], first: type) -> None:
+    for second in EVENTS:
+        told = Told()
+        to(told)
+        for event in (first, second):
+            told.tell(sample(event, told), told.now_s + 1.0)
+            if told.engine.next_deadline_s() is not None:
+                told.tick()
+        told.check()
 
 
 @pytest.mark.parametrize("first", EVENTS, ids=lambda event: event.__name__)

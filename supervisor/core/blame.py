@@ -1,0 +1,63 @@
+"""Which node an incident leaves out of the next attempt: at most one, and never for what a script does."""
+
+from __future__ import annotations
+
+from guardrun.supervisor.core.actions import Action, Incident, Isolate
+from guardrun.supervisor.core.incidents import change
+from guardrun.supervisor.core.members import Fleet, Standing
+from guardrun.supervisor.core.state import State
+
+OWN = frozenset({"gpu_lost", "node_lost"})
+"""A device's or a node's own: it is left out at once. What sensors find has its response (core/nodes.py)."""
+UNCLEAR = frozenset(
+    {"killed", "segfault", "abort", "bus_error", "nccl_error", "collective_timeout", "io_blocked", "unknown"}
+)
+"""No cause in the script, and none found elsewhere: twice on the same node, and it is swapped."""
+STRIKES = 2
+
+
+def node_to_blame(fleet: Fleet, incident: Incident) -> tuple[str, str]:
+    """The node that the next attempt is to do without, and why; two empty texts where there is none. Books strikes."""
+    nodes = list(dict.fromkeys(culprit.node for culprit in incident.culprits))
+    if len(nodes) != 1 or nodes[0] not in fleet.placed:
+        return "", ""
+    node = nodes[0]
+    if incident.cause in OWN:
+        return node, incident.cause
+    if incident.cause not in UNCLEAR:
+        return "", ""
+    place, member = fleet.placed.index(node), fleet.members[node]
+    member.strikes = [*member.strikes, incident.id]
+    if len(member.strikes) < STRIKES or place in fleet.swapped:
+        # The same ranks have failed on another node, too: it is not the node.
+        return "", ""
+    if not any(m.standing is Standing.READY and m.node not in fleet.placed for m in fleet.members.values()):
+        return "", ""  # a doubt is worth a spare, not a smaller job
+    fleet.swapped = [*fleet.swapped, place]
+    return node, f"{incident.cause}, {len(member.strikes)} times without a cause found"
+
+
+def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
+    """After a verdict: have the node that is to blame, and those that are under quarantine, do without."""
+    fleet = state.fleet
+    if fleet is None or not state.settings.act:
+        return []
+    actions: list[Action] = []
+    node, why = node_to_blame(fleet, incident)
+    isolated = {name: told for name, told in state.nodes.isolated.items() if name in fleet.members}
+    if node and node not in isolated and incident.cause in OWN and incident.cause != "node_lost":
+        state.nodes.isolated[node] = isolated[node] = incident.id
+        actions.append(
+            Isolate(node=node, incident=incident.id, cause=incident.cause, summary=incident.summary, evidence_s=now_s)
+        )
+    for name in sorted({node, *isolated} - {""}):
+        member = fleet.members[name]
+        if member.standing is Standing.OUT:
+            continue
+        told = isolated.get(name, incident.id)
+        if member.standing is not Standing.LOST:
+            member.standing, member.since_s = Standing.OUT, now_s
+            member.why = f"incident {told}: {why or state.incidents[told].cause}"
+        if told == incident.id:
+            actions.append(change(state, incident.id, action="isolate_node"))
+    return actions

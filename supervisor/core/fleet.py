@@ -1,0 +1,232 @@
+"""Nodes that join, fall silent, are lost and come back; and the next attempt's, chosen among those that are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.actions import Action, Isolate, Say
+from guardrun.supervisor.core.endings import finish
+from guardrun.supervisor.core.frames import rank_list
+from guardrun.supervisor.core.incidents import open_incident, write
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import Fleet, Member, Standing, first_ranks, missing_words, place
+from guardrun.supervisor.core.orders import start, stop_for
+from guardrun.supervisor.core.policy import go_on
+from guardrun.supervisor.core.state import Attempt, State, silence_began_s
+
+DROPPED_S = 5.0
+"""A deputy that was killed is back within a second or two; nothing at all, where its whole node was."""
+CONFIDENCE = 0.95
+FIRST_SPARE = 1_000_000
+"""Orders of nodes that no scheduler has numbered come after those that one has."""
+
+
+# Joining and leaving -----------------------------------------------------------------------------------
+
+
+def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Action]:
+    """A node is there, for the first time or again."""
+    fleet = state.fleet
+    if fleet is None:
+        return []
+    member = fleet.members.get(event.node)
+    if member is None:
+        order = event.slot if event.slot >= 0 else FIRST_SPARE + len(fleet.members)
+        fleet.members[event.node] = Member(node=event.node, order=order, ranks=event.ranks, since_s=now_s)
+        return try_start(state, now_s)
+    member.ranks, member.is_dropped = event.ranks, False
+    if member.standing is Standing.OUT:
+        return []
+    was = member.standing
+    member.standing, member.since_s, member.why = Standing.READY, now_s, ""
+    actions: list[Action] = []
+    if was in (Standing.LOST, Standing.LEFT):
+        actions.append(Say(text=f"{event.node} is back: it waits for the next attempt", level="info"))
+    return actions + try_start(state, now_s)
+
+
+def on_node_silent(state: State, event: ev.NodeSilent, now_s: float) -> list[Action]:
+    member = _member(state, event.node)
+    if member is None or member.standing not in (Standing.READY, Standing.SILENT):
+        return []
+    member.standing, member.since_s = Standing.SILENT, event.since_s
+    member.is_dropped = event.is_dropped
+    return []
+
+
+def on_node_heard(state: State, event: ev.NodeHeard, now_s: float) -> list[Action]:
+    member = _member(state, event.node)
+    if member is None or member.standing is not Standing.SILENT:
+        return []
+    member.standing, member.since_s, member.is_dropped = Standing.READY, now_s, False
+    if state.suspicion is not None:
+        state.suspicion.next_look_s = min(state.suspicion.next_look_s, now_s)
+    return try_start(state, now_s)
+
+
+def on_node_left(state: State, event: ev.NodeLeft, now_s: float) -> list[Action]:
+    """A guardrun ended by itself, its ranks with it."""
+    member = _member(state, event.node)
+    if member is None or member.standing in (Standing.LEFT, Standing.OUT):
+        return []
+    member.standing, member.since_s, member.why = Standing.LEFT, now_s, event.why or "its guardrun has ended"
+    return _lose(state, member, now_s)
+
+
+def _member(state: State, node: str) -> Member | None:
+    return state.fleet.members.get(node) if state.fleet is not None else None
+
+
+# Lost --------------------------------------------------------------------------------------------------
+
+
+def due_s(state: State) -> float | None:
+    """When something is to be decided about nodes."""
+    fleet = state.fleet
+    if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
+        return None
+    times = [_lost_s(state, m) for m in fleet.members.values() if m.standing is Standing.SILENT]
+    if state.phase is Phase.GATHERING:
+        waits_s = [state.settings.last_call_s, state.settings.join_timeout_s]
+        times += [fleet.since_s + w for w in waits_s if fleet.since_s + w > state.last_s]
+        if state.last_s >= fleet.since_s + state.settings.join_timeout_s:
+            times.append(state.last_s)
+    return min(times, default=None)
+
+
+def _lost_s(state: State, member: Member) -> float:
+    """When a silent node is lost, if nothing changes: neither it is heard nor does the job advance."""
+    patience_s = min(DROPPED_S, state.settings.lost_s) if member.is_dropped else state.settings.lost_s
+    at_s = member.since_s + patience_s
+    attempt = state.attempt
+    if attempt is None or state.phase is not Phase.RUNNING or not _trains(state, member):
+        return at_s
+    # Ranks that advance together all live; only once they have stood still as long as that, it may be this node.
+    return max(at_s, silence_began_s(attempt) + min(patience_s, DROPPED_S))
+
+
+def _trains(state: State, member: Member) -> bool:
+    return (
+        state.fleet is not None and member.node in state.fleet.placed and state.phase in (Phase.RUNNING, Phase.STOPPING)
+    )
+
+
+def on_tick(state: State, now_s: float) -> list[Action]:
+    """Called when anything is due."""
+    fleet = state.fleet
+    if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
+        return []
+    actions: list[Action] = []
+    for member in list(fleet.members.values()):
+        if member.standing is Standing.SILENT and now_s >= _lost_s(state, member):
+            silent_s = now_s - member.since_s
+            gone = "its connection was closed, and" if member.is_dropped else "there has been"
+            member.why = f"{gone} nothing heard of it for {silent_s:.0f} s"
+            member.standing = Standing.LOST
+            actions += _lose(state, member, now_s)
+    if state.phase is Phase.GATHERING:
+        actions += try_start(state, now_s)
+    if state.phase is Phase.GATHERING and now_s >= fleet.since_s + state.settings.join_timeout_s:
+        reason = f"too few nodes for {state.settings.join_timeout_s:.0f} s: {missing_words(fleet)}"
+        actions += [Say(text=reason, level="bad"), *finish(state, "interrupted", 1, reason, now_s)]
+    return actions
+
+
+def _lose(state: State, member: Member, now_s: float) -> list[Action]:
+    """A node is gone: an incident where its ranks are, a line where it was a spare."""
+    attempt = state.attempt
+    if attempt is None or not _trains(state, member):
+        return [Say(text=f"{member.node} is lost: {member.why}", level="warn")]
+    ranks = sorted(n for n, r in attempt.ranks.items() if r.rank.node == member.node)
+    if ranks and all(attempt.ranks[n].exitcode == 0 for n in ranks):
+        return []
+    if state.verdict_incident:
+        # Somebody has been blamed already, maybe for what this node did to them.
+        return [Say(text=f"{member.node} is lost, too: {member.why}", level="warn")]
+    return _tell_lost(state, attempt, member, ranks, now_s)
+
+
+def _tell_lost(state: State, attempt: Attempt, member: Member, ranks: list[int], now_s: float) -> list[Action]:
+    held = not state.settings.act or state.is_held
+    evidence: dict[str, Any] = {
+        "node": member.node,
+        "last_heard_s": round(member.since_s, 3),
+        "silent_s": round(now_s - member.since_s, 1),
+        "connection_closed": member.is_dropped,
+        "place": f"node_lost {member.node}",
+    }
+    onset_s = member.since_s
+    whose = f" and its ranks {rank_list(ranks)}" if len(ranks) > 1 else f" and its rank {ranks[0]}" if ranks else ""
+    missed = f"{member.node}{whose}"
+    incident = open_incident(
+        state,
+        kind="node",
+        cause="node_lost",
+        confidence=CONFIDENCE,
+        summary=f"{missed} cannot be reached: {member.why}.",
+        culprits=ranks,
+        onset_s=onset_s,
+        now_s=now_s,
+        evidence=evidence,
+        looks=[],
+        action="none" if held else "isolate_node",
+    )
+    said = Say(text=f"incident {incident.id}: {incident.summary}", level="bad")
+    actions: list[Action] = [said, write(state, incident.id, is_new=True)]
+    if held:
+        return actions
+    state.crash = None
+    actions.append(
+        Isolate(node=member.node, incident=incident.id, cause="node_lost", summary=incident.summary, evidence_s=now_s)
+    )
+    if state.phase is Phase.RUNNING:
+        return actions + stop_for(state, incident.id, onset_s=onset_s, now_s=now_s)
+    # Its peers fell first, and the rest is being stopped for them already.
+    state.verdict_incident, state.exit_code = incident.id, 1
+    return actions + go_on(state, now_s)
+
+
+# The next attempt's nodes ------------------------------------------------------------------------------
+
+
+def launch(state: State, now_s: float) -> list[Action]:
+    """Start the next attempt; with several nodes, once those that it needs are there."""
+    fleet = state.fleet
+    if fleet is None:
+        state.phase = Phase.STARTING
+        state.ordered_s = now_s
+        return [start(state)]
+    state.phase = Phase.GATHERING
+    fleet.since_s = now_s
+    actions = try_start(state, now_s)
+    if state.phase is Phase.GATHERING and state.attempt is not None:
+        actions.append(Say(text=f"waiting for nodes: {missing_words(fleet)}", level="warn"))
+    return actions
+
+
+def try_start(state: State, now_s: float) -> list[Action]:
+    """While nodes are waited for: start with those that are there, if they will do."""
+    fleet = state.fleet
+    if fleet is None or state.phase is not Phase.GATHERING:
+        return []
+    placed = place(fleet, now_s - fleet.since_s, state.settings.last_call_s)
+    if not placed:
+        return []
+    actions = _changes(fleet, placed)
+    fleet.placed = placed
+    state.world_size = first_ranks(fleet, placed)[-1]
+    state.phase, state.ordered_s = Phase.STARTING, now_s
+    return [*actions, start(state)]
+
+
+def _changes(fleet: Fleet, placed: list[str]) -> list[Action]:
+    """In words, how the next attempt's nodes differ from the last one's."""
+    if not fleet.placed or fleet.placed == placed:
+        return []
+    gone = [node for node in fleet.placed if node not in placed]
+    new = [node for node in placed if node not in fleet.placed]
+    parts = [f"without {', '.join(gone)}"] if gone else []
+    parts += [f"with {', '.join(new)}"] if new else []
+    size = f" ({len(placed)} nodes instead of {len(fleet.placed)})" if len(placed) != len(fleet.placed) else ""
+    return [Say(text=f"the next attempt goes {' and '.join(parts)}{size}", level="info")] if parts else []

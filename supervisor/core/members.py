@@ -1,0 +1,127 @@
+"""The nodes of a job, and which of them are to train. Pure data: what happens to them is in `core/fleet.py`."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from guardrun.supervisor.core.events import FleetPlan
+
+
+class Standing(str, Enum):
+    """How a node stands with the job."""
+
+    READY = "ready"
+    """It is there, and heard."""
+    SILENT = "silent"
+    """Nothing has been heard of it for some seconds."""
+    LOST = "lost"
+    """Given up; it may come back."""
+    OUT = "out"
+    """To blame for an incident: it takes no part any more."""
+    LEFT = "left"
+    """Its guardrun has ended."""
+
+
+class Member(msgspec.Struct, kw_only=True):
+    """One node."""
+
+    node: str
+    order: int
+    """Who comes first: the scheduler's order, else that of joining."""
+    ranks: int
+    standing: Standing = Standing.READY
+    since_s: float = 0.0
+    """When it came to stand so; of a silent one, when it was last heard."""
+    is_dropped: bool = False
+    """Its connection was closed."""
+    why: str = ""
+    strikes: list[str] = []
+    """Incidents on it for which no cause was found."""
+    contact_lost: int = 0
+    """How often it was silent while the job went on."""
+
+
+class Fleet(msgspec.Struct, kw_only=True):
+    """All nodes that have joined, and those that train."""
+
+    plan: FleetPlan
+    members: dict[str, Member] = {}
+    placed: list[str] = []
+    """Nodes of the current (or next) attempt, in the order of group ranks."""
+    since_s: float = 0.0
+    """Since when nodes have been waited for, where they are."""
+    swapped: list[int] = []
+    """Group ranks whose node has been swapped for failures without a cause: the next such is not its node's fault."""
+
+    @property
+    def silent(self) -> list[Member]:
+        """Of the attempt's nodes, those of which nothing is heard."""
+        return [m for node in self.placed if (m := self.members.get(node)) and m.standing is Standing.SILENT]
+
+
+def place(fleet: Fleet, waited_s: float, last_call_s: float) -> list[str]:
+    """The nodes of the next attempt, in the order of group ranks; empty where more have to be waited for.
+
+    Whoever trained before keeps its place; a free one is taken by the first that waits. Those that would come first
+    and are not there yet are waited for until last_call_s, fewer than wanted likewise, as long as somebody may still
+    come.
+    """
+    plan = fleet.plan
+    ready = sorted((m for m in fleet.members.values() if m.standing is Standing.READY), key=lambda m: m.order)
+    if len(ready) < plan.least:
+        return []
+    names = [m.node for m in ready]
+    kept = [node if node in names else "" for node in fleet.placed[: plan.most]]
+    free = [node for node in names if node not in kept]
+    placed = [node or (free.pop(0) if free else "") for node in kept]
+    placed = [node for node in placed if node]
+    placed += free[: plan.most - len(placed)]
+    is_awaited = waited_s < last_call_s and _may_come(fleet)
+    if len(placed) < plan.most:
+        return [] if is_awaited else placed
+    is_first = not fleet.placed
+    if is_first and is_awaited and any(m.order >= plan.most for m in ready[: plan.most]):
+        return []  # a spare was quicker than a node that is to train
+    return placed
+
+
+def _may_come(fleet: Fleet) -> bool:
+    """Somebody may join within seconds: not all have yet, or one is silent."""
+    standings = [m.standing for m in fleet.members.values()]
+    known = sum(standing is not Standing.LEFT for standing in standings)
+    return Standing.SILENT in standings or known < fleet.plan.most + fleet.plan.spares
+
+
+def carried_over(fleet: Fleet | None, plan: FleetPlan | None) -> Fleet | None:
+    """What a new guardrun of the same run keeps of the nodes: who is out, and who has failed without a cause."""
+    if plan is None:
+        return None
+    kept = Fleet(plan=plan)
+    for member in fleet.members.values() if fleet is not None else ():
+        if member.standing is not Standing.OUT and not member.strikes:
+            continue
+        if member.standing is not Standing.OUT:
+            member.standing, member.why = Standing.LEFT, "not there yet"
+        kept.members[member.node] = member
+    kept.swapped = fleet.swapped if fleet is not None else []
+    return kept
+
+
+def first_ranks(fleet: Fleet, placed: list[str]) -> list[int]:
+    """Per placed node its first global rank; one more at the end: the world size."""
+    firsts = [0]
+    for node in placed:
+        firsts.append(firsts[-1] + fleet.members[node].ranks)
+    return firsts
+
+
+def missing_words(fleet: Fleet) -> str:
+    """Who is not there, in words: for the one line that says why a run waits or ends."""
+    ready = sum(m.standing is Standing.READY for m in fleet.members.values())
+    gone = [
+        f"{m.node} ({m.why or m.standing.value})" for m in fleet.members.values() if m.standing is not Standing.READY
+    ]
+    wanted = str(fleet.plan.least) if fleet.plan.least == fleet.plan.most else f"at least {fleet.plan.least}"
+    return f"{ready} of {wanted} nodes" + (f"; not with them: {', '.join(gone[:8])}" if gone else "")

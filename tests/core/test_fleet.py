@@ -1,0 +1,290 @@
+"""Several nodes: who trains, who is lost, who is left out, and who never is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.fleet import DROPPED_S
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import Fleet, Member, Standing, first_ranks, place
+from tests.core.conftest import Told, kinds
+
+CLOSED = ev.ErrorRecord(error="RuntimeError", message="[gloo] Connection closed by peer [10.0.0.2]:4242", at_s=1.0)
+
+
+def starts(actions: list[ac.Action]) -> list[ac.StartAttempt]:
+    return [action for action in actions if isinstance(action, ac.StartAttempt)]
+
+
+def incident(told: Told) -> ac.Incident:
+    return list(told.state.incidents.values())[-1]
+
+
+def running(told: Told, most: int = 2, spares: int = 1, **more: int) -> Told:
+    told.fleet_opened(most, spares, **more)
+    told.fleet_started(1.0)
+    told.step(10, 2.0)
+    return told
+
+
+def stopped_and_chosen(told: Told) -> list[ac.Action]:
+    told.stopped(told.now_s + 1.0)
+    if told.phase is Phase.STOPPING:
+        told.read(told.now_s + 0.1)
+    return told.chosen()
+
+
+# Forming -----------------------------------------------------------------------------------------------
+
+
+def test_a_job_starts_when_its_first_nodes_are_there(told: Told) -> None:
+    told.opened(2, ev.FleetPlan(least=2, most=2, spares=1))
+    assert told.phase is Phase.GATHERING
+    assert not starts(told.joined("n1", 1))
+    [start] = starts(told.joined("n0", 0))
+    assert start.nodes == ["n0", "n1"]
+    assert told.state.world_size == 4
+
+
+def test_a_quick_spare_waits_for_a_slow_node(told: Told) -> None:
+    told.opened(2, ev.FleetPlan(least=2, most=2, spares=1))
+    assert not starts(told.joined("n0", 0) + told.joined("n2", 2))
+    [start] = starts(told.joined("n1", 1))
+    assert start.nodes == ["n0", "n1"]
+
+
+def test_a_node_that_never_comes_is_replaced_by_a_spare(told: Told) -> None:
+    told.opened(2, ev.FleetPlan(least=2, most=2, spares=1), last_call_s=30.0)
+    told.joined("n0", 0)
+    told.joined("n2", 2)
+    [start] = starts(told.tick())
+    assert start.nodes == ["n0", "n2"]
+    assert told.now_s == pytest.approx(30.1, abs=0.1)
+
+
+def test_fewer_nodes_will_do_where_the_user_says_so(told: Told) -> None:
+    told.opened(2, ev.FleetPlan(least=1, most=3), last_call_s=30.0)
+    told.joined("n0", 0)
+    told.joined("n1", 1)
+    [start] = starts(told.tick())
+    assert start.nodes == ["n0", "n1"]
+
+
+def test_too_few_nodes_end_the_run_unfinished(told: Told) -> None:
+    told.opened(2, ev.FleetPlan(least=2, most=2), join_timeout_s=60.0)
+    told.joined("n0", 0)
+    while told.phase is Phase.GATHERING:
+        actions = told.tick()
+    [finish] = [action for action in actions if isinstance(action, ac.FinishRun)]
+    assert finish.summary.outcome == "interrupted" and finish.exit_code == 1
+    assert "1 of 2 nodes" in finish.summary.reason
+    assert told.now_s == pytest.approx(60.1, abs=0.1)
+
+
+def test_ranks_are_numbered_through_the_nodes_of_any_size() -> None:
+    fleet = Fleet(plan=ev.FleetPlan(least=3, most=3))
+    for order, (node, ranks) in enumerate([("a", 8), ("b", 4), ("c", 8)]):
+        fleet.members[node] = Member(node=node, order=order, ranks=ranks)
+    assert first_ranks(fleet, ["a", "b", "c"]) == [0, 8, 12, 20]
+
+
+# Lost --------------------------------------------------------------------------------------------------
+
+
+def test_a_silent_node_is_lost_after_its_time_and_a_spare_takes_its_place(told: Told) -> None:
+    running(told)
+    told.tell(ev.NodeSilent(node="n0", since_s=3.0), 8.0)
+    actions = told.tick()
+    assert told.now_s == pytest.approx(3.0 + 25.0, abs=0.1)
+    assert incident(told).cause == "node_lost" and incident(told).kind == "node"
+    assert [c.rank for c in incident(told).culprits] == [0, 1]
+    assert "StopAttempt" in kinds(actions) and "Isolate" in kinds(actions)
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n2", "n1"], "the spare takes the place of the lost one: no other rank changes its node"
+    assert incident(told).action == "isolate_node"
+
+
+def test_a_job_that_advances_has_all_its_nodes(told: Told) -> None:
+    """Contact alone is lost: nobody is stopped for that."""
+    running(told)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    for at_s in range(9, 120):
+        told.step(at_s, float(at_s), range(2))
+        due_s = told.engine.next_deadline_s()
+        if due_s is not None and due_s <= at_s:
+            told.tick()
+    assert told.phase is Phase.RUNNING and not told.state.incidents
+    told.tell(ev.NodeHeard(node="n1"), 121.0)
+    assert told.state.fleet is not None and not told.state.fleet.silent
+
+
+def test_a_node_that_is_heard_again_in_time_is_not_lost(told: Told) -> None:
+    running(told)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeHeard(node="n1"), 26.0)
+    for _ in range(3):
+        told.tick()
+    assert "node_lost" not in {i.cause for i in told.state.incidents.values()}
+
+
+def test_no_hang_is_told_while_a_node_is_silent(told: Told) -> None:
+    """What would be seen of its ranks is that they were not seen."""
+    running(told)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    actions = told.tick()
+    assert "TakeLook" not in kinds(actions)
+    assert incident(told).cause == "node_lost"
+
+
+def test_the_killed_node_behind_its_peers_errors_is_named(told: Told) -> None:
+    """Its peers raise at once; the connection is closed, and nobody comes back."""
+    running(told)
+    told.tell(ev.NodeSilent(node="n1", since_s=2.9, is_dropped=True), 3.0)
+    for rank in (0, 1):
+        told.tell(ev.RankRaised(attempt=0, global_rank=rank, error=CLOSED), 3.1)
+        told.exits(rank, 1, 3.2)
+    for _ in range(12):
+        actions = told.tick()
+        if "ReadExits" in kinds(actions):
+            told.read(told.now_s + 0.05)
+        if told.state.incidents:
+            break
+    assert incident(told).cause == "node_lost"
+    assert told.now_s < 3.0 + DROPPED_S + 1.0
+    assert {c.node for c in incident(told).culprits} == {"n1"}
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n0", "n2"]
+
+
+def test_a_spare_that_is_lost_is_only_said(told: Told) -> None:
+    running(told)
+    told.tell(ev.NodeSilent(node="n2", since_s=3.0), 8.0)
+    told.step(20, 27.9)
+    actions = told.tick()
+    assert not told.state.incidents and told.phase is Phase.RUNNING
+    assert any(isinstance(action, ac.Say) and "n2 is lost" in action.text for action in actions)
+
+
+def test_a_lost_node_that_comes_back_is_the_next_spare(told: Told) -> None:
+    test_a_silent_node_is_lost_after_its_time_and_a_spare_takes_its_place(told)
+    told.fleet_started(told.now_s + 0.5)
+    told.step(20, told.now_s + 2.0, range(4), attempt=1)
+    told.joined("n0", 0)
+    told.tell(ev.NodeSilent(node="n1", since_s=told.now_s), told.now_s + 5.0)
+    told.tick()
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n2", "n0"]
+
+
+def test_without_a_spare_the_job_waits_for_a_node(told: Told) -> None:
+    running(told, spares=0)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tick()
+    assert not starts(stopped_and_chosen(told))
+    assert told.phase is Phase.GATHERING
+    [start] = starts(told.joined("n1", 1))
+    assert start.nodes == ["n0", "n1"]
+
+
+def test_a_job_shrinks_and_grows_where_the_user_allows_it(told: Told) -> None:
+    running(told, most=3, spares=0, least=2)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tick()
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n0", "n2"] and told.state.world_size == 4
+    told.fleet_started(told.now_s + 0.5)
+    told.step(30, told.now_s + 2.0, range(4), attempt=1)
+    told.joined("n1", 1)
+    assert told.phase is Phase.RUNNING, "a node that is back disturbs nobody"
+    told.crashed()
+    [start] = starts(told.chosen())
+    assert sorted(start.nodes) == ["n0", "n1", "n2"]
+
+
+# To blame ----------------------------------------------------------------------------------------------
+
+
+def test_what_the_script_does_blames_no_node(told: Told) -> None:
+    running(told)
+    error = ev.ErrorRecord(error="ValueError", message="bad sample", at_s=2.0)
+    told.crashed(1, error)
+    [start] = starts(told.chosen())
+    assert start.nodes == ["n0", "n1"] and incident(told).action == "restart"
+
+
+def test_a_failure_without_a_cause_swaps_the_node_the_second_time(told: Told) -> None:
+    running(told)
+    told.crashed(-11, rank=2)
+    [start] = starts(told.chosen())
+    assert start.nodes == ["n0", "n1"]
+    told.fleet_started(told.now_s + 0.5)
+    told.step(30, told.now_s + 2.0, range(4), attempt=1)
+    told.crashed(-11, rank=3)
+    [start] = starts(told.chosen())
+    assert start.nodes == ["n0", "n2"] and incident(told).action == "isolate_node"
+    assert told.state.fleet is not None and told.state.fleet.members["n1"].standing is Standing.OUT
+
+
+def test_the_same_ranks_failing_on_another_node_evict_no_more(told: Told) -> None:
+    running(told, spares=3)
+    for attempt in range(6):
+        told.crashed(-11, rank=2)
+        assert starts(told.chosen())
+        told.fleet_started(told.now_s + 0.5)
+        told.step(20 + 10 * attempt, told.now_s + 2.0, range(4), attempt=attempt + 1)
+    assert told.state.fleet is not None
+    assert [m.node for m in told.state.fleet.members.values() if m.standing is Standing.OUT] == ["n1"]
+
+
+def test_culprits_on_two_nodes_evict_none(told: Told) -> None:
+    running(told)
+    for rank in (1, 2):
+        told.exits(rank, -9, 3.0)
+    told.tick()
+    told.read(told.now_s + 0.1)
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n0", "n1"]
+
+
+# Going on ----------------------------------------------------------------------------------------------
+
+
+def test_a_requeued_run_keeps_who_is_out(told: Told) -> None:
+    test_a_failure_without_a_cause_swaps_the_node_the_second_time(told)
+    plan = ev.FleetPlan(least=2, most=2, spares=1)
+    told.tell(ev.RunContinued(settings=ev.Settings(), node="n0", world_size=2, wall_s=0.0, session=1, fleet=plan))
+    told.chosen()
+    assert not starts(told.joined("n0", 0) + told.joined("n1", 1))
+    assert starts(told.joined("n2", 2))[0].nodes == ["n0", "n2"]
+
+
+def test_a_signal_on_one_node_ends_the_job_on_all(told: Told) -> None:
+    running(told)
+    actions = told.tell(ev.StopRequested(signum=15))
+    assert kinds(actions) == ["StopAttempt"] and told.phase is Phase.ENDING
+
+
+STANDINGS = st.sampled_from([Standing.READY, Standing.READY, Standing.READY, *Standing])
+
+
+@given(st.lists(STANDINGS, min_size=1, max_size=8), st.integers(1, 5), st.integers(0, 3), st.data())
+def test_placing_keeps_its_promises(standings: list[Standing], most: int, spares: int, data: st.DataObject) -> None:
+    """Only ready nodes, each once, no more than wanted, none fewer than allowed, and nobody moves without need."""
+    least = data.draw(st.integers(1, most))
+    fleet = Fleet(plan=ev.FleetPlan(least=least, most=most, spares=spares))
+    for order, standing in enumerate(standings):
+        fleet.members[f"n{order}"] = Member(node=f"n{order}", order=order, ranks=2, standing=standing)
+    before = data.draw(st.lists(st.sampled_from(sorted(fleet.members)), unique=True, max_size=most))
+    fleet.placed = before
+    placed = place(fleet, data.draw(st.sampled_from([0.0, 100.0])), 30.0)
+    ready = {m.node for m in fleet.members.values() if m.standing is Standing.READY}
+    assert set(placed) <= ready and len(set(placed)) == len(placed)
+    assert not placed or least <= len(placed) <= most
+    if len(placed) == len(before):
+        for old, new in zip(before, placed, strict=True):
+            assert old == new or old not in ready
+    assert placed or len(ready) < most or not before or place(fleet, 100.0, 30.0)
