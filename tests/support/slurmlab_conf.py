@@ -21,8 +21,8 @@ class LabSettings:
     """From SIGTERM to SIGKILL at a job's end."""
     grace_s: int = 10
     """From the signal to the end of a job that is preempted."""
-    requeue_wait_s: int = 2
-    """cred_expire: until a job that was requeued may start again; 120 by default."""
+    requeue_wait_s: int = 5
+    """cred_expire: until a job that was requeued may start again; Slurm takes 120 by default, and 5 at the least."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """More of slurm.conf: its names and values."""
 
