@@ -81,8 +81,8 @@ class Booted:
             wait_until(lambda: self._is_up(self._process), BOOT_S, "a booted system", every_s=0.2)
         except TimeoutError as error:
             jobs = self.run("systemctl", "list-jobs", check=False)
-            console = self._console.read_text(errors="replace")
-            raise TimeoutError(f"{error}\n{jobs.stdout}{jobs.stderr}\n{console}") from None
+            said = self._console.read_text(errors="replace")
+            raise TimeoutError(f"{error}\n{jobs.stdout}{jobs.stderr}\n{said}") from None
 
     def _open_way(self, root: Path, program: Path) -> None:
         """Let everybody through to a program, as where guardrun is installed for a whole machine."""

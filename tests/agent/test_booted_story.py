@@ -1,44 +1,42 @@
-"""The whole story under a booted systemd: a GPU of a run that trains begins to throttle, and what follows from that.
+"""The demo's training under a booted systemd: a GPU of rank 1 begins to throttle, and what follows from that.
 
-The agent is the real one in its sandbox, the run another user's, the driver's library a stand-in.
+The agent is the real one in its sandbox, the run another user's, the driver's library a stand-in. Rank 1 slows down as
+a device that throttles does: what it may compute on is cut to a third, and rank 0 waits for it.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
-import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agent.booted import Booted, missing_part
+from tests.agent.booted import ROOT, Booted, missing_part
 from tests.node.nvml_stub import NvmlStub, build_library
+from tests.support.cpugroup import CpuGroup, cpu_group
+from tests.support.processes import marked, read_process
 from tests.support.real import find_program
+from tests.support.throttling import CAUSE, CONFIG, REFUSED, check_incident, give_gpus, throttle
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.real("root"), pytest.mark.real("mount"), pytest.mark.real("systemd"), pytest.mark.real("cc")]
+pytestmark = [pytest.mark.real(part) for part in ("root", "mount", "systemd", "cc", "cpu-quota")]
 
 GUARDCTL = find_program("guardctl") or "guardctl"
 GUARDRUN = find_program("guardrun") or "guardrun"
 FOLDER = "/opt/run"
-SCRIPT = """
-import os, time
-from guardrun.hooks import step
-
-with open(f"pid-{os.environ['RANK']}.new", "w") as file:
-    file.write(str(os.getpid()))
-os.rename(f"pid-{os.environ['RANK']}.new", f"pid-{os.environ['RANK']}")
-while not os.path.exists("end"):
-    time.sleep(0.16 if os.path.exists("hot") else 0.05)
-    step()
-"""
-CONFIG = '[policy.responses]\nthermal_throttle = "isolate"\n'
-TRAINED_S = 45.0
-"""So long it must have trained for its usual pace to be known (core/steprate.py)."""
+DEMO = ROOT / "examples/demo"
+WHOLE_SHARE, THROTTLED_SHARE = 0.45, 0.15
+"""Of a CPU, for each rank: what is left is for the machine's other work, which so has no part in the run's pace."""
 AS_A_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", "-C", FOLDER, "HOME=/opt/run")
+# As the demo has it, but for the hang that it plants.
+TRAIN = (*AS_A_USER, GUARDRUN, "--nproc_per_node=2", "train.py", "--update-at=0", "--batch-size=4")
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +56,8 @@ def folder(booted: Booted) -> Path:
     """Where the user trains, seen from here."""
     folder = booted.root / FOLDER[1:]
     folder.mkdir(parents=True)
-    (folder / "train.py").write_text(SCRIPT)
-    (folder / "guardrun.toml").write_text(CONFIG)
+    shutil.copy(DEMO / "train.py", folder)
+    (folder / "guardrun.toml").write_text((DEMO / "guardrun.toml").read_text() + CONFIG)
     booted.run("chown", "-R", "65534:65534", FOLDER)
     return folder
 
@@ -77,52 +75,73 @@ def stub(booted: Booted) -> NvmlStub:
     return stub
 
 
+@pytest.fixture
+def devices() -> Iterator[list[CpuGroup]]:
+    """What each rank computes on."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(cpu_group(f"device-{rank}", WHOLE_SHARE)) for rank in range(2)]
+
+
 @pytest.mark.timeout(400)
 def test_a_throttling_gpu_from_its_first_degree_to_the_nodes_release(
-    booted: Booted, folder: Path, stub: NvmlStub
+    booted: Booted, folder: Path, stub: NvmlStub, devices: list[CpuGroup]
 ) -> None:
-    run = booted.start(*AS_A_USER, GUARDRUN, "--nproc_per_node=2", "train.py")
+    run = booted.start(*TRAIN, "--steps=100000")
+    launcher = 0
     try:
-        pids = [wait_until(lambda r=r: read(folder / f"pid-{r}"), 60, f"rank {r}") for r in range(2)]  # type: ignore[misc]
-        for gpu, pid in enumerate(pids):
-            stub.set(gpu=gpu, processes=f"{pid}=512000000")
-        time.sleep(TRAINED_S)  # the time that it takes to know a run
-        stub.set(gpu=1, reasons="hw_slowdown,hw_thermal", temperature=91, sm_clock=990)
-        (folder / "hot").touch()
-        wait_until(lambda: incident(folder), 120, "the incident", every_s=0.5)
-        stub.set(gpu=1, reasons="", temperature=60, sm_clock=1980)
-        (folder / "hot").unlink()
-        found = wait_until(lambda: (i := incident(folder)).get("recovered") and i, 90, "its end", every_s=0.5)
-        (folder / "end").touch()
-        assert run.wait(60) == 0
+        wait_until((folder / "out/metrics.jsonl").exists, 90, "training", every_s=0.2)
+        pids = [rank_pids(booted, rank) for rank in range(2)]
+        launcher = parent_of(pids[0][0])
+        for device, (pid, _) in zip(devices, pids, strict=True):
+            device.put(pid)
+        give_gpus(stub, [inner for _, inner in pids])
+        found = throttle(stub, throttled(devices[1]), lambda: incident(folder))
+        assert run.poll() is None, "a quarantine ends no training"
     finally:
-        (folder / "end").touch()
-        try:
-            run.wait(30)
-        except subprocess.TimeoutExpired:
-            run.kill()
-            run.wait(10)
-    check_incident(found, folder)
+        stop(run, launcher)
+    (run_dir,) = folder.glob("guardrun-runs/2*")
+    check_incident(found, run_dir)
     check_history(booted)
-    check_quarantine(booted, folder)
+    check_quarantine(booted)
 
 
-def read(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
+def rank_pids(booted: Booted, rank: int) -> tuple[int, int]:
+    """A rank's pid here, and the one that it has in there."""
+    inside = os.readlink(f"/proc/{booted.init}/ns/pid")
+    for process in marked("RANK", str(rank)):
+        if "train.py" in process.command and os.readlink(f"/proc/{process.pid}/ns/pid") == inside:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            return process.pid, int(status.partition("NSpid:")[2].splitlines()[0].split()[-1])
+    raise AssertionError(f"no rank {rank}")
+
+
+@contextmanager
+def throttled(device: CpuGroup) -> Iterator[None]:
+    device.limit(THROTTLED_SHARE)
+    yield
+    device.limit(WHOLE_SHARE)
+
+
+def parent_of(pid: int) -> int:
+    process = read_process(pid)
+    assert process is not None
+    return process.ppid
+
+
+def stop(run: subprocess.Popen[bytes], launcher: int) -> None:
+    """As a person would."""
+    if launcher:
+        os.kill(launcher, signal.SIGTERM)
+    try:
+        assert run.wait(30) == 143
+    finally:
+        run.kill()
+        run.wait(10)
 
 
 def incident(folder: Path) -> dict[str, Any]:
-    paths = sorted(folder.glob("guardrun-runs/2*/incidents/*-thermal_throttle/incident.json"))
+    paths = sorted(folder.glob(f"guardrun-runs/2*/incidents/*-{CAUSE}/incident.json"))
     return dict(json.loads(paths[0].read_text())) if paths else {}
-
-
-def check_incident(found: dict[str, Any], folder: Path) -> None:
-    assert (found["kind"], found["action"]) == ("slowdown", "isolate_node")
-    assert [(culprit["rank"], culprit["gpu"]) for culprit in found["culprits"]] == [(1, 1)]
-    (report,) = folder.glob("guardrun-runs/2*/incidents/*-thermal_throttle/report.html")
-    page = report.read_text()
-    for words in ("Temperature of gpu:", "SM clock of gpu:"):
-        assert words in page
 
 
 def check_history(booted: Booted) -> None:
@@ -138,13 +157,12 @@ def check_history(booted: Booted) -> None:
         assert wanted in entries, wanted
 
 
-def check_quarantine(booted: Booted, folder: Path) -> None:
+def check_quarantine(booted: Booted) -> None:
     """Nobody's next run is started there until somebody releases the node."""
-    (folder / "end").touch()
-    again = (*AS_A_USER, GUARDRUN, "--nproc_per_node=2", "train.py")
+    again = (*TRAIN, "--steps=3")
     refused = booted.run(*again, check=False)
-    assert refused.returncode == 69
-    assert "thermal_throttle" in refused.stderr
+    assert refused.returncode == REFUSED
+    assert CAUSE in refused.stderr
     node = booted.run("uname", "-n").stdout.strip()
     booted.run(GUARDCTL, "node", "release", node, "--reason", "fan changed")
     assert booted.run(*again, check=False).returncode == 0

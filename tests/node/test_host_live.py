@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from guardrun.supervisor.node.sensors.clock import ClockSensor
 from guardrun.supervisor.node.sensors.disks import DisksSensor
 from guardrun.supervisor.node.sensors.kernel_log import PATH, KernelLogSensor
 from guardrun.supervisor.node.sensors.mounts import MountsSensor
+from tests.support.cpugroup import cpu_group
 from tests.support.deadmount import dead_mount
 from tests.support.memorygroup import EATER, memory_group
 from tests.support.waiting import wait_until
@@ -99,53 +100,28 @@ def test_a_mount_that_does_not_answer_is_found_and_comes_back(tmp_path: Path) ->
 # Groups ------------------------------------------------------------------------------------------------
 
 
-def make_group(name: str) -> Callable[[int], None]:
-    """A control group that may run for 5 of every 100 ms, of whichever version there is; skips where none may be made.
-
-    Answers what puts a process in. The test removes it.
-    """
-    one, two = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
-    try:
-        if (one / "cpu.cfs_quota_us").exists():
-            (one / name).mkdir()
-            (one / name / "cpu.cfs_quota_us").write_text("5000")
-            return lambda pid: void((one / name / "cgroup.procs").write_text(str(pid)))
-        (two / name).mkdir()
-        (two / name / "cpu.max").write_text("5000 100000")
-    except OSError as error:
-        pytest.skip(f"real part cpu-quota: {error}")
-    return lambda pid: void((two / name / "cgroup.procs").write_text(str(pid)))
-
-
-def void(_: object) -> None:
-    pass
-
-
 @pytest.mark.real("root")
 def test_a_process_that_its_quota_holds_back() -> None:
-    name = f"guardrun-test-{os.getpid()}"
-    put = make_group(name)
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        put(process.pid)
-        sensor = CgroupSensor(pids=lambda: [process.pid])
+    with cpu_group("spinning", share=0.05) as group:
+        process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            group.put(process.pid)
+            subject = f"cgroup:/{group.path.name}"
+            sensor = CgroupSensor(pids=lambda: [process.pid])
 
-        def periods() -> int:
-            samples = [s for s in sensor.read(0.0).samples if s.subject == f"cgroup:/{name}" and s.name == "periods"]
-            return int(samples[0].value or 0) if samples else 0
+            def periods() -> int:
+                samples = [s for s in sensor.read(0.0).samples if s.subject == subject and s.name == "periods"]
+                return int(samples[0].value or 0) if samples else 0
 
-        judge, found = CpuStarvedJudge(), []
-        for turn in range(7):
-            seen = periods()
-            wait_until(lambda seen=seen: periods() >= seen + 2, 10, "two more periods")  # type: ignore[misc]
-            found += judge_at(judge, sensor, turn * 10)
-        assert [finding.id for finding in found] == [f"cpu_starved/cgroup:/{name}/quota"]
-    finally:
-        process.kill()
-        process.wait()
-        folder = next(f for f in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")) if (f / name).exists())
-        wait_until(lambda: not (folder / name / "cgroup.procs").read_text(), 5, "the group to be empty")
-        (folder / name).rmdir()
+            judge, found = CpuStarvedJudge(), []
+            for turn in range(7):
+                seen = periods()
+                wait_until(lambda seen=seen: periods() >= seen + 2, 10, "two more periods")  # type: ignore[misc]
+                found += judge_at(judge, sensor, turn * 10)
+            assert [finding.id for finding in found] == [f"cpu_starved/{subject}/quota"]
+        finally:
+            process.kill()
+            process.wait()
 
 
 # Links -------------------------------------------------------------------------------------------------
