@@ -75,6 +75,16 @@ class Field(IntEnum):
     """Calls of step() and phase()."""
     CHECKPOINT_ACK = 31
     """The CHECKPOINT_AT that this rank has answered yes to."""
+    COLLECTIVE_TOTAL_NS = 32
+    """Time that the training thread has spent inside calls that communicate, and waiting for their handles."""
+    SPENT_STEPS = 33
+    """Ordinary steps that have been summed up (hooks/spent.py), and what they took, written about once a second."""
+    SPENT_NS = 34
+    SPENT_WAITED_NS = 35
+    SPENT_DATA_NS = 36
+    SPENT_GC_NS = 37
+    SPENT_TAIL = 38
+    """SPENT_STEPS once more; another number while these six are being written."""
 
 
 class Milestone(IntEnum):

@@ -28,7 +28,7 @@ from guardrun.hooks.files import Function, replace
 from guardrun.hooks.rank import Rank
 
 _SINCE, _OP, _COUNT = int(Field.COLLECTIVE_SINCE_NS), int(Field.COLLECTIVE_OP), int(Field.COLLECTIVES)
-_PROGRESS_NS = int(Field.PROGRESS_NS)
+_PROGRESS_NS, _TOTAL = int(Field.PROGRESS_NS), int(Field.COLLECTIVE_TOTAL_NS)
 
 NOT_FUNCTIONS = ("none", "wait")
 GROUP_MAKERS = ("new_group", "split_group")
@@ -79,6 +79,7 @@ def wrap_collective(original: Function, rank: Rank, op: int) -> Function:
                     calls.leave(at, result, has_raised, now_ns)
             finally:
                 words[_SINCE] = 0
+                words[_TOTAL] += now_ns - began_ns
         words[_COUNT] += 1
         words[_PROGRESS_NS] = now_ns
         return result
@@ -105,7 +106,7 @@ def _wrap_wait(original: Function, rank: Rank) -> Function:
         if words[_SINCE] or get_ident() != rank.owner_ident:
             return original(*args, **kwargs)
         words[_OP] = op
-        words[_SINCE] = monotonic_ns()
+        words[_SINCE] = began_ns = monotonic_ns()
         calls = rank.calls if args else None
         has_raised = True
         try:
@@ -118,6 +119,7 @@ def _wrap_wait(original: Function, rank: Rank) -> Function:
             if calls is not None:
                 calls.wait_ends(args[0], has_raised, now_ns)
             words[_SINCE] = 0
+            words[_TOTAL] += now_ns - began_ns
         words[_PROGRESS_NS] = now_ns
         return result
 

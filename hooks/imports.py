@@ -29,6 +29,7 @@ HOOKS = {
     "torch.distributed.checkpoint.state_dict_saver": "guardrun.hooks.dcp:install_save",
     "torch.distributed.checkpoint.state_dict_loader": "guardrun.hooks.dcp:install_load",
     "torch.distributed.distributed_c10d": "guardrun.hooks.collectives",
+    "torch.nn.parallel.distributed": "guardrun.hooks.spent",
     "torch._dynamo.trace_rules": "guardrun.hooks.dynamo",
     "safetensors.torch": "guardrun.hooks.safetensors_files",
     "lightning.fabric.utilities.cloud_io": "guardrun.hooks.lightning_files",

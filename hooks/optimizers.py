@@ -12,6 +12,7 @@ from typing import Any
 
 from guardrun.hooks.board import PHASES, Field, Milestone
 from guardrun.hooks.rank import Rank
+from guardrun.hooks.spent import of as spent_of
 
 _PULSES, _PROGRESS_NS = int(Field.PULSES), int(Field.PROGRESS_NS)
 _STEP, _STEP_NS = int(Field.STEP), int(Field.STEP_NS)
@@ -19,6 +20,7 @@ _STEP, _STEP_NS = int(Field.STEP), int(Field.STEP_NS)
 
 def install(module: Any, rank: Rank) -> None:
     """Register the hook with torch.optim.optimizer. Raises AttributeError before torch 2.2."""
+    spent_on_step = spent_of(rank).on_step
     counts: dict[int, int] = {}
     # An id is used again after its object's end; the count must not go on with the next one.
     watched: dict[int, weakref.ref[Any]] = {}
@@ -52,6 +54,7 @@ def install(module: Any, rank: Rank) -> None:
             if count > words[_STEP] and not rank.counts_itself:
                 words[_STEP] = count
                 words[_STEP_NS] = now_ns
+                spent_on_step(now_ns)
                 if rank.gc_policy is not None:
                     rank.gc_policy.on_step(now_ns)
         except Exception as error:

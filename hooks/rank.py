@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from guardrun.hooks.calls import CallsPage
     from guardrun.hooks.dataloaders import Batches
     from guardrun.hooks.gcpolicy import Policy
+    from guardrun.hooks.spent import Spent
 
 active: Rank | None = None
 
@@ -74,6 +75,8 @@ class Rank:
         """None: the collector is the script's own."""
         self.batches: Batches | None = None
         """None until torch's data loaders are imported."""
+        self.spent: Spent | None = None
+        """None until torch's optimizers are imported."""
         self._milestone_lock = allocate_lock()
         self._failed: set[str] = set()
         self._has_spoken = False
@@ -136,6 +139,8 @@ class Rank:
         words[_STEP_NS] = now_ns
         words[_PROGRESS_NS] = now_ns
         words[_API_CALLS] += 1
+        if self.spent is not None:
+            self.spent.on_step(now_ns)
         if self.gc_policy is not None:
             self.gc_policy.on_step(now_ns)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 
 from guardrun.hooks.board import MAGIC, OPS, PHASES, Board, Field, board_name
+from guardrun.supervisor.core.events import Spent
 
 _PROGRESS = (
     Field.PULSES,
@@ -76,6 +77,15 @@ def progress_of(words: list[int]) -> int:
 def step_of(words: list[int]) -> int:
     """Steps, those before the resumed checkpoint included."""
     return words[Field.STEP] + words[Field.STEP_BASE]
+
+
+def spent_of(words: list[int]) -> Spent | None:
+    """What its ordinary steps have gone to; None before the first, and where it is just being written."""
+    steps = words[Field.SPENT_STEPS]
+    if steps <= 0 or words[Field.SPENT_TAIL] != steps:
+        return None
+    fields = (Field.SPENT_NS, Field.SPENT_WAITED_NS, Field.SPENT_DATA_NS, Field.SPENT_GC_NS)
+    return Spent(steps, *(round(words[field] / 1e9, 3) for field in fields))
 
 
 def shares_of(words: list[int], age_s: float, now_ns: int) -> tuple[float, float]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable
+
+import msgspec
 
 from guardrun.hooks.board import Field
 from guardrun.supervisor.clock import EngineClock
@@ -14,14 +17,17 @@ from guardrun.supervisor.collect.boards import (
     open_boards,
     phase_of,
     progress_of,
+    spent_of,
     step_of,
     waits_since_ns,
 )
 from guardrun.supervisor.collect.procfs import parse_stat, read_stat
 from guardrun.supervisor.collect.table import ProcessTable
-from guardrun.supervisor.core.events import Rank, RankReport
+from guardrun.supervisor.core.events import Rank, RankReport, Spent
 
 HEART_STALE_S = 3.0
+SPENT_EVERY_S = 9.5
+"""A rank's sums are told so often, in reports that have other reasons: a second later at most."""
 _GONE = "?"
 _ORDINARY = "RSDI"
 """States between which a healthy process flips all the time: no change worth a report."""
@@ -37,6 +43,9 @@ class _Watched:
         self.rank = rank
         self.board = board
         self.last: tuple[object, ...] = ()
+        self.spent_steps = 0
+        """As told last, and when."""
+        self.spent_at_s = -math.inf
         try:
             self._stat_fd = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -49,6 +58,17 @@ class _Watched:
             return parse_stat(os.pread(self._stat_fd, 1024, 0)).state
         except (OSError, ValueError):
             return _GONE
+
+    def take_spent(self, every_s: float) -> Spent | None:
+        """What its steps have gone to, where that is due and has changed since it was told."""
+        now_s = time.monotonic()
+        if now_s - self.spent_at_s < every_s:
+            return None
+        spent = spent_of(self.board.read() or BLANK)
+        if spent is None or spent.steps == self.spent_steps:
+            return None
+        self.spent_at_s, self.spent_steps = now_s, spent.steps
+        return spent
 
     def close(self) -> None:
         self.board.close()
@@ -64,7 +84,14 @@ class Sampler:
     were below the launcher (below the ranks where launcher_pid is 0): those that a dead launcher would leave behind.
     """
 
-    def __init__(self, clock: EngineClock, sockets_dir: str | os.PathLike[str], launcher_pid: int = 0) -> None:
+    def __init__(
+        self,
+        clock: EngineClock,
+        sockets_dir: str | os.PathLike[str],
+        launcher_pid: int = 0,
+        spent_every_s: float = SPENT_EVERY_S,
+    ) -> None:
+        self._spent_every_s = spent_every_s
         self._clock = clock
         self._sockets_dir = sockets_dir
         stat = read_stat(launcher_pid) if launcher_pid else None
@@ -91,7 +118,8 @@ class Sampler:
             key = self._key(report, now_s)
             if key != watched.last:
                 watched.last = key
-                reports.append(report)
+                spent = watched.take_spent(self._spent_every_s)
+                reports.append(report if spent is None else msgspec.structs.replace(report, spent=spent))
         if time.monotonic() >= self._track_after_s:
             self.track_descendants()
         return reports

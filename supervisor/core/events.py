@@ -136,6 +136,18 @@ class AttemptNotStarted(_Event, frozen=True, kw_only=True, tag="attempt_not_star
     error: str
 
 
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank's ordinary steps have gone to so far (hooks/spent.py); evaluations, saves and the like left out."""
+
+    steps: int
+    took_s: float
+    waited_s: float
+    """For other ranks, in collectives: as far as that can be seen, so never too much."""
+    data_s: float
+    """For data."""
+    gc_s: float
+
+
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What changed in a rank since the last report."""
 
@@ -156,6 +168,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """In one and the same collective, or waiting for one batch, since; told from the third second on."""
     gc_total_s: float = 0.0
     """Time in collections so far; by itself no reason for a report."""
+    spent: Spent | None = None
+    """Every ten seconds or so; by itself no reason for a report."""
 
 
 class NodeReport(_Event, frozen=True, kw_only=True, tag="node_report"):

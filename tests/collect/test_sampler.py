@@ -12,6 +12,7 @@ from guardrun.hooks.board import PHASES, Board, Field, Milestone
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.cleanup import end_processes
 from guardrun.supervisor.collect.sampler import Sampler
+from guardrun.supervisor.core import events as ev
 from tests.collect.conftest import StartScript
 from tests.support.waiting import wait_until
 
@@ -76,6 +77,30 @@ def test_a_board_is_told_in_the_engines_terms_and_only_changes_are_told(
     (report,) = sampler.sample()
     assert report.progress == 43
     assert sampler.sample() == []
+
+
+def test_what_steps_go_to_is_told_now_and_then_and_never_by_itself(
+    start_script: StartScript, make_board: MakeBoard, tmp_path: Path, clock: EngineClock
+) -> None:
+    script = start_script(SLEEP)
+    sums = {"SPENT_NS": 4 * 10**9, "SPENT_WAITED_NS": 10**9, "SPENT_DATA_NS": 5 * 10**8, "SPENT_GC_NS": 10**7}
+    board = make_board(0, 0, script.pid, SPENT_STEPS=8, SPENT_TAIL=8, STEP=9, **sums)
+    sampler = Sampler(clock, tmp_path, spent_every_s=0.5)
+    sampler.attempt_started(0, [script.rank()])
+    try:
+        (report,) = sampler.sample()
+        assert report.spent == ev.Spent(8, 4.0, 1.0, 0.5, 0.01)
+        board.words[Field.SPENT_STEPS] = board.words[Field.SPENT_TAIL] = 9
+        board.words[Field.STEP] = 10
+        (report,) = sampler.sample()
+        assert report.spent is None, "too soon"
+        time.sleep(0.6)
+        assert sampler.sample() == [], "nothing else has changed"
+        board.words[Field.STEP] = 11
+        (report,) = sampler.sample()
+        assert report.spent is not None and report.spent.steps == 9
+    finally:
+        sampler.close()
 
 
 def test_a_silent_heart_is_told_once_and_its_return_once(
