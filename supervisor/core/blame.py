@@ -31,7 +31,7 @@ def node_to_blame(fleet: Fleet, incident: Incident) -> tuple[str, str]:
     if len(member.strikes) < STRIKES or place in fleet.swapped:
         # The same ranks have failed on another node, too: it is not the node.
         return "", ""
-    if not any(m.standing is Standing.READY and m.node not in fleet.placed for m in fleet.members.values()):
+    if not any(m.standing is Standing.READY and not m.is_placed for m in fleet.members.values()):
         return "", ""  # a doubt is worth a spare, not a smaller job
     fleet.swapped = [*fleet.swapped, place]
     return node, f"{incident.cause}, {len(member.strikes)} times without a cause found"
@@ -56,7 +56,8 @@ def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
             continue
         told = isolated.get(name, incident.id)
         if member.standing is not Standing.LOST:
-            member.standing, member.since_s = Standing.OUT, now_s
+            fleet.stand(member, Standing.OUT)
+            member.since_s = now_s
             member.why = f"incident {told}: {why or state.incidents[told].cause}"
         if told == incident.id:
             actions.append(change(state, incident.id, action="isolate_node"))

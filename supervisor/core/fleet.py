@@ -39,7 +39,8 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
     if member.standing is Standing.OUT:
         return []
     was = member.standing
-    member.standing, member.since_s, member.why = Standing.READY, now_s, ""
+    fleet.stand(member, Standing.READY)
+    member.since_s, member.why = now_s, ""
     actions: list[Action] = []
     if was in (Standing.LOST, Standing.LEFT):
         actions.append(Say(text=f"{event.node} is back: it waits for the next attempt", level="info"))
@@ -47,19 +48,20 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
 
 
 def on_node_silent(state: State, event: ev.NodeSilent, now_s: float) -> list[Action]:
-    member = _member(state, event.node)
-    if member is None or member.standing not in (Standing.READY, Standing.SILENT):
+    fleet, member = state.fleet, _member(state, event.node)
+    if fleet is None or member is None or member.standing not in (Standing.READY, Standing.SILENT):
         return []
-    member.standing, member.since_s = Standing.SILENT, event.since_s
-    member.is_dropped = event.is_dropped
+    fleet.stand(member, Standing.SILENT)
+    member.since_s, member.is_dropped = event.since_s, event.is_dropped
     return []
 
 
 def on_node_heard(state: State, event: ev.NodeHeard, now_s: float) -> list[Action]:
-    member = _member(state, event.node)
-    if member is None or member.standing is not Standing.SILENT:
+    fleet, member = state.fleet, _member(state, event.node)
+    if fleet is None or member is None or member.standing is not Standing.SILENT:
         return []
-    member.standing, member.since_s, member.is_dropped = Standing.READY, now_s, False
+    fleet.stand(member, Standing.READY)
+    member.since_s, member.is_dropped = now_s, False
     if state.suspicion is not None:
         state.suspicion.next_look_s = min(state.suspicion.next_look_s, now_s)
     return try_start(state, now_s)
@@ -67,10 +69,11 @@ def on_node_heard(state: State, event: ev.NodeHeard, now_s: float) -> list[Actio
 
 def on_node_left(state: State, event: ev.NodeLeft, now_s: float) -> list[Action]:
     """A guardrun ended by itself, its ranks with it."""
-    member = _member(state, event.node)
-    if member is None or member.standing in (Standing.LEFT, Standing.OUT):
+    fleet, member = state.fleet, _member(state, event.node)
+    if fleet is None or member is None or member.standing in (Standing.LEFT, Standing.OUT):
         return []
-    member.standing, member.since_s, member.why = Standing.LEFT, now_s, event.why or "its guardrun has ended"
+    fleet.stand(member, Standing.LEFT)
+    member.since_s, member.why = now_s, event.why or "its guardrun has ended"
     return _lose(state, member, now_s)
 
 
@@ -86,7 +89,7 @@ def due_s(state: State) -> float | None:
     fleet = state.fleet
     if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
         return None
-    times = [_lost_s(state, m) for m in fleet.members.values() if m.standing is Standing.SILENT]
+    times = [_lost_s(state, fleet.members[node]) for node in fleet.quiet]
     if state.phase is Phase.GATHERING:
         waits_s = [state.settings.last_call_s, state.settings.join_timeout_s]
         times += [fleet.since_s + w for w in waits_s if fleet.since_s + w > state.last_s]
@@ -107,9 +110,7 @@ def _lost_s(state: State, member: Member) -> float:
 
 
 def _trains(state: State, member: Member) -> bool:
-    return (
-        state.fleet is not None and member.node in state.fleet.placed and state.phase in (Phase.RUNNING, Phase.STOPPING)
-    )
+    return member.is_placed and state.phase in (Phase.RUNNING, Phase.STOPPING)
 
 
 def on_tick(state: State, now_s: float) -> list[Action]:
@@ -118,12 +119,12 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
         return []
     actions: list[Action] = []
-    for member in list(fleet.members.values()):
-        if member.standing is Standing.SILENT and now_s >= _lost_s(state, member):
+    for member in [fleet.members[node] for node in fleet.quiet]:
+        if now_s >= _lost_s(state, member):
             silent_s = now_s - member.since_s
             gone = "its connection was closed, and" if member.is_dropped else "there has been"
             member.why = f"{gone} nothing heard of it for {silent_s:.0f} s"
-            member.standing = Standing.LOST
+            fleet.stand(member, Standing.LOST)
             actions += _lose(state, member, now_s)
     if state.phase is Phase.GATHERING:
         actions += try_start(state, now_s)
@@ -208,13 +209,13 @@ def launch(state: State, now_s: float) -> list[Action]:
 def try_start(state: State, now_s: float) -> list[Action]:
     """While nodes are waited for: start with those that are there, if they will do."""
     fleet = state.fleet
-    if fleet is None or state.phase is not Phase.GATHERING:
+    if fleet is None or state.phase is not Phase.GATHERING or len(fleet.members) < fleet.plan.least:
         return []
     placed = place(fleet, now_s - fleet.since_s, state.settings.last_call_s)
     if not placed:
         return []
     actions = _changes(fleet, placed)
-    fleet.placed = placed
+    fleet.put(placed)
     state.world_size = first_ranks(fleet, placed)[-1]
     state.phase, state.ordered_s = Phase.STARTING, now_s
     return [*actions, start(state)]
@@ -224,8 +225,9 @@ def _changes(fleet: Fleet, placed: list[str]) -> list[Action]:
     """In words, how the next attempt's nodes differ from the last one's."""
     if not fleet.placed or fleet.placed == placed:
         return []
-    gone = [node for node in fleet.placed if node not in placed]
-    new = [node for node in placed if node not in fleet.placed]
+    were, are = set(fleet.placed), set(placed)
+    gone = [node for node in fleet.placed if node not in are]
+    new = [node for node in placed if node not in were]
     parts = [f"without {', '.join(gone)}"] if gone else []
     parts += [f"with {', '.join(new)}"] if new else []
     size = f" ({len(placed)} nodes instead of {len(fleet.placed)})" if len(placed) != len(fleet.placed) else ""

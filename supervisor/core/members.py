@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from itertools import islice
 
 import msgspec
 
@@ -36,6 +37,8 @@ class Member(msgspec.Struct, kw_only=True):
     """When it came to stand so; of a silent one, when it was last heard."""
     is_dropped: bool = False
     """Its connection was closed."""
+    is_placed: bool = False
+    """It is one of the attempt's."""
     why: str = ""
     strikes: list[str] = []
     """Incidents on it for which no cause was found."""
@@ -50,6 +53,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     members: dict[str, Member] = {}
     placed: list[str] = []
     """Nodes of the current (or next) attempt, in the order of group ranks."""
+    quiet: list[str] = []
+    """Those that stand as SILENT: they are asked for with every event, and there may be thousands of nodes."""
     since_s: float = 0.0
     """Since when nodes have been waited for, where they are."""
     swapped: list[int] = []
@@ -58,7 +63,22 @@ class Fleet(msgspec.Struct, kw_only=True):
     @property
     def silent(self) -> list[Member]:
         """Of the attempt's nodes, those of which nothing is heard."""
-        return [m for node in self.placed if (m := self.members.get(node)) and m.standing is Standing.SILENT]
+        return [m for node in self.quiet if (m := self.members[node]).is_placed]
+
+    def stand(self, member: Member, standing: Standing) -> None:
+        """Have a member stand otherwise."""
+        if (member.node in self.quiet) != (standing is Standing.SILENT):
+            others = [node for node in self.quiet if node != member.node]
+            self.quiet = [*others, member.node] if standing is Standing.SILENT else others
+        member.standing = standing
+
+    def put(self, placed: list[str]) -> None:
+        """Have these nodes be the attempt's."""
+        for node in self.placed:
+            self.members[node].is_placed = False
+        for node in placed:
+            self.members[node].is_placed = True
+        self.placed = placed
 
 
 def place(fleet: Fleet, waited_s: float, last_call_s: float) -> list[str]:
@@ -72,12 +92,13 @@ def place(fleet: Fleet, waited_s: float, last_call_s: float) -> list[str]:
     ready = sorted((m for m in fleet.members.values() if m.standing is Standing.READY), key=lambda m: m.order)
     if len(ready) < plan.least:
         return []
-    names = [m.node for m in ready]
+    names = dict.fromkeys(m.node for m in ready)
     kept = [node if node in names else "" for node in fleet.placed[: plan.most]]
-    free = [node for node in names if node not in kept]
-    placed = [node or (free.pop(0) if free else "") for node in kept]
+    taken = set(kept)
+    free = iter([node for node in names if node not in taken])
+    placed = [node or next(free, "") for node in kept]
     placed = [node for node in placed if node]
-    placed += free[: plan.most - len(placed)]
+    placed += islice(free, plan.most - len(placed))
     is_awaited = waited_s < last_call_s and _may_come(fleet)
     if len(placed) < plan.most:
         return [] if is_awaited else placed
@@ -104,6 +125,7 @@ def carried_over(fleet: Fleet | None, plan: FleetPlan | None) -> Fleet | None:
             continue
         if member.standing is not Standing.OUT:
             member.standing, member.why = Standing.LEFT, "not there yet"
+        member.is_placed = False
         kept.members[member.node] = member
     kept.swapped = fleet.swapped if fleet is not None else []
     return kept

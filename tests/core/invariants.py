@@ -6,6 +6,7 @@ import msgspec
 
 from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.core.state import State
 
 _LEDGER_ERROR_S = 1e-3
@@ -56,6 +57,12 @@ def check_costly(engine: Engine) -> None:
         assert attempt.alive == sum(rank.exitcode is None for rank in attempt.ranks.values())
         for number in (*attempt.stopped, *attempt.collecting):
             assert attempt.ranks[number].exitcode is None
+    fleet = engine.state.fleet
+    if fleet is not None:
+        members = fleet.members.values()
+        assert sorted(fleet.quiet) == sorted(m.node for m in members if m.standing is Standing.SILENT)
+        assert sorted(fleet.placed) == sorted(m.node for m in members if m.is_placed)
+        assert all(m.standing is not Standing.OUT for m in fleet.silent)
     snapshot = engine.snapshot()
     restored = Engine.restore(snapshot)
     assert msgspec.json.decode(restored.snapshot()) == msgspec.json.decode(snapshot)
