@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from guardrun.supervisor.collect.mounts import mount_of, read_mounts
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core.events import NodeTold, NotIsolated
-from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.log import log
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.daemon import Daemon
     from guardrun.supervisor.nodefeed import NodeFeed
+    from guardrun.supervisor.station import Station
 
 START_S = 2.0
 
@@ -26,17 +25,16 @@ START_S = 2.0
 class NodeDesk:
     """What the daemon's loop calls."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, station: Station) -> None:
+        self._station = station
         self._feed: NodeFeed | None = None
 
     def sample(self) -> None:
         """Once a second: tell the engine what is new of the node. Never raises: training does not depend on it."""
-        daemon = self._daemon
-        attempt = daemon.engine.state.attempt
-        if daemon.engine.state.phase is not Phase.RUNNING or attempt is None:
+        station = self._station
+        if not station.is_running:
             return
-        if self._feed is None and daemon.clock.now() - attempt.started_s < START_S:
+        if self._feed is None and station.clock.now() - station.desk.started_s < START_S:
             return
         try:
             told = self._step()
@@ -44,29 +42,29 @@ class NodeDesk:
             log.exception("node_not_heard")
             return
         if told is not None:
-            daemon.feed(told)
+            station.feed(told)
 
     def _step(self) -> NodeTold | None:
         from guardrun.supervisor.node.wire import RegisterJob
         from guardrun.supervisor.nodefeed import NodeFeed, Using
 
-        daemon, run = self._daemon, self._daemon.run_file
+        station, run = self._station, self._station.run_file
         if self._feed is None:
             job = RegisterJob(
                 run_id=run.run_id,
-                run_dir=str(daemon.run_dir),
+                run_dir=str(station.run_dir),
                 launcher_pid=run.launcher_pid,
                 launcher_start=run.launcher_start,
                 token=run.token,
             )
-            self._feed = NodeFeed(run.node, daemon.clock, job)
-        pids = {rank.global_rank: rank.pid for rank in daemon.desk.ranks.values()}
+            self._feed = NodeFeed(run.node, station.clock, job)
+        pids = {rank.global_rank: rank.pid for rank in station.desk.ranks.values()}
         return self._feed.step(Using(pids=pids, mounts=self._mounts))
 
     def _mounts(self) -> Iterable[str]:
         """Mount points of the folders that the run works in, by their names alone: one that is dead is not touched."""
         mounts = read_mounts()
-        found = (mount_of(os.path.abspath(folder), mounts) for folder in self._daemon.performer.folders())
+        found = (mount_of(os.path.abspath(folder), mounts) for folder in self._station.folders())
         return {mount.point for mount in found if mount is not None}
 
     def isolate(self, action: ac.Isolate) -> None:
@@ -80,10 +78,10 @@ class NodeDesk:
                 why = str(error)
             if why:
                 event = NotIsolated(node=action.node, incident=action.incident, why=why)
-                self._daemon.post(lambda: self._daemon.feed(event))
+                self._station.post(lambda: self._station.feed(event))
 
         try:
-            self._daemon.pool.submit(work)
+            self._station.pool.submit(work)
         except RuntimeError:
             pass  # the daemon is closing
 
@@ -91,17 +89,17 @@ class NodeDesk:
         """Why not; empty where it is done."""
         from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation
         from guardrun.supervisor.node.client import RefusedError, Unreachable, ask
-        from guardrun.supervisor.node.places import find_places
+        from guardrun.supervisor.node.places import absolute_folders, find_places
         from guardrun.supervisor.node.quarantine import isolate_node
 
-        run = self._daemon.run_file
+        run = self._station.run_file
         asked = {
             "cause": action.cause,
             "reason": action.summary,
             "run_id": run.run_id,
             "incident": action.incident,
             "is_automatic": True,
-            "evidence_wall_s": (seen_wall_s := time.time() - self._daemon.clock.now() + action.evidence_s),
+            "evidence_wall_s": (seen_wall_s := time.time() - self._station.clock.now() + action.evidence_s),
         }
         try:
             return str(ask("isolate", asked).get("why", ""))
@@ -110,9 +108,8 @@ class NodeDesk:
         except Unreachable as error:
             log.info("isolated_without_agent", why=str(error))
         table = run.config.get("node", {})
-        names = (table.get("state_dir", ""), table.get("shared_dir", ""))
-        state_dir, shared_dir = (os.path.join(run.cwd, name) if name else "" for name in names)
-        places = find_places(state_dir, shared_dir, os.environ, action.node)
+        folders = absolute_folders(table.get("state_dir", ""), table.get("shared_dir", ""), run.cwd)
+        places = find_places(*folders, os.environ, action.node)
         isolation = Isolation(
             cause=action.cause,
             who=AUTOMATIC,
@@ -127,5 +124,5 @@ class NodeDesk:
 
     def close(self) -> None:
         if self._feed is not None:
-            self._feed.close(is_over=self._daemon.is_over)
+            self._feed.close(is_over=self._station.is_over)
             self._feed = None

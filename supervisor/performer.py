@@ -7,9 +7,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,11 +16,9 @@ from guardrun.hooks.messages import CheckpointLoaded
 from guardrun.launcher.checkpoints.chooser import Chooser
 from guardrun.launcher.proc import TOKEN_VARIABLE, notify_token
 from guardrun.supervisor import wire
-from guardrun.supervisor.collect.exits import read_exits
-from guardrun.supervisor.collect.look import take_look
+from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.log import log
 from guardrun.supervisor.printable import encode_json
 from guardrun.supervisor.render.incident import write_incident
@@ -41,8 +38,6 @@ class Performer:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._began_wall_s = time.time() - daemon.clock.now()
-        self.error_files: dict[int, str] = {}
-        self.stderr_files: dict[int, str] = {}
         self._notified: list[subprocess.Popen[bytes]] = []
         self._orders: dict[type, Callable[..., None]] = {
             ac.StartAttempt: self._start,
@@ -79,7 +74,7 @@ class Performer:
             keep_chooser(run_dir, chooser)
             chooser.prevalidate()
 
-        self.in_background(work, lambda error: None, self._daemon.checkpoint_pool)
+        self._daemon.in_background(work, lambda error: None, self._daemon.checkpoint_pool)
 
     def loaded(self, message: CheckpointLoaded) -> None:
         """A rank loaded something: where that is a checkpoint, its steps count from there."""
@@ -95,34 +90,7 @@ class Performer:
                 attempt=message.attempt, global_rank=message.global_rank, path=found.path, step=found.step
             )
 
-        self.in_background(work, lambda error: None, daemon.checkpoint_pool)
-
-    def remove_sockets(self) -> None:
-        """The launcher's duty, done where it has been killed."""
-        shutil.rmtree(self._daemon.sockets, ignore_errors=True)
-
-    def in_background(
-        self,
-        work: Callable[[], ev.Event | None],
-        instead: Callable[[str], ev.Event | None],
-        pool: ThreadPoolExecutor | None = None,
-    ) -> None:
-        """Have a worker thread make an event, and feed it; `instead` makes one where it raises."""
-        daemon = self._daemon
-
-        def job() -> None:
-            try:
-                event = work()
-            except Exception as error:
-                log.exception("worker_raised")
-                event = instead(repr(error))
-            if event is not None:
-                daemon.post(lambda: daemon.feed(event))
-
-        try:
-            (pool or daemon.pool).submit(job)
-        except RuntimeError:
-            pass  # the daemon is closing
+        self._daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
 
     # One method an action -------------------------------------------------------------------------------------
 
@@ -135,42 +103,9 @@ class Performer:
 
     def _look(self, action: ac.TakeLook) -> None:
         daemon = self._daemon
-        name = f"{action.attempt}-{action.look:04d}"
         daemon.scribe.put(self._prune_looks)
-        ranks, boards = list(daemon.desk.ranks.values()), dict(daemon.sampler.boards)
-        folders, batches = self.folders(), dict(daemon.desk.batches)
-
-        def work() -> ev.Event:
-            result = take_look(
-                action.attempt,
-                ranks,
-                boards=boards,
-                clock=daemon.clock,
-                sockets_dir=daemon.sockets,
-                folder=daemon.run_dir / "looks" / name,
-                folders=folders,
-                write=daemon.scribe.put,
-            )
-            return ev.LookTaken(
-                look=action.look,
-                attempt=action.attempt,
-                ranks=[_with_batch(look, batches.get(look.global_rank, {})) for look in result.ranks],
-                missing=result.missing,
-                took_s=round(result.took_s, 3),
-                folder=f"looks/{name}",
-                readings=list(result.readings),
-            )
-
-        def instead(error: str) -> ev.Event:
-            missing = {rank.global_rank: error for rank in ranks}
-            return ev.LookTaken(look=action.look, attempt=action.attempt, ranks=[], missing=missing)
-
-        self.in_background(work, instead)
-
-    def folders(self) -> list[str]:
-        """Those whose file systems matter to the run."""
-        daemon = self._daemon
-        return [str(daemon.run_dir), daemon.run_file.cwd, "/tmp", "/dev/shm", *daemon.chooser.folders()]
+        folder = daemon.run_dir / look_name(action.attempt, action.look)
+        begin_look(daemon, action, folder, daemon.scribe.put)
 
     def _prune_looks(self) -> None:
         """Looks that led to nothing; those of an incident lie in its own folder."""
@@ -182,25 +117,7 @@ class Performer:
             shutil.rmtree(old, ignore_errors=True)
 
     def _read_exits(self, action: ac.ReadExits) -> None:
-        daemon = self._daemon
-        folders = [*self.folders(), *daemon.desk.failed_saves]
-        failed_loads = dict(daemon.desk.failed_loads)
-        ranks = list(daemon.desk.ranks.values())
-
-        def work() -> ev.Event:
-            return read_exits(
-                action.attempt,
-                ranks,
-                sockets_dir=daemon.sockets,
-                clock=daemon.clock,
-                error_files=self.error_files,
-                stderr_files=self.stderr_files,
-                oom=daemon.oom,
-                folders=folders,
-                failed_loads={rank: daemon.chooser.name_of(path) for rank, path in failed_loads.items()},
-            )
-
-        self.in_background(work, lambda error: ev.ExitsRead(attempt=action.attempt, traces=[]))
+        begin_exits(self._daemon, action, self._daemon.chooser.name_of)
 
     def _choose(self, action: ac.ChooseCheckpoint) -> None:
         daemon = self._daemon
@@ -219,7 +136,7 @@ class Performer:
             )
 
         instead = lambda error: ev.CheckpointChosen(choice=action.choice, error=error)  # noqa: E731
-        self.in_background(work, instead, daemon.checkpoint_pool)
+        self._daemon.in_background(work, instead, daemon.checkpoint_pool)
 
     def _write_incident(self, action: ac.WriteIncident) -> None:
         daemon = self._daemon
@@ -301,9 +218,3 @@ def keep_chooser(run_dir: Path, chooser: Chooser) -> None:
         write_atomically(run_dir / CHECKPOINTS_FILE, encode_json(chooser.state()))
     except OSError as error:
         log.warning("checkpoints_not_remembered", error=str(error))
-
-
-def _with_batch(look: RankLook, told: dict[str, Any]) -> RankLook:
-    """The look, with the batch that its rank told, if that is still the one it is at."""
-    is_current = told.get("batch", 0) == look.batches + (1 if told.get("is_awaited") else 0)
-    return msgspec.structs.replace(look, batch=told) if told and is_current else look

@@ -42,6 +42,15 @@ class LauncherHello(_Wire, frozen=True, kw_only=True, tag="launcher_hello"):
     """Of that attempt, as Started has them."""
 
 
+class Serving(_Wire, frozen=True, kw_only=True, tag="serving"):
+    """The store of an attempt is served here: the other nodes' ranks can be started. Before Started."""
+
+    seq: int
+    attempt: int
+    address: str
+    port: int
+
+
 class Started(_Wire, frozen=True, kw_only=True, tag="started"):
     seq: int
     attempt: int
@@ -87,11 +96,26 @@ class Ack(_Wire, frozen=True, kw_only=True, tag="ack"):
     seq: int
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """This node's part in an attempt of several nodes."""
+
+    group_rank: int
+    nodes: int
+    first_rank: int
+    """Global rank of its first."""
+    world_size: int
+    address: str = ""
+    """Where the store is served (MASTER_ADDR); empty: here."""
+    port: int = 0
+
+
 class Start(_Wire, frozen=True, kw_only=True, tag="start"):
     attempt: int
     checkpoint: Checkpoint | None = None
     is_detailed: bool = False
     """With TORCH_DISTRIBUTED_DEBUG=DETAIL, unless the user has set it."""
+    place: Place | None = None
+    """None: the job has this node alone."""
 
 
 class Stop(_Wire, frozen=True, kw_only=True, tag="stop"):
@@ -119,5 +143,5 @@ class Answer(_Wire, frozen=True, kw_only=True, tag="answer"):
     error: str = ""
 
 
-ToSupervisor = LauncherHello | Started | Exited | Stopped | Signalled | Ask
+ToSupervisor = LauncherHello | Serving | Started | Exited | Stopped | Signalled | Ask
 ToLauncher = Ack | Start | Stop | Finish

@@ -1,0 +1,91 @@
+"""Looks and exits of one node's ranks, read by a station's worker threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from guardrun.supervisor.collect.exits import read_exits
+from guardrun.supervisor.collect.look import take_look
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.looks import RankLook
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.station import Station
+
+
+def look_name(attempt: int, look: int) -> str:
+    """The folder of a look's raw stacks, relative to the run directory."""
+    return f"looks/{attempt}-{look:04d}"
+
+
+def begin_look(
+    station: Station,
+    action: ac.TakeLook,
+    folder: Path,
+    write: Callable[[Callable[[], object]], object],
+    done: Callable[[], object] = lambda: None,
+) -> None:
+    """Take a look, and feed the event. folder, write: as take_look has them. done: on the worker, before the event."""
+    ranks, boards = list(station.desk.ranks.values()), dict(station.sampler.boards)
+    folders, batches = station.folders(), dict(station.desk.batches)
+
+    def work() -> ev.Event:
+        result = take_look(
+            action.attempt,
+            ranks,
+            boards=boards,
+            clock=station.clock,
+            sockets_dir=station.sockets,
+            folder=folder,
+            folders=folders,
+            write=write,
+        )
+        done()
+        return ev.LookTaken(
+            look=action.look,
+            attempt=action.attempt,
+            ranks=[_with_batch(look, batches.get(look.global_rank, {})) for look in result.ranks],
+            missing=result.missing,
+            took_s=round(result.took_s, 3),
+            folder=look_name(action.attempt, action.look),
+            readings=list(result.readings),
+        )
+
+    def instead(error: str) -> ev.Event:
+        missing = {rank.global_rank: error for rank in ranks}
+        return ev.LookTaken(look=action.look, attempt=action.attempt, ranks=[], missing=missing)
+
+    station.in_background(work, instead)
+
+
+def begin_exits(station: Station, action: ac.ReadExits, name_of: Callable[[str], str] = lambda path: path) -> None:
+    """Read what fallen ranks left, and feed the event. name_of: a file's path → the checkpoint it belongs to."""
+    folders = [*station.folders(), *station.desk.failed_saves]
+    failed_loads = dict(station.desk.failed_loads)
+    ranks = list(station.desk.ranks.values())
+
+    def work() -> ev.Event:
+        return read_exits(
+            action.attempt,
+            ranks,
+            sockets_dir=station.sockets,
+            clock=station.clock,
+            error_files=station.error_files,
+            stderr_files=station.stderr_files,
+            oom=station.oom,
+            folders=folders,
+            failed_loads={rank: name_of(path) for rank, path in failed_loads.items()},
+        )
+
+    station.in_background(work, lambda error: ev.ExitsRead(attempt=action.attempt, traces=[]))
+
+
+def _with_batch(look: RankLook, told: Mapping[str, Any]) -> RankLook:
+    """The look, with the batch that its rank told, if that is still the one it is at."""
+    is_current = told.get("batch", 0) == look.batches + (1 if told.get("is_awaited") else 0)
+    return msgspec.structs.replace(look, batch=dict(told)) if told and is_current else look

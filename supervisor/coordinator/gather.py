@@ -1,0 +1,381 @@
+"""One job's events out of its nodes': pure, without a socket or a clock.
+
+The engine knows attempts, looks and exits; each node tells its part. What is one rank's goes on at once, but not
+before the attempt has started: the engine hears of ranks, then of what they do. A node that does not answer is not
+waited for beyond what its order may take; for its ranks' end, beyond its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from guardrun.supervisor.collect.look import limit_s
+from guardrun.supervisor.coordinator.messages import Down
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.wire import Place, Start, Stop
+
+SILENT_S = 5.0
+"""Nothing heard of a node for so long: it pulses once a second."""
+EXITS_S = 4.0
+"""What read_exits may take, a dead mount included, and the way there and back."""
+WAY_S = 3.0
+"""Beyond a look's own limit."""
+END_MARGIN_S = 3.0
+"""What a node needs to end its ranks by SIGKILL once its lease is over."""
+_OF_RANKS = (
+    ev.RankExited,
+    ev.RankRaised,
+    ev.RankEnded,
+    ev.NodeReport,
+    ev.GcHeld,
+    ev.CheckpointSaved,
+    ev.CheckpointLoaded,
+    ev.HooksMissing,
+)
+_KILLED = (-9, 137)
+
+
+@dataclass
+class _Asked:
+    """A question to several nodes."""
+
+    nodes: list[str]
+    by_s: float
+    parts: dict[str, ev.LookTaken | ev.ExitsRead] = field(default_factory=dict)
+
+
+@dataclass
+class _Attempt:
+    """The current attempt, as its nodes tell it."""
+
+    order: ac.StartAttempt
+    firsts: list[int]
+    started: dict[str, ev.AttemptStarted] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    is_told: bool = False
+    """The engine has had AttemptStarted."""
+    held: list[ev.Event] = field(default_factory=list)
+    store: tuple[str, int] | None = None
+    grace_s: float | None = None
+    """Not None: it is being stopped."""
+    stopped: dict[str, ev.AttemptStopped] = field(default_factory=dict)
+    last_stopped_s: float = 0.0
+    is_over: bool = False
+    killed: set[str] = field(default_factory=set)
+    """Nodes of which a rank was killed by SIGKILL."""
+
+
+class Gather:
+    """Feed it what nodes tell, and the engine's orders; it answers with events, and fills `orders`."""
+
+    def __init__(self, term_s: float) -> None:
+        self._term_s = term_s
+        self.orders: list[tuple[str, Down]] = []
+        """Node, order: for the caller to send and clear."""
+        self._heard_s: dict[str, float] = {}
+        self._silent: dict[str, bool] = {}
+        """Nodes that are silent → their connection was closed."""
+        self._attempt: _Attempt | None = None
+        self._look: tuple[ac.TakeLook, _Asked] | None = None
+        self._exits: tuple[ac.ReadExits, _Asked] | None = None
+
+    # Orders of the engine ------------------------------------------------------------------------------------
+
+    def start(self, order: ac.StartAttempt, sizes: Mapping[str, int]) -> None:
+        """Have an attempt started. sizes: ranks of each node."""
+        known = self._attempt
+        if known is None or known.order.attempt != order.attempt or known.order.nodes != order.nodes:
+            firsts = [0]
+            for node in order.nodes:
+                firsts.append(firsts[-1] + sizes[node])
+            self._attempt = known = _Attempt(order, firsts)
+        self._order_start(known, order.nodes[:1])
+        if known.store is not None:
+            self._order_start(known, order.nodes[1:])
+
+    def resume(self, attempt: int, ranks: Iterable[ev.Rank]) -> None:
+        """A head that was started anew: this attempt has been told already."""
+        by_node: dict[str, list[ev.Rank]] = {}
+        for rank in ranks:
+            by_node.setdefault(rank.node, []).append(rank)
+        firsts = [min(rank.global_rank for rank in group) for group in by_node.values()]
+        total = sum(map(len, by_node.values()))
+        self._attempt = _Attempt(ac.StartAttempt(attempt=attempt, nodes=list(by_node)), [*firsts, total], is_told=True)
+        for node, group in by_node.items():
+            self._attempt.started[node] = ev.AttemptStarted(attempt=attempt, ranks=group)
+
+    def stop(self, order: ac.StopAttempt) -> None:
+        """Have an attempt stopped on all nodes."""
+        current = self._attempt
+        if current is None or current.order.attempt != order.attempt:
+            return
+        current.grace_s = order.grace_s
+        for node in current.order.nodes:
+            self.orders.append((node, Stop(attempt=order.attempt, grace_s=order.grace_s)))
+
+    def look(self, order: ac.TakeLook, now_s: float) -> None:
+        """Have a look taken on all nodes."""
+        nodes = self._nodes(order.attempt)
+        ranks = max((len(part.ranks) for part in self._parts()), default=8)
+        self._look = (order, _Asked(nodes, now_s + limit_s(ranks) + WAY_S))
+        self.orders += [(node, order) for node in nodes]
+
+    def read_exits(self, order: ac.ReadExits, now_s: float) -> None:
+        nodes = self._nodes(order.attempt)
+        self._exits = (order, _Asked(nodes, now_s + EXITS_S))
+        self.orders += [(node, order) for node in nodes]
+
+    def _nodes(self, attempt: int) -> list[str]:
+        return list(self._attempt.order.nodes) if self._attempt and self._attempt.order.attempt == attempt else []
+
+    def _parts(self) -> list[ev.AttemptStarted]:
+        return list(self._attempt.started.values()) if self._attempt else []
+
+    def _order_start(self, current: _Attempt, nodes: list[str]) -> None:
+        order = current.order
+        for node in nodes:
+            group_rank = order.nodes.index(node)
+            address, port = current.store if current.store and group_rank else ("", 0)
+            place = Place(
+                group_rank=group_rank,
+                nodes=len(order.nodes),
+                first_rank=current.firsts[group_rank],
+                world_size=current.firsts[-1],
+                address=address,
+                port=port,
+            )
+            start = Start(
+                attempt=order.attempt, checkpoint=order.checkpoint, is_detailed=order.is_detailed, place=place
+            )
+            self.orders.append((node, start))
+
+    # What nodes tell -----------------------------------------------------------------------------------------
+
+    def serving(self, attempt: int, address: str, port: int) -> None:
+        """The store is there: everybody else may start."""
+        current = self._attempt
+        if current is None or current.order.attempt != attempt:
+            return
+        current.store = (address, port)
+        self._order_start(current, current.order.nodes[1:])
+
+    def joined(self, node: str, attempt: int, now_s: float) -> list[ev.Event]:
+        """A node is there (again). attempt: whose ranks it has; -1: none."""
+        self._heard_s[node] = now_s
+        self._silent.pop(node, None)
+        current = self._attempt
+        if current is None or node not in current.order.nodes or current.is_over:
+            return []
+        if current.grace_s is not None and node not in current.stopped and attempt == current.order.attempt:
+            self.orders.append((node, Stop(attempt=attempt, grace_s=current.grace_s)))
+            return []
+        if attempt == current.order.attempt or node not in current.started:
+            return []
+        # Its guardrun is a new one: the ranks of the one before died with it.
+        return self._ranks_are_gone(current, node, now_s)
+
+    def _ranks_are_gone(self, current: _Attempt, node: str, now_s: float) -> list[ev.Event]:
+        number = current.order.attempt
+        told: list[ev.Event] = []
+        for rank in current.started[node].ranks:
+            exited = ev.RankExited(attempt=number, global_rank=rank.global_rank, pid=rank.pid, exitcode=-9, at_s=now_s)
+            told += self.told(node, exited, now_s)
+        stopped = ev.AttemptStopped(
+            attempt=number, exitcodes={r.global_rank: -9 for r in current.started[node].ranks}, stopped_by_us=[]
+        )
+        return told + self.told(node, stopped, now_s)
+
+    def heard(self, node: str, at_s: float) -> list[ev.Event]:
+        """A node has given a sign of life."""
+        self._heard_s[node] = max(at_s, self._heard_s.get(node, at_s))
+        if self._silent.pop(node, None) is None:
+            return []
+        return [ev.NodeHeard(node=node)]
+
+    def dropped(self, node: str, now_s: float) -> list[ev.Event]:
+        """A node's end of the connection was closed."""
+        if self._silent.get(node):
+            return []
+        self._silent[node] = True
+        return [ev.NodeSilent(node=node, since_s=self._heard_s.get(node, now_s), is_dropped=True)]
+
+    def told(self, node: str, event: ev.Event, now_s: float) -> list[ev.Event]:
+        """An event of a node's → those for the engine."""
+        current = self._attempt
+        number = current.order.attempt if current else -1
+        if isinstance(event, ev.AttemptStarted | ev.AttemptNotStarted | ev.AttemptStopped):
+            if current is None or event.attempt != number or node not in current.order.nodes:
+                return []
+            if isinstance(event, ev.AttemptStarted):
+                current.started[node] = event
+            elif isinstance(event, ev.AttemptNotStarted):
+                current.refused[node] = event.error
+            else:
+                current.stopped[node] = event
+                current.last_stopped_s = now_s
+            return self._progress(now_s)
+        if isinstance(event, ev.LookTaken):
+            return self._answered(self._look, node, event, event.look, now_s)
+        if isinstance(event, ev.ExitsRead):
+            return self._answered(self._exits, node, event, event.attempt, now_s)
+        if isinstance(event, _OF_RANKS):
+            if current is None or event.attempt != number:
+                return []
+            if isinstance(event, ev.RankExited) and event.exitcode in _KILLED:
+                current.killed.add(node)
+            if not current.is_told:
+                current.held.append(event)
+                return []
+        return [event]
+
+    def tick(self, now_s: float) -> list[ev.Event]:
+        """Once a second, or when due: who is silent, what is waited for no longer."""
+        out: list[ev.Event] = []
+        for node, at_s in self._heard_s.items():
+            if now_s - at_s >= SILENT_S and node not in self._silent:
+                self._silent[node] = False
+                out.append(ev.NodeSilent(node=node, since_s=at_s))
+        return out + self._progress(now_s) + self._overdue(now_s)
+
+    def forget(self, node: str) -> None:
+        """It has said that it ends."""
+        self._heard_s.pop(node, None)
+        self._silent.pop(node, None)
+
+    # Putting together ----------------------------------------------------------------------------------------
+
+    def _progress(self, now_s: float) -> list[ev.Event]:
+        current = self._attempt
+        if current is None or current.is_over:
+            return []
+        out = [] if current.is_told else self._try_told(current)
+        if current.is_told or current.grace_s is not None:
+            out += self._try_over(current, now_s)
+        return out
+
+    def _try_told(self, current: _Attempt) -> list[ev.Event]:
+        nodes = current.order.nodes
+        answered = {*current.started, *current.refused}
+        missing = [node for node in nodes if node not in answered]
+        if any(node not in self._silent and node not in self._gone() for node in missing):
+            has_store = current.store is not None or nodes[0] in answered
+            if has_store or nodes[0] not in missing:
+                return []
+            if nodes[0] not in self._silent and nodes[0] not in self._gone():
+                return []
+            # The node that was to serve the store is silent: nobody else can start.
+        if not current.started:
+            error = "; ".join(f"{node}: {why}" for node, why in current.refused.items())
+            current.is_over = True
+            return [ev.AttemptNotStarted(attempt=current.order.attempt, error=error or "no node answered")]
+        current.is_told = True
+        ranks = [rank for node in nodes if node in current.started for rank in current.started[node].ranks]
+        started = ev.AttemptStarted(attempt=current.order.attempt, ranks=ranks, resumed_from=current.order.checkpoint)
+        held, current.held = current.held, []
+        left: list[ev.Event] = [
+            ev.NodeLeft(node=node, why=f"it could not start its ranks: {why}") for node, why in current.refused.items()
+        ]
+        return [started, *left, *held]
+
+    def _gone(self) -> set[str]:
+        """Nodes of the attempt that are not known to be there at all."""
+        return set(self._attempt.order.nodes) - set(self._heard_s) if self._attempt else set()
+
+    def _try_over(self, current: _Attempt, now_s: float) -> list[ev.Event]:
+        """Nothing of the attempt is alive on any node, as far as that can be known."""
+        waiting = [node for node in current.started if node not in current.stopped]
+        if current.grace_s is None and waiting:
+            return []
+        for node in waiting:
+            if node in self._heard_s and node not in self._silent:
+                return []
+            # The others' end is the end of its progress; without contact or progress it ends its ranks itself.
+            last_s = max(self._heard_s.get(node, 0.0), current.last_stopped_s)
+            if now_s < last_s + self._term_s + END_MARGIN_S:
+                return []
+        current.is_over = True
+        parts = current.stopped.values()
+        return [
+            ev.AttemptStopped(
+                attempt=current.order.attempt,
+                exitcodes={rank: code for part in parts for rank, code in part.exitcodes.items()},
+                stopped_by_us=sorted(rank for part in parts for rank in part.stopped_by_us),
+                survivors=[pid for part in parts for pid in part.survivors],
+                took_s=max((part.took_s for part in parts), default=0.0),
+            )
+        ]
+
+    def _answered(
+        self,
+        asked: tuple[ac.TakeLook | ac.ReadExits, _Asked] | None,
+        node: str,
+        event: ev.LookTaken | ev.ExitsRead,
+        number: int,
+        now_s: float,
+    ) -> list[ev.Event]:
+        if asked is None:
+            return []
+        order, question = asked
+        if node not in question.nodes or number != (order.look if isinstance(order, ac.TakeLook) else order.attempt):
+            return []
+        question.parts[node] = event
+        return self._overdue(now_s)
+
+    def _overdue(self, now_s: float) -> list[ev.Event]:
+        """Questions that all have answered who still can, or whose time is up."""
+        out: list[ev.Event] = []
+        if self._look is not None and self._is_done(self._look[1], now_s):
+            (order, question), self._look = self._look, None
+            out.append(self._join_looks(order, question))
+        if self._exits is not None and self._is_done(self._exits[1], now_s):
+            (asked, question), self._exits = self._exits, None
+            out.append(self._join_exits(asked, question))
+        return out
+
+    def _is_done(self, question: _Asked, now_s: float) -> bool:
+        missing = [node for node in question.nodes if node not in question.parts and node not in self._silent]
+        return not missing or now_s >= question.by_s
+
+    def _join_looks(self, order: ac.TakeLook, question: _Asked) -> ev.LookTaken:
+        parts = {node: part for node, part in question.parts.items() if isinstance(part, ev.LookTaken)}
+        missing = {rank: why for part in parts.values() for rank, why in part.missing.items()}
+        for node in question.nodes:
+            if node not in parts and self._attempt and node in self._attempt.started:
+                why = f"{node} did not answer"
+                missing |= {rank.global_rank: why for rank in self._attempt.started[node].ranks}
+        return ev.LookTaken(
+            look=order.look,
+            attempt=order.attempt,
+            ranks=[look for part in parts.values() for look in part.ranks],
+            missing=missing,
+            took_s=max((part.took_s for part in parts.values()), default=0.0),
+            folder=next((part.folder for part in parts.values() if part.folder), ""),
+            readings=[reading for node, part in parts.items() for reading in _of_node(node, part)],
+        )
+
+    def _join_exits(self, order: ac.ReadExits, question: _Asked) -> ev.ExitsRead:
+        parts = {node: part for node, part in question.parts.items() if isinstance(part, ev.ExitsRead)}
+        killed = self._attempt.killed if self._attempt else set()
+        # Memory that ran out elsewhere has killed nobody here; and pids of several nodes mean nothing side by side.
+        counts = [part.oom_kills for node, part in parts.items() if node in killed and part.oom_kills >= 0]
+        free: dict[str, int] = {}
+        for part in parts.values():
+            for folder, size in part.disk_free_bytes.items():
+                free[folder] = min(size, free.get(folder, size))
+        return ev.ExitsRead(
+            attempt=order.attempt,
+            traces=[trace for part in parts.values() for trace in part.traces],
+            oom_kills=sum(counts) if counts else -1,
+            oom_pids=[pid for node, part in parts.items() if node in killed for pid in part.oom_pids],
+            disk_free_bytes=free,
+            readings=[reading for node, part in parts.items() for reading in _of_node(node, part)],
+        )
+
+
+def _of_node(node: str, part: ev.LookTaken | ev.ExitsRead) -> list[Reading]:
+    """What is odd on a node, with its name; that all is well on a thousand of them is not worth telling."""
+    return [msgspec.structs.replace(r, note=f"{node}: {r.note}".rstrip(": ")) for r in part.readings if r.is_odd]

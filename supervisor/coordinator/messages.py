@@ -1,0 +1,83 @@
+"""What deputies and the coordinator say to each other, inside the envelopes of `wire.py`.
+
+Up go the engine's own events, as if the node were alone, but in the coordinator's seconds and with global ranks; and
+what only the head's edge needs. Down go orders, all of them idempotent: whoever gets one again answers it again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.actions import ReadExits, TakeLook
+from guardrun.supervisor.wire import Finish, Start, Stop
+
+MAX_RAW_BYTES = 1024 * 1024
+"""Of one node's raw stacks of one look, compressed; what is beyond is left on the node, and said."""
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    pass
+
+
+# Up ------------------------------------------------------------------------------------------------------------
+
+
+class Serving(_Message, frozen=True, kw_only=True, tag="serving"):
+    """As in supervisor/wire.py, on its way to the other nodes."""
+
+    attempt: int
+    address: str
+    port: int
+
+
+class Raw(_Message, frozen=True, kw_only=True, tag="raw"):
+    """A look's files: before its LookTaken."""
+
+    folder: str
+    """Relative to the run directory."""
+    files: dict[str, bytes]
+    """Names relative to the folder → contents, compressed by zlib."""
+    left_out: int = 0
+
+
+class Loaded(_Message, frozen=True, kw_only=True, tag="loaded"):
+    """A rank has loaded something before its first step: where it is a checkpoint, its steps count from there."""
+
+    attempt: int
+    global_rank: int
+    path: str
+
+
+class Checks(_Message, frozen=True, kw_only=True, tag="checks"):
+    """Answer to AskChecks: calls of should_checkpoint() so far, the fewest and the most of this node's ranks."""
+
+    fewest: int
+    most: int
+    ahead: int
+    """How many more there may be before an order arrives."""
+
+
+# Down ----------------------------------------------------------------------------------------------------------
+
+
+class SetBase(_Message, frozen=True, kw_only=True, tag="set_base"):
+    """A rank's steps count from there."""
+
+    attempt: int
+    global_rank: int
+    step: int
+
+
+class AskChecks(_Message, frozen=True, kw_only=True, tag="ask_checks"):
+    pass
+
+
+class SetCheckpoint(_Message, frozen=True, kw_only=True, tag="set_checkpoint"):
+    """The call of should_checkpoint() that answers yes."""
+
+    at: int
+
+
+Up = ev.Event | Serving | Raw | Loaded | Checks
+Down = Start | Stop | Finish | TakeLook | ReadExits | SetBase | AskChecks | SetCheckpoint

@@ -1,0 +1,381 @@
+"""What a run's supervisor does for its node, whoever decides: the loop between the sockets and the collectors.
+
+`Daemon` decides: it has the engine. `coordinator/deputy.py` passes everything on to the head of a job of several nodes.
+Nothing in the loop waits for anything but its poller: looks and exits are read by worker threads, whose answers come
+back through a queue and a wake-up descriptor.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from guardrun.hooks.messages import MAX_MESSAGE_BYTES, CheckpointLoaded
+from guardrun.launcher.sockets import ensure_socket_folder
+from guardrun.supervisor import wire
+from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.collect.cleanup import end_run
+from guardrun.supervisor.collect.oom import OomWatch
+from guardrun.supervisor.collect.procfs import read_stat
+from guardrun.supervisor.collect.sampler import Sampler
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.desk import Desk
+from guardrun.supervisor.log import log
+from guardrun.supervisor.nodedesk import NodeDesk
+from guardrun.supervisor.printable import encode_msgpack
+from guardrun.supervisor.rundir import RunFile
+from guardrun.supervisor.scribe import Scribe
+from guardrun.supervisor.terminal import Terminal
+
+SAMPLE_S = 1.0
+SKIP_S = 5.0
+"""A loop that wakes this much later than it asked for was not running: frozen, stopped, or the machine was."""
+BEATS_A_TURN = 2000
+"""Frames taken from the ranks' socket before the other work gets its turn."""
+WORKERS = 3
+
+FromLauncher = wire.LauncherHello | wire.Serving | wire.Started | wire.Exited | wire.Stopped | wire.Signalled
+
+
+class Station(ABC):
+    """Runs until the run is over, or its launcher is gone."""
+
+    def __init__(self, run_dir: Path, run: RunFile, scribe: Scribe) -> None:
+        self.run_dir = run_dir
+        self.scribe = scribe
+        self.run_file = run
+        self.clock = EngineClock(run.clock_base_s, run.clock_mono_s)
+        self.sockets = Path(run.socket_dir)
+        self.terminal = Terminal()
+        self.sampler = Sampler(self.clock, self.sockets, run.launcher_pid)
+        self.oom = OomWatch()
+        self.is_over = False
+        self.error_files: dict[int, str] = {}
+        self.stderr_files: dict[int, str] = {}
+        """Of the current attempt, per global rank."""
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
+        self.node = NodeDesk(self)
+        self.desk = Desk(self.clock, self.sampler, self.saved, self.loaded)
+        self._context = zmq.Context()
+        self._beats = self._bind(zmq.PULL, wire.BEATS_SOCKET, MAX_MESSAGE_BYTES)
+        self._control = self._bind(zmq.ROUTER, wire.CONTROL_SOCKET, wire.MAX_CONTROL_BYTES)
+        self._decoder: msgspec.msgpack.Decoder[wire.ToSupervisor] = msgspec.msgpack.Decoder(wire.ToSupervisor)
+        self._launcher: bytes | None = None
+        self._launcher_fd = _open_launcher(run)
+        self._next_sample = 0.0
+        self.malformed = 0
+
+    # What deciding is about ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def feed(self, event: ev.Event) -> bool:
+        """A fact: to whoever decides. False where that failed."""
+
+    @abstractmethod
+    def due_s(self) -> float | None:
+        """When `turn` has something to do at the latest, in the engine's seconds."""
+
+    @abstractmethod
+    def turn(self, ready: dict[object, int]) -> None:
+        """Once each time the loop has woken, after the node's own sockets have been read."""
+
+    @abstractmethod
+    def sampled(self) -> None:
+        """Once a second, after the ranks have been sampled."""
+
+    @property
+    @abstractmethod
+    def is_watching(self) -> bool:
+        """Ranks are alive, or being stopped."""
+
+    @property
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Ranks are alive, and are to be."""
+
+    @abstractmethod
+    def greeted(self, hello: wire.LauncherHello) -> None:
+        """The launcher says who is alive."""
+
+    @abstractmethod
+    def answer(self, peer: bytes, ask: wire.Ask) -> None:
+        """A question of guardctl's."""
+
+    @abstractmethod
+    def saved(self, path: str, step: int, wall_s: float) -> None:
+        """A rank has saved; must not take time."""
+
+    @abstractmethod
+    def loaded(self, message: CheckpointLoaded) -> None:
+        """A rank has loaded something before its first step."""
+
+    @abstractmethod
+    def folders(self) -> list[str]:
+        """Those whose file systems matter to the run."""
+
+    @abstractmethod
+    def register(self, poller: zmq.Poller) -> None:
+        """Sockets of its own, beside the node's."""
+
+    @abstractmethod
+    def skipped(self, gap_s: float) -> None:
+        """The loop did not run for so long."""
+
+    @abstractmethod
+    def serving(self, message: wire.Serving) -> None:
+        """The launcher serves the store of an attempt."""
+
+    @abstractmethod
+    def orphaned(self) -> None:
+        """guardrun was killed here; nothing of it is left."""
+
+    # The loop ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the run is over."""
+        poller = zmq.Poller()
+        poller.register(self._beats, zmq.POLLIN)
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        if self._launcher_fd >= 0:
+            poller.register(self._launcher_fd, zmq.POLLIN)
+        self.register(poller)
+        last = time.monotonic()
+        while not self.is_over:
+            wait_s = self._wait_s()
+            ready: dict[object, int] = dict(poller.poll(math.ceil(wait_s * 1000)))
+            now = time.monotonic()
+            if now - last - wait_s > SKIP_S:
+                self.skipped(now - last)
+            last = now
+            if self._launcher_fd < 0 or self._launcher_fd in ready:
+                self._launcher_died()
+                return
+            if self._control in ready:
+                self._read_control()
+            if self._beats in ready:
+                self._read_beats()
+            if self._wake in ready:
+                self._read_inbox()
+            if now >= self._next_sample:
+                self._sample(now)
+                self.sampled()
+            self.turn(ready)
+
+    def close(self) -> None:
+        """Let go of everything; waits a moment for what is still to be said or sent."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._beats.close(linger=0)
+        self._control.close(linger=1000)
+        self._context.term()
+        self.node.close()
+        self.terminal.close()
+        self.sampler.close()
+        self.oom.close()
+        os.close(self._wake)
+        if self._launcher_fd >= 0:
+            os.close(self._launcher_fd)
+
+    def _wait_s(self) -> float:
+        wait_s = self._next_sample - time.monotonic()
+        due_s = self.due_s()
+        if due_s is not None:
+            wait_s = min(wait_s, due_s - self.clock.now())
+        return max(0.0, wait_s)
+
+    def _sample(self, now: float) -> None:
+        self._next_sample = now + SAMPLE_S
+        if self.is_watching:
+            reports = self.sampler.sample()
+            if reports:
+                self.desk.sampled(reports)
+                self.feed(ev.NodeReport(node=self.run_file.node, attempt=self.desk.attempt, ranks=reports))
+        if self.is_running:
+            missing = self.desk.missing_hooks()
+            if missing is not None:
+                self.feed(missing)
+        self.node.sample()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have the loop's thread make a call; for worker threads."""
+        self._inbox.put(call)
+        os.eventfd_write(self._wake, 1)
+
+    def in_background(
+        self,
+        work: Callable[[], ev.Event | None],
+        instead: Callable[[str], ev.Event | None],
+        pool: ThreadPoolExecutor | None = None,
+    ) -> None:
+        """Have a worker thread make an event, and feed it; `instead` makes one where it raises."""
+
+        def job() -> None:
+            try:
+                event = work()
+            except Exception as error:
+                log.exception("worker_raised")
+                event = instead(repr(error))
+            if event is not None:
+                self.post(lambda: self.feed(event))
+
+        try:
+            (pool or self.pool).submit(job)
+        except RuntimeError:
+            pass  # closing
+
+    def send(self, order: wire.ToLauncher) -> None:
+        """Give the launcher an order; it is asked for again by the engine's deadlines where it gets lost."""
+        if self._launcher is not None:
+            self.send_to(self._launcher, order)
+
+    def send_to(self, peer: bytes, message: wire.ToLauncher | wire.Answer) -> None:
+        try:
+            self._control.send_multipart([peer, encode_msgpack(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.warning("not_sent", message_type=type(message).__name__, error=str(error))
+
+    # Sockets ---------------------------------------------------------------------------------------------------
+
+    def _bind(self, kind: int, name: str, limit_bytes: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.set(zmq.MAXMSGSIZE, limit_bytes)
+        socket.set(zmq.RCVHWM, 20000)
+        ensure_socket_folder(self.sockets)
+        path = self.sockets / name
+        path.unlink(missing_ok=True)  # a supervisor that was killed leaves its socket behind
+        socket.bind(f"ipc://{path}")
+        return socket
+
+    def _read_inbox(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            pass
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _read_beats(self) -> None:
+        for _ in range(BEATS_A_TURN):
+            try:
+                data = self._beats.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            for event in self.desk.receive(data):
+                if isinstance(event, ev.GcHeld):
+                    self._sample(time.monotonic())  # who waited meanwhile is told by where everybody is now
+                self.feed(event)
+
+    def _read_control(self) -> None:
+        for _ in range(BEATS_A_TURN):
+            try:
+                peer, *frames = self._control.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = self._decoder.decode(frames[-1] if frames else b"")
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self.malformed += 1
+                continue
+            if isinstance(message, wire.Ask):
+                self.answer(peer, message)
+            else:
+                self._from_launcher(peer, message)
+
+    # The launcher ------------------------------------------------------------------------------------------------
+
+    def _from_launcher(self, peer: bytes, message: FromLauncher) -> None:
+        self._launcher = peer
+        if isinstance(message, wire.LauncherHello):
+            self.greeted(message)
+            self.send(wire.Ack(seq=0))
+            return
+        if isinstance(message, wire.Started):
+            self._started(message)
+        elif isinstance(message, wire.Serving):
+            self.serving(message)
+        elif isinstance(message, wire.Exited):
+            # The boards outlive their ranks: where it fell is what its last words there say.
+            self._sample(time.monotonic())
+            self.feed(
+                ev.RankExited(
+                    attempt=message.attempt,
+                    global_rank=message.global_rank,
+                    pid=message.pid,
+                    exitcode=message.exitcode,
+                    at_s=self.clock.at_ns(message.at_ns),
+                )
+            )
+        elif isinstance(message, wire.Stopped):
+            self.feed(
+                ev.AttemptStopped(
+                    attempt=message.attempt,
+                    exitcodes=message.exitcodes,
+                    stopped_by_us=message.stopped_by_us,
+                    survivors=message.survivors,
+                    took_s=message.took_s,
+                )
+            )
+        else:
+            self.feed(ev.StopRequested(signum=message.signum))
+        self.send(wire.Ack(seq=message.seq))
+
+    def _started(self, message: wire.Started) -> None:
+        if message.error:
+            self.feed(ev.AttemptNotStarted(attempt=message.attempt, error=message.error))
+            return
+        self.error_files, self.stderr_files = message.error_files, message.stderr_files
+        self.watch(message.attempt, message.ranks, message.checkpoint)
+        self.feed(ev.AttemptStarted(attempt=message.attempt, ranks=message.ranks, resumed_from=message.checkpoint))
+
+    def watch(self, attempt: int, ranks: list[ev.Rank], checkpoint: ev.Checkpoint | None) -> None:
+        """These are this node's ranks from now on."""
+        if attempt == self.desk.attempt and set(self.desk.ranks) == {r.global_rank for r in ranks}:
+            return  # told again
+        self.sampler.attempt_started(attempt, ranks)
+        self.desk.attempt_started(attempt, ranks, checkpoint)
+        self.oom.attempt_started([rank.pid for rank in ranks])
+        if checkpoint is not None and _resumes_by_configuration(self.run_file):
+            for rank in ranks:
+                self.desk.set_base(attempt, rank.global_rank, checkpoint.step)
+
+    def _launcher_died(self) -> None:
+        """guardrun was killed: nothing that it started may live on."""
+        log.error("launcher_died", pid=self.run_file.launcher_pid)
+        self.terminal.say("guardrun itself was killed: ending its ranks", "bad")
+        run = self.run_file
+        left = end_run(run.launcher_pid, run.token, self.sampler.descendants, launcher_start=run.launcher_start)
+        if left:
+            self.terminal.say(f"processes {left} could not be ended, not even by SIGKILL", "bad")
+        self.orphaned()
+        shutil.rmtree(self.sockets, ignore_errors=True)  # the launcher's duty
+
+
+def _resumes_by_configuration(run: RunFile) -> bool:
+    """Whether the user has said how a checkpoint reaches the script: then a rank that is given one takes it."""
+    table = run.config.get("checkpoint", {})
+    return bool(table.get("resume_args") or table.get("resume_env"))
+
+
+def _open_launcher(run: RunFile) -> int:
+    """A pidfd of the launcher; -1 where it is already gone (or its pid is somebody else's)."""
+    try:
+        fd = os.pidfd_open(run.launcher_pid)
+    except OSError:
+        return -1
+    stat = read_stat(run.launcher_pid)
+    if stat is None or stat.start != run.launcher_start:
+        os.close(fd)
+        return -1
+    return fd
