@@ -1,0 +1,486 @@
+"""The coordinator's end: one ROUTER for all deputies, read and written from the supervisor's own loop.
+
+A deputy is known by the routing id of its newest connection. Every turn goes in this order, and must:
+1. the monitor: who is gone. A descriptor is used again by the next connection, but that one is not let in before the
+   doorman (3) has answered for it, so no later connection can be taken for one that this step has not yet read of;
+2. frames;
+3. the doorman.
+
+What `read` returns is acknowledged by `acknowledge`, when the caller has dealt with it (journalled it): a coordinator
+that is killed in between gets it again. What its predecessor had journalled and not acknowledged would come twice: the
+caller tells the new one what it knows (`known`).
+
+Nothing here waits, and nothing that a peer sends raises: it is counted, and dropped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+import zmq
+
+from guardrun.supervisor.coordinator.channel import Channel
+from guardrun.supervisor.coordinator.doors import Doorman, Monitor
+from guardrun.supervisor.coordinator.joining import Decide, Present, newer_if_gone
+from guardrun.supervisor.coordinator.keys import KeyPair
+from guardrun.supervisor.coordinator.wire import (
+    DECODE_ERRORS,
+    MAX_BODY_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_REASON_CHARS,
+    PROTOCOL,
+    Ack,
+    FromDeputy,
+    Join,
+    Order,
+    Pulse,
+    Refusal,
+    Report,
+    ToDeputy,
+    Welcome,
+)
+from guardrun.supervisor.printable import encode_msgpack
+
+FRAMES_A_TURN = 2000
+BACKLOG = 4096
+"""Connections that the kernel keeps for a coordinator that is busy: a whole job joins at once."""
+HANDSHAKE_MS = 10_000
+"""A stranger that says nothing is cut off after this."""
+HEARTBEAT_MS = 10_000
+HEARTBEAT_TIMEOUT_MS = 20_000
+"""A deputy sends something every second; these only clear away what a power cut left half open."""
+UNSENT_MESSAGES = 1000
+"""Kept by ZeroMQ for one deputy that does not read."""
+ORDERS_BYTES = 1024 * 1024
+"""Kept for one deputy that is away."""
+MAX_NODES = 20_000
+
+
+class Joined(NamedTuple):
+    """A deputy that is new, or in a new life. What the last one has sent and was not read is lost."""
+
+    info: dict[str, Any]
+    slot: int
+    incarnation: int
+    is_replacement: bool
+    """In the place of an earlier incarnation."""
+
+
+class Body(NamedTuple):
+    """What a deputy has sent, in order, once."""
+
+    body: bytes
+    incarnation: int
+    seq: int
+
+
+class Dropped(NamedTuple):
+    """A deputy's connection was closed: it ended, or was killed, or will be Back."""
+
+    at_s: float
+    why: str = ""
+
+
+class Back(NamedTuple):
+    """The same incarnation, on a new connection; nothing of its packets is missing but what `lost` counts."""
+
+    info: dict[str, Any]
+    away_s: float
+    """Since its last frame."""
+
+
+class Missed(NamedTuple):
+    """A deputy says that it had to drop this many more packets: they were too many while nobody took them."""
+
+    packets: int
+
+
+What = Joined | Body | Dropped | Back | Missed
+
+
+class Known(NamedTuple):
+    """What an earlier life of the coordinator has dealt with."""
+
+    incarnation: int
+    seq: int
+
+
+@dataclass
+class Counters:
+    """Since this coordinator began."""
+
+    accepted: int = 0
+    """Connections."""
+    handshakes_failed: int = 0
+    """No CURVE, a wrong key of ours, garbage, silence."""
+    keys_refused: int = 0
+    joins_refused: int = 0
+    malformed: int = 0
+    strays: int = 0
+    """Frames of connections that have not joined, or were replaced."""
+    accepts_failed: int = 0
+    """Mostly: out of descriptors."""
+    unsent: int = 0
+    """Frames that a deputy's connection did not take; packets among them are sent again."""
+    orders_lost: int = 0
+
+
+@dataclass(eq=False)
+class _Peer:
+    node: str
+    slot: int
+    incarnation: int
+    connection: int
+    route: bytes
+    fd: int
+    channel: Channel
+    heard_s: float
+    is_connected: bool = True
+    peer_lost: int = 0
+    echo_ns: int = 0
+    handled: int = 0
+    """The newest packet that the caller has dealt with."""
+
+
+@dataclass
+class HubSettings:
+    """What rarely is other than this."""
+
+    bind: str = "*"
+    term_s: float = 20.0
+    decide: Decide = newer_if_gone
+    known: Mapping[str, Known] = field(default_factory=dict)
+    orders_bytes: int = ORDERS_BYTES
+    max_nodes: int = MAX_NODES
+    handshake_ms: int = HANDSHAKE_MS
+
+
+class Hub:
+    """Listens from the moment that it is made. Raises zmq.ZMQError where the port is taken."""
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        keys: KeyPair,
+        admitted: Iterable[str],
+        port: int = 0,
+        settings: HubSettings | None = None,
+    ) -> None:
+        """now: the run's seconds. admitted: public keys. port 0: any, see `port`."""
+        self._now = now
+        self._settings = settings or HubSettings()
+        self.incarnation = random.SystemRandom().getrandbits(62) + 1
+        self.counters = Counters()
+        self._peers: dict[str, _Peer] = {}
+        self._routes: dict[bytes, _Peer] = {}
+        self._fds: dict[int, bytes] = {}
+        self._slots: dict[int, str] = {}
+        self._unanswered: dict[str, _Peer] = {}
+        self._decoder: msgspec.msgpack.Decoder[FromDeputy] = msgspec.msgpack.Decoder(FromDeputy)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 64)
+        self._doorman = Doorman(self._context, admitted)  # before the socket: without one, everybody is let in
+        self._socket = self._make_socket(keys)
+        self._monitor = Monitor(self._context, self._socket)
+        try:
+            self._socket.bind(f"tcp://{self._settings.bind}:{port or '*'}")
+        except zmq.ZMQError:
+            self.close()
+            raise
+        self.port = int(self._socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+    # The loop ------------------------------------------------------------------------------------------------
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Have a poller wait for all that `read` reads."""
+        for socket in (self._socket, self._doorman.socket, self._monitor.socket):
+            poller.register(socket, zmq.POLLIN)
+
+    def read(self, ready: Mapping[Any, int]) -> list[tuple[str, What]]:
+        """What has come, in order; ready: what the poller said. The caller then deals with it, and acknowledges."""
+        happened: list[tuple[str, What]] = []
+        is_all = True
+        if self._monitor.socket in ready or self._socket in ready:
+            is_all = self._read_monitor(happened)
+        if is_all and self._socket in ready:
+            self._read_frames(happened)
+        if self._doorman.socket in ready:
+            self._doorman.answer()
+            self.counters.keys_refused = self._doorman.refused
+        return happened
+
+    def acknowledge(self) -> None:
+        """All that `read` has returned so far is dealt with: tell those that sent it."""
+        now_s = self._now()
+        for peer in self._unanswered.values():
+            peer.handled = peer.channel.received
+            if peer.is_connected:
+                self._put(peer, Ack(peer.handled, peer.echo_ns, peer.heard_s, now_s))
+                if peer.channel.has_waiting:
+                    self._flush(peer)  # what its connection did not take before
+        self._unanswered.clear()
+
+    def close(self) -> None:
+        """Let go of the sockets; what has been sent is given a moment to leave."""
+        self._monitor.close()
+        self._socket.close(linger=500)
+        self._doorman.close()
+        self._context.term()
+
+    # Orders ----------------------------------------------------------------------------------------------------
+
+    def send(self, node: str, body: bytes, replaces: str = "") -> bool:
+        """Send a packet, now or when the node is back. replaces: takes the place of an older one of that key.
+
+        False where the node has never joined, or the body is over MAX_BODY_BYTES: then nothing is kept.
+        """
+        peer = self._peers.get(node)
+        if peer is None or len(body) > MAX_BODY_BYTES:
+            return False
+        lost = peer.channel.lost
+        peer.channel.send(body, replaces)
+        self.counters.orders_lost += peer.channel.lost - lost
+        self._flush(peer)
+        return True
+
+    def admit(self, key: str) -> None:
+        """Let whoever holds this public key in."""
+        self._doorman.admit(key)
+
+    def forget(self, node: str, reason: str = "") -> None:
+        """The node is no longer of the job: tell it so where a reason is given, and let its place and orders go."""
+        peer = self._peers.get(node)
+        if peer is not None:
+            self._remove(peer, reason)
+
+    # What is known ---------------------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[str]:
+        """All that have joined and were not forgotten."""
+        return list(self._peers)
+
+    def is_connected(self, node: str) -> bool:
+        peer = self._peers.get(node)
+        return peer is not None and peer.is_connected
+
+    def heard_s(self, node: str) -> float:
+        """When the newest frame of a node came, in the run's seconds; -inf: never."""
+        peer = self._peers.get(node)
+        return float("-inf") if peer is None else peer.heard_s
+
+    def waiting_bytes(self, node: str) -> int:
+        """What a node has not acknowledged yet."""
+        peer = self._peers.get(node)
+        return 0 if peer is None else peer.channel.waiting_bytes
+
+    # Frames in -------------------------------------------------------------------------------------------------
+
+    def _read_frames(self, happened: list[tuple[str, What]]) -> None:
+        socket, routes = self._socket, self._routes
+        now_s = self._now()
+        for _ in range(FRAMES_A_TURN):
+            try:
+                route = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            peer = routes.get(route)
+            if peer is None:
+                self._from_stranger(route, now_s, happened)
+                continue
+            data = socket.recv(zmq.NOBLOCK)
+            if socket.rcvmore:
+                self._skip_parts()
+                continue
+            try:
+                frame = self._decoder.decode(data)
+            except DECODE_ERRORS:
+                self.counters.malformed += 1
+                continue
+            if isinstance(frame, Join):
+                self.counters.malformed += 1  # one a connection
+            else:
+                self._from_peer(peer, frame, now_s, happened)
+
+    def _from_peer(self, peer: _Peer, frame: Report | Pulse, now_s: float, happened: list[tuple[str, What]]) -> None:
+        peer.heard_s = now_s
+        peer.echo_ns = frame.sent_ns
+        channel = peer.channel
+        if frame.received and channel.has_waiting:
+            channel.acknowledged(frame.received)
+        self._unanswered[peer.node] = peer
+        if frame.lost > peer.peer_lost:
+            happened.append((peer.node, Missed(frame.lost - peer.peer_lost)))
+            peer.peer_lost = frame.lost
+        if isinstance(frame, Report) and channel.receive(frame.seq):
+            happened.append((peer.node, Body(frame.body, peer.incarnation, frame.seq)))
+
+    def _from_stranger(self, route: bytes, now_s: float, happened: list[tuple[str, What]]) -> None:
+        """A frame of a connection that has not joined: only a Join is listened to."""
+        message = self._socket.recv(zmq.NOBLOCK, copy=False)
+        if self._socket.rcvmore:
+            self._skip_parts()
+            return
+        try:
+            join = self._decoder.decode(message.buffer)
+        except DECODE_ERRORS:
+            self.counters.malformed += 1
+            return
+        if isinstance(join, Join):
+            self._join(route, int(message.get(zmq.SRCFD)), join, now_s, happened)
+        else:
+            self.counters.strays += 1
+
+    def _skip_parts(self) -> None:
+        """A message of more than one part is nobody's of ours."""
+        self.counters.malformed += 1
+        while self._socket.rcvmore:
+            self._socket.recv(zmq.NOBLOCK)
+
+    # Joining ---------------------------------------------------------------------------------------------------
+
+    def _join(self, route: bytes, fd: int, join: Join, now_s: float, happened: list[tuple[str, What]]) -> None:
+        peer = self._peers.get(join.node)
+        if peer is not None and peer.incarnation == join.incarnation and peer.slot == join.slot:
+            if join.connection <= peer.connection:
+                self.counters.strays += 1  # an older connection's, that was read late
+                return
+            happened.append((join.node, Back(join.info, now_s - peer.heard_s)))
+        else:
+            rivals = self._rivals(join)
+            reason = self._refuse(join, rivals, now_s)
+            if reason:
+                self.counters.joins_refused += 1
+                self._put_to(route, Refusal(reason[:MAX_REASON_CHARS]))
+                return
+            for rival in rivals:
+                if rival.is_connected:
+                    happened.append((rival.node, Dropped(now_s, "replaced")))
+                self._remove(rival, f"another guardrun has joined as {join.node}")
+            peer = self._make_peer(join, now_s)
+            happened.append((join.node, Joined(join.info, join.slot, join.incarnation, bool(rivals))))
+        self._connect(peer, route, fd, join, now_s)
+
+    def _refuse(self, join: Join, rivals: list[_Peer], now_s: float) -> str:
+        if join.protocol != PROTOCOL:
+            return f"it speaks protocol {join.protocol}, the head {PROTOCOL}: use the same guardrun on all nodes"
+        if len(self._peers) - len(rivals) >= self._settings.max_nodes:
+            return f"{self._settings.max_nodes} nodes have joined already"
+        present = [
+            Present(rival.node, rival.slot, rival.incarnation, rival.is_connected, now_s - rival.heard_s)
+            for rival in rivals
+        ]
+        return self._settings.decide(join, present)
+
+    def _rivals(self, join: Join) -> list[_Peer]:
+        names = {join.node, self._slots.get(join.slot, join.node) if join.slot >= 0 else join.node}
+        return [self._peers[name] for name in sorted(names) if name in self._peers]
+
+    def _make_peer(self, join: Join, now_s: float) -> _Peer:
+        channel = Channel(self._settings.orders_bytes)
+        known = self._settings.known.get(join.node)
+        if known is not None and known.incarnation == join.incarnation:
+            channel.received = known.seq
+        peer = _Peer(join.node, join.slot, join.incarnation, join.connection, b"", -1, channel, now_s)
+        peer.handled = channel.received
+        self._peers[join.node] = peer
+        if join.slot >= 0:
+            self._slots[join.slot] = join.node
+        return peer
+
+    def _connect(self, peer: _Peer, route: bytes, fd: int, join: Join, now_s: float) -> None:
+        self._unroute(peer)
+        peer.route, peer.fd, peer.connection = route, fd, join.connection
+        peer.heard_s, peer.echo_ns, peer.is_connected = now_s, join.sent_ns, True
+        self._routes[route] = peer
+        self._fds[fd] = route
+        if join.hub == self.incarnation:
+            peer.channel.acknowledged(join.received)
+        peer.channel.rewind()
+        # Not channel.received: what has come and is not dealt with yet is sent again, and known here as had already.
+        welcome = Welcome(self.incarnation, peer.handled, self._settings.term_s, join.sent_ns, now_s, self._now())
+        self._put(peer, welcome)
+        self._flush(peer)
+
+    def _unroute(self, peer: _Peer) -> None:
+        self._routes.pop(peer.route, None)
+        self._disconnect(peer)
+
+    def _disconnect(self, peer: _Peer) -> None:
+        """The connection is gone. Its route is kept: what it has brought may still be unread."""
+        if self._fds.get(peer.fd) == peer.route:
+            del self._fds[peer.fd]
+        peer.is_connected = False
+
+    def _remove(self, peer: _Peer, reason: str) -> None:
+        if peer.is_connected and reason:
+            self._put(peer, Refusal(reason[:MAX_REASON_CHARS]))
+        self._unroute(peer)
+        self._peers.pop(peer.node, None)
+        self._unanswered.pop(peer.node, None)
+        if self._slots.get(peer.slot) == peer.node:
+            del self._slots[peer.slot]
+
+    # Frames out ------------------------------------------------------------------------------------------------
+
+    def _flush(self, peer: _Peer) -> None:
+        if not peer.is_connected:
+            return
+        for message in peer.channel.take():
+            if not self._put(peer, Order(message.seq, message.body, peer.channel.lost)):
+                peer.channel.put_back(message.seq)
+                return
+
+    def _put(self, peer: _Peer, frame: ToDeputy) -> bool:
+        return self._put_to(peer.route, frame)
+
+    def _put_to(self, route: bytes, frame: ToDeputy) -> bool:
+        """False where the connection is gone (the monitor will say so) or takes no more."""
+        try:
+            data = self._encoder.encode(frame)
+        except UnicodeEncodeError:
+            data = encode_msgpack(frame)
+        try:
+            self._socket.send_multipart([route, data], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.counters.unsent += 1
+            return False
+        return True
+
+    # Connections -----------------------------------------------------------------------------------------------
+
+    def _make_socket(self, keys: KeyPair) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.curve_server = True
+        socket.curve_secretkey = keys.secret.encode()
+        socket.set(zmq.IPV6, 1)
+        socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.set(zmq.BACKLOG, BACKLOG)
+        socket.set(zmq.SNDHWM, UNSENT_MESSAGES)
+        socket.set(zmq.HANDSHAKE_IVL, self._settings.handshake_ms)
+        socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        socket.set(zmq.ROUTER_MANDATORY, 1)
+        return socket
+
+    def _read_monitor(self, happened: list[tuple[str, What]]) -> bool:
+        """Say whether all that has happened is read."""
+        events, is_all = self._monitor.read()
+        for event, value in events:
+            if event == zmq.EVENT_ACCEPTED:
+                self.counters.accepted += 1
+            elif event == zmq.EVENT_ACCEPT_FAILED:
+                self.counters.accepts_failed += 1
+            elif event == zmq.EVENT_DISCONNECTED:
+                peer = self._routes.get(self._fds.get(value, b""))
+                if peer is not None:
+                    self._disconnect(peer)
+                    happened.append((peer.node, Dropped(self._now())))
+            elif event not in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_CLOSED):
+                self.counters.handshakes_failed += 1
+        return is_all

@@ -1,0 +1,217 @@
+"""The join file: how the other nodes find the coordinator, and the key that it admits.
+
+`.join-KEY` in the guard directory (or wherever `--guard-join` says), JSON, readable by the user alone. Keys never go
+through arguments or the environment, which others can read. A head that is requeued writes it anew with the next
+session; whoever cannot get through reads it again.
+
+Two heads of one run cannot both write: a file that names the same run and a session not older than the writer's own is
+left alone. Between reading and renaming, a lock file beside it (O_EXCL) keeps others out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from guardrun.supervisor.coordinator.keys import Key, KeyPair
+from guardrun.supervisor.coordinator.wire import PROTOCOL
+from guardrun.supervisor.printable import encode_json
+
+SCHEMA = 1
+MAX_BYTES = 64 * 1024
+LOCK_STALE_S = 30.0
+"""A lock this old is a crashed writer's: writing takes milliseconds, on a slow NFS seconds."""
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class JoinError(Exception):
+    """The join file cannot be used; says why, and what to do."""
+
+
+class NotThere(JoinError):
+    """Not written yet: the head may still be starting."""
+
+
+class OtherRun(JoinError):
+    """It is about another run, or an earlier session: perhaps soon replaced."""
+
+
+class AlreadyLed(JoinError):
+    """Another head leads this run."""
+
+
+class JoinFile(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int = SCHEMA
+    protocol: int = PROTOCOL
+    run_id: str
+    session: int
+    """As in run.json: +1 for each guardrun that continues the run."""
+    run_dir: str
+    """On the head; the others may see it, or not."""
+    token: str
+    head: str
+    """The head's name as a node."""
+    addresses: list[str]
+    """Where the head can be reached, the best first: numeric addresses, or names."""
+    port: int
+    server_key: Key
+    client: KeyPair | None = None
+    """None where each node has a pair of its own (munge.py)."""
+    version: str
+    """guardrun's."""
+    created_wall_s: float
+
+    def __repr__(self) -> str:
+        return f"JoinFile(run_id={self.run_id!r}, session={self.session}, head={self.head!r}, port={self.port})"
+
+
+def join_file_path(guard_dir: Path, key: str) -> Path:
+    """Where the join file lies by default. key: the rendezvous' id, or the scheduler's job and step."""
+    return guard_dir / f".join-{_UNSAFE.sub('_', key)[:200]}"
+
+
+def write_join_file(path: Path, join: JoinFile) -> None:
+    """Write it, readable by the user alone, so that a reader sees all of it or the old one.
+
+    Raises AlreadyLed where another head's stands there, JoinError where the folder is not to be trusted, OSError.
+    """
+    with _locked(path):
+        present = _present(path)
+        if present is not None and present.run_id == join.run_id and present.session >= join.session:
+            is_own = present.token == join.token and present.server_key == join.server_key
+            if not is_own or present.session > join.session:
+                raise AlreadyLed(
+                    f"{path}: {present.head} leads session {present.session} of run {present.run_id} already, "
+                    f"this is session {join.session}"
+                )
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+        temporary.unlink(missing_ok=True)
+        try:
+            _write_new(temporary, msgspec.json.format(encode_json(join)))
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        written = _present(path)
+        if written != join:  # two took over one crashed writer's lock: who renamed last leads
+            raise AlreadyLed(f"{path}: {written.head if written else 'somebody'} wrote it at the same time")
+
+
+def remove_join_file(path: Path, join: JoinFile) -> None:
+    """Take it away at the run's end, if it is still ours."""
+    present = _present(path)
+    if present is not None and (present.token, present.session) == (join.token, join.session):
+        path.unlink(missing_ok=True)
+
+
+def read_join_file(path: Path, run_id: str = "", after_session: int = -1) -> JoinFile:
+    """Read it. run_id: refuse another run's. after_session: refuse that session's, and older ones.
+
+    Raises NotThere, OtherRun (both may pass with time), JoinError.
+    """
+    join = parse_join_file(path, _read_own(path))
+    if run_id and join.run_id != run_id:
+        raise OtherRun(f"{path} is run {join.run_id}'s, not {run_id}'s")
+    if join.session <= after_session:
+        raise OtherRun(f"{path} is of session {join.session}, which is over")
+    return join
+
+
+def parse_join_file(path: Path, data: bytes) -> JoinFile:
+    """Raises JoinError."""
+    try:
+        join = msgspec.json.decode(data, type=JoinFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise JoinError(f"{path} is no join file: {error}") from None
+    if join.schema != SCHEMA or join.protocol != PROTOCOL:
+        raise JoinError(
+            f"{path} was written by guardrun {join.version} (schema {join.schema}, protocol {join.protocol}); "
+            f"this one speaks schema {SCHEMA}, protocol {PROTOCOL}: use the same version on all nodes"
+        )
+    if not join.addresses or not 0 < join.port < 65536:
+        raise JoinError(f"{path} names no address, or no port")
+    return join
+
+
+def _read_own(path: Path) -> bytes:
+    """The file's bytes, if it is the user's alone. Links are not followed: whoever may write the folder sets those."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise NotThere(f"{path} is not there (yet)") from None
+    except OSError as error:
+        raise JoinError(f"{path}: {error.strerror}") from None
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise JoinError(f"{path} is no file")
+        if status.st_uid != os.geteuid():
+            raise JoinError(f"{path} belongs to uid {status.st_uid}, not to {os.geteuid()}: it is not used")
+        if status.st_mode & 0o077:
+            raise JoinError(
+                f"{path} can be read by others (mode {stat.S_IMODE(status.st_mode):04o}), so its keys are no secret: "
+                f"remove it and start the run anew, or, where nobody else has been there, chmod 600 {path}"
+            )
+        try:
+            data = file.read(MAX_BYTES + 1)
+        except OSError as error:  # ESTALE: replaced on an NFS server meanwhile
+            raise NotThere(f"{path}: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise JoinError(f"{path} is no join file: larger than {MAX_BYTES} bytes")
+    return data
+
+
+def _present(path: Path) -> JoinFile | None:
+    """What stands there, if it is a join file that can be read. What belongs to others raises JoinError."""
+    try:
+        data = _read_own(path)
+    except NotThere:
+        return None
+    try:
+        return parse_join_file(path, data)
+    except JoinError:
+        return None  # of another version, or torn: replaced
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "wb") as file:
+        os.fchmod(fd, 0o600)  # whatever the umask takes away
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold PATH.lock, made with O_EXCL. Raises AlreadyLed where another writer holds it."""
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        fd = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        if time.time() - _mtime(lock) < LOCK_STALE_S:
+            raise AlreadyLed(f"{lock}: another head is just writing its join file") from None
+        lock.unlink(missing_ok=True)  # a crashed writer's; two that find it at once: one of them makes the next
+        try:
+            fd = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            raise AlreadyLed(f"{lock}: another head is just writing its join file") from None
+    os.close(fd)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,39 @@
+"""Who may join: what is asked when two say that they are the same node, or the same place in the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from guardrun.supervisor.coordinator.wire import Join
+
+GONE_S = 10.0
+"""A connected rival that has said nothing for so long is taken for gone: it sends something every second."""
+
+
+class Present(NamedTuple):
+    """A deputy that has joined before."""
+
+    node: str
+    slot: int
+    incarnation: int
+    is_connected: bool
+    silent_s: float
+    """Since its last frame."""
+
+
+Decide = Callable[[Join, Sequence[Present]], str]
+"""May this one join, in place of those present that have its name or its slot? Empty: yes; else the reason why not."""
+
+
+def newer_if_gone(join: Join, rivals: Sequence[Present]) -> str:
+    """The newer one, for the same name and slot, once the older is gone."""
+    for rival in rivals:
+        is_gone = not rival.is_connected or rival.silent_s > GONE_S
+        if rival.node == join.node and rival.slot != join.slot:
+            return f"{join.node} has joined as number {rival.slot} of the job, and now says {join.slot}"
+        if rival.node != join.node:
+            return f"number {join.slot} of the job is {rival.node}"
+        if not is_gone:
+            return f"{join.node} has joined already, and its first guardrun is still there"
+    return ""
