@@ -157,7 +157,9 @@ class SlurmLab:
         """The node loses its power: slurmd and all that runs there is gone, at once and without a word."""
         self.stop_node(node)
         while left := self.processes_of(node):
-            for process in left:
+            # Children first: their parents stand still and say nothing of it. The kernel would wake a stopped process
+            # whose parent dies, with SIGHUP: srun takes that for an order to end the step on all nodes.
+            for process in reversed(left):
                 kill(process)
         init = read_process(self._inits.pop(node, -1))
         if init is not None:
