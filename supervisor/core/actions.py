@@ -2,8 +2,9 @@
 
 Every action that ends comes back as an event, a failed or late one too:
 StartAttempt → AttemptStarted | AttemptNotStarted, StopAttempt → AttemptStopped, TakeLook → LookTaken,
-ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → NotIsolated where it could not be done. The others
-end in themselves.
+ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → NotIsolated where it could not be done,
+AskCheckpoint → CheckpointAsked and CheckpointSecured, SeekCheckpoint → CheckpointSecured, Requeue → Requeued. The
+others end in themselves.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class StopAttempt(_Action, frozen=True, kw_only=True, tag="stop_attempt"):
 
     attempt: int
     grace_s: float
+    is_last: bool = False
+    """No other attempt follows: torchrun's own agent, where it runs them, is ended with it."""
 
 
 class TakeLook(_Action, frozen=True, kw_only=True, tag="take_look"):
@@ -56,6 +59,29 @@ class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoin
     choice: int
     avoid: list[str] = []
     """Not these, as long as they are as they were: the script could not load them."""
+
+
+class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):
+    """Have should_checkpoint() answer yes at one and the same call of all ranks, and look out for what they save."""
+
+    request: int
+    since_s: float
+    """When it was first asked for: what is written later is an answer."""
+    is_quiet: bool = False
+    """Only look out: the ranks save for another reason."""
+
+
+class SeekCheckpoint(_Action, frozen=True, kw_only=True, tag="seek_checkpoint"):
+    """Say once more, now that nothing is alive, whether there is a whole checkpoint newer than the request."""
+
+    request: int
+
+
+class Requeue(_Action, frozen=True, kw_only=True, tag="requeue"):
+    """Have the scheduler put the job back into its queue. It ends this one at once: all else has been written."""
+
+    exclude: list[str] = []
+    """Nodes that it is not to get again."""
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +147,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """summary.json, without what only the edge knows (wall times, paths)."""
 
     outcome: str
-    """finished, failed, gave_up, interrupted"""
+    """finished, failed, gave_up, interrupted, preempted"""
     exit_code: int
     reason: str
     attempts: list[dict[str, Any]]
@@ -143,5 +169,16 @@ class FinishRun(_Action, frozen=True, kw_only=True, tag="finish_run"):
 
 
 Action = (
-    StartAttempt | StopAttempt | TakeLook | ReadExits | ChooseCheckpoint | WriteIncident | Isolate | Say | FinishRun
+    StartAttempt
+    | StopAttempt
+    | TakeLook
+    | ReadExits
+    | ChooseCheckpoint
+    | AskCheckpoint
+    | SeekCheckpoint
+    | Requeue
+    | WriteIncident
+    | Isolate
+    | Say
+    | FinishRun
 )

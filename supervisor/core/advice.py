@@ -47,6 +47,8 @@ ADVICE: dict[str, str] = {
     "abort": "Native code called abort(): the rank's stderr says why.",
     "bus_error": "Often a full /dev/shm: make it larger, or use fewer DataLoader workers.",
     "exit_code": "The script ended itself with this code: see its output.",
+    "signal": "The same command with the same run id goes on from the checkpoint.",
+    "time_limit": "The same command with the same run id goes on from the checkpoint.",
     "unknown": "See what was collected in stacks/, and the ranks' output.",
 }
 """Per cause, where nothing more is known."""

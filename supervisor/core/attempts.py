@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core import preemption
 from guardrun.supervisor.core.actions import Action, Say, StopAttempt
 from guardrun.supervisor.core.crash import blame
 from guardrun.supervisor.core.endings import finish, record_attempt
@@ -113,6 +114,8 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
     actions: list[Action] = []
     if event.survivors:
         actions.append(Say(text=f"processes {event.survivors} could not be ended, not even by SIGKILL", level="warn"))
+    if preemption.has_ended(state):
+        return actions + preemption.wind_up(state, now_s)
     if state.signum:
         return actions + finish(state, "interrupted", 128 + state.signum, f"signal {state.signum}", now_s)
     if state.phase is Phase.RUNNING:

@@ -18,13 +18,14 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core import attempts, falls, fleet, incidents, nodes, orders, pauses, watch
+from guardrun.supervisor.core import attempts, falls, fleet, incidents, nodes, orders, pauses, preemption, watch
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, FinishRun, ReadExits, Say, TakeLook
 from guardrun.supervisor.core.endings import record_attempt, summary
 from guardrun.supervisor.core.ledger import OTHER, STARTING
 from guardrun.supervisor.core.machine import IGNORE, Phase, handler_name
 from guardrun.supervisor.core.members import carried_over
+from guardrun.supervisor.core.notice import Notice
 from guardrun.supervisor.core.state import State, silence_began_s
 
 STORY_LENGTH = 20
@@ -73,6 +74,7 @@ class Engine:
     def next_deadline_s(self) -> float | None:
         """When tick next has something to do; None while only events matter."""
         times = [falls.due_s(self.state), orders.due_s(self.state), fleet.due_s(self.state)]
+        times.append(preemption.due_s(self.state))
         if self.state.phase is Phase.RUNNING:
             times.append(watch.deadline_s(self.state))
         due_s = min((t for t in times if t is not None), default=None)
@@ -90,6 +92,7 @@ def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Acti
     state.opened_s = now_s
     state.ledger.since_s = now_s
     state.next_attempt = 0
+    state.notice.since_s = now_s
     state.fleet = carried_over(None, event.fleet)
     if event.settings.resume_first:
         return orders.choose(state, now_s)
@@ -107,6 +110,8 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     state.settings, state.node, state.world_size = event.settings, event.node, event.world_size
     state.session = event.session
     state.fleet = carried_over(state.fleet, event.fleet)
+    state.resuming_incident = state.notice.incident_id or state.resuming_incident
+    state.notice = Notice(since_s=now_s)
     state.is_detailed = False
     state.suspicion, state.look_since_s, state.crash = None, None, None
     state.verdict_incident, state.signum, state.is_held = "", 0, False
@@ -119,7 +124,7 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
 
 def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s: float) -> list[Action]:
     """Ask again for whatever was under way: its answer went to the supervisor that died."""
-    actions = orders.order_again(state, now_s)
+    actions = orders.order_again(state, now_s) + preemption.order_again(state, now_s)
     if state.look_since_s is not None and state.attempt:
         state.look_since_s = now_s
         actions.append(TakeLook(look=state.look, attempt=state.attempt.number, reason="asked again"))
@@ -164,6 +169,7 @@ def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
 
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
     actions = falls.on_tick(state, now_s) + orders.on_tick(state, now_s) + fleet.on_tick(state, now_s)
+    actions += preemption.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
         due_s = watch.deadline_s(state)
         if due_s is not None and now_s >= due_s:
@@ -212,6 +218,12 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_node_silent": fleet.on_node_silent,
     "on_node_heard": fleet.on_node_heard,
     "on_node_left": fleet.on_node_left,
+    "on_preemption_noticed": preemption.on_preemption_noticed,
+    "on_scheduler_told": preemption.on_scheduler_told,
+    "on_checkpoint_asked": preemption.on_checkpoint_asked,
+    "on_checkpoint_answered": preemption.on_checkpoint_answered,
+    "on_checkpoint_secured": preemption.on_checkpoint_secured,
+    "on_requeued": preemption.on_requeued,
     "on_hooks_missing": _on_hooks_missing,
     "on_attempt_started": attempts.on_attempt_started,
     "on_attempt_restarted": attempts.on_attempt_restarted,

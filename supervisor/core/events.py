@@ -434,6 +434,53 @@ class StopRequested(_Event, frozen=True, kw_only=True, tag="stop_requested"):
     signum: int
 
 
+class PreemptionNoticed(_Event, frozen=True, kw_only=True, tag="preemption_noticed"):
+    """The scheduler has sent a signal that says: the job is about to end. The ranks go on."""
+
+    signum: int
+    is_forwarded: bool = False
+    """The launcher has given it to the ranks that have a handler for it."""
+    catchers: list[int] = []
+    """Ranks that have one, and were not given it."""
+
+
+class SchedulerTold(_Event, frozen=True, kw_only=True, tag="scheduler_told"):
+    """What the scheduler says of the job; when it changes, and after each signal."""
+
+    end_s: float = 0.0
+    """When it will end the job; 0 = unknown, or never."""
+    may_requeue: bool = False
+    why: str = ""
+    """Why it is ending the job: preempted, time_limit, cancelled (by a person); empty: it is not, or nobody knows."""
+
+
+class CheckpointAsked(_Event, frozen=True, kw_only=True, tag="checkpoint_asked"):
+    """Answer to AskCheckpoint, once every rank has been seen to ask should_checkpoint()."""
+
+    request: int
+    at_call: int
+
+
+class CheckpointAnswered(_Event, frozen=True, kw_only=True, tag="checkpoint_answered"):
+    """A rank has been told yes by should_checkpoint()."""
+
+    request: int
+
+
+class CheckpointSecured(_Event, frozen=True, kw_only=True, tag="checkpoint_secured"):
+    """A whole checkpoint newer than the request is there. Answers SeekCheckpoint also where there is none."""
+
+    request: int
+    checkpoint: Checkpoint | None = None
+
+
+class Requeued(_Event, frozen=True, kw_only=True, tag="requeued"):
+    """Answer to Requeue."""
+
+    is_done: bool
+    why: str = ""
+
+
 class Ticked(_Event, frozen=True, kw_only=True, tag="ticked"):
     """A deadline came. Journalled in place of the call of `tick`."""
 
@@ -465,6 +512,12 @@ Event = (
     | HooksMissing
     | PastRead
     | HoldSet
+    | PreemptionNoticed
+    | SchedulerTold
+    | CheckpointAsked
+    | CheckpointAnswered
+    | CheckpointSecured
+    | Requeued
     | StopRequested
     | Ticked
 )

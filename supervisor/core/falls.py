@@ -17,6 +17,7 @@ from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.nodes import wrong_with
 from guardrun.supervisor.core.orders import ANSWER_S, stop
 from guardrun.supervisor.core.policy import go_on
+from guardrun.supervisor.core.preemption import is_end_of_notice
 from guardrun.supervisor.core.sentences import who
 from guardrun.supervisor.core.state import Attempt, Crash, RankState, State, attempt_of
 from guardrun.supervisor.core.unmet import explain, last_calls
@@ -55,6 +56,10 @@ def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Act
     note_exit(attempt, rank, event.exitcode, event.at_s)
     if state.phase is not Phase.RUNNING:
         return []
+    if event.exitcode != 0 and is_end_of_notice(state, event.exitcode):
+        # Those that save by themselves are left the time for it.
+        is_over = not attempt.alive or not state.notice.is_forwarded
+        return stop(state, event.at_s, now_s) if is_over else []
     if event.exitcode != 0:
         attempt.fell_s = min(attempt.fell_s or event.at_s, event.at_s)
         began_s = min(state.crash.began_s if state.crash else event.at_s, event.at_s)

@@ -90,6 +90,8 @@ def close_recovered(state: State, now_s: float) -> list[Action]:
     actions: list[Action] = []
     for incident_id in list(state.open_incidents):
         incident = state.incidents[incident_id]
+        if incident_id == state.notice.incident_id:
+            continue  # the job is still to end
         is_past = attempt.step > (incident.step or 0)
         if incident.attempt == attempt.number:
             # It ended by itself, or was only watched: any progress after it will do.

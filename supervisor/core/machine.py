@@ -45,6 +45,7 @@ _ALWAYS: dict[type, str] = {
     ev.NodeSilent: "on_node_silent",
     ev.NodeHeard: "on_node_heard",
     ev.NodeLeft: "on_node_left",
+    ev.SchedulerTold: "on_scheduler_told",
     ev.RunContinued: "on_run_continued",
 }
 
@@ -64,6 +65,11 @@ _QUIET: dict[type, str] = {
     ev.LookTaken: IGNORE,
     ev.GcHeld: IGNORE,
     ev.HooksMissing: IGNORE,
+    ev.PreemptionNoticed: "on_preemption_noticed",
+    ev.CheckpointAsked: "on_checkpoint_asked",
+    ev.CheckpointAnswered: "on_checkpoint_answered",
+    ev.CheckpointSecured: "on_checkpoint_secured",
+    ev.Requeued: IGNORE,
     ev.StopRequested: "on_stop_requested",
     ev.Ticked: "on_tick",
 }
@@ -71,6 +77,7 @@ _QUIET: dict[type, str] = {
 _ROWS: dict[Phase, dict[type, str]] = {
     Phase.NEW: {
         ev.RunOpened: "on_run_opened",
+        ev.PreemptionNoticed: IGNORE,
         ev.StopRequested: IGNORE,
         ev.Ticked: IGNORE,
         ev.TimeSkipped: IGNORE,
@@ -113,8 +120,16 @@ _ROWS: dict[Phase, dict[type, str]] = {
         ev.RankExited: "on_rank_exited",
         ev.AttemptStopped: "on_attempt_stopped",
         ev.CheckpointSaved: "on_checkpoint_saved",
+        # A second notice changes nothing any more.
+        ev.PreemptionNoticed: IGNORE,
+        ev.Requeued: "on_requeued",
     },
-    Phase.ENDED: {ev.StopRequested: IGNORE, ev.Ticked: IGNORE},
+    Phase.ENDED: {
+        ev.PreemptionNoticed: IGNORE,
+        ev.CheckpointSecured: IGNORE,
+        ev.StopRequested: IGNORE,
+        ev.Ticked: IGNORE,
+    },
 }
 
 TABLE: dict[tuple[Phase, type], str] = {

@@ -25,7 +25,12 @@ def stop(state: State, onset_s: float, now_s: float) -> list[Action]:
     state.ordered_s = attempt.stop_began_s = now_s
     state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
     state.ledger.switch(STOPPING, now_s)
-    return [StopAttempt(attempt=attempt.number, grace_s=state.settings.stop_grace_s)]
+    return [_stop_order(state)]
+
+
+def _stop_order(state: State) -> Action:
+    is_last = bool(state.notice.cause or state.signum)
+    return StopAttempt(attempt=attempt_of(state).number, grace_s=state.settings.stop_grace_s, is_last=is_last)
 
 
 def choose(state: State, now_s: float) -> list[Action]:
@@ -66,7 +71,7 @@ def order_again(state: State, now_s: float) -> list[Action]:
     if state.phase is Phase.STARTING:
         return [start(state)]
     if state.phase is Phase.STOPPING:
-        return [StopAttempt(attempt=attempt_of(state).number, grace_s=state.settings.stop_grace_s)]
+        return [_stop_order(state)]
     if state.phase is Phase.CHOOSING:
         return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]  # the same: a slow answer counts
     return []

@@ -12,6 +12,7 @@ from guardrun.supervisor.core.endings import finish, record_attempt
 from guardrun.supervisor.core.incidents import change
 from guardrun.supervisor.core.ledger import STARTING
 from guardrun.supervisor.core.orders import choose
+from guardrun.supervisor.core.preemption import wind_up
 from guardrun.supervisor.core.state import State, attempt_of
 
 MAX_STOPS = 20
@@ -24,6 +25,10 @@ def go_on(state: State, now_s: float) -> list[Action]:
     if attempt.ended_s is None or not state.verdict_incident:
         return []
     incident = state.incidents[state.verdict_incident]
+    if state.notice.cause:
+        # The job is about to end: nothing is started any more, and what fell meanwhile costs no budget.
+        attempt.incident_id, state.verdict_incident = incident.id, ""
+        return [change(state, incident.id, action="none"), *wind_up(state, now_s)]
     has_died_of_detail = state.is_detailed and not attempt.has_progress and incident.cause != "collective_mismatch"
     reason, poison = ("", False) if has_died_of_detail and state.settings.act else _why_not(state)
     attempt.incident_id = incident.id

@@ -24,7 +24,10 @@ from guardrun.supervisor.core.loops import Loop
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Fleet
 from guardrun.supervisor.core.node.finding import Finding
+from guardrun.supervisor.core.notice import Notice
 from guardrun.supervisor.core.steprate import StepRate
+from guardrun.supervisor.core.steptimes import Parts, StepTimes
+from guardrun.supervisor.core.usual import Usual
 
 
 class RankState(msgspec.Struct, kw_only=True):

@@ -103,6 +103,12 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.HooksMissing(attempt=attempt, global_ranks=[0], reason="-E"),
         ev.PastRead(places=[ev.PastPlace(place="exception in f (a.py)", runs=2, last="2026-11-20")]),
         ev.HoldSet(is_held=True, who="ada"),
+        ev.PreemptionNoticed(signum=15),
+        ev.SchedulerTold(end_s=told.now_s + 300.0, may_requeue=True, why="preempted"),
+        ev.CheckpointAsked(request=told.state.notice.request, at_call=7),
+        ev.CheckpointAnswered(request=told.state.notice.request),
+        ev.CheckpointSecured(request=told.state.notice.request, checkpoint=ev.Checkpoint(path="/out/b", step=9)),
+        ev.Requeued(is_done=True),
         ev.StopRequested(signum=2),
         ev.Ticked(),
     ]

@@ -1,0 +1,389 @@
+"""A job that its scheduler is about to end: the ranks are asked to save, then stopped, and the run ends unfinished.
+
+    PreemptionNoticed, or the time limit comes near
+      → AskCheckpoint → CheckpointAsked, CheckpointAnswered …  training goes on
+      → CheckpointSecured, or the deadline → StopAttempt → AttemptStopped
+      → SeekCheckpoint (where none was seen) → CheckpointSecured
+      → Requeue (where the scheduler lets us) → Requeued
+      → FinishRun: outcome `preempted`
+
+It is no failure: it uses up no restart and no patience with progress, and the same command again goes on from the
+checkpoint. What falls meanwhile is told as ever, but nothing is started any more. SIGTERM says too little (a person's
+scancel, a preemption and a time limit all send it): the ranks are asked at once, and the scheduler, too; where it says
+that a person ends the job, the ranks are ended as by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.actions import Action, AskCheckpoint, Requeue, Say, SeekCheckpoint
+from guardrun.supervisor.core.advice import advice_for
+from guardrun.supervisor.core.endings import finish, record_attempt
+from guardrun.supervisor.core.incidents import change, open_incident, write
+from guardrun.supervisor.core.ledger import OTHER
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.notice import SIGNAL, TIME_LIMIT, Notice
+from guardrun.supervisor.core.orders import stop
+from guardrun.supervisor.core.state import State, attempt_of
+
+RESERVE_S = 5.0
+"""After the last rank has ended: for the record, and for the requeue."""
+ANSWER_S = 30.0
+"""A last look for a checkpoint, or a requeue, that nobody answered for this long is not waited for any more."""
+CANCELLED = "cancelled"
+"""SchedulerTold.why: a person wants the end."""
+TERM = int(signal.SIGTERM)
+
+
+# Facts -------------------------------------------------------------------------------------------------
+
+
+def on_preemption_noticed(state: State, event: ev.PreemptionNoticed, now_s: float) -> list[Action]:
+    """A signal says that the end is near. A second one can only bring it nearer."""
+    notice = state.notice
+    name = signal.Signals(event.signum).name
+    if not state.settings.act:
+        return [Say(text=f"{name}: the job is about to end; [policy] act = false, so nothing is done", level="warn")]
+    if notice.cause:
+        if event.signum == TERM:
+            notice.signum, notice.deadline_s = TERM, min(notice.deadline_s, _deadline_s(state, TERM, now_s))
+        return []
+    notice.cause, notice.signum, notice.began_s = SIGNAL, event.signum, now_s
+    notice.is_forwarded, notice.catchers = event.is_forwarded, event.catchers
+    notice.deadline_s = _deadline_s(state, event.signum, now_s)
+    return _begin(state, now_s)
+
+
+def on_scheduler_told(state: State, event: ev.SchedulerTold, now_s: float) -> list[Action]:
+    """When the job ends, as the scheduler has it now; after a SIGTERM also why."""
+    notice = state.notice
+    notice.end_s, notice.may_requeue = event.end_s, event.may_requeue
+    if not notice.cause or notice.is_stopping or state.phase is Phase.ENDING:
+        return []
+    if notice.signum == TERM:
+        if event.why == CANCELLED:
+            return _end_as_told(state, now_s)
+        if event.why and event.end_s > now_s:
+            notice.deadline_s = max(event.end_s - _reserve_s(state), now_s)
+    else:
+        notice.deadline_s = _bounded_s(state, notice.deadline_s, now_s)
+    if not event.why or event.why == notice.why:
+        return []
+    notice.why = event.why
+    return _tell(state, now_s)
+
+
+def on_checkpoint_asked(state: State, event: ev.CheckpointAsked, now_s: float) -> list[Action]:
+    if event.request == state.notice.request:
+        state.notice.at_call = event.at_call
+    return []
+
+
+def on_checkpoint_answered(state: State, event: ev.CheckpointAnswered, now_s: float) -> list[Action]:
+    if event.request == state.notice.request:
+        state.notice.is_answered = True
+    return []
+
+
+def on_checkpoint_secured(state: State, event: ev.CheckpointSecured, now_s: float) -> list[Action]:
+    """A whole checkpoint newer than the request; or, once nothing is alive, that there is none."""
+    notice = state.notice
+    if event.request != notice.request or not notice.cause:
+        return []
+    if event.checkpoint is not None and notice.saved is None:
+        notice.saved, notice.saved_s = event.checkpoint, now_s
+    if notice.is_sought:
+        notice.is_sought, notice.asked_s = False, 0.0
+        return _requeue_or_finish(state, now_s)
+    if state.phase is Phase.RUNNING and notice.saved is not None and not notice.is_stopping:
+        return _stop(state, now_s)
+    return []
+
+
+def on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
+    notice = state.notice
+    if not notice.asked_s or notice.is_sought:
+        return []
+    notice.asked_s, notice.is_requeued, notice.requeue_why = 0.0, event.is_done, event.why
+    return _finish(state, now_s)
+
+
+# For those who keep an attempt -------------------------------------------------------------------------
+
+
+def is_end_of_notice(state: State, exitcode: int) -> bool:
+    """Whether a rank that ended so did because of the notice: some schedulers signal every process of a job."""
+    notice = state.notice
+    if not notice.cause:
+        return False
+    own = {n for signum in (notice.signum, TERM) if signum for n in (-signum, 128 + signum)}
+    return exitcode in own or notice.is_forwarded
+
+
+def has_ended(state: State) -> bool:
+    """Whether an attempt of which nothing is alive ended because of the notice, and not by itself."""
+    notice = state.notice
+    if not notice.cause or state.signum not in (0, TERM):
+        return False
+    if state.signum:
+        return True  # a second SIGTERM: the scheduler waits no longer
+    if state.crash is not None or state.verdict_incident:
+        return False
+    codes = [rank.exitcode for rank in state.attempt.ranks.values()] if state.attempt else []
+    is_by_notice = any(code not in (None, 0) and is_end_of_notice(state, code) for code in codes)
+    return notice.is_stopping or notice.is_answered or notice.is_forwarded or notice.saved is not None or is_by_notice
+
+
+def wind_up(state: State, now_s: float) -> list[Action]:
+    """Nothing is alive, and nothing more is to be started."""
+    notice = state.notice
+    state.phase = Phase.ENDING
+    state.ledger.switch(OTHER, now_s)
+    if state.attempt is not None:
+        record_attempt(state, "preempted")
+    if notice.saved is None and notice.request:
+        notice.is_sought, notice.asked_s = True, now_s
+        return [SeekCheckpoint(request=notice.request)]
+    return _requeue_or_finish(state, now_s)
+
+
+def order_again(state: State, now_s: float) -> list[Action]:
+    """A new supervisor knows of no request."""
+    notice = state.notice
+    if not notice.cause:
+        return []
+    if notice.is_sought:
+        return [SeekCheckpoint(request=notice.request)]
+    if notice.asked_s:
+        return [_requeue(state)]
+    if state.phase is Phase.RUNNING and notice.request and not notice.is_stopping:
+        return _ask(state)
+    return []
+
+
+# Deadlines ---------------------------------------------------------------------------------------------
+
+
+def due_s(state: State) -> float | None:
+    """When something is to be done about the job's end."""
+    notice = state.notice
+    if state.phase in (Phase.NEW, Phase.ENDED):
+        return None
+    if not notice.cause and state.signum:
+        return None
+    if not notice.cause:
+        return _notice_s(state) if state.phase is not Phase.ENDING else None
+    if notice.asked_s:
+        return notice.asked_s + ANSWER_S
+    if state.phase is Phase.RUNNING and not notice.is_stopping:
+        return notice.deadline_s if notice.request else notice.began_s
+    return None
+
+
+def on_tick(state: State, now_s: float) -> list[Action]:
+    """Called when anything is due."""
+    notice, at_s = state.notice, due_s(state)
+    if at_s is None or now_s < at_s:
+        return []
+    if not notice.cause:
+        notice.cause, notice.began_s = TIME_LIMIT, now_s
+        notice.deadline_s = max(notice.end_s - _reserve_s(state), now_s)
+        return _begin(state, now_s)
+    if notice.is_sought:
+        notice.is_sought, notice.asked_s = False, 0.0
+        return _requeue_or_finish(state, now_s)
+    if notice.asked_s:
+        notice.asked_s, notice.requeue_why = 0.0, f"no answer for {ANSWER_S:.0f} s"
+        return _finish(state, now_s)
+    return _stop(state, now_s) if notice.request else _request(state)
+
+
+def _notice_s(state: State) -> float | None:
+    """When a time limit is near enough: a job that is short altogether keeps half of its time for training."""
+    settings, end_s = state.settings, state.notice.end_s
+    if not end_s or not settings.save_before_end_s or not settings.act:
+        return None
+    return end_s - min(settings.save_before_end_s, max(end_s - state.notice.since_s, 0.0) / 2)
+
+
+def _reserve_s(state: State) -> float:
+    return state.settings.stop_grace_s + RESERVE_S
+
+
+def _deadline_s(state: State, signum: int, now_s: float) -> float:
+    """How long the ranks may take. SIGTERM is followed by SIGKILL after a time that the scheduler has fixed."""
+    if signum == TERM:
+        return max(now_s + state.settings.term_grace_s - _reserve_s(state), now_s)
+    return _bounded_s(state, now_s + state.settings.grace_s, now_s)
+
+
+def _bounded_s(state: State, deadline_s: float, now_s: float) -> float:
+    end_s = state.notice.end_s
+    return max(min(deadline_s, end_s - _reserve_s(state)), now_s) if end_s > now_s else deadline_s
+
+
+# What is done ------------------------------------------------------------------------------------------
+
+
+def _begin(state: State, now_s: float) -> list[Action]:
+    notice = state.notice
+    why = signal.Signals(notice.signum).name if notice.signum else "the time limit is near"
+    actions: list[Action] = [Say(text=f"{why}: the job is about to end", level="warn")]
+    if notice.signum != TERM:
+        actions += _tell(state, now_s)
+    if state.phase in (Phase.CHOOSING, Phase.GATHERING):
+        return [*actions, *wind_up(state, now_s)]
+    attempt = state.attempt
+    if state.crash is not None and attempt is not None:
+        codes = [rank.exitcode for rank in attempt.ranks.values() if rank.exitcode not in (None, 0)]
+        if codes and all(is_end_of_notice(state, code) for code in codes if code is not None):
+            state.crash = None  # the signal met the ranks first
+    if state.phase is Phase.RUNNING:
+        actions += _request(state)
+    return actions
+
+
+def _request(state: State) -> list[Action]:
+    """Ask the ranks to save; those that were given the signal do so by themselves."""
+    state.notice.request += 1
+    return _ask(state)
+
+
+def _ask(state: State) -> list[Action]:
+    notice = state.notice
+    return [AskCheckpoint(request=notice.request, since_s=notice.began_s, is_quiet=notice.is_forwarded)]
+
+
+def _stop(state: State, now_s: float) -> list[Action]:
+    """Saved, or too late for it: the ranks get SIGTERM."""
+    notice = state.notice
+    notice.is_stopping = True
+    actions = _tell(state, now_s)
+    if notice.saved is None:
+        waited = f"{now_s - notice.began_s:.0f} s"
+        actions.append(
+            Say(text=f"no whole checkpoint within {waited}: the ranks are stopped all the same", level="bad")
+        )
+    return actions + stop(state, now_s, now_s)
+
+
+def _end_as_told(state: State, now_s: float) -> list[Action]:
+    """A person ends the job: as by Ctrl-C."""
+    state.signum, state.notice.cause, state.crash = state.notice.signum, "", None
+    if state.phase is Phase.RUNNING:
+        return stop(state, now_s, now_s)
+    if state.phase is Phase.STOPPING:
+        return []
+    return finish(state, "interrupted", 128 + state.signum, f"signal {state.signum}", now_s)
+
+
+def _requeue_or_finish(state: State, now_s: float) -> list[Action]:
+    notice = state.notice
+    actions = _tell(state, now_s)
+    if not _wants_requeue(state):
+        return actions + _finish(state, now_s)
+    notice.asked_s = now_s
+    return [*actions, _requeue(state)]
+
+
+def _wants_requeue(state: State) -> bool:
+    notice, wish = state.notice, state.settings.requeue
+    if wish == "never" or notice.why == CANCELLED:
+        return False
+    # A script that was given the signal may requeue by itself; a run without a name could not be continued.
+    return wish == "always" or (notice.may_requeue and state.settings.is_named and not notice.is_forwarded)
+
+
+def _requeue(state: State) -> Action:
+    return Requeue(exclude=sorted(state.nodes.isolated))
+
+
+def _finish(state: State, now_s: float) -> list[Action]:
+    notice = state.notice
+    actions = _tell(state, now_s)
+    signum = state.signum or notice.signum or TERM
+    reason = signal.Signals(notice.signum).name if notice.signum else "time limit"
+    if notice.is_requeued is not None and not notice.is_requeued:
+        actions.append(Say(text=f"the job could not be requeued: {notice.requeue_why}", level="bad"))
+    return actions + finish(state, "preempted", 128 + signum, reason, now_s)
+
+
+# Words -------------------------------------------------------------------------------------------------
+
+
+def _tell(state: State, now_s: float) -> list[Action]:
+    """Open the incident, or bring it up to date. A notice that comes before any attempt leaves none."""
+    notice = state.notice
+    if state.attempt is None:
+        return []
+    evidence = _evidence(state)
+    action = "restart" if notice.is_requeued else "none"
+    if notice.incident_id:
+        advice = advice_for(notice.cause, evidence)
+        changes = {"evidence": evidence, "summary": _sentence(state), "advice": advice, "action": action}
+        return [change(state, notice.incident_id, **changes)]
+    incident = open_incident(
+        state,
+        kind="preemption",
+        cause=notice.cause,
+        confidence=1.0,
+        summary=_sentence(state),
+        culprits=[],
+        onset_s=notice.began_s,
+        now_s=now_s,
+        evidence=evidence,
+        looks=[],
+        action=action,
+    )
+    notice.incident_id = incident.id
+    if not attempt_of(state).incident_id:
+        attempt_of(state).incident_id = incident.id
+    return [
+        Say(text=f"incident {incident.id}: {incident.summary}", level="warn"),
+        write(state, incident.id, is_new=True),
+    ]
+
+
+def _evidence(state: State) -> dict[str, Any]:
+    notice = state.notice
+    told: dict[str, Any] = {
+        "signal": signal.Signals(notice.signum).name if notice.signum else "",
+        "scheduler": notice.why,
+        "given_s": round(notice.deadline_s - notice.began_s, 1),
+        "asked": notice.at_call > 0,
+        "forwarded": notice.is_forwarded,
+        "catchers": notice.catchers,
+    }
+    if notice.saved is not None:
+        told["saved_in_s"] = round(notice.saved_s - notice.began_s, 1)
+        told["checkpoint"] = {"path": notice.saved.path, "step": notice.saved.step}
+    if notice.saved is not None or notice.is_stopping or state.phase is Phase.ENDING:
+        told["in_time"] = notice.saved is not None
+    if notice.is_requeued is not None or notice.requeue_why:
+        told["requeued"], told["requeue_why"] = bool(notice.is_requeued), notice.requeue_why
+    return {key: value for key, value in told.items() if value not in ("", [], False) or key == "in_time"}
+
+
+def _sentence(state: State) -> str:
+    notice = state.notice
+    why = _why(notice)
+    if notice.saved is not None:
+        took_s = notice.saved_s - notice.began_s
+        tail = ", and the job was requeued" if notice.is_requeued else ""
+        return f"{why}; checkpoint {notice.saved.path} (step {notice.saved.step}) was whole after {took_s:.1f} s{tail}."
+    if notice.is_stopping or state.phase is Phase.ENDING:
+        step = f" Training had got to step {attempt_of(state).step}." if attempt_of(state).step else ""
+        return f"{why}, and no checkpoint was whole in time.{step}"
+    given_s = notice.deadline_s - notice.began_s
+    asked = "were given the signal" if notice.is_forwarded else "are asked to save"
+    return f"{why}; the ranks {asked}, and have {given_s:.0f} s."
+
+
+def _why(notice: Notice) -> str:
+    if notice.cause == TIME_LIMIT:
+        return "The job's time limit was near"
+    told = {"preempted": " (preempted)", TIME_LIMIT: " (time limit)"}.get(notice.why, "")
+    return f"{signal.Signals(notice.signum).name}{told} said that the job was about to end"
