@@ -258,7 +258,10 @@ class SlurmLab:
         conf = render_conf(self.settings, self.folder, host, free_ports(1 + len(self.nodes)))
         (self.folder / "slurm.conf").write_text(conf)
         if self.settings.gpus:
-            (self.folder / "gres.conf").write_text(f"Name=gpu Count={self.settings.gpus}\n")
+            devices = [self.folder / f"gpu{index}" for index in range(self.settings.gpus)]
+            for device in devices:
+                device.touch()
+            (self.folder / "gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in devices))
 
     def _start_all(self) -> None:
         self._inits["munged"] = self._order("munged")
