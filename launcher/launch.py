@@ -26,6 +26,7 @@ from guardrun.launcher.starting import Starter
 from guardrun.launcher.supervision import Supervision
 from guardrun.launcher.sweep import become_subreaper
 from guardrun.supervisor.config import Config, ConfigError, load_config
+from guardrun.supervisor.node.places import absolute_folders
 from guardrun.supervisor.node.state import state_folder
 
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30.0
@@ -136,7 +137,8 @@ class Launch:
         # Some milliseconds, for those who do not turn it off.
         from guardrun.supervisor.preflight.remark import Subject
 
-        state = state_folder(str(wish.cwd / config.node.state_dir) if config.node.state_dir else "", os.environ)
+        folders = absolute_folders(config.node.state_dir, config.node.shared_dir, wish.cwd)
+        state = state_folder(folders.state_dir, os.environ)
         subject = Subject(
             node=node_name(os.environ),
             cwd=str(wish.cwd),

@@ -9,17 +9,15 @@ from pathlib import Path
 from guardrun.launcher.exits import QUARANTINED, RefusedError
 from guardrun.launcher.saying import say
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.node.places import Place, find_places, may_hold_any, names_here
+from guardrun.supervisor.node.places import Place, absolute_folders, find_places, may_hold_any, names_here
 
 
 def refuse_quarantined(config: Config, is_ignored: bool, environ: Mapping[str, str], cwd: Path) -> None:
     """Raise RefusedError on a quarantined node, unless the user wants to run there all the same."""
-    state_dir, shared_dir = (
-        str(cwd / name) if name else "" for name in (config.node.state_dir, config.node.shared_dir)
-    )
+    folders = absolute_folders(config.node.state_dir, config.node.shared_dir, cwd)
     said: set[str] = set()
     for node in names_here(environ):
-        places = find_places(state_dir, shared_dir, environ, node)
+        places = find_places(*folders, environ, node)
         if may_hold_any(places):
             _refuse(node, places, is_ignored, said)
 

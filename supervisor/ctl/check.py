@@ -12,6 +12,7 @@ from guardrun.supervisor.ctl.node import read_config, this_node
 from guardrun.supervisor.ctl.output import Output
 from guardrun.supervisor.ctl.runs import guard_dir
 from guardrun.supervisor.ctl.verb import NO, OK, Call, Verb
+from guardrun.supervisor.node.places import absolute_folders
 from guardrun.supervisor.node.state import state_folder
 from guardrun.supervisor.preflight.remark import Remark, Severity, Subject, worst
 
@@ -33,14 +34,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _subject(call: Call) -> Subject:
     config = read_config(call)
-    folders = {
-        name: str(call.cwd / folder) if folder else ""
-        for name, folder in (
-            ("state_dir", config.node.state_dir),
-            ("shared_dir", config.node.shared_dir),
-            ("checkpoint_dir", config.checkpoint.dir),
-        )
-    }
+    folders = absolute_folders(config.node.state_dir, config.node.shared_dir, call.cwd)
     return Subject(
         node=this_node(call),
         cwd=str(call.cwd),
@@ -49,8 +43,10 @@ def _subject(call: Call) -> Subject:
         run_folder=str(guard_dir(call.arguments.guard_dir, call.environ, call.cwd)),
         checkpoint_format=config.checkpoint.format,
         port=call.arguments.master_port,
-        state_folder=str(state_folder(folders["state_dir"], call.environ) or ""),
-        **folders,
+        checkpoint_dir=str(call.cwd / config.checkpoint.dir) if config.checkpoint.dir else "",
+        state_folder=str(state_folder(folders.state_dir, call.environ) or ""),
+        state_dir=folders.state_dir,
+        shared_dir=folders.shared_dir,
     )
 
 

@@ -16,7 +16,7 @@ from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation, Record, end_of, holding
 from guardrun.supervisor.ctl import nodehistory, nodeview
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
-from guardrun.supervisor.node.places import Place, find_places, names_here
+from guardrun.supervisor.node.places import Place, absolute_folders, find_places, names_here
 from guardrun.supervisor.node.quarantine import Written, isolate_node, read_all, read_node, release_node
 from guardrun.supervisor.node.state import SYSTEM_FOLDER
 from guardrun.supervisor.render.words import iso_time, parse_iso_time
@@ -43,8 +43,8 @@ class _World(NamedTuple):
 
 def places_of(config: Config, call: Call, node: str) -> list[Place]:
     """Where a node's record is kept, as this configuration has it."""
-    folders = [str(call.cwd / folder) if folder else "" for folder in (config.node.state_dir, config.node.shared_dir)]
-    return find_places(folders[0], folders[1], call.environ, node)
+    folders = absolute_folders(config.node.state_dir, config.node.shared_dir, call.cwd)
+    return find_places(*folders, call.environ, node)
 
 
 def this_node(call: Call) -> str:

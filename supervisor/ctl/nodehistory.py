@@ -13,6 +13,7 @@ from guardrun.supervisor.config import ConfigError, load_config
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError
 from guardrun.supervisor.node.client import RefusedError, Unreachable, ask
 from guardrun.supervisor.node.history import NAME, Query, read_file
+from guardrun.supervisor.node.places import absolute_folders
 from guardrun.supervisor.node.state import SYSTEM_FOLDER
 from guardrun.supervisor.render.words import iso_time, parse_iso_time
 
@@ -93,7 +94,8 @@ def _state_dir(call: Call) -> Path:
         config = load_config(Path(file) if file else None, {}, call.environ, call.cwd)
     except ConfigError as error:
         raise CtlError("\n".join(error.problems)) from None
-    return Path(config.node.state_dir) if config.node.state_dir else SYSTEM_FOLDER
+    folders = absolute_folders(config.node.state_dir, config.node.shared_dir, call.cwd)
+    return Path(folders.state_dir or SYSTEM_FOLDER)
 
 
 def _print(call: Call, data: dict[str, Any]) -> None:

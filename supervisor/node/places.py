@@ -15,6 +15,18 @@ FILE = "quarantine.json"
 SHARED_FOLDER = "quarantine"
 
 
+class Folders(NamedTuple):
+    """What [node] names, absolute or empty."""
+
+    state_dir: str
+    shared_dir: str
+
+
+def absolute_folders(state_dir: str, shared_dir: str, cwd: str | os.PathLike[str]) -> Folders:
+    """The folders of [node], as configured for whoever works in cwd."""
+    return Folders(*(os.path.join(cwd, name) if name else "" for name in (state_dir, shared_dir)))
+
+
 class Place(NamedTuple):
     """A file that holds a part of the record."""
 

@@ -26,7 +26,7 @@ def history(agent: AgentBed, *arguments: str) -> subprocess.CompletedProcess[str
             **os.environ,
             "GUARDRUN_AGENT_SOCKET": str(agent.socket),
             "GUARDRUN_NODE_STATE_DIR": str(agent.state),
-            "COLUMNS": "200",
+            "COLUMNS": "400",
         },
         capture_output=True,
         text=True,

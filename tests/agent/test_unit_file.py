@@ -126,7 +126,7 @@ def test_the_status_says_when_there_is_none(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "GUARDRUN_AGENT_SOCKET": str(tmp_path / "no.sock")},
+        env={**os.environ, "GUARDRUN_AGENT_SOCKET": str(tmp_path / "no.sock"), "COLUMNS": "400"},
         check=False,
     )
     assert done.returncode == 1

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from guardrun.supervisor.core.node.facts import Happening, Readout, Sample, Value
 from guardrun.supervisor.core.node.finding import Finding
 from guardrun.supervisor.core.node.judges import host_judges
-from guardrun.supervisor.core.node.persistence import Counters, Lasting
+from guardrun.supervisor.core.node.persistence import LastCounts, Lasting
 from guardrun.supervisor.node.sensors.kernel_lines import RULES, LineReader, parse_record
 from guardrun.supervisor.node.sensors.rtnetlink import parse_link, parse_messages
 
@@ -116,7 +116,7 @@ def test_a_condition_holds_only_if_it_was_so_for_as_long_as_it_takes(turns: list
 
 @given(st.lists(st.tuples(st.one_of(st.integers(-10, 100), st.floats(), st.none()), st.floats(-5, 50)), max_size=50))
 def test_a_counter_only_ever_grows_by_what_it_did(turns: list[tuple[Value | None, float]]) -> None:
-    counters, at_s = Counters(), 100.0
+    counters, at_s = LastCounts(), 100.0
     for now, gap in turns:
         at_s += gap
         growth = counters.grown("x", now, at_s)

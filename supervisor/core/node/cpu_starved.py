@@ -8,7 +8,7 @@ from __future__ import annotations
 from guardrun.supervisor.core.node.condition import Condition
 from guardrun.supervisor.core.node.facts import Readout, Value
 from guardrun.supervisor.core.node.finding import Finding
-from guardrun.supervisor.core.node.persistence import Counters, Growth, Lasting, clip, values_of
+from guardrun.supervisor.core.node.persistence import Growth, LastCounts, Lasting, clip, values_of
 from guardrun.supervisor.core.node.standing import Standing
 
 CAUSE = "cpu_starved"
@@ -28,7 +28,7 @@ class CpuStarvedJudge:
     sensors = frozenset({"cpu", "cgroup", "pressure"})
 
     def __init__(self) -> None:
-        self._counters = Counters()
+        self._counters = LastCounts()
         self._standing = Standing()
         self._steal = self._condition("steal", "The host of this virtual machine runs others on its CPUs: move it.")
         self._quota = self._condition("quota", "Raise the CPU limit of the job's control group, or have it start less.")

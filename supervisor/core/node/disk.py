@@ -11,7 +11,7 @@ from guardrun.supervisor.core.node.condition import Condition, Said
 from guardrun.supervisor.core.node.diskerrors import DiskErrors
 from guardrun.supervisor.core.node.facts import Readout, Value
 from guardrun.supervisor.core.node.finding import Finding
-from guardrun.supervisor.core.node.persistence import Counters, Lasting, clip, number, values_of
+from guardrun.supervisor.core.node.persistence import LastCounts, Lasting, clip, number, values_of
 from guardrun.supervisor.core.node.standing import Standing
 
 CAUSE = "disk"
@@ -32,7 +32,7 @@ class DiskJudge:
     def __init__(self) -> None:
         self._standing = standing = Standing()
         self._errors = DiskErrors(standing)
-        self._counters = Counters()
+        self._counters = LastCounts()
         self._ours: set[str] = set()
         """What the sensor of this machine's own disks told last."""
         self._were_free: set[str] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from guardrun.supervisor.core.node.facts import Happening, Readout
 from guardrun.supervisor.core.node.finding import Finding
-from guardrun.supervisor.core.node.persistence import Counters, Moments, clip, values_of
+from guardrun.supervisor.core.node.persistence import LastCounts, Moments, clip, values_of
 from guardrun.supervisor.core.node.responses import finding_id, host_finding
 from guardrun.supervisor.core.node.standing import Standing
 
@@ -36,7 +36,7 @@ class DiskErrors:
 
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
-        self._counters = Counters()
+        self._counters = LastCounts()
         self._moments = {name: Moments(LAST_S if name in _AT_ONCE else WITHIN_S) for name in _NAMES}
         self._counted = Moments(WITHIN_S)
 

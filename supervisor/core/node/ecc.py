@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from guardrun.supervisor.core.node.counters import Counter
 from guardrun.supervisor.core.node.facts import Readout, Value
 from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.gpu_book import SENSOR, GpuBook, number
 from guardrun.supervisor.core.node.held import Held
+from guardrun.supervisor.core.node.windowed import WindowedCounter
 
 CAUSE = "gpu_ecc"
 DAY_S = 86400.0
@@ -33,8 +33,8 @@ class EccJudge:
     def __init__(self) -> None:
         self._book = GpuBook()
         self._held = Held()
-        self._uncorrected: dict[str, Counter] = defaultdict(lambda: Counter(DAY_S))
-        self._corrected: dict[str, Counter] = defaultdict(lambda: Counter(STORM_WINDOW_S))
+        self._uncorrected: dict[str, WindowedCounter] = defaultdict(lambda: WindowedCounter(DAY_S))
+        self._corrected: dict[str, WindowedCounter] = defaultdict(lambda: WindowedCounter(STORM_WINDOW_S))
         self._grew_s: dict[str, list[float]] = defaultdict(list)
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:

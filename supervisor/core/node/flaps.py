@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from guardrun.supervisor.core.node.facts import Readout, Value
 from guardrun.supervisor.core.node.finding import Finding
-from guardrun.supervisor.core.node.persistence import Counters, Moments, clip
+from guardrun.supervisor.core.node.persistence import LastCounts, Moments, clip
 from guardrun.supervisor.core.node.responses import finding_id, host_finding
 from guardrun.supervisor.core.node.standing import Standing
 
@@ -26,7 +26,7 @@ class Flaps:
 
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
-        self._counters = Counters()
+        self._counters = LastCounts()
         self._strikes = Moments(WITHIN_S)
         self._last = Moments(OVER_S)
         self._faults = Moments(OVER_S)

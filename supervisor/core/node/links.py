@@ -11,11 +11,11 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from guardrun.supervisor.core.node.counters import Counter
 from guardrun.supervisor.core.node.facts import Readout, Value
 from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.gpu_book import SENSOR, GpuBook, number
 from guardrun.supervisor.core.node.held import Held
+from guardrun.supervisor.core.node.windowed import WindowedCounter
 
 CAUSE = "gpu_link"
 READINGS_DOWN = 3
@@ -76,7 +76,7 @@ class LinkJudge:
         self._most: dict[str, float] = {}
         self._down: dict[str, int] = defaultdict(int)
         self._below: dict[str, int] = defaultdict(int)
-        self._counters: dict[str, Counter] = defaultdict(lambda: Counter(60.0))
+        self._counters: dict[str, WindowedCounter] = defaultdict(lambda: WindowedCounter(60.0))
         self._jumps: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=2))
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:

@@ -10,7 +10,7 @@ from typing import Any
 from guardrun.supervisor.core.node.condition import Condition
 from guardrun.supervisor.core.node.facts import Happening, Readout, Value
 from guardrun.supervisor.core.node.finding import Finding
-from guardrun.supervisor.core.node.persistence import Counters, Lasting, Moments, clip, number, values_of
+from guardrun.supervisor.core.node.persistence import LastCounts, Lasting, Moments, clip, number, values_of
 from guardrun.supervisor.core.node.responses import finding_id, host_finding
 from guardrun.supervisor.core.node.standing import Standing
 
@@ -32,7 +32,7 @@ class MemoryJudge:
     sensors = frozenset({"memory", "pressure", "kernel_log"})
 
     def __init__(self) -> None:
-        self._counters = Counters()
+        self._counters = LastCounts()
         self._standing = Standing()
         self._kills = Moments(KILLS_OVER_S)
         self._named: list[dict[str, Any]] = []

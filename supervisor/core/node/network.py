@@ -11,7 +11,7 @@ from guardrun.supervisor.core.node.condition import Condition, Said
 from guardrun.supervisor.core.node.facts import Readout, Value
 from guardrun.supervisor.core.node.finding import Finding
 from guardrun.supervisor.core.node.flaps import Flaps
-from guardrun.supervisor.core.node.persistence import Counters, Lasting, clip, values_of
+from guardrun.supervisor.core.node.persistence import LastCounts, Lasting, clip, values_of
 from guardrun.supervisor.core.node.standing import Standing
 
 CAUSE = "network"
@@ -33,7 +33,7 @@ class NetworkJudge:
     def __init__(self) -> None:
         self._standing = standing = Standing()
         self._flaps = Flaps(standing)
-        self._counters = Counters()
+        self._counters = LastCounts()
         self._were_up: set[str] = set()
         self._down = Condition(
             CAUSE,

@@ -120,7 +120,7 @@ class Growth(NamedTuple):
         return self.by / self.within_s
 
 
-class Counters:
+class LastCounts:
     """Counters as they were last told."""
 
     def __init__(self) -> None:

@@ -152,7 +152,7 @@ def merge(*records: Record) -> Record:
     for record in records:
         for isolation in record.isolations:
             known = isolations.get(isolation.id)
-            isolations[isolation.id] = isolation if known is None else max(known, isolation, key=_order)
+            isolations[isolation.id] = isolation if known is None else _merge_isolations(known, isolation)
         for one in record.releases:
             before = releases.get(one.id)
             releases[one.id] = one if before is None else _merge_releases(before, one)
@@ -178,6 +178,20 @@ def prune(record: Record, now_wall_s: float) -> Record:
         if one.id in newest or any(is_lifted_by(item, one, now_wall_s) for item in isolations)
     )
     return Record(isolations=isolations, releases=releases)
+
+
+def _merge_isolations(one: Isolation, other: Isolation) -> Isolation:
+    """Of two that bear one id: what holds by either holds by this."""
+    if one == other:
+        return one
+    timeless = [msgspec.structs.replace(said, until_wall_s=None, evidence_wall_s=None) for said in (one, other)]
+    kept = max(timeless, key=_order)
+    newest = max(one.newest_evidence_wall_s, other.newest_evidence_wall_s)
+    return msgspec.structs.replace(
+        kept,
+        until_wall_s=max(one, other, key=_ends_s).until_wall_s,
+        evidence_wall_s=None if newest == kept.since_wall_s else newest,
+    )
 
 
 def _merge_releases(one: Release, other: Release) -> Release:

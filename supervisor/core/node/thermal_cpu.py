@@ -5,7 +5,7 @@ from __future__ import annotations
 from guardrun.supervisor.core.node.condition import Condition
 from guardrun.supervisor.core.node.facts import Readout, Value
 from guardrun.supervisor.core.node.finding import Finding
-from guardrun.supervisor.core.node.persistence import Counters, Lasting, number, values_of
+from guardrun.supervisor.core.node.persistence import LastCounts, Lasting, number, values_of
 from guardrun.supervisor.core.node.standing import Standing
 
 CAUSE = "thermal"
@@ -21,7 +21,7 @@ class ThermalCpuJudge:
     sensors = frozenset({"cpu"})
 
     def __init__(self) -> None:
-        self._counters = Counters()
+        self._counters = LastCounts()
         self._hot = Condition(
             CAUSE,
             "",

@@ -1,11 +1,11 @@
-"""How a counter grows. Pure."""
+"""How a counter grows over a window of time. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
 
 
-class Counter:
+class WindowedCounter:
     """A counter of a driver's, which begins anew when the driver is loaded again: one that falls starts over."""
 
     def __init__(self, window_s: float) -> None:
