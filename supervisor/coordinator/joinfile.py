@@ -148,24 +148,30 @@ def _read_own(path: Path) -> bytes:
         raise NotThere(f"{path} is not there (yet)") from None
     except OSError as error:
         raise JoinError(f"{path}: {error.strerror}") from None
-    with open(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise JoinError(f"{path} is no file")
-        if status.st_uid != os.geteuid():
-            raise JoinError(f"{path} belongs to uid {status.st_uid}, not to {os.geteuid()}: it is not used")
-        if status.st_mode & 0o077:
-            raise JoinError(
-                f"{path} can be read by others (mode {stat.S_IMODE(status.st_mode):04o}), so its keys are no secret: "
-                f"remove it and start the run anew, or, where nobody else has been there, chmod 600 {path}"
-            )
-        try:
+    try:
+        _check_own(path, os.fstat(fd))
+        with open(fd, "rb", closefd=False) as file:
             data = file.read(MAX_BYTES + 1)
-        except OSError as error:  # ESTALE: replaced on an NFS server meanwhile
-            raise NotThere(f"{path}: {error.strerror}") from None
+    except OSError as error:  # ESTALE: replaced on an NFS server meanwhile
+        raise NotThere(f"{path}: {error.strerror}") from None
+    finally:
+        os.close(fd)
     if len(data) > MAX_BYTES:
         raise JoinError(f"{path} is no join file: larger than {MAX_BYTES} bytes")
     return data
+
+
+def _check_own(path: Path, status: os.stat_result) -> None:
+    """Raises JoinError where it is no file, or not the user's alone."""
+    if not stat.S_ISREG(status.st_mode):
+        raise JoinError(f"{path} is no file")
+    if status.st_uid != os.geteuid():
+        raise JoinError(f"{path} belongs to uid {status.st_uid}, not to {os.geteuid()}: it is not used")
+    if status.st_mode & 0o077:
+        raise JoinError(
+            f"{path} can be read by others (mode {stat.S_IMODE(status.st_mode):04o}), so its keys are no secret: "
+            f"remove it and start the run anew, or, where nobody else has been there, chmod 600 {path}"
+        )
 
 
 def _present(path: Path) -> JoinFile | None:
