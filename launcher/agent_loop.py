@@ -18,7 +18,6 @@ from guardrun.launcher.loop import Loop
 from guardrun.launcher.opening import OpenRun
 from guardrun.launcher.starting import resume_arguments, run_environment
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.core.events import Checkpoint
 from guardrun.supervisor.wire import Finish, Start, Stop
 
 POLL_S = 0.05
@@ -43,11 +42,11 @@ class AgentStarter:
     def world_size(self) -> int:
         return self._world_size
 
-    def start(self, number: int, checkpoint: Checkpoint | None, is_detailed: bool) -> AgentAttempt:
-        """Have the agent begin. number: that of its attempt 0. It makes its own attempts: none is ever detailed."""
-        changes = run_environment(self._run, self._config, None, checkpoint, first_attempt=number)
-        self._child.begin(changes, resume_arguments(self._config.checkpoint.resume_args, checkpoint))
-        return AgentAttempt(self._child, self._run.file.node, self._world_size, first_number=number)
+    def start(self, order: Start, on_serving: Callable[[str, int], object]) -> AgentAttempt:
+        """Have the agent begin; the order is for its attempt 0. It makes its own attempts: none is ever detailed."""
+        changes = run_environment(self._run, self._config, None, order.checkpoint, first_attempt=order.attempt)
+        self._child.begin(changes, resume_arguments(self._config.checkpoint.resume_args, order.checkpoint))
+        return AgentAttempt(self._child, self._run.file.node, self._world_size, first_number=order.attempt)
 
     def close(self) -> None:
         """End an agent that has not begun."""
@@ -65,7 +64,7 @@ class AgentLoop(Loop):
         """The agent begins; its attempts are told as they are found."""
         if self.attempt is None:
             self.checkpoint, self._starts = order.checkpoint, 1
-            self.attempt, self.is_over = self.starter.start(order.attempt, order.checkpoint, False), False
+            self.attempt, self.is_over = self.starter.start(order, lambda address, port: None), False
 
     def _note_exits(self, now_s: float) -> None:
         attempt = self.attempt
@@ -98,7 +97,9 @@ class AgentLoop(Loop):
     def _obey(self, order: Order, now_s: float) -> None:
         if isinstance(order, Stop):
             if order.attempt == self.number and isinstance(self.attempt, AgentAttempt) and not self.is_over:
-                if not self._exitcodes:  # else the agent is stopping the others, and is to blame the one that fell
+                if order.is_last:
+                    self.attempt.signal(signal.SIGTERM)  # it passes that on, and starts none anew
+                elif not self._exitcodes:  # else the agent is stopping the others, and is to blame the one that fell
                     self.attempt.signal_ranks(signal.SIGTERM)
                 self._kill_s = now_s + order.grace_s
         elif isinstance(order, Finish) or self.attempt is None:

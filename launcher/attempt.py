@@ -74,9 +74,10 @@ class LocalAttempt:
     context: Any
     """torch's PContext."""
     store: Any
-    """Lives as long as the attempt: the ranks' process groups use it."""
+    """Lives as long as the attempt: the ranks' process groups use it. None where another node serves it."""
     error_files: dict[int, str] = field(default_factory=dict)
     stderr_files: dict[int, str] = field(default_factory=dict)
+    """Per global rank."""
     _watched: list[_Watched] = field(default_factory=list)
     _returned: set[int] = field(default_factory=set)
 
@@ -120,7 +121,7 @@ class LocalAttempt:
     def failures(self, stopped_by_us: list[int]) -> Failures:
         """Those that failed by themselves; all where none did."""
         failed = {
-            one.rank.global_rank: (one.rank.pid, one.exitcode, self.error_files.get(one.rank.local_rank, ""))
+            one.rank.global_rank: (one.rank.pid, one.exitcode, self.error_files.get(one.rank.global_rank, ""))
             for one in self._watched
             if one.exitcode
         }
@@ -144,7 +145,7 @@ class LocalAttempt:
     def _show_error(self, rank: Rank, exitcode: int) -> None:
         """A function's exception is printed by nobody else: torch keeps it for the process that started it."""
         if exitcode > 0 and hasattr(self.context, "_ret_vals"):
-            text = read_error_text(self.error_files.get(rank.local_rank, ""))
+            text = read_error_text(self.error_files.get(rank.global_rank, ""))
             with suppress(OSError, ValueError):
                 print(text, file=sys.stderr, flush=True)
 
@@ -162,13 +163,18 @@ class LocalAttempt:
             self.context._worker_finished_event.set()
 
 
-def watch_context(number: int, context: Any, store: Any, node: str) -> LocalAttempt:
-    """Watch the ranks of a PContext that has been started."""
+def watch_context(number: int, context: Any, store: Any, node: str, first_rank: int = 0) -> LocalAttempt:
+    """Watch the ranks of a PContext that has been started; the first of them is first_rank in the job."""
     pids: dict[int, int] = context.pids()
-    ranks = [Rank(global_rank=local, local_rank=local, pid=pid, node=node) for local, pid in sorted(pids.items())]
+    ranks = [
+        Rank(global_rank=first_rank + local, local_rank=local, pid=pid, node=node)
+        for local, pid in sorted(pids.items())
+    ]
     watched = [_Watched(rank, _exitcode_reader(context, rank.local_rank), _open_pidfd(rank.pid)) for rank in ranks]
-    errors = {rank: file for rank, file in (context.error_files or {}).items() if file and file != os.devnull}
-    stderrs = {rank: file for rank, file in (context.stderrs or {}).items() if file and file != os.devnull}
+    errors, stderrs = (
+        {first_rank + local: file for local, file in (files or {}).items() if file and file != os.devnull}
+        for files in (context.error_files, context.stderrs)
+    )
     return LocalAttempt(number, ranks, context, store, errors, stderrs, watched)
 
 

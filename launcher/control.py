@@ -19,6 +19,7 @@ from guardrun.supervisor.wire import (
     Exited,
     Finish,
     LauncherHello,
+    Serving,
     Signalled,
     Start,
     Started,
@@ -27,7 +28,7 @@ from guardrun.supervisor.wire import (
     ToLauncher,
 )
 
-Fact = Started | Exited | Stopped | Signalled
+Fact = Serving | Started | Exited | Stopped | Signalled
 Order = Start | Stop | Finish
 
 RECONNECT_MS = 20

@@ -25,6 +25,9 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from guardrun.launcher.address import find_address
+from guardrun.supervisor.wire import Place
+
 LOCAL_BACKENDS = ("static", "c10d")
 """Rendezvous backends that a single node does not need: a store of ours does."""
 
@@ -55,6 +58,11 @@ class Plan:
         return int(self.config.nproc_per_node)
 
     @property
+    def is_first_node(self) -> bool:
+        """It is the one that --master-addr or --rdzv-endpoint names, as far as the flags tell."""
+        return self.config.rdzv_backend == "static" and int(self.config.rdzv_configs.get("rank", -1)) == 0
+
+    @property
     def named_port(self) -> int | None:
         """The master port that the ranks' store is to be served on, where the user named one."""
         if self.config.rdzv_backend != "static" or not self.is_port_chosen:
@@ -69,15 +77,14 @@ class Plan:
 
 
 def needs_torchrun_agent(args: Any) -> bool:
-    """Say whether a command line wants several nodes, or a rendezvous that only torchrun's agent knows.
+    """Say whether a command line wants a rendezvous that only torchrun's agent knows."""
+    return not args.standalone and args.rdzv_backend not in LOCAL_BACKENDS
 
-    Raises ValueError or RuntimeError for an --nnodes that is none.
-    """
-    if torchrun.parse_min_max_nnodes(args.nnodes) != (1, 1):
-        return True
-    if args.standalone:
-        return False
-    return args.rdzv_backend not in LOCAL_BACKENDS or (args.rdzv_backend == "static" and args.node_rank != 0)
+
+def parse_nodes(args: Any) -> tuple[int, int]:
+    """--nnodes: the fewest nodes, and the most. Raises ValueError or RuntimeError where it is none."""
+    least, most = torchrun.parse_min_max_nnodes(args.nnodes)
+    return int(least), int(most)
 
 
 def plan_launch(args: Any) -> Plan:
@@ -116,6 +123,10 @@ def check_launch(args: Any) -> int:
     return plan.world_size
 
 
+_ELSEWHERE = object()
+"""In the place of a store that another node serves: the agent only asks whether there is one."""
+
+
 class _Rendezvous:
     """What LocalElasticAgent asks of a rendezvous handler when it starts workers."""
 
@@ -149,23 +160,38 @@ class Elastic:
         }
         self._agent = LocalElasticAgent(**{name: value for name, value in wanted.items() if name in known})
 
-    def start(self, attempt: int, arguments: list[str]) -> tuple[Any, Any]:
+    def start(
+        self,
+        attempt: int,
+        arguments: list[str],
+        place: Place | None = None,
+        on_serving: Callable[[str, int], object] = lambda address, port: None,
+    ) -> tuple[Any, Any]:
         """Start the ranks: returns the store's server, to be kept while they live, and torch's PContext.
 
+        place: this node's part in a job of several nodes; where the store is served elsewhere, None is returned for it.
+        on_serving: called with address and port as soon as it is served here.
         Must be called from the main thread: ranks die with the thread that started them (PDEATHSIG).
         Raises what the process layer raises, OSError mostly; some ranks may then be running.
         """
-        agent, size = self._agent, self.plan.world_size
-        address, store = self._make_store()
+        agent, count = self._agent, self.plan.world_size
+        place = place or Place(group_rank=0, nodes=1, first_rank=0, world_size=count)
+        address, port, store = place.address, place.port, None
+        if not address:
+            address, store = self._make_store(place)
+            port = store.port
+            on_serving(address, port)
         self._spec.args = tuple(arguments)
         agent._remaining_restarts = self._spec.max_restarts - attempt
         group = agent.get_worker_group()
+        size = place.world_size
+        ranks = [(local, place.first_rank + local) for local in range(count)]
         group.workers = [
-            Worker(local_rank=rank, global_rank=rank, role_rank=rank, world_size=size, role_world_size=size)
-            for rank in range(size)
+            Worker(local_rank=local, global_rank=rank, role_rank=rank, world_size=size, role_world_size=size)
+            for local, rank in ranks
         ]
-        group.store, group.group_rank, group.group_world_size = store, 0, 1
-        group.master_addr, group.master_port = address, store.port
+        group.store, group.group_rank, group.group_world_size = store or _ELSEWHERE, place.group_rank, place.nodes
+        group.master_addr, group.master_port = address, port
         agent._pcontext = None
         try:
             agent._start_workers(group)
@@ -222,9 +248,11 @@ class Elastic:
             "max_restarts": max_restarts,
         }
 
-    def _make_store(self) -> tuple[str, Any]:
+    def _make_store(self, place: Place) -> tuple[str, Any]:
         """MASTER_ADDR as torchrun gives it, and a server for it: on a port of its own unless the user named one."""
         config = self.plan.config
+        if place.nodes > 1 and not (self.plan.is_port_chosen and self.plan.is_first_node):
+            return find_address(config.local_addr), _serve(0)
         if config.rdzv_backend != "static":
             return self._own_address(), _serve(0)
         address, port = parse_rendezvous_endpoint(config.rdzv_endpoint.strip(), default_port=DEFAULT_PORT)

@@ -29,6 +29,8 @@ class View:
     world_size: int
     restarts: int
     """That this guardrun has done."""
+    is_alone: bool = True
+    """No other nodes: restarting is for this one to decide."""
 
 
 def exit_status(exitcode: int) -> int:
@@ -46,13 +48,13 @@ def next_order(view: View, max_restarts: int, grace_s: float) -> Order | None:
     if view.is_stopping:
         return None
     if view.attempt < 0:
-        return Start(attempt=0)
+        return Start(attempt=0) if view.is_alone else Finish(exit_code=1)
     failure = first_failure(view.exitcodes, view.stopped_by_us)
     if not view.is_stopped:
         return None if failure is None else Stop(attempt=view.attempt, grace_s=grace_s)
     if failure is None and len(view.exitcodes) == view.world_size and not view.stopped_by_us:
         return Finish(exit_code=0)
     # Without a failure it was the supervisor that had it stopped, to be started again: that is still to be done.
-    if view.restarts < max_restarts:
+    if view.restarts < max_restarts and view.is_alone:
         return Start(attempt=view.attempt + 1, checkpoint=view.checkpoint)
     return Finish(exit_code=1 if failure is None else exit_status(failure))

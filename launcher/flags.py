@@ -103,6 +103,18 @@ def _add_guard_flags(parser: argparse.ArgumentParser) -> None:
         metavar="LEVEL",
         help="what is looked at before the first attempt: off, quick (the default) or full",
     )
+    group.add_argument(
+        "--guard-spares",
+        dest=_CONFIG_DEST_PREFIX + "--guard-spares",
+        metavar="K",
+        help="nodes beyond those of --nnodes, which wait to take the place of one that is left out",
+    )
+    group.add_argument(
+        "--guard-join",
+        dest=_CONFIG_DEST_PREFIX + "--guard-join",
+        metavar="FILE",
+        help="where the head says how to reach it; only needed where the nodes share no folder of runs",
+    )
     group.add_argument("--guard-ignore-quarantine", action="store_true", help="run on a quarantined node all the same")
     group.add_argument("--guard-off", action="store_true", help="plain torchrun, nothing else")
     group.add_argument("--guard-version", action="version", version=f"guardrun {__version__}")

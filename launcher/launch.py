@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from guardrun.launcher.attempt import LocalAttempt
 from guardrun.launcher.control import Control
 from guardrun.launcher.daemon import Daemon
 from guardrun.launcher.flags import Flags, parse_flags
+from guardrun.launcher.fleet import NODES_FOLDER, Fleet, FleetError, Lead, fleet_file, join_path, plan_fleet
 from guardrun.launcher.loop import Loop, Starts
+from guardrun.launcher.notices import choose_notices
 from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_directory, node_name, open_run
 from guardrun.launcher.preflight import Preflight
 from guardrun.launcher.proc import read_children
@@ -28,6 +31,7 @@ from guardrun.launcher.sweep import become_subreaper
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.node.places import absolute_folders
 from guardrun.supervisor.node.state import state_folder
+from guardrun.supervisor.rundir import FleetFile, write_run_file
 
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30.0
 """torchrun's."""
@@ -52,6 +56,8 @@ class Launch:
         self._preflight = preflight
         self._supervisor_command = supervisor_command
         self._cwd = Path.cwd()
+        self._lead: Lead | None = None
+        """Held until this process ends."""
         self._earlier = [pid for pid in read_children(os.getpid()) if daemon is None or pid != daemon.pid]
         """Children this process was started with, as a shell leaves them that ends in exec: not ours to end."""
 
@@ -64,6 +70,7 @@ class Launch:
         check_script(flags.torch)
         refuse_quarantined(config, flags.is_quarantine_ignored, os.environ, self._cwd)
         signals = Signals()
+        signals.handle(choose_notices(config, "", os.environ))
         try:
             return self._run(flags, config, signals)
         finally:
@@ -82,11 +89,12 @@ class Launch:
         args = flags.torch
         try:
             is_agent = config.launcher.agent == "torchrun" or elastic.needs_torchrun_agent(args)
+            fleet = None if is_agent else plan_fleet(args, config, os.environ)
             if not is_agent or config.origins["restart.max_restarts"] != "default":
                 args.max_restarts = config.restart.max_restarts
             plan = None if is_agent else elastic.plan_launch(args)
             world_size = plan.world_size if plan else elastic.check_launch(args)
-        except (ValueError, AssertionError, RuntimeError, OSError) as error:
+        except (FleetError, ValueError, AssertionError, RuntimeError, OSError) as error:
             raise UsageError(str(error)) from error
         if world_size < 1:
             raise UsageError(f"--nproc-per-node={args.nproc_per_node}: there must be one rank at least")
@@ -101,6 +109,9 @@ class Launch:
             is_torchrun_agent=is_agent,
         )
         self._check_fitness(wish, world_size, plan, signals)
+        part = None
+        if fleet is not None and plan is not None:
+            wish, part = self._take_part(wish, fleet, plan)
         try:
             sockets = make_socket_folder(os.environ)
         except NoSocketFolderError as error:
@@ -114,12 +125,15 @@ class Launch:
         else:
             if self._preflight is not None:
                 self._preflight.record(run.path)
+            if part is not None:
+                run.file.fleet = part
+                write_run_file(run.path, run.file)
             if plan is None:
                 return self._run_agent(run, config, args, world_size, signals)
             starter = Starter(elastic.Elastic(plan, config.restart.max_restarts), run, config, signals)
             loop = make_loop(Loop, run, config, starter, signals)
             loop.shutdown_timeout_s = shutdown_timeout_s(plan.config)
-            status = self._supervise(loop, plan.config)
+            status = self._supervise(loop, config, plan.config)
             if isinstance(loop.attempt, LocalAttempt):
                 starter.elastic.record_events(None if loop.is_signalled else loop.attempt.failures([]))
             return status
@@ -151,6 +165,18 @@ class Launch:
         )
         preflight.check(config.preflight.level, subject, plan.named_port if plan else None, signals)
 
+    def _take_part(self, wish: Wish, fleet: Fleet, plan: elastic.Plan) -> tuple[Wish, FleetFile]:
+        """Whether this node leads; one that does not keeps what is its own apart from the runs."""
+        join = join_path(fleet, wish.config, wish.directory, self._cwd)
+        is_head = fleet.may_lead
+        if is_head and not fleet.is_chosen:
+            self._lead = Lead(join)
+            is_head = self._lead.take()
+        part = fleet_file(fleet, plan, wish.config, join, is_head)
+        if is_head:
+            return wish, part
+        return replace(wish, directory=wish.directory / NODES_FOLDER, run_id=None, name=node_name(os.environ)), part
+
     def _end_preflight(self) -> None:
         if self._preflight is not None:
             self._preflight.end()
@@ -168,17 +194,20 @@ class Launch:
         try:
             loop = make_loop(AgentLoop, run, config, starter, signals)
             loop.shutdown_timeout_s = shutdown_timeout_s(args) + AGENT_MARGIN_S
-            return self._supervise(loop, args)
+            return self._supervise(loop, config, args)
         finally:
             starter.close()
 
-    def _supervise(self, loop: Loop, settings: Any) -> int:
+    def _supervise(self, loop: Loop, config: Config, settings: Any) -> int:
         """settings: has signals_to_handle where the installed torch has it."""
         run, log = loop.run, loop.log
         if run.warning:
             say(run.warning)
         become_subreaper()
-        loop.signals.handle(parse_signals(getattr(settings, "signals_to_handle", "")))
+        torch_signals = getattr(settings, "signals_to_handle", "")
+        loop.signals.handle(parse_signals(torch_signals))
+        loop.notices = choose_notices(config, torch_signals, os.environ)
+        loop.is_forwarding = config.preemption.forward
         daemon = self._daemon or Daemon(self._supervisor_command)
         control = Control(Path(run.file.socket_dir), loop.hello, run.file.session)
         daemon.assign(run.path)
@@ -222,7 +251,7 @@ def make_loop(kind: type[Loop], run: OpenRun, config: Config, starter: Starts, s
         log=Log(run.path),
         max_restarts=config.restart.max_restarts,
         stop_grace_s=config.restart.stop_grace_s,
-        is_first_ordered=run.is_continued or config.checkpoint.resume_first,
+        is_first_ordered=run.is_continued or config.checkpoint.resume_first or run.file.fleet is not None,
     )
 
 

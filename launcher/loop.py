@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,7 @@ import zmq
 from guardrun.launcher import fallback
 from guardrun.launcher.attempt import Attempt
 from guardrun.launcher.control import Order
+from guardrun.launcher.notices import catches, give
 from guardrun.launcher.opening import OpenRun
 from guardrun.launcher.proc import DEAD, read_stat
 from guardrun.launcher.saying import Log, say
@@ -29,7 +30,7 @@ from guardrun.launcher.supervision import Supervision
 from guardrun.launcher.sweep import Sweeper, reap_orphans
 from guardrun.launcher.turning import keep_turning
 from guardrun.supervisor.core.events import Checkpoint, Rank
-from guardrun.supervisor.wire import Exited, Finish, LauncherHello, Signalled, Start, Started, Stop, Stopped
+from guardrun.supervisor.wire import Exited, Finish, LauncherHello, Serving, Signalled, Start, Started, Stop, Stopped
 
 IDLE_S = 1.0
 """The loop turns at least this often."""
@@ -48,8 +49,8 @@ class Starts(Protocol):
     def world_size(self) -> int:
         """Ranks on this node."""
 
-    def start(self, number: int, checkpoint: Checkpoint | None, is_detailed: bool) -> Attempt:
-        """Raises StartError."""
+    def start(self, order: Start, on_serving: Callable[[str, int], object]) -> Attempt:
+        """on_serving: called with address and port once the attempt's store is served here. Raises StartError."""
 
 
 @dataclass
@@ -68,6 +69,10 @@ class Loop:
     """The last one that was started."""
     number: int = -1
     checkpoint: Checkpoint | None = None
+    notices: Collection[signal.Signals] = ()
+    """Signals that say the job is about to end."""
+    is_forwarding: bool = False
+    """Ranks that have a handler for a notice are given it."""
     shutdown_timeout_s: float = 30.0
     """Between a signal from the user, passed on to the ranks, and SIGKILL."""
     poll_s: float = RESULT_POLL_S
@@ -80,9 +85,15 @@ class Loop:
     _stopping: Stopping | None = None
     _pending: Start | None = None
     _signum: signal.Signals | None = None
+    _noted: set[signal.Signals] = field(default_factory=set)
+    _is_preempted: bool = False
     _finish: int | None = None
     _finish_by_s: float = 0.0
     _start_error: str = ""
+    _serving: tuple[str, int] | None = None
+    """Where the store of the last attempt is served, if it is here and other nodes need it."""
+    _outcome: Outcome | None = None
+    """Of the last attempt that was stopped."""
     supervision: Supervision = field(init=False)
     sweeper: Sweeper = field(init=False)
 
@@ -111,12 +122,12 @@ class Loop:
 
     @property
     def is_signalled(self) -> bool:
-        """A signal ended the run."""
-        return self._signum is not None
+        """A signal, or the scheduler, ended the run."""
+        return self._signum is not None or self._is_preempted
 
     def pass_error_on(self) -> None:
         """Leave the first failed rank's error file for whoever started guardrun, as torchrun does."""
-        if self.attempt is not None and self._signum is None:
+        if self.attempt is not None and not self.is_signalled:
             self.attempt.pass_error_on(self._exitcodes)
 
     # One turn --------------------------------------------------------------------------------------------------
@@ -131,10 +142,12 @@ class Loop:
         self._wait()
         now_s = time.monotonic()
         for signum in self.signals.take():
-            self._interrupt(signum, now_s)
+            self._heed(signum, now_s)
         self._note_exits(now_s)
         for order in self.supervision.step(now_s):
             self._obey(order, now_s)
+        if self.supervision.is_given_up and signal.SIGTERM in self._noted and self._signum is None:
+            self._interrupt(signal.SIGTERM, now_s)  # nobody else will act on it
         if self.supervision.is_given_up and (own := self._own_order()) is not None:
             self._obey(own, now_s)
         self._advance_stop(now_s)
@@ -203,8 +216,9 @@ class Loop:
     def _start(self, order: Start) -> None:
         self.number, self.checkpoint = order.attempt, order.checkpoint
         self._exitcodes, self.stopped_by_us, self._starts = {}, [], self._starts + 1
+        self._serving, self._outcome = None, None
         try:
-            attempt = self.starter.start(order.attempt, order.checkpoint, order.is_detailed)
+            attempt = self.starter.start(order, lambda address, port: self._tell_serving(order, address, port))
         except StartError as error:
             self.attempt, self._start_error, text = None, str(error), str(error)
             self.sweeper.sweep()
@@ -213,6 +227,12 @@ class Loop:
             return
         self.attempt, self.is_over, self._start_error = attempt, False, ""
         self._tell_started(attempt, order.checkpoint)
+
+    def _tell_serving(self, order: Start, address: str, port: int) -> None:
+        if order.place is None:
+            return  # nobody else waits for it
+        self._serving = (address, port)
+        self.supervision.tell(lambda seq: Serving(seq=seq, attempt=order.attempt, address=address, port=port))
 
     def _tell_started(self, attempt: Attempt, checkpoint: Checkpoint | None) -> None:
         number, ranks = attempt.number, list(attempt.ranks)
@@ -246,6 +266,7 @@ class Loop:
             stopped_by_us=self.stopped_by_us,
             world_size=self.starter.world_size,
             restarts=self._starts - 1,
+            is_alone=self.run.file.fleet is None,
         )
         order = fallback.next_order(view, self.max_restarts, self.stop_grace_s)
         if isinstance(order, Finish) and order.exit_code != 0 and self.attempt is not None:
@@ -254,12 +275,16 @@ class Loop:
 
     def _obey(self, order: Order, now_s: float) -> None:
         if isinstance(order, Finish):
-            self._finish = order.exit_code
+            self._finish, self._is_preempted = order.exit_code, order.is_preempted
             if not self.is_over:
                 self._begin_stop(now_s, grace_s=self.stop_grace_s)
         elif isinstance(order, Stop):
             if order.attempt == self.number and not self.is_over:
                 self._begin_stop(now_s, grace_s=order.grace_s)
+            elif self.run.file.fleet is not None and order.attempt >= self.number:
+                self._tell_stopped_again(order.attempt)
+        elif order.attempt == self.number and order.place is not None and self.attempt is not None:
+            self._tell_started_again(order)
         elif order.attempt > self.number and self._signum is None and self._finish is None:
             if self.is_over:
                 self._start(order)
@@ -291,7 +316,24 @@ class Loop:
         if pending is not None and self._signum is None:
             self._start(pending)
 
+    def _tell_started_again(self, order: Start) -> None:
+        """Asked again, by a head whose supervisor is a new one."""
+        if self._serving is not None:
+            self._tell_serving(order, *self._serving)
+        if self.attempt is not None:
+            self._tell_started(self.attempt, self.checkpoint)
+        if self.is_over and self._outcome is not None:
+            self._tell_stopped(self._outcome)
+
+    def _tell_stopped_again(self, attempt: int) -> None:
+        """Of a later attempt than the last, nothing has been started here: then that is what is told."""
+        if attempt == self.number and self._outcome is not None:
+            self._tell_stopped(self._outcome)
+        elif attempt > self.number:
+            self.supervision.tell(lambda seq: Stopped(seq=seq, attempt=attempt, exitcodes={}, stopped_by_us=[]))
+
     def _tell_stopped(self, outcome: Outcome) -> None:
+        self._outcome = outcome
         number, codes = self.number, dict(self._exitcodes)
         self.log.write("attempt_stopped", attempt=number, exitcodes=codes, survivors=outcome.survivors)
         self.supervision.tell(
@@ -306,6 +348,31 @@ class Loop:
         )
 
     # Signals ---------------------------------------------------------------------------------------------------
+
+    def _heed(self, signum: signal.Signals, now_s: float) -> None:
+        """A notice goes to the supervisor, and the ranks go on; a second SIGTERM is none any more."""
+        is_again = signum == signal.SIGTERM and signum in self._noted
+        if signum not in self.notices or is_again or self._signum is not None:
+            self._interrupt(signum, now_s)
+        elif not self.supervision.is_given_up:
+            self._note(signum)
+        elif signum == signal.SIGTERM:
+            self._interrupt(signum, now_s)
+        else:
+            say(f"{signum.name} says that the job is about to end, but there is no supervisor to act on it")
+
+    def _note(self, signum: signal.Signals) -> None:
+        self._noted.add(signum)
+        alive = [] if self.attempt is None or self.is_over else self.attempt.alive()
+        catchers = [rank for rank in alive if rank.global_rank >= 0 and catches(rank.pid, signum)]
+        is_forwarded = self.is_forwarding and bool(catchers)
+        self.log.write("noticed", signal=int(signum), forwarded=is_forwarded, catchers=len(catchers))
+        kept = [] if is_forwarded or signum == signal.SIGTERM else [rank.global_rank for rank in catchers]
+        self.supervision.tell(
+            lambda seq: Signalled(seq=seq, signum=int(signum), is_notice=True, is_forwarded=is_forwarded, catchers=kept)
+        )
+        if is_forwarded:
+            give(catchers, signum)
 
     def _interrupt(self, signum: signal.Signals, now_s: float) -> None:
         """The user, or a scheduler, wants an end: the ranks get the same signal; a second Ctrl-C ends them at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from guardrun.launcher.signals import Signals
 from guardrun.launcher.sockets import ensure_socket_folder
 from guardrun.supervisor.config import Config, fill_placeholders
 from guardrun.supervisor.core.events import Checkpoint
+from guardrun.supervisor.wire import Start
 
 INJECT = Path(guardrun.__file__).parent / "hooks" / "inject"
 """Holds sitecustomize.py and nothing else."""
@@ -142,31 +143,35 @@ class Starter:
     def world_size(self) -> int:
         return self.elastic.plan.world_size
 
-    def start(self, number: int, checkpoint: Checkpoint | None, is_detailed: bool) -> LocalAttempt:
-        """Start an attempt's ranks. is_detailed: as in wire.Start. Raises StartError."""
-        self._make_boards(number)
+    def start(self, order: Start, on_serving: Callable[[str, int], object]) -> LocalAttempt:
+        """Start an attempt's ranks. on_serving: as in Elastic.start. Raises StartError."""
+        number, checkpoint, place = order.attempt, order.checkpoint, order.place
+        first_rank = place.first_rank if place is not None else 0
+        self._make_boards(number, first_rank)
         plan = self.elastic.plan
         arguments = plan.arguments + resume_arguments(self.config.checkpoint.resume_args, checkpoint)
         changes = run_environment(self.run, self.config, number, checkpoint)
-        if is_detailed and DEBUG in changes:
+        if place is not None and place.run_id:
+            changes["GUARDRUN_RUN_ID"] = place.run_id
+        if order.is_detailed and DEBUG in changes:
             changes |= _detail()
         self.signals.replace_torch_handler()
         try:
             with environment(changes):
-                store, context = self.elastic.start(number, arguments)
+                store, context = self.elastic.start(number, arguments, place, on_serving)
         except Exception as error:
             if (signum := getattr(error, "sigval", None)) is not None:  # torch's handler came first
                 self.signals.add(signum)
             raise StartError(f"{type(error).__name__}: {error}") from error
         finally:
             self.signals.handle_again()
-        return watch_context(number, context, store, self.run.file.node)
+        return watch_context(number, context, store, self.run.file.node, first_rank)
 
-    def _make_boards(self, number: int) -> None:
+    def _make_boards(self, number: int, first_rank: int) -> None:
         """A rank without a board still trains, watched from outside: no room for one is no error."""
         folder = Path(self.run.file.socket_dir)
         with suppress(OSError):
             ensure_socket_folder(folder)
-        for rank in range(self.world_size):
+        for local in range(self.world_size):
             with suppress(OSError):
-                create_board(str(folder / board_name(number, rank)))
+                create_board(str(folder / board_name(number, first_rank + local)))

@@ -15,6 +15,10 @@ class EngineClock:
         self._base_s = base_s
         self._mono_s = mono_s
 
+    def set(self, base_s: float, mono_s: float) -> None:
+        """Go by another host's clock from here on."""
+        self._base_s, self._mono_s = base_s, mono_s
+
     def now(self) -> float:
         """The engine's time now."""
         return self._base_s + time.monotonic() - self._mono_s

@@ -24,11 +24,14 @@ from guardrun.supervisor.log import log
 from guardrun.supervisor.pace import Pace
 from guardrun.supervisor.performer import Performer, open_chooser
 from guardrun.supervisor.rundir import RunFile
+from guardrun.supervisor.saving import Saving
+from guardrun.supervisor.schedule import Schedule
 from guardrun.supervisor.scribe import Scribe
 from guardrun.supervisor.station import Station
 from guardrun.supervisor.timeline import Timeline
 
 if TYPE_CHECKING:
+    from guardrun.supervisor.coordinator.headdesk import HeadDesk
     from guardrun.supervisor.exposition import MetricsServer
 
 
@@ -41,17 +44,22 @@ class Daemon(Station):
         self.engine, self.journal = self._recover()
         # One thread, so that a choice comes after every save that was told before it.
         self.checkpoint_pool = ThreadPoolExecutor(1, thread_name_prefix="guardrun-checkpoints")
+        self.saving = Saving(self)
+        self.schedule = Schedule(self)
         self.performer = Performer(self)
         self.answers = Answers(self)
         self._pace = Pace()
         self._said_trouble = False
         self._has_greeted = False
         self._metrics = self._serve_metrics()
+        self.fleet = self._open_fleet()
 
     def close(self) -> None:
         """Let go of everything; waits a moment for what is still to be said or sent."""
         if self._metrics is not None:
             self._metrics.close()
+        if self.fleet is not None:
+            self.fleet.close()
         self.checkpoint_pool.shutdown(wait=False, cancel_futures=True)
         super().close()
         self.journal.close()
@@ -70,14 +78,20 @@ class Daemon(Station):
         return self._pace.due_s(self.engine.next_deadline_s())
 
     def turn(self, ready: dict[object, int]) -> None:
+        if self.fleet is not None:
+            self.fleet.turn(ready)
         due_s = self.due_s()
         if due_s is not None and self.clock.now() >= due_s:
             has_failed = not self.feed(ev.Ticked())
             self._pace.ticked(self.clock.now(), has_failed, self.engine.next_deadline_s())
 
     def sampled(self) -> None:
+        if self.fleet is not None:
+            self.fleet.sampled()
         self.journal.rotate_if_large(self.engine)
         self.performer.poll()
+        self.saving.poll()
+        self.schedule.poll()
         self._tell_trouble()
 
     def answer(self, peer: bytes, ask: wire.Ask) -> None:
@@ -93,23 +107,36 @@ class Daemon(Station):
         return [str(self.run_dir), self.run_file.cwd, "/tmp", "/dev/shm", *self.chooser.folders()]
 
     def register(self, poller: zmq.Poller) -> None:
-        pass
+        if self.fleet is not None:
+            self.fleet.register(poller)
 
     def serving(self, message: wire.Serving) -> None:
-        pass
+        if self.fleet is not None:
+            self.fleet.serving(message)
 
     def orphaned(self) -> None:
         pass
 
     def skipped(self, gap_s: float) -> None:
         log.warning("time_skipped", gap_s=round(gap_s, 1))
+        if self.fleet is not None:
+            self.fleet.skipped()
         if self.engine.state.phase is not Phase.NEW:
             self.feed(ev.TimeSkipped(gap_s=gap_s))
 
     # Events in, actions out ----------------------------------------------------------------------------------
 
     def feed(self, event: ev.Event) -> bool:
+        if self.fleet is None:
+            return self.handle(event)
+        failed = [one for one in self.fleet.told(event) if not self.handle(one)]
+        self.fleet.send_orders()
+        return not failed
+
+    def handle(self, event: ev.Event) -> bool:
         """Tell the engine, note it in the journal, carry out what it says. False where the engine raised."""
+        if isinstance(event, ev.RankExited):
+            self.saving.note_answers()
         now_s = self.clock.now()
         self.timeline.feed(event, now_s)
         try:
@@ -124,6 +151,8 @@ class Daemon(Station):
         self.journal.append(event, actions, self.engine.last_s)
         for action in actions:
             self.performer.perform(action)
+        if isinstance(event, ev.PreemptionNoticed):
+            self.schedule.signalled()
         return True
 
     def greeted(self, hello: wire.LauncherHello) -> None:
@@ -140,6 +169,7 @@ class Daemon(Station):
                     command=run.command,
                     world_size=hello.world_size,
                     wall_s=wall_s,
+                    fleet=run.fleet.plan if run.fleet else None,
                 )
             )
         elif state.session < run.session:
@@ -150,18 +180,24 @@ class Daemon(Station):
                     world_size=hello.world_size,
                     wall_s=wall_s,
                     session=run.session,
+                    fleet=run.fleet.plan if run.fleet else None,
                 )
             )
         elif not self._has_greeted:
             # First: what was being read when the last supervisor went is asked for again.
             self.error_files, self.stderr_files = hello.error_files, hello.stderr_files
+            if self.fleet is not None:
+                self.fleet.resume()
             self.feed(ev.SupervisorRestarted())
             if hello.alive and hello.attempt == (state.attempt.number if state.attempt else -1):
                 self.watch(hello.attempt, hello.alive, state.attempt.resumed_from if state.attempt else None)
+        if not self._has_greeted and self.fleet is not None:
+            self.fleet.join(hello.world_size)
         if not self._has_greeted:
             recurrence.start_reading(self)
         self._has_greeted = True
-        self.chooser.set_world_size(hello.world_size)
+        if self.fleet is None:
+            self.chooser.set_world_size(hello.world_size)
 
     def _serve_metrics(self) -> MetricsServer | None:
         listen = self.run_file.config.get("metrics", {}).get("listen", "")
@@ -170,6 +206,18 @@ class Daemon(Station):
         from guardrun.supervisor.jobmetrics import start_job_metrics  # megabytes that most runs have no use for
 
         return start_job_metrics(listen, self.post, self.answers.status)
+
+    def _open_fleet(self) -> HeadDesk | None:
+        """None: one node. Raises what keeps the head from being found, once said."""
+        if self.run_file.fleet is None:
+            return None
+        from guardrun.supervisor.coordinator.headdesk import HeadDesk
+
+        try:
+            return HeadDesk(self, self.run_file.fleet)
+        except Exception as error:
+            self.terminal.say(f"the other nodes can't be coordinated: {error}", "bad")
+            raise
 
     # Troubles ---------------------------------------------------------------------------------------------------
 

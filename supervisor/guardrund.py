@@ -11,8 +11,13 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from guardrun.supervisor.descriptors import hold_standard_descriptors
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.scribe import Scribe
+    from guardrun.supervisor.station import Station
 
 LOG_NAME = "guardrun.log"
 USAGE = """guardrund: started by guardrun, which gives it a run directory on standard input
@@ -40,9 +45,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise() -> int:
     # Here, and before the line is read: ready when the launcher is, and none of it in the node agent.
-    from guardrun.supervisor.daemon import Daemon
+    from guardrun.supervisor.daemon import Daemon  # noqa: F401
     from guardrun.supervisor.log import set_up_log
-    from guardrun.supervisor.rundir import read_run_file
     from guardrun.supervisor.scribe import Scribe
 
     line = sys.stdin.buffer.readline().rstrip(b"\n")
@@ -52,7 +56,7 @@ def _supervise() -> int:
     scribe = Scribe()
     log_file = set_up_log(run_dir / LOG_NAME, scribe)
     try:
-        daemon = Daemon(run_dir, read_run_file(run_dir), scribe)
+        daemon = _open_station(run_dir, scribe)
         try:
             daemon.run()
         finally:
@@ -61,6 +65,19 @@ def _supervise() -> int:
         if scribe.close() and log_file is not None:
             log_file.close()
     return 0
+
+
+def _open_station(run_dir: Path, scribe: Scribe) -> Station:
+    """The supervisor that decides, or the deputy of a node that another one leads."""
+    from guardrun.supervisor.daemon import Daemon
+    from guardrun.supervisor.rundir import read_run_file
+
+    run = read_run_file(run_dir)
+    if run.fleet is None or run.fleet.is_head:
+        return Daemon(run_dir, run, scribe)
+    from guardrun.supervisor.coordinator.deputy import Deputy
+
+    return Deputy(run_dir, run, scribe, run.fleet)
 
 
 def _outlive_signals() -> None:

@@ -45,6 +45,9 @@ class Performer:
             ac.TakeLook: self._look,
             ac.ReadExits: self._read_exits,
             ac.ChooseCheckpoint: self._choose,
+            ac.AskCheckpoint: daemon.saving.ask,
+            ac.SeekCheckpoint: daemon.saving.seek,
+            ac.Requeue: self._requeue,
             ac.WriteIncident: self._write_incident,
             ac.Isolate: daemon.node.isolate,
             ac.Say: self._say,
@@ -72,7 +75,7 @@ class Performer:
         def work() -> None:
             chooser.saw_saved(path, step, wall_s)
             keep_chooser(run_dir, chooser)
-            chooser.prevalidate()
+            self._daemon.saving.seen(chooser.prevalidate())
 
         self._daemon.in_background(work, lambda error: None, self._daemon.checkpoint_pool)
 
@@ -95,15 +98,24 @@ class Performer:
     # One method an action -------------------------------------------------------------------------------------
 
     def _start(self, action: ac.StartAttempt) -> None:
+        if self._daemon.fleet is not None:
+            self._daemon.fleet.start(action)
+            return
         start = wire.Start(attempt=action.attempt, checkpoint=action.checkpoint, is_detailed=action.is_detailed)
         self._daemon.send(start)
 
     def _stop(self, action: ac.StopAttempt) -> None:
-        self._daemon.send(wire.Stop(attempt=action.attempt, grace_s=action.grace_s))
+        if self._daemon.fleet is not None:
+            self._daemon.fleet.stop(action)
+            return
+        self._daemon.send(wire.Stop(attempt=action.attempt, grace_s=action.grace_s, is_last=action.is_last))
 
     def _look(self, action: ac.TakeLook) -> None:
         daemon = self._daemon
         daemon.scribe.put(self._prune_looks)
+        if daemon.fleet is not None:
+            daemon.fleet.look(action)
+            return
         folder = daemon.run_dir / look_name(action.attempt, action.look)
         begin_look(daemon, action, folder, daemon.scribe.put)
 
@@ -117,6 +129,9 @@ class Performer:
             shutil.rmtree(old, ignore_errors=True)
 
     def _read_exits(self, action: ac.ReadExits) -> None:
+        if self._daemon.fleet is not None:
+            self._daemon.fleet.read_exits(action)
+            return
         begin_exits(self._daemon, action, self._daemon.chooser.name_of)
 
     def _choose(self, action: ac.ChooseCheckpoint) -> None:
@@ -144,7 +159,7 @@ class Performer:
         def work() -> None:
             try:
                 folder = write_incident(
-                    daemon.run_dir, action.incident, daemon.run_file, self._wall, timeline=daemon.timeline
+                    daemon.run_dir, action.incident, daemon.run_file, self.wall, timeline=daemon.timeline
                 )
             except (OSError, ValueError) as error:
                 log.error("incident_not_written", incident=action.incident.id, error=str(error))
@@ -156,7 +171,7 @@ class Performer:
 
         daemon.scribe.do(work)
 
-    def _wall(self, at_s: float) -> float:
+    def wall(self, at_s: float) -> float:
         """Wall time, seconds since the epoch, of a time of the engine's."""
         return self._began_wall_s + at_s
 
@@ -184,18 +199,31 @@ class Performer:
         log.info("said", text=action.text, level=action.level)
         self._daemon.terminal.say(action.text, action.level)
 
+    def _requeue(self, action: ac.Requeue) -> None:
+        self._write_summary(action.summary)  # before Slurm ends us
+        self._daemon.schedule.requeue(action)
+
     def _finish(self, action: ac.FinishRun) -> None:
+        daemon = self._daemon
+        self._write_summary(action.summary)
+        is_preempted = action.summary.outcome == "preempted"
+        order = wire.Finish(exit_code=action.exit_code, is_preempted=is_preempted)
+        daemon.send(order)
+        if daemon.fleet is not None:
+            daemon.fleet.finish(order)
+        else:
+            daemon.is_over = True
+
+    def _write_summary(self, summary: ac.Summary) -> None:
         daemon = self._daemon
 
         def work() -> None:
             try:
-                write_summary(daemon.run_dir, action.summary, daemon.run_file, self._wall, daemon.desk.shares())
+                write_summary(daemon.run_dir, summary, daemon.run_file, self.wall, daemon.desk.shares())
             except (OSError, ValueError) as error:
                 daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
 
         daemon.scribe.do(work)
-        daemon.send(wire.Finish(exit_code=action.exit_code))
-        daemon.is_over = True
 
 
 def open_chooser(run_dir: Path, run: RunFile) -> Chooser:

@@ -17,8 +17,26 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core.events import Settings
+from guardrun.supervisor.core.events import FleetPlan, Settings
 from guardrun.supervisor.printable import encode_json
+
+
+class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of several nodes, as one of them sees it."""
+
+    is_head: bool
+    slot: int
+    """In the scheduler's order, or --node-rank; -1: none given."""
+    join_file: str
+    """Where the head says how to reach it."""
+    plan: FleetPlan
+    address: str
+    """At which other nodes reach this one."""
+    port: int = 0
+    """On which the head listens; 0: any."""
+    term_s: float = 15.0
+    work: str = ""
+    """What every node must have alike: a digest of the script and its arguments."""
 
 
 class RunFile(msgspec.Struct, kw_only=True):
@@ -54,6 +72,8 @@ class RunFile(msgspec.Struct, kw_only=True):
     agent: str = "guardrun"
     config: dict[str, Any] = {}
     """The effective configuration, for guardctl config."""
+    fleet: FleetFile | None = None
+    """None: a job of one node."""
 
 
 def read_run_file(run_dir: Path) -> RunFile:

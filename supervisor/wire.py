@@ -83,10 +83,16 @@ class Stopped(_Wire, frozen=True, kw_only=True, tag="stopped"):
 
 
 class Signalled(_Wire, frozen=True, kw_only=True, tag="signalled"):
-    """guardrun was told to end; it stops the ranks itself and then sends Stopped."""
+    """guardrun was told to end; it stops the ranks itself and then sends Stopped, unless it is a notice."""
 
     seq: int
     signum: int
+    is_notice: bool = False
+    """It says that the job is about to end: the ranks go on until an order comes."""
+    is_forwarded: bool = False
+    """The ranks that have a handler for it were given it."""
+    catchers: list[int] = []
+    """Those that have one, and were not given it."""
 
 
 # Supervisor → launcher ------------------------------------------------------------------------------------------
@@ -107,6 +113,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: str = ""
     """Where the store is served (MASTER_ADDR); empty: here."""
     port: int = 0
+    run_id: str = ""
+    """The job's: only its head has the run directory."""
 
 
 class Start(_Wire, frozen=True, kw_only=True, tag="start"):
@@ -121,10 +129,14 @@ class Start(_Wire, frozen=True, kw_only=True, tag="start"):
 class Stop(_Wire, frozen=True, kw_only=True, tag="stop"):
     attempt: int
     grace_s: float
+    is_last: bool = False
+    """No attempt follows: torchrun's agent, where it runs them, is ended with its ranks."""
 
 
 class Finish(_Wire, frozen=True, kw_only=True, tag="finish"):
     exit_code: int
+    is_preempted: bool = False
+    """The scheduler ended the job: no rank has failed."""
 
 
 # guardctl ↔ supervisor ------------------------------------------------------------------------------------------

@@ -21,7 +21,12 @@ PREFIX = "GUARDRUN_"
 RESERVED = ("GUARDRUN_DIR", "GUARDRUN_RUN_ID", "GUARDRUN_HOOKS", "GUARDRUN_TOKEN", "GUARDRUN_AGENT_SOCKET")
 RESERVED_PREFIX = "GUARDRUN_RESUME_"
 FLAG_PREFIX = "--guard-"
-OTHER_FLAGS = {"--max-restarts": ("restart", "max_restarts"), "--guard-preflight": ("preflight", "level")}
+OTHER_FLAGS = {
+    "--max-restarts": ("restart", "max_restarts"),
+    "--guard-preflight": ("preflight", "level"),
+    "--guard-spares": ("fleet", "spares"),
+    "--guard-join": ("fleet", "join"),
+}
 """Flags that stand for a key without bearing its name: torchrun's own, and a short one."""
 
 VARIABLES = {f"{PREFIX}{table}_{key}".upper(): (table, key) for table, keys in KEYS.items() for key in keys}

@@ -123,6 +123,34 @@ class MetricsTable(_Table, frozen=True, kw_only=True):
     """Likewise, the node agent."""
 
 
+class FleetTable(_Table, frozen=True, kw_only=True):
+    spares: Count = 0
+    """Nodes beyond those that train: they wait, and take the place of one that is left out."""
+    join: str = ""
+    """The file by which the other nodes find the head; empty: one in the folder of runs."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """On which the head listens for the other nodes; 0: any."""
+    lost_s: PositiveSeconds = _ENGINE.lost_s
+    term_s: PositiveSeconds = _ENGINE.term_s
+    last_call_s: Seconds = _ENGINE.last_call_s
+    join_timeout_s: PositiveSeconds = _ENGINE.join_timeout_s
+
+
+class PreemptionTable(_Table, frozen=True, kw_only=True):
+    signals: list[str] = msgspec.field(default_factory=lambda: ["USR1", "USR2"])
+    """That say that the job is about to end: #SBATCH --signal sends one."""
+    sigterm: Literal["slurm", "always", "never"] = "slurm"
+    """Where SIGTERM says so, too."""
+    forward: bool = False
+    """Ranks that have a handler for such a signal are given it, instead of being asked to save."""
+    grace_s: PositiveSeconds = _ENGINE.grace_s
+    term_grace_s: PositiveSeconds = _ENGINE.term_grace_s
+    save_before_end_s: Seconds = _ENGINE.save_before_end_s
+    """0 = a time limit is not looked at."""
+    requeue: Literal["auto", "always", "never"] = "auto"
+    """auto: a batch job that may be requeued, of a run that has a name."""
+
+
 class NotifyTable(_Table, frozen=True, kw_only=True):
     command: list[str] = []
 
@@ -137,6 +165,8 @@ TABLES: dict[str, type[_Table]] = {
     "node": NodeTable,
     "preflight": PreflightTable,
     "metrics": MetricsTable,
+    "fleet": FleetTable,
+    "preemption": PreemptionTable,
     "notify": NotifyTable,
 }
 
@@ -153,6 +183,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeTable = NodeTable()
     preflight: PreflightTable = PreflightTable()
     metrics: MetricsTable = MetricsTable()
+    fleet: FleetTable = FleetTable()
+    preemption: PreemptionTable = PreemptionTable()
     notify: NotifyTable = NotifyTable()
     origins: dict[str, str] = {}
     """`table.key` → `default`, a file's path, an environment variable's name or a flag."""
@@ -164,9 +196,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return Settings(
             **msgspec.structs.asdict(self.restart),
             **msgspec.structs.asdict(self.hang),
+            lost_s=self.fleet.lost_s,
+            term_s=self.fleet.term_s,
+            last_call_s=self.fleet.last_call_s,
+            join_timeout_s=self.fleet.join_timeout_s,
             act=self.policy.act,
             responses=self.policy.responses,
             resume_first=self.checkpoint.resume_first,
+            grace_s=self.preemption.grace_s,
+            term_grace_s=self.preemption.term_grace_s,
+            save_before_end_s=self.preemption.save_before_end_s,
+            requeue=self.preemption.requeue,
             gc_policy=self.gc.policy,
             is_torchrun_agent=self.launcher.agent == "torchrun",
         )

@@ -16,6 +16,7 @@ from guardrun.supervisor.collect.look import limit_s
 from guardrun.supervisor.coordinator.messages import Down
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.looks import Reading
 from guardrun.supervisor.wire import Place, Start, Stop
 
 SILENT_S = 5.0
@@ -72,8 +73,9 @@ class _Attempt:
 class Gather:
     """Feed it what nodes tell, and the engine's orders; it answers with events, and fills `orders`."""
 
-    def __init__(self, term_s: float) -> None:
+    def __init__(self, term_s: float, run_id: str = "") -> None:
         self._term_s = term_s
+        self._run_id = run_id
         self.orders: list[tuple[str, Down]] = []
         """Node, order: for the caller to send and clear."""
         self._heard_s: dict[str, float] = {}
@@ -114,8 +116,8 @@ class Gather:
         if current is None or current.order.attempt != order.attempt:
             return
         current.grace_s = order.grace_s
-        for node in current.order.nodes:
-            self.orders.append((node, Stop(attempt=order.attempt, grace_s=order.grace_s)))
+        stop = Stop(attempt=order.attempt, grace_s=order.grace_s, is_last=order.is_last)
+        self.orders += [(node, stop) for node in current.order.nodes]
 
     def look(self, order: ac.TakeLook, now_s: float) -> None:
         """Have a look taken on all nodes."""
@@ -147,6 +149,7 @@ class Gather:
                 world_size=current.firsts[-1],
                 address=address,
                 port=port,
+                run_id=self._run_id,
             )
             start = Start(
                 attempt=order.attempt, checkpoint=order.checkpoint, is_detailed=order.is_detailed, place=place
@@ -240,6 +243,10 @@ class Gather:
                 self._silent[node] = False
                 out.append(ev.NodeSilent(node=node, since_s=at_s))
         return out + self._progress(now_s) + self._overdue(now_s)
+
+    def skipped(self, now_s: float) -> None:
+        """The head itself did not run for a while: that is nobody's silence."""
+        self._heard_s = dict.fromkeys(self._heard_s, now_s)
 
     def forget(self, node: str) -> None:
         """It has said that it ends."""

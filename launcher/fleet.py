@@ -1,0 +1,131 @@
+"""A job of several nodes, told from the command line and the scheduler: who leads, and where the others look for it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guardrun.launcher.address import find_address, is_own
+from guardrun.launcher.elastic import Plan, parse_nodes
+from guardrun.supervisor.config import Config
+from guardrun.supervisor.coordinator.joinfile import join_file_path
+from guardrun.supervisor.core.events import FleetPlan
+from guardrun.supervisor.rundir import FleetFile
+
+DEFAULT_NODES = "1:1"
+"""torchrun's --nnodes."""
+NODES_FOLDER = ".nodes"
+"""In the folder of runs: what the nodes other than the head keep of themselves."""
+
+
+class FleetError(Exception):
+    """The command line, or the scheduler, asks for what cannot be; says why, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """This node's part in the job."""
+
+    plan: FleetPlan
+    slot: int
+    key: str
+    endpoint: str
+    """Host that the user named as the head's; empty: none."""
+    may_lead: bool
+    is_chosen: bool
+    """No other node may lead."""
+
+
+def plan_fleet(args: Any, config: Config, environ: Mapping[str, str]) -> Fleet | None:
+    """None: one node. Sets args.nnodes where the scheduler says how many. Raises FleetError, or what torch raises."""
+    spares = config.fleet.spares
+    step = _read_step(environ)
+    if step is not None and step.nodes > 1 and args.nnodes == DEFAULT_NODES and not args.standalone:
+        if spares >= step.nodes:
+            raise FleetError(f"--guard-spares {spares}: the step has {step.nodes} nodes, and one must train")
+        args.nnodes = str(step.nodes - spares)
+    least, most = parse_nodes(args)
+    if args.standalone or (most == 1 and not spares):
+        return None
+    plan = FleetPlan(least=least, most=most, spares=spares)
+    host = _endpoint_host(args)
+    if step is not None and step.nodes > 1:
+        if step.nodes < least + spares:
+            raise FleetError(
+                f"--nnodes={args.nnodes} and --guard-spares {spares} need {least + spares} nodes; "
+                f"the step has {step.nodes}: srun --nodes={most + spares}"
+            )
+        leads = step.node_id == 0
+        return Fleet(plan, step.node_id, f"{step.job_id}.{step.step_id}", host, leads, leads)
+    key = args.rdzv_id if args.rdzv_id not in ("", "none", None) else f"{host or 'static'}-{_endpoint_port(args)}"
+    if args.rdzv_backend == "static":
+        if spares == 0 and args.node_rank >= most:
+            raise FleetError(f"--node-rank {args.node_rank}: there are nodes 0 to {most - 1} (--nnodes={args.nnodes})")
+        leads = args.node_rank == 0
+        return Fleet(plan, args.node_rank, key, host, leads, leads)
+    if not host:
+        raise FleetError(f"--nnodes={args.nnodes} with --rdzv-backend=c10d needs --rdzv-endpoint=HOST[:PORT]: the head")
+    return Fleet(plan, -1, key, host, is_own(host), False)
+
+
+def _read_step(environ: Mapping[str, str]) -> Any:
+    return None
+
+
+def _endpoint_host(args: Any) -> str:
+    if args.rdzv_endpoint:
+        text = args.rdzv_endpoint.strip()
+        return str(text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0])
+    return str(args.master_addr) if args.rdzv_backend == "static" and args.master_addr else ""
+
+
+def _endpoint_port(args: Any) -> str:
+    port = args.rdzv_endpoint.rpartition(":")[2] if ":" in args.rdzv_endpoint else ""
+    return str(port or args.master_port or "default")
+
+
+class Lead:
+    """Held by the head while it lives: of several that may lead, on one machine, the first does."""
+
+    def __init__(self, join: Path) -> None:
+        """Raises OSError where the folder cannot be written."""
+        join.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(join.with_name(f"{join.name}.lead"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def take(self) -> bool:
+        """False where another process leads."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def join_path(fleet: Fleet, config: Config, directory: Path, cwd: Path) -> Path:
+    """Where the join file lies."""
+    return cwd / config.fleet.join if config.fleet.join else join_file_path(directory, fleet.key)
+
+
+def fleet_file(fleet: Fleet, plan: Plan, config: Config, join: Path, is_head: bool) -> FleetFile:
+    """This node's part, for its supervisor."""
+    local = getattr(plan.config, "local_addr", None)
+    named = fleet.endpoint if is_head and fleet.endpoint and is_own(fleet.endpoint) else ""
+    return FleetFile(
+        is_head=is_head,
+        slot=fleet.slot if fleet.slot >= 0 or not is_head else 0,
+        join_file=str(join),
+        plan=fleet.plan,
+        address=named or find_address(local),
+        port=config.fleet.port,
+        term_s=config.fleet.term_s,
+        work=hashlib.sha256(json.dumps(plan.arguments).encode()).hexdigest()[:16],
+    )

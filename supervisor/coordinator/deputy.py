@@ -1,0 +1,320 @@
+"""The supervisor of a node that does not lead: every event goes up, every order comes down.
+
+It decides one thing by itself: where contact has been lost for the lease's term, and the ranks here have not advanced
+for as long, they are ended; the job may go on without this node from then on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from guardrun import __version__
+from guardrun.hooks.messages import CheckpointLoaded
+from guardrun.supervisor import wire
+from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
+from guardrun.supervisor.coordinator import link as links
+from guardrun.supervisor.coordinator import messages as msg
+from guardrun.supervisor.coordinator.headdesk import versions
+from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThere, read_join_file
+from guardrun.supervisor.coordinator.link import Head, Link
+from guardrun.supervisor.coordinator.wire import DECODE_ERRORS
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.log import log
+from guardrun.supervisor.printable import encode_msgpack
+from guardrun.supervisor.rundir import FleetFile, RunFile
+from guardrun.supervisor.scribe import Scribe
+from guardrun.supervisor.station import Station
+
+REREAD_S = 1.0
+"""How often the join file is read while there is no contact."""
+REFUSED_S = 30.0
+"""A refusal that lasts so long is final."""
+FAREWELL_S = 3.0
+
+
+class Deputy(Station):
+    """Runs until the head says that the run is over, or this node's launcher is gone."""
+
+    def __init__(self, run_dir: Path, run: RunFile, scribe: Scribe, fleet: FleetFile) -> None:
+        super().__init__(run_dir, run, scribe)
+        self._fleet = fleet
+        self._link: Link | None = None
+        self._join: JoinFile | None = None
+        self._poller: zmq.Poller | None = None
+        self._orders: msgspec.msgpack.Decoder[msg.Down] = msgspec.msgpack.Decoder(msg.Down)
+        self._attempt = -1
+        """Whose ranks are alive here; -1: none are."""
+        self._is_stopping = False
+        self._progress = 0
+        self._progress_s = time.monotonic()
+        self._reread_s = 0.0
+        self._began_s = time.monotonic()
+        self._refused_s: float | None = None
+        self._said: set[str] = set()
+        self._farewell_by_s: float | None = None
+        self._ranks = 0
+
+    # The station's questions -----------------------------------------------------------------------------------
+
+    @property
+    def is_watching(self) -> bool:
+        return self._attempt >= 0
+
+    @property
+    def is_running(self) -> bool:
+        return self._attempt >= 0 and not self._is_stopping
+
+    def register(self, poller: zmq.Poller) -> None:
+        self._poller = poller
+
+    def due_s(self) -> float | None:
+        return None if self._link is None else self.clock.now() + self._link.due_s() - time.monotonic()
+
+    def turn(self, ready: dict[object, int]) -> None:
+        if self._link is None:
+            return
+        for what in self._link.read(ready):
+            self._hear(what)
+        if self._farewell_by_s is not None:
+            is_late = time.monotonic() >= self._farewell_by_s
+            self.is_over = self.is_over or is_late or not self._link.has_waiting
+
+    def sampled(self) -> None:
+        now = time.monotonic()
+        if now >= self._reread_s and (self._link is None or not self._link.is_joined):
+            self._reread_s = now + REREAD_S
+            self._read_join_file()
+        self._keep_lease(now)
+        if self._refused_s is not None and now - self._refused_s > REFUSED_S:
+            self._end(wire.Finish(exit_code=1))
+
+    def folders(self) -> list[str]:
+        return [str(self.run_dir), self.run_file.cwd, "/tmp", "/dev/shm"]
+
+    def saved(self, path: str, step: int, wall_s: float) -> None:
+        """The event that follows says it to the head."""
+
+    def loaded(self, message: CheckpointLoaded) -> None:
+        self._tell(msg.Loaded(attempt=message.attempt, global_rank=message.global_rank, path=message.path))
+
+    def skipped(self, gap_s: float) -> None:
+        log.warning("time_skipped", gap_s=round(gap_s, 1))
+
+    def serving(self, message: wire.Serving) -> None:
+        self._tell(msg.Serving(attempt=message.attempt, address=message.address, port=message.port))
+
+    def answer(self, peer: bytes, ask: wire.Ask) -> None:
+        head = self._join.head if self._join else "not found yet"
+        text = f"{self.run_file.node} is one of several nodes: ask on the head ({head})"
+        self.send_to(peer, wire.Answer(is_ok=False, error=text))
+
+    def orphaned(self) -> None:
+        """Tell the head, so that it need not wait for silence."""
+        self.feed(ev.NodeLeft(node=self.run_file.node, why="its guardrun was killed"))
+        by_s = time.monotonic() + FAREWELL_S
+        while self._link is not None and self._link.has_waiting and time.monotonic() < by_s:
+            assert self._poller is not None
+            self._link.read(dict(self._poller.poll(100)))
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        super().close()
+
+    # Up ------------------------------------------------------------------------------------------------------
+
+    def feed(self, event: ev.Event) -> bool:
+        if isinstance(event, ev.AttemptStarted):
+            self._attempt, self._is_stopping = event.attempt, False
+            self._progress, self._progress_s = 0, time.monotonic()
+        elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
+            self._attempt, self._is_stopping = -1, False
+        elif isinstance(event, ev.NodeReport):
+            self._note_progress(event)
+        self._tell(event)
+        return True
+
+    def _tell(self, message: msg.Up) -> None:
+        if self._link is None:
+            return
+        if not self._link.send(encode_msgpack(message)):
+            log.warning("too_large", message_type=type(message).__name__)
+
+    def _note_progress(self, report: ev.NodeReport) -> None:
+        progress = sum(rank.progress for rank in report.ranks)
+        if any(rank.progress_s and rank.progress for rank in report.ranks) and progress != self._progress:
+            self._progress = progress
+            newest_s = max(rank.progress_s for rank in report.ranks)
+            self._progress_s = max(self._progress_s, time.monotonic() - max(0.0, self.clock.now() - newest_s))
+
+    # Down ------------------------------------------------------------------------------------------------------
+
+    def greeted(self, hello: wire.LauncherHello) -> None:
+        self._ranks = hello.world_size
+        self.error_files, self.stderr_files = hello.error_files, hello.stderr_files
+        if hello.alive:
+            self.watch(hello.attempt, hello.alive, None)
+            self._attempt = hello.attempt
+        self._refresh_info()
+        if self._link is None:
+            self._read_join_file()
+
+    def _refresh_info(self) -> None:
+        if self._link is not None:
+            self._link.info = self._info()
+
+    def _info(self) -> dict[str, object]:
+        return {
+            "version": __version__,
+            "work": self._fleet.work,
+            "ranks": self._ranks,
+            "address": self._fleet.address,
+            "attempt": self._attempt,
+            **versions(),
+        }
+
+    def _read_join_file(self) -> None:
+        """Find the head, or find it again where it is a new one."""
+        if not self._ranks:
+            return
+        try:
+            join = read_join_file(Path(self._fleet.join_file))
+        except NotThere:
+            self._wait_for_head()
+            return
+        except JoinError as error:
+            self._say_once(str(error), "bad")
+            return
+        head = Head(join.addresses, join.port, join.server_key)
+        if join.client is None:
+            self._say_once(f"{self._fleet.join_file} holds no key for this node", "bad")
+            return
+        self._join = join
+        if self._link is None:
+            log.info("joining", head=join.head, addresses=join.addresses, port=join.port)
+            self._link = Link(head, join.client, self.run_file.node, slot=self._fleet.slot, info=self._info())
+            if self._poller is not None:
+                self._link.register(self._poller)
+        else:
+            self._link.redirect(head, join.client)
+
+    def _wait_for_head(self) -> None:
+        waited_s = time.monotonic() - self._began_s
+        if self._link is not None and self._attempt < 0 and self._link.contact_lost_s() > self._fleet.term_s:
+            self.terminal.say("the head is gone, and its join file with it: the run is over", "bad")
+            self._end(wire.Finish(exit_code=1))
+        elif waited_s > self.run_file.settings.join_timeout_s:
+            self.terminal.say(f"no head for {waited_s:.0f} s ({self._fleet.join_file} is not there)", "bad")
+            self._end(wire.Finish(exit_code=1))
+        elif waited_s > 5.0:
+            self._say_once(f"waiting for the head to write {self._fleet.join_file}", "info")
+
+    def _hear(self, what: links.What) -> None:
+        if isinstance(what, links.Welcomed):
+            assert self._link is not None
+            self._refused_s = None
+            self._set_clock(self._link.offset.offset_s)
+            log.info("joined", is_new_head=what.is_new_hub)
+        elif isinstance(what, links.Refused):
+            self._refused_s = self._refused_s or time.monotonic()
+            self._say_once(f"the head refuses this node: {what.reason}", "bad")
+        elif isinstance(what, links.Lost):
+            log.warning("contact_lost", why=what.why)
+        elif isinstance(what, links.Missed):
+            log.warning("orders_lost", packets=what.packets)
+        else:
+            self._ordered(what.body)
+
+    def _set_clock(self, offset_s: float) -> None:
+        """Times from here on are the coordinator's seconds."""
+        self.clock.set(offset_s, 0.0)
+
+    def _ordered(self, body: bytes) -> None:
+        try:
+            order = self._orders.decode(body)
+        except DECODE_ERRORS:
+            self.malformed += 1
+            return
+        log.info("order", order_type=type(order).__name__)
+        if isinstance(order, wire.Finish):
+            self._end(order)
+        elif isinstance(order, wire.Start | wire.Stop):
+            self._is_stopping = isinstance(order, wire.Stop) and order.attempt == self._attempt
+            self.send(order)
+        elif isinstance(order, ac.TakeLook):
+            self._look(order)
+        elif isinstance(order, ac.ReadExits):
+            begin_exits(self, order)
+        elif isinstance(order, msg.SetBase):
+            self.desk.set_base(order.attempt, order.global_rank, order.step)
+
+    def _look(self, order: ac.TakeLook) -> None:
+        """The raw stacks go up before the look that they belong to."""
+        name = look_name(order.attempt, order.look)
+        folder = self.run_dir / name
+        writes: list[Callable[[], object]] = []
+
+        def send_raw() -> None:
+            for write in writes:
+                write()
+            raw = read_raw(folder, name)
+            shutil.rmtree(folder, ignore_errors=True)
+            self.post(lambda: self._tell(raw))
+
+        begin_look(self, order, folder, writes.append, send_raw)
+
+    def _end(self, order: wire.Finish) -> None:
+        """The run is over."""
+        if self._farewell_by_s is None:
+            self.send(order)
+            self._farewell_by_s = time.monotonic() + FAREWELL_S
+            self.is_over = self._link is None
+
+    # The lease -------------------------------------------------------------------------------------------------
+
+    def _keep_lease(self, now: float) -> None:
+        """Neither contact nor progress: the job may go on without this node, so nothing of it may live on here."""
+        if self._link is None or self._attempt < 0 or self._is_stopping:
+            return
+        if self._link.contact_lost_s() <= 0 or now - self._progress_s < self._fleet.term_s:
+            return
+        self._is_stopping = True
+        log.warning("lease_over", contact_lost_s=round(self._link.contact_lost_s(), 1))
+        self.terminal.say(
+            f"{self.run_file.node} has neither contact with the head nor progress for {self._fleet.term_s:.0f} s: "
+            "ending its ranks",
+            "warn",
+        )
+        self.send(wire.Stop(attempt=self._attempt, grace_s=0.0))
+
+    def _say_once(self, text: str, level: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.terminal.say(text, level)
+
+
+def read_raw(folder: Path, name: str) -> msg.Raw:
+    """A look's files, as many as may be sent. name: what the head is to call the folder."""
+    files: dict[str, bytes] = {}
+    size = left_out = 0
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        try:
+            data = zlib.compress(path.read_bytes(), 1)
+        except OSError:
+            continue
+        if size + len(data) > msg.MAX_RAW_BYTES:
+            left_out += 1
+            continue
+        size += len(data)
+        files[str(path.relative_to(folder))] = data
+    return msg.Raw(folder=name, files=files, left_out=left_out)

@@ -1,0 +1,346 @@
+"""The head's dealings with the other nodes: what they tell goes through `Gather` to the engine, orders go out."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from guardrun import __version__
+from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
+from guardrun.supervisor.coordinator import hub as hubs
+from guardrun.supervisor.coordinator import messages as msg
+from guardrun.supervisor.coordinator.gather import Gather
+from guardrun.supervisor.coordinator.hub import Hub, HubSettings
+from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, remove_join_file, write_join_file
+from guardrun.supervisor.coordinator.joining import Present, newer_if_gone
+from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
+from guardrun.supervisor.coordinator.wire import DECODE_ERRORS, Join
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import Standing
+from guardrun.supervisor.log import log
+from guardrun.supervisor.printable import encode_json, encode_msgpack
+from guardrun.supervisor.rundir import FleetFile, write_atomically
+from guardrun.supervisor.wire import Finish, Serving, Start, Stop
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.daemon import Daemon
+
+KEYS_FILE = "fleet.json"
+"""In the run directory, which is the user's alone: for a supervisor after this one."""
+FAREWELL_S = 3.0
+"""How long the others are given to hear of the run's end: below what the launcher gives its supervisor to end."""
+MAX_NAME_CHARS = 200
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a supervisor that is started anew the same coordinator."""
+
+    session: int
+    port: int
+    server: KeyPair
+    client: KeyPair
+
+
+class HeadDesk:
+    """What the head's daemon calls, from its loop."""
+
+    def __init__(self, daemon: Daemon, fleet: FleetFile) -> None:
+        """Raises OSError where the join file cannot be written, JoinError where another head leads."""
+        self._daemon = daemon
+        self._fleet = fleet
+        self._me = daemon.run_file.node
+        self.gather = Gather(fleet.term_s, daemon.run_file.run_id)
+        keys = _read_keys(daemon.run_dir, daemon.run_file.session)
+        server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
+        settings = HubSettings(term_s=fleet.term_s, decide=self._decide)
+        port = keys.port if keys else fleet.port
+        self.hub = Hub(daemon.clock.now, server, [client.public], port, settings)
+        self._join = JoinFile(
+            run_id=daemon.run_file.run_id,
+            session=daemon.run_file.session,
+            run_dir=str(daemon.run_dir),
+            token=daemon.run_file.token,
+            head=self._me,
+            addresses=[fleet.address],
+            port=self.hub.port,
+            server_key=server.public,
+            client=client,
+            version=__version__,
+            created_wall_s=time.time(),
+        )
+        _write_keys(daemon.run_dir, Keys(session=self._join.session, port=self.hub.port, server=server, client=client))
+        self._decoder: msgspec.msgpack.Decoder[msg.Up] = msgspec.msgpack.Decoder(msg.Up)
+        self._warned: set[str] = set()
+        self.malformed = 0
+        self._farewell_by_s: float | None = None
+        try:
+            write_join_file(Path(fleet.join_file), self._join)
+        except (OSError, JoinError):
+            self.hub.close()
+            raise
+
+    # The loop ------------------------------------------------------------------------------------------------
+
+    def register(self, poller: zmq.Poller) -> None:
+        self.hub.register(poller)
+
+    def turn(self, ready: dict[object, int]) -> None:
+        """After every poll."""
+        for node, what in self.hub.read(ready):
+            self._hear(node, what)
+        self.hub.acknowledge()
+        if self._farewell_by_s is not None:
+            self._say_farewell()
+
+    def sampled(self) -> None:
+        """Once a second."""
+        now_s = self._daemon.clock.now()
+        events = self.gather.heard(self._me, now_s)
+        for node in self.hub.nodes:
+            if self.hub.is_connected(node):
+                events += self.gather.heard(node, self.hub.heard_s(node)) if self._is_fresh(node, now_s) else []
+        self.pass_on(events + self.gather.tick(now_s))
+
+    def _is_fresh(self, node: str, now_s: float) -> bool:
+        return now_s - self.hub.heard_s(node) < 2.0
+
+    def skipped(self) -> None:
+        """The daemon's loop did not run for a while."""
+        self.gather.skipped(self._daemon.clock.now())
+
+    def close(self) -> None:
+        if self._daemon.is_over:
+            remove_join_file(Path(self._fleet.join_file), self._join)
+        self.hub.close()
+
+    # This node -------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """This supervisor is not the first: the others were told what the journal says."""
+        state, now_s = self._daemon.engine.state, self._daemon.clock.now()
+        if state.attempt is not None and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.ENDING):
+            self.gather.resume(state.attempt.number, [rank.rank for rank in state.attempt.ranks.values()])
+        for member in state.fleet.members.values() if state.fleet is not None else ():
+            if member.standing in (Standing.READY, Standing.SILENT):
+                self.gather.heard(member.node, now_s)
+
+    def join(self, ranks: int) -> None:
+        """This node's launcher is there."""
+        self.gather.heard(self._me, self._daemon.clock.now())
+        fleet = self._daemon.engine.state.fleet
+        if fleet is None or self._me not in fleet.members or fleet.members[self._me].standing is Standing.LEFT:
+            self._daemon.handle(ev.NodeJoined(node=self._me, slot=self._fleet.slot, ranks=ranks))
+
+    def told(self, event: ev.Event) -> list[ev.Event]:
+        """An event of this node's own, or of no node: those for the engine."""
+        return self.gather.told(self._me, event, self._daemon.clock.now())
+
+    def serving(self, message: Serving) -> None:
+        self.gather.serving(message.attempt, message.address, message.port)
+        self.send_orders()
+
+    # Orders ----------------------------------------------------------------------------------------------------
+
+    def start(self, action: ac.StartAttempt) -> None:
+        fleet = self._daemon.engine.state.fleet
+        sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
+        self._daemon.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
+        self.gather.start(action, sizes)
+        self.send_orders()
+
+    def stop(self, action: ac.StopAttempt) -> None:
+        self.gather.stop(action)
+        self.send_orders()
+
+    def look(self, action: ac.TakeLook) -> None:
+        self.gather.look(action, self._daemon.clock.now())
+        self.send_orders()
+
+    def read_exits(self, action: ac.ReadExits) -> None:
+        self.gather.read_exits(action, self._daemon.clock.now())
+        self.send_orders()
+
+    def finish(self, order: Finish) -> None:
+        """Tell all nodes that the run is over; the daemon is, once they have heard, or after FAREWELL_S."""
+        for node in self.hub.nodes:
+            self._send(node, order)
+        self._farewell_by_s = time.monotonic() + FAREWELL_S
+
+    def _say_farewell(self) -> None:
+        assert self._farewell_by_s is not None
+        waiting = [n for n in self.hub.nodes if self.hub.is_connected(n) and self.hub.waiting_bytes(n)]
+        if not waiting or time.monotonic() >= self._farewell_by_s:
+            self._daemon.is_over = True
+
+    def send_orders(self) -> None:
+        orders, self.gather.orders = self.gather.orders, []
+        for node, order in orders:
+            if node == self._me:
+                self._obey(order)
+            else:
+                self._send(node, order)
+
+    def _send(self, node: str, order: msg.Down) -> None:
+        # Of starts, stops and the end only the newest is still meant.
+        replaces = "course" if isinstance(order, Start | Stop | Finish) else ""
+        if not self.hub.send(node, encode_msgpack(order), replaces):
+            log.warning("not_ordered", node=node, order_type=type(order).__name__)
+
+    def _obey(self, order: msg.Down) -> None:
+        """This node's part."""
+        daemon = self._daemon
+        if isinstance(order, ac.TakeLook):
+            begin_look(daemon, order, daemon.run_dir / look_name(order.attempt, order.look), daemon.scribe.put)
+        elif isinstance(order, ac.ReadExits):
+            begin_exits(daemon, order, daemon.chooser.name_of)
+        elif isinstance(order, Start | Stop | Finish):
+            daemon.send(order)
+
+    # Other nodes -----------------------------------------------------------------------------------------------
+
+    def pass_on(self, events: list[ev.Event]) -> None:
+        """To the engine, and whatever orders came of it out."""
+        for event in events:
+            self._daemon.handle(event)
+        self.send_orders()
+
+    def _decide(self, join: Join, rivals: Sequence[Present]) -> str:
+        """Why a node may not join; empty where it may."""
+        if join.node == self._me:
+            return f"{join.node} is the head itself: one guardrun a node"
+        if not join.node.isprintable() or "/" in join.node or len(join.node) > MAX_NAME_CHARS:
+            return "its name is not a node's"
+        version = str(join.info.get("version", "?"))
+        if version != __version__:
+            return f"{join.node} runs guardrun {version}, the head {__version__}: install the same on all nodes"
+        if join.info.get("work") != self._fleet.work:
+            return f"{join.node} was started with another script or other arguments than the head"
+        if not isinstance(join.info.get("ranks"), int) or join.info["ranks"] < 1:
+            return f"{join.node} does not say how many ranks it would run"
+        return newer_if_gone(join, rivals)
+
+    def _hear(self, node: str, what: hubs.What) -> None:
+        now_s = self._daemon.clock.now()
+        if isinstance(what, hubs.Joined):
+            self._joined(node, what.info, what.slot, now_s)
+        elif isinstance(what, hubs.Back):
+            self._joined(node, what.info, -1, now_s)
+        elif isinstance(what, hubs.Dropped):
+            log.info("node_dropped", node=node, why=what.why)
+            self.pass_on(self.gather.dropped(node, now_s))
+        elif isinstance(what, hubs.Missed):
+            log.warning("node_lost_messages", node=node, packets=what.packets)
+        else:
+            self._told(node, what.body, now_s)
+
+    def _joined(self, node: str, info: dict[str, Any], slot: int, now_s: float) -> None:
+        attempt = info.get("attempt", -1)
+        log.info("node_joined", node=node, slot=slot, info=info)
+        self._compare(node, info)
+        joined = ev.NodeJoined(node=node, slot=slot, ranks=info["ranks"], attempt=attempt)
+        self._daemon.handle(joined)
+        self.pass_on(self.gather.joined(node, attempt, now_s))
+
+    def _compare(self, node: str, info: dict[str, Any]) -> None:
+        """Versions that differ between nodes train, mostly; they are said once."""
+        mine = versions()
+        for name in ("python", "torch"):
+            theirs = str(info.get(name, ""))
+            key = f"{name} {theirs}"
+            if theirs and mine.get(name) and theirs != mine[name] and key not in self._warned:
+                self._warned.add(key)
+                self._daemon.terminal.say(f"{node} has {name} {theirs}, {self._me} {mine[name]}", "warn")
+
+    def _told(self, node: str, body: bytes, now_s: float) -> None:
+        try:
+            message = self._decoder.decode(body)
+        except DECODE_ERRORS:
+            self.malformed += 1
+            return
+        daemon = self._daemon
+        if isinstance(message, msg.Serving):
+            self.gather.serving(message.attempt, message.address, message.port)
+            self.send_orders()
+        elif isinstance(message, msg.Raw):
+            self._keep_raw(message)
+        elif isinstance(message, msg.Loaded):
+            self._loaded(node, message)
+        elif isinstance(message, msg.Checks):
+            pass
+        else:
+            if isinstance(message, ev.CheckpointSaved):
+                daemon.saved(message.path, message.step, time.time())
+            elif isinstance(message, ev.NodeLeft):
+                self.gather.forget(node)
+            self.pass_on(self.gather.told(node, message, now_s))
+
+    def _keep_raw(self, raw: msg.Raw) -> None:
+        """A node's raw stacks, into the run directory."""
+        parts = Path(raw.folder).parts
+        if len(parts) != 2 or parts[0] != "looks" or ".." in parts:
+            self.malformed += 1
+            return
+        folder = self._daemon.run_dir / raw.folder
+
+        def work() -> None:
+            for name, data in raw.files.items():
+                path = folder / name
+                if not path.resolve().is_relative_to(folder.resolve()):
+                    continue
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.write_bytes(zlib.decompressobj().decompress(data, msg.MAX_RAW_BYTES * 8))
+
+        self._daemon.scribe.put(work)
+
+    def _loaded(self, node: str, loaded: msg.Loaded) -> None:
+        """As Performer.loaded, for a rank elsewhere: only the head knows what is a checkpoint."""
+        daemon = self._daemon
+
+        def work() -> ev.Event | None:
+            found = daemon.chooser.saw_loaded(loaded.path)
+            if found is None:
+                return None
+            base = msg.SetBase(attempt=loaded.attempt, global_rank=loaded.global_rank, step=found.step)
+            daemon.post(lambda: self._send(node, base))
+            return ev.CheckpointLoaded(
+                attempt=loaded.attempt, global_rank=loaded.global_rank, path=found.path, step=found.step
+            )
+
+        daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+
+
+def versions() -> dict[str, str]:
+    """What should be alike on all nodes: interpreter and torch, by its installed files (importing it takes seconds)."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": platform.python_version()}
+    try:
+        found["torch"] = version("torch")
+    except PackageNotFoundError:
+        pass
+    return found
+
+
+def _read_keys(run_dir: Path, session: int) -> Keys | None:
+    try:
+        keys = msgspec.json.decode((run_dir / KEYS_FILE).read_bytes(), type=Keys)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return keys if keys.session == session else None
+
+
+def _write_keys(run_dir: Path, keys: Keys) -> None:
+    try:
+        write_atomically(run_dir / KEYS_FILE, encode_json(keys))
+        (run_dir / KEYS_FILE).chmod(0o600)
+    except OSError as error:
+        log.warning("keys_not_kept", error=str(error))
