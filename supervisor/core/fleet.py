@@ -17,6 +17,10 @@ from guardrun.supervisor.core.state import Attempt, State, silence_began_s
 
 DROPPED_S = 5.0
 """A deputy that was killed is back within a second or two; nothing at all, where its whole node was."""
+STILL = 1.5
+"""Times the run's own gap between two advances: what has not advanced for longer stands still, as far as one can see."""
+STILL_MAX_S = 60.0
+"""Gaps may be long for a while (evaluations): a node that is gone is not waited for as long as that."""
 CONFIDENCE = 0.95
 FIRST_SPARE = 1_000_000
 """Orders of nodes that no scheduler has numbered come after those that one has."""
@@ -105,8 +109,11 @@ def _lost_s(state: State, member: Member) -> float:
     attempt = state.attempt
     if attempt is None or state.phase is not Phase.RUNNING or not _trains(state, member):
         return at_s
-    # Ranks that advance together all live; only once they have stood still as long as that, it may be this node.
-    return max(at_s, silence_began_s(attempt) + min(patience_s, DROPPED_S))
+    # Ranks that advance together all live; only once they have stood still, it may be this node.
+    still_s = min(patience_s, DROPPED_S)
+    if not member.is_dropped:
+        still_s = max(still_s, min(STILL * state.gaps.typical_s, STILL_MAX_S))
+    return max(at_s, silence_began_s(attempt) + still_s)
 
 
 def _trains(state: State, member: Member) -> bool:

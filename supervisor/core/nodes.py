@@ -80,7 +80,7 @@ def on_report(state: State, now_s: float) -> list[Action]:
 
 
 def _consider(state: State, key: str, finding: Finding, now_s: float) -> list[Action]:
-    ranks = _ranks_of(state, finding)
+    ranks = _ranks_of(state, key, finding)
     if finding.subject.startswith(DEVICE) and not ranks:
         return []
     if finding.cause in KINDS:
@@ -112,17 +112,19 @@ def wrong_with(state: State, ranks: list[int]) -> list[str]:
     return [
         finding.summary
         for key, finding in state.nodes.findings.items()
-        if set(_ranks_of(state, finding)).intersection(ranks)
+        if set(_ranks_of(state, key, finding)).intersection(ranks)
         or (not finding.subject.startswith(DEVICE) and key.split("/", 1)[0] in nodes)
     ]
 
 
-def _ranks_of(state: State, finding: Finding) -> list[int]:
+def _ranks_of(state: State, key: str, finding: Finding) -> list[int]:
     """Who trains on the part in question; nobody in particular where it is the whole node's."""
     if not finding.subject.startswith(DEVICE):
         return []
-    attempt, devices = attempt_of(state), state.nodes.devices
-    return sorted(r for r, device in devices.items() if device.subject == finding.subject and r in attempt.ranks)
+    node, ranks, devices = key.split("/", 1)[0], attempt_of(state).ranks, state.nodes.devices
+    on_it = [r for r, device in devices.items() if device.subject == finding.subject and r in ranks]
+    # A rank may have moved to another node since: it is not the one that had the device.
+    return sorted(r for r in on_it if ranks[r].rank.node == node)
 
 
 def _tell(

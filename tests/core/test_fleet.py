@@ -11,6 +11,7 @@ from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.fleet import DROPPED_S
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Fleet, Member, Standing, first_ranks, place
+from guardrun.supervisor.core.node.finding import Finding, Response
 from tests.core.conftest import Told, kinds
 
 CLOSED = ev.ErrorRecord(error="RuntimeError", message="[gloo] Connection closed by peer [10.0.0.2]:4242", at_s=1.0)
@@ -120,6 +121,22 @@ def test_a_job_that_advances_has_all_its_nodes(told: Told) -> None:
     assert told.phase is Phase.RUNNING and not told.state.incidents
     told.tell(ev.NodeHeard(node="n1"), 121.0)
     assert told.state.fleet is not None and not told.state.fleet.silent
+
+
+def test_a_job_with_long_steps_advances_too(told: Told) -> None:
+    """Between two of its steps nobody has stood still."""
+    running(told)
+    for number in range(1, 31):
+        told.step(10 + number, 2.0 + 20 * number)
+    told.tell(ev.NodeSilent(node="n1", since_s=603.0), 608.0)
+    for number in range(31, 36):
+        while (due_s := told.engine.next_deadline_s()) is not None and due_s <= 2.0 + 20 * number:
+            told.tick()
+        told.step(10 + number, 2.0 + 20 * number, range(2))
+    assert told.phase is Phase.RUNNING and not told.state.incidents
+    told.tick()
+    assert incident(told).cause == "node_lost"
+    assert told.now_s <= 702.0 + 2 * 20
 
 
 def test_a_node_that_is_heard_again_in_time_is_not_lost(told: Told) -> None:
@@ -248,6 +265,28 @@ def test_culprits_on_two_nodes_evict_none(told: Told) -> None:
     told.read(told.now_s + 0.1)
     [start] = starts(stopped_and_chosen(told))
     assert start.nodes == ["n0", "n1"]
+
+
+def test_the_spare_is_not_blamed_for_the_device_of_the_node_before_it(told: Told) -> None:
+    """The sensors' word comes when the node has been replaced already."""
+    running(told)
+    lost = ev.ErrorRecord(error="torch.AcceleratorError", message="CUDA error: GPU is lost")
+    told.crashed(1, lost, rank=2)
+    finding = Finding(
+        id="gpu_xid/gpu:GPU-1",
+        cause="gpu_xid",
+        subject="gpu:GPU-1",
+        since_s=2.0,
+        told_s=2.0,
+        summary="Xid 79",
+        response=Response.ISOLATE,
+    )
+    told.tell(ev.NodeTold(node="n1", findings=[finding], devices={2: ev.Device(subject="gpu:GPU-1", index=0)}))
+    [start] = starts(told.chosen())
+    assert start.nodes == ["n0", "n2"]
+    told.fleet_started(told.now_s + 0.5)
+    told.step(30, told.now_s + 2.0, range(4), attempt=1)
+    assert {c.node for i in told.state.incidents.values() for c in i.culprits} == {"n1"}
 
 
 # Going on ----------------------------------------------------------------------------------------------

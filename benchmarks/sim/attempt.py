@@ -1,0 +1,132 @@
+"""One attempt on its nodes: what its ranks do, and what the edge would tell of them."""
+
+from __future__ import annotations
+
+from benchmarks.sim import looks
+from benchmarks.sim.account import Training
+from benchmarks.sim.failures import Truth
+from benchmarks.sim.nodes import Node
+from benchmarks.sim.parameters import Parameters
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.looks import RankLook
+
+PEER_LOST = ev.ErrorRecord(
+    error="torch.distributed.DistBackendError",
+    message="NCCL communicator was aborted: remote process exited or there was a network error",
+    traceback="torch/distributed/distributed_c10d.py",
+)
+
+
+class Attempt:
+    """From the moment when its ranks live until nothing of it does."""
+
+    def __init__(self, parameters: Parameters, number: int, nodes: list[Node], base_step: int, now_s: float) -> None:
+        self.parameters, self.number = parameters, number
+        self.size = parameters.ranks_a_node
+        self.nodes = [node for node in nodes if not node.is_silent]
+        self.places = {node.name: place for place, node in enumerate(nodes)}
+        self.started_s = now_s
+        self.training = Training(parameters, now_s + parameters.start_s, base_step, len(nodes))
+        self.ranks = [
+            ev.Rank(
+                global_rank=place * self.size + local,
+                local_rank=local,
+                pid=1000 + place * self.size + local,
+                node=node.name,
+            )
+            for place, node in enumerate(nodes)
+            if not node.is_silent
+            for rank in range(place * self.size, (place + 1) * self.size)
+        ]
+        self.failed_s: float | None = None
+        """It gets no further since."""
+        self.stop_s: float | None = None
+        self.hang: Truth | None = None
+        self.culprit = -1
+        """The rank that stands; -1: none, or all."""
+        self.errors: dict[int, ev.ErrorRecord] = {}
+        self.codes: dict[int, int] = {}
+        """Exit codes of ranks that ended by themselves."""
+        self.oom_kills = 0
+        self._told_progress = 0
+
+    def fail(self, now_s: float) -> None:
+        """It gets no further."""
+        if self.failed_s is None:
+            self.failed_s = now_s
+            self.training.advance(now_s)
+
+    def rank_on(self, node: Node, luck: float) -> int:
+        """Some rank of a node."""
+        return self.places[node.name] * self.size + int(luck * self.size) % self.size
+
+    @property
+    def _progress(self) -> int:
+        return 3 + 3 * (self.training.step - self.training.base_step)
+
+    # As the edge tells it ------------------------------------------------------------------------------------
+
+    def report(self, now_s: float) -> ev.NodeReport | None:
+        """What has changed since the last report; None: nothing, or nobody is heard."""
+        has_begun = now_s >= self.training.first_s
+        if has_begun:
+            self.training.advance(now_s)
+        progress = self._progress if has_begun else 1
+        teller = next((node for node in self.nodes if node.is_heard), None)
+        if progress <= self._told_progress or teller is None:
+            return None
+        self._told_progress = progress
+        step = self.training.step if has_begun else 0
+        told = ev.RankReport(
+            global_rank=self.rank_on(teller, 0.0), progress=progress, progress_s=now_s, step=step, heart_s=now_s
+        )
+        return ev.NodeReport(node=teller.name, attempt=self.number, ranks=[told])
+
+    def looks(self, now_s: float) -> tuple[list[RankLook], dict[int, str]]:
+        """All ranks of nodes that are heard, and why the others are missing."""
+        world = len(self.places) * self.size
+        if self.failed_s is None:
+            return looks.working(world, now_s)
+        order = max(2, self._progress)
+        shown, missing = [], {}
+        for node in self.nodes:
+            first = self.places[node.name] * self.size
+            for rank in range(first, first + self.size):
+                if rank in self.codes:
+                    continue
+                if not node.is_heard:
+                    missing[rank] = f"{node.name} did not answer"
+                elif rank == self.culprit and self.hang is Truth.SPIN:
+                    shown.append(looks.spinning(rank, now_s, order))
+                elif rank == self.culprit:
+                    shown.append(looks.blocked(rank, now_s, order, self.hang is Truth.STORAGE_HANG))
+                else:
+                    shown.append(looks.waiting(rank, now_s, self.failed_s, order))
+        return shown, missing
+
+    def traces(self) -> list[ev.ExitTrace]:
+        return [ev.ExitTrace(global_rank=rank, error=error) for rank, error in sorted(self.errors.items())]
+
+    def ended_on(self, node: Node, now_s: float) -> list[ev.Event]:
+        """What a node tells that comes back after its ranks have ended."""
+        first = self.places[node.name] * self.size
+        events: list[ev.Event] = []
+        for rank in range(first, first + self.size):
+            if rank not in self.codes:
+                self.codes[rank] = -9
+                pid = 1000 + rank
+                events.append(ev.RankExited(attempt=self.number, global_rank=rank, pid=pid, exitcode=-9, at_s=now_s))
+        return events
+
+    def exits(self, now_s: float) -> list[ev.Event]:
+        """Every rank's end, one by one."""
+        return [
+            ev.RankExited(attempt=self.number, global_rank=r.global_rank, pid=r.pid, exitcode=-15, at_s=now_s)
+            for r in self.ranks
+            if r.global_rank not in self.codes
+        ]
+
+    def stopped(self) -> ev.AttemptStopped:
+        """Nothing of it is alive."""
+        codes = {rank.global_rank: self.codes.get(rank.global_rank, -15) for rank in self.ranks}
+        return ev.AttemptStopped(attempt=self.number, exitcodes=codes, stopped_by_us=[])

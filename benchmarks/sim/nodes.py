@@ -1,0 +1,43 @@
+"""The truth about the nodes: which are there, which are bad, and what the head can know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.sim.failures import Truth
+
+
+@dataclass
+class Node:
+    """One machine of the cluster."""
+
+    name: str
+    number: int
+    is_up: bool = True
+    """It runs, and can be reached."""
+    has_died: bool = False
+    """What ran on it when it went is gone; else it comes back with its guardrun."""
+    heard_s: float = 0.0
+    """When it went: until then the head heard it."""
+    is_silent: bool = False
+    """The head has been told that it does not hear it."""
+    is_muted: bool = False
+    """Only the way to the head is interrupted."""
+    bad: Truth | None = None
+    """It makes attempts fail until it is repaired."""
+    bad_s: float = 0.0
+    """Since when."""
+    is_touched: bool = False
+    """A failure of its own has ever befallen it."""
+    is_quarantined: bool = False
+    slow: float = 1.0
+    slow_until_s: float = 0.0
+
+    @property
+    def is_heard(self) -> bool:
+        return self.is_up and not self.is_muted
+
+    @property
+    def is_usable(self) -> bool:
+        """A scheduler would hand it out."""
+        return self.is_up and not self.is_quarantined

@@ -1,0 +1,74 @@
+"""What the simulation assumes. What is published is marked with its source; everything else is an assumption, printed
+with the table, and the same for all that are compared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+DAY_S = 86400.0
+STOPS_A_GPU_DAY = 419 / (54 * 16384)
+"""Llama 3 (arXiv 2407.21783, 3.3.4): 419 unexpected stops in 54 days on 16,384 GPUs."""
+GPUS_A_NODE = 8
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """One simulated job. Seconds are virtual."""
+
+    nodes: int = 10_000
+    """That train."""
+    spares: int = 0
+    least: int = 0
+    """Fewest nodes that will do (--nnodes=LEAST:NODES); 0: all of them."""
+    days: float = 14.0
+    rate: float = 1.0
+    """Times the published rate of stops."""
+    seed: int = 0
+    ranks_a_node: int = 1
+    """That the engine is told of; GPUs fail as eight a node whatever this is."""
+    pool: int = 10_600
+    """Nodes of the cluster: a requeue takes nodes from here."""
+    step_s: float = 10.0
+    start_s: float = 120.0
+    """From ranks started to the first step: imports, process groups, the checkpoint loaded."""
+    save_s: float = 5.0
+    """Training stands for a checkpoint."""
+    switch_nodes: int = 32
+    outages_a_switch_year: float = 0.5
+    outage_s: float = 1200.0
+    """Mean."""
+    contact_losses_a_node_day: float = 0.001
+    """The head does not hear a node for up to a minute, and training goes on."""
+    repair_s: float = 8 * 3600.0
+    """Mean time until a node that is out, or dead, is back."""
+    found_s: float = DAY_S
+    """A bad node that nobody has named is found (by maintenance) after so long."""
+    human_s: float = 1800.0
+    """A person acts so long after a job has ended, or has begun to go in circles."""
+    requeue_s: float = 300.0
+    """From the person's command to new processes."""
+    max_restarts: int = 1_000_000
+    max_no_progress: int = 3
+    """guardrun's own default."""
+    is_whole: bool = False
+    """Every rank's exit is told to the engine; else one event tells all."""
+
+    @property
+    def wall_s(self) -> float:
+        return self.days * DAY_S
+
+    @property
+    def stops_a_day(self) -> float:
+        """Expected, of the nodes that train."""
+        return self.rate * STOPS_A_GPU_DAY * GPUS_A_NODE * self.nodes
+
+    @property
+    def steps_a_save(self) -> int:
+        """Young and Daly: √(2 · save time · MTBF), in whole steps."""
+        mtbf_s = DAY_S / self.stops_a_day
+        return max(1, round(math.sqrt(2 * self.save_s * mtbf_s) / self.step_s))
+
+    @property
+    def names(self) -> list[str]:
+        return [f"n{number:05d}" for number in range(self.pool)]

@@ -1,0 +1,411 @@
+"""A virtual cluster around the real engine: time, the launchers and collectors of all nodes, a scheduler, a person.
+
+Transitions only: a step is one report of one rank, nobody pulses, nothing idles. Whatever the engine orders is done and
+answered after a plausible time by whoever can still be reached, as coordinator/gather.py would put it together.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import re
+import time
+from collections.abc import Callable
+
+from benchmarks.sim import account as use
+from benchmarks.sim.account import Account
+from benchmarks.sim.attempt import Attempt
+from benchmarks.sim.befalls import befall, fail_again, no_room
+from benchmarks.sim.failures import Failure, draw
+from benchmarks.sim.load import Load
+from benchmarks.sim.nodes import Node
+from benchmarks.sim.parameters import Parameters
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.engine import Engine
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import Standing
+
+SILENT_S = 5.0
+"""As coordinator/gather.py has it."""
+END_MARGIN_S = 3.0
+MAX_EVENTS_AT_ONCE = 200_000
+
+
+_NUMBER = re.compile(r"\d+")
+
+
+class Wrong(AssertionError):
+    """Time stands still, or the run has wedged."""
+
+
+class World:
+    """One run of one job under guardrun, for as long as the parameters say."""
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        failures: list[Failure] | None = None,
+        *,
+        told: Callable[[float, ev.Event, list[ac.Action]], None] | None = None,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self.parameters = parameters
+        self.told, self.progress = told, progress
+        self.random = random.Random(f"world {parameters.seed}")
+        self.engine = Engine()
+        self.now_s = 0.0
+        self.account = Account()
+        self.load = Load()
+        self.nodes = {name: Node(name, number) for number, name in enumerate(parameters.names)}
+        self.allocation: list[Node] = []
+        self.attempt: Attempt | None = None
+        self.saved_step = 0
+        self.space_s = 0.0
+        """There is no room for checkpoints until then."""
+        self.mark_s = 0.0
+        """Time is booked up to here."""
+        self.settings = ev.Settings(max_restarts=parameters.max_restarts, max_no_progress=parameters.max_no_progress)
+        self.incidents: dict[str, ac.Incident] = {}
+        self.finished: list[ac.Summary] = []
+        self.session = 0
+        self.evictions: list[tuple[float, str, str, bool]] = []
+        """When, which node, for what, and whether anything of the kind was true."""
+        self._placed: list[str] = []
+        self._starting = -1
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._at_once = 0
+        for failure in draw(parameters) if failures is None else failures:
+            self.at(failure.at_s, lambda failure=failure: befall(self, failure))  # type: ignore[misc]
+        self.at(0.1, self._open)
+
+    # Time ----------------------------------------------------------------------------------------------------
+
+    def at(self, at_s: float, call: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (max(at_s, self.now_s), next(self._numbers), call))
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self.at(self.now_s + seconds, call)
+
+    def run(self, until_s: float | None = None) -> World:
+        """Let virtual time pass."""
+        end_s = self.parameters.wall_s if until_s is None else until_s
+        shown_s = 0.0
+        while True:
+            due_s = self.engine.next_deadline_s()
+            first_s = self._heap[0][0] if self._heap else float("inf")
+            at_s = first_s if due_s is None else min(first_s, max(due_s, self.now_s))
+            if at_s > end_s:
+                break
+            self._at_once = self._at_once + 1 if at_s <= self.now_s else 0
+            if self._at_once > MAX_EVENTS_AT_ONCE:
+                raise Wrong(f"time stands still at {self.now_s:.3f} s: {self.engine.state.story}")
+            self.now_s = at_s
+            if due_s is not None and due_s <= at_s:
+                self.feed(ev.Ticked())
+            else:
+                heapq.heappop(self._heap)[2]()
+            if self.progress and self.now_s >= shown_s + 3600:
+                shown_s = self.now_s
+                self.progress(self.now_s)
+        self.now_s = end_s
+        self._book_end()
+        self.account.evicted = len(self.evictions)
+        return self
+
+    # The run's life ------------------------------------------------------------------------------------------
+
+    def _plan(self) -> ev.FleetPlan:
+        p = self.parameters
+        return ev.FleetPlan(least=p.least or p.nodes, most=p.nodes, spares=p.spares)
+
+    def _open(self) -> None:
+        p = self.parameters
+        self.feed(
+            ev.RunOpened(
+                run_id="sim",
+                settings=self.settings,
+                node=p.names[0],
+                command=[],
+                world_size=p.ranks_a_node,
+                wall_s=0.0,
+                fleet=self._plan(),
+            )
+        )
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """The scheduler hands out nodes; their guardruns join."""
+        self.allocation = self._usable()[: self.parameters.nodes + self.parameters.spares]
+        for slot, node in enumerate(self.allocation):
+            node.is_silent = False
+            self.feed(ev.NodeJoined(node=node.name, slot=slot, ranks=self.parameters.ranks_a_node))
+
+    def _usable(self) -> list[Node]:
+        """Nodes that are there, under no quarantine, and not left out by this run."""
+        fleet = self.engine.state.fleet
+        out = {m.node for m in fleet.members.values() if m.standing is Standing.OUT} if fleet else set()
+        return [node for node in self.nodes.values() if node.is_usable and node.name not in out]
+
+    def _ended(self, summary: ac.Summary) -> None:
+        """The run is over, unfinished: a person takes it up again, without the bad nodes that the reports name."""
+        self._book(use.STARTING)
+        self.finished.append(summary)
+        self.account.ends += 1
+        self.account.reasons[_NUMBER.sub("N", summary.reason.partition(":")[0])] += 1
+        self.attempt, self._starting = None, -1
+        # Who has no room is told by then.
+        back_s = max(self.now_s + self.parameters.human_s, self.space_s) + self.parameters.requeue_s
+        self.at(back_s, self._continue)
+
+    def _continue(self) -> None:
+        p = self.parameters
+        self._book(use.WAITING)
+        for incident in list(self.incidents.values())[-3:]:
+            for node in {self.nodes[culprit.node] for culprit in incident.culprits}:
+                if node.bad is not None:
+                    self._quarantine(node)
+        if len(self._usable()) < (p.least or p.nodes):
+            self.after(600.0, self._continue)
+            return
+        self.session += 1
+        self.feed(
+            ev.RunContinued(
+                settings=self.settings,
+                node=p.names[0],
+                world_size=p.ranks_a_node,
+                wall_s=0.0,
+                session=self.session,
+                fleet=self._plan(),
+            )
+        )
+        self._allocate()
+
+    # Events in, actions out ----------------------------------------------------------------------------------
+
+    def feed(self, event: ev.Event) -> None:
+        began = time.process_time()
+        actions = self.engine.handle(event, self.now_s)
+        self.load.note(type(event).__name__, time.process_time() - began)
+        if self.told:
+            self.told(self.engine.last_s, event, actions)
+        for action in actions:
+            self._perform(action)
+
+    def _perform(self, action: ac.Action) -> None:
+        chance = self.random
+        if isinstance(action, ac.StartAttempt):
+            self._start(action)
+        elif isinstance(action, ac.StopAttempt):
+            self._stop(action)
+        elif isinstance(action, ac.TakeLook):
+            self.load.looks += 1
+            self.after(chance.uniform(0.5, 2.0), lambda: self._look(action))
+        elif isinstance(action, ac.ReadExits):
+            self.after(chance.uniform(0.1, 0.5), lambda: self._exits(action))
+        elif isinstance(action, ac.ChooseCheckpoint):
+            self.after(chance.uniform(1.0, 3.0), lambda: self._choose(action))
+        elif isinstance(action, ac.WriteIncident):
+            self._note_incident(action.incident)
+        elif isinstance(action, ac.Isolate):
+            self._isolate(action)
+        elif isinstance(action, ac.FinishRun):
+            self._ended(action.summary)
+
+    def _choose(self, action: ac.ChooseCheckpoint) -> None:
+        kept = ev.Checkpoint(path=f"/out/step-{self.saved_step}", step=self.saved_step) if self.saved_step else None
+        self.feed(ev.CheckpointChosen(choice=action.choice, checkpoint=kept))
+
+    def _look(self, action: ac.TakeLook) -> None:
+        attempt = self.attempt
+        if attempt is not None and attempt.number == action.attempt:
+            looks, missing = attempt.looks(self.now_s)
+            self.feed(ev.LookTaken(look=action.look, attempt=action.attempt, ranks=looks, missing=missing))
+
+    def _exits(self, action: ac.ReadExits) -> None:
+        attempt = self.attempt
+        traces = attempt.traces() if attempt is not None and attempt.number == action.attempt else []
+        oom = attempt.oom_kills if attempt is not None else 0
+        self.feed(ev.ExitsRead(attempt=action.attempt, traces=traces, oom_kills=oom))
+
+    # Attempts ------------------------------------------------------------------------------------------------
+
+    def _start(self, action: ac.StartAttempt) -> None:
+        if action.attempt == self._starting or (self.attempt and self.attempt.number >= action.attempt):
+            return
+        self._starting = action.attempt
+        self.account.swaps += len(set(action.nodes) - set(self._placed)) if self._placed else 0
+        self._placed = list(action.nodes)
+        began = self.now_s + self.random.uniform(1.0, 3.0)
+        self.at(began, lambda: self._try_started(action))
+
+    def _try_started(self, action: ac.StartAttempt) -> None:
+        """As gather.py has it: nodes that are silent are not waited for."""
+        if self._starting != action.attempt:
+            return
+        nodes = [self.nodes[name] for name in action.nodes]
+        if any(not node.is_heard and not node.is_silent for node in nodes):
+            self.after(1.0, lambda: self._try_started(action))
+            return
+        self._starting = -1
+        step = action.checkpoint.step if action.checkpoint else 0
+        attempt = self.attempt = Attempt(self.parameters, action.attempt, nodes, step, self.now_s)
+        self.feed(ev.AttemptStarted(attempt=action.attempt, ranks=attempt.ranks, resumed_from=action.checkpoint))
+        if self.attempt is not attempt or attempt.stop_s is not None:
+            return
+        if any(not node.is_up for node in nodes):
+            attempt.fail(self.now_s)
+            return
+        self._watch(attempt)
+
+    def _watch(self, attempt: Attempt) -> None:
+        """Its ranks report that they are through their imports, then every step; bad nodes fail again."""
+        self.at(attempt.started_s + 0.3 * self.parameters.start_s, lambda: self._report(attempt))
+        self.at(attempt.training.first_s + 0.5, lambda: self._began(attempt))
+        slow = max((n.slow for n in attempt.nodes if n.slow_until_s > self.now_s), default=1.0)
+        attempt.training.slow = slow
+        for node in attempt.nodes:
+            if node.bad is not None:
+                fail_again(self, attempt, node)
+
+    def _began(self, attempt: Attempt) -> None:
+        if self.attempt is attempt and attempt.failed_s is None:
+            self._book(use.STARTING, attempt.training.first_s)
+            self._report(attempt)
+            self._step(attempt)
+
+    def _step(self, attempt: Attempt) -> None:
+        if self.attempt is not attempt or attempt.failed_s is not None or attempt.stop_s is not None:
+            return
+        self._report(attempt)
+        attempt.training.advance(self.now_s)
+        if attempt.training.saved_step > self.saved_step:
+            if self.now_s < self.space_s:
+                no_room(self, attempt)
+                return
+            self.saved_step = attempt.training.saved_step
+        self.after(self.parameters.step_s * attempt.training.slow, lambda: self._step(attempt))
+
+    def _report(self, attempt: Attempt) -> None:
+        """One rank of a node that is heard stands for all: they are in step."""
+        if self.attempt is not attempt or attempt.failed_s is not None or attempt.stop_s is not None:
+            return
+        told = attempt.report(self.now_s)
+        if told is not None:
+            self.feed(told)
+
+    def _stop(self, action: ac.StopAttempt) -> None:
+        attempt = self.attempt
+        if attempt is None or attempt.number != action.attempt or attempt.stop_s is not None:
+            return
+        if attempt.failed_s is None:
+            self.account.false_stops += 1
+            attempt.fail(self.now_s)
+        assert attempt.failed_s is not None
+        self._book_failure(attempt)
+        self._book(use.DETECTING)
+        attempt.stop_s = self.now_s
+        over_s = self.now_s + self.random.uniform(2.0, action.grace_s + 2.0)
+        term_s = self.settings.term_s + END_MARGIN_S
+        gone = [max(node.heard_s, self.now_s) + term_s for node in attempt.nodes if not node.is_heard]
+        self.at(max([over_s, *gone]), lambda: self._stopped(attempt))
+
+    def _stopped(self, attempt: Attempt) -> None:
+        if self.attempt is not attempt:
+            return
+        self._book(use.STOPPING)
+        if self.parameters.is_whole:
+            for event in attempt.exits(self.now_s):
+                self.feed(event)
+        self.feed(attempt.stopped())
+
+    # Nodes ---------------------------------------------------------------------------------------------------
+
+    def silence(self, node: Node, is_closed: bool = False) -> None:
+        """The head hears no more of a node; is_closed: the connection says so at once."""
+        node.heard_s = self.now_s
+        wait_s = 0.05 if is_closed else SILENT_S + self.random.uniform(0.0, 1.0)
+
+        def tell() -> None:
+            if not node.is_heard and not node.is_silent and node in self.allocation:
+                node.is_silent = True
+                self.feed(ev.NodeSilent(node=node.name, since_s=node.heard_s, is_dropped=is_closed))
+
+        self.after(wait_s, tell)
+
+    def heard_again(self, node: Node) -> None:
+        """It is back: with its ranks where only the contact was interrupted for less than their lease."""
+        was_silent, node.is_silent = node.is_silent, False
+        if node not in self.allocation:
+            return
+        attempt = self.attempt
+        is_new = node.has_died or self.now_s > node.heard_s + self.settings.term_s
+        trains = attempt is not None and attempt.failed_s is None and node in attempt.nodes and not node.has_died
+        node.has_died = False
+        if trains or not is_new:
+            if was_silent:
+                self.feed(ev.NodeHeard(node=node.name))
+            return
+        slot = self.allocation.index(node)
+        self.feed(ev.NodeJoined(node=node.name, slot=slot, ranks=self.parameters.ranks_a_node))
+        if attempt is not None and attempt is self.attempt and attempt.stop_s is None and node in attempt.nodes:
+            for event in attempt.ended_on(node, self.now_s):
+                self.feed(event)
+
+    def _isolate(self, action: ac.Isolate) -> None:
+        node = self.nodes[action.node]
+        is_innocent = not node.is_touched
+        if action.cause == "node_lost":
+            self.account.quarantined_innocents += is_innocent
+        self._quarantine(node)
+
+    def _quarantine(self, node: Node) -> None:
+        node.is_quarantined = True
+        self.after(self.random.expovariate(1 / self.parameters.repair_s), lambda: self._released(node))
+
+    def _released(self, node: Node) -> None:
+        """Repaired, or found to be well."""
+        node.is_quarantined, node.bad, node.is_touched = False, None, False
+
+    def _note_incident(self, incident: ac.Incident) -> None:
+        before = self.incidents.get(incident.id)
+        self.incidents[incident.id] = incident
+        if incident.action != "isolate_node" or (before and before.action == "isolate_node"):
+            return
+        named = [culprit.node for culprit in incident.culprits] or [str(incident.evidence.get("node", ""))]
+        for name in dict.fromkeys(named):
+            node = self.nodes[name]
+            if incident.cause != "node_lost":
+                self.evictions.append((self.now_s, name, incident.cause, node.is_touched))
+                self.account.innocents += not node.is_touched
+
+    # Booking -------------------------------------------------------------------------------------------------
+
+    def _book(self, what: str, until_s: float | None = None) -> None:
+        until_s = self.now_s if until_s is None else until_s
+        if until_s > self.mark_s:
+            self.account.add(what, until_s - self.mark_s)
+            self.mark_s = until_s
+
+    def _book_failure(self, attempt: Attempt) -> None:
+        """Progress ended: book what led there."""
+        assert attempt.failed_s is not None
+        self.account.stops += 1
+        first_s = attempt.training.first_s
+        self._book(use.STARTING, min(first_s, attempt.failed_s))
+        if attempt.failed_s > first_s:
+            attempt.training.book(self.account, attempt.failed_s)
+            self.mark_s = max(self.mark_s, attempt.failed_s)
+
+    def _book_end(self) -> None:
+        attempt = self.attempt
+        if attempt is None or attempt.stop_s is not None:
+            self._book(use.WAITING if self.engine.state.phase is Phase.ENDED else use.STARTING)
+        elif attempt.failed_s is None:
+            self._book(use.STARTING, min(attempt.training.first_s, self.now_s))
+            attempt.training.book(self.account, self.now_s)
+        else:
+            self._book_failure(attempt)
+            self._book(use.DETECTING)
