@@ -28,12 +28,7 @@ class Attempt:
         self.started_s = now_s
         self.training = Training(parameters, now_s + parameters.start_s, base_step, len(nodes))
         self.ranks = [
-            ev.Rank(
-                global_rank=place * self.size + local,
-                local_rank=local,
-                pid=1000 + place * self.size + local,
-                node=node.name,
-            )
+            ev.Rank(global_rank=rank, local_rank=rank % self.size, pid=1000 + rank, node=node.name)
             for place, node in enumerate(nodes)
             if not node.is_silent
             for rank in range(place * self.size, (place + 1) * self.size)

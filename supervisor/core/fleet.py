@@ -18,7 +18,7 @@ from guardrun.supervisor.core.state import Attempt, State, silence_began_s
 DROPPED_S = 5.0
 """A deputy that was killed is back within a second or two; nothing at all, where its whole node was."""
 STILL = 1.5
-"""Times the run's own gap between two advances: what has not advanced for longer stands still, as far as one can see."""
+"""Times the run's own gap between two advances: what has not advanced for longer stands still."""
 STILL_MAX_S = 60.0
 """Gaps may be long for a while (evaluations): a node that is gone is not waited for as long as that."""
 CONFIDENCE = 0.95
