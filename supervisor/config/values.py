@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import shlex
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -18,6 +19,7 @@ from guardrun.supervisor.core.node.finding import Response
 from guardrun.supervisor.core.node.responses import KEYS as RESPONSE_KEYS
 from guardrun.supervisor.core.node.responses import is_key
 
+_UNCAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 RESPONSE_NAMES = [response.value for response in Response]
 KEYS: dict[str, dict[str, Any]] = {
     name: {field: get_type_hints(table, include_extras=True)[field] for field in table.__struct_fields__}
@@ -64,6 +66,8 @@ def check_value(table: str, key: str, value: Any) -> tuple[Any, str]:
     except (msgspec.ValidationError, OverflowError):
         base, _ = _split(key_type)
         return value, wrong + nearest(value, _choices(base))
+    if (table, key) == ("preemption", "signals") and (problem := _check_signals(converted)):
+        return converted, problem
     return converted, _check_placeholders(key, converted) or _check_responses(key, converted) or _check_nul(converted)
 
 
@@ -155,6 +159,14 @@ def _check_placeholders(key: str, value: Any) -> str:
     return f"unknown placeholder {_braced(unknown)}; there are {_braced(PLACEHOLDERS)}{hint}"
 
 
+def _check_signals(names: list[str]) -> str:
+    known = [signum.name.removeprefix("SIG") for signum in signal.Signals if signum not in _UNCAUGHT]
+    for name in names:
+        if name.removeprefix("SIG") not in known:
+            return f"no signal that can be handled: {describe(name)}{nearest(name.removeprefix('SIG'), known)}"
+    return ""
+
+
 def _check_responses(key: str, value: Any) -> str:
     if key != "responses":
         return ""
@@ -162,6 +174,8 @@ def _check_responses(key: str, value: Any) -> str:
         if not is_key(name):
             hint = nearest(name, list(RESPONSE_KEYS)) or f"; there are {', '.join(RESPONSE_KEYS)} and gpu_xid_NUMBER"
             return f"unknown cause {name[:60]}{hint}"
+        if name == "straggler" and response == "restart":
+            return 'straggler: a slow rank stops no run; expected "note" or "isolate", got "restart"'
         if response not in RESPONSE_NAMES:
             names = " or ".join(f'"{known}"' for known in RESPONSE_NAMES)
             return f"{name}: expected {names}, got {describe(response)}{nearest(response, RESPONSE_NAMES)}"

@@ -49,6 +49,11 @@ ADVICE: dict[str, str] = {
     "exit_code": "The script ended itself with this code: see its output.",
     "signal": "The same command with the same run id goes on from the checkpoint.",
     "time_limit": "The same command with the same run id goes on from the checkpoint.",
+    "straggler": "See what else runs on that node, and what its sensors show (`guardctl node`). Where work is divided "
+    "unevenly (experts, sequence lengths, a rank that does more than the others), it may be the work.",
+    "dataloader_bound": "Let more workers load (num_workers), further ahead (prefetch_factor), and keep them between "
+    "epochs (persistent_workers); do in advance what they do to every sample; look at where they read from.",
+    "throughput_drop": "See what changed at that time: in the script, on the nodes, in the network.",
     "unknown": "See what was collected in stacks/, and the ranks' output.",
 }
 """Per cause, where nothing more is known."""
@@ -241,6 +246,18 @@ def _workers(known: Evidence) -> str:
     }.get(str(first.get("standing")), "")
 
 
+def _lost_speed(known: Evidence) -> str:
+    return {
+        "work": "If the script went over to longer sequences, larger batches or another phase there, it is that. Else "
+        "look at what all ranks share: power and clocks, CPUs that others use too, versions that changed.",
+        "uneven": "Work has become uneven: see what differs between ranks (data, sequence lengths, experts, stages).",
+        "data": ADVICE["dataloader_bound"],
+        "gc": ADVICE["gc_pause"],
+        "rest": "Look at the network: errors and speeds of links, and other jobs that use it. Work that varies from "
+        "step to step among the ranks shows here, too.",
+    }.get(str(known.get("part")), "")
+
+
 def _mount(known: Evidence) -> str:
     dead = [r["name"] for r in known.get("readings") or [] if "has not answered" in str(r.get("note", ""))]
     return f"The file system at {dead[0]} does not answer: look at its server and the way there." if dead else ""
@@ -255,4 +272,5 @@ _SPECIAL: dict[str, Callable[[Evidence], str]] = {
     "gc_pressure": _collector,
     "dataloader_stall": _workers,
     "io_blocked": _mount,
+    "throughput_drop": _lost_speed,
 }

@@ -58,8 +58,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """torchrun's own agent runs the attempts and restarts them by its own rules."""
     gc_policy: str = "off"
     """[gc] policy: what an incident advises depends on it."""
+    slow_window_s: float = 20.0
+    """What steps go to is compared over windows of this length (core/steptimes.py)."""
     responses: dict[str, str] = {}
     """Causes of a node's own → note, restart or isolate, where the user has said so."""
+    grace_s: float = 600.0
+    """From a signal that warns of the job's end: how long the ranks may take to save, where the end is not known."""
+    term_grace_s: float = 30.0
+    """Between SIGTERM and SIGKILL, where the scheduler does not tell: slurm.conf's KillWait is 30 s unless set."""
+    save_before_end_s: float = 120.0
+    """So long before the job's time limit the ranks are asked to save; 0 = never."""
+    requeue: str = "auto"
+    """auto, always, never"""
+    is_named: bool = False
+    """The user has named the run: the same command goes on with it."""
     lost_s: float = 25.0
     """A node of which nothing is heard for so long, while nothing advances, is lost."""
     term_s: float = 15.0
@@ -451,7 +463,8 @@ class SchedulerTold(_Event, frozen=True, kw_only=True, tag="scheduler_told"):
     """When it will end the job; 0 = unknown, or never."""
     may_requeue: bool = False
     why: str = ""
-    """Why it is ending the job: preempted, time_limit, cancelled (by a person); empty: it is not, or nobody knows."""
+    """Why it is ending the job: preempted, time_limit, requeued, node_failed, cancelled (by a person); running: it is
+    not; empty: unknown."""
 
 
 class CheckpointAsked(_Event, frozen=True, kw_only=True, tag="checkpoint_asked"):

@@ -19,7 +19,7 @@ from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.responses import said_for
 from guardrun.supervisor.core.orders import stop_for
-from guardrun.supervisor.core.sentences import who
+from guardrun.supervisor.core.sentences import seconds_text, who
 from guardrun.supervisor.core.state import State, attempt_of
 from guardrun.supervisor.core.steprate import SLOW, Slowdown, slowdown
 
@@ -140,8 +140,8 @@ def _tell(
 ) -> list[Action]:
     node = key.split("/", 1)[0]
     felt = (
-        f"; steps have taken {slower.factor:.1f} times as long since ({_seconds(slower.since_s)}, "
-        f"before {_seconds(slower.before_s)})"
+        f"; steps have taken {slower.factor:.1f} times as long since ({seconds_text(slower.since_s)}, "
+        f"before {seconds_text(slower.before_s)})"
         if slower
         else ""
     )
@@ -207,7 +207,3 @@ def _over(state: State, key: str, now_s: float) -> list[Action]:
     incident = state.incidents[incident_id]
     said = Say(text=f"incident {incident_id} is over: {incident.evidence['subject']} is well again", level="good")
     return [change(state, incident_id, recovered_s=now_s), said]
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 0.1 else f"{value * 1000:.1f} ms"

@@ -15,6 +15,11 @@ def who(attempt: Attempt, ranks: list[int]) -> str:
     return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {rank_list(ranks)}{where}"
 
 
+def seconds_text(value: float) -> str:
+    """`0.31 s` or `42.0 ms`: what a step takes."""
+    return f"{value:.2f} s" if value >= 0.1 else f"{value * 1000:.1f} ms"
+
+
 def hang_sentence(attempt: Attempt, found: Finding, judged: dict[int, Judgement], silent_s: float) -> str:
     """The summary of a hang. silent_s: since the last progress, or since it was seen stopped."""
     waits = _waiters(found, judged)

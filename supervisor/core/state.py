@@ -116,6 +116,28 @@ class HeldStep(msgspec.Struct, kw_only=True):
     """The rank's."""
 
 
+class Slowdowns(msgspec.Struct, kw_only=True):
+    """What makes the run slow, as far as steps show it (core/slowdowns.py)."""
+
+    times: StepTimes = msgspec.field(default_factory=StepTimes)
+    usual: Usual = msgspec.field(default_factory=Usual)
+    strikes: dict[int, int] = {}
+    """Per rank that is suspected to be slow: in how many windows in a row."""
+    since_s: dict[int, float] = {}
+    """Per such rank: since when."""
+    told: dict[int, str] = {}
+    """Per rank that is slow: the incident that tells it."""
+    well: dict[int, int] = {}
+    """Per rank that was told: windows in a row in which it was well."""
+    steady: list[int] = []
+    """Ranks that have been slower from the start."""
+    parts: list[Parts] = []
+    """What steps were made of, window by window, the last one last."""
+    data_strikes: int = 0
+    drop_incident: str = ""
+    """That tells that steps take longer, for as long as they do."""
+
+
 class Nodes(msgspec.Struct, kw_only=True):
     """What is known of the nodes (core/nodes.py)."""
 
@@ -228,8 +250,10 @@ class State(msgspec.Struct, kw_only=True):
     avoid: list[str] = []
     """Checkpoints that the script could not load: they look whole, and are not."""
     nodes: Nodes = msgspec.field(default_factory=Nodes)
+    slowdowns: Slowdowns = msgspec.field(default_factory=Slowdowns)
     fleet: Fleet | None = None
     """None: a job of one node."""
+    notice: Notice = msgspec.field(default_factory=Notice)
     past: dict[str, PastPlace] = {}
     """Places of incidents in earlier runs."""
     last_error_key: str = ""

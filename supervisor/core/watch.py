@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import nodes, pauses, pressure, verdicts
+from guardrun.supervisor.core import nodes, pauses, pressure, slowdowns, verdicts
 from guardrun.supervisor.core.actions import Action, TakeLook
 from guardrun.supervisor.core.collectives import match, waits_on_device
 from guardrun.supervisor.core.finding import Finding
@@ -56,6 +56,7 @@ def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Act
             advanced_s = max(advanced_s, _take_report(attempt, rank, report, now_s))
     actions = pressure.on_report(state, event, now_s)
     attempt.steprate.add(now_s, attempt.step)
+    actions += slowdowns.on_report(state, event, now_s)
     if state.nodes.findings and now_s >= state.nodes.next_s:
         actions += nodes.on_report(state, now_s)
     if attempt.gc_held:

@@ -1,0 +1,77 @@
+"""Steps that would be much shorter if data were there: `slowdown`, cause `dataloader_bound`.
+
+What counts is what data adds to the slowest rank's step: a rank that waits for data while it would wait for others
+anyway costs nothing. Told once a run, after WINDOWS windows in a row that say so; nothing is done about it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guardrun.supervisor.core.actions import Action, Say
+from guardrun.supervisor.core.frames import rank_list
+from guardrun.supervisor.core.incidents import open_incident, write
+from guardrun.supervisor.core.sentences import seconds_text, who
+from guardrun.supervisor.core.state import State, attempt_of
+from guardrun.supervisor.core.steptimes import Window, high
+
+LIMIT = 0.2
+"""Share of the step."""
+WINDOWS = 3
+"""In a row."""
+CULPRIT_SHARE = 0.5
+"""Of what the rank that waits most waits."""
+MAX_CULPRITS = 64
+CONFIDENCE = 0.85
+NOTE = "dataloader bound"
+
+
+def on_window(state: State, window: Window, now_s: float) -> list[Action]:
+    """A window is closed: count it, and tell where it is one too many."""
+    slow, parts = state.slowdowns, window.parts
+    slow.data_strikes = slow.data_strikes + 1 if parts.data_s >= LIMIT * parts.step_s else 0
+    if slow.data_strikes < WINDOWS or NOTE in state.notes:
+        return []
+    state.notes.append(NOTE)
+    return _tell(state, window, now_s)
+
+
+def _tell(state: State, window: Window, now_s: float) -> list[Action]:
+    parts, shares = window.parts, window.shares
+    limit_s = CULPRIT_SHARE * high([share.data_s for share in shares.values()])
+    waiting = sorted(rank for rank, share in shares.items() if share.data_s >= limit_s)
+    are_some = len(waiting) <= len(shares) // 2
+    are_named = are_some or len(shares) == 1
+    lasted_s = WINDOWS * (now_s - window.began_s)
+    subject = who(attempt_of(state), waiting) if are_named else "The ranks"
+    verb = "waits" if len(waiting) == 1 else "wait"
+    others = ", and the others for that" if are_some else ""
+    summary = (
+        f"{subject} {verb} for data{others}: {parts.data_s / parts.step_s:.0%} of the last {lasted_s:.0f} s; without, "
+        f"a step would take {seconds_text(parts.step_s - parts.data_s)} instead of {seconds_text(parts.step_s)}."
+    )
+    evidence: dict[str, Any] = {
+        "share": round(parts.data_s / parts.step_s, 3),
+        "window_s": round(lasted_s, 1),
+        "ranks": rank_list(waiting),
+        "waited_s": {str(rank): round(shares[rank].data_s, 4) for rank in waiting[:MAX_CULPRITS]},
+        "step_s": round(parts.step_s, 4),
+        "place": "waiting for data",
+    }
+    incident = open_incident(
+        state,
+        kind="slowdown",
+        cause="dataloader_bound",
+        confidence=CONFIDENCE,
+        summary=summary,
+        culprits=waiting[:MAX_CULPRITS] if are_named else [],
+        onset_s=max(0.0, now_s - lasted_s),
+        now_s=now_s,
+        evidence=evidence,
+        looks=[],
+        action="none",
+    )
+    # Progress does not end it: the job is slow, not stuck.
+    state.open_incidents.remove(incident.id)
+    said = Say(text=f"incident {incident.id}: {incident.summary}", level="warn")
+    return [said, write(state, incident.id, is_new=True)]
