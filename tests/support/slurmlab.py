@@ -116,7 +116,7 @@ class SlurmLab:
     def node(self, node: str) -> dict[str, str]:
         """The fields of `scontrol show node`; of Reason its whole text."""
         text = self.run("scontrol", "show", "node", "-o", node).stdout
-        fields = dict(re.findall(r"(\S+?)=(\S*)", text))
+        fields = dict(reversed(re.findall(r"(\S+?)=(\S*)", text)))  # a reason, at the end, may hold anything
         reason = re.search(r"\bReason=(.*?)( \[\S+@[^\]]*\])?( Comment=|$)", text.strip())
         return fields | {"Reason": reason[1] if reason else ""}
 
