@@ -57,7 +57,7 @@ class Station(ABC):
         self.clock = EngineClock(run.clock_base_s, run.clock_mono_s)
         self.sockets = Path(run.socket_dir)
         self.terminal = Terminal()
-        self.sampler = Sampler(self.clock, self.sockets, run.launcher_pid)
+        self.sampler = Sampler(self.clock, self.sockets, run.launcher_pid, run.settings.window_s)
         self.oom = OomWatch()
         self.is_over = False
         self.error_files: dict[int, str] = {}

@@ -23,11 +23,13 @@ from guardrun.supervisor.collect.boards import (
 )
 from guardrun.supervisor.collect.procfs import parse_stat, read_stat
 from guardrun.supervisor.collect.table import ProcessTable
-from guardrun.supervisor.core.events import Rank, RankReport, Spent
+from guardrun.supervisor.core.events import Rank, RankReport, Settings, Spent
 
 HEART_STALE_S = 3.0
 SPENT_EVERY_S = 9.5
 """A rank's sums are told so often, in reports that have other reasons: a second later at most."""
+SPENT_IN_WINDOW = 2.1
+"""And so often in a window over which they are compared, where those are shorter."""
 _GONE = "?"
 _ORDINARY = "RSDI"
 """States between which a healthy process flips all the time: no change worth a report."""
@@ -89,9 +91,9 @@ class Sampler:
         clock: EngineClock,
         sockets_dir: str | os.PathLike[str],
         launcher_pid: int = 0,
-        spent_every_s: float = SPENT_EVERY_S,
+        slow_window_s: float = Settings().window_s,
     ) -> None:
-        self._spent_every_s = spent_every_s
+        self._spent_every_s = min(SPENT_EVERY_S, slow_window_s / SPENT_IN_WINDOW)
         self._clock = clock
         self._sockets_dir = sockets_dir
         stat = read_stat(launcher_pid) if launcher_pid else None

@@ -103,6 +103,11 @@ class GcTable(_Table, frozen=True, kw_only=True):
     """What is frozen costs nothing more, so that a collection is cheap; and cycles may hold a device's memory."""
 
 
+class SlowdownTable(_Table, frozen=True, kw_only=True):
+    window_s: Annotated[float, Meta(ge=3)] = _ENGINE.window_s
+    """What ranks' steps go to is compared over windows of this length: longer ones are surer, and later."""
+
+
 class NodeTable(_Table, frozen=True, kw_only=True):
     state_dir: str = ""
     """What guardrun keeps of this node: quarantine, bandwidths. Empty: /var/lib/guardrun where it may be written, else
@@ -162,6 +167,7 @@ TABLES: dict[str, type[_Table]] = {
     "hang": HangTable,
     "policy": PolicyTable,
     "gc": GcTable,
+    "slowdown": SlowdownTable,
     "node": NodeTable,
     "preflight": PreflightTable,
     "metrics": MetricsTable,
@@ -180,6 +186,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hang: HangTable = HangTable()
     policy: PolicyTable = PolicyTable()
     gc: GcTable = GcTable()
+    slowdown: SlowdownTable = SlowdownTable()
     node: NodeTable = NodeTable()
     preflight: PreflightTable = PreflightTable()
     metrics: MetricsTable = MetricsTable()
@@ -208,6 +215,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             save_before_end_s=self.preemption.save_before_end_s,
             requeue=self.preemption.requeue,
             gc_policy=self.gc.policy,
+            **msgspec.structs.asdict(self.slowdown),
             is_torchrun_agent=self.launcher.agent == "torchrun",
         )
 

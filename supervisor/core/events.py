@@ -58,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """torchrun's own agent runs the attempts and restarts them by its own rules."""
     gc_policy: str = "off"
     """[gc] policy: what an incident advises depends on it."""
-    slow_window_s: float = 20.0
+    window_s: float = 20.0
     """What steps go to is compared over windows of this length (core/steptimes.py)."""
     responses: dict[str, str] = {}
     """Causes of a node's own → note, restart or isolate, where the user has said so."""

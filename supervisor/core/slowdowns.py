@@ -18,7 +18,7 @@ def on_report(state: State, event: ev.NodeReport, now_s: float) -> list[Action]:
     if times.attempt != attempt.number:
         _begin_attempt(state)
     times.take(event)
-    window_s = state.settings.slow_window_s
+    window_s = state.settings.window_s
     if not times.began_s:
         if times.last and attempt.step:
             times.begin(now_s, attempt.step, window_s)

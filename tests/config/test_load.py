@@ -48,6 +48,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "hang": {},
         "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "warmup_steps": 5, "every_steps": 100},
+        "slowdown": {"window_s": 20.0},
         "node": {"state_dir": "", "shared_dir": ""},
         "preflight": {"level": "quick"},
         "metrics": {"listen": "", "node_listen": "127.0.0.1:19470"},
