@@ -34,6 +34,9 @@ HOOKS = {
     "safetensors.torch": "guardrun.hooks.safetensors_files",
     "lightning.fabric.utilities.cloud_io": "guardrun.hooks.lightning_files",
     "lightning_fabric.utilities.cloud_io": "guardrun.hooks.lightning_files",
+    "lightning.pytorch.trainer.connectors.callback_connector": "guardrun.hooks.lightning",
+    "pytorch_lightning.trainer.connectors.callback_connector": "guardrun.hooks.lightning",
+    "transformers.trainer": "guardrun.hooks.huggingface",
 }
 
 

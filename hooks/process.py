@@ -42,8 +42,19 @@ def start(rank: Rank) -> None:
     """Name the launcher to the kernel and prepare for forks and execs."""
     launcher_pid = int(str(rank.settings["launcher_pid"]))
     bind_to_launcher(launcher_pid)
+    outlive(rank.settings.get("notices"))
     _handle_forks(rank)
     _handle_execs(rank)
+
+
+def outlive(notices: object) -> None:
+    """Let signals that warn of the job's end not end this process: some set-ups of Slurm send them to everybody.
+
+    notices: their numbers. Ignored, so that data workers and other children are not ended either.
+    """
+    for signum in notices if isinstance(notices, list) else ():
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            signal.signal(signum, signal.SIG_IGN)
 
 
 def bind_to_launcher(launcher_pid: int) -> None:

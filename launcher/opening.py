@@ -210,7 +210,9 @@ def _run_file(wish: Wish, run_id: str, sockets: Path, node: str) -> RunFile:
         clock_mono_s=time.monotonic(),
         socket_dir=str(sockets),
         token=secrets.token_hex(8),
-        settings=msgspec.structs.replace(config.settings(), is_torchrun_agent=wish.is_torchrun_agent),
+        settings=msgspec.structs.replace(
+            config.settings(), is_torchrun_agent=wish.is_torchrun_agent, is_named=wish.run_id is not None
+        ),
         checkpoint_dir=str(wish.cwd / config.checkpoint.dir) if config.checkpoint.dir else "",
         checkpoint_format=config.checkpoint.format,
         notify_command=config.notify.command,

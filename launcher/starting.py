@@ -17,6 +17,7 @@ from guardrun.launcher.attempt import LocalAttempt, watch_context
 from guardrun.launcher.detail import survives_detail
 from guardrun.launcher.elastic import Elastic
 from guardrun.launcher.environment import DEBUG, Subject, rank_defaults
+from guardrun.launcher.notices import spared_signals
 from guardrun.launcher.opening import OpenRun
 from guardrun.launcher.proc import TOKEN_VARIABLE
 from guardrun.launcher.saying import say
@@ -71,6 +72,7 @@ def hook_environment(
         "token": run.file.token,
         "pythonpath": before,
         "gc": run.file.config.get("gc", {}),
+        "notices": spared_signals(run.file.config.get("preemption", {}), environ),
     }
     return {
         "GUARDRUN_HOOKS": json.dumps(hooks),

@@ -19,16 +19,12 @@ from guardrun.supervisor.diagnose.lookanswer import LOOK, LookAnswer, trimmed
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon import Daemon
 
-CHECKPOINT_AHEAD_S = 1.0
-"""Ranks agree on the call of should_checkpoint() that answers yes: far enough ahead that none has passed it."""
-
 
 class Answers:
     """Answers on the loop's thread; a live look goes to the pool."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._checks: tuple[float, int] = (0.0, 0)
 
     def answer(self, peer: bytes, ask: wire.Ask) -> None:
         """Answer one question, now or when a look has been taken."""
@@ -127,16 +123,10 @@ class Answers:
     def _checkpoint(self, ask: wire.Ask) -> wire.Answer:
         """Ask the ranks, by way of should_checkpoint(), to save at one and the same call."""
         daemon = self._daemon
-        checks = {}
-        for number, reader in daemon.sampler.boards.items():
-            words = reader.read()
-            checks[number] = words[Field.CHECKS] if words else 0
-        if not checks or not min(checks.values()):
+        at_call, counts = daemon.saving.asking.ask(daemon.sampler.boards)
+        if at_call is None:
             return wire.Answer(is_ok=False, error="the script does not ask guardrun.hooks.should_checkpoint()")
-        at = max(checks.values()) + daemon.desk.steps_in(CHECKPOINT_AHEAD_S)
-        for reader in daemon.sampler.boards.values():
-            reader.write(Field.CHECKPOINT_AT, at)
-        return wire.Answer(is_ok=True, data={"at_check": at, "checks": {str(k): v for k, v in checks.items()}})
+        return wire.Answer(is_ok=True, data={"at_check": at_call, "checks": {str(k): v for k, v in counts.items()}})
 
     def _stacks(self, peer: bytes, ask: wire.Ask) -> None:
         daemon = self._daemon

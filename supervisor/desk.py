@@ -164,11 +164,6 @@ class Desk:
             return None
         return round((samples[-1][0] - samples[0][0]) / (samples[-1][1] - samples[0][1]), 4)
 
-    def steps_in(self, seconds: float) -> int:
-        """How many steps any rank may do in so long, rounded up generously."""
-        times = [t for rank in self.ranks if (t := self.step_time_s(rank))]
-        return 2 + int(2 * seconds / min(times)) if times else 2
-
     def sampled(self, reports: list[ev.RankReport]) -> None:
         """Note the steps of a sample, for step times."""
         now_s = self._clock.now()

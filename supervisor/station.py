@@ -327,6 +327,11 @@ class Station(ABC):
                     took_s=message.took_s,
                 )
             )
+        elif message.is_notice:
+            notice = ev.PreemptionNoticed(
+                signum=message.signum, is_forwarded=message.is_forwarded, catchers=message.catchers
+            )
+            self.feed(notice)
         else:
             self.feed(ev.StopRequested(signum=message.signum))
         self.send(wire.Ack(seq=message.seq))

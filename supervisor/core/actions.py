@@ -77,13 +77,6 @@ class SeekCheckpoint(_Action, frozen=True, kw_only=True, tag="seek_checkpoint"):
     request: int
 
 
-class Requeue(_Action, frozen=True, kw_only=True, tag="requeue"):
-    """Have the scheduler put the job back into its queue. It ends this one at once: all else has been written."""
-
-    exclude: list[str] = []
-    """Nodes that it is not to get again."""
-
-
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     """As incident.json has it."""
 
@@ -159,6 +152,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     lost_s: dict[str, float]
     """detecting, stopping, starting, redoing, other"""
     last_step: int | None
+
+
+class Requeue(_Action, frozen=True, kw_only=True, tag="requeue"):
+    """Write summary.json, then have the scheduler put the job back into its queue: which ends this one at once."""
+
+    exclude: list[str] = []
+    """Nodes that it is not to get again."""
+    summary: Summary
 
 
 class FinishRun(_Action, frozen=True, kw_only=True, tag="finish_run"):

@@ -17,7 +17,9 @@ class Notice(msgspec.Struct, kw_only=True):
     cause: str = ""
     """`signal` or `time_limit`; empty: the job is not about to end."""
     signum: int = 0
-    """0 where a time limit comes near."""
+    """The last; 0 where a time limit comes near."""
+    first: int = 0
+    """The signal that it began with."""
     began_s: float = 0.0
     deadline_s: float = 0.0
     """The ranks are stopped then, saved or not."""

@@ -16,16 +16,16 @@ that a person ends the job, the ranks are ended as by Ctrl-C.
 from __future__ import annotations
 
 import signal
-from typing import Any
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, AskCheckpoint, Requeue, Say, SeekCheckpoint
 from guardrun.supervisor.core.advice import advice_for
-from guardrun.supervisor.core.endings import finish, record_attempt
+from guardrun.supervisor.core.endings import finish, record_attempt, summary
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.ledger import OTHER
 from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.notice import SIGNAL, TIME_LIMIT, Notice
+from guardrun.supervisor.core.notice import SIGNAL, TIME_LIMIT
+from guardrun.supervisor.core.noticewords import evidence_of, sentence_of
 from guardrun.supervisor.core.orders import stop
 from guardrun.supervisor.core.state import State, attempt_of
 
@@ -35,6 +35,8 @@ ANSWER_S = 30.0
 """A last look for a checkpoint, or a requeue, that nobody answered for this long is not waited for any more."""
 CANCELLED = "cancelled"
 """SchedulerTold.why: a person wants the end."""
+RUNNING = "running"
+"""The job goes on, as far as the scheduler knows: whoever sent SIGTERM wants this step of it to end."""
 TERM = int(signal.SIGTERM)
 
 
@@ -51,7 +53,8 @@ def on_preemption_noticed(state: State, event: ev.PreemptionNoticed, now_s: floa
         if event.signum == TERM:
             notice.signum, notice.deadline_s = TERM, min(notice.deadline_s, _deadline_s(state, TERM, now_s))
         return []
-    notice.cause, notice.signum, notice.began_s = SIGNAL, event.signum, now_s
+    notice.cause, notice.began_s = SIGNAL, now_s
+    notice.first = notice.signum = event.signum
     notice.is_forwarded, notice.catchers = event.is_forwarded, event.catchers
     notice.deadline_s = _deadline_s(state, event.signum, now_s)
     return _begin(state, now_s)
@@ -64,13 +67,14 @@ def on_scheduler_told(state: State, event: ev.SchedulerTold, now_s: float) -> li
     if not notice.cause or notice.is_stopping or state.phase is Phase.ENDING:
         return []
     if notice.signum == TERM:
-        if event.why == CANCELLED:
+        is_step_ended = event.why == RUNNING and notice.first == TERM
+        if event.why == CANCELLED or is_step_ended:
             return _end_as_told(state, now_s)
         if event.why and event.end_s > now_s:
             notice.deadline_s = max(event.end_s - _reserve_s(state), now_s)
     else:
         notice.deadline_s = _bounded_s(state, notice.deadline_s, now_s)
-    if not event.why or event.why == notice.why:
+    if event.why in ("", RUNNING, notice.why):
         return []
     notice.why = event.why
     return _tell(state, now_s)
@@ -158,7 +162,7 @@ def order_again(state: State, now_s: float) -> list[Action]:
     if notice.is_sought:
         return [SeekCheckpoint(request=notice.request)]
     if notice.asked_s:
-        return [_requeue(state)]
+        return [_requeue(state, now_s)]
     if state.phase is Phase.RUNNING and notice.request and not notice.is_stopping:
         return _ask(state)
     return []
@@ -286,7 +290,7 @@ def _requeue_or_finish(state: State, now_s: float) -> list[Action]:
     if not _wants_requeue(state):
         return actions + _finish(state, now_s)
     notice.asked_s = now_s
-    return [*actions, _requeue(state)]
+    return [*actions, _requeue(state, now_s)]
 
 
 def _wants_requeue(state: State) -> bool:
@@ -297,21 +301,27 @@ def _wants_requeue(state: State) -> bool:
     return wish == "always" or (notice.may_requeue and state.settings.is_named and not notice.is_forwarded)
 
 
-def _requeue(state: State) -> Action:
-    return Requeue(exclude=sorted(state.nodes.isolated))
+def _requeue(state: State, now_s: float) -> Action:
+    state.outcome, state.exit_code, state.give_up_reason = _outcome(state)
+    return Requeue(exclude=sorted(state.nodes.isolated), summary=summary(state, now_s))
+
+
+def _outcome(state: State) -> tuple[str, int, str]:
+    """A time limit brings SIGTERM, had it been waited for."""
+    notice = state.notice
+    reason = signal.Signals(notice.signum).name if notice.signum else "time limit"
+    return "preempted", 128 + (state.signum or notice.signum or TERM), reason
 
 
 def _finish(state: State, now_s: float) -> list[Action]:
     notice = state.notice
     actions = _tell(state, now_s)
-    signum = state.signum or notice.signum or TERM
-    reason = signal.Signals(notice.signum).name if notice.signum else "time limit"
-    if notice.is_requeued is not None and not notice.is_requeued:
+    if notice.requeue_why and not notice.is_requeued:
         actions.append(Say(text=f"the job could not be requeued: {notice.requeue_why}", level="bad"))
-    return actions + finish(state, "preempted", 128 + signum, reason, now_s)
+    return actions + finish(state, *_outcome(state), now_s)
 
 
-# Words -------------------------------------------------------------------------------------------------
+# Telling -----------------------------------------------------------------------------------------------
 
 
 def _tell(state: State, now_s: float) -> list[Action]:
@@ -319,18 +329,18 @@ def _tell(state: State, now_s: float) -> list[Action]:
     notice = state.notice
     if state.attempt is None:
         return []
-    evidence = _evidence(state)
+    evidence = evidence_of(state)
     action = "restart" if notice.is_requeued else "none"
     if notice.incident_id:
         advice = advice_for(notice.cause, evidence)
-        changes = {"evidence": evidence, "summary": _sentence(state), "advice": advice, "action": action}
+        changes = {"evidence": evidence, "summary": sentence_of(state), "advice": advice, "action": action}
         return [change(state, notice.incident_id, **changes)]
     incident = open_incident(
         state,
         kind="preemption",
         cause=notice.cause,
         confidence=1.0,
-        summary=_sentence(state),
+        summary=sentence_of(state),
         culprits=[],
         onset_s=notice.began_s,
         now_s=now_s,
@@ -345,45 +355,3 @@ def _tell(state: State, now_s: float) -> list[Action]:
         Say(text=f"incident {incident.id}: {incident.summary}", level="warn"),
         write(state, incident.id, is_new=True),
     ]
-
-
-def _evidence(state: State) -> dict[str, Any]:
-    notice = state.notice
-    told: dict[str, Any] = {
-        "signal": signal.Signals(notice.signum).name if notice.signum else "",
-        "scheduler": notice.why,
-        "given_s": round(notice.deadline_s - notice.began_s, 1),
-        "asked": notice.at_call > 0,
-        "forwarded": notice.is_forwarded,
-        "catchers": notice.catchers,
-    }
-    if notice.saved is not None:
-        told["saved_in_s"] = round(notice.saved_s - notice.began_s, 1)
-        told["checkpoint"] = {"path": notice.saved.path, "step": notice.saved.step}
-    if notice.saved is not None or notice.is_stopping or state.phase is Phase.ENDING:
-        told["in_time"] = notice.saved is not None
-    if notice.is_requeued is not None or notice.requeue_why:
-        told["requeued"], told["requeue_why"] = bool(notice.is_requeued), notice.requeue_why
-    return {key: value for key, value in told.items() if value not in ("", [], False) or key == "in_time"}
-
-
-def _sentence(state: State) -> str:
-    notice = state.notice
-    why = _why(notice)
-    if notice.saved is not None:
-        took_s = notice.saved_s - notice.began_s
-        tail = ", and the job was requeued" if notice.is_requeued else ""
-        return f"{why}; checkpoint {notice.saved.path} (step {notice.saved.step}) was whole after {took_s:.1f} s{tail}."
-    if notice.is_stopping or state.phase is Phase.ENDING:
-        step = f" Training had got to step {attempt_of(state).step}." if attempt_of(state).step else ""
-        return f"{why}, and no checkpoint was whole in time.{step}"
-    given_s = notice.deadline_s - notice.began_s
-    asked = "were given the signal" if notice.is_forwarded else "are asked to save"
-    return f"{why}; the ranks {asked}, and have {given_s:.0f} s."
-
-
-def _why(notice: Notice) -> str:
-    if notice.cause == TIME_LIMIT:
-        return "The job's time limit was near"
-    told = {"preempted": " (preempted)", TIME_LIMIT: " (time limit)"}.get(notice.why, "")
-    return f"{signal.Signals(notice.signum).name}{told} said that the job was about to end"

@@ -10,7 +10,7 @@ import pytest
 
 from guardrun.launcher.checkpoints.formats.table import FORMAT_NAMES
 from guardrun.supervisor.config import Config, load_config
-from guardrun.supervisor.config.tables import FormatName
+from guardrun.supervisor.config.tables import TABLES, FormatName
 from guardrun.supervisor.config.toml import read_toml_text
 from guardrun.supervisor.core.events import Settings
 
@@ -52,6 +52,15 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "node": {"state_dir": "", "shared_dir": ""},
         "preflight": {"level": "quick"},
         "metrics": {"listen": "", "node_listen": "127.0.0.1:19470"},
+        "preemption": {
+            "signals": ["USR1", "USR2"],
+            "sigterm": "slurm",
+            "forward": False,
+            "grace_s": 600.0,
+            "term_grace_s": 30.0,
+            "save_before_end_s": 120.0,
+            "requeue": "auto",
+        },
         "notify": {"command": []},
     }
     assert (config.hang.floor_s, config.hang.hard_timeout_s) == (10.0, 1800.0)
@@ -172,17 +181,17 @@ def test_flags(cwd: Path) -> None:
 
 def test_settings_carry_every_engine_key(cwd: Path) -> None:
     """A key that the engine has and the configuration has not could not be set by anybody."""
-    text = {"hang": "", "restart": ""}
+    text = dict.fromkeys(TABLES, "")
     wanted = {}
     for number, field in enumerate(msgspec.structs.fields(Settings), start=1):
-        if field.name in ("act", "resume_first", "is_torchrun_agent", "gc_policy", "responses"):
+        if field.type not in (int, float):
             continue
-        table = "restart" if field.name in ("max_restarts", "max_no_progress", "stop_grace_s") else "hang"
+        [table] = [name for name, keys in TABLES.items() if field.name in keys.__struct_fields__]
         text[table] += f"{field.name} = {number}\n"
         wanted[field.name] = number
     write(
         cwd / "guardrun.toml",
-        f"[hang]\n{text['hang']}[restart]\n{text['restart']}[policy]\nact = false\n"
+        "".join(f"[{table}]\n{keys}" for table, keys in text.items() if keys) + "[policy]\nact = false\n"
         'responses = { gpu_xid_79 = "note" }\n'
         '[checkpoint]\nresume_first = true\n[launcher]\nagent = "torchrun"\n[gc]\npolicy = "freeze"\n',
     )

@@ -97,10 +97,11 @@ def test_sigterm_leaves_what_is_left_before_sigkill(told: Told) -> None:
     assert finish(told.stopped(26.0)).exit_code == 143
 
 
-def test_scancel_ends_the_run_as_ever(told: Told) -> None:
+@pytest.mark.parametrize("why", ["cancelled", "running"])
+def test_scancel_of_the_job_or_of_the_step_ends_the_run_as_ever(told: Told, why: str) -> None:
     told.running()
     noticed(told, TERM)
-    [stop] = told.tell(ev.SchedulerTold(why="cancelled"), 21.0)
+    [stop] = told.tell(ev.SchedulerTold(why=why), 21.0)
     assert isinstance(stop, ac.StopAttempt) and stop.is_last
     summary = finish(told.stopped(22.0))
     assert (summary.outcome, summary.exit_code, told.incidents) == ("interrupted", 143, {})
@@ -121,6 +122,7 @@ def test_sigterm_after_a_warning_brings_the_end_nearer(told: Told) -> None:
     told.running(stop_grace_s=10.0, term_grace_s=30.0)
     noticed(told)
     noticed(told, TERM, 30.0)
+    assert told.tell(ev.SchedulerTold(why="running"), 30.1) == [], "it was warned before"
     assert told.state.notice.deadline_s == 45.0
 
 

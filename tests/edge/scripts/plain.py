@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from guardrun.hooks import should_checkpoint
 from guardrun.hooks import step as count_step
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -31,6 +32,8 @@ parser.add_argument("--seconds", type=float, default=5.0, help="how long faults 
 parser.add_argument("--leave-children", action="store_true", help="processes that try to outlive the rank")
 parser.add_argument("--ignore-sigterm", action="store_true")
 parser.add_argument("--ignore-sigint", action="store_true")
+parser.add_argument("--asked", choices=["", "save", "leave"], default="", help="what should_checkpoint() leads to")
+parser.add_argument("--own-handler", action="store_true", help="saves at SIGUSR1, and ends with 85")
 arguments = parser.parse_args()
 plan = parse_plan(arguments.plan)
 out = Path(arguments.out)
@@ -107,6 +110,9 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if arguments.ignore_sigint:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    caught: list[int] = []
+    if arguments.own_handler:
+        signal.signal(signal.SIGUSR1, lambda signum, frame: caught.append(signum))
     if arguments.leave_children:
         say(f"alive of before: {alive_of_before()}")
         note(os.getpid())
@@ -121,9 +127,17 @@ def main() -> None:
             suffer(fault, arguments.seconds, {"tear": tear})
         steps.arrive(step)
         count_step(step)
-        if RANK == "0" and arguments.save_every and step % arguments.save_every == 0:
+        is_asked = bool(arguments.asked) and should_checkpoint()
+        if is_asked or caught:
+            say(f"saves at step {step}")
+        is_due = arguments.save_every and step % arguments.save_every == 0
+        if RANK == "0" and (is_due or is_asked or caught):
             out.mkdir(exist_ok=True)
             save(step, out / f"ckpt_{step}.safetensors")
+        if caught:
+            sys.exit(85)
+        if is_asked and arguments.asked == "leave":
+            return
     say("done")
 
 

@@ -1,0 +1,52 @@
+"""What an incident of kind `preemption` says."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.notice import TIME_LIMIT, Notice
+from guardrun.supervisor.core.state import State, attempt_of
+
+
+def evidence_of(state: State) -> dict[str, Any]:
+    notice = state.notice
+    told: dict[str, Any] = {
+        "signal": signal.Signals(notice.signum).name if notice.signum else "",
+        "scheduler": notice.why,
+        "given_s": round(notice.deadline_s - notice.began_s, 1),
+        "asked": notice.at_call > 0,
+        "forwarded": notice.is_forwarded,
+        "catchers": notice.catchers,
+    }
+    if notice.saved is not None:
+        told["saved_in_s"] = round(notice.saved_s - notice.began_s, 1)
+        told["checkpoint"] = {"path": notice.saved.path, "step": notice.saved.step}
+    if notice.saved is not None or notice.is_stopping or state.phase is Phase.ENDING:
+        told["in_time"] = notice.saved is not None
+    if notice.is_requeued is not None or notice.requeue_why:
+        told["requeued"], told["requeue_why"] = bool(notice.is_requeued), notice.requeue_why
+    return {key: value for key, value in told.items() if value not in ("", [], False) or key == "in_time"}
+
+
+def sentence_of(state: State) -> str:
+    notice = state.notice
+    why = _why(notice)
+    if notice.saved is not None:
+        took_s = notice.saved_s - notice.began_s
+        tail = ", and the job was requeued" if notice.is_requeued else ""
+        return f"{why}; checkpoint {notice.saved.path} (step {notice.saved.step}) was whole after {took_s:.1f} s{tail}."
+    if notice.is_stopping or state.phase is Phase.ENDING:
+        step = f" Training had got to step {attempt_of(state).step}." if attempt_of(state).step else ""
+        return f"{why}, and no checkpoint was whole in time.{step}"
+    given_s = notice.deadline_s - notice.began_s
+    asked = "were given the signal" if notice.is_forwarded else "are asked to save"
+    return f"{why}; the ranks {asked}, and have {given_s:.0f} s."
+
+
+def _why(notice: Notice) -> str:
+    if notice.cause == TIME_LIMIT:
+        return "The job's time limit was near"
+    told = f" ({notice.why.replace('_', ' ')})" if notice.why else ""
+    return f"{signal.Signals(notice.signum).name}{told} said that the job was about to end"

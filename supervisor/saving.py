@@ -1,0 +1,183 @@
+"""Having the ranks save before their job ends, and seeing that they have.
+
+What counts is a whole checkpoint, as the chooser sees it, that is newer than the request: another one than was newest
+before. (Times of files are the file server's: they are compared with each other, and with this node's clock only where
+a supervisor that was started anew no longer knows what was there before.) It is told once no rank is saving any more,
+a moment later: what a script does with a checkpoint after writing it, a pointer or a link, is not to be cut off.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from guardrun.hooks.board import Field
+from guardrun.launcher.checkpoints.chooser import Choice
+from guardrun.supervisor.asking import Asking, has_answered
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.log import log
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.daemon import Daemon
+
+FRESH_S = 2.0
+"""A request this old comes from the supervisor before: what was newest at its time is no longer known."""
+BASELINE_S = 1.0
+"""The ranks are asked after so long at the latest, known or not."""
+SEEK_S = 2.0
+"""Saves that the hooks do not see are looked for so often."""
+SETTLE_S = 1.0
+
+
+class _Wanted(msgspec.Struct, frozen=True):
+    """What a checkpoint must be to answer the request."""
+
+    request: int
+    since_wall_s: float
+    before: ev.Checkpoint | None = None
+    """The newest one when the request was made."""
+    is_before_known: bool = False
+
+    def is_met_by(self, found: ev.Checkpoint | None) -> bool:
+        if found is None:
+            return False
+        if not self.is_before_known:
+            return found.written_wall_s >= self.since_wall_s
+        if self.before is None:
+            return True
+        is_same = (found.path, found.written_wall_s) == (self.before.path, self.before.written_wall_s)
+        return not is_same and found.written_wall_s >= self.before.written_wall_s
+
+
+class Saving:
+    """Runs on the loop's thread; the chooser is asked on its own."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self.asking = Asking()
+        self._wanted: _Wanted | None = None
+        """None: nothing is asked for."""
+        self._is_quiet = False
+        self._ask_by_s = 0.0
+        self._at_call = 0
+        self._is_answered = False
+        self._found: tuple[float, ev.Checkpoint] | None = None
+        self._is_seeking = False
+        self._seek_s = 0.0
+
+    # Orders ----------------------------------------------------------------------------------------------------
+
+    def ask(self, action: ac.AskCheckpoint) -> None:
+        """Begin: what is newest now, then the ranks."""
+        daemon = self._daemon
+        wanted = _Wanted(action.request, daemon.performer.wall(action.since_s))
+        self._wanted, self._is_quiet, self._at_call, self._is_answered = wanted, action.is_quiet, 0, False
+        self._found, self._ask_by_s = None, time.monotonic() + BASELINE_S
+        if daemon.clock.now() - action.since_s > FRESH_S:
+            self._ask_by_s = 0.0
+            self.poll()
+            return
+
+        def work() -> None:
+            before = daemon.chooser.choose().checkpoint
+            known = msgspec.structs.replace(wanted, before=before, is_before_known=True)
+            daemon.post(lambda: self._know(wanted, known))
+
+        daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+
+    def seek(self, action: ac.SeekCheckpoint) -> None:
+        """The last look, now that nothing is alive."""
+        daemon, wanted = self._daemon, self._wanted
+        self._wanted = None
+        if wanted is None or wanted.request != action.request:
+            wanted = _Wanted(action.request, daemon.performer.wall(daemon.engine.state.notice.began_s))
+
+        def work() -> ev.Event:
+            found = daemon.chooser.choose().checkpoint
+            return ev.CheckpointSecured(request=action.request, checkpoint=found if wanted.is_met_by(found) else None)
+
+        nothing = ev.CheckpointSecured(request=action.request)
+        daemon.in_background(work, lambda error: nothing, daemon.checkpoint_pool)
+
+    # What happens ------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Once a second, and when something may have changed."""
+        daemon, wanted = self._daemon, self._wanted
+        if daemon.is_running:
+            self.asking.sample(daemon.sampler.boards)
+        if wanted is None:
+            return
+        now_s = time.monotonic()
+        if not self._at_call and not self._is_quiet and (wanted.is_before_known or now_s >= self._ask_by_s):
+            self._ask_ranks(wanted)
+        self.note_answers()
+        if self._found is not None:
+            self._secure(wanted, now_s)
+        elif not self._is_seeking and now_s >= self._seek_s:
+            self._begin_seek()
+
+    def note_answers(self) -> None:
+        """Tell once that a rank has said yes; before it is told that it has ended."""
+        wanted = self._wanted
+        if wanted is None or not self._at_call or self._is_answered:
+            return
+        if has_answered(self._daemon.sampler.boards, self._at_call):
+            self._is_answered = True
+            self._daemon.feed(ev.CheckpointAnswered(request=wanted.request))
+
+    def seen(self, choice: Choice) -> None:
+        """The chooser has just chosen, on its own thread."""
+        if self._wanted is not None and choice.checkpoint is not None:
+            found = choice.checkpoint
+            self._daemon.post(lambda: self._find(found))
+
+    # How -----------------------------------------------------------------------------------------------------------
+
+    def _know(self, wanted: _Wanted, known: _Wanted) -> None:
+        if self._wanted is wanted and not self._at_call:
+            self._wanted = known
+            self.poll()
+
+    def _ask_ranks(self, wanted: _Wanted) -> None:
+        at_call, counts = self.asking.ask(self._daemon.sampler.boards)
+        if at_call is None:
+            return  # not all of them ask, or not yet
+        self._at_call = at_call
+        log.info("checkpoint_asked", request=wanted.request, at_call=at_call, counts=counts)
+        self._daemon.feed(ev.CheckpointAsked(request=wanted.request, at_call=at_call))
+
+    def _begin_seek(self) -> None:
+        daemon = self._daemon
+        self._is_seeking, self._seek_s = True, time.monotonic() + SEEK_S
+
+        def work() -> None:
+            try:
+                self.seen(daemon.chooser.choose())
+            finally:
+                daemon.post(self._sought)
+
+        daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+
+    def _sought(self) -> None:
+        self._is_seeking = False
+
+    def _find(self, found: ev.Checkpoint) -> None:
+        if self._wanted is not None and self._wanted.is_met_by(found):
+            first_s = self._found[0] if self._found is not None else time.monotonic()
+            self._found = (first_s, found)
+
+    def _secure(self, wanted: _Wanted, now_s: float) -> None:
+        assert self._found is not None
+        found_s, found = self._found
+        if now_s - found_s < SETTLE_S or self._is_anybody_saving():
+            return
+        self._wanted = None
+        self._daemon.feed(ev.CheckpointSecured(request=wanted.request, checkpoint=found))
+
+    def _is_anybody_saving(self) -> bool:
+        boards = self._daemon.sampler.boards.values()
+        return any(words[Field.SAVE_SINCE_NS] for reader in boards if (words := reader.read()) is not None)

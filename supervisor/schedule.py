@@ -1,0 +1,149 @@
+"""What Slurm says of the job that a run is part of: when it ends, why it was signalled; and asking to be requeued.
+
+Read at the start, every few minutes (an administrator may change a time limit), and at each signal; on a worker thread,
+with a limit, and never waited for. Where Slurm does not answer, the end is the one that the job's environment tells, if
+any, and a signal means what it says.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.preemption import RUNNING
+from guardrun.supervisor.log import log
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.daemon import Daemon
+
+READ_EVERY_S = 180.0
+READ_LIMIT_S = 5.0
+SAME_S = 2.0
+"""Ends closer than this are the same: one is told in whole seconds."""
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """What matters here of a job, as Slurm tells it."""
+
+    end_wall_s: float = 0.0
+    """0: never, or not told."""
+    may_requeue: bool = False
+    why: str = ""
+    """Why it is being ended, as SchedulerTold has it."""
+    failure: str = ""
+    """Why it tells nothing."""
+
+
+def read_job_view(job_id: str, own_restarts: int) -> JobView:
+    """Ask Slurm. Blocks for READ_LIMIT_S at most."""
+    from guardrun.slurm.commands import Failure, Slurm  # only jobs of Slurm's have a use for them
+    from guardrun.slurm.jobs import StopCause, read_job, stop_cause
+    from guardrun.slurm.requeue import why_not
+
+    job = read_job(job_id, Slurm.here(READ_LIMIT_S))
+    if isinstance(job, Failure):
+        return JobView(failure=job.text)
+    cause = stop_cause(job, own_restarts, time.time())
+    return JobView(
+        end_wall_s=job.end_wall_s or 0.0,
+        may_requeue=not why_not(job) and cause is not StopCause.REQUEUED,
+        why=RUNNING if cause is StopCause.NONE else cause.value,
+    )
+
+
+def end_of(environ: Mapping[str, str]) -> float:
+    """The job's end in its environment (SLURM_JOB_END_TIME, seconds since the epoch); 0 where there is none."""
+    try:
+        return float(environ.get("SLURM_JOB_END_TIME", ""))
+    except ValueError:
+        return 0.0
+
+
+class Schedule:
+    """Runs on the loop's thread. Does nothing where there is no Slurm job."""
+
+    def __init__(self, daemon: Daemon, environ: Mapping[str, str] | None = None) -> None:
+        self._daemon = daemon
+        self._environ = os.environ if environ is None else environ
+        self._job_id = self._environ.get("SLURM_JOB_ID", "")
+        self._read_s = 0.0
+        self._is_reading = False
+        self._is_wanted = False
+        """A signal came while it was being read."""
+        self._told: ev.SchedulerTold | None = None
+        self._failure = ""
+
+    def poll(self) -> None:
+        """Once a second."""
+        if not self._job_id or self._daemon.engine.state.phase in (Phase.NEW, Phase.ENDED):
+            return
+        if self._told is None:
+            self._tell(JobView(end_wall_s=end_of(self._environ)), is_signalled=False)
+        if time.monotonic() >= self._read_s:
+            self._begin(is_signalled=False)
+
+    def signalled(self) -> None:
+        """A signal says that the job ends: ask why."""
+        if self._job_id:
+            self._begin(is_signalled=True)
+
+    def requeue(self, action: ac.Requeue) -> None:
+        """Ask Slurm to requeue the job; it answers by ending it."""
+        job_id = self._job_id
+
+        def work() -> ev.Event:
+            from guardrun.slurm.requeue import requeue
+
+            answer = requeue(job_id, action.exclude)
+            return ev.Requeued(is_done=answer.is_done, why=answer.text)
+
+        if not job_id:
+            self._daemon.post(lambda: self._daemon.feed(ev.Requeued(is_done=False, why="this is no Slurm job")))
+            return
+        self._daemon.in_background(work, lambda error: ev.Requeued(is_done=False, why=error))
+
+    def _begin(self, is_signalled: bool) -> None:
+        if self._is_reading:
+            self._is_wanted = self._is_wanted or is_signalled
+            return
+        self._is_reading, self._read_s = True, time.monotonic() + READ_EVERY_S
+        daemon, job_id = self._daemon, self._job_id
+        own_restarts = int(count) if (count := self._environ.get("SLURM_RESTART_COUNT", "")).isdigit() else 0
+
+        def work() -> None:
+            try:
+                job = read_job_view(job_id, own_restarts)
+            except Exception as error:
+                job = JobView(failure=repr(error))
+            daemon.post(lambda: self._read(job, is_signalled))
+
+        daemon.in_background(work, lambda error: None)
+
+    def _read(self, job: JobView, is_signalled: bool) -> None:
+        self._is_reading = False
+        if not job.failure:
+            self._tell(job, is_signalled)
+        elif job.failure != self._failure:
+            log.info("scheduler_unknown", job_id=self._job_id, failure=job.failure)
+        self._failure = job.failure
+        if self._is_wanted:
+            self._is_wanted = False
+            self._begin(is_signalled=True)
+
+    def _tell(self, job: JobView, is_signalled: bool) -> None:
+        """Tell the engine what has changed."""
+        end_s = job.end_wall_s - self._daemon.performer.wall(0.0) if job.end_wall_s else 0.0
+        why = job.why if is_signalled else ""
+        told = ev.SchedulerTold(end_s=round(max(end_s, 0.0), 1), may_requeue=job.may_requeue, why=why)
+        last = self._told
+        is_same = last is not None and abs(last.end_s - told.end_s) < SAME_S and last.may_requeue == told.may_requeue
+        if not is_same or why:
+            self._told = told
+            self._daemon.feed(told)

@@ -1,0 +1,196 @@
+"""Before the job ends: the ranks are asked to save, the run ends unfinished, and the same command goes on with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.edge.runs import RESUME, EdgeRuns, finish, only
+from tests.edge.test_signals import log_of
+from tests.support.guardrun_run import Finished, GuardrunRun
+from tests.support.waiting import wait_until
+
+LONG = ("--steps", "100000", "--step-s", "0.02", "--save-every", "0")
+NAMED = ("--guard-run-id", "mine")
+SLURM = """#!/bin/sh
+echo "$@" >> {calls}
+[ "$1" = show ] && cat {job} && exit
+[ "$1" = requeue ] && echo requeued > {requeued}
+exit 0
+"""
+JOB = (
+    "JobId=42 JobName=train UserId=ada(1000) GroupId=ada(1000) JobState={state} Reason=None Requeue=1 Restarts=0 "
+    "BatchFlag=1 StartTime=1 EndTime={end} PreemptTime={preempt} ExcNodeList=(null) NodeList=node-a NumNodes=1"
+)
+
+
+class FakeSlurm:
+    """A scontrol that answers from a file, and keeps what it was asked: what Slurm says is tested with a real one."""
+
+    def __init__(self, folder: Path, state: str = "RUNNING", end_s: float = 3600.0, preempt_s: float = 0.0) -> None:
+        self.calls, self.requeued, job = folder / "calls", folder / "requeued", folder / "job"
+        now = time.time()
+        preempt = f"{now + preempt_s:.0f}" if preempt_s else "None"
+        job.write_text(JOB.format(state=state, end=f"{now + end_s:.0f}", preempt=preempt))
+        program = folder / "bin" / "scontrol"
+        program.parent.mkdir()
+        program.write_text(SLURM.format(calls=self.calls, job=job, requeued=self.requeued))
+        program.chmod(0o755)
+        self.env: dict[str, str | None] = {
+            "PATH": f"{program.parent}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "42",
+            "SLURM_JOB_END_TIME": f"{now + end_s:.0f}",
+        }
+
+
+def start(edge: EdgeRuns, *more: str, config: str = RESUME, **options: Any) -> GuardrunRun:
+    run = edge.start("plain.py", *LONG, *more, flags=NAMED, config=config, **options)
+    run.wait_for_output("rank 0: starts at step")
+    run.wait_for_output("rank 1: starts at step")
+    wait_until(lambda: '"milestones"' in journal_of(run), 10, "the first steps")
+    return run
+
+
+def journal_of(run: GuardrunRun) -> str:
+    path = run.run_dir / "events.jsonl" if run.run_dir else None
+    return path.read_text() if path is not None and path.exists() else ""
+
+
+def check_saved(finished: Finished, status: int, cause: str = "signal") -> dict[str, Any]:
+    """Ended unfinished with a checkpoint in time; the incident."""
+    assert finished.returncode == status, finished
+    assert finished.summary is not None
+    assert (finished.summary["outcome"], finished.summary["restarts"]) == ("preempted", 0)
+    incident = only(finished)
+    assert (incident["kind"], incident["cause"], incident["culprits"]) == ("preemption", cause, [])
+    assert incident["evidence"]["in_time"] is True
+    saved = incident["evidence"]["checkpoint"]
+    assert Path(saved["path"]).name == f"ckpt_{saved['step']}.safetensors"
+    return incident
+
+
+def saved_steps(finished: Finished) -> dict[str, list[int]]:
+    """Per rank, the steps at which it saved."""
+    found: dict[str, list[int]] = {}
+    for rank, step in re.findall(r"rank (\d): saves at step (\d+)", finished.stdout):
+        found.setdefault(rank, []).append(int(step))
+    return found
+
+
+def test_a_warning_saves_and_the_same_run_goes_on(edge: EdgeRuns) -> None:
+    run = start(edge, "--asked", "save")
+    run.send(signal.SIGUSR1)
+    first = finish(run, 30)
+    incident = check_saved(first, 138)
+    steps = saved_steps(first)
+    assert steps["0"] == steps["1"] and len(steps["0"]) == 1, "at one and the same step, once"
+    step = incident["evidence"]["checkpoint"]["step"]
+    assert step == steps["0"][0]
+    again = edge.run("plain.py", "--steps", str(step + 5), "--save-every", "0", flags=NAMED, timeout_s=30)
+    assert again.returncode == 0
+    assert f"starts at step {step} " in again.stdout
+    assert again.incidents[0]["recovered"] is not None
+    assert again.incidents[0]["resumed_from"]["step"] == step
+
+
+def test_ranks_that_leave_once_they_have_saved_are_not_finished(edge: EdgeRuns) -> None:
+    run = start(edge, "--asked", "leave")
+    run.send(signal.SIGUSR2)
+    check_saved(finish(run, 30), 140)
+
+
+def test_a_script_that_never_saves_is_stopped_in_time(edge: EdgeRuns) -> None:
+    run = start(edge, config=f"{RESUME}[preemption]\ngrace_s = 3\n")
+    began_s = time.monotonic()
+    run.send(signal.SIGUSR1)
+    finished = finish(run, 30)
+    assert 3 < time.monotonic() - began_s < 10
+    incident = only(finished)
+    assert (finished.returncode, incident["evidence"]["in_time"]) == (138, False)
+    assert "no checkpoint was whole in time" in incident["summary"]
+
+
+def test_a_handler_of_the_script_s_own(edge: EdgeRuns) -> None:
+    """It is given the signal where the user wants that; its exit code is no crash."""
+    run = start(edge, "--own-handler", config=f"{RESUME}[preemption]\nforward = true\n")
+    run.send(signal.SIGUSR1)
+    incident = check_saved(finish(run, 30), 138)
+    assert incident["evidence"]["forwarded"] is True
+
+
+def test_ctrl_c_waits_for_no_checkpoint(edge: EdgeRuns) -> None:
+    run = start(edge)
+    run.send(signal.SIGUSR1)
+    wait_until(lambda: "preemption_noticed" in journal_of(run), 10, "the notice")
+    began_s = time.monotonic()
+    run.send(signal.SIGINT)
+    finished = finish(run, 30)
+    assert (finished.returncode, time.monotonic() - began_s < 5) == (130, True)
+    assert finished.summary is not None and finished.summary["outcome"] == "interrupted"
+
+
+def test_while_an_attempt_is_being_stopped(edge: EdgeRuns) -> None:
+    """What fell is told as ever; nothing is started any more, and no restart is used up."""
+    config = f"{RESUME}[restart]\nstop_grace_s = 3\n"
+    run = edge.start("plain.py", *LONG, "--ignore-sigterm", "--plan", "0:kill@5:1", flags=NAMED, config=config)
+    wait_until(lambda: "stop_began" in log_of(run), 30, "the stop to begin")
+    run.send(signal.SIGUSR1)
+    finished = finish(run, 30)
+    assert finished.returncode == 138
+    assert finished.summary is not None
+    assert (finished.summary["outcome"], finished.summary["restarts"]) == ("preempted", 0)
+    assert sorted(i["cause"] for i in finished.incidents) == ["killed", "signal"]
+
+
+# Under Slurm -------------------------------------------------------------------------------------------
+
+
+def test_the_time_limit_is_seen_coming_and_the_job_is_requeued(edge: EdgeRuns) -> None:
+    slurm = FakeSlurm(edge.folder, end_s=26)
+    run = edge.start(
+        "plain.py",
+        *LONG,
+        "--asked",
+        "save",
+        flags=NAMED,
+        env=slurm.env,
+        config=f"{RESUME}[restart]\nstop_grace_s = 1\n",
+    )
+    incident = check_saved(finish(run, 60), 143, "time_limit")
+    assert incident["evidence"]["requeued"] is True and incident["action"] == "restart"
+    assert slurm.requeued.exists()
+
+
+def test_sigterm_of_a_preemption_saves_first(edge: EdgeRuns) -> None:
+    slurm = FakeSlurm(edge.folder, end_s=60, preempt_s=1)
+    run = start(edge, "--asked", "save", env=slurm.env, config=f"{RESUME}[preemption]\nrequeue = 'never'\n")
+    run.send(signal.SIGTERM)
+    incident = check_saved(finish(run, 30), 143)
+    assert incident["evidence"]["scheduler"] == "preempted"
+    assert not slurm.requeued.exists()
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "CANCELLED"], ids=["of the step", "of the job"])
+def test_scancel_saves_nothing(edge: EdgeRuns, state: str) -> None:
+    slurm = FakeSlurm(edge.folder, state=state)
+    run = start(edge, env=slurm.env)
+    run.send(signal.SIGTERM)
+    finished = finish(run, 30)
+    assert (finished.returncode, finished.incidents) == (143, [])
+    assert finished.summary is not None and finished.summary["outcome"] == "interrupted"
+    assert not slurm.requeued.exists()
+
+
+def test_a_signal_that_meets_every_process_of_the_job(edge: EdgeRuns) -> None:
+    """As Slurm sends it where it follows processes without control groups."""
+    slurm = FakeSlurm(edge.folder)
+    run = start(edge, "--asked", "save", env=slurm.env, config=f"{RESUME}[preemption]\nrequeue = 'never'\n")
+    for process in run.alive():
+        os.kill(process.pid, signal.SIGUSR1)
+    check_saved(finish(run, 30), 138)
