@@ -37,6 +37,13 @@ def node_to_blame(fleet: Fleet, incident: Incident) -> tuple[str, str]:
     return node, f"{incident.cause}, {len(member.strikes)} times without a cause found"
 
 
+def is_of_node(state: State, incident: Incident) -> bool:
+    """Whether what stopped the attempt was one of several nodes' own, which the next one does without."""
+    if state.fleet is None:
+        return False
+    return incident.cause in OWN or any(culprit.node in state.nodes.isolated for culprit in incident.culprits)
+
+
 def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
     """After a verdict: have the node that is to blame, and those that are under quarantine, do without."""
     fleet = state.fleet

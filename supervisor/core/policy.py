@@ -6,7 +6,7 @@ from typing import Any
 
 from guardrun.supervisor.core.actions import Action, Incident, Say
 from guardrun.supervisor.core.advice import advice_for, data_words
-from guardrun.supervisor.core.blame import leave_out
+from guardrun.supervisor.core.blame import is_of_node, leave_out
 from guardrun.supervisor.core.crash import why_repeated
 from guardrun.supervisor.core.endings import finish, record_attempt
 from guardrun.supervisor.core.incidents import change
@@ -60,7 +60,9 @@ def _why_not(state: State) -> tuple[str, bool]:
     is_same_step = state.last_stop_step == attempt.step
     is_same = bool(key) and key == state.last_error_key and is_same_step
     is_no_further = attempt.number > 0 and bool(state.attempts) and attempt.step <= state.best_step
-    if attempt.has_hooks:
+    if is_of_node(state, incident):
+        pass  # the next attempt is on another node: that this one got no further says nothing of the script
+    elif attempt.has_hooks:
         state.no_progress = state.no_progress + 1 if is_no_further else 0
         if not is_no_further or not is_same_step:
             state.same_step = 0

@@ -257,6 +257,24 @@ def test_the_same_ranks_failing_on_another_node_evict_no_more(told: Told) -> Non
     assert [m.node for m in told.state.fleet.members.values() if m.standing is Standing.OUT] == ["n1"]
 
 
+def test_nodes_that_fail_one_after_the_other_are_no_lack_of_progress(told: Told) -> None:
+    """Each is replaced; the script has nothing to do with it, and the run goes on while there are spares."""
+    running(told, spares=5, max_no_progress=3)
+    lost = ev.ErrorRecord(error="torch.AcceleratorError", message="CUDA error: GPU is lost")
+    for attempt in range(1, 6):
+        told.crashed(1, lost, rank=2)
+        assert starts(told.chosen())
+        told.fleet_started(told.now_s + 0.5)
+        told.step(5, told.now_s + 2.0, range(4), attempt=attempt)
+    for attempt in range(6, 8):
+        told.crashed(-11, rank=1)
+        assert starts(told.chosen())
+        told.fleet_started(told.now_s + 0.5)
+        told.step(5, told.now_s + 2.0, range(4), attempt=attempt)
+    told.crashed(-11, rank=0)
+    assert told.phase is Phase.ENDED and "got no further" in told.state.give_up_reason
+
+
 def test_culprits_on_two_nodes_evict_none(told: Told) -> None:
     running(told)
     for rank in (1, 2):
