@@ -1,0 +1,70 @@
+"""Trainers that know nothing of guardrun save by their own ways when their job is about to end, and go on from there."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.realworld import huggingface, test_lightning
+from tests.realworld.training import SCRIPTS, WAIT_S, start
+from tests.support.guardrun_run import Finished, GuardrunStarter
+from tests.support.waiting import wait_until
+
+NAMED = ["--guard-run-id=mine"]
+
+
+def warn(starter: GuardrunStarter, script: list[str], config: str) -> tuple[Finished, dict[str, Any]]:
+    """SIGUSR1 in the midst of the training; how the run ended, and its incident."""
+    run = start(starter, [*NAMED, *script], config)
+
+    def trains() -> bool:
+        assert run.process.poll() is None, f"ended too soon: {run.result()}"
+        journal = run.run_dir / "events.jsonl" if run.run_dir else None
+        return journal is not None and journal.exists() and '"step":2' in journal.read_text()
+
+    wait_until(trains, WAIT_S, "the twentieth step", every_s=0.05)
+    run.send(signal.SIGUSR1)
+    done = run.wait(WAIT_S)
+    assert run.alive() == []
+    assert done.returncode == 138, done
+    [incident] = done.incidents
+    assert incident["kind"] == "preemption" and incident["evidence"]["in_time"] is True, incident
+    assert incident["evidence"]["asked"] is True
+    return done, incident
+
+
+def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: dict[str, Any]) -> Finished:
+    """The same command again."""
+    done = start(starter, [*NAMED, *script], config).wait(WAIT_S)
+    assert done.returncode == 0, done
+    [told] = done.incidents
+    assert told["resumed_from"] == incident["evidence"]["checkpoint"] and told["recovered"] is not None
+    return done
+
+
+@pytest.mark.real("transformers")
+def test_transformers(guardrun_starter: GuardrunStarter) -> None:
+    out = guardrun_starter.folder / "out"
+    # Of its own accord it would save at the end alone.
+    script = [str(SCRIPTS / "trainer.py"), *huggingface.FLAGS, "--save_steps=1000"]
+    done, incident = warn(guardrun_starter, script, huggingface.CONFIG)
+    saved = incident["evidence"]["checkpoint"]
+    assert 20 <= saved["step"] < huggingface.STEPS
+    assert saved["path"] == str(huggingface.checkpoint(out, saved["step"]))
+    go_on(guardrun_starter, script, huggingface.CONFIG, incident)
+    huggingface.check_history(huggingface.checkpoint(out, huggingface.STEPS))
+
+
+@pytest.mark.real("lightning")
+def test_lightning_trainer(guardrun_starter: GuardrunStarter) -> None:
+    script = [str(SCRIPTS / "lit.py"), f"--max_steps={test_lightning.STEPS}", "--every=1000"]
+    done, incident = warn(guardrun_starter, script, test_lightning.CONFIG)
+    saved = incident["evidence"]["checkpoint"]
+    assert 20 <= saved["step"] < test_lightning.STEPS
+    assert Path(saved["path"]).name == f"guardrun-epoch=0-step={saved['step']}.ckpt"
+    done = go_on(guardrun_starter, script, test_lightning.CONFIG, incident)
+    assert f"Restoring states from the checkpoint path at {saved['path']}" in done.stdout + done.stderr
+    test_lightning.check_end(done.stdout, guardrun_starter.folder)
