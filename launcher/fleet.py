@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guardrun.launcher.address import find_address, is_own
 from guardrun.launcher.elastic import Plan, parse_nodes
@@ -17,6 +17,9 @@ from guardrun.supervisor.config import Config
 from guardrun.supervisor.coordinator.joinfile import join_file_path
 from guardrun.supervisor.core.events import FleetPlan
 from guardrun.supervisor.rundir import FleetFile
+
+if TYPE_CHECKING:
+    from guardrun.slurm.environment import SlurmHere
 
 DEFAULT_NODES = "1:1"
 """torchrun's --nnodes."""
@@ -45,22 +48,17 @@ class Fleet:
 def plan_fleet(args: Any, config: Config, environ: Mapping[str, str]) -> Fleet | None:
     """None: one node. Sets args.nnodes where the scheduler says how many. Raises FleetError, or what torch raises."""
     spares = config.fleet.spares
-    step = _read_step(environ)
-    if step is not None and step.nodes > 1 and args.nnodes == DEFAULT_NODES and not args.standalone:
-        if spares >= step.nodes:
-            raise FleetError(f"--guard-spares {spares}: the step has {step.nodes} nodes, and one must train")
-        args.nnodes = str(step.nodes - spares)
+    step = _read_step(environ, args, spares)
+    if step is not None and step.node_count > 1 and args.nnodes == DEFAULT_NODES and not args.standalone:
+        if spares >= step.node_count:
+            raise FleetError(f"--guard-spares {spares}: the step has {step.node_count} nodes, and one must train")
+        args.nnodes = str(step.node_count - spares)
     least, most = parse_nodes(args)
     if args.standalone or (most == 1 and not spares):
         return None
     plan = FleetPlan(least=least, most=most, spares=spares)
     host = _endpoint_host(args)
-    if step is not None and step.nodes > 1:
-        if step.nodes < least + spares:
-            raise FleetError(
-                f"--nnodes={args.nnodes} and --guard-spares {spares} need {least + spares} nodes; "
-                f"the step has {step.nodes}: srun --nodes={most + spares}"
-            )
+    if step is not None and step.node_count > 1:
         leads = step.node_id == 0
         return Fleet(plan, step.node_id, f"{step.job_id}.{step.step_id}", host, leads, leads)
     key = args.rdzv_id if args.rdzv_id not in ("", "none", None) else f"{host or 'static'}-{_endpoint_port(args)}"
@@ -74,8 +72,23 @@ def plan_fleet(args: Any, config: Config, environ: Mapping[str, str]) -> Fleet |
     return Fleet(plan, -1, key, host, is_own(host), False)
 
 
-def _read_step(environ: Mapping[str, str]) -> Any:
-    return None
+def _read_step(environ: Mapping[str, str], args: Any, spares: int) -> SlurmHere | None:
+    """This step of Slurm's; None outside, and in a batch script itself. Raises FleetError where it doesn't fit."""
+    if not environ.get("SLURM_JOB_ID"):
+        return None
+    from guardrun.slurm.environment import SlurmEnvironmentError, read_slurm, refusal
+
+    try:
+        here = read_slurm(environ)
+    except SlurmEnvironmentError as error:
+        raise FleetError(str(error)) from None
+    # With rendezvous flags of their own several agents may share a node, as under torchrun.
+    if here is None or args.rdzv_endpoint or args.master_addr or args.standalone:
+        return here if here is not None and here.is_step and here.tasks_here == 1 else None
+    least, _ = parse_nodes(args)
+    if why := refusal(here, least + spares if least + spares > 1 else 1):
+        raise FleetError(why)
+    return here if here.is_step else None
 
 
 def _endpoint_host(args: Any) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from guardrun.supervisor.collect.mounts import mount_of, read_mounts
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core.events import NodeTold, NotIsolated
+from guardrun.supervisor.draining import drain_in_slurm
 from guardrun.supervisor.log import log
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class NodeDesk:
             except Exception as error:
                 log.exception("not_isolated")
                 why = str(error)
+            if drained := drain_in_slurm(action, self._station.run_file.run_id):
+                self._station.terminal.say(drained, "info")
             if why:
                 event = NotIsolated(node=action.node, incident=action.incident, why=why)
                 self._station.post(lambda: self._station.feed(event))
@@ -99,6 +102,7 @@ class NodeDesk:
             "run_id": run.run_id,
             "incident": action.incident,
             "is_automatic": True,
+            "evidence": (evidence := {"finding": action.finding} if action.finding else {}),
             "evidence_wall_s": (seen_wall_s := time.time() - self._station.clock.now() + action.evidence_s),
         }
         try:
@@ -115,6 +119,7 @@ class NodeDesk:
             who=AUTOMATIC,
             since_wall_s=time.time(),
             evidence_wall_s=seen_wall_s,
+            evidence=evidence,
             summary=action.summary,
             run_id=run.run_id,
             incident=action.incident,

@@ -49,7 +49,7 @@ class Performer:
             ac.SeekCheckpoint: daemon.saving.seek,
             ac.Requeue: self._requeue,
             ac.WriteIncident: self._write_incident,
-            ac.Isolate: daemon.node.isolate,
+            ac.Isolate: self._isolate,
             ac.Say: self._say,
             ac.FinishRun: self._finish,
         }
@@ -109,6 +109,10 @@ class Performer:
             self._daemon.fleet.stop(action)
             return
         self._daemon.send(wire.Stop(attempt=action.attempt, grace_s=action.grace_s, is_last=action.is_last))
+
+    def _isolate(self, action: ac.Isolate) -> None:
+        desk = self._daemon.node if self._daemon.fleet is None else self._daemon.fleet
+        desk.isolate(action)
 
     def _look(self, action: ac.TakeLook) -> None:
         daemon = self._daemon

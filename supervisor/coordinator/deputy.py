@@ -253,6 +253,8 @@ class Deputy(Station):
             self._look(order)
         elif isinstance(order, ac.ReadExits):
             begin_exits(self, order)
+        elif isinstance(order, ac.Isolate):
+            self.node.isolate(order)
         elif isinstance(order, msg.SetBase):
             self.desk.set_base(order.attempt, order.global_rank, order.step)
 

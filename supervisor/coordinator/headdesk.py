@@ -17,6 +17,7 @@ from guardrun.supervisor.coordinator import hub as hubs
 from guardrun.supervisor.coordinator import messages as msg
 from guardrun.supervisor.coordinator.gather import Gather
 from guardrun.supervisor.coordinator.hub import Hub, HubSettings
+from guardrun.supervisor.coordinator.isolating import isolate_other
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, remove_join_file, write_join_file
 from guardrun.supervisor.coordinator.joining import Present, newer_if_gone
 from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
@@ -167,6 +168,16 @@ class HeadDesk:
     def read_exits(self, action: ac.ReadExits) -> None:
         self.gather.read_exits(action, self._daemon.clock.now())
         self.send_orders()
+
+    def isolate(self, action: ac.Isolate) -> None:
+        """Put a node under quarantine: this one, or another."""
+        if action.node == self._me:
+            self._daemon.node.isolate(action)
+            return
+        is_there = self.hub.is_connected(action.node)
+        if is_there:
+            self._send(action.node, action)
+        isolate_other(self._daemon, action, is_there)
 
     def finish(self, order: Finish) -> None:
         """Tell all nodes that the run is over; the daemon is, once they have heard, or after FAREWELL_S."""

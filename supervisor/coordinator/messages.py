@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import ReadExits, TakeLook
+from guardrun.supervisor.core.actions import Isolate, ReadExits, TakeLook
 from guardrun.supervisor.wire import Finish, Start, Stop
 
 MAX_RAW_BYTES = 1024 * 1024
@@ -80,4 +80,4 @@ class SetCheckpoint(_Message, frozen=True, kw_only=True, tag="set_checkpoint"):
 
 
 Up = ev.Event | Serving | Raw | Loaded | Checks
-Down = Start | Stop | Finish | TakeLook | ReadExits | SetBase | AskChecks | SetCheckpoint
+Down = Start | Stop | Finish | TakeLook | ReadExits | Isolate | SetBase | AskChecks | SetCheckpoint

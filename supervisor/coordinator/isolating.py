@@ -1,0 +1,72 @@
+"""Keeping another node out of what comes: by its own deputy, in the folder that all nodes share, in Slurm."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from guardrun.supervisor.core.actions import Isolate
+from guardrun.supervisor.draining import drain_in_slurm
+from guardrun.supervisor.log import log
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.daemon import Daemon
+
+
+def isolate_other(daemon: Daemon, action: Isolate, is_told: bool) -> None:
+    """Have it done by a worker thread, and say what came of it. is_told: its deputy has been told, and does its part.
+
+    The node is left out of this run whatever comes of it: so nothing here fails.
+    """
+
+    def work() -> None:
+        try:
+            said = _isolate(daemon, action, is_told)
+        except Exception as error:
+            log.exception("not_isolated")
+            said = f"{action.node} could not be put under quarantine: {error}"
+        daemon.terminal.say(said, "info")
+
+    try:
+        daemon.pool.submit(work)
+    except RuntimeError:
+        pass  # the daemon is closing
+
+
+def _isolate(daemon: Daemon, action: Isolate, is_told: bool) -> str:
+    run = daemon.run_file
+    drained = drain_in_slurm(action, run.run_id)
+    shared_dir = str(run.config.get("node", {}).get("shared_dir", ""))
+    if shared_dir:
+        _write_shared(daemon, action, os.path.join(run.cwd, shared_dir))
+    if drained:
+        return drained
+    if shared_dir or is_told:
+        return f"{action.node} is under quarantine: no new run starts there before it is released"
+    return (
+        f"{action.node} is left out of this run; of later ones only where nodes share a folder for that "
+        "([node] shared_dir)"
+    )
+
+
+def _write_shared(daemon: Daemon, action: Isolate, shared_dir: str) -> None:
+    """Only the shared record: this node's own says nothing of another."""
+    from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation
+    from guardrun.supervisor.node.places import find_places
+    from guardrun.supervisor.node.quarantine import isolate_node
+
+    now_wall_s = time.time()
+    places = [place for place in find_places("", shared_dir, os.environ, action.node) if place.is_shared]
+    isolation = Isolation(
+        cause=action.cause,
+        who=AUTOMATIC,
+        since_wall_s=now_wall_s,
+        evidence_wall_s=now_wall_s - daemon.clock.now() + action.evidence_s,
+        summary=action.summary,
+        run_id=daemon.run_file.run_id,
+        incident=action.incident,
+    )
+    written, refused = isolate_node(places, action.node, isolation, now_wall_s)
+    for trouble in [*([refused] if refused else []), *written.troubles]:
+        log.warning("not_quarantined", node=action.node, why=trouble)
