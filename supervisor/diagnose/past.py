@@ -16,7 +16,7 @@ from guardrun.supervisor.diagnose.verdict import exit_words
 from guardrun.supervisor.render.words import duration, iso_time
 from guardrun.supervisor.rundir import RunFile
 
-FINISHED, INTERRUPTED = "finished", "interrupted"
+FINISHED, INTERRUPTED, PREEMPTED = "finished", "interrupted", "preempted"
 """Outcomes that are nobody's fault."""
 
 
@@ -68,14 +68,17 @@ def _ended(target: an.Target, summary: dict[str, Any], incidents: list[dict[str,
     evidence["not_recovered"] = [i.get("id") for i in incidents if i.get("recovered") is None]
     diagnosis = an.Diagnosis(
         target=target,
-        verdict=an.FINISHED if outcome in (FINISHED, INTERRUPTED) else an.CRASHED,
+        verdict=an.FINISHED if outcome in (FINISHED, INTERRUPTED, PREEMPTED) else an.CRASHED,
         confidence=1.0,
         summary=f"Training ended well{step}, after {took}{again}.",
         why=why,
         step=summary.get("last_step"),
         evidence=evidence,
     )
-    if outcome == INTERRUPTED:
+    if outcome == PREEMPTED:
+        diagnosis.summary = f"The scheduler ended the job ({summary.get('reason')}){step}, after {took}{again}."
+        _take_cause(diagnosis, incidents)
+    elif outcome == INTERRUPTED:
         diagnosis.summary = f"The run was ended from outside ({summary.get('reason')}){step}, after {took}{again}."
     elif diagnosis.verdict == an.CRASHED:
         said = {"gave_up": "guardrun gave up", "failed": "The run failed"}.get(outcome, f"The run ended ({outcome})")

@@ -54,6 +54,7 @@ def headline(data: dict[str, Any]) -> str:
         "failed": "Training failed",
         "gave_up": "guardrun gave up",
         "interrupted": "Training was interrupted",
+        "preempted": "The job was ended by its scheduler",
     }
     words = states.get(str(outcome), "Training goes on" if data["is_alive"] else "Training has not come to its end")
     step = f" at step {data['last_step']}" if data["last_step"] is not None else ""

@@ -1,4 +1,4 @@
-"""Trainers that know nothing of guardrun save by their own ways when their job is about to end, and go on from there."""
+"""Trainers that know nothing of guardrun save by their own ways when their job is about to end, and go on there."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.waiting import wait_until
 NAMED = ["--guard-run-id=mine"]
 
 
-def warn(starter: GuardrunStarter, script: list[str], config: str) -> tuple[Finished, dict[str, Any]]:
-    """SIGUSR1 in the midst of the training; how the run ended, and its incident."""
+def warn(starter: GuardrunStarter, script: list[str], config: str) -> dict[str, Any]:
+    """SIGUSR1 in the midst of the training; the run's incident."""
     run = start(starter, [*NAMED, *script], config)
 
     def trains() -> bool:
@@ -33,7 +33,7 @@ def warn(starter: GuardrunStarter, script: list[str], config: str) -> tuple[Fini
     [incident] = done.incidents
     assert incident["kind"] == "preemption" and incident["evidence"]["in_time"] is True, incident
     assert incident["evidence"]["asked"] is True
-    return done, incident
+    return incident
 
 
 def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: dict[str, Any]) -> Finished:
@@ -50,7 +50,7 @@ def test_transformers(guardrun_starter: GuardrunStarter) -> None:
     out = guardrun_starter.folder / "out"
     # Of its own accord it would save at the end alone.
     script = [str(SCRIPTS / "trainer.py"), *huggingface.FLAGS, "--save_steps=1000"]
-    done, incident = warn(guardrun_starter, script, huggingface.CONFIG)
+    incident = warn(guardrun_starter, script, huggingface.CONFIG)
     saved = incident["evidence"]["checkpoint"]
     assert 20 <= saved["step"] < huggingface.STEPS
     assert saved["path"] == str(huggingface.checkpoint(out, saved["step"]))
@@ -61,7 +61,7 @@ def test_transformers(guardrun_starter: GuardrunStarter) -> None:
 @pytest.mark.real("lightning")
 def test_lightning_trainer(guardrun_starter: GuardrunStarter) -> None:
     script = [str(SCRIPTS / "lit.py"), f"--max_steps={test_lightning.STEPS}", "--every=1000"]
-    done, incident = warn(guardrun_starter, script, test_lightning.CONFIG)
+    incident = warn(guardrun_starter, script, test_lightning.CONFIG)
     saved = incident["evidence"]["checkpoint"]
     assert 20 <= saved["step"] < test_lightning.STEPS
     assert Path(saved["path"]).name == f"guardrun-epoch=0-step={saved['step']}.ckpt"
