@@ -38,6 +38,8 @@ REREAD_S = 1.0
 REFUSED_S = 30.0
 """A refusal that lasts so long is final."""
 FAREWELL_S = 3.0
+HEAD_GONE_S = 60.0
+"""After the lease: a new guardrun on the head is started within that, or all are, as by a requeue."""
 
 
 class Deputy(Station):
@@ -58,6 +60,7 @@ class Deputy(Station):
         self._reread_s = 0.0
         self._began_s = time.monotonic()
         self._refused_s: float | None = None
+        self._has_joined = False
         self._said: set[str] = set()
         self._farewell_by_s: float | None = None
         self._ranks = 0
@@ -93,6 +96,7 @@ class Deputy(Station):
             self._reread_s = now + REREAD_S
             self._read_join_file()
         self._keep_lease(now)
+        self._miss_head(now)
         if self._refused_s is not None and now - self._refused_s > REFUSED_S:
             self._end(wire.Finish(exit_code=1))
 
@@ -188,7 +192,6 @@ class Deputy(Station):
         try:
             join = read_join_file(Path(self._fleet.join_file))
         except NotThere:
-            self._wait_for_head()
             return
         except JoinError as error:
             self._say_once(str(error), "bad")
@@ -206,21 +209,26 @@ class Deputy(Station):
         else:
             self._link.redirect(head, join.client)
 
-    def _wait_for_head(self) -> None:
-        waited_s = time.monotonic() - self._began_s
-        if self._link is not None and self._attempt < 0 and self._link.contact_lost_s() > self._fleet.term_s:
-            self.terminal.say("the head is gone, and its join file with it: the run is over", "bad")
+    def _miss_head(self, now: float) -> None:
+        """Without a head for too long, and nothing left alive here: end, so that the job can be started anew."""
+        if self._farewell_by_s is not None or self._attempt >= 0 or (self._link is not None and self._link.is_joined):
+            return
+        if self._has_joined and self._link is not None:
+            lost_s = self._link.contact_lost_s()
+            if lost_s > HEAD_GONE_S:
+                self.terminal.say(f"the head has not been heard for {lost_s:.0f} s: ending here", "bad")
+                self._end(wire.Finish(exit_code=1))
+        elif now - self._began_s > self.run_file.settings.join_timeout_s:
+            text = f"no head found for {now - self._began_s:.0f} s (join file {self._fleet.join_file})"
+            self.terminal.say(text, "bad")
             self._end(wire.Finish(exit_code=1))
-        elif waited_s > self.run_file.settings.join_timeout_s:
-            self.terminal.say(f"no head for {waited_s:.0f} s ({self._fleet.join_file} is not there)", "bad")
-            self._end(wire.Finish(exit_code=1))
-        elif waited_s > 5.0:
-            self._say_once(f"waiting for the head to write {self._fleet.join_file}", "info")
+        elif now - self._began_s > 5.0:
+            self._say_once(f"waiting for the head (join file {self._fleet.join_file})", "info")
 
     def _hear(self, what: links.What) -> None:
         if isinstance(what, links.Welcomed):
             assert self._link is not None
-            self._refused_s = None
+            self._refused_s, self._has_joined = None, True
             self._set_clock(self._link.offset.offset_s)
             log.info("joined", is_new_head=what.is_new_hub)
         elif isinstance(what, links.Refused):
