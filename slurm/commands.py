@@ -58,9 +58,9 @@ class Slurm(NamedTuple):
     def here(cls, timeout_s: float = TIMEOUT_S) -> Slurm:
         return cls(os.environ, timeout_s)
 
-    def run(self, program: str, *arguments: str) -> str | Failure:
-        """What one of Slurm's programs prints to stdout, or why it could not."""
-        return self._run([program, *arguments])
+    def run(self, program: str, *arguments: str, stdin: str = "") -> str | Failure:
+        """What one of Slurm's programs prints to stdout, or why it could not. stdin: what it is given to read."""
+        return self._run([program, *arguments], stdin=stdin)
 
     def run_unstoppable(self, *commands: Sequence[str]) -> str | Failure:
         """As run, of several commands one after the other until one fails; the signals that end a job do not end them.
@@ -82,7 +82,7 @@ class Slurm(NamedTuple):
         path = os.pathsep.join((self.environ.get("PATH", ""), *_FOLDERS))
         return shutil.which(program, path=path)
 
-    def _run(self, command: list[str], name: str = "") -> str | Failure:
+    def _run(self, command: list[str], name: str = "", stdin: str = "") -> str | Failure:
         name = name or command[0]
         path = self.find(command[0])
         if path is None:
@@ -91,7 +91,7 @@ class Slurm(NamedTuple):
         try:
             process = subprocess.Popen(
                 [path, *command[1:]],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
@@ -102,7 +102,7 @@ class Slurm(NamedTuple):
         except (OSError, ValueError) as error:  # a name that is no argument: it holds a zero byte
             return Failure(FailureKind.FAILED, f"{name} could not be started: {error}")
         try:
-            out, said = process.communicate(timeout=self.timeout_s)
+            out, said = process.communicate(stdin or None, timeout=self.timeout_s)
         except subprocess.TimeoutExpired:
             _end(process)
             return Failure(FailureKind.SILENT, f"{name} did not answer within {self.timeout_s:g} s")
@@ -118,7 +118,9 @@ class Slurm(NamedTuple):
 def explain(program: str, said: str, status: int) -> Failure:
     """What Slurm's words on stderr mean (22.05's; others' are FAILED, word for word)."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    text = f"{program}: {lines[-1][:300]}" if lines else f"{program} ended with {status} and said nothing"
+    text = f"{program} ended with {status} and said nothing"
+    if lines:
+        text = f"{program}: {lines[-1].removeprefix(f'{program}: ')[:300]}"
     lower = said.lower()
     for kind, phrases in _PHRASES.items():
         if any(phrase in lower for phrase in phrases):
@@ -127,6 +129,7 @@ def explain(program: str, said: str, status: int) -> Failure:
 
 
 _PHRASES = {
+    FailureKind.MISSING: ("could not establish a configuration source",),
     FailureKind.SILENT: (
         "unable to contact slurm controller",
         "socket timed out",
@@ -184,9 +187,10 @@ def _missing(program: str) -> Failure:
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Kill it and all that it has started, and wait for neither."""
-    for pipe in (process.stdout, process.stderr):
+    for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            pipe.close()
+            with suppress(BrokenPipeError):
+                pipe.close()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # its own session, and not reaped: the number is still its own
     try:

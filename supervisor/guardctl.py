@@ -23,7 +23,9 @@ from guardrun.supervisor.ctl import (
     order,
     replay,
     report,
+    sbatch,
     show,
+    slurmstatus,
     stacks,
     status,
 )
@@ -40,6 +42,8 @@ VERBS: tuple[Verb, ...] = (
     node.VERB,
     check.VERB,
     nodeagent.VERB,
+    sbatch.VERB,
+    slurmstatus.VERB,
     config.VERB,
     replay.VERB,
     order.HOLD,

@@ -1,0 +1,160 @@
+"""What of a job doesn't fit: with guardrun, with itself, with the partition it would run in. Pure.
+
+Each remark is one sentence, and says what to do. None of them keeps the job from being submitted: Slurm has the last
+word, and some clusters are not as others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from guardrun.slurm.nodes import SlurmNode
+from guardrun.slurm.partitions import SlurmPartition, parse_time
+from guardrun.slurm.script import JobWish
+
+SHORT_GRACE_S = 60.0
+"""Less than that from a signal to the end is little for a checkpoint of any size."""
+SLURM_RESOLUTION_S = 60.0
+"""--signal may come that much early (sbatch(1))."""
+
+_SIGNAL = re.compile(r"(?P<to>[BR]+:)?(?P<name>[A-Za-z0-9]+)(@(?P<seconds>\d+))?")
+_GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
+
+
+def remarks_on(
+    wish: JobWish,
+    partition: SlurmPartition | None = None,
+    nodes: Sequence[SlurmNode] = (),
+    excluded: Sequence[str] = (),
+) -> list[str]:
+    """What does not fit. partition, nodes: as Slurm has them, where it could be asked; excluded: by quarantine."""
+    options = wish.options
+    found = [*_shape(wish, options), *_signal(wish, options), *_steps(wish, options)]
+    if partition is not None:
+        mine = [node for node in nodes if partition.name in node.partitions]
+        found += _partition(wish, options, partition, mine, excluded)
+    return found
+
+
+def _shape(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
+    found: list[str] = []
+    if wish.spares > wish.nodes:
+        found.append(
+            f"{wish.spares} spares for {wish.nodes} node(s) that train: more wait than work; is it the other way round?"
+        )
+    gpus, ranks = options.get("gpus-per-node"), wish.ranks
+    count = (gpus or "").rpartition(":")[2]
+    if count.isdigit() and ranks.isdigit() and int(count) != int(ranks):
+        found.append(
+            f"{ranks} ranks a node, but {count} GPUs: --nproc-per-node and --gpus-per-node are the same in most jobs"
+        )
+    if options.get("exclusive", "") is None and not options.get("cpus-per-task"):
+        found.append(
+            "without --exclusive and --cpus-per-task the one task of a node may get a single CPU for all its ranks"
+        )
+    return found
+
+
+def _signal(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
+    limit_s = parse_time(options.get("time") or "")
+    wanted = options.get("signal", "")
+    if wanted is None:
+        if limit_s is None:
+            return []
+        return [
+            "a time limit without --signal: guardrun asks Slurm for the end of the job, and saves before it, but where"
+            " Slurm does not answer the job ends without a checkpoint"
+        ]
+    match = _SIGNAL.fullmatch(wanted or "USR2@180")
+    if match is None:
+        return [f"--signal={wanted}: expected NAME@SECONDS, as USR2@180"]
+    found: list[str] = []
+    if "B" in (match["to"] or ""):
+        found.append(f"--signal={wanted} goes to the batch script alone, and not to guardrun: leave `B:` out")
+    seconds = int(match["seconds"] or 60)
+    if limit_s is not None and seconds >= limit_s:
+        found.append(f"--signal={wanted} comes {seconds} s before the end of a job of {limit_s:.0f} s: at its start")
+    elif seconds < SHORT_GRACE_S:
+        found.append(f"--signal={wanted}: {seconds} s may be too little for a checkpoint")
+    return found
+
+
+def _steps(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
+    """Options that break what guardrun relies on."""
+    found: list[str] = []
+    tasks = options.get("ntasks-per-node")
+    if tasks is not None and tasks != "1" and "ntasks-per-node" in options:
+        found.append(f"--ntasks-per-node={tasks}: guardrun starts the ranks itself, one of it a node is needed")
+    ntasks = options.get("ntasks") or ""
+    if ntasks.isdigit() and int(ntasks) != wish.nodes + wish.spares:
+        found.append(f"--ntasks={ntasks}: one task a node is needed, {wish.nodes + wish.spares} in all")
+    if wish.spares and "no-kill" in options and options["no-kill"] != "":
+        found.append("spares without --no-kill: the first node that fails ends the whole job, spares and all")
+    if options.get("kill-on-bad-exit") not in (None, "0"):
+        found.append("--kill-on-bad-exit: a node that guardrun leaves out would end the others")
+    if "no-requeue" in options or options.get("requeue", "") is None:
+        found.append("--no-requeue: after a preemption, or when the head is lost, nobody starts the job again")
+    if options.get("open-mode", "append") != "append":
+        found.append("--open-mode is not append: each new start of the job throws the output so far away")
+    return found
+
+
+def _partition(
+    wish: JobWish,
+    options: Mapping[str, str | None],
+    partition: SlurmPartition,
+    nodes: Sequence[SlurmNode],
+    excluded: Sequence[str],
+) -> list[str]:
+    found: list[str] = []
+    total = wish.nodes + wish.spares
+    size = len(nodes) or partition.node_count
+    left = [node for node in nodes if node.name not in excluded]
+    fit = [node for node in left if not node.is_drained and not node.is_down]
+    name = partition.name
+    if not partition.is_up:
+        found.append(f"partition {name} is not up: the job will wait")
+    if total > size:
+        found.append(f"{_sum(wish)} nodes, and partition {name} has {size}: the job would never start")
+    elif partition.max_nodes is not None and total > partition.max_nodes:
+        found.append(f"{_sum(wish)} nodes, and partition {name} gives a job at most {partition.max_nodes}")
+    elif nodes and total > len(left):
+        found.append(
+            f"{_sum(wish)} nodes, and of the {size} of partition {name} {size - len(left)} are quarantined: the job"
+            " would wait until one is released (guardctl node list)"
+        )
+    elif nodes and total > len(fit):
+        found.append(
+            f"{_sum(wish)} nodes, and only {len(fit)} of partition {name} are in service now: the job will wait"
+        )
+    found += _times(options, partition)
+    return found + _gpus(options, partition, left)
+
+
+def _times(options: Mapping[str, str | None], partition: SlurmPartition) -> list[str]:
+    found: list[str] = []
+    limit_s = parse_time(options.get("time") or "")
+    if limit_s is not None and partition.max_time_s is not None and limit_s > partition.max_time_s:
+        found.append(f"--time={options['time']} is more than partition {partition.name} allows")
+    if "REQUEUE" in partition.preempt_mode.upper() and partition.grace_s < SHORT_GRACE_S:
+        found.append(
+            f"jobs of partition {partition.name} may be preempted with {partition.grace_s:.0f} s of grace (GraceTime):"
+            " that may be too little for a checkpoint, so save often"
+        )
+    return found
+
+
+def _gpus(options: Mapping[str, str | None], partition: SlurmPartition, nodes: Sequence[SlurmNode]) -> list[str]:
+    count = (options.get("gpus-per-node") or "").rpartition(":")[2]
+    if not count.isdigit() or not nodes:
+        return []
+    most = max(sum(int(match[1]) for match in _GPUS.finditer(node.gres)) for node in nodes)
+    if most >= int(count):
+        return []
+    return [f"--gpus-per-node={count}: no node of partition {partition.name} has more than {most}"]
+
+
+def _sum(wish: JobWish) -> str:
+    total = wish.nodes + wish.spares
+    return f"{wish.nodes} + {wish.spares} spares = {total}" if wish.spares else str(total)

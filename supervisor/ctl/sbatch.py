@@ -1,0 +1,203 @@
+"""`guardctl sbatch`: a batch script for a job under guardrun, printed, written or submitted."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from guardrun.slurm.commands import Failure, Slurm, clean_for_submission
+from guardrun.slurm.fits import remarks_on
+from guardrun.slurm.nodes import SlurmNode, read_nodes
+from guardrun.slurm.partitions import SlurmPartition, choose_partition, read_partitions
+from guardrun.slurm.script import SIGNAL, JobWish, ScriptError, read_template, render
+from guardrun.supervisor.core.node.quarantine import holding
+from guardrun.supervisor.ctl.node import places_of, read_config, this_node
+from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
+from guardrun.supervisor.node.quarantine import read_all
+
+_PASSED_ON = ("time", "partition", "account", "qos", "array", "gpus-per-node", "cpus-per-task", "output")
+"""Options of guardctl that are sbatch's own, word for word."""
+
+
+class _Cluster(NamedTuple):
+    """What Slurm says of where the job would run; nothing where it does not answer."""
+
+    partition: SlurmPartition | None
+    nodes: list[SlurmNode]
+    trouble: str
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--nodes", type=int, default=1, metavar="N", help="that train (default: 1)")
+    add("--spares", type=int, default=0, metavar="K", help="nodes beside those, which wait to take a bad one's place")
+    add(
+        "--nproc-per-node",
+        default="",
+        metavar="R",
+        help="ranks a node (default: as many as GPUs, else torchrun's auto)",
+    )
+    add("--gpus-per-node", metavar="G")
+    add("--cpus-per-task", metavar="C", help="CPUs of a node's ranks together; also takes --exclusive out")
+    add("--time", metavar="T", help="as sbatch's (default: the partition's)")
+    add(
+        "--signal",
+        default=SIGNAL,
+        metavar="S@T",
+        help=f"before the end of the time; none: no signal (default: {SIGNAL})",
+    )
+    add("--partition", metavar="P")
+    add("--account", metavar="A")
+    add("--qos", metavar="Q")
+    add("--array", metavar="TASKS")
+    add("--job-name", metavar="NAME", help="default: the script's")
+    add("--output", metavar="FILE", help="as sbatch's (default: NAME-JOB.out)")
+    add("--no-requeue", action="store_true", help="a job that was preempted does not start again")
+    add("--exclude", default="", metavar="NODES", help="beside those that are quarantined")
+    add("--sbatch", action="append", default=[], metavar="OPTION", help="one more of sbatch's, as --sbatch=--comment=x")
+    add("--guard-config", metavar="FILE", help="as for guardrun")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--submit", action="store_true", help="submit it")
+    where.add_argument("--write", metavar="FILE", help="write it there (default: print it)")
+    add("command", nargs="+", metavar="SCRIPT", help="after `--`: more of guardrun's flags, the script, its arguments")
+
+
+def _run(call: Call) -> int:
+    arguments = call.arguments
+    slurm = Slurm(clean_for_submission(call.environ))
+    cluster = _ask(slurm, arguments.partition or "")
+    quarantined, troubles = _quarantined(call, cluster)
+    wish = _wish(call, quarantined)
+    try:
+        script = render(wish, read_template())
+    except ScriptError as error:
+        raise CtlError(str(error)) from None
+    remarks = [*remarks_on(wish, cluster.partition, cluster.nodes, quarantined), *troubles]
+    if cluster.trouble:
+        remarks.append(f"Slurm was not asked whether the job fits: {cluster.trouble}")
+    if not call.out.is_json:
+        for remark in remarks:
+            # Beside the script, which may go into a file by the shell.
+            sys.stderr.write(f"guardctl: warning: {remark}\n")
+    job = ""
+    if arguments.submit:
+        job = _submit(slurm, script)
+    elif arguments.write:
+        _write(call.cwd / arguments.write, script)
+    _tell(call, script, job, remarks, quarantined)
+    return OK
+
+
+def _wish(call: Call, quarantined: list[str]) -> JobWish:
+    arguments = call.arguments
+    if arguments.nodes < 1 or arguments.spares < 0:
+        raise CtlError("--nodes must be at least 1, and --spares at least 0")
+    options: dict[str, str | None] = {"time": None}
+    for name in _PASSED_ON:
+        if value := getattr(arguments, name.replace("-", "_")):
+            options[name] = value
+    if arguments.array and not arguments.output:
+        options["output"] = "%x-%A_%a.out"
+    if arguments.cpus_per_task:
+        options["exclusive"] = None
+    options["signal"] = None if arguments.signal == "none" else arguments.signal
+    if arguments.no_requeue:
+        options |= {"requeue": None, "no-requeue": ""}
+    if exclude := ",".join([one for one in (arguments.exclude, *quarantined) if one]):
+        options["exclude"] = exclude
+    for option in arguments.sbatch:
+        if not option.startswith("--") or not option[2:]:
+            raise CtlError(
+                f"--sbatch {option}: expected an option of sbatch's in its long form, as --sbatch=--comment=x"
+            )
+        name, _, value = option[2:].partition("=")
+        options[name] = value
+    count = (arguments.gpus_per_node or "").rpartition(":")[2]
+    return JobWish(
+        command=tuple(arguments.command),
+        nodes=arguments.nodes,
+        spares=arguments.spares,
+        ranks=arguments.nproc_per_node or (count if count.isdigit() else "auto"),
+        name=arguments.job_name or _script_name(arguments.command),
+        guardrun=_guardrun(),
+        options=options,
+    )
+
+
+def _script_name(command: list[str]) -> str:
+    """The script's name without its ending; flags of guardrun may stand before it."""
+    scripts = [word for word in command if not word.startswith("-")]
+    named = next((word for word in scripts if word.endswith(".py")), scripts[0] if scripts else "train")
+    return Path(named).stem or "train"
+
+
+def _guardrun() -> str:
+    """The guardrun beside this guardctl: a job has its own PATH."""
+    beside = Path(sys.executable).with_name("guardrun")
+    return str(beside) if beside.exists() else "guardrun"
+
+
+def _ask(slurm: Slurm, partition: str) -> _Cluster:
+    partitions = read_partitions(slurm)
+    if isinstance(partitions, Failure):
+        return _Cluster(None, [], partitions.text)
+    chosen = choose_partition(partitions, partition)
+    if isinstance(chosen, Failure):
+        return _Cluster(None, [], chosen.text)
+    nodes = read_nodes(slurm)
+    return _Cluster(chosen, [] if isinstance(nodes, Failure) else nodes, "")
+
+
+def _quarantined(call: Call, cluster: _Cluster) -> tuple[list[str], list[str]]:
+    """Nodes that the job is not to get, and what was in doubt. Slurm takes no name that it does not know."""
+    config = read_config(call)
+    known = read_all(places_of(config, call, this_node(call)))
+    now_wall_s = time.time()
+    held = sorted(node for node, record in known.records.items() if holding(record, now_wall_s))
+    names = {node.name for node in cluster.nodes}
+    return [node for node in held if not names or node in names], known.troubles
+
+
+def _submit(slurm: Slurm, script: str) -> str:
+    """Submit by standard input, from the folder that the user is in; the job's id."""
+    answer = slurm.run("sbatch", "--parsable", stdin=script)
+    if isinstance(answer, Failure):
+        raise CtlError(f"the job was not submitted: {answer.text}")
+    return answer.strip().splitlines()[-1].partition(";")[0] if answer.strip() else ""
+
+
+def _write(path: Path, script: str) -> None:
+    try:
+        path.write_text(script, encoding="utf-8")
+        path.chmod(0o777 & ~_umask())
+    except OSError as error:
+        raise CtlError(f"{path}: {error.strerror}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _tell(call: Call, script: str, job: str, remarks: list[str], quarantined: list[str]) -> None:
+    arguments, out = call.arguments, call.out
+    if out.is_json:
+        written = str(call.cwd / arguments.write) if arguments.write else ""
+        out.json({"script": script, "job": job, "path": written, "warnings": remarks, "excluded": quarantined})
+        return
+    if job:
+        out.line(f"submitted job {job}" + (f", without {', '.join(quarantined)} (quarantined)" if quarantined else ""))
+    elif arguments.write:
+        out.line(f"written to {arguments.write}; submit it with sbatch {arguments.write}")
+    else:
+        sys.stdout.write(script)
+
+
+VERB = Verb(
+    "sbatch", "a Slurm batch script for a job under guardrun: printed, written or submitted", _add_arguments, _run
+)

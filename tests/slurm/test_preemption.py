@@ -1,0 +1,99 @@
+"""A job that Slurm is about to end: it saves, is requeued, and goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.edge.runs import check_replay
+from tests.support.slurmlab import SlurmLab
+from tests.support.slurmlab_conf import LabSettings
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.real("slurm")
+
+SCRIPT = Path(__file__).parents[1] / "edge" / "scripts" / "plain.py"
+CONFIG = '[checkpoint]\ndir = "out"\nresume_args = ["--resume", "{path}"]\n[restart]\nstop_grace_s = 1\n'
+
+
+@pytest.fixture(scope="module")
+def groups_lab() -> Iterator[SlurmLab]:
+    """Slurm that signals a task's process group: as with control groups, the ranks don't get what guardrun gets."""
+    lab = SlurmLab(LabSettings(nodes=1, kill_wait_s=10, extra={"ProctrackType": "proctrack/pgid"}))
+    try:
+        yield lab
+    finally:
+        lab.close()
+
+
+def submit(lab: SlurmLab, folder: Path, *flags: str, config: str = CONFIG) -> str:
+    """Two ranks that train until there is a file `enough`, and save when they are asked."""
+    (folder / "guardrun.toml").write_text(config)
+    guardrun = f"{sys.executable} -m guardrun --guard-run-id=job-$SLURM_JOB_ID --nproc-per-node=2"
+    steps = "$([ -e enough ] && echo 1 || echo 100000)"
+    script = f"exec srun -n1 {guardrun} {SCRIPT} --save-every=0 --step-s=0.02 --asked=save --steps={steps}"
+    return lab.submit(script, "-N1", "-n1", "--requeue", *flags, cwd=folder)
+
+
+def wait_for_training(lab: SlurmLab, job: str, folder: Path, starts: int = 1) -> None:
+    def trains() -> bool:
+        return len(re.findall("rank 1: starts at step", lab.output(job))) >= starts
+
+    wait_until(trains, 60, "the ranks to start", every_s=0.1)
+    journal = folder / "guardrun-runs" / f"job-{job}" / "events.jsonl"
+    wait_until(lambda: '"milestones"' in journal.read_text(), 20, "the first steps", every_s=0.1)
+
+
+def record(folder: Path, job: str, name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "guardrun-runs" / f"job-{job}" / name).read_text())
+    return loaded
+
+
+def check_requeued(lab: SlurmLab, job: str, folder: Path) -> int:
+    """It has saved, is requeued, and ends well from there; answers the step that it went on from."""
+    (folder / "enough").touch()
+    wait_until(lambda: lab.job(job).get("Restarts") == "1", 30, "the requeue", every_s=0.1)
+    assert lab.wait_state(job, "COMPLETED", "FAILED", timeout_s=90)["JobState"] == "COMPLETED", lab.output(job)
+    first = record(folder, job, "summary.0.json")
+    assert (first["outcome"], first["restarts"]) == ("preempted", 0)
+    assert record(folder, job, "summary.json")["outcome"] == "finished"
+    [incident] = sorted((folder / "guardrun-runs" / f"job-{job}" / "incidents").iterdir())
+    told = json.loads((incident / "incident.json").read_text())
+    assert told["kind"] == "preemption" and told["evidence"]["in_time"] is True, told
+    step: int = told["evidence"]["checkpoint"]["step"]
+    assert f"rank 0: starts at step {step} " in lab.output(job)
+    check_replay(folder / "guardrun-runs" / f"job-{job}")
+    return step
+
+
+def test_a_warning_that_meets_every_process(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """As `#SBATCH --signal=USR1@180` sends it; the lab's Slurm sends it to the ranks, too."""
+    job = submit(slurm_lab, tmp_path)
+    wait_for_training(slurm_lab, job, tmp_path)
+    slurm_lab.run("scancel", "--signal=USR1", job)
+    check_requeued(slurm_lab, job, tmp_path)
+
+
+def test_a_preemption_with_a_grace_time(groups_lab: SlurmLab, tmp_path: Path) -> None:
+    job = submit(groups_lab, tmp_path)
+    wait_for_training(groups_lab, job, tmp_path)
+    urgent = groups_lab.submit("sleep 3", "-N1", "-n1", "--exclusive", "--partition=urgent")
+    check_requeued(groups_lab, job, tmp_path)
+    assert groups_lab.job(urgent)["JobState"] == "COMPLETED"
+    told = (tmp_path / "guardrun-runs" / f"job-{job}" / "incidents" / "001-signal" / "incident.json").read_text()
+    assert json.loads(told)["evidence"]["scheduler"] == "preempted"
+
+
+def test_scancel_requeues_nothing(groups_lab: SlurmLab, tmp_path: Path) -> None:
+    job = submit(groups_lab, tmp_path)
+    wait_for_training(groups_lab, job, tmp_path)
+    groups_lab.run("scancel", job)
+    groups_lab.wait_state(job, "CANCELLED")
+    wait_until(lambda: (tmp_path / f"guardrun-runs/job-{job}/summary.json").exists(), 20, "the run's end")
+    assert record(tmp_path, job, "summary.json")["outcome"] == "interrupted"
