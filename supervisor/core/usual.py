@@ -61,6 +61,7 @@ class Usual(msgspec.Struct, kw_only=True):
 
     world_size: int = 0
     early: list[dict[int, float]] = []
+    early_steps_s: list[float] = []
     excess: dict[int, float] = {}
     """Per rank; empty while it is being learned."""
     noise: float = 0.0
@@ -83,7 +84,7 @@ class Usual(msgspec.Struct, kw_only=True):
     def forget(self, world_size: int) -> None:
         """Other ranks, or other work: learn anew."""
         self.world_size = world_size
-        self.early, self.excess, self.doubted = [], {}, []
+        self.early, self.early_steps_s, self.excess, self.doubted = [], [], {}, []
         self.noise, self.step_s, self.windows, self.moved = 0.0, 0.0, 0, 0
 
     def learn(self, window: Window, frozen: set[int]) -> None:
@@ -108,20 +109,22 @@ class Usual(msgspec.Struct, kw_only=True):
             self.windows = min(self.windows + 1, NOISE_WINDOWS)
             self.noise += (noise - self.noise) / NOISE_WINDOWS
         self.doubted = []
-        self.step_s += (window.parts.step_s - self.step_s) / NOISE_WINDOWS
+        # One window in which all stood still for a while must not hide a slow rank in the next.
+        self.step_s += max(-self.step_s, min(window.parts.step_s - self.step_s, self.step_s)) / NOISE_WINDOWS
         self.moved = self.moved + 1 if moved > LOSS / 2 else 0
         if self.moved >= MOVED_WINDOWS:
             self.forget(self.world_size)
 
     def _learn_early(self, window: Window, excess: dict[int, float]) -> None:
         self.early.append(excess)
-        self.step_s = max(self.step_s, window.parts.step_s)
+        self.early_steps_s.append(window.parts.step_s)
         if len(self.early) < EARLY:
             return
         self.excess = {rank: middle([each.get(rank, excess[rank]) for each in self.early]) for rank in excess}
         moves = [abs(each[rank] - usual) for rank, usual in self.excess.items() for each in self.early if rank in each]
         self.noise = _upper_middle(moves) * math.sqrt(window.steps)
-        self.early, self.windows = [], EARLY
+        self.step_s = middle(self.early_steps_s)
+        self.early, self.early_steps_s, self.windows = [], [], EARLY
 
 
 def excesses(window: Window) -> dict[int, float]:
