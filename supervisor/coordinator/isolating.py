@@ -64,6 +64,7 @@ def _write_shared(daemon: Daemon, action: Isolate, shared_dir: str) -> None:
         since_wall_s=now_wall_s,
         evidence_wall_s=now_wall_s - daemon.clock.now() + action.evidence_s,
         summary=action.summary,
+        evidence={"finding": action.finding} if action.finding else {},
         run_id=daemon.run_file.run_id,
         incident=action.incident,
     )

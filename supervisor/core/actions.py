@@ -127,6 +127,8 @@ class Isolate(_Action, frozen=True, kw_only=True, tag="isolate"):
     summary: str
     evidence_s: float
     """When the newest of the evidence was seen: a person's release beats what is older."""
+    finding: str = ""
+    """Its id: of which part."""
 
 
 class Say(_Action, frozen=True, kw_only=True, tag="say"):

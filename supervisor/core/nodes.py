@@ -180,7 +180,14 @@ def _tell(
     if response is Response.ISOLATE:
         state.nodes.isolated[node] = incident.id
         actions.append(
-            Isolate(node=node, incident=incident.id, cause=cause, summary=incident.summary, evidence_s=finding.told_s)
+            Isolate(
+                node=node,
+                incident=incident.id,
+                cause=cause,
+                summary=incident.summary,
+                evidence_s=finding.told_s,
+                finding=finding.id,
+            )
         )
         actions.append(
             Say(text=f"{node} is put under quarantine: training goes on, and is not started again there", level="warn")

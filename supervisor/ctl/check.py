@@ -27,6 +27,9 @@ _WORDS = {
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="also have every device compute, remember, copy and sum")
+    parser.add_argument(
+        "--keep-quarantine", action="store_true", help="lift no quarantine, also where what it was for is well again"
+    )
     parser.add_argument("--nproc-per-node", metavar="N", type=int, default=1, help="ranks on this node (default: 1)")
     parser.add_argument("--master-port", metavar="PORT", type=int, help="the port that a run would be given")
     parser.add_argument("--guard-config", metavar="FILE", help="as for guardrun")
@@ -53,6 +56,7 @@ def _subject(call: Call) -> Subject:
 def _run(call: Call) -> int:
     # The checks' modules would slow every other verb down.
     from guardrun.supervisor.preflight.full import run_full
+    from guardrun.supervisor.preflight.mending import release_mended
     from guardrun.supervisor.preflight.running import run_checks
     from guardrun.supervisor.preflight.table import QUICK
 
@@ -61,6 +65,8 @@ def _run(call: Call) -> int:
     remarks = run_checks(QUICK, subject).remarks
     if call.arguments.full:
         remarks += run_full(subject)
+    if not call.arguments.keep_quarantine:
+        remarks = release_mended(subject, remarks, is_full=call.arguments.full)
     verdict = worst(remarks)
     if call.out.is_json:
         call.out.json(_as_data(subject, remarks, verdict, time.monotonic() - began_s, call.arguments.full))

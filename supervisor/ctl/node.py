@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guardrun.supervisor.config import Config, ConfigError, load_config
-from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation, Record, end_of, holding
+from guardrun.supervisor.core.node.quarantine import MACHINES, Isolation, Record, end_of, holding
 from guardrun.supervisor.ctl import nodehistory, nodeview
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
 from guardrun.supervisor.node.places import Place, absolute_folders, find_places, names_here
@@ -61,14 +61,14 @@ def read_config(call: Call) -> Config:
 
 
 def person(call: Call) -> str:
-    """Who is at the keyboard: with sudo the one who called it. Never guardrun's own name."""
+    """Who is at the keyboard: with sudo the one who called it. Never a name of guardrun's own."""
     name = call.environ.get("SUDO_USER", "") if os.geteuid() == 0 else ""
     if not name:
         try:
             name = pwd.getpwuid(os.geteuid()).pw_name
         except KeyError:  # no name for this number, as in many containers
             name = f"uid {os.geteuid()}"
-    return f"user {name}" if name == AUTOMATIC else name
+    return f"user {name}" if name in MACHINES else name
 
 
 def parse_until(text: str, now_wall_s: float) -> float:

@@ -21,6 +21,7 @@ import msgspec
 from guardrun import __version__
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.core.node.judge_protocol import Judge
+from guardrun.supervisor.core.node.mending import CALM_S
 from guardrun.supervisor.core.node.quarantine import Isolation, headline
 from guardrun.supervisor.log import log
 from guardrun.supervisor.node.clients import Clients, listen
@@ -29,6 +30,7 @@ from guardrun.supervisor.node.history import MAX_BYTES, Entry
 from guardrun.supervisor.node.intake import Intake
 from guardrun.supervisor.node.jobs import PATIENCE_S, Job, Jobs
 from guardrun.supervisor.node.latest import Latest
+from guardrun.supervisor.node.mender import Mender
 from guardrun.supervisor.node.metrics import Outlet
 from guardrun.supervisor.node.runner import Runner
 from guardrun.supervisor.node.sensor import Sensor
@@ -60,6 +62,8 @@ class Options(NamedTuple):
     socket: Path
     patience_s: float = PATIENCE_S
     """From a launcher's end to looking for what it left."""
+    calm_s: float = CALM_S
+    """From a part's last trouble to the end of the quarantine that it was the cause of."""
 
 
 class Agent:
@@ -104,6 +108,7 @@ class Agent:
         self.jobs = Jobs(options.state_dir, self.scribe)
         self.undertaker = Undertaker(self)
         self.ward = self._make_ward()
+        self.mender = Mender(self, options.calm_s)
         self._told_quarantine: dict[str, Any] = {}
         self.intake = Intake(self, judges)
         made = sensors(lambda: self.jobs.launchers)
@@ -210,6 +215,7 @@ class Agent:
         self.clients.drop_silent(now_s)
         self.undertaker.look(now_s)
         self.ward.look(self.wall_s, self.quarantine_changed, self._is_due("look", LOOK_AGAIN_S, now_s))
+        self.mender.look(now_s)
         if points := self.intake.take_points():
             self.historian.put(points, [])
         state = "quarantined, " if self.ward.state.get("holding") else ""
@@ -280,7 +286,8 @@ class Agent:
             return
         self._told_quarantine = state
         held = state.get("holding", [])
-        text = headline(msgspec.convert(held, list[Isolation])) if held else "it takes part again"
+        free = ": ".join(filter(None, ("it takes part again", self.ward.ended)))
+        text = headline(msgspec.convert(held, list[Isolation])) if held else free
         log.warning("quarantined" if held else "not_quarantined", summary=text, troubles=state.get("troubles", []))
         self.note("quarantine", "node", "quarantined" if held else "released", text, {"holding": held})
         wanting = [client for client in self.clients.subscribers() if client.wants_findings]

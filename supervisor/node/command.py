@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.core.node.judge_protocol import Judge
+from guardrun.supervisor.core.node.mending import CALM_S
 from guardrun.supervisor.descriptors import hold_standard_descriptors
 from guardrun.supervisor.log import log
 from guardrun.supervisor.node.agent import Agent, Options, Pids
@@ -88,6 +89,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--patience", type=float, default=PATIENCE_S, metavar="S", help="from a job's end to looking for what it left"
     )
+    parser.add_argument(
+        "--calm", type=float, default=CALM_S, metavar="S", help="how long a part must be well to end a quarantine"
+    )
     return parser.parse_args(argv)
 
 
@@ -99,6 +103,7 @@ def _serve(arguments: argparse.Namespace, notifier: Notifier, equip: Equip, wall
             state_dir=_state_dir(arguments, config),
             socket=arguments.socket,
             patience_s=arguments.patience,
+            calm_s=arguments.calm,
         ),
         config,
         sensors=equipment.sensors,

@@ -15,7 +15,7 @@ there is lost. Nodes whose entries can be read are none the worse for one whose 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,14 +109,21 @@ def isolate_node(places: Sequence[Place], node: str, isolation: Isolation, now_w
 
 
 def release_node(
-    places: Sequence[Place], node: str, who: str, now_wall_s: float, reason: str = "", *, is_overriding: bool = False
+    places: Sequence[Place],
+    node: str,
+    who: str,
+    now_wall_s: float,
+    reason: str = "",
+    *,
+    is_overriding: bool = False,
+    only: Collection[str] | None = None,
 ) -> tuple[Written, list[Isolation]]:
-    """Release a node; also what still holds. who, is_overriding: as core's release. Raises OSError, as change."""
+    """Release a node; also what still holds. who, is_overriding, only: as core's release. Raises OSError, as change."""
     left: list[Isolation] = []
 
     def alter(record: Record) -> Record:
         nonlocal left
-        record, left = release(record, who, now_wall_s, reason, is_overriding=is_overriding)
+        record, left = release(record, who, now_wall_s, reason, is_overriding=is_overriding, only=only)
         return record
 
     return change(places, node, alter, now_wall_s), left

@@ -111,6 +111,7 @@ class Service:
             "history": self._history,
             "isolate": self._isolate,
             "release": self._release,
+            "note": self._note,
         }
         verb = verbs.get(ask.verb)
         if verb is None:
@@ -196,9 +197,18 @@ class Service:
         acted = self._acted(client, ask)
 
         def act() -> None:
-            agent.ward.release(user_name(uid), reason, agent.wall_s, acted, is_overriding)
+            agent.ward.release(user_name(uid), reason, agent.wall_s, acted, is_overriding=is_overriding)
 
         agent.hands.put(act)
+
+    def _note(self, client: Client, ask: Ask) -> dict[str, Any]:
+        if client.peer.uid not in (0, self._agent.uid):
+            raise _RefusedError("only root may write into this node's history")
+        given = ask.arguments
+        data = given.get("data")
+        subject, name = _text(given, "subject") or "node", _text(given, "name") or "note"
+        self._agent.note("job", subject, name, _text(given, "text"), data if isinstance(data, dict) else {})
+        return {}
 
     def _acted(self, client: Client, ask: Ask) -> Callable[[str], None]:
         """What answers an act, in the loop, with why it was not done."""

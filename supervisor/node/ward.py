@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from guardrun.supervisor.core.node import quarantine as core
 from guardrun.supervisor.core.node.finding import Finding
 from guardrun.supervisor.core.node.quarantine import Isolation
 from guardrun.supervisor.node.places import find_places
-from guardrun.supervisor.node.quarantine import isolate_node, read_holding, release_node
+from guardrun.supervisor.node.quarantine import isolate_node, read_node, release_node
 from guardrun.supervisor.scribe import Scribe
 
 Told = Callable[[dict[str, Any]], None]
@@ -36,6 +36,8 @@ class Ward:
         self._stamps: tuple[Any, ...] = ()
         self.state: dict[str, Any] = {}
         """What holds: `holding` (isolations, the oldest first), `troubles`; empty: nothing, and nothing is wrong."""
+        self.ended = ""
+        """How the last isolation came to its end: `released by alice: fan changed`; empty while one holds."""
 
     def look(self, wall_s: float, told: Told, is_forced: bool = False) -> None:
         """Have the record read again where its files have changed (or with is_forced); told: of a change."""
@@ -50,11 +52,22 @@ class Ward:
 
         self._hands.put(lambda: self._act(act, wall_s, told))
 
-    def release(self, who: str, reason: str, wall_s: float, told: Callable[[str], None], is_overriding: bool) -> None:
-        """told: what still holds, or empty. is_overriding: other persons' isolations, too."""
+    def release(
+        self,
+        who: str,
+        reason: str,
+        wall_s: float,
+        told: Callable[[str], None],
+        *,
+        is_overriding: bool = False,
+        only: Collection[str] | None = None,
+    ) -> None:
+        """told: what still holds, or empty. is_overriding, only: as core's release."""
 
         def act() -> str:
-            written, left = release_node(self._places, self._node, who, wall_s, reason, is_overriding=is_overriding)
+            written, left = release_node(
+                self._places, self._node, who, wall_s, reason, is_overriding=is_overriding, only=only
+            )
             return " ".join([*([f"it is still isolated: {core.headline(left)}"] if left else []), *written.troubles])
 
         self._hands.put(lambda: self._act(act, wall_s, told))
@@ -64,10 +77,10 @@ class Ward:
             why = act()
         except OSError as error:
             why = f"it could not be written: {error.strerror or error}"
-        self._post(self._tell_act, self._read(wall_s), told, why)
+        self._post(self._tell_act, *self._read(wall_s), told, why)
 
-    def _tell_act(self, state: dict[str, Any], told: Callable[[str], None], why: str) -> None:
-        self.state = state
+    def _tell_act(self, state: dict[str, Any], ended: str, told: Callable[[str], None], why: str) -> None:
+        self.state, self.ended = state, ended
         told(why)
 
     def _look(self, wall_s: float, told: Told, is_forced: bool) -> None:
@@ -75,18 +88,21 @@ class Ward:
         if stamps == self._stamps and not is_forced:
             return
         self._stamps = stamps
-        self._post(self._tell_look, self._read(wall_s), told)
+        self._post(self._tell_look, *self._read(wall_s), told)
 
-    def _tell_look(self, state: dict[str, Any], told: Told) -> None:
+    def _tell_look(self, state: dict[str, Any], ended: str, told: Told) -> None:
         if state != self.state:
-            self.state = state
+            self.state, self.ended = state, ended
             told(state)
 
-    def _read(self, wall_s: float) -> dict[str, Any]:
-        held, troubles = read_holding(self._places, self._node, wall_s)
+    def _read(self, wall_s: float) -> tuple[dict[str, Any], str]:
+        record, troubles = read_node(self._places, self._node)
+        held = core.holding(record, wall_s)
+        last = max(record.isolations, key=lambda one: one.since_wall_s, default=None)
+        ended = core.end_of(last, record, wall_s) if last is not None and not held else None
         if not held and not troubles:
-            return {}
-        return {"holding": [msgspec.to_builtins(one) for one in held], "troubles": troubles}
+            return {}, ended or ""
+        return {"holding": [msgspec.to_builtins(one) for one in held], "troubles": troubles}, ended or ""
 
 
 def isolation_of(finding: Finding, since_wall_s: float, wall_s: float) -> Isolation:
@@ -102,12 +118,12 @@ def isolation_of(finding: Finding, since_wall_s: float, wall_s: float) -> Isolat
 
 
 def user_name(uid: int) -> str:
-    """A person's name, never guardrun's own. May ask a directory on the network: not for the loop's thread."""
+    """A person's name, never one of guardrun's own. May ask a directory on the network: not for the loop's thread."""
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"uid {uid}"
-    return f"user {name}" if name == core.AUTOMATIC else name
+    return f"user {name}" if name in core.MACHINES else name
 
 
 def node_name(environ: Mapping[str, str]) -> str:

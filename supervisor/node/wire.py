@@ -94,6 +94,7 @@ class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
     `isolate`  {cause, reason, evidence, evidence_wall_s, until_wall_s, run_id, incident, is_automatic} → {quarantine,
                why}: what holds now, and why it was not done; an act
     `release`  {reason, run_id, is_overriding} → likewise
+    `note`     {subject, name, text, data} → {}: a line for the history, by root
     """
 
     id: int

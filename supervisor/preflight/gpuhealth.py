@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from guardrun.supervisor.core.node import thermal
 from guardrun.supervisor.core.node.facts import Readout, Value
 from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.gpu import gpu_judges
@@ -146,4 +147,12 @@ def _temperature(gpu: Gpu) -> Remark | None:
     return warn(NAME, f"{gpu.title} is at {now:g} °C and slows down from {limit:g} °C.", "Look at its cooling first.")
 
 
-RULES: tuple[Rule, ...] = (_pcie, _nvlink, _temperature)
+def _throttling(gpu: Gpu) -> Remark | None:
+    reasons = str(gpu.samples.get("clock_reasons") or "").split(",")
+    kind = next((kind for kind in thermal.KINDS if kind in reasons), None)
+    if kind is None:
+        return None
+    return warn(NAME, f"{gpu.title} is throttled: {thermal.KINDS[kind]}.", thermal.ADVICE[kind], uuid=gpu.uuid)
+
+
+RULES: tuple[Rule, ...] = (_pcie, _nvlink, _temperature, _throttling)

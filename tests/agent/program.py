@@ -1,4 +1,4 @@
-"""The real node agent, with a sensor that reads its readings from a file and a judge that knows two words.
+"""The real node agent, with a sensor that reads its readings from a file and a judge that knows three words.
 
     python program.py READINGS [guardrund --node's arguments]
 
@@ -16,7 +16,12 @@ from guardrun.supervisor.core.node.facts import Happening, Readout, Sample
 from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.node.command import Equipment, run_node
 
-JUDGED = {"is_hot": Response.NOTE, "is_broken": Response.ISOLATE}
+JUDGED = {
+    "is_hot": ("is_hot/{}", "thermal", Response.NOTE),
+    "is_broken": ("is_broken/{}", "gpu_xid", Response.ISOLATE),
+    "is_down": ("network/{}/down", "network", Response.ISOLATE),
+}
+"""What a sample's name stands for: the finding's id, cause and response."""
 
 
 class FileSensor:
@@ -61,14 +66,15 @@ class WordJudge:
         changed = []
         for subject, sample in wrong.items():
             if subject not in self._holding:
+                name, cause, response = JUDGED[sample.name]
                 self._holding[subject] = Finding(
-                    id=f"{sample.name}/{subject}",
-                    cause="thermal" if sample.name == "is_hot" else "gpu_xid",
+                    id=name.format(subject),
+                    cause=cause,
                     subject=subject,
                     since_s=now_s,
                     told_s=now_s,
                     summary=f"{subject} {sample.name}.",
-                    response=JUDGED[sample.name],
+                    response=response,
                 )
                 changed.append(self._holding[subject])
         for subject in set(self._holding) - set(wrong):

@@ -13,13 +13,17 @@ records (two folders, two writers) always merge into one, in any order, as often
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
 
 AUTOMATIC = "guardrun"
 """Who isolates when no person does."""
+PREFLIGHT = "preflight"
+"""Who releases when no person does: what has looked at the part, and found it well."""
+MACHINES = frozenset({AUTOMATIC, PREFLIGHT})
+"""Names that no person bears here."""
 
 MAX_CLOCK_GAP_S = 300.0
 """Clocks of nodes, and of one node over time, may differ by this much and still be believed."""
@@ -102,7 +106,7 @@ def end_of(isolation: Isolation, record: Record, now_wall_s: float) -> str | Non
 
 def is_lifted_by(isolation: Isolation, release: Release, now_wall_s: float) -> bool:
     """Say whether this release ends this isolation."""
-    if release.who == AUTOMATIC:
+    if release.who in MACHINES:
         return isolation.is_automatic and isolation.id in release.lifts
     if isolation.id in release.lifts:
         return True
@@ -127,18 +131,26 @@ def isolate(record: Record, isolation: Isolation, now_wall_s: float) -> tuple[Re
 
 
 def release(
-    record: Record, who: str, now_wall_s: float, reason: str = "", *, is_overriding: bool = False
+    record: Record,
+    who: str,
+    now_wall_s: float,
+    reason: str = "",
+    *,
+    is_overriding: bool = False,
+    only: Collection[str] | None = None,
 ) -> tuple[Record, list[Isolation]]:
     """The record after somebody released the node, and the isolations that still hold.
 
-    is_overriding: other persons' isolations, too. Without it they stay, as all persons' do for guardrun.
+    is_overriding: other persons' isolations, too. Without it they stay, as all persons' do for guardrun. only: ids of
+    the isolations to be lifted; None: all that may be.
     """
+    is_person = who not in MACHINES
     wanted = [
         one.id
         for one in holding(record, now_wall_s)
-        if one.is_automatic or (who != AUTOMATIC and (one.who == who or is_overriding))
+        if (one.is_automatic or (is_person and (one.who == who or is_overriding))) and (only is None or one.id in only)
     ]
-    if who == AUTOMATIC and not wanted:
+    if not is_person and not wanted:
         return record, holding(record, now_wall_s)
     added = Release(who=who, at_wall_s=now_wall_s, lifts=tuple(sorted(wanted)), reason=reason[:MAX_TEXT])
     after = merge(record, Record(releases=(added,)))
