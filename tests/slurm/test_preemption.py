@@ -95,5 +95,5 @@ def test_scancel_requeues_nothing(groups_lab: SlurmLab, tmp_path: Path) -> None:
     wait_for_training(groups_lab, job, tmp_path)
     groups_lab.run("scancel", job)
     groups_lab.wait_state(job, "CANCELLED")
-    wait_until(lambda: (tmp_path / f"guardrun-runs/job-{job}/summary.json").exists(), 20, "the run's end")
+    wait_until((tmp_path / f"guardrun-runs/job-{job}/summary.json").exists, 20, "the run's end")
     assert record(tmp_path, job, "summary.json")["outcome"] == "interrupted"
