@@ -8,7 +8,7 @@ from guardrun.supervisor.core.actions import Action, Say, StopAttempt
 from guardrun.supervisor.core.crash import blame
 from guardrun.supervisor.core.endings import finish, record_attempt
 from guardrun.supervisor.core.falls import ask_exits, falls_of, is_ours, note_exit, open_crash
-from guardrun.supervisor.core.fleet import launch
+from guardrun.supervisor.core.fleet import launch, lost_meanwhile
 from guardrun.supervisor.core.incidents import change
 from guardrun.supervisor.core.ledger import OTHER, STARTING, STOPPING
 from guardrun.supervisor.core.machine import Phase
@@ -66,7 +66,7 @@ def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> 
         state.phase = Phase.ENDING
         return []
     state.phase = Phase.RUNNING
-    return []
+    return lost_meanwhile(state, now_s)
 
 
 def on_attempt_not_started(state: State, event: ev.AttemptNotStarted, now_s: float) -> list[Action]:

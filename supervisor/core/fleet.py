@@ -155,6 +155,16 @@ def _lose(state: State, member: Member, now_s: float) -> list[Action]:
     return _tell_lost(state, attempt, member, ranks, now_s)
 
 
+def lost_meanwhile(state: State, now_s: float) -> list[Action]:
+    """An attempt has started; a node that was lost while it did is missing in it, and nobody gets anywhere."""
+    fleet = state.fleet
+    for node in fleet.placed if fleet is not None else []:
+        member = _member(state, node)
+        if member is not None and member.standing in (Standing.LOST, Standing.LEFT):
+            return _lose(state, member, now_s)
+    return []
+
+
 def _tell_lost(state: State, attempt: Attempt, member: Member, ranks: list[int], now_s: float) -> list[Action]:
     held = not state.settings.act or state.is_held
     evidence: dict[str, Any] = {

@@ -186,6 +186,26 @@ def test_a_spare_that_is_lost_is_only_said(told: Told) -> None:
     assert any(isinstance(action, ac.Say) and "n2 is lost" in action.text for action in actions)
 
 
+@pytest.mark.parametrize("how", ["closed", "left"])
+def test_a_spare_that_is_gone_when_it_is_needed_is_replaced_at_once(told: Told, how: str) -> None:
+    """It is lost while the attempt starts, which then starts without it: nobody waits for a hang to be seen."""
+    running(told, spares=2)
+    told.crashed(1, ev.ErrorRecord(error="torch.AcceleratorError", message="CUDA error: GPU is lost"), rank=2)
+    [start] = starts(told.chosen())
+    assert start.nodes == ["n0", "n2"]
+    if how == "closed":
+        told.tell(ev.NodeSilent(node="n2", since_s=told.now_s, is_dropped=True))
+        told.tick()
+    else:
+        told.tell(ev.NodeLeft(node="n2"))
+    there = [ev.Rank(global_rank=n, local_rank=n, pid=200 + n, node="n0") for n in range(2)]
+    actions = told.tell(ev.AttemptStarted(attempt=1, ranks=there))
+    assert incident(told).cause == "node_lost" and "n2" in incident(told).summary
+    assert "StopAttempt" in kinds(actions)
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n0", "n3"]
+
+
 def test_a_lost_node_that_comes_back_is_the_next_spare(told: Told) -> None:
     test_a_silent_node_is_lost_after_its_time_and_a_spare_takes_its_place(told)
     told.fleet_started(told.now_s + 0.5)
