@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | gym | soak | clean
+# make demo | test | lint | bench | gym | soak | sim | clean
 #
 # Each sets up what it needs in .venv first: nothing but Python 3.10 or newer with its venv module, and a package index
 # (pip's own configuration says which), has to be there. PYTHON=… names the interpreter. torch comes first, so that
@@ -18,9 +18,10 @@ SOURCES := pyproject.toml constraints.txt
 PYTHON ?=
 PYTEST_ARGS ?=
 GYM_ARGS ?=
+SIM_ARGS ?=
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo test lint bench gym gym-hour soak setup setup-dev clean
+.PHONY: help demo test lint bench gym gym-hour soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
@@ -30,6 +31,7 @@ help:
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
 	@echo "make gym-hour   an hour of decoys in one run"
 	@echo "make soak    the simulations, much longer"
+	@echo "make sim     10,000 nodes for two weeks in simulation, beside torchrun (half an hour; SIM_ARGS=--quick)"
 	@echo "make clean   remove .venv and whatever was built or run here"
 
 demo: $(VENV)/.stamp
@@ -56,6 +58,9 @@ gym-hour: $(VENV)/.stamp-dev
 
 soak: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/core tests/sim $(PYTEST_ARGS)
+
+sim: $(VENV)/.stamp-dev
+	@$(BIN)/python benchmarks/sim/run.py $(SIM_ARGS)
 
 setup: $(VENV)/.stamp
 setup-dev: $(VENV)/.stamp-dev

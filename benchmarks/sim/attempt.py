@@ -17,6 +17,10 @@ PEER_LOST = ev.ErrorRecord(
 )
 
 
+PARTS = 4
+"""Of a start: ranks tell that they are through imports, process groups, the checkpoint, and their first step."""
+
+
 class Attempt:
     """From the moment when its ranks live until nothing of it does."""
 
@@ -57,7 +61,7 @@ class Attempt:
 
     @property
     def _progress(self) -> int:
-        return 3 + 3 * (self.training.step - self.training.base_step)
+        return 5 + 3 * (self.training.step - self.training.base_step)
 
     # As the edge tells it ------------------------------------------------------------------------------------
 
@@ -66,7 +70,8 @@ class Attempt:
         has_begun = now_s >= self.training.first_s
         if has_begun:
             self.training.advance(now_s)
-        progress = self._progress if has_begun else 1
+        part = (now_s - self.started_s) / self.parameters.start_s
+        progress = self._progress if has_begun else 1 + int(PARTS * part + 1e-6)
         teller = next((node for node in self.nodes if node.is_heard), None)
         if progress <= self._told_progress or teller is None:
             return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.sim.failures import Truth
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     """One machine of the cluster."""
 

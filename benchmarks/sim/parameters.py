@@ -49,8 +49,8 @@ class Parameters:
     requeue_s: float = 300.0
     """From the person's command to new processes."""
     max_restarts: int = 1_000_000
-    max_no_progress: int = 3
-    """guardrun's own default."""
+    max_no_progress: int = 20
+    """guardrun's default is 3; in a job of this size as many failures in a row that get no further come by chance."""
     is_whole: bool = False
     """Every rank's exit is told to the engine; else one event tells all."""
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from benchmarks.sim import account as use
 from benchmarks.sim.account import Account
-from benchmarks.sim.attempt import Attempt
+from benchmarks.sim.attempt import PARTS, Attempt
 from benchmarks.sim.befalls import befall, fail_again, no_room
-from benchmarks.sim.failures import Failure, draw
+from benchmarks.sim.failures import Failure, Truth, draw
 from benchmarks.sim.load import Load
 from benchmarks.sim.nodes import Node
 from benchmarks.sim.parameters import Parameters
@@ -150,7 +150,7 @@ class World:
         return [node for node in self.nodes.values() if node.is_usable and node.name not in out]
 
     def _ended(self, summary: ac.Summary) -> None:
-        """The run is over, unfinished: a person takes it up again, without the bad nodes that the reports name."""
+        """The run is over, unfinished: a person takes it up again, as torchrun.py has it."""
         self._book(use.STARTING)
         self.finished.append(summary)
         self.account.ends += 1
@@ -163,10 +163,10 @@ class World:
     def _continue(self) -> None:
         p = self.parameters
         self._book(use.WAITING)
-        for incident in list(self.incidents.values())[-3:]:
-            for node in {self.nodes[culprit.node] for culprit in incident.culprits}:
-                if node.bad is not None:
-                    self._quarantine(node)
+        named = {culprit.node for incident in list(self.incidents.values())[-3:] for culprit in incident.culprits}
+        for node in self.nodes.values():
+            if node.bad is not None and not node.is_quarantined and (node.bad is Truth.GPU_GONE or node.name in named):
+                self._quarantine(node)
         if len(self._usable()) < (p.least or p.nodes):
             self.after(600.0, self._continue)
             return
@@ -261,8 +261,9 @@ class World:
         self._watch(attempt)
 
     def _watch(self, attempt: Attempt) -> None:
-        """Its ranks report that they are through their imports, then every step; bad nodes fail again."""
-        self.at(attempt.started_s + 0.3 * self.parameters.start_s, lambda: self._report(attempt))
+        """Its ranks report how far they are in starting, then every step; bad nodes fail again."""
+        for part in range(1, PARTS):
+            self.at(attempt.started_s + part / PARTS * self.parameters.start_s, lambda: self._report(attempt))
         self.at(attempt.training.first_s + 0.5, lambda: self._began(attempt))
         slow = max((n.slow for n in attempt.nodes if n.slow_until_s > self.now_s), default=1.0)
         attempt.training.slow = slow

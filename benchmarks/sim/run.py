@@ -1,0 +1,82 @@
+"""Ten thousand nodes in simulation, under guardrun and under torchrun: `make sim`.
+
+    python benchmarks/sim/run.py                          two weeks, two rates, three seeds: half an hour on one core
+    python benchmarks/sim/run.py --quick                  two days of 1,000 nodes, one seed: a minute
+    python benchmarks/sim/run.py --nodes 2000 --days 7    another size
+    python benchmarks/sim/run.py --anew                   forget results of earlier calls (build/sim-*.jsonl)
+
+What is assumed is printed first; docs/simulation.md explains it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# In place of this folder, whose modules must be found as `benchmarks.…` only.
+sys.path[0] = str(ROOT)
+
+from benchmarks.sim.failures import AGAIN_S, SENSED, TRUTHS  # noqa: E402
+from benchmarks.sim.parameters import Parameters  # noqa: E402
+from benchmarks.sim.table import play_all, play_load, table  # noqa: E402
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--days", type=float, default=14.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rates", default="1,10", help="times the published rate")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--anew", action="store_true")
+    parser.add_argument("--no-load", action="store_true", help="without the day in which every rank is told")
+    return parser.parse_args()
+
+
+def _show(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _assumed(parameters: Parameters) -> str:
+    """Everything that is assumed, in lines."""
+    lines = [
+        f"{f.name} = {getattr(parameters, f.name):g}" for f in fields(Parameters) if f.name not in ("seed", "rate")
+    ]
+    shares = "; ".join(f"{truth.value} {share:g}%" for truth, share in TRUTHS.items())
+    again = "; ".join(f"{truth.value}: after {seconds:g} s" for truth, seconds in AGAIN_S.items())
+    sensed = "; ".join(f"{truth.value} {share:.0%}" for truth, share in SENSED.items())
+    return f"{', '.join(lines)}\nfailures: {shares}\nbad nodes fail again: {again}\nand sensors tell: {sensed}"
+
+
+def main() -> int:
+    """Play, and print."""
+    args = _arguments()
+    if args.quick:
+        args.nodes, args.days, args.seeds = 1000, 2.0, 1
+    parameters = replace(Parameters(), nodes=args.nodes, days=args.days, pool=args.nodes + max(600, args.nodes // 50))
+    rates = [float(rate) for rate in args.rates.split(",")]
+    kept = ROOT / "build" / f"sim-{args.nodes}.jsonl"
+    kept.parent.mkdir(exist_ok=True)
+    if args.anew:
+        kept.unlink(missing_ok=True)
+    print(_assumed(parameters), flush=True)
+    if not args.no_load and not args.quick:
+        print(f"\n{play_load(parameters, _show)}", flush=True)
+    results = play_all(parameters, rates, args.seeds, kept, _show)
+    _show("")
+    for rate in rates:
+        faster = replace(parameters, rate=rate)
+        print(
+            f"\n{args.nodes:,} nodes of 8 GPUs, {args.days:g} days, {faster.stops_a_day:.0f} failures a day "
+            f"(x{rate:g}), a checkpoint every {faster.steps_a_save * faster.step_s:.0f} s; median (range) of "
+            f"{args.seeds} seeds\n\n{table(results, rate)}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
