@@ -1,4 +1,5 @@
 """Fixtures
+agent, open_folder: as in tests/agent
 fake_slurm(**programs) -> Slurm: Slurm's programs replaced by small shell scripts, by name
 """
 
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from guardrun.slurm.commands import Slurm
+from tests.agent.conftest import agent, open_folder
 from tests.support.slurmlab import SlurmLab
+
+__all__ = ["agent", "fake_slurm", "open_folder", "slurm"]
 
 
 @pytest.fixture
