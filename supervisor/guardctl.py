@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from guardrun import __version__
 from guardrun.supervisor.ctl import (
@@ -52,9 +53,18 @@ VERBS: tuple[Verb, ...] = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="guardctl", description="Look at, and steer, runs of guardrun.")
+class _JsonParser(argparse.ArgumentParser):
+    """Says on stdout, too, what is wrong with a command line: there a program looks."""
+
+    def error(self, message: str) -> NoReturn:
+        Output(True, os.environ).json({"error": message})
+        super().error(message)
+
+
+def make_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The command line; argv: as it is."""
+    kind = _JsonParser if "--json" in argv else argparse.ArgumentParser
+    parser = kind(prog="guardctl", description="Look at, and steer, runs of guardrun.")
     parser.add_argument("--version", action="version", version=f"guardctl {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:
@@ -68,7 +78,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run guardctl and answer its exit code."""
-    arguments = make_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = make_parser(argv).parse_args(argv)
     out = Output(arguments.json, os.environ)
     try:
         code: int = arguments.run_verb(Call(arguments, os.environ, Path.cwd(), out))

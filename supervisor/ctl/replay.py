@@ -7,13 +7,15 @@ from guardrun.supervisor.ctl.verb import NO, OK, Call, CtlError, Verb, add_run_a
 
 
 def _run(call: Call) -> int:
-    from guardrun.supervisor.journal import replay
+    from guardrun.supervisor.journal import NAME, replay
 
     run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
     try:
         result = replay(run_dir)
     except OSError as error:
         raise CtlError(f"{error.filename or run_dir}: {error.strerror}") from None
+    if result.last_number < 0:
+        raise CtlError(f"{run_dir / NAME}: not one line can be read as an event of guardrun's")
     if call.out.is_json:
         call.out.json(
             {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from guardrun.supervisor.render.incident import write_incident
-from tests.ctl.conftest import NODE
+from tests.ctl.conftest import NODE, Ctl
 from tests.render.samples import hang, run_file, wall
 
 GUARDCTL = [sys.executable, "-m", "guardrun.supervisor.guardctl"]
@@ -101,3 +101,18 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=30, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("shwo",), "invalid choice: 'shwo'"),
+        (("show",), "the following arguments are required: INCIDENT"),
+        (("node", "isolate"), "the following arguments are required: NODE"),
+        (("check", "--nproc-per-node", "many"), "invalid int value: 'many'"),
+    ],
+)
+def test_a_wrong_command_line_is_told_to_programs(ctl: Ctl, arguments: tuple[str, ...], said: str) -> None:
+    assert said in ctl.json(*arguments, code=2)["error"]
+    assert said in ctl.err and "usage: guardctl" in ctl.err
+    assert ctl(*arguments, code=2) == "", "people read stderr"

@@ -123,6 +123,13 @@ def test_replay_of_other_decisions_fails(ctl: Ctl, recorded: Path) -> None:
     assert len(ctl.json("replay", code=1)["mismatches"]) == 1
 
 
+def test_replay_of_what_is_no_journal(ctl: Ctl, recorded: Path) -> None:
+    (recorded / "events.jsonl").write_bytes(b"\x00\xffnothing\n{}\n[1]\n")
+    ctl("replay", code=1)
+    assert "events.jsonl: not one line can be read" in ctl.err
+    assert "events.jsonl" in ctl.json("replay", code=1)["error"]
+
+
 def test_replay_without_a_journal(ctl: Ctl, runs: Path) -> None:
     make_run(runs, "empty-1")
     ctl("replay", code=1)
