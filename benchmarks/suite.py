@@ -15,6 +15,7 @@ from rich.console import Console
 
 from benchmarks.docs import write_docs
 from benchmarks.item import Bench, CannotMeasure, Effort, Item
+from benchmarks.items.coordinator import CoordinatorItem
 from benchmarks.items.engine import EngineItem
 from benchmarks.items.gc_policy import GcPolicyItem
 from benchmarks.items.hang import HangItem
@@ -44,6 +45,7 @@ ITEMS: tuple[Item, ...] = (
     HangItem(),
     EngineItem(),
     SocketItem(),
+    CoordinatorItem(),
 )
 
 
