@@ -10,6 +10,7 @@ The record of quarantine (guardctl node) is kept whether Slurm lets us drain or 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from guardrun.slurm.nodes import SlurmNode, read_node
 REASON_PREFIX = "guardrun:"
 MAX_REASON = 240
 """Characters: what sinfo -R and dashboards can still show in a line."""
+LIFT_S = 5.0
+"""A person waits."""
 SLURM_OWN_REASONS = ("not responding", "node unexpectedly rebooted")
 """What slurmctld writes by itself when it sets a node down: nobody's drain."""
 
@@ -103,6 +106,16 @@ def undrain(node: str, slurm: Slurm | None = None) -> Drained:
     if not isinstance(after, Failure) and after.is_drained:
         return Drained(DrainState.OTHERS, f"{node} was drained again in the same moment: {_said(after)}")
     return Drained(DrainState.DONE, f"{node} is in service again (it was drained: {before.reason})")
+
+
+def lift_drain(node: str, environ: Mapping[str, str]) -> str:
+    """Lift guardrun's drain of a node that a person has released: a sentence; empty where there is none."""
+    slurm = Slurm(environ, LIFT_S)
+    if slurm.find("scontrol") is None:
+        return ""
+    lifted = undrain(node, slurm)
+    is_told = lifted.state in (DrainState.DONE, DrainState.OTHERS, DrainState.REFUSED)
+    return lifted.text if is_told else ""
 
 
 def _is_anothers(node: SlurmNode) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from guardrun.slurm.drain import lift_drain
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.core.node.quarantine import MACHINES, Isolation, Record, end_of, holding
 from guardrun.supervisor.ctl import nodehistory, nodeview
@@ -184,7 +185,8 @@ def _release(world: _World) -> int:
         raise CtlError(f"{node} could not be released: {error.strerror or error}") from None
     if left:
         raise CtlError(f"{node} is still quarantined: {left[0].cause}, by {left[0].who}")
-    return _tell(world, node, written, f"{node} is released: runs may start there again")
+    lifted = lift_drain(node, world.call.environ)
+    return _tell(world, node, written, f"{node} is released: runs may start there again", lifted)
 
 
 def _reachable(world: _World) -> str:
@@ -198,14 +200,17 @@ def _reachable(world: _World) -> str:
     return node
 
 
-def _tell(world: _World, node: str, written: Written, done: str) -> int:
+def _tell(world: _World, node: str, written: Written, done: str, slurm: str = "") -> int:
+    """slurm: what became of the node's drain there; empty: there was none of guardrun's."""
     out = world.call.out
     paths = [str(path) for path in written.paths]
     if out.is_json:
         data = as_data(node, written.record, [], world.now_wall_s)
-        out.json({**data, "paths": paths, "troubles": written.troubles})
+        out.json({**data, "paths": paths, "troubles": written.troubles, **({"slurm": slurm} if slurm else {})})
     else:
         out.line(done)
+        if slurm:
+            out.line(slurm)
         out.line(f"kept in {', '.join(paths)}" if paths else "it was so already", "dim")
         if not world.config.node.state_dir and is_for_one_user(world.places(node), written):
             out.line(

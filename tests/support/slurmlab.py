@@ -40,6 +40,8 @@ class SlurmLab:
         self.settings = settings or LabSettings()
         self.nodes = [f"n{index + 1}" for index in range(self.settings.nodes)]
         self.folder = Path(tempfile.mkdtemp(prefix="slurmlab-"))
+        self.state = self.folder / "state"
+        """Where guardrun keeps what it knows of the nodes; a test finds it empty."""
         self._inits: dict[str, int] = {}
         """Pids below which daemons live, by the daemon's node, or its name."""
         try:
@@ -63,8 +65,12 @@ class SlurmLab:
     # Asking Slurm ------------------------------------------------------------------------------------------------
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What a process needs to speak with this Slurm; nothing of another one, nor of a run."""
-        return clean_environment("", {"SLURM_CONF": f"{self.folder}/slurm.conf", **(extra or {})})
+        """What a process needs to speak with this Slurm; nothing of another one, nor of a run.
+
+        What guardrun isolates in the lab is kept in the lab: its nodes' names are not this machine's.
+        """
+        own = {"SLURM_CONF": f"{self.folder}/slurm.conf", "GUARDRUN_NODE_STATE_DIR": str(self.state)}
+        return clean_environment("", {**own, **(extra or {})})
 
     def run(
         self,
@@ -210,7 +216,7 @@ class SlurmLab:
     # Beginning and end -------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """As it was at the beginning: no jobs, no scripts, all nodes idle."""
+        """As it was at the beginning: no jobs, no scripts, nothing known of the nodes, all of them idle."""
         self.set_prolog("")
         self.set_epilog("")
         for node in self.nodes:
@@ -225,6 +231,7 @@ class SlurmLab:
             self.run("scancel", "--signal=KILL", *jobs, is_checked=False)
             self.run("scancel", *jobs, is_checked=False)
         wait_until(lambda: not self.run("squeue", "-h").stdout.strip(), START_S, "the end of all jobs", every_s=0.1)
+        shutil.rmtree(self.state, ignore_errors=True)
         self._wait_idle()
 
     def close(self) -> None:
