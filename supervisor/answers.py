@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from guardrun.hooks.board import MAGIC, Field
 from guardrun.supervisor import wire
+from guardrun.supervisor.asking import read_counts
 from guardrun.supervisor.collect.boards import phase_of, shares_of, step_of
 from guardrun.supervisor.collect.look import LookResult, take_look
 from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.diagnose.lookanswer import LOOK, LookAnswer, trimmed
 
 if TYPE_CHECKING:
@@ -28,15 +31,17 @@ class Answers:
 
     def answer(self, peer: bytes, ask: wire.Ask) -> None:
         """Answer one question, now or when a look has been taken."""
-        verbs = {"status": self._status, "hold": self._hold, "unhold": self._hold, "checkpoint": self._checkpoint}
+        verbs = {"status": self._status, "hold": self._hold, "unhold": self._hold}
         if ask.verb == "stacks":
             self._stacks(peer, ask)
         elif ask.verb == LOOK:
             self._look(peer)
+        elif ask.verb == "checkpoint":
+            self._checkpoint(peer)
         elif ask.verb in verbs:
             self._daemon.send_to(peer, verbs[ask.verb](ask))
         else:
-            known = ", ".join(sorted([*verbs, "stacks", LOOK]))
+            known = ", ".join(sorted([*verbs, "checkpoint", "stacks", LOOK]))
             self._daemon.send_to(peer, wire.Answer(is_ok=False, error=f"no verb {ask.verb!r}: there are {known}"))
 
     def _status(self, ask: wire.Ask) -> wire.Answer:
@@ -58,7 +63,11 @@ class Answers:
             "restarts": state.restarts,
             "goodput": round(state.ledger.goodput(now_s), 4),
             "lost_s": state.ledger.lost_s(now_s),
-            "ranks": [self._rank(number, now_s) for number in sorted(daemon.desk.ranks)],
+            "ranks": [
+                *(self._rank(number, now_s) for number in sorted(daemon.desk.ranks)),
+                *(self._rank_elsewhere(number, now_s) for number in self._others()),
+            ],
+            "nodes": self._nodes(now_s),
             "incidents": [
                 {"id": i.id, "kind": i.kind, "cause": i.cause, "summary": i.summary, "action": i.action}
                 for i in state.incidents.values()
@@ -115,27 +124,81 @@ class Answers:
             "gc_share": gc_share if gc_share >= 0 else None,
         }
 
+    def _others(self) -> list[int]:
+        """Ranks of this attempt on other nodes."""
+        attempt = self._daemon.engine.state.attempt
+        return sorted(set(attempt.ranks) - set(self._daemon.desk.ranks)) if attempt is not None else []
+
+    def _rank_elsewhere(self, number: int, now_s: float) -> dict[str, Any]:
+        """As its node's reports tell it."""
+        attempt = self._daemon.engine.state.attempt
+        assert attempt is not None
+        known = attempt.ranks[number]
+        return {
+            "global_rank": number,
+            "local_rank": known.rank.local_rank,
+            "pid": known.rank.pid,
+            "node": known.rank.node,
+            "state": known.state,
+            "exitcode": known.exitcode,
+            "step": known.step,
+            "step_time_s": None,
+            "phase": known.phase,
+            "last_beat_s": None,
+            "last_progress_s": round(now_s - known.progress_s, 1) if known.progress_s else None,
+            "hooks": attempt.has_hooks,
+            "data_share": None,
+            "gc_share": None,
+        }
+
+    def _nodes(self, now_s: float) -> list[dict[str, Any]]:
+        """Of a job of several nodes: who trains, who waits, who is left out; empty for one node."""
+        fleet = self._daemon.engine.state.fleet
+        if fleet is None:
+            return []
+        nodes = []
+        for member in sorted(fleet.members.values(), key=lambda one: one.order):
+            is_placed = member.node in fleet.placed
+            nodes.append(
+                {
+                    "node": member.node,
+                    "role": "trains" if is_placed else "spare" if member.standing is Standing.READY else "none",
+                    "standing": member.standing.value,
+                    "since_s": round(now_s - member.since_s, 1),
+                    "group_rank": fleet.placed.index(member.node) if is_placed else None,
+                    "ranks": member.ranks,
+                    "why": member.why,
+                }
+            )
+        return nodes
+
     def _hold(self, ask: wire.Ask) -> wire.Answer:
         who = str(ask.arguments.get("who", "somebody"))[:100]
         self._daemon.feed(ev.HoldSet(is_held=ask.verb == "hold", who=who))
         return wire.Answer(is_ok=True, data={"held": self._daemon.engine.state.is_held})
 
-    def _checkpoint(self, ask: wire.Ask) -> wire.Answer:
+    def _checkpoint(self, peer: bytes) -> None:
         """Ask the ranks, by way of should_checkpoint(), to save at one and the same call."""
         daemon = self._daemon
-        at_call, counts = daemon.saving.asking.ask(daemon.sampler.boards)
-        if at_call is None:
-            return wire.Answer(is_ok=False, error="the script does not ask guardrun.hooks.should_checkpoint()")
-        return wire.Answer(is_ok=True, data={"at_check": at_call, "checks": {str(k): v for k, v in counts.items()}})
+
+        def reply(at_call: int | None) -> None:
+            if at_call is None:
+                error = "the script does not ask guardrun.hooks.should_checkpoint()"
+                daemon.send_to(peer, wire.Answer(is_ok=False, error=error))
+                return
+            counts = {str(rank): count for rank, count in read_counts(daemon.sampler.boards).items()}
+            daemon.send_to(peer, wire.Answer(is_ok=True, data={"at_check": at_call, "checks": counts}))
+
+        daemon.saving.by_hand(reply)
 
     def _stacks(self, peer: bytes, ask: wire.Ask) -> None:
         daemon = self._daemon
         wanted = ask.arguments.get("rank")
-        ranks = [r for n, r in sorted(daemon.desk.ranks.items()) if wanted is None or n == wanted]
+        alive = self._alive()
+        ranks = [rank for rank in alive if wanted is None or rank.global_rank == wanted]
         if not ranks:
-            error = (
-                f"no rank {wanted}: there are {sorted(daemon.desk.ranks)}" if daemon.desk.ranks else "no rank is alive"
-            )
+            known = rank_list([rank.global_rank for rank in alive])
+            error = f"no rank {wanted}: there are {known}" if alive else "no rank is alive"
             daemon.send_to(peer, wire.Answer(is_ok=False, error=error))
             return
         self._take(peer, ranks, samples=1, make=_stacks_answer)
@@ -154,11 +217,16 @@ class Answers:
             )
             return wire.Answer(is_ok=True, data=msgspec.to_builtins(answer))
 
-        is_running = daemon.engine.state.phase is Phase.RUNNING
-        if not daemon.desk.ranks or not is_running:
+        ranks = self._alive()
+        if not ranks or daemon.engine.state.phase is not Phase.RUNNING:
             daemon.send_to(peer, make(LookResult([], {}, 0.0)))
             return
-        self._take(peer, [rank for _, rank in sorted(daemon.desk.ranks.items())], samples=3, make=make)
+        self._take(peer, ranks, samples=3, make=make)
+
+    def _alive(self) -> list[ev.Rank]:
+        """This node's ranks, and the other nodes'."""
+        here = [rank for _, rank in sorted(self._daemon.desk.ranks.items())]
+        return here + (self._daemon.fleet.other_ranks() if self._daemon.fleet is not None else [])
 
     def _take(
         self, peer: bytes, ranks: list[ev.Rank], *, samples: int, make: Callable[[LookResult], wire.Answer]
@@ -166,12 +234,14 @@ class Answers:
         """Look on a worker thread; the answer is made on the loop's, where the engine is."""
         daemon = self._daemon
         attempt, boards = daemon.desk.attempt, dict(daemon.sampler.boards)
+        here = [rank for rank in ranks if rank.global_rank in daemon.desk.ranks]
+        parts: list[LookResult] = []
 
         def job() -> None:
             try:
                 result = take_look(
                     attempt,
-                    ranks,
+                    here,
                     boards=boards,
                     clock=daemon.clock,
                     sockets_dir=daemon.sockets,
@@ -182,7 +252,12 @@ class Answers:
                 failed = wire.Answer(is_ok=False, error=repr(error))
                 daemon.post(lambda: daemon.send_to(peer, failed))
                 return
-            daemon.post(lambda: reply(result))
+            daemon.post(lambda: join(result))
+
+        def join(part: LookResult) -> None:
+            parts.append(part)
+            if len(parts) == 2:
+                reply(join_looks(parts))
 
         def reply(result: LookResult) -> None:
             try:
@@ -191,7 +266,20 @@ class Answers:
                 answer = wire.Answer(is_ok=False, error=repr(error))
             daemon.send_to(peer, answer)
 
+        if daemon.fleet is None:
+            parts.append(LookResult([], {}, 0.0))
+        else:
+            elsewhere = [rank for rank in ranks if rank.global_rank not in daemon.desk.ranks]
+            daemon.fleet.inquiries.look(elsewhere, samples, join)
         daemon.pool.submit(job)
+
+
+def join_looks(parts: Sequence[LookResult]) -> LookResult:
+    """Several nodes' looks as one."""
+    ranks = sorted((look for part in parts for look in part.ranks), key=lambda look: look.global_rank)
+    missing = {rank: why for part in parts for rank, why in part.missing.items()}
+    readings = [reading for part in parts for reading in part.readings]
+    return LookResult(ranks, missing, max(part.took_s for part in parts), readings)
 
 
 def _stacks_answer(result: LookResult) -> wire.Answer:

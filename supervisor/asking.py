@@ -91,20 +91,18 @@ class Asking:
         is_known = took_s > 0 and (last > first or took_s >= KNOWN_S)
         return (last - first) / took_s if is_known else None
 
-    def ask(self, boards: Boards) -> tuple[int | None, dict[int, int]]:
-        """Have all ranks say yes at one call: which (None: not all of them ask), and the counts it was chosen by."""
-        counts: dict[int, int] = {}
+    def ask(self, boards: Boards) -> int | None:
+        """Have all ranks of this node say yes at one call: which; None: not all of them ask."""
         at_call: int | None = None
         for more in MORE:
-            counts = read_counts(boards)
-            at_call = next_call(counts, self.pace, WAY_S)
+            at_call = next_call(read_counts(boards), self.pace, WAY_S)
             if at_call is None:
-                return None, counts
+                return None
             at_call += more
             set_call(boards, at_call)
             if not self._was_passed(boards, at_call):
                 break
-        return at_call, counts
+        return at_call
 
     def _was_passed(self, boards: Boards, at_call: int) -> bool:
         """Whether a rank had made that call before it could know."""

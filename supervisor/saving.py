@@ -9,13 +9,14 @@ a moment later: what a script does with a checkpoint after writing it, a pointer
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from guardrun.hooks.board import Field
 from guardrun.launcher.checkpoints.chooser import Choice
-from guardrun.supervisor.asking import Asking, has_answered
+from guardrun.supervisor.asking import Asking, has_answered, set_call
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.log import log
@@ -30,6 +31,8 @@ BASELINE_S = 1.0
 SEEK_S = 2.0
 """Saves that the hooks do not see are looked for so often."""
 SETTLE_S = 1.0
+HAND_S = 3.0
+"""Other nodes may take so long to say how far their ranks are."""
 
 
 class _Wanted(msgspec.Struct, frozen=True):
@@ -67,6 +70,8 @@ class Saving:
         self._found: tuple[float, ev.Checkpoint] | None = None
         self._is_seeking = False
         self._seek_s = 0.0
+        self._hand: tuple[float, Callable[[int | None], object]] | None = None
+        """Until when a person's request is tried, and who is told."""
 
     # Orders ----------------------------------------------------------------------------------------------------
 
@@ -109,16 +114,41 @@ class Saving:
         daemon, wanted = self._daemon, self._wanted
         if daemon.is_running:
             self.asking.sample(daemon.sampler.boards)
+        self.try_asking()
         if wanted is None:
             return
         now_s = time.monotonic()
-        if not self._at_call and not self._is_quiet and (wanted.is_before_known or now_s >= self._ask_by_s):
-            self._ask_ranks(wanted)
         self.note_answers()
         if self._found is not None:
             self._secure(wanted, now_s)
         elif not self._is_seeking and now_s >= self._seek_s:
             self._begin_seek()
+
+    def try_asking(self) -> None:
+        """Ask the ranks, as soon as that can be done."""
+        wanted = self._wanted
+        if self._hand is not None:
+            self._try_by_hand(*self._hand)
+        if wanted is None or self._at_call or self._is_quiet or not self._daemon.is_running:
+            return
+        if not wanted.is_before_known and time.monotonic() < self._ask_by_s:
+            return
+        at_call = self._fix_call(wanted.request)
+        if at_call is not None:
+            self._at_call = at_call
+            log.info("checkpoint_asked", request=wanted.request, at_call=at_call)
+            self._daemon.feed(ev.CheckpointAsked(request=wanted.request, at_call=at_call))
+
+    def by_hand(self, reply: Callable[[int | None], object]) -> None:
+        """A person asks the ranks to save; reply: called with the call that says yes, or None where they don't ask."""
+        self._hand = (time.monotonic() + HAND_S, reply)
+        self.try_asking()
+
+    def _try_by_hand(self, by_s: float, reply: Callable[[int | None], object]) -> None:
+        at_call = self._fix_call(0)
+        if at_call is not None or self._daemon.fleet is None or time.monotonic() >= by_s:
+            self._hand = None
+            reply(at_call)
 
     def note_answers(self) -> None:
         """Tell once that a rank has said yes; before it is told that it has ended."""
@@ -142,13 +172,23 @@ class Saving:
             self._wanted = known
             self.poll()
 
-    def _ask_ranks(self, wanted: _Wanted) -> None:
-        at_call, counts = self.asking.ask(self._daemon.sampler.boards)
-        if at_call is None:
-            return  # not all of them ask, or not yet
-        self._at_call = at_call
-        log.info("checkpoint_asked", request=wanted.request, at_call=at_call, counts=counts)
-        self._daemon.feed(ev.CheckpointAsked(request=wanted.request, at_call=at_call))
+    def _fix_call(self, request: int) -> int | None:
+        """One call for all ranks, of all nodes; None: not all of them ask, or it is not known yet."""
+        daemon, boards = self._daemon, self._daemon.sampler.boards
+        if daemon.fleet is None:
+            return self.asking.ask(boards)
+        from guardrun.supervisor.coordinator.asking import checks_of
+
+        ranks = daemon.engine.state.attempt.ranks.values() if daemon.engine.state.attempt else ()
+        nodes = {rank.rank.node for rank in ranks}
+        others, is_here = nodes - {daemon.run_file.node}, daemon.run_file.node in nodes
+        own = checks_of(self.asking, boards) if is_here else None
+        at_call = daemon.fleet.asking.ask(own, others, time.monotonic())
+        if at_call is not None:
+            if is_here:
+                set_call(boards, at_call)
+            daemon.fleet.asking.set(others, at_call, request)
+        return at_call
 
     def _begin_seek(self) -> None:
         daemon = self._daemon

@@ -18,9 +18,11 @@ import zmq
 from guardrun import __version__
 from guardrun.hooks.messages import CheckpointLoaded
 from guardrun.supervisor import wire
+from guardrun.supervisor.collect.look import take_look
 from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
 from guardrun.supervisor.coordinator import link as links
 from guardrun.supervisor.coordinator import messages as msg
+from guardrun.supervisor.coordinator.asking import NodeAsking
 from guardrun.supervisor.coordinator.headdesk import versions
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThere, read_join_file
 from guardrun.supervisor.coordinator.link import Head, Link
@@ -55,6 +57,7 @@ class Deputy(Station):
         self._attempt = -1
         """Whose ranks are alive here; -1: none are."""
         self._is_stopping = False
+        self._asking = NodeAsking()
         self._progress = 0
         self._progress_s = time.monotonic()
         self._reread_s = 0.0
@@ -97,6 +100,9 @@ class Deputy(Station):
             self._read_join_file()
         self._keep_lease(now)
         self._miss_head(now)
+        if self.is_running:
+            self._asking.sample(self.sampler.boards)
+            self._tell_answers()
         if self._refused_s is not None and now - self._refused_s > REFUSED_S:
             self._end(wire.Finish(exit_code=1))
 
@@ -143,6 +149,8 @@ class Deputy(Station):
             self._attempt, self._is_stopping = -1, False
         elif isinstance(event, ev.NodeReport):
             self._note_progress(event)
+        elif isinstance(event, ev.RankExited):
+            self._tell_answers()
         self._tell(event)
         return True
 
@@ -151,6 +159,10 @@ class Deputy(Station):
             return
         if not self._link.send(encode_msgpack(message)):
             log.warning("too_large", message_type=type(message).__name__)
+
+    def _tell_answers(self) -> None:
+        for answered in self._asking.answered(self.sampler.boards):
+            self._tell(answered)
 
     def _note_progress(self, report: ev.NodeReport) -> None:
         progress = sum(rank.progress for rank in report.ranks)
@@ -261,10 +273,16 @@ class Deputy(Station):
             self._look(order)
         elif isinstance(order, ac.ReadExits):
             begin_exits(self, order)
+        elif isinstance(order, msg.LookNow):
+            self._look_now(order)
         elif isinstance(order, ac.Isolate):
             self.node.isolate(order)
         elif isinstance(order, msg.SetBase):
             self.desk.set_base(order.attempt, order.global_rank, order.step)
+        elif isinstance(order, msg.AskChecks):
+            self._tell(self._asking.checks(self.sampler.boards))
+        elif isinstance(order, msg.SetCheckpoint):
+            self._asking.set(order, self.sampler.boards)
 
     def _look(self, order: ac.TakeLook) -> None:
         """The raw stacks go up before the look that they belong to."""
@@ -280,6 +298,26 @@ class Deputy(Station):
             self.post(lambda: self._tell(raw))
 
         begin_look(self, order, folder, writes.append, send_raw)
+
+    def _look_now(self, order: msg.LookNow) -> None:
+        """For a person: nothing is kept."""
+        ranks = [rank for number, rank in sorted(self.desk.ranks.items()) if number in order.ranks]
+        attempt, boards = self.desk.attempt, dict(self.sampler.boards)
+
+        def work() -> None:
+            result = take_look(
+                attempt,
+                ranks,
+                boards=boards,
+                clock=self.clock,
+                sockets_dir=self.sockets,
+                folder=None,
+                samples=order.samples,
+            )
+            looked = msg.Looked(ask=order.ask, ranks=result.ranks, missing=result.missing, took_s=result.took_s)
+            self.post(lambda: self._tell(looked))
+
+        self.in_background(work, lambda error: None)
 
     def _end(self, order: wire.Finish) -> None:
         """The run is over."""

@@ -15,8 +15,10 @@ from guardrun import __version__
 from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
 from guardrun.supervisor.coordinator import hub as hubs
 from guardrun.supervisor.coordinator import messages as msg
+from guardrun.supervisor.coordinator.asking import FleetAsking
 from guardrun.supervisor.coordinator.gather import Gather
 from guardrun.supervisor.coordinator.hub import Hub, HubSettings
+from guardrun.supervisor.coordinator.inquiries import Inquiries
 from guardrun.supervisor.coordinator.isolating import isolate_other
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, remove_join_file, write_join_file
 from guardrun.supervisor.coordinator.joining import Present, newer_if_gone
@@ -59,6 +61,8 @@ class HeadDesk:
         self._fleet = fleet
         self._me = daemon.run_file.node
         self.gather = Gather(fleet.term_s, daemon.run_file.run_id)
+        self.inquiries = Inquiries(self._send)
+        self.asking = FleetAsking(self._send)
         keys = _read_keys(daemon.run_dir, daemon.run_file.session)
         server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
         settings = HubSettings(term_s=fleet.term_s, decide=self._decide)
@@ -109,6 +113,7 @@ class HeadDesk:
             if self.hub.is_connected(node):
                 events += self.gather.heard(node, self.hub.heard_s(node)) if self._is_fresh(node, now_s) else []
         self.pass_on(events + self.gather.tick(now_s))
+        self.inquiries.poll()
 
     def _is_fresh(self, node: str, now_s: float) -> bool:
         return now_s - self.hub.heard_s(node) < 2.0
@@ -215,6 +220,12 @@ class HeadDesk:
         elif isinstance(order, Start | Stop | Finish):
             daemon.send(order)
 
+    def other_ranks(self) -> list[ev.Rank]:
+        """Those of the current attempt that live on other nodes."""
+        attempt = self._daemon.engine.state.attempt
+        known = attempt.ranks.values() if attempt is not None and attempt.ended_s is None else ()
+        return [one.rank for one in known if one.rank.node != self._me and one.exitcode is None]
+
     # Other nodes -----------------------------------------------------------------------------------------------
 
     def pass_on(self, events: list[ev.Event]) -> None:
@@ -285,7 +296,10 @@ class HeadDesk:
         elif isinstance(message, msg.Loaded):
             self._loaded(node, message)
         elif isinstance(message, msg.Checks):
-            pass
+            self.asking.told(node, message, time.monotonic())
+            daemon.saving.try_asking()
+        elif isinstance(message, msg.Looked):
+            self.inquiries.answered(node, message)
         else:
             if isinstance(message, ev.CheckpointSaved):
                 daemon.saved(message.path, message.step, time.time())

@@ -10,6 +10,7 @@ import msgspec
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Isolate, ReadExits, TakeLook
+from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.wire import Finish, Start, Stop
 
 MAX_RAW_BYTES = 1024 * 1024
@@ -58,6 +59,15 @@ class Checks(_Message, frozen=True, kw_only=True, tag="checks"):
     """How many more there may be before an order arrives."""
 
 
+class Looked(_Message, frozen=True, kw_only=True, tag="looked"):
+    """Answer to LookNow."""
+
+    ask: int
+    ranks: list[RankLook]
+    missing: dict[int, str] = {}
+    took_s: float = 0.0
+
+
 # Down ----------------------------------------------------------------------------------------------------------
 
 
@@ -77,7 +87,17 @@ class SetCheckpoint(_Message, frozen=True, kw_only=True, tag="set_checkpoint"):
     """The call of should_checkpoint() that answers yes."""
 
     at: int
+    request: int = 0
+    """Whose answer is told (CheckpointAnswered); 0: a person's."""
 
 
-Up = ev.Event | Serving | Raw | Loaded | Checks
-Down = Start | Stop | Finish | TakeLook | ReadExits | Isolate | SetBase | AskChecks | SetCheckpoint
+class LookNow(_Message, frozen=True, kw_only=True, tag="look_now"):
+    """A person wants to see these ranks of the node; nothing is kept of it."""
+
+    ask: int
+    ranks: list[int]
+    samples: int = 1
+
+
+Up = ev.Event | Serving | Raw | Loaded | Checks | Looked
+Down = Start | Stop | Finish | TakeLook | ReadExits | Isolate | SetBase | AskChecks | SetCheckpoint | LookNow
