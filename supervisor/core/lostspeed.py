@@ -20,7 +20,7 @@ from guardrun.supervisor.core.sentences import seconds_text
 from guardrun.supervisor.core.state import State
 from guardrun.supervisor.core.steptimes import Parts, Window, middle
 
-FACTOR = 1.15
+FACTOR = 1.2
 SPREADS = 5
 LASTS = 6
 """Windows: two minutes."""
