@@ -43,6 +43,7 @@ _STATES = {
     "?": "",
 }
 """Of /proc/PID/stat; a rank that waits for a device or its peers sleeps."""
+_NODE_HEADINGS = ("Node", "Part", "Standing", "Since", "Group rank", "Why")
 _HEADINGS = ("Rank", "State", "Step", "Step time", "Phase", "Data", "GC", "Beat", "Progress", "PID", "Hooks")
 
 
@@ -122,9 +123,13 @@ def _watch(out: Output, run_dir: Path, node: str, every_s: float) -> int:
 
 def _render(out: Output, status: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_head(status)]
-    rows = _rank_rows(status["ranks"])
+    nodes = status.get("nodes") or []
+    if nodes:
+        parts += [Text(), out.make_table(_NODE_HEADINGS, *_node_rows(nodes))]
+    rows = _rank_rows(status["ranks"], len({rank["node"] for rank in status["ranks"]}) > 1)
     if rows:
-        parts += [Text(), out.make_table(_HEADINGS, [row for row, _ in rows], [style for _, style in rows])]
+        headings = _HEADINGS if len(rows[0][0]) == len(_HEADINGS) else (_HEADINGS[0], "Node", *_HEADINGS[1:])
+        parts += [Text(), out.make_table(headings, [row for row, _ in rows], [style for _, style in rows])]
     if status["incidents"]:
         parts += [Text(), incidents_view(out, status["incidents"][-8:])]
     return Group(*parts)
@@ -140,7 +145,7 @@ def _head(status: dict[str, Any]) -> Text:
     facts = [
         f"{summary.get('outcome')}, exit code {summary.get('exit_code')}" if summary else "",
         "" if status["attempt"] is None else f"attempt {status['attempt']}",
-        f"{status['world_size']} ranks on {status['node']}",
+        f"{status['world_size']} ranks on {_place(status)}",
         f"{'took' if summary else 'up'} {duration(status['uptime_s'])}",
         f"{status['restarts']} restart{'s' if status['restarts'] != 1 else ''}" if status["restarts"] else "",
         "" if status["goodput"] is None else f"goodput {status['goodput']:.0%}",
@@ -159,6 +164,32 @@ def _head(status: dict[str, Any]) -> Text:
     return text
 
 
+def _place(status: dict[str, Any]) -> str:
+    nodes = status.get("nodes") or []
+    if not nodes:
+        return str(status["node"])
+    spares = sum(node["role"] == "spare" for node in nodes)
+    waiting = f" ({spares} spare{'s' if spares != 1 else ''} waiting)" if spares else ""
+    return f"{sum(node['role'] == 'trains' for node in nodes)} nodes{waiting}, head {status['node']}"
+
+
+def _node_rows(nodes: list[dict[str, Any]]) -> tuple[list[list[str]], list[str]]:
+    """Cells and style of each row: all of a small job, of a large one those that are not as they should be."""
+    shown = nodes if len(nodes) <= MAX_RANK_ROWS else [n for n in nodes if n["why"] or n["standing"] != "ready"]
+    rows = [
+        [
+            str(node["node"]),
+            "trains" if node["role"] == "trains" else "waits" if node["role"] == "spare" else "takes no part",
+            str(node["standing"]),
+            duration(node["since_s"]),
+            "" if node["group_rank"] is None else str(node["group_rank"]),
+            clean(str(node["why"])),
+        ]
+        for node in shown
+    ]
+    return rows, ["" if node["standing"] == "ready" else "yellow" for node in shown]
+
+
 def _notes(status: dict[str, Any]) -> list[str]:
     """What the ranks' hooks say, each thing once, with how many ranks say it."""
     said: dict[str, set[str]] = {}
@@ -168,22 +199,23 @@ def _notes(status: dict[str, Any]) -> list[str]:
     return [f"{text} ({next(iter(who)) if len(who) == 1 else f'{len(who)} ranks'})" for text, who in said.items()][-3:]
 
 
-def _rank_rows(ranks: list[dict[str, Any]]) -> list[tuple[list[str], str]]:
-    """Cells and style of each row."""
+def _rank_rows(ranks: list[dict[str, Any]], has_nodes: bool) -> list[tuple[list[str], str]]:
+    """Cells and style of each row. has_nodes: with the node's name after the rank's number."""
     is_merged = len(ranks) > MAX_RANK_ROWS
     merged: dict[Any, list[dict[str, Any]]] = {}
     for rank in ranks:
-        same = (_state_words(rank), rank["phase"], rank["step"], rank["hooks"])
+        same = (_state_words(rank), rank["phase"], rank["step"], rank["hooks"], rank["node"] if has_nodes else "")
         merged.setdefault(same if is_merged else rank["global_rank"], []).append(rank)
     groups = sorted(merged.values(), key=lambda group: (len(group) if is_merged else 0, group[0]["global_rank"]))
-    return [_rank_row(group) for group in groups]
+    return [_rank_row(group, has_nodes) for group in groups]
 
 
-def _rank_row(group: list[dict[str, Any]]) -> tuple[list[str], str]:
+def _rank_row(group: list[dict[str, Any]], has_nodes: bool) -> tuple[list[str], str]:
     first = group[0]
     state = _state_words(first)
     cells = [
         rank_list([rank["global_rank"] for rank in group]),
+        *([str(first["node"])] if has_nodes else []),
         state,
         "" if first["step"] is None else str(first["step"]),
         _longest(group, "step_time_s"),
