@@ -53,15 +53,24 @@ def why_not(job: SlurmJob) -> str:
     return ""
 
 
-def requeue(job: str, exclude: Iterable[str] = (), slurm: Slurm | None = None) -> Requeued:
+def requeue(
+    job: str, exclude: Iterable[str] = (), slurm: Slurm | None = None, *, own_restarts: int | None = None
+) -> Requeued:
     """Put a job (`5`, `5_3`) back into the queue, and keep it off some nodes beside those its user excluded.
 
+    own_restarts: SLURM_RESTART_COUNT of whoever asks, where others may ask, too: it is requeued once. A job submitted
+    with --no-kill that has lost its first node, and with it the batch script, is requeued by nobody else: Slurm keeps
+    it running, with nothing in it, until its time is up.
     Blocks for two time limits at most. Call it last: Slurm ends the job at once.
     """
     slurm = slurm or Slurm.here()
     known = read_job(job, slurm)
     if isinstance(known, Failure):
         return _failed(job, known)
+    if own_restarts is not None and known.restarts > own_restarts:
+        return Requeued(
+            RequeueState.DONE, f"job {known.job} is back in the queue already", tuple(_hosts(known.excluded))
+        )
     if why := why_not(known):
         return Requeued(RequeueState.IMPOSSIBLE, why)
     own = _hosts(known.excluded)

@@ -11,6 +11,7 @@ from guardrun.slurm.drain import MAX_REASON, DrainState, drain, drain_reason, is
 from guardrun.slurm.jobs import read_job
 from guardrun.slurm.requeue import RequeueState, requeue
 from tests.support.slurmlab import SlurmLab
+from tests.support.waiting import wait_until
 
 real_slurm = pytest.mark.real("slurm")
 
@@ -102,6 +103,25 @@ def test_only_the_right_task_of_an_array_is_requeued(slurm_lab: SlurmLab, slurm:
     assert requeue(f"{array}_7", [], slurm).is_done
     states = {task: read_job(f"{array}_{task}", slurm) for task in ("3", "7")}
     assert {task: one.restarts for task, one in states.items() if not isinstance(one, Failure)} == {"3": 0, "7": 1}
+    # Whoever else of that task asks finds it done.
+    again = requeue(f"{array}_7", [], slurm, own_restarts=0)
+    assert again.is_done and "already" in again.text
+    now = read_job(f"{array}_7", slurm)
+    assert not isinstance(now, Failure) and now.restarts == 1
+
+
+@real_slurm
+def test_a_job_whose_head_is_dead_stays_until_somebody_else_requeues_it(slurm_lab: SlurmLab, slurm: Slurm) -> None:
+    job = slurm_lab.submit("srun --no-kill sleep 600", "-N3", "--no-kill", "--requeue")
+    slurm_lab.wait_state(job, "RUNNING")
+    wait_until(lambda: any("sleep 600" in one.command for one in slurm_lab.processes_of("n3")), 20, "the step")
+    slurm_lab.kill_node("n1")
+    assert drain("n1", drain_reason("r", "001", "node_lost"), slurm).is_done
+    assert slurm_lab.job(job)["JobState"] == "RUNNING"
+    done = requeue(job, ["n1"], slurm, own_restarts=0)
+    assert done.is_done and done.excluded == ("n1",)
+    again = read_job(job, slurm)  # it starts once Slurm, too, has found the node down
+    assert not isinstance(again, Failure) and (again.restarts, again.excluded) == (1, "n1")
 
 
 @real_slurm
