@@ -14,6 +14,7 @@ import pytest
 from tests.edge.runs import RESUME, EdgeRuns, finish, only
 from tests.edge.test_signals import log_of
 from tests.support.guardrun_run import Finished, GuardrunRun
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 LONG = ("--steps", "100000", "--step-s", "0.02", "--save-every", "0")
@@ -135,6 +136,25 @@ def test_ctrl_c_waits_for_no_checkpoint(edge: EdgeRuns) -> None:
     assert finished.summary is not None and finished.summary["outcome"] == "interrupted"
 
 
+def test_a_supervisor_that_dies_meanwhile(edge: EdgeRuns) -> None:
+    run = start(edge, config=f"{RESUME}[preemption]\ngrace_s = 6\n")
+    run.send(signal.SIGUSR1)
+    wait_until(lambda: "checkpoint_asked" in log_of(run) or "ask_checkpoint" in journal_of(run), 10, "the request")
+    [daemon] = run.find("guardrund")
+    os.kill(daemon.pid, signal.SIGKILL)
+    finished = finish(run, 40)
+    assert (finished.returncode, only(finished)["evidence"]["in_time"]) == (138, False)
+
+
+def test_where_torchrun_s_own_agent_runs_the_attempts(edge: EdgeRuns) -> None:
+    """It is ended with its ranks, rather than left to start them anew."""
+    run = start(edge, "--asked", "save", config=f'{RESUME}[launcher]\nagent = "torchrun"\n')
+    run.send(signal.SIGUSR1)
+    finished = finish(run, 60)
+    check_saved(finished, 138)
+    assert finished.summary is not None and len(finished.summary["attempts"]) == 1
+
+
 def test_while_an_attempt_is_being_stopped(edge: EdgeRuns) -> None:
     """What fell is told as ever; nothing is started any more, and no restart is used up."""
     config = f"{RESUME}[restart]\nstop_grace_s = 3\n"
@@ -194,3 +214,27 @@ def test_a_signal_that_meets_every_process_of_the_job(edge: EdgeRuns) -> None:
     for process in run.alive():
         os.kill(process.pid, signal.SIGUSR1)
     check_saved(finish(run, 30), 138)
+
+
+# Several nodes -----------------------------------------------------------------------------------------
+
+
+def test_the_ranks_of_all_nodes_save_at_one_and_the_same_step(edge: EdgeRuns) -> None:
+    """The signal reaches the guardrun of the second node alone."""
+    [port] = free_ports(1)
+
+    def node(number: int) -> GuardrunRun:
+        place = ("--nnodes=2", f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}")
+        env: dict[str, str | None] = {"SLURMD_NODENAME": f"node-{number}"}
+        script = (*LONG, "--asked", "save")
+        return edge.start("plain.py", *script, flags=(*NAMED, *place), env=env, ranks=1)
+
+    head, other = node(0), node(1)
+    head.wait_for_output("rank 0: starts at step")
+    other.wait_for_output("rank 1: starts at step")
+    other.send(signal.SIGUSR1)
+    finished, beside = finish(head, 40), other.wait(40)
+    check_saved(finished, 138)
+    assert (beside.returncode, other.alive()) == (138, [])
+    steps = saved_steps(finished)["0"] + saved_steps(beside)["1"]
+    assert len(steps) == 2 and steps[0] == steps[1]
