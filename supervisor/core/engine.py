@@ -204,6 +204,12 @@ def _on_hooks_missing(state: State, event: ev.HooksMissing, now_s: float) -> lis
     return [Say(text=f"rank {ranks} runs without hooks ({event.reason}): watched from outside", level="warn")]
 
 
+def _on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
+    if state.phase is Phase.GATHERING:
+        return fleet.on_requeued(state, event, now_s)
+    return preemption.on_requeued(state, event, now_s)
+
+
 _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_run_opened": _on_run_opened,
     "on_run_continued": _on_run_continued,
@@ -225,7 +231,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_asked": preemption.on_checkpoint_asked,
     "on_checkpoint_answered": preemption.on_checkpoint_answered,
     "on_checkpoint_secured": preemption.on_checkpoint_secured,
-    "on_requeued": preemption.on_requeued,
+    "on_requeued": _on_requeued,
     "on_hooks_missing": _on_hooks_missing,
     "on_attempt_started": attempts.on_attempt_started,
     "on_attempt_restarted": attempts.on_attempt_restarted,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Action, Isolate, Say
-from guardrun.supervisor.core.endings import finish
+from guardrun.supervisor.core.actions import Action, Isolate, Requeue, Say
+from guardrun.supervisor.core.endings import finish, summary
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.incidents import open_incident, write
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Fleet, Member, Standing, first_ranks, missing_words, place
-from guardrun.supervisor.core.orders import start, stop_for
+from guardrun.supervisor.core.orders import ANSWER_S, start, stop_for
 from guardrun.supervisor.core.policy import go_on
 from guardrun.supervisor.core.state import Attempt, State, silence_began_s
 
@@ -97,7 +97,9 @@ def due_s(state: State) -> float | None:
     if state.phase is Phase.GATHERING:
         waits_s = [state.settings.last_call_s, state.settings.join_timeout_s]
         times += [fleet.since_s + w for w in waits_s if fleet.since_s + w > state.last_s]
-        if state.last_s >= fleet.since_s + state.settings.join_timeout_s:
+        if fleet.requeue_s:
+            times.append(fleet.requeue_s + ANSWER_S)
+        elif state.last_s >= fleet.since_s + state.settings.join_timeout_s:
             times.append(state.last_s)
     return min(times, default=None)
 
@@ -135,10 +137,44 @@ def on_tick(state: State, now_s: float) -> list[Action]:
             actions += _lose(state, member, now_s)
     if state.phase is Phase.GATHERING:
         actions += try_start(state, now_s)
-    if state.phase is Phase.GATHERING and now_s >= fleet.since_s + state.settings.join_timeout_s:
-        reason = f"too few nodes for {state.settings.join_timeout_s:.0f} s: {missing_words(fleet)}"
-        actions += [Say(text=reason, level="bad"), *finish(state, "interrupted", 1, reason, now_s)]
+    if state.phase is Phase.GATHERING:
+        actions += _wait_on(state, fleet, now_s)
     return actions
+
+
+def _wait_on(state: State, fleet: Fleet, now_s: float) -> list[Action]:
+    """Still too few nodes: have the scheduler give others, or end, when nobody can be hoped for any more."""
+    waited_s = now_s - fleet.since_s
+    reason = f"too few nodes for {waited_s:.0f} s: {missing_words(fleet)}"
+    if fleet.requeue_s:
+        return _give_up(state, f"{reason}; no answer of the scheduler's", now_s) if _is_unanswered(fleet, now_s) else []
+    is_over = waited_s >= state.settings.join_timeout_s
+    may_requeue = state.notice.may_requeue and state.settings.is_named and state.settings.requeue != "never"
+    if may_requeue and state.attempt is not None and (is_over or waited_s >= state.settings.last_call_s):
+        fleet.requeue_s = now_s
+        state.outcome, state.exit_code, state.give_up_reason = "interrupted", 1, reason
+        gone = sorted(m.node for m in fleet.members.values() if m.standing in (Standing.OUT, Standing.LOST))
+        said = Say(text=f"{reason}: the job is requeued, to get others", level="warn")
+        return [said, Requeue(exclude=gone, summary=summary(state, now_s))]
+    return _give_up(state, reason, now_s) if is_over else []
+
+
+def _is_unanswered(fleet: Fleet, now_s: float) -> bool:
+    return now_s >= fleet.requeue_s + ANSWER_S
+
+
+def _give_up(state: State, reason: str, now_s: float) -> list[Action]:
+    return [Say(text=reason, level="bad"), *finish(state, "interrupted", 1, reason, now_s)]
+
+
+def on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
+    """The scheduler's answer to a request for other nodes."""
+    fleet = state.fleet
+    if fleet is None or not fleet.requeue_s:
+        return []
+    if event.is_done:
+        return finish(state, "interrupted", 1, state.give_up_reason, now_s)
+    return _give_up(state, f"{state.give_up_reason}; the job could not be requeued: {event.why}", now_s)
 
 
 def _lose(state: State, member: Member, now_s: float) -> list[Action]:
@@ -216,7 +252,7 @@ def launch(state: State, now_s: float) -> list[Action]:
         state.ordered_s = now_s
         return [start(state)]
     state.phase = Phase.GATHERING
-    fleet.since_s = now_s
+    fleet.since_s, fleet.requeue_s = now_s, 0.0
     actions = try_start(state, now_s)
     if state.phase is Phase.GATHERING and state.attempt is not None:
         actions.append(Say(text=f"waiting for nodes: {missing_words(fleet)}", level="warn"))
@@ -226,7 +262,9 @@ def launch(state: State, now_s: float) -> list[Action]:
 def try_start(state: State, now_s: float) -> list[Action]:
     """While nodes are waited for: start with those that are there, if they will do."""
     fleet = state.fleet
-    if fleet is None or state.phase is not Phase.GATHERING or len(fleet.members) < fleet.plan.least:
+    if fleet is None or state.phase is not Phase.GATHERING or fleet.requeue_s:
+        return []
+    if len(fleet.members) < fleet.plan.least:
         return []
     placed = place(fleet, now_s - fleet.since_s, state.settings.last_call_s)
     if not placed:

@@ -82,7 +82,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
         ev.Ticked: IGNORE,
         ev.TimeSkipped: IGNORE,
     },
-    Phase.GATHERING: {},
+    Phase.GATHERING: {ev.Requeued: "on_requeued"},
     Phase.CHOOSING: {ev.CheckpointChosen: "on_checkpoint_chosen"},
     Phase.STARTING: {
         ev.AttemptStarted: "on_attempt_started",

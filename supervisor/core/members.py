@@ -57,6 +57,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     """Those that stand as SILENT: they are asked for with every event, and there may be thousands of nodes."""
     since_s: float = 0.0
     """Since when nodes have been waited for, where they are."""
+    requeue_s: float = 0.0
+    """When the scheduler was asked to start the job anew, with other nodes; 0: it was not."""
     swapped: list[int] = []
     """Group ranks whose node has been swapped for failures without a cause: the next such is not its node's fault."""
 

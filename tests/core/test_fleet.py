@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def incident(told: Told) -> ac.Incident:
     return list(told.state.incidents.values())[-1]
 
 
-def running(told: Told, most: int = 2, spares: int = 1, **more: int) -> Told:
+def running(told: Told, most: int = 2, spares: int = 1, **more: Any) -> Told:
     told.fleet_opened(most, spares, **more)
     told.fleet_started(1.0)
     told.step(10, 2.0)
@@ -84,6 +86,20 @@ def test_too_few_nodes_end_the_run_unfinished(told: Told) -> None:
     assert finish.summary.outcome == "interrupted" and finish.exit_code == 1
     assert "1 of 2 nodes" in finish.summary.reason
     assert told.now_s == pytest.approx(60.1, abs=0.1)
+
+
+def test_too_few_nodes_have_the_job_requeued_without_those_that_are_gone(told: Told) -> None:
+    running(told, spares=0, is_named=True)
+    told.tell(ev.SchedulerTold(end_s=0.0, may_requeue=True))
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tick()
+    stopped_and_chosen(told)
+    requeue = [action for _ in range(2) for action in told.tick() if isinstance(action, ac.Requeue)]
+    assert [action.exclude for action in requeue] == [["n1"]]
+    assert requeue[0].summary.outcome == "interrupted" and "1 of 2 nodes" in requeue[0].summary.reason
+    assert not starts(told.joined("n1", 1)), "too late: the scheduler is about to end the job"
+    [finish] = [a for a in told.tell(ev.Requeued(is_done=True)) if isinstance(a, ac.FinishRun)]
+    assert finish.summary.outcome == "interrupted"
 
 
 def test_ranks_are_numbered_through_the_nodes_of_any_size() -> None:
