@@ -99,6 +99,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "systemd": _needs_program("systemd-nspawn", "systemd-container"),
     "systemd-analyze": _needs_program("systemd-analyze", "systemd"),
     "slurm": _needs_slurm,
+    "munge": _needs_program("munged", "munge"),
     "transformers": _needs_module("transformers"),
     "accelerate": _needs_module("accelerate"),
     "trl": _needs_module("trl"),
