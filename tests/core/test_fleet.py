@@ -94,7 +94,7 @@ def test_too_few_nodes_have_the_job_requeued_without_those_that_are_gone(told: T
     told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
     told.tick()
     stopped_and_chosen(told)
-    requeue = [action for _ in range(2) for action in told.tick() if isinstance(action, ac.Requeue)]
+    requeue = [action for action in told.tick() if isinstance(action, ac.Requeue)]
     assert [action.exclude for action in requeue] == [["n1"]]
     assert requeue[0].summary.outcome == "interrupted" and "1 of 2 nodes" in requeue[0].summary.reason
     assert not starts(told.joined("n1", 1)), "too late: the scheduler is about to end the job"
