@@ -163,6 +163,7 @@ def test_a_credential_holds_once(reception: Reception, munged: str) -> None:
         b"[" * 5000,
         question()[:-1] + b',"x":1}',
     ],
+    ids=["another run", "no key", "nothing", "no text", "a list", "deep", "more"],
 )
 def test_what_asks_for_something_else_is_told_nothing(reception: Reception, munged: str, payload: bytes) -> None:
     assert reception.ask(munge.encode(payload, os.geteuid(), munged)) == b""
@@ -189,13 +190,13 @@ def test_another_users_credential_is_told_nothing(reception: Reception, munged: 
 
 
 def test_a_credential_for_another_user_or_of_long_ago_cannot_be_read(munged: str) -> None:
-    with pytest.raises(munge.MungeError, match="[Uu]nauthorized"):
+    with pytest.raises(munge.MungeError, match=r"[Uu]nauthorized"):
         munge.decode(munge.encode(b"x", NOBODY, munged), munged)
     old = subprocess.run(
         ["munge", f"--socket={munged}", "--ttl=1"], input=b"x", capture_output=True, check=True
     ).stdout.strip()
     time.sleep(2.1)  # munge counts in whole seconds
-    with pytest.raises(munge.MungeError, match="[Ee]xpired"):
+    with pytest.raises(munge.MungeError, match=r"[Ee]xpired"):
         munge.decode(old, munged)
 
 

@@ -79,6 +79,7 @@ def test_nobody_without_a_key(ends: Bench, dealer: Callable[[bool], zmq.Socket[b
         bytes(range(256)),
         b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL" + bytes(60),
     ],
+    ids=["http", "ones", "all bytes", "null"],
 )
 def test_garbage_is_told_no_more_than_a_greeting(ends: Bench, data: bytes) -> None:
     with closing(socket.create_connection(("127.0.0.1", ends.hub.port))) as stranger:
