@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from guardrun.slurm.drain import lift_drain
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.core.node.quarantine import MACHINES, Isolation, Record, end_of, holding
 from guardrun.supervisor.ctl import nodehistory, nodeview
@@ -185,6 +184,8 @@ def _release(world: _World) -> int:
         raise CtlError(f"{node} could not be released: {error.strerror or error}") from None
     if left:
         raise CtlError(f"{node} is still quarantined: {left[0].cause}, by {left[0].who}")
+    from guardrun.slurm.drain import lift_drain
+
     lifted = lift_drain(node, world.call.environ)
     return _tell(world, node, written, f"{node} is released: runs may start there again", lifted)
 

@@ -71,8 +71,15 @@ HOOKS = Rule(
 SUPERVISOR = Rule(
     folder="supervisor",
     why="the supervisor stays small and starts fast",
-    forbidden=frozenset({"torch", "numpy", "guardrun.slurm", "guardrun.systemd"}),
-    without=("supervisor/core", "supervisor/node", "supervisor/ctl/nodeagent.py"),
+    lazy=frozenset({"guardrun.slurm"}),  # only jobs of Slurm's have a use for it
+    forbidden=frozenset({"torch", "numpy", "guardrun.systemd"}),
+    without=(
+        "supervisor/core",
+        "supervisor/node",
+        "supervisor/ctl/nodeagent.py",
+        "supervisor/ctl/sbatch.py",
+        "supervisor/ctl/slurmstatus.py",
+    ),
 )
 NODE = Rule(
     folder="supervisor/node",
@@ -119,12 +126,12 @@ def import_problem(found: Import, rule: Rule) -> str | None:
     """What the rule has against an import."""
     if found.module.startswith("."):
         return f"imports {found.module}: write it from guardrun. on"
+    if is_within(found.module, rule.lazy):
+        return None if found.is_lazy else f"imports {found.module} at import time"
     if is_within(found.module, rule.forbidden):
         return f"imports {found.module}"
     if rule.allowed is None or is_within(found.module, rule.allowed):
         return None
-    if is_within(found.module, rule.lazy):
-        return None if found.is_lazy else f"imports {found.module} at import time"
     return f"imports {found.module}"
 
 
