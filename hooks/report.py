@@ -34,6 +34,13 @@ def describe(error: BaseException, tb: TracebackType | None) -> dict[str, Any]:
     }
 
 
+def describe_exit(text: str, frames: list[tuple[str, str, int]], at_ns: int) -> dict[str, Any]:
+    """The same of `sys.exit(text)`, which has no traceback."""
+    message = _clean(text)[:MAX_TEXT_CHARS]
+    places = [(_clean(file), function, line) for file, function, line in frames]
+    return {"at_ns": at_ns, "error": "SystemExit", "message": message, "traceback": "", "frames": places}
+
+
 def _shorten(text: str) -> str:
     """Without its middle, where it is too long: where the error came from, and what it says in the end, both stay."""
     if len(text) <= MAX_TEXT_CHARS:

@@ -76,6 +76,8 @@ _PEER_LOST_ERRORS = ("DistNetworkError", "BrokenPipeError", "ConnectionResetErro
 _TORCHS_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _SHM = re.compile(r"/dev/shm|/torch_\d+|shared memory", re.IGNORECASE)
 
+SYSTEM_EXIT = "SystemExit"
+"""In the place of an exception: `sys.exit` with words, which say why."""
 _BY_STOP = (-signal.SIGTERM, -signal.SIGKILL)
 """What a stop ends ranks with."""
 _BY_SIGNAL = {
@@ -156,6 +158,8 @@ def _told(fall: Fall) -> Told:
     """The cause, as the rank alone shows it."""
     if fall.was_oom_killed:
         return Told(cause="host_oom")
+    if fall.error and fall.error.error == SYSTEM_EXIT:
+        return Told(cause="exit_code")
     if fall.error:
         told = cause_of_error(fall.error, fall.is_disk_full)
         is_memory = told.cause == "killed" and told.hint == "worker" and fall.has_oom_nearby
@@ -220,6 +224,8 @@ def _key(fall: Fall, cause: str, layer: Layer | None) -> str:
 def _what(fall: Fall, cause: str, layer: Layer | None) -> str:
     if cause == "host_oom" and not fall.error:
         return "was killed by the kernel because memory ran out"
+    if fall.error and fall.error.error == SYSTEM_EXIT:
+        return _exited(fall.exitcode, fall.error)
     if fall.error:
         return _raised(fall.error, layer)
     number = _signal(fall.exitcode)
@@ -251,6 +257,13 @@ def _raised(error: ErrorRecord, layer: Layer | None) -> str:
     elif layer and layer.relation is not Relation.ITSELF and layer.error != error.error:
         where += f" (told as {error.error.rsplit('.', 1)[-1]})"
     return f"raised {text}{where}"
+
+
+def _exited(exitcode: int | None, error: ErrorRecord) -> str:
+    """`exited with code 1: no such data set, in main (train.py:3)`."""
+    frame = _user_frame(error.frames)
+    where = f", in {frame.function} ({base_name(frame.file)}:{frame.line})" if frame else ""
+    return f"exited with code {exitcode}: {' '.join(error.message.split())[:200].rstrip('. ')}{where}"
 
 
 def _user_frame(frames: list[tuple[str, str, int]]) -> Frame | None:

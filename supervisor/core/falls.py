@@ -8,7 +8,7 @@ from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, ReadExits, Say
 from guardrun.supervisor.core.advice import advice_for
 from guardrun.supervisor.core.collectives import match
-from guardrun.supervisor.core.crash import Blame, Fall, blame
+from guardrun.supervisor.core.crash import SYSTEM_EXIT, Blame, Fall, blame
 from guardrun.supervisor.core.crashes import DISK_FULL_BYTES, crash_evidence, failed_load, words
 from guardrun.supervisor.core.evidence import of_collectives
 from guardrun.supervisor.core.incidents import change, culprits_of, open_incident, write
@@ -110,7 +110,7 @@ def on_exits_read(state: State, event: ev.ExitsRead, now_s: float) -> list[Actio
     crash.is_asked = False
     for trace in event.traces:
         rank = attempt_of(state).ranks.get(trace.global_rank)
-        if rank is not None and trace.error and rank.error is None:
+        if rank is not None and trace.error and rank.error is None and not _is_stale_exit(rank, trace.error):
             rank.error = trace.error
     return _tell_crash(state, now_s)
 
@@ -226,6 +226,11 @@ def _crash_sentence(state: State, found: Blame, evidence: dict[str, Any]) -> str
             f"{who(attempt, fallen).lower()} {found.what}: which of them is wrong cannot be told."
         )
     return f"{who(attempt, fallen)} {found.what}{step}, but who is to blame cannot be told: {found.why_nobody}."
+
+
+def _is_stale_exit(rank: RankState, error: ev.ErrorRecord) -> bool:
+    """The words of a `sys.exit` that somebody caught: its own ends a rank with 1."""
+    return error.error == SYSTEM_EXIT and rank.exitcode != 1
 
 
 def falls_of(state: State, crash: Crash) -> list[Fall]:

@@ -59,7 +59,7 @@ def test_texts_and_frames_are_bounded(bed: Bed) -> None:
     assert len(raised.message) == 32 * 1024
 
 
-@pytest.mark.parametrize("code", ["raise SystemExit(3)", "raise KeyboardInterrupt", "import os; os._exit(3)", ""])
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "import os; os._exit(3)", ""])
 def test_ends_that_are_no_errors_leave_no_error(bed: Bed, tmp_path: Path, code: str) -> None:
     bed.run(SETTLE + code, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
     assert not (bed.sockets / "raised-0-0.json").exists()
@@ -140,3 +140,54 @@ def test_a_signal_ends_a_rank_as_ever(bed: Bed) -> None:
     bed.wait_for(Hello)
     os.kill(process.pid, signal.SIGTERM)
     assert finish(process).returncode == -signal.SIGTERM
+
+
+def test_the_words_of_an_exit_are_left_with_their_place(bed: Bed, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\ndef main():\n    sys.exit('no \\udcff data')\nmain()\n")
+    done = finish(bed.start([str(script)]))
+    raised = _read_raised(bed)
+    assert (done.returncode, raised.error, raised.frames) == (1, "SystemExit", [(str(script), "main", 3)])
+    assert raised.message.startswith("no ")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "try:\n    sys.exit('never mind')\nexcept SystemExit:\n    sys.exit(1)",
+        "sys.exit()",
+        "sys.exit('')",
+        "try:\n    sys.exit('on the way')\nfinally:\n    raise ValueError('the end')",
+    ],
+)
+def test_only_the_last_words_count(bed: Bed, code: str) -> None:
+    finish(bed.start(["-c", f"import sys\n{code}"]))
+    if "ValueError" in code:
+        assert _read_raised(bed).error == "ValueError"
+    else:
+        assert not (bed.sockets / "raised-0-0.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_error"),
+    [
+        ("raise KeyboardInterrupt('enough')", True),
+        ("def f():\n    raise KeyboardInterrupt\ntry:\n    f()\nexcept KeyboardInterrupt:\n    raise", True),
+        ("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)", False),
+        (
+            "import os, signal, threading\nthreading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            "while True:\n    pass",
+            False,
+        ),
+        (
+            "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    input()\nexcept KeyboardInterrupt:\n"
+            "    raise",
+            False,
+        ),
+    ],
+    ids=["raised", "raised and passed on", "a signal asleep", "a signal at work", "a signal passed on"],
+)
+def test_an_interrupt_is_an_error_only_where_the_script_raises_it(bed: Bed, code: str, is_error: bool) -> None:
+    done = finish(bed.start(["-c", code]))
+    assert done.returncode in (1, -signal.SIGINT)  # with -c it is the former
+    assert (bed.sockets / "raised-0-0.json").exists() is is_error

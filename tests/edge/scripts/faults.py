@@ -70,11 +70,21 @@ def suffer(fault: str, seconds: float, others: dict[str, Callable[[], Any]]) -> 
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
         "exit": lambda: os._exit(3),
-        "sys_exit": lambda: sys.exit(5),
+        "sys_exit": lambda: give_up("no such data set"),
+        "interrupt": interrupt,
         "exit_0": lambda: sys.exit(0),
         "oom": allocate,
     }
     {**known, **others}[fault]()
+
+
+def give_up(why: str) -> None:
+    sys.exit(why)
+
+
+def interrupt() -> None:
+    """Nobody pressed Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def fetch_vocabulary_update() -> None:
