@@ -50,7 +50,7 @@ def on_window(state: State, window: Window, now_s: float) -> list[Action]:
     if slow.drop_incident:
         return _note_well(state, now_s)
     before, since = slow.parts[:-LASTS], slow.parts[-LASTS:]
-    if len(before) < BEFORE or not _is_drop(before, since):
+    if len(before) < BEFORE or slow.strikes or not _is_drop(before, since):
         return []
     usual, now = typical(before), typical(since)
     slow.parts = since
@@ -87,9 +87,8 @@ def part_of(usual: Parts, now: Parts) -> str:
 
 
 def _is_explained(state: State, part: str) -> bool:
-    """Whether what has been told, or is about to be, says why."""
-    slow = state.slowdowns
-    if slow.told or slow.strikes or (part == "data" and slowdata.NOTE in state.notes):
+    """Whether what has been told says why."""
+    if state.slowdowns.told or (part == "data" and slowdata.NOTE in state.notes):
         return True
     named = {incident_id for incident_id in state.nodes.incidents.values() if incident_id in state.incidents}
     return any(state.incidents[incident_id].kind == "slowdown" for incident_id in named)

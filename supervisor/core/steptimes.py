@@ -30,7 +30,7 @@ RANK_STEPS = 3
 """Fewer say nothing about a rank."""
 MOST = 0.8
 """Of the ranks must be known, else the window goes on: devices are timed every hundredth step only."""
-MAX_WINDOWS = 20
+MAX_WINDOWS = 200
 """A window that is so many times as long as it should be is given up."""
 MANY_RANKS = 100
 HIGH = 0.99

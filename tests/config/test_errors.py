@@ -87,6 +87,11 @@ def problems(cwd: Path, text: str = "", *, environ: dict[str, str] | None = None
             'guardrun.toml: policy.responses: gpu_xid_79: expected "note" or "restart" or "isolate", '
             'got the string "isolte"; did you mean isolate?',
         ),
+        (
+            '[policy]\nresponses = { straggler = "restart" }',
+            'guardrun.toml: policy.responses: straggler: a slow rank stops no run; expected "note" or "isolate", '
+            'got "restart"',
+        ),
         ('[checkpoint]\ndir = "a\\u0000"', "guardrun.toml: checkpoint.dir: a NUL character can't be passed on"),
     ],
 )

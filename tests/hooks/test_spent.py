@@ -39,7 +39,7 @@ def own_s(spent: ev.Spent) -> float:
     return (spent.took_s - spent.waited_s) / spent.steps
 
 
-@pytest.mark.parametrize(("how", "slow"), [("ddp", 1), ("calls", 0)])
+@pytest.mark.parametrize(("how", "slow"), [("ddp", 1), ("calls", 0), ("accumulate", 1), ("fsdp", 1)])
 def test_the_others_are_seen_to_wait_for_a_slow_rank(how: str, slow: int) -> None:
     spent = train(how, 60, slow, 0.04)
     assert all(each.steps >= 20 for each in spent)

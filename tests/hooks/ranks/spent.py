@@ -1,4 +1,7 @@
-"""One of two ranks that train over gloo in step; argv: how (ddp, buffers, calls), steps, slow rank, its lag."""
+"""One of two ranks that train over gloo in step; argv: how, steps, the slow rank, its lag, and whether to pause.
+
+How: ddp, accumulate (gradients over three batches), buffers (batch norm), fsdp (fully_shard), calls (by hand).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,14 @@ layers: list[torch.nn.Module] = [torch.nn.Linear(16, 16), torch.nn.Linear(16, 16
 if HOW == "buffers":
     layers.insert(1, torch.nn.BatchNorm1d(16))
 model: torch.nn.Module = torch.nn.Sequential(*layers)
-if HOW != "calls":
+if HOW == "fsdp":
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in (*layers, model):
+        fully_shard(layer, mesh=mesh)
+elif HOW != "calls":
     model = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
@@ -30,6 +40,10 @@ for step in range(STEPS):
         time.sleep(1.0)
     time.sleep(0.02)
     optimizer.zero_grad()
+    if HOW == "accumulate":
+        for _ in range(2):
+            with model.no_sync():
+                model(torch.randn(4, 16)).sum().backward()
     model(torch.randn(4, 16)).sum().backward()
     if HOW == "calls":
         for parameter in model.parameters():
