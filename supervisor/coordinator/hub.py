@@ -18,15 +18,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import zmq
 
 from guardrun.supervisor.coordinator.channel import Channel
+from guardrun.supervisor.coordinator.crowd import Crowd, raise_descriptor_limit
 from guardrun.supervisor.coordinator.doors import Doorman, Monitor
 from guardrun.supervisor.coordinator.joining import Decide, Present, newer_if_gone
 from guardrun.supervisor.coordinator.keys import KeyPair
+from guardrun.supervisor.coordinator.news import Back, Body, Counters, Dropped, Joined, Known, Missed, What
 from guardrun.supervisor.coordinator.wire import (
     DECODE_ERRORS,
     MAX_BODY_BYTES,
@@ -44,6 +46,8 @@ from guardrun.supervisor.coordinator.wire import (
     Welcome,
 )
 from guardrun.supervisor.printable import encode_msgpack
+
+__all__ = ["Back", "Body", "Counters", "Dropped", "Hub", "HubSettings", "Joined", "Known", "Missed", "What"]
 
 _NOW = int(zmq.NOBLOCK)
 _NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -65,75 +69,9 @@ UNSENT_MESSAGES = 1000
 ORDERS_BYTES = 1024 * 1024
 """Kept for one deputy that is away."""
 MAX_NODES = 20_000
-
-
-class Joined(NamedTuple):
-    """A deputy that is new, or in a new life. What the last one has sent and was not read is lost."""
-
-    info: dict[str, Any]
-    slot: int
-    incarnation: int
-    is_replacement: bool
-    """In the place of an earlier incarnation."""
-
-
-class Body(NamedTuple):
-    """What a deputy has sent, in order, once."""
-
-    body: bytes
-    incarnation: int
-    seq: int
-
-
-class Dropped(NamedTuple):
-    """A deputy's connection was closed: it ended, or was killed, or will be Back."""
-
-    at_s: float
-    why: str = ""
-
-
-class Back(NamedTuple):
-    """The same incarnation, on a new connection; nothing of its packets is missing but what `lost` counts."""
-
-    info: dict[str, Any]
-    away_s: float
-    """Since its last frame."""
-
-
-class Missed(NamedTuple):
-    """A deputy says that it had to drop this many more packets: they were too many while nobody took them."""
-
-    packets: int
-
-
-What = Joined | Body | Dropped | Back | Missed
-
-
-class Known(NamedTuple):
-    """What an earlier life of the coordinator has dealt with."""
-
-    incarnation: int
-    seq: int
-
-
-@dataclass
-class Counters:
-    """Since this coordinator began."""
-
-    accepted: int = 0
-    """Connections."""
-    handshakes_failed: int = 0
-    """No CURVE, a wrong key of ours, garbage, silence."""
-    keys_refused: int = 0
-    joins_refused: int = 0
-    malformed: int = 0
-    strays: int = 0
-    """Frames of connections that have not joined, or were replaced."""
-    accepts_failed: int = 0
-    """Mostly: out of descriptors."""
-    unsent: int = 0
-    """Frames that a deputy's connection did not take; packets among them are sent again."""
-    orders_lost: int = 0
+CROWD_SHARE = 4
+"""Connections that have not joined may take one in so many of our descriptors."""
+MAX_CROWD = 4096
 
 
 @dataclass(eq=False)
@@ -164,6 +102,7 @@ class HubSettings:
     orders_bytes: int = ORDERS_BYTES
     max_nodes: int = MAX_NODES
     handshake_ms: int = HANDSHAKE_MS
+    max_crowd: int = MAX_CROWD
 
 
 class Hub:
@@ -189,6 +128,7 @@ class Hub:
         self._unanswered: dict[str, _Peer] = {}
         self._decoder: msgspec.msgpack.Decoder[FromDeputy] = msgspec.msgpack.Decoder(FromDeputy)
         self._encoder = msgspec.msgpack.Encoder()
+        self._crowd = Crowd(min(self._settings.max_crowd, raise_descriptor_limit() // CROWD_SHARE))
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 64)
         self._doorman = Doorman(self._context, admitted)  # before the socket: without one, everybody is let in
@@ -406,6 +346,7 @@ class Hub:
         peer.heard_s, peer.echo_ns, peer.is_connected = now_s, join.sent_ns, True
         self._routes[route] = peer
         self._fds[fd] = route
+        self._crowd.went(fd)
         if join.hub == self.incarnation:
             peer.channel.acknowledged(join.received)
         peer.channel.rewind()
@@ -485,13 +426,18 @@ class Hub:
         for event, value in events:
             if event == zmq.EVENT_ACCEPTED:
                 self.counters.accepted += 1
+                self._crowd.came(value)
             elif event == zmq.EVENT_ACCEPT_FAILED:
                 self.counters.accepts_failed += 1
             elif event == zmq.EVENT_DISCONNECTED:
+                self._crowd.went(value)
                 peer = self._routes.get(self._fds.get(value, b""))
                 if peer is not None:
                     self._disconnect(peer)
                     happened.append((peer.node, Dropped(self._now())))
             elif event not in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_CLOSED):
                 self.counters.handshakes_failed += 1
+        if is_all:
+            self._crowd.thin_out(self.port)
+            self.counters.sent_away = self._crowd.sent_away
         return is_all

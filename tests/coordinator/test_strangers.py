@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import time
@@ -122,6 +123,37 @@ def test_a_thousand_connections_at_once(ends: Bench) -> None:
         for stranger in strangers:
             stranger.close()
     assert_good_is_served(ends)
+
+
+def fds_in_use() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_strangers_cannot_take_all_descriptors_and_nodes_still_join() -> None:
+    """They come from one address, faster than they are sent away; nodes come from another."""
+    with opened() as ends:
+        ends.open_hub(max_crowd=60, bind="*")
+        ends.open_link("first")
+        ends.joined("first")
+        before = fds_in_use()
+        strangers: list[socket.socket] = []
+        try:
+            for round_ in range(10):
+                for _ in range(50):
+                    address = ("127.0.0.9", 0)
+                    strangers.append(socket.create_connection(("127.0.0.1", ends.hub.port), source_address=address))
+                ends.turn()
+                if round_ == 5:
+                    ends.open_link("second")
+            ends.until(lambda: ends.hub.counters.accepted >= 500)
+            ends.joined("first", "second")
+            ends.until(lambda: fds_in_use() - before - len(strangers) < 100)
+            assert ends.hub.counters.sent_away >= 400
+            assert ends.links[1].counters.connections == 1, "it was not taken for one of them"
+            assert kinds(ends.seen) == [("first", "Joined"), ("second", "Joined")]
+        finally:
+            for stranger in strangers:
+                stranger.close()
 
 
 @pytest.mark.parametrize(
