@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -25,9 +25,10 @@ from guardrun.supervisor.core.node.facts import Readout
 from guardrun.supervisor.core.node.finding import Finding
 from guardrun.supervisor.core.node.gpu_book import GpuBook, number
 from guardrun.supervisor.core.node.holders import parse_holders
+from guardrun.supervisor.core.node.quarantine import AUTOMATIC
 from guardrun.supervisor.log import log
 from guardrun.supervisor.node.client import AgentClient
-from guardrun.supervisor.node.wire import Facts, Findings, RegisterJob, Welcome
+from guardrun.supervisor.node.wire import Facts, Findings, QuarantineIs, RegisterJob, Welcome
 
 if TYPE_CHECKING:
     from guardrun.supervisor.senses import Senses
@@ -74,6 +75,9 @@ class NodeFeed:
         self._devices: dict[int, Device] = {}
         self._findings: dict[str, Finding] = {}
         """Those that the engine knows of."""
+        self._isolations: dict[str, Finding] = {}
+        """By persons, since this run is here."""
+        self._began_wall_s = time.time()
         self._rings: dict[tuple[str, str], deque[Gauge]] = {}
         self._told_s: dict[str, float] = {}
 
@@ -89,6 +93,9 @@ class NodeFeed:
             if isinstance(news, Welcome):
                 self._end_senses()
                 log.info("node_agent", version=news.version, protocol=news.protocol)
+                changed += self._isolated(news.quarantine)
+            elif isinstance(news, QuarantineIs):
+                changed += self._isolated(news.quarantine)
             elif isinstance(news, Facts):
                 self._take(news.readouts)
             elif isinstance(news, Findings):
@@ -114,9 +121,23 @@ class NodeFeed:
     def _all_of(self, news: Findings) -> list[Finding]:
         """What has changed; a whole account ends what is not in it."""
         ids = {finding.id for finding in news.findings}
+        ids |= self._isolations.keys()
         gone = [f for f in self._findings.values() if f.id not in ids] if news.is_whole else []
         over = [msgspec.structs.replace(finding, is_over=True, told_s=news.at_s) for finding in gone]
         return [*news.findings, *over]
+
+    def _isolated(self, quarantine: Mapping[str, Any]) -> list[Finding]:
+        """What persons have said of the node since the run began, as findings; what is lifted is over."""
+        now_s = time.monotonic()
+        held = persons_isolations(quarantine, self._began_wall_s, now_s)
+        over = [
+            msgspec.structs.replace(finding, is_over=True, told_s=now_s)
+            for key, finding in self._isolations.items()
+            if key not in held
+        ]
+        new = [finding for key, finding in held.items() if key not in self._isolations]
+        self._isolations = held
+        return [*new, *over]
 
     def _sense(self, using: Using) -> list[Finding]:
         if self._senses is None:
@@ -208,6 +229,27 @@ class NodeFeed:
             rings = (self._rings.get((subject, name), ()) for name in GAUGES)
             told += [gauge for ring in rings for gauge in ring if gauge.at_s > since_s]
         return told
+
+
+def persons_isolations(quarantine: Mapping[str, Any], since_wall_s: float, now_s: float) -> dict[str, Finding]:
+    """By id: isolations by persons, as the agent tells them, that began after since_wall_s."""
+    found: dict[str, Finding] = {}
+    for one in quarantine.get("holding", []):
+        who, began_s = str(one.get("who", "")), float(one.get("since_wall_s", 0.0))
+        if who == AUTOMATIC or began_s < since_wall_s:
+            continue
+        why = f" ({str(one['summary']).rstrip('.')})" if one.get("summary") else ""
+        key = f"quarantined/node/{began_s:.3f}"
+        found[key] = Finding(
+            id=key,
+            cause="quarantined",
+            subject="node",
+            since_s=now_s,
+            told_s=now_s,
+            summary=f"{who} has put this node under quarantine for {one.get('cause', '')}{why}.",
+            advice="Training goes on; the next run is refused here until guardctl node release.",
+        )
+    return found
 
 
 def read_groups(pid: int) -> set[str]:

@@ -16,8 +16,8 @@ from guardrun.hooks.messages import MAX_MESSAGE_BYTES
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.sampler import Sampler
 from guardrun.supervisor.core.events import Rank
-from guardrun.supervisor.daemon import BEATS_A_TURN
 from guardrun.supervisor.desk import Desk
+from guardrun.supervisor.station import BEATS_A_TURN
 
 RANKS = 8
 MESSAGES = 500_000

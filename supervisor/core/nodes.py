@@ -33,6 +33,7 @@ KINDS = {
     "network": "node",
     "disk": "node",
     "gpu_lost": "crash",
+    "quarantined": "node",
 }
 """Those that are one in any case → its kind, as the contract has it. What is in neither is for `guardctl node`."""
 CONFIDENCE = 0.9
@@ -40,6 +41,9 @@ CONSIDER_S = 0.9
 """A node reports once a second; a thousand nodes must not have the same looked at a thousand times."""
 UNFELT_S = 60.0
 """After so long without effect on the steps, that is said."""
+HEAT = frozenset({"throttle", "thermal"})
+UNSEEN_S = 300.0
+"""Heat that lasts so long is told where nobody can say what training feels: no steps are seen."""
 DEVICE = "gpu:"
 
 
@@ -89,7 +93,10 @@ def _consider(state: State, key: str, finding: Finding, now_s: float) -> list[Ac
         return []
     slower = slowdown(attempt_of(state).steprate, finding.since_s, now_s)
     if slower is None:
-        return []
+        is_unseen = len(attempt_of(state).steprate.steps) < 2 and now_s - finding.since_s >= UNSEEN_S
+        if not is_unseen or finding.cause not in HEAT:
+            return []
+        return _tell(state, key, finding, ranks, now_s, kind="node", cause="thermal")
     if slower.factor < SLOW:
         return _note(state, finding, ranks, now_s)
     return _tell(state, key, finding, ranks, now_s, kind="slowdown", cause=FELT[finding.cause], slower=slower)
@@ -204,7 +211,7 @@ def _response(state: State, cause: str, finding: Finding) -> Response:
     said = said_for(finding, state.settings.responses, cause)
     if said is not None:
         return said
-    return Response.NOTE if cause in FELT.values() else finding.response
+    return Response.NOTE if finding.cause in FELT else finding.response
 
 
 def _over(state: State, key: str, now_s: float) -> list[Action]:

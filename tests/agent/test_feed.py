@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import socket
 import time
@@ -113,6 +114,21 @@ def test_own_senses_until_there_is_an_agent(agent: AgentBed, make: Make) -> None
     agent.start()
     assert told(feed) == [("is_hot/cpu", False)]
     assert not feed.has_senses
+
+
+def test_a_person_who_isolates_the_node_meanwhile_is_named(agent: AgentBed, make: Make) -> None:
+    agent.start()
+    agent.ask("isolate", cause="earlier", reason="before this run")
+    time.sleep(0.01)  # the record's times have milliseconds
+    feed = make(agent.socket)
+    wait_until(lambda: feed.step(USING) or agent.ask("status")["clients"], 20, "the feed")
+    agent.ask("isolate", cause="cable", reason="to be moved.")
+    [found] = hear(feed).findings
+    name = pwd.getpwuid(os.getuid()).pw_name
+    assert (found.cause, found.subject, found.is_over) == ("quarantined", "node", False)
+    assert found.summary == f"{name} has put this node under quarantine for cable (to be moved)."
+    agent.ask("release")
+    assert told(feed) == [(found.id, True)]
 
 
 def gpu(subject: str, index: int, held: str, at_s: float, temperature_c: float) -> list[Sample]:

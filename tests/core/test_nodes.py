@@ -64,6 +64,36 @@ def test_throttling_that_nobody_feels_is_none(told: Told) -> None:
     assert [action.text for action in actions if isinstance(action, ac.Say)] == [said]
 
 
+@pytest.mark.parametrize("cause", ["throttle", "thermal"])
+def test_heat_that_lasts_is_told_where_no_steps_are_seen(told: Told, cause: str) -> None:
+    told.running()
+    hot = finding(cause, "cpu:0", since_s=100.0)
+    assert kinds(say(told, hot, at_s=110.0)) == []
+    said = [told.tell(ev.NodeReport(node="node-a", attempt=0, ranks=[]), at_s) for at_s in (200.0, 399.0)]
+    assert [kinds(actions) for actions in said] == [[], []]
+    told.tell(ev.NodeReport(node="node-a", attempt=0, ranks=[]), 401.0)
+    [incident] = told.incidents.values()
+    assert (incident.kind, incident.cause, incident.action) == ("node", "thermal", "none")
+    assert incident.summary == f"node-a: GPU 1 has {cause}."
+
+
+def test_heat_is_no_incident_of_the_nodes_where_steps_are_seen(told: Told) -> None:
+    told.running()
+    train(told, 2, 100, 0.2)
+    say(told, THROTTLE, at_s=101.0)
+    train(told, 101, 500, 0.2)
+    assert not told.incidents
+
+
+def test_a_persons_quarantine_is_told_once_and_training_goes_on(told: Told) -> None:
+    told.running()
+    isolated = finding("quarantined", "node", since_s=100.0, summary="alice has put this node under quarantine.")
+    assert "WriteIncident" in kinds(say(told, isolated, at_s=101.0))
+    assert kinds(say(told, isolated, at_s=150.0)) == []
+    [incident] = told.incidents.values()
+    assert (incident.kind, incident.cause, incident.action) == ("node", "quarantined", "none")
+
+
 def test_a_device_that_nobody_here_trains_on_is_somebody_elses(told: Told) -> None:
     told.running()
     say(told, finding("gpu_ecc", "gpu:GPU-7"))
