@@ -3,8 +3,8 @@
 Every action that ends comes back as an event, a failed or late one too:
 StartAttempt → AttemptStarted | AttemptNotStarted, StopAttempt → AttemptStopped, TakeLook → LookTaken,
 ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → NotIsolated where it could not be done,
-AskCheckpoint → CheckpointAsked and CheckpointSecured, SeekCheckpoint → CheckpointSecured, Requeue → Requeued. The
-others end in themselves.
+CheckNodes → NodesChecked, AskCheckpoint → CheckpointAsked and CheckpointSecured, SeekCheckpoint → CheckpointSecured,
+Requeue → Requeued. The others end in themselves.
 """
 
 from __future__ import annotations
@@ -28,6 +28,15 @@ class StartAttempt(_Action, frozen=True, kw_only=True, tag="start_attempt"):
     """torch itself compares collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL): after a mismatch, in that attempt alone."""
     nodes: list[str] = []
     """In the order of group ranks; empty: this node alone."""
+
+
+class CheckNodes(_Action, frozen=True, kw_only=True, tag="check_nodes"):
+    """Try nodes together, while nothing of an attempt is alive."""
+
+    check: int
+    nodes: list[str]
+    level: str
+    """quick, full"""
 
 
 class StopAttempt(_Action, frozen=True, kw_only=True, tag="stop_attempt"):
@@ -173,6 +182,7 @@ class FinishRun(_Action, frozen=True, kw_only=True, tag="finish_run"):
 
 Action = (
     StartAttempt
+    | CheckNodes
     | StopAttempt
     | TakeLook
     | ReadExits

@@ -125,6 +125,8 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
 def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s: float) -> list[Action]:
     """Ask again for whatever was under way: its answer went to the supervisor that died."""
     actions = orders.order_again(state, now_s) + preemption.order_again(state, now_s)
+    if state.phase is Phase.CHECKING:
+        actions += fleet.give_up_check(state, "the supervisor was started anew", now_s)
     if state.look_since_s is not None and state.attempt:
         state.look_since_s = now_s
         actions.append(TakeLook(look=state.look, attempt=state.attempt.number, reason="asked again"))
@@ -226,6 +228,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_node_silent": fleet.on_node_silent,
     "on_node_heard": fleet.on_node_heard,
     "on_node_left": fleet.on_node_left,
+    "on_nodes_checked": fleet.on_nodes_checked,
     "on_preemption_noticed": preemption.on_preemption_noticed,
     "on_scheduler_told": preemption.on_scheduler_told,
     "on_checkpoint_asked": preemption.on_checkpoint_asked,

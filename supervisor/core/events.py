@@ -80,6 +80,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that are still expected are waited for this long where fewer would do."""
     join_timeout_s: float = 600.0
     """Too few nodes for so long: the run ends unfinished."""
+    check_nodes: str = "off"
+    """Several nodes are tried together before they train: off, quick, full."""
 
 
 class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -408,6 +410,17 @@ class NodeLeft(_Event, frozen=True, kw_only=True, tag="node_left"):
     why: str = ""
 
 
+class NodesChecked(_Event, frozen=True, kw_only=True, tag="nodes_checked"):
+    """Answer to CheckNodes."""
+
+    check: int
+    faulty: dict[str, str] = {}
+    """Node → what is wrong with it: a clause for `NODE …`."""
+    said: list[str] = []
+    """What is odd, and stops nobody; sentences without their full stop."""
+    took_s: float = 0.0
+
+
 class NotIsolated(_Event, frozen=True, kw_only=True, tag="not_isolated"):
     """A node could not be put under quarantine, or may not be: a person has released it."""
 
@@ -521,6 +534,7 @@ Event = (
     | NodeSilent
     | NodeHeard
     | NodeLeft
+    | NodesChecked
     | NotIsolated
     | HooksMissing
     | PastRead

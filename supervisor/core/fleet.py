@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from guardrun.supervisor.core import checking
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Isolate, Requeue, Say
 from guardrun.supervisor.core.endings import finish, summary
@@ -94,6 +95,8 @@ def due_s(state: State) -> float | None:
     if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
         return None
     times = [_lost_s(state, fleet.members[node]) for node in fleet.quiet]
+    if (check_s := checking.due_s(state)) is not None:
+        times.append(check_s)
     if state.phase is Phase.GATHERING:
         waits_s = [state.settings.last_call_s, state.settings.join_timeout_s]
         times += [fleet.since_s + w for w in waits_s if fleet.since_s + w > state.last_s]
@@ -135,6 +138,8 @@ def on_tick(state: State, now_s: float) -> list[Action]:
             member.why = f"{gone} nothing heard of it for {silent_s:.0f} s"
             fleet.stand(member, Standing.LOST)
             actions += _lose(state, member, now_s)
+    if (check_s := checking.due_s(state)) is not None and now_s >= check_s:
+        actions += give_up_check(state, f"no answer for {now_s - state.ordered_s:.0f} s", now_s)
     if state.phase is Phase.GATHERING:
         actions += try_start(state, now_s)
     if state.phase is Phase.GATHERING:
@@ -253,6 +258,7 @@ def launch(state: State, now_s: float) -> list[Action]:
         return [start(state)]
     state.phase = Phase.GATHERING
     fleet.since_s, fleet.requeue_s = now_s, 0.0
+    checking.expect(state, fleet)
     actions = try_start(state, now_s)
     if state.phase is Phase.GATHERING and state.attempt is not None:
         actions.append(Say(text=f"waiting for nodes: {missing_words(fleet)}", level="warn"))
@@ -269,11 +275,42 @@ def try_start(state: State, now_s: float) -> list[Action]:
     placed = place(fleet, now_s - fleet.since_s, state.settings.last_call_s)
     if not placed:
         return []
+    if checking.is_wanted(state, fleet, placed):
+        return checking.ask(state, fleet, placed, now_s)
+    return _start(state, fleet, placed, now_s)
+
+
+def _start(state: State, fleet: Fleet, placed: list[str], now_s: float) -> list[Action]:
     actions = _changes(fleet, placed)
     fleet.put(placed)
     state.world_size = first_ranks(fleet, placed)[-1]
     state.phase, state.ordered_s = Phase.STARTING, now_s
     return [*actions, start(state)]
+
+
+def on_nodes_checked(state: State, event: ev.NodesChecked, now_s: float) -> list[Action]:
+    """The nodes have been tried together: start with those that are fit."""
+    fleet = state.fleet
+    if fleet is None or event.check != fleet.check:
+        return []
+    actions = checking.note(state, fleet, event, now_s)
+    return actions + _checked(state, fleet, now_s)
+
+
+def give_up_check(state: State, why: str, now_s: float) -> list[Action]:
+    """Start without the answer of a check."""
+    assert state.fleet is not None
+    said = Say(text=f"pre-flight: the nodes could not be tried together ({why}): starting all the same", level="warn")
+    state.fleet.checks_left = 0
+    return [said, *_checked(state, state.fleet, now_s)]
+
+
+def _checked(state: State, fleet: Fleet, now_s: float) -> list[Action]:
+    if state.attempt is None and (why := checking.too_few(fleet)):
+        return [Say(text=why, level="bad"), *finish(state, "interrupted", checking.NOT_FIT, why, now_s)]
+    # Who was there before the check still is, or somebody else is waited for as long as ever.
+    state.phase = Phase.GATHERING
+    return try_start(state, now_s)
 
 
 def _changes(fleet: Fleet, placed: list[str]) -> list[Action]:

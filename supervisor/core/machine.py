@@ -17,6 +17,8 @@ class Phase(str, Enum):
     """Nothing is known yet; only RunOpened makes sense."""
     GATHERING = "gathering"
     """Nothing of an attempt is alive, and there are too few nodes for the next."""
+    CHECKING = "checking"
+    """Nothing of an attempt is alive; the nodes of the next are being tried together."""
     CHOOSING = "choosing"
     """Nothing of an attempt is alive; the checkpoint for the next is being chosen."""
     STARTING = "starting"
@@ -63,6 +65,7 @@ _QUIET: dict[type, str] = {
     ev.CheckpointLoaded: IGNORE,
     ev.CheckpointChosen: IGNORE,
     ev.LookTaken: IGNORE,
+    ev.NodesChecked: IGNORE,
     ev.GcHeld: IGNORE,
     ev.HooksMissing: IGNORE,
     ev.PreemptionNoticed: "on_preemption_noticed",
@@ -83,6 +86,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
         ev.TimeSkipped: IGNORE,
     },
     Phase.GATHERING: {ev.Requeued: "on_requeued"},
+    Phase.CHECKING: {ev.NodesChecked: "on_nodes_checked"},
     Phase.CHOOSING: {ev.CheckpointChosen: "on_checkpoint_chosen"},
     Phase.STARTING: {
         ev.AttemptStarted: "on_attempt_started",

@@ -44,6 +44,8 @@ class Member(msgspec.Struct, kw_only=True):
     """Incidents on it for which no cause was found."""
     contact_lost: int = 0
     """How often it was silent while the job went on."""
+    is_unfit: bool = False
+    """It is out because of what the pre-flight found: a new guardrun looks again."""
 
 
 class Fleet(msgspec.Struct, kw_only=True):
@@ -59,6 +61,12 @@ class Fleet(msgspec.Struct, kw_only=True):
     """Since when nodes have been waited for, where they are."""
     requeue_s: float = 0.0
     """When the scheduler was asked to start the job anew, with other nodes; 0: it was not."""
+    check: int = 0
+    """The last that was asked for."""
+    checks_left: int = 0
+    """Before the next attempt starts whatever they would say."""
+    checked: list[str] = []
+    """Nodes that have been tried together since one was left out."""
     swapped: list[int] = []
     """Group ranks whose node has been swapped for failures without a cause: the next such is not its node's fault."""
 
@@ -123,10 +131,10 @@ def carried_over(fleet: Fleet | None, plan: FleetPlan | None) -> Fleet | None:
         return None
     kept = Fleet(plan=plan)
     for member in fleet.members.values() if fleet is not None else ():
-        if member.standing is not Standing.OUT and not member.strikes:
+        if (member.standing is not Standing.OUT or member.is_unfit) and not member.strikes:
             continue
-        if member.standing is not Standing.OUT:
-            member.standing, member.why = Standing.LEFT, "not there yet"
+        if member.standing is not Standing.OUT or member.is_unfit:
+            member.standing, member.why, member.is_unfit = Standing.LEFT, "not there yet", False
         member.is_placed = False
         kept.members[member.node] = member
     kept.swapped = fleet.swapped if fleet is not None else []

@@ -238,7 +238,7 @@ def _begin(state: State, now_s: float) -> list[Action]:
     actions: list[Action] = [Say(text=f"{why}: the job is about to end", level="warn")]
     if notice.signum != TERM:
         actions += _tell(state, now_s)
-    if state.phase in (Phase.CHOOSING, Phase.GATHERING):
+    if state.phase in (Phase.CHOOSING, Phase.GATHERING, Phase.CHECKING):
         return [*actions, *wind_up(state, now_s)]
     attempt = state.attempt
     if state.crash is not None and attempt is not None:

@@ -40,7 +40,7 @@ def check_cheap(engine: Engine) -> None:
 
 def _awaits(state: State) -> bool:
     """Whether something has been asked for, or is being watched, that the engine itself must keep the time of."""
-    if state.phase in (Phase.GATHERING, Phase.CHOOSING, Phase.STARTING):
+    if state.phase in (Phase.GATHERING, Phase.CHECKING, Phase.CHOOSING, Phase.STARTING):
         return True
     if state.phase is Phase.STOPPING:
         return True

@@ -57,9 +57,14 @@ def _gathering(told: Told) -> None:
     told.opened(2, ev.FleetPlan(least=2, most=2, spares=1))
 
 
+def _checking(told: Told) -> None:
+    told.fleet_opened(2, spares=1, check_nodes="quick")
+
+
 TO: dict[Phase, Callable[[Told], None]] = {
     Phase.NEW: lambda told: None,
     Phase.GATHERING: _gathering,
+    Phase.CHECKING: _checking,
     Phase.STARTING: _starting,
     Phase.RUNNING: _running,
     Phase.STOPPING: _stopping,
@@ -97,6 +102,7 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.NodeSilent(node="n0", since_s=told.now_s - 5.0),
         ev.NodeHeard(node="n0"),
         ev.NodeLeft(node="n0", why="told to end"),
+        ev.NodesChecked(check=1, faulty={"n1": "reaches none"}, said=["n0 and n2 are slow to each other"]),
         ev.NotIsolated(node="node-a", incident="001", why="released by ada"),
         ev.NodeTold(node="node-a", findings=[XID], devices={0: ev.Device(subject="gpu:GPU-0", index=0)}),
         ev.GcHeld(attempt=attempt, global_rank=0, duration_s=2.0, generation=2, collected=1, step=10),
@@ -162,7 +168,7 @@ def _fleet_ending(told: Told) -> None:
     told.tell(ev.StopRequested(signum=15))
 
 
-FLEET_TO = [_gathering, _fleet_starting, _fleet_running, _fleet_stopping, _fleet_choosing, _fleet_ending]
+FLEET_TO = [_gathering, _checking, _fleet_starting, _fleet_running, _fleet_stopping, _fleet_choosing, _fleet_ending]
 
 
 @pytest.mark.parametrize("first", EVENTS, ids=lambda event: event.__name__)
