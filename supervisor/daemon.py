@@ -192,7 +192,7 @@ class Daemon(Station):
             if hello.alive and hello.attempt == (state.attempt.number if state.attempt else -1):
                 self.watch(hello.attempt, hello.alive, state.attempt.resumed_from if state.attempt else None)
         if not self._has_greeted and self.fleet is not None:
-            self.fleet.join(hello.world_size)
+            self.fleet.join(hello.world_size, hello.attempt if hello.alive else -1)
         if not self._has_greeted:
             recurrence.start_reading(self)
         self._has_greeted = True

@@ -24,7 +24,10 @@ from guardrun.supervisor.coordinator import link as links
 from guardrun.supervisor.coordinator import messages as msg
 from guardrun.supervisor.coordinator.asking import NodeAsking
 from guardrun.supervisor.coordinator.headdesk import versions
+from guardrun.supervisor.coordinator.introduce import IntroductionError, introduce
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThere, read_join_file
+from guardrun.supervisor.coordinator.keys import KeyPair
+from guardrun.supervisor.coordinator.lease import STILL_S
 from guardrun.supervisor.coordinator.link import Head, Link
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS
 from guardrun.supervisor.core import actions as ac
@@ -148,8 +151,10 @@ class Deputy(Station):
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
             self._attempt, self._is_stopping = -1, False
         elif isinstance(event, ev.NodeReport):
+            self._refresh_info()
             self._note_progress(event)
         elif isinstance(event, ev.RankExited):
+            self._refresh_info()  # a connection that is made anew before the launcher's next hello must not say otherwise
             self._tell_answers()
         self._tell(event)
         return True
@@ -208,7 +213,6 @@ class Deputy(Station):
         except JoinError as error:
             self._say_once(str(error), "bad")
             return
-        head = Head(join.addresses, join.port, join.server_key)
         if join.client is None:
             self._say_once(f"{self._fleet.join_file} holds no key for this node", "bad")
             return
@@ -330,15 +334,16 @@ class Deputy(Station):
 
     def _keep_lease(self, now: float) -> None:
         """Neither contact nor progress: the job may go on without this node, so nothing of it may live on here."""
-        if self._link is None or self._attempt < 0 or self._is_stopping:
+        if self._attempt < 0 or self._is_stopping:
             return
-        if self._link.contact_lost_s() <= 0 or now - self._progress_s < self._fleet.term_s:
+        lost_s, still_s = self._contact_lost_s(now), now - self._progress_s
+        if lost_s <= 0 or still_s < STILL_S:
             return
         self._is_stopping = True
-        log.warning("lease_over", contact_lost_s=round(self._link.contact_lost_s(), 1))
+        log.warning("lease_over", contact_lost_s=round(lost_s, 1), still_s=round(still_s, 1))
         self.terminal.say(
-            f"{self.run_file.node} has neither contact with the head nor progress for {self._fleet.term_s:.0f} s: "
-            "ending its ranks",
+            f"{self.run_file.node} has had no contact with the head for {self._fleet.term_s + lost_s:.0f} s, and no "
+            f"progress for {still_s:.0f} s: ending its ranks",
             "warn",
         )
         self.send(wire.Stop(attempt=self._attempt, grace_s=0.0))
@@ -366,3 +371,9 @@ def read_raw(folder: Path, name: str) -> msg.Raw:
         size += len(data)
         files[str(path.relative_to(folder))] = data
     return msg.Raw(folder=name, files=files, left_out=left_out)
+    def _contact_lost_s(self, now: float) -> float:
+        """How long ago the lease ended. A deputy that found ranks alive and never had one counts from its own start."""
+        if self._link is not None and self._has_joined:
+            return self._link.contact_lost_s()
+        return max(0.0, now - self._began_s - self._fleet.term_s)
+

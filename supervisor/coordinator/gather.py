@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from guardrun.supervisor.collect.look import limit_s
+from guardrun.supervisor.coordinator.lease import STILL_S, head_term_s
 from guardrun.supervisor.coordinator.messages import Down
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.fleet import DROPPED_S
 from guardrun.supervisor.core.looks import Reading
 from guardrun.supervisor.wire import Place, Start, Stop
 
@@ -25,6 +27,8 @@ EXITS_S = 4.0
 """What read_exits may take, a dead mount included, and the way there and back."""
 WAY_S = 3.0
 """Beyond a look's own limit."""
+SETTLE_S = 2.0
+"""The engine gives a node up first; then it is told that an attempt has started without it."""
 END_MARGIN_S = 3.0
 """What a node needs to end its ranks by SIGKILL once its lease is over."""
 _OF_RANKS = (
@@ -55,6 +59,8 @@ class _Attempt:
 
     order: ac.StartAttempt
     firsts: list[int]
+    ordered: set[str] = field(default_factory=set)
+    """Nodes that have been told to start: what each of them has is not known before it says so."""
     started: dict[str, ev.AttemptStarted] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     is_told: bool = False
@@ -65,6 +71,10 @@ class _Attempt:
     """Not None: it is being stopped."""
     stopped: dict[str, ev.AttemptStopped] = field(default_factory=dict)
     last_stopped_s: float = 0.0
+    since_s: float = 0.0
+    """Since when its nodes have been listened to."""
+    exited: set[int] = field(default_factory=set)
+    """Ranks whose end the engine has been told."""
     is_over: bool = False
     killed: set[str] = field(default_factory=set)
     """Nodes of which a rank was killed by SIGKILL."""
@@ -73,8 +83,10 @@ class _Attempt:
 class Gather:
     """Feed it what nodes tell, and the engine's orders; it answers with events, and fills `orders`."""
 
-    def __init__(self, term_s: float, run_id: str = "") -> None:
+    def __init__(self, term_s: float, run_id: str = "", lost_s: float = 25.0) -> None:
+        """term_s, lost_s: as in [fleet]."""
         self._term_s = term_s
+        self._lost_s = lost_s
         self._run_id = run_id
         self.orders: list[tuple[str, Down]] = []
         """Node, order: for the caller to send and clear."""
@@ -99,14 +111,15 @@ class Gather:
         if known.store is not None:
             self._order_start(known, order.nodes[1:])
 
-    def resume(self, attempt: int, ranks: Iterable[ev.Rank]) -> None:
-        """A head that was started anew: this attempt has been told already."""
+    def resume(self, attempt: int, ranks: Iterable[ev.Rank], now_s: float) -> None:
+        """A head that was started anew: this attempt has been told already; what its nodes last said is not known."""
         by_node: dict[str, list[ev.Rank]] = {}
         for rank in ranks:
             by_node.setdefault(rank.node, []).append(rank)
         firsts = [min(rank.global_rank for rank in group) for group in by_node.values()]
         total = sum(map(len, by_node.values()))
-        self._attempt = _Attempt(ac.StartAttempt(attempt=attempt, nodes=list(by_node)), [*firsts, total], is_told=True)
+        order = ac.StartAttempt(attempt=attempt, nodes=list(by_node))
+        self._attempt = _Attempt(order, [*firsts, total], is_told=True, since_s=now_s, last_stopped_s=now_s)
         for node, group in by_node.items():
             self._attempt.started[node] = ev.AttemptStarted(attempt=attempt, ranks=group)
 
@@ -140,6 +153,7 @@ class Gather:
     def _order_start(self, current: _Attempt, nodes: list[str]) -> None:
         order = current.order
         for node in nodes:
+            current.ordered.add(node)
             group_rank = order.nodes.index(node)
             address, port = current.store if current.store and group_rank else ("", 0)
             place = Place(
@@ -166,31 +180,26 @@ class Gather:
         current.store = (address, port)
         self._order_start(current, current.order.nodes[1:])
 
-    def joined(self, node: str, attempt: int, now_s: float) -> list[ev.Event]:
-        """A node is there (again). attempt: whose ranks it has; -1: none."""
+    def joined(self, node: str, attempt: int, now_s: float, is_new: bool = True) -> None:
+        """A node is there (again). attempt: whose ranks it has; -1: none. is_new: a deputy with no memory of ours.
+
+        What its deputy before this one was told by the launcher, and did not pass on, the launcher is asked to repeat.
+        """
         self._heard_s[node] = now_s
         self._silent.pop(node, None)
         current = self._attempt
-        if current is None or node not in current.order.nodes or current.is_over:
-            return []
-        if current.grace_s is not None and node not in current.stopped and attempt == current.order.attempt:
-            self.orders.append((node, Stop(attempt=attempt, grace_s=current.grace_s)))
-            return []
-        if attempt == current.order.attempt or node not in current.started:
-            return []
-        # Its guardrun is a new one: the ranks of the one before died with it.
-        return self._ranks_are_gone(current, node, now_s)
-
-    def _ranks_are_gone(self, current: _Attempt, node: str, now_s: float) -> list[ev.Event]:
-        number = current.order.attempt
-        told: list[ev.Event] = []
-        for rank in current.started[node].ranks:
-            exited = ev.RankExited(attempt=number, global_rank=rank.global_rank, pid=rank.pid, exitcode=-9, at_s=now_s)
-            told += self.told(node, exited, now_s)
-        stopped = ev.AttemptStopped(
-            attempt=number, exitcodes={r.global_rank: -9 for r in current.started[node].ranks}, stopped_by_us=[]
-        )
-        return told + self.told(node, stopped, now_s)
+        is_meant = current is not None and node in current.order.nodes and not current.is_over
+        if current is None or not is_meant:
+            if attempt >= 0:  # of an attempt that has gone on without it
+                self.orders.append((node, Stop(attempt=attempt, grace_s=0.0)))
+        elif current.grace_s is not None:
+            if node not in current.stopped:
+                self.orders.append((node, Stop(attempt=current.order.attempt, grace_s=current.grace_s)))
+        elif is_new and node in current.started and attempt != current.order.attempt:
+            # Nothing of it is alive there; a launcher that has seen its end tells it, a new one that there is nothing.
+            self.orders.append((node, Stop(attempt=current.order.attempt, grace_s=0.0)))
+        elif is_new and node in {*current.ordered, *current.started}:
+            self._order_start(current, [node])
 
     def heard(self, node: str, at_s: float) -> list[ev.Event]:
         """A node has given a sign of life."""
@@ -220,6 +229,7 @@ class Gather:
             else:
                 current.stopped[node] = event
                 current.last_stopped_s = now_s
+                return self._ends_untold(current, node, event, now_s) + self._progress(now_s)
             return self._progress(now_s)
         if isinstance(event, ev.LookTaken):
             return self._answered(self._look, node, event, event.look, now_s)
@@ -228,12 +238,28 @@ class Gather:
         if isinstance(event, _OF_RANKS):
             if current is None or event.attempt != number:
                 return []
-            if isinstance(event, ev.RankExited) and event.exitcode in _KILLED:
-                current.killed.add(node)
+            if isinstance(event, ev.RankExited):
+                current.exited.add(event.global_rank)
+                if event.exitcode in _KILLED:
+                    current.killed.add(node)
             if not current.is_told:
                 current.held.append(event)
                 return []
         return [event]
+
+    def _ends_untold(self, current: _Attempt, node: str, stopped: ev.AttemptStopped, now_s: float) -> list[ev.Event]:
+        """Ranks that are gone, and whose end was lost with who was to tell it: killed, where nobody has seen it."""
+        started = current.started.get(node)
+        told: list[ev.Event] = []
+        for rank in started.ranks if started is not None else ():
+            number = rank.global_rank
+            if number not in current.exited:
+                code = stopped.exitcodes.get(number, -9)
+                exited = ev.RankExited(
+                    attempt=stopped.attempt, global_rank=number, pid=rank.pid, exitcode=code, at_s=now_s
+                )
+                told += self.told(node, exited, now_s)
+        return told
 
     def tick(self, now_s: float) -> list[ev.Event]:
         """Once a second, or when due: who is silent, what is waited for no longer."""
@@ -249,7 +275,11 @@ class Gather:
         self._heard_s = dict.fromkeys(self._heard_s, now_s)
 
     def forget(self, node: str) -> None:
-        """It has said that it ends."""
+        """It has said that it ends, and that its ranks have."""
+        current = self._attempt
+        if current is not None and node in current.order.nodes:
+            gone = ev.AttemptStopped(attempt=current.order.attempt, exitcodes={}, stopped_by_us=[])
+            current.stopped.setdefault(node, gone)
         self._heard_s.pop(node, None)
         self._silent.pop(node, None)
 
@@ -259,26 +289,23 @@ class Gather:
         current = self._attempt
         if current is None or current.is_over:
             return []
-        out = [] if current.is_told else self._try_told(current)
+        out = [] if current.is_told else self._try_told(current, now_s)
         if current.is_told or current.grace_s is not None:
             out += self._try_over(current, now_s)
         return out
 
-    def _try_told(self, current: _Attempt) -> list[ev.Event]:
+    def _try_told(self, current: _Attempt, now_s: float) -> list[ev.Event]:
         nodes = current.order.nodes
-        answered = {*current.started, *current.refused}
-        missing = [node for node in nodes if node not in answered]
-        if any(node not in self._silent and node not in self._gone() for node in missing):
-            has_store = current.store is not None or nodes[0] in answered
-            if has_store or nodes[0] not in missing:
-                return []
-            if nodes[0] not in self._silent and nodes[0] not in self._gone():
-                return []
-            # The node that was to serve the store is silent: nobody else can start.
-        if not current.started:
+        missing = [node for node in nodes if node not in current.started and node not in current.refused]
+        awaited = [node for node in missing if not self._is_given_up(node, now_s)]
+        # Without the node that was to serve the store nobody else can start.
+        is_in_vain = nodes[0] in missing and nodes[0] not in awaited and current.store is None
+        if awaited and not is_in_vain:
+            return []
+        if not current.started and current.refused:
             error = "; ".join(f"{node}: {why}" for node, why in current.refused.items())
             current.is_over = True
-            return [ev.AttemptNotStarted(attempt=current.order.attempt, error=error or "no node answered")]
+            return [ev.AttemptNotStarted(attempt=current.order.attempt, error=error)]
         current.is_told = True
         ranks = [rank for node in nodes if node in current.started for rank in current.started[node].ranks]
         started = ev.AttemptStarted(attempt=current.order.attempt, ranks=ranks, resumed_from=current.order.checkpoint)
@@ -288,21 +315,26 @@ class Gather:
         ]
         return [started, *left, *held]
 
-    def _gone(self) -> set[str]:
-        """Nodes of the attempt that are not known to be there at all."""
-        return set(self._attempt.order.nodes) - set(self._heard_s) if self._attempt else set()
+    def _is_given_up(self, node: str, now_s: float) -> bool:
+        """Whether the engine has given a node up by now: what it starts later is no part of the attempt."""
+        if node not in self._silent:
+            return node not in self._heard_s
+        patience_s = min(DROPPED_S, self._lost_s) if self._silent[node] else self._lost_s
+        return now_s >= self._heard_s.get(node, now_s) + patience_s + SETTLE_S
 
     def _try_over(self, current: _Attempt, now_s: float) -> list[ev.Event]:
         """Nothing of the attempt is alive on any node, as far as that can be known."""
-        waiting = [node for node in current.started if node not in current.stopped]
+        begun = [node for node in current.order.nodes if node in current.ordered or node in current.started]
+        waiting = [node for node in begun if node not in current.stopped and node not in current.refused]
         if current.grace_s is None and waiting:
             return []
         for node in waiting:
             if node in self._heard_s and node not in self._silent:
                 return []
             # The others' end is the end of its progress; without contact or progress it ends its ranks itself.
-            last_s = max(self._heard_s.get(node, 0.0), current.last_stopped_s)
-            if now_s < last_s + self._term_s + END_MARGIN_S:
+            heard_s = self._heard_s.get(node, current.since_s)
+            gone_s = max(heard_s + head_term_s(self._term_s), current.last_stopped_s + STILL_S)
+            if now_s < gone_s + END_MARGIN_S:
                 return []
         current.is_over = True
         parts = current.stopped.values()

@@ -60,7 +60,7 @@ class HeadDesk:
         self._daemon = daemon
         self._fleet = fleet
         self._me = daemon.run_file.node
-        self.gather = Gather(fleet.term_s, daemon.run_file.run_id)
+        self.gather = Gather(fleet.term_s, daemon.run_file.run_id, daemon.run_file.settings.lost_s)
         self.inquiries = Inquiries(self._send)
         self.asking = FleetAsking(self._send)
         keys = _read_keys(daemon.run_dir, daemon.run_file.session)
@@ -133,14 +133,14 @@ class HeadDesk:
         """This supervisor is not the first: the others were told what the journal says."""
         state, now_s = self._daemon.engine.state, self._daemon.clock.now()
         if state.attempt is not None and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.ENDING):
-            self.gather.resume(state.attempt.number, [rank.rank for rank in state.attempt.ranks.values()])
+            self.gather.resume(state.attempt.number, [rank.rank for rank in state.attempt.ranks.values()], now_s)
         for member in state.fleet.members.values() if state.fleet is not None else ():
             if member.standing in (Standing.READY, Standing.SILENT):
                 self.gather.heard(member.node, now_s)
 
-    def join(self, ranks: int) -> None:
-        """This node's launcher is there."""
-        self.gather.heard(self._me, self._daemon.clock.now())
+    def join(self, ranks: int, attempt: int) -> None:
+        """This node's launcher is there. attempt: whose ranks it has; -1: none."""
+        self.gather.joined(self._me, attempt, self._daemon.clock.now())
         fleet = self._daemon.engine.state.fleet
         if fleet is None or self._me not in fleet.members or fleet.members[self._me].standing is Standing.LEFT:
             self._daemon.handle(ev.NodeJoined(node=self._me, slot=self._fleet.slot, ranks=ranks))
@@ -157,6 +157,7 @@ class HeadDesk:
 
     def start(self, action: ac.StartAttempt) -> None:
         fleet = self._daemon.engine.state.fleet
+        self.send_orders()
         sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
         self._daemon.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
         self.gather.start(action, sizes)
@@ -179,7 +180,8 @@ class HeadDesk:
         if action.node == self._me:
             self._daemon.node.isolate(action)
             return
-        is_there = self.hub.is_connected(action.node)
+        # To one that has been cut off it would come when it is back, and well.
+        is_there = self.hub.is_connected(action.node) and self._is_fresh(action.node, self._daemon.clock.now())
         if is_there:
             self._send(action.node, action)
         isolate_other(self._daemon, action, is_there)
@@ -252,9 +254,9 @@ class HeadDesk:
     def _hear(self, node: str, what: hubs.What) -> None:
         now_s = self._daemon.clock.now()
         if isinstance(what, hubs.Joined):
-            self._joined(node, what.info, what.slot, now_s)
+            self._joined(node, what.info, what.slot, now_s, is_new=True)
         elif isinstance(what, hubs.Back):
-            self._joined(node, what.info, -1, now_s)
+            self._joined(node, what.info, -1, now_s, is_new=False)
         elif isinstance(what, hubs.Dropped):
             log.info("node_dropped", node=node, why=what.why)
             self.pass_on(self.gather.dropped(node, now_s))
@@ -263,13 +265,14 @@ class HeadDesk:
         else:
             self._told(node, what.body, now_s)
 
-    def _joined(self, node: str, info: dict[str, Any], slot: int, now_s: float) -> None:
+    def _joined(self, node: str, info: dict[str, Any], slot: int, now_s: float, *, is_new: bool) -> None:
         attempt = info.get("attempt", -1)
         log.info("node_joined", node=node, slot=slot, info=info)
         self._compare(node, info)
         joined = ev.NodeJoined(node=node, slot=slot, ranks=info["ranks"], attempt=attempt)
         self._daemon.handle(joined)
-        self.pass_on(self.gather.joined(node, attempt, now_s))
+        self.gather.joined(node, attempt, now_s, is_new)
+        self.send_orders()
 
     def _compare(self, node: str, info: dict[str, Any]) -> None:
         """Versions that differ between nodes train, mostly; they are said once."""

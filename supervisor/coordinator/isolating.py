@@ -44,6 +44,8 @@ def _isolate(daemon: Daemon, action: Isolate, is_told: bool) -> str:
         return drained
     if shared_dir or is_told:
         return f"{action.node} is under quarantine: no new run starts there before it is released"
+    if action.cause == "node_lost":
+        return f"{action.node} is left out until it is heard again"
     return (
         f"{action.node} is left out of this run; of later ones only where nodes share a folder for that "
         "([node] shared_dir)"

@@ -39,6 +39,11 @@ CLOCK_RATE = 1e-3
 off by 100 ppm at most."""
 
 
+STILL_S = 5.0
+"""A node whose lease is over keeps its ranks while they advance, and so long after that: without contact it cannot know
+whether the others are gone, and their end is the end of its progress. The head waits as long after their end."""
+
+
 def head_term_s(term_s: float) -> float:
     """How long the head's clock must run to be sure that a node's clock has shown term_s."""
     return term_s * (1 + CLOCK_RATE) / (1 - CLOCK_RATE)
