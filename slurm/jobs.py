@@ -47,6 +47,8 @@ class SlurmJob(NamedTuple):
     partition: str
     nodes: tuple[str, ...]
     """Those that it has now: a node that went down under --no-kill is not among them."""
+    batch_host: str
+    """Where its batch script runs."""
     excluded: str
     """ExcNodeList as it stands there; empty for none."""
     node_count: int
@@ -110,6 +112,7 @@ def parse_job(line: str) -> SlurmJob:
         reason=text("Reason"),
         partition=text("Partition"),
         nodes=_hosts(text("NodeList")),
+        batch_host=text("BatchHost"),
         excluded=text("ExcNodeList"),
         node_count=_count(text("NumNodes")),
         restarts=_count(text("Restarts")),

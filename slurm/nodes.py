@@ -22,6 +22,9 @@ class SlurmNode(NamedTuple):
     reason_by: str
     partitions: tuple[str, ...]
     gres: str
+    address: str = ""
+    port: int = 0
+    """At which its slurmd listens; 0: not told."""
 
     @property
     def is_drained(self) -> bool:
@@ -68,4 +71,6 @@ def parse_node(line: str) -> SlurmNode:
         reason_by=(reason["who"] or "") if reason else "",
         partitions=tuple(one for one in fields.get("Partitions", "").split(",") if one),
         gres=fields.get("Gres", "").replace("(null)", ""),
+        address=fields.get("NodeAddr", ""),
+        port=int(port) if (port := fields.get("Port", "")).isdigit() and len(port) < 6 else 0,
     )

@@ -19,7 +19,7 @@ from guardrun.supervisor.ctl.node import places_of, read_config, this_node
 from guardrun.supervisor.ctl.output import Output
 from guardrun.supervisor.ctl.runs import DEFAULT_DIR, guard_dir, read_run
 from guardrun.supervisor.ctl.status import read_status
-from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
+from guardrun.supervisor.ctl.verb import NO, OK, Call, CtlError, Verb
 from guardrun.supervisor.node.quarantine import read_all
 from guardrun.supervisor.render.words import duration, iso_time
 from guardrun.supervisor.rundir import RunFile, list_runs
@@ -37,6 +37,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add(actions, "prolog", "for Slurm's Prolog: may a job start on this node? (69, 71: no)", _prolog)
     _add(actions, "epilog", "for Slurm's Epilog: end what a job has left on this node", _epilog)
+    rescue = _add(actions, "rescue", "for a batch script: requeue its job if the run was cut short", _rescue)
+    rescue.add_argument("run", metavar="RUN", help="the run's id")
     _add(actions, "scripts", "the folder of guardrun.sbatch, prolog.sh and epilog.sh", _scripts)
 
 
@@ -65,6 +67,28 @@ def _epilog(call: Call) -> int:
     from guardrun.slurm.epilog import run_epilog
 
     return run_epilog(call.environ)
+
+
+def _rescue(call: Call) -> int:
+    from guardrun.slurm.environment import SlurmEnvironmentError, read_slurm
+    from guardrun.slurm.orphan import rescue_run
+
+    try:
+        here = read_slurm(call.environ)
+    except SlurmEnvironmentError as error:
+        raise CtlError(str(error)) from None
+    if here is None:
+        raise CtlError("this is no Slurm job")
+    run_dir = guard_dir(call.arguments.guard_dir, call.environ, call.cwd) / call.arguments.run
+    try:
+        done = rescue_run(run_dir, here.job, here.restarts, Slurm(call.environ), time.time())
+    except OSError as error:
+        raise CtlError(f"{run_dir}: {error.strerror}") from None
+    if call.out.is_json:
+        call.out.json({"requeued": done.is_done, "text": done.text})
+    else:
+        call.out.line(done.text)
+    return OK if done.is_done else NO
 
 
 def _scripts(call: Call) -> int:
