@@ -12,7 +12,7 @@ from guardrun.supervisor.core.endings import finish, record_attempt
 from guardrun.supervisor.core.incidents import change
 from guardrun.supervisor.core.ledger import STARTING
 from guardrun.supervisor.core.orders import choose
-from guardrun.supervisor.core.preemption import wind_up
+from guardrun.supervisor.core.preemption import may_move, move, wind_up
 from guardrun.supervisor.core.state import State, attempt_of
 
 MAX_STOPS = 20
@@ -34,6 +34,8 @@ def go_on(state: State, now_s: float) -> list[Action]:
     attempt.incident_id = incident.id
     record_attempt(state, incident.cause)
     state.verdict_incident = ""
+    if reason and state.fleet is None and state.node in state.nodes.isolated and may_move(state):
+        return [change(state, incident.id, action="isolate_node"), *move(state, reason, now_s)]
     if reason:
         actions = [change(state, incident.id, action="give_up" if state.settings.act else "none")]
         if poison:
@@ -60,9 +62,8 @@ def _why_not(state: State) -> tuple[str, bool]:
     is_same_step = state.last_stop_step == attempt.step
     is_same = bool(key) and key == state.last_error_key and is_same_step
     is_no_further = attempt.number > 0 and bool(state.attempts) and attempt.step <= state.best_step
-    if is_of_node(state, incident):
-        pass  # the next attempt is on another node: that this one got no further says nothing of the script
-    elif attempt.has_hooks:
+    # Where the next attempt is on another node, that this one got no further says nothing of the script.
+    if attempt.has_hooks and not (is_no_further and is_of_node(state, incident)):
         state.no_progress = state.no_progress + 1 if is_no_further else 0
         if not is_no_further or not is_same_step:
             state.same_step = 0

@@ -112,7 +112,29 @@ def on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
     if not notice.asked_s or notice.is_sought:
         return []
     notice.asked_s, notice.is_requeued, notice.requeue_why = 0.0, event.is_done, event.why
-    return _finish(state, now_s)
+    return _finish(state, now_s) if notice.cause else _moved(state, now_s)
+
+
+def may_move(state: State) -> bool:
+    """Whether the job can start again elsewhere, where this node is not to be trained on any more."""
+    return state.settings.act and state.notice.may_requeue and _wants_requeue(state)
+
+
+def move(state: State, reason: str, now_s: float) -> list[Action]:
+    """Nothing is alive: end the run unfinished, for the job to go on without the nodes that are left out."""
+    state.phase, state.notice.asked_s = Phase.ENDING, now_s
+    state.ledger.switch(OTHER, now_s)
+    state.outcome, state.exit_code, state.give_up_reason = "interrupted", state.exit_code or 1, reason
+    said = Say(text=f"{reason}: the job is requeued, to get another", level="warn")
+    return [said, Requeue(exclude=sorted(state.nodes.isolated), summary=summary(state, now_s))]
+
+
+def _moved(state: State, now_s: float) -> list[Action]:
+    notice = state.notice
+    if notice.is_requeued:
+        return finish(state, "interrupted", state.exit_code, state.give_up_reason, now_s)
+    reason = f"{state.give_up_reason}; the job could not be requeued: {notice.requeue_why}"
+    return [Say(text=f"giving up: {reason}", level="bad"), *finish(state, "gave_up", state.exit_code, reason, now_s)]
 
 
 # For those who keep an attempt -------------------------------------------------------------------------
@@ -157,6 +179,8 @@ def wind_up(state: State, now_s: float) -> list[Action]:
 def order_again(state: State, now_s: float) -> list[Action]:
     """A new supervisor knows of no request."""
     notice = state.notice
+    if notice.asked_s and not notice.cause:
+        return [Requeue(exclude=sorted(state.nodes.isolated), summary=summary(state, now_s))]
     if not notice.cause:
         return []
     if notice.is_sought:
@@ -176,12 +200,12 @@ def due_s(state: State) -> float | None:
     notice = state.notice
     if state.phase in (Phase.NEW, Phase.ENDED):
         return None
+    if notice.asked_s:
+        return notice.asked_s + ANSWER_S
     if not notice.cause and state.signum:
         return None
     if not notice.cause:
         return _notice_s(state) if state.phase is not Phase.ENDING else None
-    if notice.asked_s:
-        return notice.asked_s + ANSWER_S
     if state.phase is Phase.RUNNING and not notice.is_stopping:
         return notice.deadline_s if notice.request else notice.began_s
     return None
@@ -192,6 +216,9 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     notice, at_s = state.notice, due_s(state)
     if at_s is None or now_s < at_s:
         return []
+    if notice.asked_s and not notice.cause:
+        notice.asked_s, notice.requeue_why = 0.0, f"no answer for {ANSWER_S:.0f} s"
+        return _moved(state, now_s)
     if not notice.cause:
         notice.cause, notice.began_s = TIME_LIMIT, now_s
         notice.deadline_s = max(notice.end_s - _reserve_s(state), now_s)

@@ -9,6 +9,7 @@ import pytest
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.node.finding import Finding, Response
 from tests.core.conftest import Told, kinds
 from tests.core.test_policy import finish
 
@@ -187,6 +188,37 @@ def test_a_requeue_without_an_answer_ends_the_run_all_the_same(told: Told) -> No
 def test_not_requeued(told: Told, settings: dict[str, object]) -> None:
     """Not wanted; it could not be continued; the script was given the signal, and may requeue by itself."""
     assert finish(requeueable(told, **settings)).outcome == "preempted"
+
+
+def left(told: Told) -> list[ac.Action]:
+    """The node is put under quarantine, and falls: on one node alone there is no next attempt."""
+    told.running(is_named=True, responses={"gpu_ecc": "isolate"})
+    told.tell(ev.SchedulerTold(end_s=4000.0, may_requeue=True), 5.0)
+    bad = Finding(
+        id="gpu_ecc/gpu:GPU-1",
+        cause="gpu_ecc",
+        subject="gpu:GPU-1",
+        since_s=10.0,
+        told_s=10.0,
+        summary="GPU 1 has gpu_ecc.",
+        response=Response.ISOLATE,
+    )
+    told.tell(ev.NodeTold(node="node-a", findings=[bad], devices={1: ev.Device(subject="gpu:GPU-1", index=1)}), 20.0)
+    return told.crashed()
+
+
+@pytest.mark.parametrize(("is_done", "outcome"), [(True, "interrupted"), (False, "gave_up")])
+def test_a_quarantined_node_is_left_by_a_requeue(told: Told, is_done: bool, outcome: str) -> None:
+    actions = left(told)
+    [requeue] = [action for action in actions if isinstance(action, ac.Requeue)]
+    assert (requeue.exclude, requeue.summary.outcome) == (["node-a"], "interrupted")
+    assert finish(told.tell(ev.Requeued(is_done=is_done, why="no"), told.now_s + 1)).outcome == outcome
+
+
+def test_a_quarantined_node_and_a_scheduler_that_does_not_answer(told: Told) -> None:
+    left(told)
+    assert "Requeue" in kinds(told.tell(ev.SupervisorRestarted()))
+    assert finish(told.tick()).outcome == "gave_up"
 
 
 # In other phases ---------------------------------------------------------------------------------------
