@@ -89,6 +89,15 @@ class Training:
         """The newest whole checkpoint."""
         return self.base_step + self.saves * self.parameters.steps_a_save
 
+    @property
+    def to_next_s(self) -> float:
+        """Until its next step is done."""
+        past_s = self.work_s - self.saves * self._cycle_s
+        number = int(past_s / self.parameters.step_s + 1e-9) + 1
+        if number > self.parameters.steps_a_save:
+            return (self._cycle_s + self.parameters.step_s - past_s) * self.slow
+        return (number * self.parameters.step_s - past_s) * self.slow
+
     def work_to(self, step: int) -> float:
         """Work from the attempt's first second to a step."""
         cycles, rest = divmod(step - self.base_step, self.parameters.steps_a_save)

@@ -1,4 +1,7 @@
-"""What the engine's work costs: CPU time per kind of event, the largest, and memory."""
+"""What the engine's work costs: time per kind of event, the largest, and memory.
+
+By the wall's clock: reading the CPU's costs more than most events do.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Load:
         return sum(self.count.values())
 
     @property
-    def cpu_s(self) -> float:
+    def total_s(self) -> float:
         return float(sum(self.spent_s.values()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 DAY_S = 86400.0
 STOPS_A_GPU_DAY = 419 / (54 * 16384)
@@ -69,6 +70,6 @@ class Parameters:
         mtbf_s = DAY_S / self.stops_a_day
         return max(1, round(math.sqrt(2 * self.save_s * mtbf_s) / self.step_s))
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         return [f"n{number:05d}" for number in range(self.pool)]

@@ -186,9 +186,9 @@ class World:
     # Events in, actions out ----------------------------------------------------------------------------------
 
     def feed(self, event: ev.Event) -> None:
-        began = time.process_time()
+        began = time.perf_counter()
         actions = self.engine.handle(event, self.now_s)
-        self.load.note(type(event).__name__, time.process_time() - began)
+        self.load.note(type(event).__name__, time.perf_counter() - began)
         if self.told:
             self.told(self.engine.last_s, event, actions)
         for action in actions:
@@ -280,14 +280,18 @@ class World:
     def _step(self, attempt: Attempt) -> None:
         if self.attempt is not attempt or attempt.failed_s is not None or attempt.stop_s is not None:
             return
-        self._report(attempt)
         attempt.training.advance(self.now_s)
-        if attempt.training.saved_step > self.saved_step:
-            if self.now_s < self.space_s:
-                no_room(self, attempt)
-                return
-            self.saved_step = attempt.training.saved_step
-        self.after(self.parameters.step_s * attempt.training.slow, lambda: self._step(attempt))
+        if attempt.training.saved_step > self.saved_step and self.now_s < self.space_s:
+            no_room(self, attempt)
+            return
+        self._report(attempt)
+        self._keep(attempt)
+        self.after(attempt.training.to_next_s + 0.001, lambda: self._step(attempt))
+
+    def _keep(self, attempt: Attempt) -> None:
+        """What it has saved is there, if there was room."""
+        if self.now_s >= self.space_s:
+            self.saved_step = max(self.saved_step, attempt.training.saved_step)
 
     def _report(self, attempt: Attempt) -> None:
         """One rank of a node that is heard stands for all: they are in step."""
@@ -394,6 +398,7 @@ class World:
         """Progress ended: book what led there."""
         assert attempt.failed_s is not None
         self.account.stops += 1
+        self._keep(attempt)
         first_s = attempt.training.first_s
         self._book(use.STARTING, min(first_s, attempt.failed_s))
         if attempt.failed_s > first_s:
