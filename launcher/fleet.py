@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 DEFAULT_NODES = "1:1"
 """torchrun's --nnodes."""
+DEFAULT_MASTER = "127.0.0.1"
+"""torchrun's --master-addr."""
+MUNGE = "munge"
+"""In [fleet] join: no folder is shared, munge says who is who."""
 NODES_FOLDER = ".nodes"
 """In the folder of runs: what the nodes other than the head keep of themselves."""
 
@@ -43,6 +47,10 @@ class Fleet:
     may_lead: bool
     is_chosen: bool
     """No other node may lead."""
+    head: str
+    """The head's host, as far as it is known before it has said anything; empty: not at all."""
+    meet_port: int = 0
+    """Where it introduces itself, unless [fleet] port says otherwise."""
 
 
 def plan_fleet(args: Any, config: Config, environ: Mapping[str, str]) -> Fleet | None:
@@ -60,16 +68,23 @@ def plan_fleet(args: Any, config: Config, environ: Mapping[str, str]) -> Fleet |
     host = _endpoint_host(args)
     if step is not None and step.node_count > 1:
         leads = step.node_id == 0
-        return Fleet(plan, step.node_id, f"{step.job_id}.{step.step_id}", host, leads, leads)
+        head = host or (step.nodes[0] if step.nodes else "")
+        key, port = f"{step.job_id}.{step.step_id}", meeting_port(step.job_id)
+        return Fleet(plan, step.node_id, key, host, leads, leads, head, port)
     key = args.rdzv_id if args.rdzv_id not in ("", "none", None) else f"{host or 'static'}-{_endpoint_port(args)}"
     if args.rdzv_backend == "static":
         if spares == 0 and args.node_rank >= most:
             raise FleetError(f"--node-rank {args.node_rank}: there are nodes 0 to {most - 1} (--nnodes={args.nnodes})")
         leads = args.node_rank == 0
-        return Fleet(plan, args.node_rank, key, host, leads, leads)
+        return Fleet(plan, args.node_rank, key, host, leads, leads, host, meeting_port(key))
     if not host:
         raise FleetError(f"--nnodes={args.nnodes} with --rdzv-backend=c10d needs --rdzv-endpoint=HOST[:PORT]: the head")
-    return Fleet(plan, -1, key, host, is_own(host), False)
+    return Fleet(plan, -1, key, host, is_own(host), False, host, meeting_port(key))
+
+
+def meeting_port(key: str) -> int:
+    """One that all nodes of a job work out alike: outside of Linux's usual ephemeral ports (32768 and up)."""
+    return 20000 + int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % 10000
 
 
 def _read_step(environ: Mapping[str, str], args: Any, spares: int) -> SlurmHere | None:
@@ -83,7 +98,7 @@ def _read_step(environ: Mapping[str, str], args: Any, spares: int) -> SlurmHere 
     except SlurmEnvironmentError as error:
         raise FleetError(str(error)) from None
     # With rendezvous flags of their own several agents may share a node, as under torchrun.
-    if here is None or args.rdzv_endpoint or args.master_addr or args.standalone:
+    if here is None or args.rdzv_endpoint or is_master_named(args) or args.standalone:
         return here if here is not None and here.is_step and here.tasks_here == 1 else None
     least, _ = parse_nodes(args)
     if why := refusal(here, least + spares if least + spares > 1 else 1):
@@ -95,7 +110,12 @@ def _endpoint_host(args: Any) -> str:
     if args.rdzv_endpoint:
         text = args.rdzv_endpoint.strip()
         return str(text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0])
-    return str(args.master_addr) if args.rdzv_backend == "static" and args.master_addr else ""
+    return str(args.master_addr) if args.rdzv_backend == "static" and is_master_named(args) else ""
+
+
+def is_master_named(args: Any) -> bool:
+    """Whether the user says where the ranks meet; torchrun's default is this host alone."""
+    return args.master_port is not None or args.master_addr != DEFAULT_MASTER
 
 
 def _endpoint_port(args: Any) -> str:
@@ -125,20 +145,26 @@ class Lead:
 
 def join_path(fleet: Fleet, config: Config, directory: Path, cwd: Path) -> Path:
     """Where the join file lies."""
-    return cwd / config.fleet.join if config.fleet.join else join_file_path(directory, fleet.key)
+    named = config.fleet.join if config.fleet.join != MUNGE else ""
+    return cwd / named if named else join_file_path(directory, fleet.key)
 
 
 def fleet_file(fleet: Fleet, plan: Plan, config: Config, join: Path, is_head: bool) -> FleetFile:
-    """This node's part, for its supervisor."""
+    """This node's part, for its supervisor. Raises FleetError."""
+    if config.fleet.join == MUNGE and not fleet.head:
+        raise FleetError(f"--guard-join={MUNGE} needs the head's name: --rdzv-endpoint=HOST or --master-addr=HOST")
     local = getattr(plan.config, "local_addr", None)
     named = fleet.endpoint if is_head and fleet.endpoint and is_own(fleet.endpoint) else ""
     return FleetFile(
+        key=fleet.key,
+        meet=(fleet.head, config.fleet.port or fleet.meet_port) if config.fleet.join == MUNGE else None,
+        munge_socket=config.fleet.munge_socket,
         is_head=is_head,
         slot=fleet.slot if fleet.slot >= 0 or not is_head else 0,
         join_file=str(join),
         plan=fleet.plan,
         address=named or find_address(local),
-        port=config.fleet.port,
+        port=0 if config.fleet.join == MUNGE else config.fleet.port,
         term_s=config.fleet.term_s,
         work=hashlib.sha256(json.dumps(plan.arguments).encode()).hexdigest()[:16],
     )

@@ -111,7 +111,10 @@ class Launch:
         self._check_fitness(wish, world_size, plan, signals)
         part = None
         if fleet is not None and plan is not None:
-            wish, part = self._take_part(wish, fleet, plan)
+            try:
+                wish, part = self._take_part(wish, fleet, plan)
+            except FleetError as error:
+                raise UsageError(str(error)) from None
         try:
             sockets = make_socket_folder(os.environ)
         except NoSocketFolderError as error:

@@ -30,8 +30,13 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     join_file: str
     """Where the head says how to reach it."""
     plan: FleetPlan
+    key: str
+    """By which the nodes know the job before they know anything else of it."""
     address: str
     """At which other nodes reach this one."""
+    meet: tuple[str, int] | None = None
+    """Where the head introduces itself by munge, in place of the join file."""
+    munge_socket: str = ""
     port: int = 0
     """On which the head listens; 0: any."""
     term_s: float = 15.0

@@ -132,9 +132,13 @@ class FleetTable(_Table, frozen=True, kw_only=True):
     spares: Count = 0
     """Nodes beyond those that train: they wait, and take the place of one that is left out."""
     join: str = ""
-    """The file by which the other nodes find the head; empty: one in the folder of runs."""
+    """The file by which the other nodes find the head; empty: one in the folder of runs; munge: none, nodes that share
+    no folder are introduced by munge."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """On which the head listens for the other nodes; 0: any."""
+    """On which the head listens for the other nodes (with munge: introduces itself); 0: any (one worked out from the
+    job's id)."""
+    munge_socket: str = ""
+    """munged's, where it is not the usual one."""
     lost_s: PositiveSeconds = _ENGINE.lost_s
     term_s: PositiveSeconds = _ENGINE.term_s
     last_call_s: Seconds = _ENGINE.last_call_s

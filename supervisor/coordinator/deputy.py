@@ -6,7 +6,9 @@ for as long, they are ended; the job may go on without this node from then on.
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import time
 import zlib
 from collections.abc import Callable
@@ -43,6 +45,8 @@ REREAD_S = 1.0
 REFUSED_S = 30.0
 """A refusal that lasts so long is final."""
 FAREWELL_S = 3.0
+MEET_AGAIN = 2
+"""Connections that have failed: a head that is started anew no longer knows the key that it let in."""
 HEAD_GONE_S = 60.0
 """After the lease: a new guardrun on the head is started within that, or all are, as by a requeue."""
 
@@ -67,6 +71,7 @@ class Deputy(Station):
         self._began_s = time.monotonic()
         self._refused_s: float | None = None
         self._has_joined = False
+        self._is_meeting = False
         self._said: set[str] = set()
         self._farewell_by_s: float | None = None
         self._ranks = 0
@@ -148,13 +153,13 @@ class Deputy(Station):
         if isinstance(event, ev.AttemptStarted):
             self._attempt, self._is_stopping = event.attempt, False
             self._progress, self._progress_s = 0, time.monotonic()
+            self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
             self._attempt, self._is_stopping = -1, False
+            self._refresh_info()  # a connection that is made anew before the launcher's next hello must not say otherwise
         elif isinstance(event, ev.NodeReport):
-            self._refresh_info()
             self._note_progress(event)
         elif isinstance(event, ev.RankExited):
-            self._refresh_info()  # a connection that is made anew before the launcher's next hello must not say otherwise
             self._tell_answers()
         self._tell(event)
         return True
@@ -206,6 +211,9 @@ class Deputy(Station):
         """Find the head, or find it again where it is a new one."""
         if not self._ranks:
             return
+        if self._fleet.meet is not None:
+            self._meet(*self._fleet.meet)
+            return
         try:
             join = read_join_file(Path(self._fleet.join_file))
         except NotThere:
@@ -216,14 +224,40 @@ class Deputy(Station):
         if join.client is None:
             self._say_once(f"{self._fleet.join_file} holds no key for this node", "bad")
             return
+        self._go_to(join, join.client)
+
+    def _meet(self, host: str, port: int) -> None:
+        """Have munge introduce us, by a worker thread; what comes of it is taken up on the loop's."""
+        if self._is_meeting or (self._link is not None and self._link.failures < MEET_AGAIN):
+            return
+        self._is_meeting = True
+
+        def work() -> None:
+            try:
+                join, keys = introduce(find_host(host), port, self._fleet.key, munge_socket=self._fleet.munge_socket)
+                self.post(lambda: self._go_to(join, keys))
+            except IntroductionError as error:
+                log.info("not_introduced", error=str(error))
+                if error.is_final:
+                    self._say_once(str(error), "bad")
+            finally:
+                self.post(self._met)
+
+        self.in_background(work, lambda error: None)
+
+    def _met(self) -> None:
+        self._is_meeting = False
+
+    def _go_to(self, join: JoinFile, keys: KeyPair) -> None:
+        head = Head(join.addresses, join.port, join.server_key)
         self._join = join
         if self._link is None:
             log.info("joining", head=join.head, addresses=join.addresses, port=join.port)
-            self._link = Link(head, join.client, self.run_file.node, slot=self._fleet.slot, info=self._info())
+            self._link = Link(head, keys, self.run_file.node, slot=self._fleet.slot, info=self._info())
             if self._poller is not None:
                 self._link.register(self._poller)
         else:
-            self._link.redirect(head, join.client)
+            self._link.redirect(head, keys)
 
     def _miss_head(self, now: float) -> None:
         """Without a head for too long, and nothing left alive here: end, so that the job can be started anew."""
@@ -348,10 +382,29 @@ class Deputy(Station):
         )
         self.send(wire.Stop(attempt=self._attempt, grace_s=0.0))
 
+    def _contact_lost_s(self, now: float) -> float:
+        """How long ago the lease ended. A deputy that found ranks alive and never had one counts from its own start."""
+        if self._link is not None and self._has_joined:
+            return self._link.contact_lost_s()
+        return max(0.0, now - self._began_s - self._fleet.term_s)
+
     def _say_once(self, text: str, level: str) -> None:
         if text not in self._said:
             self._said.add(text)
             self.terminal.say(text, level)
+
+
+def find_host(name: str) -> str:
+    """Where a host is: its name, where that resolves; else what Slurm says of the node of that name. Blocks."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        if os.environ.get("SLURM_JOB_ID"):
+            from guardrun.slurm.nodes import SlurmNode, read_node
+
+            node = read_node(name)
+            return node.address if isinstance(node, SlurmNode) and node.address else name
+    return name
 
 
 def read_raw(folder: Path, name: str) -> msg.Raw:
@@ -371,9 +424,3 @@ def read_raw(folder: Path, name: str) -> msg.Raw:
         size += len(data)
         files[str(path.relative_to(folder))] = data
     return msg.Raw(folder=name, files=files, left_out=left_out)
-    def _contact_lost_s(self, now: float) -> float:
-        """How long ago the lease ended. A deputy that found ranks alive and never had one counts from its own start."""
-        if self._link is not None and self._has_joined:
-            return self._link.contact_lost_s()
-        return max(0.0, now - self._began_s - self._fleet.term_s)
-

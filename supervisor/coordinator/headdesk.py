@@ -19,6 +19,7 @@ from guardrun.supervisor.coordinator.asking import FleetAsking
 from guardrun.supervisor.coordinator.gather import Gather
 from guardrun.supervisor.coordinator.hub import Hub, HubSettings
 from guardrun.supervisor.coordinator.inquiries import Inquiries
+from guardrun.supervisor.coordinator.introduce import Introducer
 from guardrun.supervisor.coordinator.isolating import isolate_other
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, remove_join_file, write_join_file
 from guardrun.supervisor.coordinator.joining import Present, newer_if_gone
@@ -86,8 +87,14 @@ class HeadDesk:
         self._warned: set[str] = set()
         self.malformed = 0
         self._farewell_by_s: float | None = None
+        self._introducer: Introducer | None = None
         try:
-            write_join_file(Path(fleet.join_file), self._join)
+            if fleet.meet is not None:
+                self._introducer = Introducer(
+                    fleet.meet[1], fleet.key, self._join, self.hub.admit, munge_socket=fleet.munge_socket
+                )
+            else:
+                write_join_file(Path(fleet.join_file), self._join)
         except (OSError, JoinError):
             self.hub.close()
             raise
@@ -96,12 +103,16 @@ class HeadDesk:
 
     def register(self, poller: zmq.Poller) -> None:
         self.hub.register(poller)
+        if self._introducer is not None:
+            self._introducer.register(poller)
 
     def turn(self, ready: dict[object, int]) -> None:
         """After every poll."""
         for node, what in self.hub.read(ready):
             self._hear(node, what)
         self.hub.acknowledge()
+        if self._introducer is not None:
+            self._introducer.read(ready)
         if self._farewell_by_s is not None:
             self._say_farewell()
 
@@ -123,7 +134,9 @@ class HeadDesk:
         self.gather.skipped(self._daemon.clock.now())
 
     def close(self) -> None:
-        if self._daemon.is_over:
+        if self._introducer is not None:
+            self._introducer.close()
+        elif self._daemon.is_over:
             remove_join_file(Path(self._fleet.join_file), self._join)
         self.hub.close()
 
@@ -144,6 +157,7 @@ class HeadDesk:
         fleet = self._daemon.engine.state.fleet
         if fleet is None or self._me not in fleet.members or fleet.members[self._me].standing is Standing.LEFT:
             self._daemon.handle(ev.NodeJoined(node=self._me, slot=self._fleet.slot, ranks=ranks))
+        self.send_orders()
 
     def told(self, event: ev.Event) -> list[ev.Event]:
         """An event of this node's own, or of no node: those for the engine."""
@@ -157,7 +171,6 @@ class HeadDesk:
 
     def start(self, action: ac.StartAttempt) -> None:
         fleet = self._daemon.engine.state.fleet
-        self.send_orders()
         sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
         self._daemon.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
         self.gather.start(action, sizes)

@@ -200,7 +200,10 @@ class Hub:
         self._doorman.admit(key)
 
     def forget(self, node: str, reason: str = "") -> None:
-        """The node is no longer of the job: tell it so where a reason is given, and let its place and orders go."""
+        """The node is no longer of the job: tell it so where a reason is given, and let its place and orders go.
+
+        It will ask to join again: `decide` has the word.
+        """
         peer = self._peers.get(node)
         if peer is not None:
             self._remove(peer, reason)

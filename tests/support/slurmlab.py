@@ -62,6 +62,11 @@ class SlurmLab:
             self.close()
             raise
 
+    @property
+    def munge_socket(self) -> str:
+        """Of the lab's own munged."""
+        return f"{self.folder}/munge.sock"
+
     # Asking Slurm ------------------------------------------------------------------------------------------------
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
