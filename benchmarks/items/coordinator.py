@@ -37,16 +37,18 @@ class CoordinatorItem:
         full = measure_once(nodes, 8, seconds)
         said = f"{nodes:,} nodes, {nodes / small.joined_s:,.0f} joins a second"
         return [
-            Figure("coordinator: a second's reports through sockets and decoder", "s", (share(without),), note=said),
-            Figure("coordinator: and the engine, one rank changed", "s", (share(small),), target=Target(1)),
-            Figure("coordinator: and the engine, eight ranks changed", "s", (share(full),), target=Target(1)),
+            Figure(
+                "coordinator: a second's reports through sockets and decoder", "s", (share(without, nodes),), note=said
+            ),
+            Figure("coordinator: and the engine, one rank changed", "s", (share(small, nodes),), target=Target(1)),
+            Figure("coordinator: and the engine, eight ranks changed", "s", (share(full, nodes),), target=Target(1)),
             Figure("coordinator: report to engine, 99th percentile", "ms", (small.late_ms[1],), note=queue(small)),
         ]
 
 
-def share(measured: Measured) -> float:
-    """Seconds of the core that a second's reports take."""
-    return measured.cpu_s / measured.seconds
+def share(measured: Measured, nodes: int) -> float:
+    """Seconds of the core that one report of each node takes."""
+    return measured.cpu_s * nodes / measured.reports
 
 
 def queue(measured: Measured) -> str:

@@ -11,7 +11,8 @@ from guardrun.supervisor.coordinator import hub as hub_module
 from guardrun.supervisor.coordinator import link as link_module
 from guardrun.supervisor.coordinator.hub import Back, Body, Dropped, Joined, Known
 from guardrun.supervisor.coordinator.keys import make_key_pair
-from guardrun.supervisor.coordinator.link import Refused, Welcomed
+from guardrun.supervisor.coordinator.lease import boot_s
+from guardrun.supervisor.coordinator.link import Head, Refused, Welcomed
 from guardrun.supervisor.coordinator.wire import MAX_BODY_BYTES
 from tests.coordinator.ends import Bench, kinds, opened
 
@@ -246,3 +247,46 @@ def test_dropped_says_when(ends: Bench) -> None:
     dropped = ends.seen[-1][1]
     assert isinstance(dropped, Dropped)
     assert 0 <= ends.now() - dropped.at_s < 1
+
+
+def test_what_was_sent_before_a_suspend_extends_no_lease(ends: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine sleeps for an hour: CLOCK_MONOTONIC shows nothing of it, and an old answer arrives after it."""
+    ends.open_hub(term_s=5.0)
+    link = ends.open_link("a")
+    ends.joined("a")
+    real_boot_s, real_suspended_s = boot_s, link_module._suspended_s
+    ends.is_acknowledging = False
+    link.send(b"before")
+    ends.until(lambda: ends.bodies("a"))
+    monkeypatch.setattr(link_module, "boot_s", lambda: real_boot_s() + 3600)
+    monkeypatch.setattr(link_module, "_suspended_s", lambda: real_suspended_s() + 3600)
+    ends.is_acknowledging = True
+    ends.hub.acknowledge()
+    ends.until(lambda: not link.has_waiting)
+    assert link.contact_lost_s() > 3500
+    ends.until(lambda: link.contact_lost_s() == 0.0)  # the next pulse is answered
+
+
+def test_a_redirected_link_goes_to_the_new_head(ends: Bench) -> None:
+    first, second = ends.open_hub(), ends.open_hub()
+    link = ends.open_link("a", port=first.port)
+    ends.until(lambda: link.is_joined)
+    link.redirect(Head(["127.0.0.1"], second.port, ends.server.public), ends.client)
+    ends.until(lambda: link.is_joined)
+    assert (first.is_connected("a"), second.is_connected("a")) == (False, True)
+    assert [what.is_new_hub for what in ends.got[link] if isinstance(what, Welcomed)] == [True, True]
+
+
+def test_each_address_is_tried_in_turn(ends: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "WELCOME_S", 0.2)
+    hub = ends.open_hub()
+    link = ends.open_link("a")
+    link.redirect(Head(["127.0.0.2", "::1", "127.0.0.1"], hub.port, ends.server.public), ends.client)
+    ends.until(lambda: link.is_joined)
+
+
+def test_a_name_that_is_no_utf8_is_escaped(ends: Bench) -> None:
+    ends.open_hub()
+    ends.open_link("a", info={"cwd": "/home/\udcff"})
+    ends.joined("a")
+    assert ends.seen[0][1] == Joined({"cwd": "/home/\\udcff"}, -1, ends.links[0].incarnation, False)
