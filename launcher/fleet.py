@@ -58,8 +58,6 @@ def plan_fleet(args: Any, config: Config, environ: Mapping[str, str]) -> Fleet |
     spares = config.fleet.spares
     step = _read_step(environ, args, spares)
     if step is not None and step.node_count > 1 and args.nnodes == DEFAULT_NODES and not args.standalone:
-        if spares >= step.node_count:
-            raise FleetError(f"--guard-spares {spares}: the step has {step.node_count} nodes, and one must train")
         args.nnodes = str(step.node_count - spares)
     least, most = parse_nodes(args)
     if args.standalone or (most == 1 and not spares):
