@@ -21,6 +21,7 @@ from guardrun.supervisor.ctl.runs import DEFAULT_DIR, guard_dir, read_run
 from guardrun.supervisor.ctl.status import read_status
 from guardrun.supervisor.ctl.verb import NO, OK, Call, CtlError, Verb
 from guardrun.supervisor.node.quarantine import read_all
+from guardrun.supervisor.preflight.remark import plural
 from guardrun.supervisor.render.words import duration, iso_time
 from guardrun.supervisor.rundir import RunFile, list_runs
 
@@ -246,12 +247,13 @@ def _print_job(out: Output, job: dict[str, Any]) -> None:
         f"partition {job['partition']}",
         f"{duration(job['left_s'])} left" if job["left_s"] is not None and job["left_s"] > 0 else "",
         "being preempted" if job["preempted"] else "",
-        f"started again {job['restarts']} times" if job["restarts"] else "",
+        f"started again {times(job['restarts'])}" if job["restarts"] else "",
         "" if job["may_requeue"] else "cannot start again by itself",
         f"without {job['excluded']}" if job["excluded"] else "",
     ]
     out.line(f"job {job['job']} · {job['name']} · " + " · ".join(fact for fact in facts if fact), "bold")
-    training = set(job["run"]["training_on"]) if job["run"] else set()
+    is_live = job["run"] is not None and job["run"]["state"] not in ("ended", "unfinished")
+    training = set(job["run"]["training_on"]) if is_live else set()
     rows = [
         [
             node["node"],
@@ -267,10 +269,14 @@ def _print_job(out: Output, job: dict[str, Any]) -> None:
     if run is None:
         out.line("no run of guardrun's found (--guard-dir says where they are)", "dim")
         return
-    spares = f", {run['spares']} spares" if run["spares"] else ""
-    out.line(f"run {run['run_id']}: {run['state']}, attempt {run['attempt']}, {run['incidents']} incidents{spares}")
+    counts = [plural(run["incidents"], "incident"), *([plural(run["spares"], "spare")] if run["spares"] else [])]
+    out.line(f"run {run['run_id']}: {run['state']}, attempt {run['attempt']}, {', '.join(counts)}")
     if run["last_incident"]:
         out.line(f"  last: {run['last_incident'].get('summary', '')}")
+
+
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 VERB = Verb("slurm", "Slurm: a job's nodes, spares, drains and run; prolog and epilog", _add_arguments, _run)

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from guardrun.slurm import commands
 from guardrun.slurm.commands import Failure, FailureKind, Slurm, clean_for_submission, explain, parse_fields
 from guardrun.slurm.jobs import StopCause, parse_job, read_job, stop_cause
 from guardrun.slurm.nodes import parse_node
+from guardrun.slurm.partitions import parse_partition
 from guardrun.slurm.requeue import RequeueState, requeue
 from tests.support.processes import read_all
 
@@ -144,3 +147,17 @@ def test_who_submits_from_within_a_job_hands_nothing_of_it_on() -> None:
 def test_the_environment_of_a_question_is_its_own(fake_slurm: FakeSlurm) -> None:
     assert fake_slurm(scontrol='echo "$SLURM_TIME_FORMAT $LC_ALL"').run("scontrol") == "%s C\n"
     assert "SLURM_TIME_FORMAT" not in os.environ
+
+
+WORDS = st.sampled_from(
+    ["JobId=", "JobName=", " UserId=a(1)", " GroupId=", "NodeList=n[1-", "State=", " Reason=", "[", "=", " "]
+)
+
+
+@given(st.lists(WORDS | st.text(max_size=8), max_size=12).map("".join))
+def test_whatever_is_printed_is_read_somehow(text: str) -> None:
+    """A newer Slurm's words, or a user's: nothing of it may raise."""
+    assert parse_job(text).node_count >= 0
+    assert isinstance(parse_node(text).states, frozenset)
+    assert parse_partition(text).node_count >= 0
+    assert explain("scontrol", text, 1).text
