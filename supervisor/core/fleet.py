@@ -22,6 +22,10 @@ STILL = 1.5
 """Times the run's own gap between two advances: what has not advanced for longer stands still."""
 STILL_MAX_S = 60.0
 """Gaps may be long for a while (evaluations): a node that is gone is not waited for as long as that."""
+SILENCES = 1.5
+"""So many times the longest silence that has ended by itself…"""
+MOST_SILENCES = 2.0
+"""… but no more than so many times [fleet] lost_s."""
 CONFIDENCE = 0.95
 FIRST_SPARE = 1_000_000
 """Orders of nodes that no scheduler has numbered come after those that one has."""
@@ -65,6 +69,8 @@ def on_node_heard(state: State, event: ev.NodeHeard, now_s: float) -> list[Actio
     fleet, member = state.fleet, _member(state, event.node)
     if fleet is None or member is None or member.standing is not Standing.SILENT:
         return []
+    if not member.is_dropped:
+        fleet.longest_s = max(fleet.longest_s, now_s - member.since_s)
     fleet.stand(member, Standing.READY)
     member.since_s, member.is_dropped = now_s, False
     if state.suspicion is not None:
@@ -109,7 +115,7 @@ def due_s(state: State) -> float | None:
 
 def _lost_s(state: State, member: Member) -> float:
     """When a silent node is lost, if nothing changes: neither it is heard nor does the job advance."""
-    patience_s = min(DROPPED_S, state.settings.lost_s) if member.is_dropped else state.settings.lost_s
+    patience_s = min(DROPPED_S, state.settings.lost_s) if member.is_dropped else _patience_s(state)
     at_s = member.since_s + patience_s
     attempt = state.attempt
     if attempt is None or state.phase is not Phase.RUNNING or not _trains(state, member):
@@ -119,6 +125,12 @@ def _lost_s(state: State, member: Member) -> float:
     if not member.is_dropped:
         still_s = max(still_s, min(STILL * state.gaps.typical_s, STILL_MAX_S))
     return max(at_s, silence_began_s(attempt) + still_s)
+
+
+def _patience_s(state: State) -> float:
+    """As configured; longer where silences of this run's have ended by themselves after nearly as long."""
+    lost_s, longest_s = state.settings.lost_s, state.fleet.longest_s if state.fleet else 0.0
+    return max(lost_s, min(SILENCES * longest_s, MOST_SILENCES * lost_s))
 
 
 def _trains(state: State, member: Member) -> bool:

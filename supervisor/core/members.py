@@ -59,6 +59,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     """Those that stand as SILENT: they are asked for with every event, and there may be thousands of nodes."""
     since_s: float = 0.0
     """Since when nodes have been waited for, where they are."""
+    longest_s: float = 0.0
+    """The longest silence of a node that ended by itself: this network's, measured."""
     requeue_s: float = 0.0
     """When the scheduler was asked to start the job anew, with other nodes; 0: it was not."""
     check: int = 0

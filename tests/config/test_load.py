@@ -61,6 +61,16 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
             "save_before_end_s": 120.0,
             "requeue": "auto",
         },
+        "fleet": {
+            "spares": 0,
+            "join": "",
+            "port": 0,
+            "munge_socket": "",
+            "lost_s": 25.0,
+            "term_s": 15.0,
+            "last_call_s": 30.0,
+            "join_timeout_s": 600.0,
+        },
         "notify": {"command": []},
     }
     assert (config.hang.floor_s, config.hang.hard_timeout_s) == (10.0, 1800.0)

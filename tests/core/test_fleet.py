@@ -164,6 +164,18 @@ def test_a_node_that_is_heard_again_in_time_is_not_lost(told: Told) -> None:
     assert "node_lost" not in {i.cause for i in told.state.incidents.values()}
 
 
+def test_the_time_after_which_a_node_is_lost_is_measured(told: Told) -> None:
+    """A network that takes 24 s to fail over is given more than 25 s the next time, but not for ever."""
+    running(told)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.step(20, 26.5)
+    told.tell(ev.NodeHeard(node="n1"), 27.0)
+    told.step(21, 27.5)
+    told.tell(ev.NodeSilent(node="n0", since_s=30.0), 35.0)
+    told.tick()
+    assert incident(told).cause == "node_lost" and told.now_s == pytest.approx(30.0 + 1.5 * 24.0, abs=0.1)
+
+
 def test_no_hang_is_told_while_a_node_is_silent(told: Told) -> None:
     """What would be seen of its ranks is that they were not seen."""
     running(told)
