@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from guardrun.supervisor.core.looks import Frame
 
 _PACKAGES = ("site-packages/", "dist-packages/", "/torch/nn/", "/torch/_", "/torch/autograd/", "/torch/optim/")
@@ -41,8 +43,9 @@ def is_users(frame: Frame) -> bool:
     return is_users_file(frame.file)
 
 
+@lru_cache(maxsize=4096)
 def is_users_file(path: str) -> bool:
-    """Likewise, for a file."""
+    """Likewise, for a file. Thousands of ranks are in the same few."""
     return not any(part in path for part in _NOT_THE_USERS) and not path.startswith("<")
 
 
