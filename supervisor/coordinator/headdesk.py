@@ -16,6 +16,7 @@ from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
 from guardrun.supervisor.coordinator import hub as hubs
 from guardrun.supervisor.coordinator import messages as msg
 from guardrun.supervisor.coordinator.asking import FleetAsking
+from guardrun.supervisor.coordinator.checking import CheckDesk
 from guardrun.supervisor.coordinator.gather import Gather
 from guardrun.supervisor.coordinator.hub import Hub, HubSettings
 from guardrun.supervisor.coordinator.inquiries import Inquiries
@@ -64,6 +65,7 @@ class HeadDesk:
         self.gather = Gather(fleet.term_s, daemon.run_file.run_id, daemon.run_file.settings.lost_s)
         self.inquiries = Inquiries(self._send)
         self.asking = FleetAsking(self._send)
+        self.checks = CheckDesk(daemon, fleet, self._send)
         keys = _read_keys(daemon.run_dir, daemon.run_file.session)
         server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
         settings = HubSettings(term_s=fleet.term_s, decide=self._decide)
@@ -124,6 +126,7 @@ class HeadDesk:
             if self.hub.is_connected(node):
                 events += self.gather.heard(node, self.hub.heard_s(node)) if self._is_fresh(node, now_s) else []
         self.pass_on(events + self.gather.tick(now_s))
+        self.checks.tick()
         self.inquiries.poll()
 
     def _is_fresh(self, node: str, now_s: float) -> bool:
@@ -170,6 +173,7 @@ class HeadDesk:
     # Orders ----------------------------------------------------------------------------------------------------
 
     def start(self, action: ac.StartAttempt) -> None:
+        self.checks.end()
         fleet = self._daemon.engine.state.fleet
         sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
         self._daemon.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
@@ -201,6 +205,7 @@ class HeadDesk:
 
     def finish(self, order: Finish) -> None:
         """Tell all nodes that the run is over; the daemon is, once they have heard, or after FAREWELL_S."""
+        self.checks.end()
         for node in self.hub.nodes:
             self._send(node, order)
         self._farewell_by_s = time.monotonic() + FAREWELL_S
@@ -272,6 +277,7 @@ class HeadDesk:
             self._joined(node, what.info, -1, now_s, is_new=False)
         elif isinstance(what, hubs.Dropped):
             log.info("node_dropped", node=node, why=what.why)
+            self.checks.gone(node)
             self.pass_on(self.gather.dropped(node, now_s))
         elif isinstance(what, hubs.Missed):
             log.warning("node_lost_messages", node=node, packets=what.packets)
@@ -288,7 +294,9 @@ class HeadDesk:
         self.send_orders()
 
     def _compare(self, node: str, info: dict[str, Any]) -> None:
-        """Versions that differ between nodes train, mostly; they are said once."""
+        """Versions that differ between nodes train, mostly; they are said once, where the pre-flight does not."""
+        if self._daemon.run_file.settings.check_nodes != "off":
+            return
         mine = versions()
         for name in ("python", "torch"):
             theirs = str(info.get(name, ""))
@@ -308,9 +316,11 @@ class HeadDesk:
             self.gather.serving(message.attempt, message.address, message.port)
             self.send_orders()
         elif isinstance(message, msg.Raw):
-            self._keep_raw(message)
+            self._keep_raw(node, message)
         elif isinstance(message, msg.Loaded):
             self._loaded(node, message)
+        elif isinstance(message, msg.CheckAnswer):
+            self.checks.told(node, message)
         elif isinstance(message, msg.Checks):
             self.asking.told(node, message, time.monotonic())
             daemon.saving.try_asking()
@@ -323,7 +333,7 @@ class HeadDesk:
                 self.gather.forget(node)
             self.pass_on(self.gather.told(node, message, now_s))
 
-    def _keep_raw(self, raw: msg.Raw) -> None:
+    def _keep_raw(self, node: str, raw: msg.Raw) -> None:
         """A node's raw stacks, into the run directory."""
         parts = Path(raw.folder).parts
         if len(parts) != 2 or parts[0] != "looks" or ".." in parts:
@@ -332,6 +342,10 @@ class HeadDesk:
         folder = self._daemon.run_dir / raw.folder
 
         def work() -> None:
+            if raw.left_out:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                text = f"{raw.left_out} files of {node} were too large to be fetched\n"
+                (folder / f"not-fetched-{node}.txt").write_text(text)
             for name, data in raw.files.items():
                 path = folder / name
                 if not path.resolve().is_relative_to(folder.resolve()):

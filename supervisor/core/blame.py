@@ -14,6 +14,8 @@ UNCLEAR = frozenset(
 )
 """No cause in the script, and none found elsewhere: twice on the same node, and it is swapped."""
 STRIKES = 2
+ISOLATED_S = 60.0
+"""By then a node's isolation is done."""
 
 
 def node_to_blame(fleet: Fleet, incident: Incident) -> tuple[str, str]:
@@ -44,6 +46,23 @@ def is_of_node(state: State, incident: Incident) -> bool:
     return incident.cause in OWN or any(culprit.node in state.nodes.isolated for culprit in incident.culprits)
 
 
+def isolation(state: State, node: str, incident_id: str) -> Isolate:
+    """Have a node kept out of what comes, for what an incident says."""
+    told = state.incidents[incident_id]
+    return Isolate(node=node, incident=told.id, cause=told.cause, summary=told.summary, evidence_s=told.detected_s)
+
+
+def isolate_again(state: State, now_s: float) -> list[Action]:
+    """What a supervisor that died may not have done any more. Not later: somebody may have undone it since."""
+    members = state.fleet.members.values() if state.fleet is not None else ()
+    told = {**state.nodes.isolated, **{member.node: member.incident for member in members if member.incident}}
+    return [
+        isolation(state, node, incident_id)
+        for node, incident_id in told.items()
+        if now_s - state.incidents[incident_id].detected_s < ISOLATED_S
+    ]
+
+
 def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
     """After a verdict: have the node that is to blame, and those that are under quarantine, do without."""
     fleet = state.fleet
@@ -54,9 +73,7 @@ def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
     isolated = {name: told for name, told in state.nodes.isolated.items() if name in fleet.members}
     if node and node not in isolated and incident.cause in OWN and incident.cause != "node_lost":
         state.nodes.isolated[node] = isolated[node] = incident.id
-        actions.append(
-            Isolate(node=node, incident=incident.id, cause=incident.cause, summary=incident.summary, evidence_s=now_s)
-        )
+        actions.append(isolation(state, node, incident.id))
     for name in sorted({node, *isolated} - {""}):
         member = fleet.members[name]
         if member.standing is Standing.OUT:

@@ -21,6 +21,7 @@ import msgspec
 from guardrun.supervisor.core import attempts, falls, fleet, incidents, nodes, orders, pauses, preemption, watch
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, FinishRun, ReadExits, Say, TakeLook
+from guardrun.supervisor.core.blame import isolate_again
 from guardrun.supervisor.core.endings import record_attempt, summary
 from guardrun.supervisor.core.ledger import OTHER, STARTING
 from guardrun.supervisor.core.machine import IGNORE, Phase, handler_name
@@ -133,6 +134,7 @@ def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s:
     if state.crash is not None and state.crash.is_asked and state.attempt:
         state.crash.decide_by_s = now_s
         actions.append(ReadExits(attempt=state.attempt.number))
+    actions += isolate_again(state, now_s)
     if state.phase is Phase.ENDED:
         actions.append(FinishRun(exit_code=state.exit_code, summary=summary(state, now_s)))
     return actions

@@ -6,7 +6,8 @@ from typing import Any
 
 from guardrun.supervisor.core import checking
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Action, Isolate, Requeue, Say
+from guardrun.supervisor.core.actions import Action, Requeue, Say
+from guardrun.supervisor.core.blame import isolation
 from guardrun.supervisor.core.endings import finish, summary
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.incidents import open_incident, write
@@ -248,9 +249,8 @@ def _tell_lost(state: State, attempt: Attempt, member: Member, ranks: list[int],
     if held:
         return actions
     state.crash = None
-    actions.append(
-        Isolate(node=member.node, incident=incident.id, cause="node_lost", summary=incident.summary, evidence_s=now_s)
-    )
+    member.incident = incident.id
+    actions.append(isolation(state, member.node, incident.id))
     if state.phase is Phase.RUNNING:
         return actions + stop_for(state, incident.id, onset_s=onset_s, now_s=now_s)
     # Its peers fell first, and the rest is being stopped for them already.

@@ -40,6 +40,8 @@ class Member(msgspec.Struct, kw_only=True):
     is_placed: bool = False
     """It is one of the attempt's."""
     why: str = ""
+    incident: str = ""
+    """For which it was given up, and is to be kept out of what comes."""
     strikes: list[str] = []
     """Incidents on it for which no cause was found."""
     contact_lost: int = 0

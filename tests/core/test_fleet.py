@@ -270,6 +270,14 @@ def test_a_job_shrinks_and_grows_where_the_user_allows_it(told: Told) -> None:
     assert sorted(start.nodes) == ["n0", "n1", "n2"]
 
 
+def test_a_supervisor_that_died_while_it_isolated_a_node_does_it_again(told: Told) -> None:
+    running(told)
+    told.tell(ev.NodeSilent(node="n0", since_s=3.0), 8.0)
+    [first] = [action for action in told.tick() if isinstance(action, ac.Isolate)]
+    [again] = [action for action in told.tell(ev.SupervisorRestarted()) if isinstance(action, ac.Isolate)]
+    assert again == first and again.node == "n0" and again.cause == "node_lost"
+
+
 # To blame ----------------------------------------------------------------------------------------------
 
 
