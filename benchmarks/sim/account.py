@@ -59,6 +59,8 @@ class Training:
         self.first_s = self._last_s = first_s
         self.work_s = 0.0
         self.slow = 1.0
+        self._steps = parameters.steps_a_save
+        self._cycle_s = self._steps * parameters.step_s + parameters.save_s
 
     def advance(self, now_s: float) -> None:
         """Let it train until now."""
@@ -71,36 +73,32 @@ class Training:
         self.slow = factor
 
     @property
-    def _cycle_s(self) -> float:
-        return self.parameters.steps_a_save * self.parameters.step_s + self.parameters.save_s
-
-    @property
     def saves(self) -> int:
         return int(self.work_s / self._cycle_s + 1e-9)
 
     @property
     def step(self) -> int:
         past_s = self.work_s - self.saves * self._cycle_s
-        done = min(int(past_s / self.parameters.step_s + 1e-9), self.parameters.steps_a_save)
-        return self.base_step + self.saves * self.parameters.steps_a_save + done
+        done = min(int(past_s / self.parameters.step_s + 1e-9), self._steps)
+        return self.base_step + self.saves * self._steps + done
 
     @property
     def saved_step(self) -> int:
         """The newest whole checkpoint."""
-        return self.base_step + self.saves * self.parameters.steps_a_save
+        return self.base_step + self.saves * self._steps
 
     @property
     def to_next_s(self) -> float:
         """Until its next step is done."""
         past_s = self.work_s - self.saves * self._cycle_s
         number = int(past_s / self.parameters.step_s + 1e-9) + 1
-        if number > self.parameters.steps_a_save:
+        if number > self._steps:
             return (self._cycle_s + self.parameters.step_s - past_s) * self.slow
         return (number * self.parameters.step_s - past_s) * self.slow
 
     def work_to(self, step: int) -> float:
         """Work from the attempt's first second to a step."""
-        cycles, rest = divmod(step - self.base_step, self.parameters.steps_a_save)
+        cycles, rest = divmod(step - self.base_step, self._steps)
         if rest == 0 and cycles:
             return cycles * self._cycle_s - self.parameters.save_s
         return cycles * self._cycle_s + rest * self.parameters.step_s

@@ -3,6 +3,7 @@
     python benchmarks/sim/run.py                          two weeks, two rates, three seeds: half an hour on one core
     python benchmarks/sim/run.py --quick                  two days of 1,000 nodes, one seed: a minute
     python benchmarks/sim/run.py --nodes 2000 --days 7    another size
+    python benchmarks/sim/run.py --write-docs             also puts the tables into docs/simulation.md
     python benchmarks/sim/run.py --anew                   forget results of earlier calls (build/sim-*.jsonl)
 
 What is assumed is printed first; docs/simulation.md explains it.
@@ -23,6 +24,8 @@ from benchmarks.sim.failures import AGAIN_S, SENSED, TRUTHS  # noqa: E402
 from benchmarks.sim.parameters import Parameters  # noqa: E402
 from benchmarks.sim.table import play_all, play_load, table  # noqa: E402
 
+BEGIN, END = "<!-- figures: make sim SIM_ARGS=--write-docs -->", "<!-- end of figures -->"
+
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -32,6 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rates", default="1,10", help="times the published rate")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--anew", action="store_true")
+    parser.add_argument("--write-docs", action="store_true")
     parser.add_argument("--no-load", action="store_true", help="without the day in which every rank is told")
     return parser.parse_args()
 
@@ -64,18 +68,29 @@ def main() -> int:
     if args.anew:
         kept.unlink(missing_ok=True)
     print(_assumed(parameters), flush=True)
-    if not args.no_load and not args.quick:
-        print(f"\n{play_load(parameters, _show)}", flush=True)
+    told = [] if args.no_load or args.quick else [play_load(parameters, _show)]
+    print("".join(f"\n{text}" for text in told), flush=True)
     results = play_all(parameters, rates, args.seeds, kept, _show)
     _show("")
     for rate in rates:
         faster = replace(parameters, rate=rate)
-        print(
-            f"\n{args.nodes:,} nodes of 8 GPUs, {args.days:g} days, {faster.stops_a_day:.0f} failures a day "
-            f"(x{rate:g}), a checkpoint every {faster.steps_a_save * faster.step_s:.0f} s; median (range) of "
-            f"{args.seeds} seeds\n\n{table(results, rate)}"
+        told.append(
+            f"{args.nodes:,} nodes of 8 GPUs, {args.days:g} days, {faster.stops_a_day:.0f} failures a day (x{rate:g}), "
+            f"a checkpoint every {faster.steps_a_save * faster.step_s:.0f} s; median (range) of {args.seeds} seeds"
+            f"\n\n{table(results, rate)}"
         )
+        print(f"\n{told[-1]}")
+    if args.write_docs:
+        _write_docs("\n\n".join(told))
     return 0
+
+
+def _write_docs(text: str) -> None:
+    """Put the figures between the marks."""
+    page = ROOT / "docs" / "simulation.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Result:
     """Well, and lost because of a switch."""
     swaps: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
-    engine_s: float = 0.0
+    cpu_s: float = 0.0
     """Of the engine."""
     events: int = 0
     largest_s: float = 0.0
@@ -84,7 +84,7 @@ def play(parameters: Parameters, case: Case, show: Show) -> Result:
         return _result(case, chosen, Torchrun(chosen, draw(chosen), recovers=case.recovers).run())
     world = World(chosen, progress=progress).run()
     result = _result(case, chosen, world.account)
-    result.engine_s, result.events = world.load.total_s, world.load.events
+    result.cpu_s, result.events = world.load.cpu_s, world.load.events
     result.largest_s, result.largest = world.load.largest_s, world.load.largest
     return result
 
@@ -138,7 +138,7 @@ def play_load(parameters: Parameters, show: Show) -> str:
     per_stop = load.events / max(world.account.stops, 1)
     return (
         f"one day of {chosen.nodes * 8:,} ranks, every exit told: {world.account.stops} stops, {load.events:,} events "
-        f"({per_stop:,.0f} a stop), {load.total_s:.0f} s in the engine; the largest event ({load.largest}) "
+        f"({per_stop:,.0f} a stop), {load.cpu_s:.0f} s of the engine's CPU time; the largest event ({load.largest}) "
         f"{load.largest_s:.2f} s; peak memory of engine and virtual world {peak_bytes() / 2**20:,.0f} MiB"
     )
 
@@ -147,7 +147,7 @@ def play_load(parameters: Parameters, show: Show) -> str:
 
 HEAD = (
     "| | ETTR | stops | runs ended | a stop: detect | stop | start | redo | waits for a person "
-    "| evicted | innocent | quarantined, well | stopped, well | swaps | engine s a day |\n" + "|---" * 15 + "|"
+    "| evicted | innocent | quarantined, well | stopped, well | swaps | engine CPU s a day |\n" + "|---" * 15 + "|"
 )
 
 
@@ -177,7 +177,7 @@ def table(results: list[Result], rate: float) -> str:
         if case.recovers is None:
             counts = ("evicted", "innocents", "quarantined", "false_stops", "swaps")
             cells += [_of([float(getattr(r, name)) for r in mine], ".0f") for name in counts]
-            cells.append(_of([r.engine_s / r.days for r in mine], ".1f"))
+            cells.append(_of([r.cpu_s / r.days for r in mine], ".1f"))
         else:
             cells += ["–"] * 6
         lines.append("| " + " | ".join(cells) + " |")

@@ -10,7 +10,6 @@ import heapq
 import itertools
 import random
 import re
-import time
 from collections.abc import Callable
 
 from benchmarks.sim import account as use
@@ -186,9 +185,7 @@ class World:
     # Events in, actions out ----------------------------------------------------------------------------------
 
     def feed(self, event: ev.Event) -> None:
-        began = time.perf_counter()
-        actions = self.engine.handle(event, self.now_s)
-        self.load.note(type(event).__name__, time.perf_counter() - began)
+        actions = self.load.time(type(event).__name__, lambda: self.engine.handle(event, self.now_s))
         if self.told:
             self.told(self.engine.last_s, event, actions)
         for action in actions:
