@@ -41,6 +41,7 @@ class Performer:
         self._notified: list[subprocess.Popen[bytes]] = []
         self._orders: dict[type, Callable[..., None]] = {
             ac.StartAttempt: self._start,
+            ac.CheckNodes: self._check_nodes,
             ac.StopAttempt: self._stop,
             ac.TakeLook: self._look,
             ac.ReadExits: self._read_exits,
@@ -103,6 +104,10 @@ class Performer:
             return
         start = wire.Start(attempt=action.attempt, checkpoint=action.checkpoint, is_detailed=action.is_detailed)
         self._daemon.send(start)
+
+    def _check_nodes(self, action: ac.CheckNodes) -> None:
+        assert self._daemon.fleet is not None
+        self._daemon.fleet.checks.begin(action)
 
     def _stop(self, action: ac.StopAttempt) -> None:
         if self._daemon.fleet is not None:

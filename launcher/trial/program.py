@@ -30,26 +30,30 @@ def main(arguments: list[str]) -> int:
         return 1
     _say(answers, {"part": "ready"})
     for line in sys.stdin:
-        part = line.strip()
+        part, *more = line.split()
         try:
-            answer = parts[part]()
+            answer = parts[part](*more)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         _say(answers, {"part": part, **answer})
     return 0
 
 
-def _load(name: str, rank: int, ranks: int, store: str) -> dict[str, Callable[[], dict[str, Any]]]:
+def _load(name: str, rank: int, ranks: int, store: str) -> dict[str, Callable[..., dict[str, Any]]]:
     """Import torch, take hold of the device: both may take seconds, or fail."""
     from guardrun.launcher.trial.copies import try_copies
     from guardrun.launcher.trial.device import Device
+    from guardrun.launcher.trial.pair import Pairing
     from guardrun.launcher.trial.pattern import try_pattern
     from guardrun.launcher.trial.product import try_product
     from guardrun.launcher.trial.reduce import try_reduce
 
     device = Device(name)
     device.synchronize()
+    pairing = Pairing(device)
     return {
+        "serve": pairing.serve,
+        "add": pairing.add,
         "product": lambda: try_product(device),
         "pattern": lambda: try_pattern(device),
         "copies": lambda: try_copies(device, ranks),

@@ -31,16 +31,22 @@ def try_reduce(device: Device, store: str, rank: int, ranks: int) -> dict[str, A
         timeout=timedelta(seconds=TIMEOUT_S),
     )
     try:
-        words = CUDA_WORDS if device.is_cuda else CPU_WORDS
-        base = torch.arange(words, dtype=torch.int64, device=device.torch) % PERIOD
-        tensor = (base + rank).to(torch.float32)
-        dist.all_reduce(tensor)
-        # Whole numbers far below 2^24: exact, whatever the order.
-        wrong = int((tensor.to(torch.int64) != base * ranks + ranks * (ranks - 1) // 2).sum())
-        work = torch.ones(words, dtype=torch.float32, device=device.torch)
-        took_s = seconds_of(device, lambda: dist.all_reduce(work), TIMES)
+        sums = sum_together(device, rank, ranks)
         # What each link has carried: "Performance reported by NCCL tests", bus bandwidth.
-        moved = 2 * (ranks - 1) / ranks * words * 4
-        return {"wrong": wrong, "bus": moved / took_s}
+        moved = 2 * (ranks - 1) / ranks * sums["bytes"]
+        return {"wrong": sums["wrong"], "bus": moved / sums["took"]}
     finally:
         dist.destroy_process_group()
+
+
+def sum_together(device: Device, rank: int, ranks: int) -> dict[str, Any]:
+    """Within a process group: how many sums were wrong, what the quickest took in seconds, of how many bytes."""
+    words = CUDA_WORDS if device.is_cuda else CPU_WORDS
+    base = torch.arange(words, dtype=torch.int64, device=device.torch) % PERIOD
+    tensor = (base + rank).to(torch.float32)
+    dist.all_reduce(tensor)
+    # Whole numbers far below 2^24: exact, whatever the order.
+    wrong = int((tensor.to(torch.int64) != base * ranks + ranks * (ranks - 1) // 2).sum())
+    work = torch.ones(words, dtype=torch.float32, device=device.torch)
+    took_s = seconds_of(device, lambda: dist.all_reduce(work), TIMES)
+    return {"wrong": wrong, "took": took_s, "bytes": words * 4}

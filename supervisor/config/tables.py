@@ -219,6 +219,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             save_before_end_s=self.preemption.save_before_end_s,
             requeue=self.preemption.requeue,
             gc_policy=self.gc.policy,
+            check_nodes=self.preflight.level,
             **msgspec.structs.asdict(self.slowdown),
             is_torchrun_agent=self.launcher.agent == "torchrun",
         )

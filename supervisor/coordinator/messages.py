@@ -10,7 +10,9 @@ import msgspec
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Isolate, ReadExits, TakeLook
+from guardrun.supervisor.core.alike import Facts
 from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.core.pairs import Meeting
 from guardrun.supervisor.wire import Finish, Start, Stop
 
 MAX_RAW_BYTES = 1024 * 1024
@@ -68,6 +70,46 @@ class Looked(_Message, frozen=True, kw_only=True, tag="looked"):
     took_s: float = 0.0
 
 
+class Probed(_Message, frozen=True, kw_only=True, tag="probed"):
+    """Answer to Probe: where this node's listener is, and what should be alike on all."""
+
+    address: str
+    """That its ranks' store would have."""
+    port: int = 0
+    facts: Facts = Facts()
+    error: str = ""
+
+
+class Met(_Message, frozen=True, kw_only=True, tag="met"):
+    """Answer to Meet."""
+
+    meetings: list[Meeting]
+
+
+class Warmed(_Message, frozen=True, kw_only=True, tag="warmed"):
+    """Answer to Warm: torch is there, on so many devices."""
+
+    devices: int = 0
+    port: int = 0
+    """Of a store that others can join."""
+    error: str = ""
+
+
+class Added(_Message, frozen=True, kw_only=True, tag="added"):
+    """Answer to Add."""
+
+    took_s: float = 0.0
+    error: str = ""
+
+
+class CheckAnswer(_Message, frozen=True, kw_only=True, tag="check_answer"):
+    """A node's part in a step of a check."""
+
+    check: int
+    step: int
+    answer: Probed | Met | Warmed | Added
+
+
 # Down ----------------------------------------------------------------------------------------------------------
 
 
@@ -99,5 +141,64 @@ class LookNow(_Message, frozen=True, kw_only=True, tag="look_now"):
     samples: int = 1
 
 
-Up = ev.Event | Serving | Raw | Loaded | Checks | Looked
-Down = Start | Stop | Finish | TakeLook | ReadExits | Isolate | SetBase | AskChecks | SetCheckpoint | LookNow
+class Probe(_Message, frozen=True, kw_only=True, tag="probe"):
+    """Open a listener for this check, and say what there is."""
+
+    token: bytes
+    """That callers will bring."""
+    keep_s: float
+
+
+class Place(_Message, frozen=True, kw_only=True, tag="place"):
+    """Where a node's listener is."""
+
+    node: str
+    address: str
+    port: int
+
+
+class Meet(_Message, frozen=True, kw_only=True, tag="meet"):
+    """Reach these."""
+
+    places: list[Place]
+
+
+class Warm(_Message, frozen=True, kw_only=True, tag="warm"):
+    """Have torch ready in processes of their own; those that are ready stay."""
+
+
+class Add(_Message, frozen=True, kw_only=True, tag="add"):
+    """All-reduce together with another node, over the store that one of both serves."""
+
+    address: str
+    port: int
+    prefix: str
+    first_rank: int
+    ranks: int
+
+
+class CheckStep(_Message, frozen=True, kw_only=True, tag="check_step"):
+    check: int
+    step: int
+    what: Probe | Meet | Warm | Add
+
+
+class EndCheck(_Message, frozen=True, kw_only=True, tag="end_check"):
+    """Nothing of a check is to be left."""
+
+
+Up = ev.Event | Serving | Raw | Loaded | Checks | CheckAnswer | Looked
+Down = (
+    Start
+    | Stop
+    | Finish
+    | TakeLook
+    | ReadExits
+    | Isolate
+    | SetBase
+    | AskChecks
+    | SetCheckpoint
+    | CheckStep
+    | EndCheck
+    | LookNow
+)

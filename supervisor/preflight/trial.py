@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -73,7 +74,7 @@ class Trial:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not select.select([stdout], [], [], left_s)[0]:
                 self._over = f"it did not come back from {part}"
-                self._process.kill()
+                self.kill()
                 return Answer({}, self._over, is_hanging=True)
             data = os.read(stdout.fileno(), 65536)
             if not data or len(self._buffer) > MAX_LINE:
@@ -83,9 +84,20 @@ class Trial:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return _parse(line)
 
+    @property
+    def is_over(self) -> bool:
+        """It has hung or ended: it answers nothing any more."""
+        return bool(self._over)
+
+    def kill(self) -> None:
+        """End it and all that it has started; any thread may."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """End it, and wait a moment for that."""
-        self._process.kill()
+        self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):
                 self._pipe(pipe).close()
