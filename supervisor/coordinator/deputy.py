@@ -31,6 +31,7 @@ from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThe
 from guardrun.supervisor.coordinator.keys import KeyPair
 from guardrun.supervisor.coordinator.lease import STILL_S
 from guardrun.supervisor.coordinator.link import Head, Link
+from guardrun.supervisor.coordinator.probing import About, NodeChecks, wall_base_s
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
@@ -75,6 +76,8 @@ class Deputy(Station):
         self._said: set[str] = set()
         self._farewell_by_s: float | None = None
         self._ranks = 0
+        about = About(run.node, fleet.address, run.script, run.cwd, lambda: wall_base_s(self.clock.now))
+        self._checks = NodeChecks(about, lambda answer: self.post(lambda: self._tell(answer)))
 
     # The station's questions -----------------------------------------------------------------------------------
 
@@ -143,6 +146,7 @@ class Deputy(Station):
             self._link.read(dict(self._poller.poll(100)))
 
     def close(self) -> None:
+        self._checks.end()
         if self._link is not None:
             self._link.close()
         super().close()
@@ -306,7 +310,10 @@ class Deputy(Station):
             self._end(order)
         elif isinstance(order, wire.Start | wire.Stop):
             self._is_stopping = isinstance(order, wire.Stop) and order.attempt == self._attempt
+            self._checks.end()  # nothing of it may disturb an attempt
             self.send(order)
+        elif isinstance(order, msg.CheckStep | msg.EndCheck):
+            self._checks.obey(order)
         elif isinstance(order, ac.TakeLook):
             self._look(order)
         elif isinstance(order, ac.ReadExits):
