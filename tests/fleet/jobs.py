@@ -1,0 +1,246 @@
+"""Jobs of several nodes: a real guardrun on each host of a lab, and what can be asked of it from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.guardrun_run import clean_environment
+from tests.support.netlab import Host, Lab
+from tests.support.processes import Process, is_alive
+from tests.support.waiting import wait_until
+
+SCRIPT = Path(__file__).parent / "scripts" / "train.py"
+PORT = 29650
+CONFIG = """
+[checkpoint]
+dir = "out"
+resume_args = ["--resume", "{path}"]
+[hang]
+floor_s = 4
+look_gap_s = 1
+look_every_s = 2
+idle_patience_s = 5
+[restart]
+stop_grace_s = 3
+"""
+QUICK = CONFIG + "[fleet]\nlost_s = 6\nterm_s = 4\nlast_call_s = 10\n"
+"""Patience for tests: what matters is the order of things, not how long they take."""
+Mark = dict[str, Any]
+
+
+class Node:
+    """One guardrun."""
+
+    def __init__(self, host: Host, process: subprocess.Popen[Any], output: Path) -> None:
+        self.host, self.process, self._output = host, process, output
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def processes(self) -> list[Process]:
+        """Everything alive on its host."""
+        return [one for one in self.host.namespaces.processes() if one.state not in "ZX"]
+
+    def ranks(self) -> list[Process]:
+        return [one for one in self.processes() if SCRIPT.name in one.command and "guardrun" not in one.command]
+
+    def supervisor(self) -> Process:
+        return next(one for one in self.processes() if "guardrund" in one.command)
+
+    def launcher(self) -> Process:
+        """guardrun itself."""
+        return next(
+            one for one in self.processes() if "guardrun --nnodes" in one.command and "guardrund" not in one.command
+        )
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        """guardrun's exit status."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            left = "\n".join(map(str, self.processes()))
+            raise AssertionError(f"{self.host.name} still runs:\n{left}\n{self.output}") from None
+
+    def send(self, signum: signal.Signals) -> None:
+        self.process.send_signal(signum)
+
+
+class Job:
+    """Nodes by host name; the folder of the run is shared unless a host hides it."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self.folder = folder / "work"
+        self.marks = folder / "marks"
+        for path in (self.folder, self.marks):
+            path.mkdir()
+        self.nodes: dict[str, Node] = {}
+        self._started = 0
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[name]
+
+    # Starting ------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        nodes: str | int,
+        hosts: Sequence[str],
+        *more: str,
+        spares: int = 0,
+        config: str = QUICK,
+        script_args: Sequence[str] = (),
+    ) -> None:
+        """The same command line on all hosts but for --node-rank; the first leads."""
+        (self.folder / "guardrun.toml").write_text(config)
+        for number, name in enumerate(hosts):
+            self.start_one(name, *flags(number, nodes, spares), *more, script_args=script_args)
+
+    def start_one(
+        self,
+        name: str,
+        *flags: str,
+        script_args: Sequence[str] = (),
+        env: dict[str, str | None] | None = None,
+        under: Sequence[str] = (),
+        known_as: str = "",
+    ) -> Node:
+        """A guardrun on a host, with these flags. under: a command that runs it. known_as: its key in `nodes`."""
+        host = self.lab.host(name)
+        self._started += 1
+        output = self.marks / f"output-{self._started}-{name}.txt"
+        own = {"GUARDRUN_NODE_STATE_DIR": str(self.marks / f"state-{name}"), "GUARDRUN_DIR": None}
+        environment = clean_environment(uuid.uuid4().hex, {**own, **(env or {})})
+        guardrun = Path(sys.executable).with_name("guardrun")
+        command = [*under, str(guardrun), *flags, str(SCRIPT), "--marks", str(self.marks), *script_args]
+        with output.open("wb") as out:
+            process = host.popen(command, environment, cwd=self.folder, stdout=out, stderr=subprocess.STDOUT)
+        node = self.nodes[known_as or name] = Node(host, process, output)
+        return node
+
+    # What is going on -----------------------------------------------------------------------------------------
+
+    @property
+    def run_dir(self) -> Path:
+        return (self.folder / "guardrun-runs" / "latest").resolve()
+
+    def first_steps(self, attempt: int, world: int, timeout_s: float = 60.0) -> list[Mark]:
+        """Wait until every rank of an attempt has done its first step; their marks in the order of ranks."""
+        paths = [self.marks / f"first-{attempt}-{rank}.json" for rank in range(world)]
+        self._wait(lambda: all(path.exists() for path in paths), timeout_s, f"attempt {attempt} of {world} ranks")
+        found = [json.loads(path.read_text()) for path in paths]
+        assert [mark["world"] for mark in found] == [world] * world
+        return found
+
+    def where(self, attempt: int, world: int, timeout_s: float = 60.0) -> list[str]:
+        """The node of each rank, once all have done a step."""
+        return [mark["node"] for mark in self.first_steps(attempt, world, timeout_s)]
+
+    def at(self, rank: int = 0) -> Mark:
+        """Where a rank was last seen."""
+        mark: Mark = json.loads((self.marks / f"at-{rank}.json").read_text())
+        return mark
+
+    def says(self, name: str, words: str, timeout_s: float = 30.0) -> None:
+        """Wait until a node's guardrun has said this."""
+        self._wait(lambda: words in self[name].output, timeout_s, f"{name} to say {words!r}")
+
+    def happens(self, words: str, count: int = 1, timeout_s: float = 30.0) -> None:
+        """Wait until these words are in so many lines of the head's journal."""
+
+        def seen() -> bool:
+            path = self.run_dir / "events.jsonl"
+            return path.exists() and sum(words in line for line in path.read_text().splitlines()) >= count
+
+        wait_until(seen, timeout_s, f"{words!r} in the journal, {count} times", every_s=0.005)
+
+    def advance(self, steps: int, timeout_s: float = 30.0) -> None:
+        """Wait until rank 0 has done so many more steps."""
+        goal = self.at()["step"] + steps
+        self._wait(lambda: self.at()["step"] >= goal, timeout_s, f"step {goal}")
+
+    def incidents(self) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("incidents/*/incident.json"))]
+
+    def incident(self, number: int, timeout_s: float = 40.0) -> dict[str, Any]:
+        """Wait for the run's incident of that number, from 1."""
+        self._wait(lambda: len(self.incidents()) >= number, timeout_s, f"incident {number}")
+        return self.incidents()[number - 1]
+
+    def recovered(self, number: int, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Wait until training is past where that incident stopped it."""
+        self._wait(
+            lambda: self.incidents()[number - 1]["recovered"], timeout_s, f"incident {number} to be recovered from"
+        )
+        return self.incidents()[number - 1]
+
+    def events(self) -> list[dict[str, Any]]:
+        """The head's journal."""
+        return [json.loads(line) for line in (self.run_dir / "events.jsonl").read_text().splitlines()]
+
+    def outputs(self) -> str:
+        return "\n".join(f"--- {name}\n{node.output}" for name, node in self.nodes.items())
+
+    def _wait(self, read: Any, timeout_s: float, what: str) -> None:
+        try:
+            wait_until(read, timeout_s, what, every_s=0.05)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.outputs()}") from None
+
+    # Faults ----------------------------------------------------------------------------------------------------
+
+    def hang(self, rank: int) -> float:
+        """Have a rank block in its own code; returns when that was asked for."""
+        (self.marks / f"hang-{rank}").touch()
+        return time.monotonic()
+
+    def gone(self, pids: Sequence[int], timeout_s: float, what: str) -> float:
+        """Wait until none of these processes lives; returns when that was seen."""
+        self._wait(lambda: not any(map(is_alive, pids)), timeout_s, f"{what} to be gone")
+        return time.monotonic()
+
+    # The end -----------------------------------------------------------------------------------------------------
+
+    def finish(self, timeout_s: float = 30.0) -> dict[str, int]:
+        """Have the script end well; every guardrun's exit status."""
+        (self.marks / "end").touch()
+        return self.ended(timeout_s)
+
+    def ended(self, timeout_s: float = 30.0) -> dict[str, int]:
+        """Wait for the end of all guardruns; nothing may be left on their hosts."""
+        codes = {name: node.wait(timeout_s) for name, node in self.nodes.items()}
+        for name, node in self.nodes.items():
+            self._wait(lambda node=node: not node.processes(), 5.0, f"{name} to be empty")
+        return codes
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        return found
+
+    def close(self) -> None:
+        """End what is left; links are whole again."""
+        for node in self.nodes.values():
+            node.host.crash()
+            node.process.wait()
+            self.lab.restore(node.host)
+
+
+def flags(number: int, nodes: str | int = 2, spares: int = 0) -> tuple[str, ...]:
+    """torchrun's static flags for the host of that number; `head` leads."""
+    job = (f"--nnodes={nodes}", "--nproc-per-node=1", f"--guard-spares={spares}")
+    return (*job, f"--node-rank={number}", "--master-addr=head", f"--master-port={PORT}")
+
+
+def kill(process: Process, signum: signal.Signals = signal.SIGKILL) -> float:
+    os.kill(process.pid, signum)
+    return time.monotonic()

@@ -1,0 +1,96 @@
+"""A rank of several nodes' training: gloo, a step every 50 ms, checkpoints by rank 0; it does what files tell it to.
+
+`hang-RANK` has that rank block at its next step, `end` has all end together. Where it is (`at-RANK.json`, and
+`first-ATTEMPT-RANK.json` at an attempt's first step) is written to the same folder. Times are CLOCK_MONOTONIC's, which
+the lab's hosts share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from guardrun.hooks import step as count_step
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--marks", type=Path, required=True)
+parser.add_argument("--resume", default="")
+parser.add_argument("--steps", type=int, default=1_000_000)
+parser.add_argument("--save-every", type=int, default=10)
+parser.add_argument("--alone", action="store_true", help="ranks that have nothing to do with each other, without torch")
+arguments = parser.parse_args()
+if not arguments.alone:
+    import torch
+    import torch.distributed as dist
+marks: Path = arguments.marks
+ATTEMPT, RANK = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+
+
+def fetch_vocabulary_update() -> None:
+    """A call that never returns."""
+    reader, _ = os.pipe()
+    os.read(reader, 1)
+
+
+def write(name: str, content: dict[str, object]) -> None:
+    temporary = marks / f"{name}.{os.getpid()}"
+    temporary.write_text(json.dumps(content))
+    temporary.replace(marks / f"{name}.json")
+
+
+def is_planted(fault: str) -> bool:
+    """Once."""
+    try:
+        (marks / f"{fault}-{RANK}").unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def save(step: int) -> None:
+    os.makedirs("out", exist_ok=True)
+    torch.save({"step": step, "weight": torch.zeros(64)}, f"out/ckpt_{step}.tmp")
+    os.replace(f"out/ckpt_{step}.tmp", f"out/ckpt_{step}.pt")
+
+
+def do_step(is_end: bool) -> bool:
+    """All go on together, until one says that it is the end."""
+    if arguments.alone:
+        return is_end
+    shared = torch.tensor([float(is_end)])
+    dist.all_reduce(shared)
+    return bool(shared.item() > 0)
+
+
+me: dict[str, object] = {
+    "rank": int(RANK),
+    "world": int(os.environ["WORLD_SIZE"]),
+    "group_rank": int(os.environ["GROUP_RANK"]),
+    "attempt": int(ATTEMPT),
+    "node": socket.gethostname(),
+    "pid": os.getpid(),
+    "run": os.environ.get("GUARDRUN_RUN_ID", ""),
+}
+if not arguments.alone:
+    dist.init_process_group("gloo")
+start = torch.load(arguments.resume)["step"] if arguments.resume else 0
+for step in range(start + 1, arguments.steps + 1):
+    if is_planted("hang"):
+        fetch_vocabulary_update()
+    is_end = do_step((marks / "end").exists())
+    count_step(step - start)
+    at = me | {"step": step, "from": start, "at_s": time.monotonic()}
+    if step == start + 1:
+        write(f"first-{ATTEMPT}-{RANK}", at)
+    write(f"at-{RANK}", at)
+    if is_end:
+        break
+    if RANK == "0" and not arguments.alone and step % arguments.save_every == 0:
+        save(step)
+    time.sleep(0.05)
+if not arguments.alone:
+    dist.destroy_process_group()

@@ -1,0 +1,82 @@
+"""Nodes that do not belong to the job, or say so wrongly: they are told why, and the job does not feel it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from guardrun import __version__
+from tests.fleet.jobs import QUICK, Job, flags
+
+pytestmark = pytest.mark.real("netns")
+
+ALONE = ("--alone",)
+
+
+def test_who_does_not_belong_is_told_why(job: Job) -> None:
+    job.start(2, ["head", "node1"], script_args=ALONE)
+    job.first_steps(0, 2)
+
+    job.start_one("node2", *flags(1), script_args=("--alone", "--save-every=7"), known_as="other arguments")
+    job.says("other arguments", "another script or other arguments than the head")
+
+    job.start_one("node1", *flags(1), script_args=ALONE, known_as="twice")
+    job.says("twice", "node1 has joined already, and its first guardrun is still there")
+
+    job.start_one("node3", *flags(1), script_args=ALONE, env={"SLURMD_NODENAME": "head"}, known_as="the head's name")
+    job.says("the head's name", "head is the head itself: one guardrun a node")
+
+    job.advance(10)
+    for name in ("other arguments", "twice", "the head's name"):
+        job[name].process.kill()
+        job.nodes.pop(name).process.wait()
+    assert not job.incidents()
+    assert job.finish() == {"head": 0, "node1": 0}
+
+
+def test_another_version(job: Job) -> None:
+    """What an older guardrun would say, through a link of today's."""
+    job.start(2, ["head", "node1"], script_args=ALONE)
+    job.first_steps(0, 2)
+    [join_file] = (job.folder / "guardrun-runs").glob(".join-*[!d]")
+    code = PROBE.format(path=str(join_file))
+    said = job.lab.host("node4").python(code)
+    assert said.strip() == f"node4 runs guardrun 0.0.1, the head {__version__}: install the same on all nodes"
+    assert job.finish() == {"head": 0, "node1": 0}
+
+
+PROBE = """
+import time, zmq
+from pathlib import Path
+from guardrun.supervisor.coordinator.joinfile import read_join_file
+from guardrun.supervisor.coordinator.link import Head, Link, Refused
+join = read_join_file(Path({path!r}))
+link = Link(Head(join.addresses, join.port, join.server_key), join.client, "node4", slot=1, info={{"version": "0.0.1"}})
+poller = zmq.Poller()
+link.register(poller)
+by_s = time.monotonic() + 10
+said = []
+while not said and time.monotonic() < by_s:
+    said = [what.reason for what in link.read(dict(poller.poll(100))) if isinstance(what, Refused)]
+print(*said)
+link.close()
+"""
+
+
+def test_clocks_that_differ(job: Job) -> None:
+    """Both hosts' clocks since boot, an hour apart, as they are on any two machines: a hang is timed all the same."""
+    (job.folder / "guardrun.toml").write_text(QUICK)
+    ahead = ("unshare", "--time", "--monotonic=3600", "--boottime=3600", "--fork", "--kill-child")
+    job.start_one("head", *flags(0))
+    job.start_one("node1", *flags(1), under=ahead)
+    job.first_steps(0, 2)
+    job.advance(15)
+    hung_s = job.hang(1)
+    told = job.incident(1)
+    assert (told["cause"], [one["node"] for one in told["culprits"]]) == ("rank_blocked", ["node1"])
+    took_s = time.monotonic() - hung_s
+    waited_s = float(told["summary"].partition("has waited ")[2].partition(" s")[0])
+    assert waited_s <= took_s + 1
+    job.first_steps(1, 2)
+    assert job.finish() == {"head": 0, "node1": 0}

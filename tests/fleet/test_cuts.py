@@ -1,0 +1,65 @@
+"""Links that are cut one way, spares that are dead when they are needed, jobs that shrink and grow."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fleet.jobs import QUICK, Job, kill
+
+pytestmark = pytest.mark.real("netns")
+
+
+def lost(job: Job, number: int, node: str, rank: int) -> dict[str, object]:
+    """The run's incident of that number is this node's loss."""
+    told = job.incident(number)
+    assert (told["kind"], told["cause"], told["action"]) == ("node", "node_lost", "isolate_node"), told
+    assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(rank, node)]
+    assert told["summary"].startswith(f"{node} and its rank {rank} cannot be reached")
+    return told
+
+
+def test_cut_one_way_then_the_other(job: Job) -> None:
+    """It is not heard, with a spare that is dead; then its place's next node hears nothing. Who is back is a spare."""
+    job.start(2, ["head", "node1", "node2", "node3"], spares=2)
+    job.first_steps(0, 2)
+    job.advance(15)
+    [rank] = job["node1"].ranks()
+    job["node2"].host.crash()
+    job.lab.cut_one_way(job["node1"].host, "out")
+    lost(job, 1, "node1", 1)
+    gone_s = job.gone([rank.pid], 20.0, "node1's rank")
+    first = job.first_steps(1, 2)
+    assert [mark["node"] for mark in first] == ["head", "node3"]
+    assert all(mark["at_s"] > gone_s for mark in first)
+    job.lab.restore(job["node1"].host)
+    job.says("head", "node1 is back")
+
+    job.advance(15)
+    [rank] = job["node3"].ranks()
+    job.lab.cut_one_way(job["node3"].host, "in")
+    lost(job, 2, "node3", 1)
+    gone_s = job.gone([rank.pid], 20.0, "node3's rank")
+    first = job.first_steps(2, 2)
+    assert [mark["node"] for mark in first] == ["head", "node1"]
+    assert all(mark["at_s"] > gone_s for mark in first)
+    job.lab.restore(job["node3"].host)
+    job.says("head", "node3 is back")
+    codes = job.finish()
+    assert {name: codes[name] for name in ("head", "node1", "node3")} == {"head": 0, "node1": 0, "node3": 0}
+
+
+def test_a_job_shrinks_and_grows(job: Job) -> None:
+    job.start("1:2", ["head", "node1"], config=QUICK)
+    assert job.where(0, 2) == ["head", "node1"]
+    job.advance(15)
+    [rank] = job["node1"].ranks()
+    job.lab.cut(job["node1"].host)
+    lost(job, 1, "node1", 1)
+    assert job.where(1, 1) == ["head"]
+    job.gone([rank.pid], 20.0, "node1's rank")
+    job.lab.restore(job["node1"].host)
+    job.says("head", "node1 is back")
+    job.advance(5)
+    kill(job["head"].ranks()[0])
+    assert job.where(2, 2) == ["head", "node1"]
+    assert job.finish() == {"head": 0, "node1": 0}

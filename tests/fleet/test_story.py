@@ -1,0 +1,107 @@
+"""One fault after the other in one run: each is told, and the job goes on without what is to blame.
+
+With the times that users get; the other tests of this folder have shorter ones.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fleet.jobs import CONFIG, Job
+
+pytestmark = pytest.mark.real("netns")
+
+VERDICT_S = 30.0
+"""From a cut: the time that a switch needs to fail over."""
+GUARDRUN_S = 15.0
+"""From the verdict to the next start: leases that have to end. What ranks take to start is the script's."""
+MAX_LOST = 15
+"""Steps: one checkpoint in ten, and what was done while it was written."""
+
+
+def status(job: Job) -> dict[str, Any]:
+    """guardctl's, on the head."""
+    guardctl = str(Path(sys.executable).with_name("guardctl"))
+    told: dict[str, Any] = json.loads(job["head"].host.run(guardctl, "status", "--json", str(job.run_dir)))
+    return told
+
+
+def between(job: Job, earlier: str, later: str, attempt: int) -> float:
+    """Seconds of the head's journal from one action of an attempt's to another of the next one's."""
+    times = {
+        (action["type"], action.get("attempt")): line["t"]
+        for line in job.events()
+        for action in line.get("actions", [])
+    }
+    return float(times[later, attempt + 1] - times[earlier, attempt])
+
+
+def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
+    job.start(3, ["head", "node1", "node2", "node3", "node4"], spares=2, config=CONFIG)
+    assert job.where(0, 3) == ["head", "node1", "node2"]
+    job.advance(20)
+    seen = {rank["rank"]: rank["node"] for rank in status(job)["ranks"]}
+    assert seen == {0: "head", 1: "node1", 2: "node2"}
+
+    # A script's own fault blames no node.
+    job.hang(2)
+    told = job.incident(1)
+    assert (told["kind"], told["cause"], told["action"]) == ("hang", "rank_blocked", "restart")
+    assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(2, "node2")]
+    assert told["summary"].startswith("Rank 2 on node2 has waited ")
+    assert "fetch_vocabulary_update (train.py:" in told["summary"]
+    assert told["summary"].endswith("; 2 ranks wait for it in all_reduce.")
+    stacks = " ".join(
+        path.read_text() for path in (job.run_dir / "incidents").glob("001-*/stacks/**/*") if path.is_file()
+    )
+    assert stacks.count("all_reduce") >= 2
+    assert "fetch_vocabulary_update" in stacks
+    first = job.first_steps(1, 3)
+    assert [mark["node"] for mark in first] == ["head", "node1", "node2"]
+    assert told["step"] - first[0]["from"] <= MAX_LOST
+    assert between(job, "stop_attempt", "start_attempt", 0) < 5.0
+    job.advance(30)
+    assert job.recovered(1)["resumed_from"]["step"] == first[0]["from"]
+
+    # No word from node1, and none to it: its rank ends by itself before anything goes on without it.
+    [rank] = job["node1"].ranks()
+    job.lab.cut(job["node1"].host)
+    cut_s = time.monotonic()
+    told = job.incident(2, VERDICT_S + 10.0)
+    assert time.monotonic() - cut_s < VERDICT_S
+    assert (told["kind"], told["cause"], told["action"]) == ("node", "node_lost", "isolate_node")
+    assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(1, "node1")]
+    assert told["summary"].startswith(
+        "node1 and its rank 1 cannot be reached: there has been nothing heard of it for 2"
+    )
+    gone_s = job.gone([rank.pid], 10.0, "the cut node's rank")
+    first = job.first_steps(2, 3)
+    assert [mark["node"] for mark in first] == ["head", "node3", "node2"]
+    assert all(mark["at_s"] > gone_s for mark in first)
+    assert between(job, "stop_attempt", "start_attempt", 1) < GUARDRUN_S
+    assert not job["node1"].ranks()
+    job.advance(30)
+
+    # All of guardrun and everything below it on node2; node1 is there again by then, and next in turn.
+    job.lab.restore(job["node1"].host)
+    job.says("head", "node1 is back: it waits for the next attempt")
+    job["node2"].host.crash()
+    told = job.incident(3)
+    assert (told["cause"], told["action"]) == ("node_lost", "isolate_node")
+    assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(2, "node2")]
+    assert "its connection was closed" in told["summary"]
+    assert job.where(3, 3) == ["head", "node3", "node1"]
+    job.advance(5)
+    assert not job["node2"].processes()
+    assert not job["node4"].ranks()
+
+    codes = job.finish()
+    assert codes | {"node2": 0} == dict.fromkeys(codes, 0)
+    assert [one["cause"] for one in job.summary()["incidents"]] == ["rank_blocked", "node_lost", "node_lost"]
+    assert job.summary()["exit_code"] == 0
