@@ -47,7 +47,7 @@ def first_uuid(subject: Subject) -> str:
     from guardrun.supervisor.preflight import gpuhealth
     from guardrun.supervisor.preflight.gpus import read_gpus
 
-    return gpuhealth.gpus_of(read_gpus(subject.environ))[0].uuid
+    return gpuhealth.gpus_of(read_gpus(subject.environ, 20.0))[0].uuid
 
 
 @pytest.mark.real("cc")
