@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from guardrun.launcher.address import find_address, is_own
 from guardrun.launcher.elastic import Plan, parse_nodes
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.coordinator.joinfile import join_file_path
-from guardrun.supervisor.core.events import FleetPlan
+from guardrun.supervisor.core.events import FleetPlan, Settings
 from guardrun.supervisor.rundir import FleetFile
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def plan_fleet(args: Any, config: Config, environ: Mapping[str, str]) -> Fleet |
     if step is not None and step.node_count > 1 and args.nnodes == DEFAULT_NODES and not args.standalone:
         args.nnodes = str(step.node_count - spares)
     least, most = parse_nodes(args)
-    if args.standalone or (most == 1 and not spares):
+    if args.standalone or (most == 1 and not spares) or not 1 <= least <= most:
         return None
     plan = FleetPlan(least=least, most=most, spares=spares)
     host = _endpoint_host(args)
@@ -145,6 +147,22 @@ def join_path(fleet: Fleet, config: Config, directory: Path, cwd: Path) -> Path:
     """Where the join file lies."""
     named = config.fleet.join if config.fleet.join != MUNGE else ""
     return cwd / named if named else join_file_path(directory, fleet.key)
+
+
+def name_beside_head(fleet: Fleet, node: str, is_head: bool) -> str:
+    """Of several guardruns on one host, those that do not lead are called otherwise: `HOST-1`; empty: no need to."""
+    if is_head or not fleet.endpoint or not is_own(fleet.endpoint):
+        return ""
+    return f"{node}-{fleet.slot if fleet.slot >= 0 else os.getpid()}"
+
+
+def patience(plan: Plan, config: Config, settings: Settings) -> Settings:
+    """With torchrun's own words for how long nodes are waited for (--rdzv-conf), unless [fleet] has others."""
+    said = getattr(plan.config, "rdzv_configs", None) or {}
+    for key, name in (("last_call_timeout", "last_call_s"), ("join_timeout", "join_timeout_s")):
+        if key in said and config.origins[f"fleet.{name}"] == "default":
+            settings = msgspec.structs.replace(settings, **{name: float(said[key])})
+    return settings
 
 
 def fleet_file(fleet: Fleet, plan: Plan, config: Config, join: Path, is_head: bool) -> FleetFile:

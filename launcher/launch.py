@@ -15,7 +15,17 @@ from guardrun.launcher.attempt import LocalAttempt
 from guardrun.launcher.control import Control
 from guardrun.launcher.daemon import Daemon
 from guardrun.launcher.flags import Flags, parse_flags
-from guardrun.launcher.fleet import NODES_FOLDER, Fleet, FleetError, Lead, fleet_file, join_path, plan_fleet
+from guardrun.launcher.fleet import (
+    NODES_FOLDER,
+    Fleet,
+    FleetError,
+    Lead,
+    fleet_file,
+    join_path,
+    name_beside_head,
+    patience,
+    plan_fleet,
+)
 from guardrun.launcher.loop import Loop, Starts
 from guardrun.launcher.notices import choose_notices
 from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_directory, node_name, open_run
@@ -128,8 +138,9 @@ class Launch:
         else:
             if self._preflight is not None:
                 self._preflight.record(run.path)
-            if part is not None:
+            if part is not None and plan is not None:
                 run.file.fleet = part
+                run.file.settings = patience(plan, config, run.file.settings)
                 write_run_file(run.path, run.file)
             if plan is None:
                 return self._run_agent(run, config, args, world_size, signals)
@@ -178,7 +189,10 @@ class Launch:
         part = fleet_file(fleet, plan, wish.config, join, is_head)
         if is_head:
             return wish, part
-        return replace(wish, directory=wish.directory / NODES_FOLDER, run_id=None, name=node_name(os.environ)), part
+        node = node_name(os.environ)
+        beside = name_beside_head(fleet, node, is_head)
+        folder = wish.directory / NODES_FOLDER
+        return replace(wish, directory=folder, run_id=None, name=beside or node, node=beside), part
 
     def _end_preflight(self) -> None:
         if self._preflight is not None:

@@ -50,6 +50,8 @@ class Wish:
     """Short, for the run id: the script's."""
     cwd: Path
     is_torchrun_agent: bool = False
+    node: str = ""
+    """This node's name, where it is not its usual one: of several guardruns on one host."""
 
 
 @dataclass
@@ -109,7 +111,7 @@ def open_run(wish: Wish, sockets: Path, environ: Mapping[str, str]) -> OpenRun:
 
 def _open_in(directory: Path, wish: Wish, sockets: Path, environ: Mapping[str, str]) -> OpenRun:
     directory.mkdir(parents=True, exist_ok=True)
-    node = node_name(environ)
+    node = wish.node or node_name(environ)
     if wish.run_id is not None and (directory / wish.run_id).exists():
         opened = _continue_run(directory / wish.run_id, wish, sockets, node)
     else:

@@ -44,7 +44,13 @@ def test_its_restarts_are_told_as_attempts(launcher: GuardrunStarter, tmp_path: 
 
 def test_several_nodes_go_through_it_and_its_end_is_the_runs(launcher: GuardrunStarter) -> None:
     done = launcher.run(
-        ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-conf=last_call_timeout=1"],
+        [
+            "--guard-launcher-agent=torchrun",
+            "--nnodes=1:2",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=localhost:0",
+            "--rdzv-conf=last_call_timeout=1",
+        ],
         script="import os, sys, time; print('node', os.environ['GROUP_RANK']); time.sleep(0.5); sys.exit(3)",
     )
     assert done.returncode == 3 and "node 0" in done.stdout, done

@@ -20,20 +20,17 @@ from tests.torchrun.beside import (
 AGENT = ["--guard-launcher-agent=torchrun"]
 
 
-def check_environments(beside: Beside, ranks: set[str], is_c10d: bool = True) -> Seen:
-    """As under torchrun, but for a store of the ranks' own, which c10d's rendezvous gives them where it is told to."""
+def check_environments(beside: Beside, ranks: set[str], is_agent: bool = True) -> Seen:
+    """As under torchrun, but under its agent for a store of the ranks' own, which c10d's rendezvous gives them then."""
     pair = beside.seen()
     our_ranks: Seen = pair.ours
     their_ranks: Seen = pair.theirs
     assert set(our_ranks) == ranks
-    for who, seen in our_ranks.items():
+    for who, seen in our_ranks.items() if is_agent else ():
         environment = seen["environment"]
         assert environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
-        if is_c10d:
-            assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "False"
-            environment["TORCHELASTIC_USE_AGENT_STORE"] = their_ranks[who]["environment"][
-                "TORCHELASTIC_USE_AGENT_STORE"
-            ]
+        assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+        environment["TORCHELASTIC_USE_AGENT_STORE"] = their_ranks[who]["environment"]["TORCHELASTIC_USE_AGENT_STORE"]
     check_same(our_ranks, their_ranks)
     return our_ranks
 
@@ -94,6 +91,7 @@ def test_two_nodes_of_a_fixed_size(beside: Beside, free_ports: list[int]) -> Non
         nodes = [
             [
                 "--nnodes=2",
+                RESTARTS,
                 f"--node-rank={node}",
                 "--nproc-per-node=2",
                 "--master-addr=127.0.0.1",
@@ -103,7 +101,7 @@ def test_two_nodes_of_a_fixed_size(beside: Beside, free_ports: list[int]) -> Non
         ]
         for result in finish(start_nodes(starter, nodes, ["probe.py"])):
             assert result.returncode == 0, result
-    ranks = check_environments(beside, {f"{rank}-0" for rank in range(4)}, is_c10d=False)
+    ranks = check_environments(beside, {f"{rank}-0" for rank in range(4)}, is_agent=False)
     assert [ranks[f"{rank}-0"]["environment"]["GROUP_RANK"] for rank in range(4)] == ["0", "0", "1", "1"]
     assert {seen["environment"]["WORLD_SIZE"] for seen in ranks.values()} == {"4"}
 
@@ -122,10 +120,10 @@ def test_an_elastic_job_of_two(beside: Beside, free_ports: list[int]) -> None:
 
 
 def test_alone_in_an_elastic_job(beside: Beside, free_ports: list[int]) -> None:
-    flags = [*ELASTIC, "--rdzv-conf=last_call_timeout=1"]
+    flags = [*ELASTIC, RESTARTS, "--rdzv-conf=last_call_timeout=1"]
     for run in beside.start_each([[*flags, f"--rdzv-endpoint=localhost:{port}", "probe.py"] for port in free_ports]):
         assert run.wait(60).returncode == 0, run.result()
-    ranks = check_environments(beside, {"0-0", "1-0"})
+    ranks = check_environments(beside, {"0-0", "1-0"}, is_agent=False)
     assert ranks["0-0"]["environment"]["GROUP_WORLD_SIZE"] == "1"
 
 
