@@ -40,3 +40,17 @@ def test_ranks_that_have_always_been_unequal_are_left_alone(runs: EdgeRuns) -> N
     finished = runs.run("slow.py", "--steps=300", *uneven, config=WINDOWS, ranks=3, timeout_s=150)
     assert finished.returncode == 0 and finished.incidents == [], finished
     assert not [line for line in own_lines(finished) if "incident" in line]
+
+
+def test_slow_data_and_steps_that_grow_for_all_are_told_for_what_they_are(runs: EdgeRuns) -> None:
+    """Samples that take long to make; then, on all ranks alike, twice the work."""
+    finished = runs.run(
+        "slow.py", "--steps=530", "--sample-s=0.03", "--grow=340:2.5", config=WINDOWS, ranks=2, timeout_s=200
+    )
+    assert finished.returncode == 0, finished
+    data, drop = finished.incidents
+    assert (data["kind"], data["cause"], data["culprits"]) == ("slowdown", "dataloader_bound", [])
+    assert 0.2 < data["evidence"]["share"] < 0.6
+    assert (drop["kind"], drop["cause"], drop["culprits"]) == ("slowdown", "throughput_drop", [])
+    assert drop["evidence"]["part"] == "work"
+    assert {incident["action"] for incident in finished.incidents} == {"none"}

@@ -17,6 +17,8 @@ parser.add_argument("--slow", default="", help="RANK@STEP:SECONDS: this rank is 
 parser.add_argument("--uneven", type=float, default=0.0, help="samples whose lengths vary by this log-normal sigma")
 parser.add_argument("--eval-every", type=int, default=0, help="rank 0 evaluates for two seconds, the others wait")
 parser.add_argument("--log-s", type=float, default=0.0, help="rank 0 logs for so long in each step")
+parser.add_argument("--sample-s", type=float, default=0.0, help="what the data set takes to make a sample")
+parser.add_argument("--grow", default="", help="STEP:FACTOR: all ranks have so many times as much to do from then on")
 arguments = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -33,6 +35,20 @@ optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 chance = random.Random(rank)
 
 
+grows_at, growth = (float(number) for number in (arguments.grow or "inf:1").split(":"))
+
+
+class Samples(torch.utils.data.Dataset[torch.Tensor]):  # type: ignore[misc]  # mypy skips torch
+    """As many as there are steps."""
+
+    def __len__(self) -> int:
+        return 8 * arguments.steps
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        time.sleep(arguments.sample_s / 8)
+        return torch.randn(32)
+
+
 def busy(seconds: float) -> None:
     """As a neighbour's load, or a clock that is lower, makes it: the same work takes longer."""
     until_s = time.monotonic() + seconds
@@ -40,14 +56,19 @@ def busy(seconds: float) -> None:
         pass
 
 
-for step in range(1, arguments.steps + 1):
-    time.sleep(arguments.work_s * stages.get(rank, 1.0) * chance.lognormvariate(0.0, arguments.uneven))
+for step, batch in enumerate(torch.utils.data.DataLoader(Samples(), batch_size=8), 1):
+    time.sleep(
+        arguments.work_s
+        * (growth if step >= grows_at else 1.0)
+        * stages.get(rank, 1.0)
+        * chance.lognormvariate(0.0, arguments.uneven)
+    )
     if rank == slow_rank and step >= slow_from:
         busy(slow_s)
     if rank == 0:
         time.sleep(arguments.log_s)
     optimizer.zero_grad()
-    model(torch.randn(8, 32)).square().mean().backward()
+    model(batch).square().mean().backward()
     optimizer.step()
     if arguments.eval_every and step % arguments.eval_every == 0:
         if rank == 0:
