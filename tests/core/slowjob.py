@@ -14,7 +14,10 @@ TELLS_S = 10.0
 
 
 class SlowJob:
-    """Trains step by step: each takes as long as its slowest rank, and all others wait for that one."""
+    """Trains step by step: each takes as long as its slowest rank, and all others wait for that one.
+
+    Opens the run and starts its ranks, unless those are running already.
+    """
 
     def __init__(self, told: Told, ranks: int = 8, ranks_a_node: int = 2, **settings: object) -> None:
         self.told, self.ranks, self.ranks_a_node = told, ranks, ranks_a_node
@@ -24,15 +27,17 @@ class SlowJob:
         self._sums = [[0.0, 0.0, 0.0, 0.0] for _ in range(ranks)]
         """Took, waited, data, gc."""
         self._told_steps = 0
-        told.opened(ranks, **settings)
-        self.start()
+        if told.state.attempt is None:
+            told.opened(ranks, **settings)
+            self.start()
 
     @property
     def incidents(self) -> list[str]:
         return [incident.cause for incident in self.told.incidents.values()]
 
     def node_of(self, rank: int) -> str:
-        return f"node-{rank // self.ranks_a_node}"
+        attempt = self.told.state.attempt
+        return attempt.ranks[rank].rank.node if attempt else f"node-{rank // self.ranks_a_node}"
 
     def start(self, attempt: int = 0) -> None:
         """Start an attempt."""

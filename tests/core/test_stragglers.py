@@ -268,6 +268,19 @@ def test_else_nothing_is_done(told: Told, settings: dict[str, object], ranks_a_n
     assert only(job).action == "none" and isolated(job) == []
 
 
+def test_an_isolated_straggler_trains_on_until_the_next_attempt_goes_without_it(told: Told) -> None:
+    told.fleet_opened(most=3, spares=1, responses={"straggler": "isolate"})
+    told.fleet_started(1.0)
+    work = noisy(19)
+    job = SlowJob(told, ranks=6).train(LEARNED_S, work).train(110, slower(work, {2: 1.4, 3: 1.4}))
+    incident = only(job)
+    assert incident.action == "isolate_node" and {culprit.node for culprit in incident.culprits} == {"n1"}
+    assert told.phase.value == "running" and told.state.fleet is not None
+    told.crashed(rank=5)
+    told.chosen()
+    assert told.state.fleet.placed == ["n0", "n3", "n2"]
+
+
 def test_a_new_attempt_knows_the_ranks_places(job: SlowJob) -> None:
     """The rank is slow in the attempt before: on another node it is not, and that is over."""
     work = noisy(18)
