@@ -135,6 +135,8 @@ def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s:
         state.crash.decide_by_s = now_s
         actions.append(ReadExits(attempt=state.attempt.number))
     actions += isolate_again(state, now_s)
+    if state.fleet is not None:
+        fleet.forgive_silence(state.fleet, now_s)
     if state.phase is Phase.ENDED:
         actions.append(FinishRun(exit_code=state.exit_code, summary=summary(state, now_s)))
     return actions

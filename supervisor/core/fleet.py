@@ -89,6 +89,13 @@ def on_node_left(state: State, event: ev.NodeLeft, now_s: float) -> list[Action]
     return _lose(state, member, now_s)
 
 
+def forgive_silence(fleet: Fleet, now_s: float) -> None:
+    """A supervisor that was started anew has listened to nobody yet: silence counts from now on."""
+    for node in fleet.quiet:
+        member = fleet.members[node]
+        member.since_s, member.is_dropped = now_s, False
+
+
 def _member(state: State, node: str) -> Member | None:
     return state.fleet.members.get(node) if state.fleet is not None else None
 

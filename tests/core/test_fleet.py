@@ -176,6 +176,19 @@ def test_the_time_after_which_a_node_is_lost_is_measured(told: Told) -> None:
     assert incident(told).cause == "node_lost" and told.now_s == pytest.approx(30.0 + 1.5 * 24.0, abs=0.1)
 
 
+def test_a_supervisor_that_was_started_anew_has_not_heard_anybody_yet(told: Told) -> None:
+    running(told)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0, is_dropped=True), 3.1)
+    told.tell(ev.SupervisorRestarted(), 20.0)
+    assert not told.tell(ev.Ticked(), 20.5)
+    told.tell(ev.NodeJoined(node="n1", slot=1, ranks=2, attempt=0), 21.0)
+    told.tell(ev.Ticked(), 60.0)
+    assert "node_lost" not in [incident.cause for incident in told.state.incidents.values()]
+    told.tell(ev.NodeSilent(node="n1", since_s=61.0), 66.0)
+    told.tell(ev.Ticked(), 61.0 + told.state.settings.lost_s)
+    assert incident(told).cause == "node_lost"
+
+
 def test_no_hang_is_told_while_a_node_is_silent(told: Told) -> None:
     """What would be seen of its ranks is that they were not seen."""
     running(told)
