@@ -7,7 +7,7 @@ waited for beyond what its order may take; for its ranks' end, beyond its lease.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -51,6 +51,11 @@ class _Asked:
     nodes: list[str]
     by_s: float
     parts: dict[str, ev.LookTaken | ev.ExitsRead] = field(default_factory=dict)
+    first: int = 0
+    """Whoever is before this has answered: of thousands of answers none must be looked for among all nodes."""
+
+    def __post_init__(self) -> None:
+        self.known = frozenset(self.nodes)
 
 
 @dataclass
@@ -78,6 +83,12 @@ class _Attempt:
     is_over: bool = False
     killed: set[str] = field(default_factory=set)
     """Nodes of which a rank was killed by SIGKILL."""
+    first_unstarted: int = 0
+    """Nodes before this have answered the order to start; likewise."""
+    first_unstopped: int = 0
+
+    def __post_init__(self) -> None:
+        self.places = {node: place for place, node in enumerate(self.order.nodes)}
 
 
 class Gather:
@@ -130,7 +141,7 @@ class Gather:
             return
         current.grace_s = order.grace_s
         stop = Stop(attempt=order.attempt, grace_s=order.grace_s, is_last=order.is_last)
-        self.orders += [(node, stop) for node in current.order.nodes]
+        self.orders += [(node, stop) for node in current.places]
 
     def look(self, order: ac.TakeLook, now_s: float) -> None:
         """Have a look taken on all nodes."""
@@ -154,7 +165,7 @@ class Gather:
         order = current.order
         for node in nodes:
             current.ordered.add(node)
-            group_rank = order.nodes.index(node)
+            group_rank = current.places[node]
             address, port = current.store if current.store and group_rank else ("", 0)
             place = Place(
                 group_rank=group_rank,
@@ -188,7 +199,7 @@ class Gather:
         self._heard_s[node] = now_s
         self._silent.pop(node, None)
         current = self._attempt
-        is_meant = current is not None and node in current.order.nodes and not current.is_over
+        is_meant = current is not None and node in current.places and not current.is_over
         if current is None or not is_meant:
             if attempt >= 0:  # of an attempt that has gone on without it
                 self.orders.append((node, Stop(attempt=attempt, grace_s=0.0)))
@@ -220,7 +231,7 @@ class Gather:
         current = self._attempt
         number = current.order.attempt if current else -1
         if isinstance(event, ev.AttemptStarted | ev.AttemptNotStarted | ev.AttemptStopped):
-            if current is None or event.attempt != number or node not in current.order.nodes:
+            if current is None or event.attempt != number or node not in current.places:
                 return []
             if isinstance(event, ev.AttemptStarted):
                 current.started[node] = event
@@ -277,7 +288,7 @@ class Gather:
     def forget(self, node: str) -> None:
         """It has said that it ends, and that its ranks have."""
         current = self._attempt
-        if current is not None and node in current.order.nodes:
+        if current is not None and node in current.places:
             gone = ev.AttemptStopped(attempt=current.order.attempt, exitcodes={}, stopped_by_us=[])
             current.stopped.setdefault(node, gone)
         self._heard_s.pop(node, None)
@@ -296,6 +307,9 @@ class Gather:
 
     def _try_told(self, current: _Attempt, now_s: float) -> list[ev.Event]:
         nodes = current.order.nodes
+        current.first_unstarted = _first_not_in(nodes, current.first_unstarted, current.started, current.refused)
+        if current.first_unstarted < len(nodes) and not self._is_given_up(nodes[current.first_unstarted], now_s):
+            return []
         missing = [node for node in nodes if node not in current.started and node not in current.refused]
         awaited = [node for node in missing if not self._is_given_up(node, now_s)]
         # Without the node that was to serve the store nobody else can start.
@@ -324,6 +338,12 @@ class Gather:
 
     def _try_over(self, current: _Attempt, now_s: float) -> list[ev.Event]:
         """Nothing of the attempt is alive on any node, as far as that can be known."""
+        nodes = current.order.nodes
+        current.first_unstopped = _first_not_in(nodes, current.first_unstopped, current.stopped, current.refused)
+        node = nodes[current.first_unstopped] if current.first_unstopped < len(nodes) else ""
+        is_begun = node in current.ordered or node in current.started
+        if is_begun and node in self._heard_s and node not in self._silent:
+            return []
         begun = [node for node in current.order.nodes if node in current.ordered or node in current.started]
         waiting = [node for node in begun if node not in current.stopped and node not in current.refused]
         if current.grace_s is None and waiting:
@@ -359,7 +379,7 @@ class Gather:
         if asked is None:
             return []
         order, question = asked
-        if node not in question.nodes or number != (order.look if isinstance(order, ac.TakeLook) else order.attempt):
+        if node not in question.known or number != (order.look if isinstance(order, ac.TakeLook) else order.attempt):
             return []
         question.parts[node] = event
         return self._overdue(now_s)
@@ -376,8 +396,13 @@ class Gather:
         return out
 
     def _is_done(self, question: _Asked, now_s: float) -> bool:
+        if now_s >= question.by_s:
+            return True
+        question.first = _first_not_in(question.nodes, question.first, question.parts)
+        if question.first < len(question.nodes) and question.nodes[question.first] not in self._silent:
+            return False
         missing = [node for node in question.nodes if node not in question.parts and node not in self._silent]
-        return not missing or now_s >= question.by_s
+        return not missing
 
     def _join_looks(self, order: ac.TakeLook, question: _Asked) -> ev.LookTaken:
         parts = {node: part for node, part in question.parts.items() if isinstance(part, ev.LookTaken)}
@@ -413,6 +438,13 @@ class Gather:
             disk_free_bytes=free,
             readings=[reading for node, part in parts.items() for reading in _of_node(node, part)],
         )
+
+
+def _first_not_in(nodes: list[str], first: int, *answers: Container[str]) -> int:
+    """The place of the first node, from `first` on, that is in none of these."""
+    while first < len(nodes) and any(nodes[first] in known for known in answers):
+        first += 1
+    return first
 
 
 def _of_node(node: str, part: ev.LookTaken | ev.ExitsRead) -> list[Reading]:

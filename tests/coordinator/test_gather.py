@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -496,3 +497,23 @@ def test_nothing_is_waited_for_for_ever(story: list[tuple[str, str]]) -> None:
         assert not [name for name, machine in machines.items() if machine.is_there and machine.attempt >= 0]
     exits = [event.global_rank for event in job.events if isinstance(event, ev.RankExited)]
     assert len(exits) == len(set(exits))
+
+
+def test_what_is_done_with_an_answer_does_not_grow_with_the_nodes() -> None:
+    """Each of many nodes answers an order to start, a question and an order to stop; seconds, were each looked for."""
+    began = time.process_time()
+    names = [f"n{number}" for number in range(6000)]
+    job = Job(names, ranks=1)
+    job.order()
+    job.gather.serving(0, "10.0.0.1", 4242)
+    for place, node in enumerate(names):
+        rank = ev.Rank(global_rank=place, local_rank=0, pid=1, node=node)
+        job.events += job.gather.told(node, ev.AttemptStarted(attempt=0, ranks=[rank]), job.now_s)
+    job.gather.look(ac.TakeLook(look=1, attempt=0, reason=""), job.now_s)
+    job.stop()
+    for node in names:
+        job.events += job.gather.told(node, ev.LookTaken(look=1, attempt=0, ranks=[]), job.now_s)
+        stopped = ev.AttemptStopped(attempt=0, exitcodes={}, stopped_by_us=[])
+        job.events += job.gather.told(node, stopped, job.now_s)
+    assert {type(e) for e in job.events} >= {ev.AttemptStarted, ev.LookTaken, ev.AttemptStopped}
+    assert time.process_time() - began < 2.0
