@@ -52,6 +52,7 @@ CORE = Rule(
             "operator",
             "re",
             "signal",
+            "statistics",
             "typing",
             "msgspec",
             "guardrun.supervisor.core",
