@@ -27,14 +27,14 @@ class Attempt:
     def __init__(self, parameters: Parameters, number: int, nodes: list[Node], base_step: int, now_s: float) -> None:
         self.parameters, self.number = parameters, number
         self.size = parameters.ranks_a_node
-        self.nodes = [node for node in nodes if not node.is_silent]
+        self.nodes = [node for node in nodes if node.is_heard]
         self.places = {node.name: place for place, node in enumerate(nodes)}
         self.started_s = now_s
         self.training = Training(parameters, now_s + parameters.start_s, base_step, len(nodes))
         self.ranks = [
             ev.Rank(global_rank=rank, local_rank=rank % self.size, pid=1000 + rank, node=node.name)
             for place, node in enumerate(nodes)
-            if not node.is_silent
+            if node.is_heard
             for rank in range(place * self.size, (place + 1) * self.size)
         ]
         self.failed_s: float | None = None

@@ -21,6 +21,8 @@ class Node:
     """When it went: until then the head heard it."""
     is_silent: bool = False
     """The head has been told that it does not hear it."""
+    is_closed: bool = False
+    """Its connection said so at once when it went."""
     is_muted: bool = False
     """Only the way to the head is interrupted."""
     bad: Truth | None = None

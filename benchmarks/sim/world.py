@@ -23,11 +23,13 @@ from benchmarks.sim.parameters import Parameters
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.engine import Engine
+from guardrun.supervisor.core.fleet import DROPPED_S
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Standing
 
 SILENT_S = 5.0
 """As coordinator/gather.py has it."""
+SETTLE_S = 2.0
 END_MARGIN_S = 3.0
 MAX_EVENTS_AT_ONCE = 200_000
 
@@ -239,11 +241,11 @@ class World:
         self.at(began, lambda: self._try_started(action))
 
     def _try_started(self, action: ac.StartAttempt) -> None:
-        """As gather.py has it: nodes that are silent are not waited for."""
+        """As gather.py has it: nodes that the engine has given up are not waited for."""
         if self._starting != action.attempt:
             return
         nodes = [self.nodes[name] for name in action.nodes]
-        if any(not node.is_heard and not node.is_silent for node in nodes):
+        if any(not node.is_heard and self.now_s < node.heard_s + self._patience_s(node) for node in nodes):
             self.after(1.0, lambda: self._try_started(action))
             return
         self._starting = -1
@@ -252,10 +254,13 @@ class World:
         self.feed(ev.AttemptStarted(attempt=action.attempt, ranks=attempt.ranks, resumed_from=action.checkpoint))
         if self.attempt is not attempt or attempt.stop_s is not None:
             return
-        if any(not node.is_up for node in nodes):
+        if any(not node.is_heard for node in nodes):
             attempt.fail(self.now_s)
             return
         self._watch(attempt)
+
+    def _patience_s(self, node: Node) -> float:
+        return (DROPPED_S if node.is_closed else self.settings.lost_s) + SETTLE_S
 
     def _watch(self, attempt: Attempt) -> None:
         """Its ranks report how far they are in starting, then every step; bad nodes fail again."""
@@ -327,7 +332,7 @@ class World:
 
     def silence(self, node: Node, is_closed: bool = False) -> None:
         """The head hears no more of a node; is_closed: the connection says so at once."""
-        node.heard_s = self.now_s
+        node.heard_s, node.is_closed = self.now_s, is_closed
         wait_s = 0.05 if is_closed else SILENT_S + self.random.uniform(0.0, 1.0)
 
         def tell() -> None:

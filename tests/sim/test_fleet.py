@@ -27,7 +27,7 @@ from tests.core.invariants import check_cheap, check_costly
 _EXAMPLES = settings.default.max_examples if settings.default else 100
 # Shrinking a story takes longer than reading it; a soak may take its time.
 _PHASES = [Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if _EXAMPLES > 100 else [])]
-played = settings(max_examples=max(1, _EXAMPLES // 8), phases=_PHASES)
+played = settings(max_examples=max(1, _EXAMPLES // 4), phases=_PHASES)
 HOUR_S = 3600.0
 SMALL = Parameters(
     nodes=4,
