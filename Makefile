@@ -17,6 +17,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt
 PYTHON ?=
 PYTEST_ARGS ?=
+# Tests wait more than they compute: more of them side by side than there are CPUs. 0: one after the other, as for --pdb.
+WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 8 ? n + 1 : 8 )))
 GYM_ARGS ?=
 SIM_ARGS ?=
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
@@ -25,7 +27,7 @@ FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
-	@echo "make test    all tests (PYTEST_ARGS='tests/core -x' for some)"
+	@echo "make test    all tests (PYTEST_ARGS='tests/core -x' for some, WORKERS=0 one after the other)"
 	@echo "make lint    style, types, and what may import what"
 	@echo "make bench   guardrun beside torchrun, in figures"
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
@@ -38,7 +40,7 @@ demo: $(VENV)/.stamp
 	@$(BIN)/python examples/demo/run.py
 
 test: $(VENV)/.stamp-dev
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp-dev
 	@$(BIN)/ruff check .

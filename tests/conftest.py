@@ -6,6 +6,7 @@ Fixtures
     slurm_lab: a real Slurm of four idle nodes, shared by the session; with @pytest.mark.real("slurm")
 Marks
     real(part): see tests/support/real.py
+    alone: see tests/support/turns.py
     leaks(kind, …): this test may leave a "process", "thread" or "fd"; say why beside it
 """
 
@@ -13,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import leaks, real
+from tests.support import leaks, real, turns
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.processes import become_subreaper
 from tests.support.slurmlab import SlurmLab
@@ -33,6 +35,35 @@ settings.load_profile("default")
 def pytest_configure(config: pytest.Config) -> None:
     """Make every orphan below a test a child of this process, where the leak guard sees it."""
     become_subreaper()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Where tests ran side by side: their locks go with the last of them."""
+    if run_uid := getattr(config, "guardrun_run_uid", ""):
+        turns.remove_folder(run_uid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """pytest-xdist is about to start a worker: this is the process that distributes."""
+    node.config.guardrun_run_uid = node.workerinput["testrunuid"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker: what takes longest first; the order is otherwise the random one."""
+    if hasattr(config, "workerinput"):
+        turns.sort_for_workers(items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Beside other workers, a test takes turns; its time limit begins when it is its turn."""
+    worker = getattr(item.config, "workerinput", None)
+    if worker is None:
+        return (yield)
+    with turns.turn(turns.run_folder(worker["testrunuid"]), is_alone=item.get_closest_marker(turns.ALONE) is not None):
+        return (yield)
 
 
 def _parts(item: pytest.Item) -> list[str]:

@@ -377,6 +377,7 @@ def test_what_the_run_started_from_is_eligible(tmp_path: Path, clock: Clock, wri
     assert taken(chooser.choose()) == "ckpt_20.pt"
 
 
+@pytest.mark.alone
 def test_a_dataset_of_many_files_is_soon_left_alone(tmp_path: Path, write: Write) -> None:
     write(tmp_path, {f"sample_{number}.pt": "@cache" for number in range(60)})
     chooser = Chooser(BEGAN)
@@ -531,6 +532,7 @@ def test_each_self_resuming_format_is_asked(
 # Speed --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("layout", ["files", "folders"])
 def test_choosing_among_200_takes_milliseconds(tmp_path: Path, clock: Clock, write: Write, layout: str) -> None:
     chooser = Chooser(BEGAN, str(tmp_path))
