@@ -263,6 +263,25 @@ def _mount(known: Evidence) -> str:
     return f"The file system at {dead[0]} does not answer: look at its server and the way there." if dead else ""
 
 
+def _ending(known: Evidence) -> str:
+    """The scheduler ends the job: what would have saved it, where it was not saved."""
+    if known.get("in_time", True):
+        return ""
+    if known.get("catchers"):
+        return (
+            "Ranks have a handler of their own for the signal: with [preemption] forward = true they are given it. "
+            "Else call guardrun.hooks.should_checkpoint() once a step on every rank."
+        )
+    if known.get("answered"):
+        return (
+            "The ranks were told to save, and no whole checkpoint was seen: [checkpoint] dir says where they lie. If "
+            "saving takes longer than that, have the scheduler warn earlier."
+        )
+    if known.get("asked"):
+        return "No step ended in time: have the scheduler warn earlier."
+    return "Call guardrun.hooks.should_checkpoint() once a step on every rank, and save where it says yes."
+
+
 _SPECIAL: dict[str, Callable[[Evidence], str]] = {
     "cuda_oom": _device_memory,
     "disk_full": _disk,
@@ -272,5 +291,7 @@ _SPECIAL: dict[str, Callable[[Evidence], str]] = {
     "gc_pressure": _collector,
     "dataloader_stall": _workers,
     "io_blocked": _mount,
+    "signal": _ending,
+    "time_limit": _ending,
     "throughput_drop": _lost_speed,
 }

@@ -17,6 +17,7 @@ def evidence_of(state: State) -> dict[str, Any]:
         "scheduler": notice.why,
         "given_s": round(notice.deadline_s - notice.began_s, 1),
         "asked": notice.at_call > 0,
+        "answered": notice.is_answered,
         "forwarded": notice.is_forwarded,
         "catchers": notice.catchers,
     }

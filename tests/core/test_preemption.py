@@ -67,6 +67,19 @@ def test_a_script_that_never_saves_is_stopped_in_time(told: Told) -> None:
     assert finish(secured(told, 82.1, None)).outcome == "preempted"
     assert told.incidents["001"].evidence["in_time"] is False
     assert "no checkpoint was whole in time" in told.incidents["001"].summary
+    assert "should_checkpoint()" in told.incidents["001"].advice
+
+
+@pytest.mark.parametrize(("catchers", "advised"), [([], "[checkpoint] dir"), ([0, 1], "forward = true")])
+def test_advice_goes_by_what_was_missing(told: Told, catchers: list[int], advised: str) -> None:
+    told.running(grace_s=10.0, floor_s=1000.0)
+    noticed(told, catchers=catchers)
+    told.tell(ev.CheckpointAsked(request=1, at_call=9), 20.2)
+    told.tell(ev.CheckpointAnswered(request=1), 21.0)
+    told.tick()
+    told.stopped(35.0)
+    secured(told, 35.1, None)
+    assert advised in told.incidents["001"].advice
 
 
 def test_what_the_ranks_save_as_they_are_stopped_counts(told: Told) -> None:
