@@ -16,6 +16,7 @@ that a person ends the job, the ranks are ended as by Ctrl-C.
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, AskCheckpoint, Requeue, Say, SeekCheckpoint
@@ -360,7 +361,14 @@ def _tell(state: State, now_s: float) -> list[Action]:
     action = "restart" if notice.is_requeued else "none"
     if notice.incident_id:
         advice = advice_for(notice.cause, evidence)
-        changes = {"evidence": evidence, "summary": sentence_of(state), "advice": advice, "action": action}
+        changes: dict[str, Any] = {
+            "evidence": evidence,
+            "summary": sentence_of(state),
+            "advice": advice,
+            "action": action,
+        }
+        if state.phase is Phase.ENDING and state.attempt.has_progress:
+            changes["step"] = state.attempt.step  # where training stopped, and has to get past
         return [change(state, notice.incident_id, **changes)]
     incident = open_incident(
         state,

@@ -32,6 +32,7 @@ def test_saved_stopped_and_ended_unfinished(told: Told) -> None:
     assert told.incidents["001"].summary.endswith("the ranks are asked to save, and have 600 s.")
     assert told.step(12, 22.0) == [], "training goes on, and recovers nothing"
     assert kinds(secured(told, 23.0)) == ["WriteIncident", "StopAttempt"]
+    told.step(13, 23.5)
     summary = finish(told.stopped(24.0))
     assert (summary.outcome, summary.exit_code, summary.reason) == ("preempted", 138, "SIGUSR1")
     assert (summary.restarts, summary.attempts[0]["outcome"]) == (0, "preempted")
@@ -40,6 +41,7 @@ def test_saved_stopped_and_ended_unfinished(told: Told) -> None:
     assert incident.summary == (
         "SIGUSR1 said that the job was about to end; checkpoint /out/c (step 12) was whole after 3.0 s."
     )
+    assert incident.step == 13, "where it stopped"
     assert incident.evidence["in_time"] and incident.evidence["asked"] and incident.evidence["saved_in_s"] == 3.0
 
 

@@ -93,7 +93,10 @@ def test_a_warning_saves_and_the_same_run_goes_on(edge: EdgeRuns) -> None:
     assert steps["0"] == steps["1"] and len(steps["0"]) == 1, "at one and the same step, once"
     step = incident["evidence"]["checkpoint"]["step"]
     assert step == steps["0"][0]
-    again = edge.run("plain.py", "--steps", str(step + 5), "--save-every", "0", flags=NAMED, timeout_s=30)
+    further = str(incident["step"] + 5)
+    again = edge.run(
+        "plain.py", "--steps", further, "--step-s", "0.001", "--save-every", "0", flags=NAMED, timeout_s=30
+    )
     assert again.returncode == 0
     assert f"starts at step {step} " in again.stdout
     assert again.incidents[0]["recovered"] is not None
