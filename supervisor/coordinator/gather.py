@@ -325,7 +325,8 @@ class Gather:
         started = ev.AttemptStarted(attempt=current.order.attempt, ranks=ranks, resumed_from=current.order.checkpoint)
         held, current.held = current.held, []
         left: list[ev.Event] = [
-            ev.NodeLeft(node=node, why=f"it could not start its ranks: {why}") for node, why in current.refused.items()
+            ev.NodeLeft(node=node, why=f"it could not start its ranks: {why}", is_unfit=True)
+            for node, why in current.refused.items()
         ]
         return [started, *left, *held]
 

@@ -79,7 +79,7 @@ def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
         if member.standing is Standing.OUT:
             continue
         told = isolated.get(name, incident.id)
-        if member.standing is not Standing.LOST:
+        if member.standing not in (Standing.LOST, Standing.LEFT):
             fleet.stand(member, Standing.OUT)
             member.since_s = now_s
             member.why = f"incident {told}: {why or state.incidents[told].cause}"

@@ -408,6 +408,8 @@ class NodeLeft(_Event, frozen=True, kw_only=True, tag="node_left"):
 
     node: str
     why: str = ""
+    is_unfit: bool = False
+    """It is there, but could not start its ranks."""
 
 
 class NodesChecked(_Event, frozen=True, kw_only=True, tag="nodes_checked"):

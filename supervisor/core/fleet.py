@@ -84,7 +84,7 @@ def on_node_left(state: State, event: ev.NodeLeft, now_s: float) -> list[Action]
     fleet, member = state.fleet, _member(state, event.node)
     if fleet is None or member is None or member.standing in (Standing.LEFT, Standing.OUT):
         return []
-    fleet.stand(member, Standing.LEFT)
+    fleet.stand(member, Standing.OUT if event.is_unfit else Standing.LEFT)
     member.since_s, member.why = now_s, event.why or "its guardrun has ended"
     return _lose(state, member, now_s)
 
@@ -237,13 +237,13 @@ def _tell_lost(state: State, attempt: Attempt, member: Member, ranks: list[int],
     }
     onset_s = member.since_s
     whose = f" and its ranks {rank_list(ranks)}" if len(ranks) > 1 else f" and its rank {ranks[0]}" if ranks else ""
-    missed = f"{member.node}{whose}"
+    gone = f"{'are' if ranks else 'is'} gone" if member.standing is Standing.LEFT else "cannot be reached"
     incident = open_incident(
         state,
         kind="node",
         cause="node_lost",
         confidence=CONFIDENCE,
-        summary=f"{missed} cannot be reached: {member.why}.",
+        summary=f"{member.node}{whose} {gone}: {member.why}.",
         culprits=ranks,
         onset_s=onset_s,
         now_s=now_s,
@@ -256,8 +256,9 @@ def _tell_lost(state: State, attempt: Attempt, member: Member, ranks: list[int],
     if held:
         return actions
     state.crash = None
-    member.incident = incident.id
-    actions.append(isolation(state, member.node, incident.id))
+    if member.standing is not Standing.LEFT:  # who has ended its guardrun there is not known to be the node
+        member.incident = incident.id
+        actions.append(isolation(state, member.node, incident.id))
     if state.phase is Phase.RUNNING:
         return actions + stop_for(state, incident.id, onset_s=onset_s, now_s=now_s)
     # Its peers fell first, and the rest is being stopped for them already.

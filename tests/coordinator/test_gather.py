@@ -133,7 +133,7 @@ def test_a_node_that_cannot_start_leaves_the_others_to_be_stopped() -> None:
     started, left = job.events
     assert isinstance(started, ev.AttemptStarted)
     assert {rank.node for rank in started.ranks} == {"a", "c"}
-    assert left == ev.NodeLeft(node="b", why="it could not start its ranks: no memory")
+    assert left == ev.NodeLeft(node="b", why="it could not start its ranks: no memory", is_unfit=True)
     job.stop()
     job.stops("a")
     job.stops("c")

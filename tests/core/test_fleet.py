@@ -189,6 +189,28 @@ def test_a_supervisor_that_was_started_anew_has_not_heard_anybody_yet(told: Told
     assert incident(told).cause == "node_lost"
 
 
+def test_a_node_whose_guardrun_was_ended_may_come_back(told: Told) -> None:
+    running(told, spares=0)
+    actions = told.tell(ev.NodeLeft(node="n1", why="its guardrun was killed"), 5.0)
+    assert not [action for action in actions if isinstance(action, ac.Isolate)]
+    assert incident(told).summary == "n1 and its ranks 2-3 are gone: its guardrun was killed."
+    assert not starts(stopped_and_chosen(told))
+    assert told.phase is Phase.GATHERING
+    [start] = starts(told.joined("n1", 1))
+    assert start.nodes == ["n0", "n1"]
+
+
+def test_a_node_that_cannot_start_its_ranks_is_left_out(told: Told) -> None:
+    told.fleet_opened(2, 1)
+    told.fleet_started(1.0)
+    actions = told.tell(ev.NodeLeft(node="n1", why="it could not start its ranks: no memory", is_unfit=True), 1.0)
+    assert [action.node for action in actions if isinstance(action, ac.Isolate)] == ["n1"]
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n0", "n2"]
+    assert told.state.fleet is not None
+    assert told.state.fleet.members["n1"].standing is Standing.OUT
+
+
 def test_no_hang_is_told_while_a_node_is_silent(told: Told) -> None:
     """What would be seen of its ranks is that they were not seen."""
     running(told)

@@ -164,6 +164,12 @@ class Job:
 
         wait_until(seen, timeout_s, f"{words!r} in the journal, {count} times", every_s=0.005)
 
+    def in_touch(self, name: str) -> None:
+        """Wait until the head has heard anew of a node's ranks."""
+        words = f'"type":"node_report","node":"{name}"'
+        before = (self.run_dir / "events.jsonl").read_text().count(words)
+        self.happens(words, before + 1)
+
     def advance(self, steps: int, timeout_s: float = 30.0) -> None:
         """Wait until rank 0 has done so many more steps."""
         goal = self.at()["step"] + steps

@@ -36,4 +36,4 @@ def test_the_head_dies_and_comes_back(job: Job) -> None:
     summary = job.summary()
     assert summary["run_id"] == "long"
     assert summary["incidents"][0]["cause"] == "killed"
-    assert [one["number"] for one in summary["attempts"]] == [0, 1, 2]
+    assert [one["attempt"] for one in summary["attempts"]] == [0, 1, 2]

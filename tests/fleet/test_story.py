@@ -46,7 +46,7 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     job.start(3, ["head", "node1", "node2", "node3", "node4"], spares=2, config=CONFIG)
     assert job.where(0, 3) == ["head", "node1", "node2"]
     job.advance(20)
-    seen = {rank["rank"]: rank["node"] for rank in status(job)["ranks"]}
+    seen = {rank["global_rank"]: rank["node"] for rank in status(job)["ranks"]}
     assert seen == {0: "head", 1: "node1", 2: "node2"}
 
     # A script's own fault blames no node.
