@@ -31,6 +31,7 @@ from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThe
 from guardrun.supervisor.coordinator.keys import KeyPair
 from guardrun.supervisor.coordinator.lease import STILL_S
 from guardrun.supervisor.coordinator.link import Head, Link
+from guardrun.supervisor.coordinator.orphaned import begin_rescue, may_rescue
 from guardrun.supervisor.coordinator.probing import About, NodeChecks, wall_base_s
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS
 from guardrun.supervisor.core import actions as ac
@@ -73,6 +74,7 @@ class Deputy(Station):
         self._refused_s: float | None = None
         self._has_joined = False
         self._is_meeting = False
+        self._is_rescuing = False
         self._said: set[str] = set()
         self._farewell_by_s: float | None = None
         self._ranks = 0
@@ -269,15 +271,32 @@ class Deputy(Station):
             return
         if self._has_joined and self._link is not None:
             lost_s = self._link.contact_lost_s()
-            if lost_s > HEAD_GONE_S:
-                self.terminal.say(f"the head has not been heard for {lost_s:.0f} s: ending here", "bad")
-                self._end(wire.Finish(exit_code=1))
+            if lost_s > HEAD_GONE_S and not self._is_rescuing:
+                self._lose_head(lost_s)
         elif now - self._began_s > self.run_file.settings.join_timeout_s:
             text = f"no head found for {now - self._began_s:.0f} s (join file {self._fleet.join_file})"
             self.terminal.say(text, "bad")
             self._end(wire.Finish(exit_code=1))
         elif now - self._began_s > 5.0:
             self._say_once(f"waiting for the head (join file {self._fleet.join_file})", "info")
+
+    def _lose_head(self, lost_s: float) -> None:
+        """End here; under Slurm once it is known whether anybody but a deputy can start the job again."""
+        said = f"the head has not been heard for {lost_s:.0f} s"
+        if not may_rescue(self.run_file, os.environ):
+            self.terminal.say(f"{said}: ending here", "bad")
+            self._end(wire.Finish(exit_code=1))
+            return
+        self._is_rescuing = True
+        self.terminal.say(f"{said}: asking Slurm whether its node is", "bad")
+        begin_rescue(self._fleet.slot, lambda text: self.post(lambda: self._rescued(text)))
+
+    def _rescued(self, text: str) -> None:
+        self._is_rescuing = False
+        if self._farewell_by_s is not None or (self._link is not None and self._link.is_joined):
+            return  # it is back
+        self.terminal.say(text or "the head is gone: ending here", "bad")
+        self._end(wire.Finish(exit_code=1))
 
     def _hear(self, what: links.What) -> None:
         if isinstance(what, links.Welcomed):
