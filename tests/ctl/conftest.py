@@ -23,6 +23,7 @@ from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.ctl.runs import BOOT_ID
 from guardrun.supervisor.guardctl import main
 from guardrun.supervisor.journal import Journal
+from guardrun.supervisor.node.places import find_places
 from guardrun.supervisor.render.incident import write_incident
 from guardrun.supervisor.render.summary import write_summary
 from guardrun.supervisor.rundir import RunFile, write_run_file
@@ -63,6 +64,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if name.startswith(("GUARDRUN_", "NCCL_", "TORCH_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("SLURMD_NODENAME", NODE)
+    # What root has kept of this machine is no part of any test.
+    monkeypatch.setattr(find_places, "__defaults__", (tmp_path / "var-lib-guardrun",))
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "guardrun-runs"
