@@ -18,7 +18,18 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core import attempts, falls, fleet, incidents, nodes, orders, pauses, preemption, watch
+from guardrun.supervisor.core import (
+    attempts,
+    falls,
+    fleet,
+    incidents,
+    nodes,
+    orders,
+    pauses,
+    preemption,
+    requeues,
+    watch,
+)
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, FinishRun, ReadExits, Say, TakeLook
 from guardrun.supervisor.core.blame import isolate_again
@@ -213,7 +224,7 @@ def _on_hooks_missing(state: State, event: ev.HooksMissing, now_s: float) -> lis
 def _on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
     if state.phase is Phase.GATHERING:
         return fleet.on_requeued(state, event, now_s)
-    return preemption.on_requeued(state, event, now_s)
+    return requeues.on_requeued(state, event, now_s)
 
 
 _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {

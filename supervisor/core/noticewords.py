@@ -1,13 +1,56 @@
-"""What an incident of kind `preemption` says."""
+"""The incident of kind `preemption`, and what it says."""
 
 from __future__ import annotations
 
 import signal
 from typing import Any
 
+from guardrun.supervisor.core.actions import Action, Say
+from guardrun.supervisor.core.advice import advice_for
+from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.notice import TIME_LIMIT, Notice
 from guardrun.supervisor.core.state import State, attempt_of
+
+
+def tell(state: State, now_s: float) -> list[Action]:
+    """Open the incident, or bring it up to date. A notice that comes before any attempt leaves none."""
+    notice = state.notice
+    if state.attempt is None:
+        return []
+    evidence = evidence_of(state)
+    action = "restart" if notice.is_requeued else "none"
+    if notice.incident_id:
+        advice = advice_for(notice.cause, evidence)
+        changes: dict[str, Any] = {
+            "evidence": evidence,
+            "summary": sentence_of(state),
+            "advice": advice,
+            "action": action,
+        }
+        if state.phase is Phase.ENDING and state.attempt.has_progress:
+            changes["step"] = state.attempt.step  # where training stopped, and has to get past
+        return [change(state, notice.incident_id, **changes)]
+    incident = open_incident(
+        state,
+        kind="preemption",
+        cause=notice.cause,
+        confidence=1.0,
+        summary=sentence_of(state),
+        culprits=[],
+        onset_s=notice.began_s,
+        now_s=now_s,
+        evidence=evidence,
+        looks=[],
+        action=action,
+    )
+    notice.incident_id = incident.id
+    if not attempt_of(state).incident_id:
+        attempt_of(state).incident_id = incident.id
+    return [
+        Say(text=f"incident {incident.id}: {incident.summary}", level="warn"),
+        write(state, incident.id, is_new=True),
+    ]
 
 
 def evidence_of(state: State) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from guardrun.supervisor.core.endings import finish, record_attempt
 from guardrun.supervisor.core.incidents import change
 from guardrun.supervisor.core.ledger import STARTING
 from guardrun.supervisor.core.orders import choose
-from guardrun.supervisor.core.preemption import may_move, move, wind_up
+from guardrun.supervisor.core.preemption import wind_up
+from guardrun.supervisor.core.requeues import may_move, move
 from guardrun.supervisor.core.state import State, attempt_of
 
 MAX_STOPS = 20

@@ -16,29 +16,22 @@ that a person ends the job, the ranks are ended as by Ctrl-C.
 from __future__ import annotations
 
 import signal
-from typing import Any
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, AskCheckpoint, Requeue, Say, SeekCheckpoint
-from guardrun.supervisor.core.advice import advice_for
 from guardrun.supervisor.core.endings import finish, record_attempt, summary
-from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.ledger import OTHER
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.notice import SIGNAL, TIME_LIMIT
-from guardrun.supervisor.core.noticewords import evidence_of, sentence_of
+from guardrun.supervisor.core.noticewords import tell
 from guardrun.supervisor.core.orders import stop
-from guardrun.supervisor.core.state import State, attempt_of
+from guardrun.supervisor.core.requeues import ANSWER_S, CANCELLED, TERM, finish_run, moved, order, requeue_or_finish
+from guardrun.supervisor.core.state import State
 
 RESERVE_S = 5.0
 """After the last rank has ended: for the record, and for the requeue."""
-ANSWER_S = 30.0
-"""A last look for a checkpoint, or a requeue, that nobody answered for this long is not waited for any more."""
-CANCELLED = "cancelled"
-"""SchedulerTold.why: a person wants the end."""
 RUNNING = "running"
 """The job goes on, as far as the scheduler knows: whoever sent SIGTERM wants this step of it to end."""
-TERM = int(signal.SIGTERM)
 
 
 # Facts -------------------------------------------------------------------------------------------------
@@ -78,7 +71,7 @@ def on_scheduler_told(state: State, event: ev.SchedulerTold, now_s: float) -> li
     if event.why in ("", RUNNING, notice.why):
         return []
     notice.why = event.why
-    return _tell(state, now_s)
+    return tell(state, now_s)
 
 
 def on_checkpoint_asked(state: State, event: ev.CheckpointAsked, now_s: float) -> list[Action]:
@@ -102,40 +95,10 @@ def on_checkpoint_secured(state: State, event: ev.CheckpointSecured, now_s: floa
         notice.saved, notice.saved_s = event.checkpoint, now_s
     if notice.is_sought:
         notice.is_sought, notice.asked_s = False, 0.0
-        return _requeue_or_finish(state, now_s)
+        return requeue_or_finish(state, now_s)
     if state.phase is Phase.RUNNING and notice.saved is not None and not notice.is_stopping:
         return _stop(state, now_s)
     return []
-
-
-def on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
-    notice = state.notice
-    if not notice.asked_s or notice.is_sought:
-        return []
-    notice.asked_s, notice.is_requeued, notice.requeue_why = 0.0, event.is_done, event.why
-    return _finish(state, now_s) if notice.cause else _moved(state, now_s)
-
-
-def may_move(state: State) -> bool:
-    """Whether the job can start again elsewhere, where this node is not to be trained on any more."""
-    return state.settings.act and state.notice.may_requeue and _wants_requeue(state)
-
-
-def move(state: State, reason: str, now_s: float) -> list[Action]:
-    """Nothing is alive: end the run unfinished, for the job to go on without the nodes that are left out."""
-    state.phase, state.notice.asked_s = Phase.ENDING, now_s
-    state.ledger.switch(OTHER, now_s)
-    state.outcome, state.exit_code, state.give_up_reason = "interrupted", state.exit_code or 1, reason
-    said = Say(text=f"{reason}: the job is requeued, to get another", level="warn")
-    return [said, Requeue(exclude=sorted(state.nodes.isolated), summary=summary(state, now_s))]
-
-
-def _moved(state: State, now_s: float) -> list[Action]:
-    notice = state.notice
-    if notice.is_requeued:
-        return finish(state, "interrupted", state.exit_code, state.give_up_reason, now_s)
-    reason = f"{state.give_up_reason}; the job could not be requeued: {notice.requeue_why}"
-    return [Say(text=f"giving up: {reason}", level="bad"), *finish(state, "gave_up", state.exit_code, reason, now_s)]
 
 
 # For those who keep an attempt -------------------------------------------------------------------------
@@ -174,7 +137,7 @@ def wind_up(state: State, now_s: float) -> list[Action]:
     if notice.saved is None and notice.request:
         notice.is_sought, notice.asked_s = True, now_s
         return [SeekCheckpoint(request=notice.request)]
-    return _requeue_or_finish(state, now_s)
+    return requeue_or_finish(state, now_s)
 
 
 def order_again(state: State, now_s: float) -> list[Action]:
@@ -187,7 +150,7 @@ def order_again(state: State, now_s: float) -> list[Action]:
     if notice.is_sought:
         return [SeekCheckpoint(request=notice.request)]
     if notice.asked_s:
-        return [_requeue(state, now_s)]
+        return [order(state, now_s)]
     if state.phase is Phase.RUNNING and notice.request and not notice.is_stopping:
         return _ask(state)
     return []
@@ -219,17 +182,17 @@ def on_tick(state: State, now_s: float) -> list[Action]:
         return []
     if notice.asked_s and not notice.cause:
         notice.asked_s, notice.requeue_why = 0.0, f"no answer for {ANSWER_S:.0f} s"
-        return _moved(state, now_s)
+        return moved(state, now_s)
     if not notice.cause:
         notice.cause, notice.began_s = TIME_LIMIT, now_s
         notice.deadline_s = max(notice.end_s - _reserve_s(state), now_s)
         return _begin(state, now_s)
     if notice.is_sought:
         notice.is_sought, notice.asked_s = False, 0.0
-        return _requeue_or_finish(state, now_s)
+        return requeue_or_finish(state, now_s)
     if notice.asked_s:
         notice.asked_s, notice.requeue_why = 0.0, f"no answer for {ANSWER_S:.0f} s"
-        return _finish(state, now_s)
+        return finish_run(state, now_s)
     return _stop(state, now_s) if notice.request else _request(state)
 
 
@@ -265,7 +228,7 @@ def _begin(state: State, now_s: float) -> list[Action]:
     why = signal.Signals(notice.signum).name if notice.signum else "the time limit is near"
     actions: list[Action] = [Say(text=f"{why}: the job is about to end", level="warn")]
     if notice.signum != TERM:
-        actions += _tell(state, now_s)
+        actions += tell(state, now_s)
     if state.phase in (Phase.CHOOSING, Phase.GATHERING, Phase.CHECKING):
         return [*actions, *wind_up(state, now_s)]
     attempt = state.attempt
@@ -293,7 +256,7 @@ def _stop(state: State, now_s: float) -> list[Action]:
     """Saved, or too late for it: the ranks get SIGTERM."""
     notice = state.notice
     notice.is_stopping = True
-    actions = _tell(state, now_s)
+    actions = tell(state, now_s)
     if notice.saved is None:
         waited = f"{now_s - notice.began_s:.0f} s"
         actions.append(
@@ -310,83 +273,3 @@ def _end_as_told(state: State, now_s: float) -> list[Action]:
     if state.phase is Phase.STOPPING:
         return []
     return finish(state, "interrupted", 128 + state.signum, f"signal {state.signum}", now_s)
-
-
-def _requeue_or_finish(state: State, now_s: float) -> list[Action]:
-    notice = state.notice
-    actions = _tell(state, now_s)
-    if not _wants_requeue(state):
-        return actions + _finish(state, now_s)
-    notice.asked_s = now_s
-    return [*actions, _requeue(state, now_s)]
-
-
-def _wants_requeue(state: State) -> bool:
-    notice, wish = state.notice, state.settings.requeue
-    if wish == "never" or notice.why == CANCELLED:
-        return False
-    # A script that was given the signal may requeue by itself; a run without a name could not be continued.
-    return wish == "always" or (notice.may_requeue and state.settings.is_named and not notice.is_forwarded)
-
-
-def _requeue(state: State, now_s: float) -> Action:
-    state.outcome, state.exit_code, state.give_up_reason = _outcome(state)
-    return Requeue(exclude=sorted(state.nodes.isolated), summary=summary(state, now_s))
-
-
-def _outcome(state: State) -> tuple[str, int, str]:
-    """A time limit brings SIGTERM, had it been waited for."""
-    notice = state.notice
-    reason = signal.Signals(notice.signum).name if notice.signum else "time limit"
-    return "preempted", 128 + (state.signum or notice.signum or TERM), reason
-
-
-def _finish(state: State, now_s: float) -> list[Action]:
-    notice = state.notice
-    actions = _tell(state, now_s)
-    if notice.requeue_why and not notice.is_requeued:
-        actions.append(Say(text=f"the job could not be requeued: {notice.requeue_why}", level="bad"))
-    return actions + finish(state, *_outcome(state), now_s)
-
-
-# Telling -----------------------------------------------------------------------------------------------
-
-
-def _tell(state: State, now_s: float) -> list[Action]:
-    """Open the incident, or bring it up to date. A notice that comes before any attempt leaves none."""
-    notice = state.notice
-    if state.attempt is None:
-        return []
-    evidence = evidence_of(state)
-    action = "restart" if notice.is_requeued else "none"
-    if notice.incident_id:
-        advice = advice_for(notice.cause, evidence)
-        changes: dict[str, Any] = {
-            "evidence": evidence,
-            "summary": sentence_of(state),
-            "advice": advice,
-            "action": action,
-        }
-        if state.phase is Phase.ENDING and state.attempt.has_progress:
-            changes["step"] = state.attempt.step  # where training stopped, and has to get past
-        return [change(state, notice.incident_id, **changes)]
-    incident = open_incident(
-        state,
-        kind="preemption",
-        cause=notice.cause,
-        confidence=1.0,
-        summary=sentence_of(state),
-        culprits=[],
-        onset_s=notice.began_s,
-        now_s=now_s,
-        evidence=evidence,
-        looks=[],
-        action=action,
-    )
-    notice.incident_id = incident.id
-    if not attempt_of(state).incident_id:
-        attempt_of(state).incident_id = incident.id
-    return [
-        Say(text=f"incident {incident.id}: {incident.summary}", level="warn"),
-        write(state, incident.id, is_new=True),
-    ]
