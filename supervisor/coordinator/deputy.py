@@ -162,7 +162,7 @@ class Deputy(Station):
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
             self._attempt, self._is_stopping = -1, False
-            self._refresh_info()  # a connection that is made anew before the launcher's next hello must not say otherwise
+            self._refresh_info()  # a connection that is made before the launcher's next hello must not say otherwise
         elif isinstance(event, ev.NodeReport):
             self._note_progress(event)
         elif isinstance(event, ev.RankExited):
