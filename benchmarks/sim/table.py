@@ -139,8 +139,8 @@ def play_load(parameters: Parameters, show: Show) -> str:
     per_stop = load.events / max(world.account.stops, 1)
     return (
         f"one day of {chosen.nodes * 8:,} ranks, every exit told: {world.account.stops} stops, {load.events:,} events "
-        f"({per_stop:,.0f} a stop), {spent_s:.0f} s of CPU time, the virtual world's included; the largest event ({load.largest}) "
-        f"{load.largest_s:.1f} s; peak memory {peak_bytes() / 2**20:,.0f} MiB"
+        f"({per_stop:,.0f} a stop), {spent_s:.0f} s of CPU time, the virtual world's included; the largest event "
+        f"({load.largest}) {load.largest_s:.1f} s; peak memory {peak_bytes() / 2**20:,.0f} MiB"
     )
 
 
