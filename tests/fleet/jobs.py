@@ -85,6 +85,7 @@ class Job:
         for path in (self.folder, self.marks):
             path.mkdir()
         self.nodes: dict[str, Node] = {}
+        self.script = SCRIPT
         self._started = 0
 
     def __getitem__(self, name: str) -> Node:
@@ -122,7 +123,7 @@ class Job:
         own = {"GUARDRUN_NODE_STATE_DIR": str(self.marks / f"state-{name}"), "GUARDRUN_DIR": None}
         environment = clean_environment(uuid.uuid4().hex, {**own, **(env or {})})
         guardrun = Path(sys.executable).with_name("guardrun")
-        command = [*under, str(guardrun), *flags, str(SCRIPT), "--marks", str(self.marks), *script_args]
+        command = [*under, str(guardrun), *flags, str(self.script), "--marks", str(self.marks), *script_args]
         with output.open("wb") as out:
             process = host.popen(command, environment, cwd=self.folder, stdout=out, stderr=subprocess.STDOUT)
         node = self.nodes[known_as or name] = Node(host, process, output)
