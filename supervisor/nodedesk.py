@@ -60,7 +60,13 @@ class NodeDesk:
             )
             self._feed = NodeFeed(run.node, station.clock, job)
         pids = {rank.global_rank: rank.pid for rank in station.desk.ranks.values()}
-        return self._feed.step(Using(pids=pids, mounts=self._mounts))
+        return self._feed.step(Using(pids=pids, mounts=self._mounts, links=self._links if run.fleet else None))
+
+    def _links(self) -> Iterable[str]:
+        from guardrun.supervisor.links import links_of_job
+
+        fleet = self._station.run_file.fleet
+        return links_of_job(fleet.address, os.environ) if fleet is not None else ()
 
     def _mounts(self) -> Iterable[str]:
         """Mount points of the folders that the run works in, by their names alone: one that is dead is not touched."""

@@ -4,7 +4,8 @@ The agent is asked for on a standing connection. Where none has answered for PAT
 own rights allow, of what training feels most: devices, CPUs, its control group. An agent that comes takes over.
 
 Only what concerns this run goes on to the engine: devices that its ranks train on (`core/nodes.py`), the node as a
-whole, and file systems that it uses. Everything else is the agent's to remember.
+whole, file systems that it uses, and where it has several nodes the links between them. Everything else is the agent's
+to remember.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class Using(NamedTuple):
     """Global rank → its process."""
     mounts: Callable[[], Iterable[str]]
     """Mount points of the folders that it works in; asked for when something is said of one."""
+    links: Callable[[], Iterable[str]] | None = None
+    """Interfaces by which it reaches its other nodes, likewise; None: it has this node alone."""
 
 
 class NodeFeed:
@@ -200,6 +203,10 @@ class NodeFeed:
         kind, _, name = finding.subject.partition(":")
         if kind == "mount":
             is_ours = name in using.mounts()
+        elif kind == "net":
+            is_ours = using.links is not None and name in using.links()
+        elif kind == "ib":
+            is_ours = using.links is not None
         elif kind == "cgroup":
             is_ours = any(is_within(path, name) for pid in using.pids.values() for path in read_groups(pid))
         else:

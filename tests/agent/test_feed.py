@@ -96,6 +96,15 @@ def test_what_concerns_the_run_is_told_and_told_to_be_over(agent: AgentBed, make
     assert told(feed) == [("is_hot/cpu", True)]
 
 
+def test_of_links_those_that_the_job_uses_are_told(agent: AgentBed, make: Make) -> None:
+    """Only a job of several nodes has any."""
+    agent.tell("cpu is_hot 1\nnet:eth0 is_hot 1\nnet:eth1 is_hot 1\nib:mlx5_0/1 is_hot 1\n")
+    agent.start()
+    several = USING._replace(links=lambda: {"eth1"})
+    found = hear(make(agent.socket), several).findings
+    assert sorted(finding.id for finding in found) == ["is_hot/cpu", "is_hot/ib:mlx5_0/1", "is_hot/net:eth1"]
+
+
 def test_what_an_agent_that_is_back_does_not_know_any_more_is_over(agent: AgentBed, make: Make) -> None:
     agent.tell("cpu is_hot 1\n")
     process = agent.start()
