@@ -25,6 +25,8 @@ WARM_S = 110.0
 ADD_S = 40.0
 KEEP_S = 30.0
 """How long a listener stays at most, where nobody ends it."""
+MOST_RECORDED = 256
+"""Nodes whose facts are kept in the record: each has some kilobytes, and what differs is said of all."""
 SCHEMA = 1
 
 What = msg.Probe | msg.Meet | msg.Warm | msg.Add
@@ -58,6 +60,8 @@ class FleetChecks:
         self._answers: dict[str, Answer] = {}
         self._by_s = self._began_s = 0.0
         self._gone: set[str] = set()
+        self._waiting: set[str] = set()
+        """Whose answers to this step are still to come: there may be thousands."""
 
     def begin(self, order: CheckNodes, token: bytes, now_s: float) -> None:
         """Have nodes tried. token: what callers bring, 16 bytes that nobody else can guess."""
@@ -73,17 +77,18 @@ class FleetChecks:
             return None
         if node in self._ask.whats:
             self._answers[node] = message.answer
+            self._waiting.discard(node)
         return self.tick(now_s)
 
     def gone(self, node: str) -> None:
         """A node is not there any more: its answer is not waited for."""
         self._gone.add(node)
+        self._waiting.discard(node)
 
     def tick(self, now_s: float) -> ev.NodesChecked | None:
         """Once a second, or when anything has changed."""
         while self._flow is not None:
-            missing = [node for node in self._ask.whats if node not in self._answers and node not in self._gone]
-            if missing and now_s < self._by_s:
+            if self._waiting and now_s < self._by_s:
                 return None
             try:
                 self._go_on(self._flow.send(self._answers), now_s)
@@ -105,6 +110,7 @@ class FleetChecks:
     def _go_on(self, ask: Ask, now_s: float) -> None:
         self._step += 1
         self._ask, self._answers, self._by_s = ask, {}, now_s + ask.limit_s
+        self._waiting = set(ask.whats) - self._gone
         self.orders += [
             (node, msg.CheckStep(check=self._check, step=self._step, what=what)) for node, what in ask.whats.items()
         ]
@@ -116,7 +122,7 @@ def _try_together(nodes: Sequence[str], level: str, token: bytes, record: dict[s
     said += _silent(nodes, probed)
     there = {node: probed[node] for node in nodes if node in probed and not probed[node].error}
     facts = {node: answer.facts for node, answer in there.items()}
-    record["facts"] = {node: msgspec.to_builtins(one) for node, one in facts.items()}
+    record["facts"] = {node: msgspec.to_builtins(one) for node, one in list(facts.items())[:MOST_RECORDED]}
     places = {node: msg.Place(node=node, address=one.address, port=one.port) for node, one in there.items()}
     plan = {node: others for node, others in pairs.plan_meetings(list(there)).items() if others}
     meets = {node: msg.Meet(places=[places[other] for other in others]) for node, others in plan.items()}

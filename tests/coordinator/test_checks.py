@@ -170,6 +170,17 @@ def test_full_leaves_out_who_is_not_reached() -> None:
     assert set(nodes.run().faulty) == {"n0"}
 
 
+def test_thousands_of_nodes_are_tried_in_time_that_grows_with_their_number() -> None:
+    nodes = Nodes(4000)
+    nodes.deaf, nodes.torch = {"n1234"}, {"n77": "2.5.1"}
+    began_s = time.process_time()
+    event = nodes.run()
+    assert set(event.faulty) == {"n1234"} and event.said[0].startswith(
+        "n77 has torch 2.5.1, n0, n1, n2, n3 and 3995 more"
+    )
+    assert time.process_time() - began_s < 20.0
+
+
 def test_limits_leave_room_for_each_other() -> None:
     """What a node takes at most, the head waits for; and all of it fits into what the engine waits for."""
     assert NODE_MEET_S < MEET_S and READY_S + SERVE_S < WARM_S and NODE_ADD_S < ADD_S
