@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +27,7 @@ SCRIPTS = ROOT / "benchmarks" / "scripts"
 POLL_S = 0.05
 """How often a log is looked at. Its lines hold their own times, so this sets no figure's precision."""
 TAIL_CHARS = 3000
+J = TypeVar("J", bound="Job")
 
 
 class Launcher(str, Enum):
@@ -79,20 +81,24 @@ class Job:
             "BENCH_MOMENTS": str(self._moments),
             **(environment or {}),
         }
-        command = [str(program), f"--nproc-per-node={ranks}", f"--master-port={free_port()}", *flags]
+        self._environment = clean_environment(self._mark, extra)
+        self.began_ns = time.monotonic_ns()
+        self.process = self._start([str(program), *flags], [str(SCRIPTS / script), *arguments])
+
+    def _start(self, launcher: list[str], script: list[str]) -> subprocess.Popen[bytes]:
+        own = [f"--nproc-per-node={self.ranks}", f"--master-port={free_port()}"]
         with self._output.open("wb") as output:
-            self.began_ns = time.monotonic_ns()
-            self.process = subprocess.Popen(
-                [*command, str(SCRIPTS / script), *arguments],
+            return subprocess.Popen(
+                [*launcher, *own, *script],
                 cwd=self.folder,
-                env=clean_environment(self._mark, extra),
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def __enter__(self) -> Job:
+    def __enter__(self: J) -> J:
         return self
 
     def __exit__(
@@ -114,26 +120,35 @@ class Job:
             raise self.trouble("no run directory")
         return latest.resolve()
 
-    def moments(self, what: str, attempt: int = 0) -> list[Moment]:
-        """Those written so far, in the order in which they were."""
+    def moments(self, what: str, attempt: int | None = 0, since_ns: int = 0) -> list[Moment]:
+        """Those written so far, in the order in which they were. attempt: None for any."""
         if not self._moments.exists():
             return []
         lines = self._moments.read_bytes().splitlines()
         found = [msgspec.json.decode(line, type=Moment) for line in lines]
-        return [moment for moment in found if moment.what == what and moment.attempt == attempt]
+        found = [moment for moment in found if moment.what == what and moment.at_ns >= since_ns]
+        return [moment for moment in found if attempt is None or moment.attempt == attempt]
 
-    def wait_for(self, what: str, attempt: int = 0, ranks: int | None = None, timeout_s: float = 60.0) -> list[Moment]:
+    def wait_for(
+        self,
+        what: str,
+        attempt: int | None = 0,
+        ranks: int | None = None,
+        timeout_s: float = 60.0,
+        since_ns: int = 0,
+    ) -> list[Moment]:
         """Wait until so many ranks (all of them) have got there. Raises CannotMeasure where they don't."""
         wanted = self.ranks if ranks is None else ranks
         deadline_s = time.monotonic() + timeout_s
         while True:
             has_ended = self.process.poll() is not None  # read first: after the end nothing is added
-            found = self.moments(what, attempt)
+            found = self.moments(what, attempt, since_ns)
             if len(found) >= wanted:
                 return found
             if has_ended or time.monotonic() > deadline_s:
                 why = "it ended before" if has_ended else f"in {timeout_s:g} s not reached:"
-                raise self.trouble(f"{why} {what!r} of {wanted} ranks in attempt {attempt} ({len(found)} got there)")
+                where = "any attempt" if attempt is None else f"attempt {attempt}"
+                raise self.trouble(f"{why} {what!r} of {wanted} ranks in {where} ({len(found)} got there)")
             time.sleep(POLL_S)
 
     def wait(self, timeout_s: float = 120.0) -> None:

@@ -17,6 +17,7 @@ from benchmarks.docs import write_docs
 from benchmarks.item import Bench, CannotMeasure, Effort, Item
 from benchmarks.items.coordinator import CoordinatorItem
 from benchmarks.items.engine import EngineItem
+from benchmarks.items.fleet import FleetItem
 from benchmarks.items.gc_policy import GcPolicyItem
 from benchmarks.items.hang import HangItem
 from benchmarks.items.kill import KillItem
@@ -43,6 +44,7 @@ ITEMS: tuple[Item, ...] = (
     NodeAgentItem(),
     KillItem(),
     HangItem(),
+    FleetItem(),
     EngineItem(),
     SocketItem(),
     CoordinatorItem(),
