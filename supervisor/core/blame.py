@@ -79,7 +79,13 @@ def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
         if member.standing is Standing.OUT:
             continue
         told = isolated.get(name, incident.id)
-        if member.standing not in (Standing.LOST, Standing.LEFT):
+        if name == node and incident.cause == "node_lost" and member.standing is Standing.READY:
+            # It is back already, and may take part; not if that becomes a habit.
+            member.strikes = [*member.strikes, incident.id]
+            is_kept = len(member.strikes) < STRIKES
+        else:
+            is_kept = member.standing in (Standing.LOST, Standing.LEFT)
+        if not is_kept:
             fleet.stand(member, Standing.OUT)
             member.since_s = now_s
             member.why = f"incident {told}: {why or state.incidents[told].cause}"

@@ -200,6 +200,22 @@ def test_a_node_whose_guardrun_was_ended_may_come_back(told: Told) -> None:
     assert start.nodes == ["n0", "n1"]
 
 
+def test_a_lost_node_that_is_back_before_the_next_attempt_takes_part_but_not_twice(told: Told) -> None:
+    running(told, spares=0)
+    for attempt, phase in ((0, Phase.STARTING), (1, Phase.GATHERING)):
+        since_s = told.now_s
+        told.tell(ev.NodeSilent(node="n1", since_s=since_s), since_s + 5.0)
+        told.tell(ev.Ticked(), since_s + 40.0)
+        assert incident(told).cause == "node_lost"
+        told.joined("n1", 1)
+        started = starts(stopped_and_chosen(told))
+        assert told.phase is phase
+        if phase is Phase.STARTING:
+            assert [start.nodes for start in started] == [["n0", "n1"]]
+            told.fleet_started(told.now_s + 1.0)
+            told.step(20 + attempt, told.now_s + 1.0)
+
+
 def test_a_node_that_cannot_start_its_ranks_is_left_out(told: Told) -> None:
     told.fleet_opened(2, 1)
     told.fleet_started(1.0)
