@@ -23,7 +23,9 @@ def choose_notices(config: Config, torch_signals: str, environ: Mapping[str, str
     is_wanted = table.sigterm == "always" or (table.sigterm == "slurm" and bool(environ.get("SLURM_JOB_ID")))
     # With [policy] act = false nobody would stop the ranks.
     is_term = is_wanted and config.policy.act
-    return _own([*table.signals, *(["TERM"] if is_term else [])], torch_signals)
+    found = _own([*table.signals, *(["TERM"] if is_term else [])], torch_signals)
+    # What this process was told to ignore, its ranks ignore, as under torchrun. (Under Slurm they do in any case.)
+    return [signum for signum in found if environ.get("SLURM_JOB_ID") or signal.getsignal(signum) != signal.SIG_IGN]
 
 
 def _own(names: Iterable[str], torch_signals: str) -> list[signal.Signals]:
