@@ -32,7 +32,7 @@ idle_patience_s = 5
 [restart]
 stop_grace_s = 3
 """
-QUICK = CONFIG + "[fleet]\nlost_s = 6\nterm_s = 4\nlast_call_s = 10\n"
+QUICK = CONFIG + "[fleet]\nlost_s = 8\nterm_s = 5\nlast_call_s = 10\n"
 """Patience for tests: what matters is the order of things, not how long they take."""
 Mark = dict[str, Any]
 
@@ -152,7 +152,7 @@ class Job:
         mark: Mark = json.loads((self.marks / f"at-{rank}.json").read_text())
         return mark
 
-    def says(self, name: str, words: str, timeout_s: float = 30.0) -> None:
+    def says(self, name: str, words: str, timeout_s: float = 60.0) -> None:
         """Wait until a node's guardrun has said this."""
         self._wait(lambda: words in self[name].output, timeout_s, f"{name} to say {words!r}")
 
