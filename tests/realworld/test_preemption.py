@@ -36,12 +36,14 @@ def warn(starter: GuardrunStarter, script: list[str], config: str) -> dict[str, 
     return incident
 
 
-def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: dict[str, Any]) -> Finished:
-    """The same command again."""
+def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: dict[str, Any], steps: int) -> Finished:
+    """The same command again. steps: the script's last."""
     done = start(starter, [*NAMED, *script], config).wait(WAIT_S)
     assert done.returncode == 0, done
     [told] = done.incidents
-    assert told["resumed_from"] == incident["evidence"]["checkpoint"] and told["recovered"] is not None
+    assert told["resumed_from"] == incident["evidence"]["checkpoint"]
+    # Ranks that were stopped after their last step, as on a fast machine, cannot get past it.
+    assert told["recovered"] is not None or told["step"] == steps, told
     return done
 
 
@@ -54,7 +56,7 @@ def test_transformers(guardrun_starter: GuardrunStarter) -> None:
     saved = incident["evidence"]["checkpoint"]
     assert 20 <= saved["step"] < huggingface.STEPS
     assert saved["path"] == str(huggingface.checkpoint(out, saved["step"]))
-    go_on(guardrun_starter, script, huggingface.CONFIG, incident)
+    go_on(guardrun_starter, script, huggingface.CONFIG, incident, huggingface.STEPS)
     huggingface.check_history(huggingface.checkpoint(out, huggingface.STEPS))
 
 
@@ -65,6 +67,6 @@ def test_lightning_trainer(guardrun_starter: GuardrunStarter) -> None:
     saved = incident["evidence"]["checkpoint"]
     assert 20 <= saved["step"] < test_lightning.STEPS
     assert Path(saved["path"]).name == f"guardrun-epoch=0-step={saved['step']}.ckpt"
-    done = go_on(guardrun_starter, script, test_lightning.CONFIG, incident)
+    done = go_on(guardrun_starter, script, test_lightning.CONFIG, incident, test_lightning.STEPS)
     assert f"Restoring states from the checkpoint path at {saved['path']}" in done.stdout + done.stderr
     test_lightning.check_end(done.stdout, guardrun_starter.folder)
