@@ -22,11 +22,11 @@ def checkpoint(folder: Path, step: int) -> Path:
     return folder / "checkpoints" / f"epoch=0-step={step}.ckpt"
 
 
-def check_end(stdout: str, folder: Path) -> None:
-    assert f"ended at step {STEPS} with loss" in stdout
+def check_end(stdout: str, folder: Path, steps: int = STEPS) -> None:
+    assert f"ended at step {steps} with loss" in stdout
     with (folder / "logs" / "metrics.csv").open() as file:
         losses = {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
-    assert max(losses) == STEPS - 1
+    assert max(losses) == steps - 1
     first, last = min(losses), max(losses)
     assert losses[last] < losses[first]
 

@@ -14,6 +14,8 @@ from tests.support.guardrun_run import Finished, GuardrunStarter
 from tests.support.waiting import wait_until
 
 NAMED = ["--guard-run-id=mine"]
+STEPS = 300
+"""However fast the machine: not over before the ranks have been asked, have saved and are stopped."""
 
 
 def warn(starter: GuardrunStarter, script: list[str], config: str) -> dict[str, Any]:
@@ -36,14 +38,12 @@ def warn(starter: GuardrunStarter, script: list[str], config: str) -> dict[str, 
     return incident
 
 
-def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: dict[str, Any], steps: int) -> Finished:
-    """The same command again. steps: the script's last."""
+def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: dict[str, Any]) -> Finished:
+    """The same command again."""
     done = start(starter, [*NAMED, *script], config).wait(WAIT_S)
     assert done.returncode == 0, done
     [told] = done.incidents
-    assert told["resumed_from"] == incident["evidence"]["checkpoint"]
-    # Ranks that were stopped after their last step, as on a fast machine, cannot get past it.
-    assert told["recovered"] is not None or told["step"] == steps, told
+    assert told["resumed_from"] == incident["evidence"]["checkpoint"] and told["recovered"] is not None
     return done
 
 
@@ -51,22 +51,22 @@ def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: di
 def test_transformers(guardrun_starter: GuardrunStarter) -> None:
     out = guardrun_starter.folder / "out"
     # Of its own accord it would save at the end alone.
-    script = [str(SCRIPTS / "trainer.py"), *huggingface.FLAGS, "--save_steps=1000"]
+    script = [str(SCRIPTS / "trainer.py"), *huggingface.FLAGS, "--save_steps=1000", f"--max_steps={STEPS}"]
     incident = warn(guardrun_starter, script, huggingface.CONFIG)
     saved = incident["evidence"]["checkpoint"]
-    assert 20 <= saved["step"] < huggingface.STEPS
+    assert 20 <= saved["step"] < STEPS
     assert saved["path"] == str(huggingface.checkpoint(out, saved["step"]))
-    go_on(guardrun_starter, script, huggingface.CONFIG, incident, huggingface.STEPS)
-    huggingface.check_history(huggingface.checkpoint(out, huggingface.STEPS))
+    go_on(guardrun_starter, script, huggingface.CONFIG, incident)
+    huggingface.check_history(huggingface.checkpoint(out, STEPS), STEPS)
 
 
 @pytest.mark.real("lightning")
 def test_lightning_trainer(guardrun_starter: GuardrunStarter) -> None:
-    script = [str(SCRIPTS / "lit.py"), f"--max_steps={test_lightning.STEPS}", "--every=1000"]
+    script = [str(SCRIPTS / "lit.py"), f"--max_steps={STEPS}", "--every=1000"]
     incident = warn(guardrun_starter, script, test_lightning.CONFIG)
     saved = incident["evidence"]["checkpoint"]
-    assert 20 <= saved["step"] < test_lightning.STEPS
+    assert 20 <= saved["step"] < STEPS
     assert Path(saved["path"]).name == f"guardrun-epoch=0-step={saved['step']}.ckpt"
-    done = go_on(guardrun_starter, script, test_lightning.CONFIG, incident, test_lightning.STEPS)
+    done = go_on(guardrun_starter, script, test_lightning.CONFIG, incident)
     assert f"Restoring states from the checkpoint path at {saved['path']}" in done.stdout + done.stderr
-    test_lightning.check_end(done.stdout, guardrun_starter.folder)
+    test_lightning.check_end(done.stdout, guardrun_starter.folder, STEPS)
