@@ -173,7 +173,8 @@ class Chooser:
             result.below(directory)
         for folder in roots:
             result.within(folder)
-        for one in result.found:
+        # A part of a checkpoint may look like one of a single file (`rng_state_0.pth`): it is the whole that was loaded.
+        for one in sorted(result.found, key=lambda one: len(one.candidate.files), reverse=True):
             candidate = one.candidate
             if real not in candidate.files and real != candidate.path:
                 continue

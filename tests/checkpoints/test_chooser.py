@@ -171,6 +171,23 @@ def test_a_path_in_a_folder_is_the_folders(tmp_path: Path, clock: Clock, write: 
     assert loaded is not None and loaded.path == str(folder)
 
 
+def test_a_part_that_looks_like_a_checkpoint_of_its_own_is_the_folders(
+    tmp_path: Path, clock: Clock, write: Write
+) -> None:
+    """Each rank loads its `rng_state_R.pth` after the rest: steps still count from the folder's, not from R."""
+    folder = tmp_path / "out" / "checkpoint-40"
+    parts = {f"rng_state_{rank}.pth": "@cache" for rank in range(2)}
+    write(folder, {"trainer_state.json": {"global_step": 40}, "model.safetensors": "@safetensors", **parts})
+    write(folder, {"optimizer.pt": "@training", "scheduler.pt": "@metrics"})
+    clock.touch(folder)
+    chooser = Chooser(BEGAN, world_size=2)
+    for name in ("optimizer.pt", *parts):
+        chooser.saw_saved(str(folder / name), 39, clock.now)
+    for name in parts:
+        loaded = chooser.is_checkpoint_path(str(folder / name))
+        assert loaded is not None and (loaded.path, loaded.step) == (str(folder), 40)
+
+
 def test_a_folder_of_dcps_under_any_name(tmp_path: Path, clock: Clock, write: Write) -> None:
     write(tmp_path, {"state": "@dcp"})
     clock.touch(tmp_path / "state")
