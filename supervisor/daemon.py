@@ -153,6 +153,7 @@ class Daemon(Station):
             self.performer.perform(action)
         if isinstance(event, ev.PreemptionNoticed):
             self.schedule.signalled()
+        self._tell_trouble()
         return True
 
     def greeted(self, hello: wire.LauncherHello) -> None:
