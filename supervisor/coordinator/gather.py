@@ -221,8 +221,8 @@ class Gather:
 
     def dropped(self, node: str, now_s: float) -> list[ev.Event]:
         """A node's end of the connection was closed."""
-        if self._silent.get(node):
-            return []
+        if self._silent.get(node) or node not in self._heard_s:
+            return []  # known already; or it has said that it ends
         self._silent[node] = True
         return [ev.NodeSilent(node=node, since_s=self._heard_s.get(node, now_s), is_dropped=True)]
 

@@ -184,6 +184,20 @@ def test_a_deputy_that_is_killed_while_an_attempt_starts_is_waited_for() -> None
     assert len(started.ranks) == 6
 
 
+def test_a_node_that_ends_while_an_attempt_starts_is_not_waited_for() -> None:
+    """It says that it ends, and then its connection is closed: that is no silence to be waited out."""
+    job = Job(["a", "b"])
+    job.order()
+    job.gather.serving(0, "a", 4000)
+    job.starts("a")
+    job.events += job.gather.told("b", ev.NodeLeft(node="b"), job.now_s)
+    job.gather.forget("b")
+    assert job.gather.dropped("b", job.now_s) == []
+    job.pass_s(2.0, "a")
+    [started] = job.told(ev.AttemptStarted)
+    assert isinstance(started, ev.AttemptStarted) and {rank.node for rank in started.ranks} == {"a"}
+
+
 def test_without_the_store_nobody_starts() -> None:
     job = Job()
     job.order()
