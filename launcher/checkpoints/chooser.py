@@ -173,7 +173,7 @@ class Chooser:
             result.below(directory)
         for folder in roots:
             result.within(folder)
-        # A part of a checkpoint may look like one of a single file (`rng_state_0.pth`): it is the whole that was loaded.
+        # A part may look like a checkpoint of its own (`rng_state_0.pth`): it is the whole that was loaded.
         for one in sorted(result.found, key=lambda one: len(one.candidate.files), reverse=True):
             candidate = one.candidate
             if real not in candidate.files and real != candidate.path:
