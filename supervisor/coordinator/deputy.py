@@ -29,7 +29,7 @@ from guardrun.supervisor.coordinator.headdesk import versions
 from guardrun.supervisor.coordinator.introduce import IntroductionError, introduce
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThere, read_join_file
 from guardrun.supervisor.coordinator.keys import KeyPair
-from guardrun.supervisor.coordinator.lease import STILL_S
+from guardrun.supervisor.coordinator.lease import Stillness
 from guardrun.supervisor.coordinator.link import Head, Link
 from guardrun.supervisor.coordinator.orphaned import begin_rescue, may_rescue
 from guardrun.supervisor.coordinator.probing import About, NodeChecks, wall_base_s
@@ -67,7 +67,7 @@ class Deputy(Station):
         """Whose ranks are alive here; -1: none are."""
         self._is_stopping = False
         self._asking = NodeAsking()
-        self._progress = 0
+        self._still = Stillness()
         self._progress_s = time.monotonic()
         self._reread_s = 0.0
         self._began_s = time.monotonic()
@@ -158,7 +158,7 @@ class Deputy(Station):
     def feed(self, event: ev.Event) -> bool:
         if isinstance(event, ev.AttemptStarted):
             self._attempt, self._is_stopping = event.attempt, False
-            self._progress, self._progress_s = 0, time.monotonic()
+            self._still, self._progress_s = Stillness(), time.monotonic()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
             self._attempt, self._is_stopping = -1, False
@@ -181,11 +181,10 @@ class Deputy(Station):
             self._tell(answered)
 
     def _note_progress(self, report: ev.NodeReport) -> None:
-        progress = sum(rank.progress for rank in report.ranks)
-        if any(rank.progress_s and rank.progress for rank in report.ranks) and progress != self._progress:
-            self._progress = progress
+        now = time.monotonic()
+        if self._still.note(report.ranks, now):
             newest_s = max(rank.progress_s for rank in report.ranks)
-            self._progress_s = max(self._progress_s, time.monotonic() - max(0.0, self.clock.now() - newest_s))
+            self._progress_s = max(self._progress_s, now - max(0.0, self.clock.now() - newest_s))
 
     # Down ------------------------------------------------------------------------------------------------------
 
@@ -397,7 +396,7 @@ class Deputy(Station):
         if self._attempt < 0 or self._is_stopping:
             return
         lost_s, still_s = self._contact_lost_s(now), now - self._progress_s
-        if lost_s <= 0 or still_s < STILL_S:
+        if lost_s <= 0 or still_s < self._still.limit_s:
             return
         self._is_stopping = True
         log.warning("lease_over", contact_lost_s=round(lost_s, 1), still_s=round(still_s, 1))

@@ -7,13 +7,14 @@ waited for beyond what its order may take; for its ranks' end, beyond its lease.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from guardrun.supervisor.collect.look import limit_s
-from guardrun.supervisor.coordinator.lease import STILL_S, head_term_s
+from guardrun.supervisor.coordinator.lease import Stillness, head_term_s
 from guardrun.supervisor.coordinator.messages import Down
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
@@ -81,6 +82,8 @@ class _Attempt:
     exited: set[int] = field(default_factory=set)
     """Ranks whose end the engine has been told."""
     is_over: bool = False
+    still: defaultdict[str, Stillness] = field(default_factory=lambda: defaultdict(Stillness))
+    """Per node: how long it allows itself to stand still without contact."""
     killed: set[str] = field(default_factory=set)
     """Nodes of which a rank was killed by SIGKILL."""
     first_unstarted: int = 0
@@ -249,6 +252,8 @@ class Gather:
         if isinstance(event, _OF_RANKS):
             if current is None or event.attempt != number:
                 return []
+            if isinstance(event, ev.NodeReport):
+                current.still[node].note(event.ranks, now_s)
             if isinstance(event, ev.RankExited):
                 current.exited.add(event.global_rank)
                 if event.exitcode in _KILLED:
@@ -354,7 +359,7 @@ class Gather:
                 return []
             # The others' end is the end of its progress; without contact or progress it ends its ranks itself.
             heard_s = self._heard_s.get(node, current.since_s)
-            gone_s = max(heard_s + head_term_s(self._term_s), current.last_stopped_s + STILL_S)
+            gone_s = max(heard_s + head_term_s(self._term_s), current.last_stopped_s + current.still[node].limit_s)
             if now_s < gone_s + END_MARGIN_S:
                 return []
         current.is_over = True

@@ -33,6 +33,10 @@ What the argument asks of its users:
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Iterable
+
+from guardrun.supervisor.core.events import RankReport
 
 CLOCK_RATE = 1e-3
 """The most that a clock's rate is taken to be off: NTP slews by no more than 500 ppm (adjtimex(2)), and crystals are
@@ -42,6 +46,47 @@ off by 100 ppm at most."""
 STILL_S = 5.0
 """A node whose lease is over keeps its ranks while they advance, and so long after that: without contact it cannot know
 whether the others are gone, and their end is the end of its progress. The head waits as long after their end."""
+
+
+MOST_STILL_S = 60.0
+STEPS = 2.0
+"""A node may be as still as so many of its longest of the last KEPT steps."""
+KEPT = 20
+
+
+class Stillness:
+    """How long a node's ranks may stand still before that counts as no progress: STILL_S, longer where steps are long.
+
+    The node and the head follow the same reports, so that what the node allows itself, the head waits for. What counts
+    is steps, where there are any: a node that does something by itself (an evaluation) while the others wait for it has
+    no part in what they have decided meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = {}
+        self._progress: dict[int, int] = {}
+        self._gaps_s: deque[float] = deque(maxlen=KEPT)
+        self._at_s: float | None = None
+
+    def note(self, ranks: Iterable[RankReport], now_s: float) -> bool:
+        """Take a report in; whether it shows that the ranks have advanced. now_s: of any one clock."""
+        has_stepped = has_moved = False
+        for rank in ranks:
+            number = rank.global_rank
+            has_stepped = has_stepped or rank.step > self._steps.get(number, 0)
+            has_moved = has_moved or rank.progress > self._progress.get(number, 0)
+            self._steps[number], self._progress[number] = rank.step, rank.progress
+        if not (has_stepped if any(self._steps.values()) else has_moved):
+            return False
+        if self._at_s is not None:
+            self._gaps_s.append(now_s - self._at_s)
+        self._at_s = now_s
+        return True
+
+    @property
+    def limit_s(self) -> float:
+        """So long without progress is none."""
+        return max(STILL_S, min(STEPS * max(self._gaps_s, default=0.0), MOST_STILL_S))
 
 
 def head_term_s(term_s: float) -> float:

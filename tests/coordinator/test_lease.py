@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.coordinator.lease import CLOCK_RATE, HeadLease, NodeLease, boot_s, head_term_s
+from guardrun.supervisor.coordinator.lease import (
+    CLOCK_RATE,
+    MOST_STILL_S,
+    STEPS,
+    STILL_S,
+    HeadLease,
+    NodeLease,
+    Stillness,
+    boot_s,
+    head_term_s,
+)
+from guardrun.supervisor.core.events import RankReport
 
 
 @dataclass
@@ -94,3 +105,37 @@ def test_the_head_waits_longer_than_the_term() -> None:
 
 def test_the_nodes_clock_goes_on() -> None:
     assert boot_s() <= boot_s()
+
+
+# Standing still -------------------------------------------------------------------------------------------
+
+
+def moved(step: int, progress: int) -> list[RankReport]:
+    return [RankReport(global_rank=0, step=step, progress=progress)]
+
+
+def test_a_node_with_long_steps_may_stand_still_for_longer() -> None:
+    still = Stillness()
+    assert still.limit_s == STILL_S
+    for number in range(1, 6):
+        assert still.note(moved(number, 10 * number), 12.0 * number)
+    assert still.limit_s == STEPS * 12.0
+    for number in range(6, 60):
+        still.note(moved(number, 10 * number), 60.0 + number)
+    assert still.limit_s == STILL_S, "what steps have come to take counts, not what the first took"
+
+
+def test_nothing_makes_a_node_stand_still_for_ever() -> None:
+    still = Stillness()
+    still.note(moved(1, 1), 0.0)
+    still.note(moved(2, 2), 1800.0)
+    assert still.limit_s == MOST_STILL_S
+
+
+def test_what_a_node_does_by_itself_is_no_progress_of_the_job() -> None:
+    """An evaluation while the others wait: batches, but no step. Without any steps, whatever advances counts."""
+    still = Stillness()
+    assert still.note(moved(1, 5), 1.0)
+    assert not still.note(moved(1, 50), 2.0)
+    alone = Stillness()
+    assert alone.note(moved(0, 5), 1.0) and alone.note(moved(0, 6), 2.0) and not alone.note(moved(0, 6), 3.0)
