@@ -56,6 +56,8 @@ class EndWatch:
     def excepthook(self, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         """sys.excepthook: report, then do what would have been done."""
         self._report(error, tb)
+        if isinstance(error, KeyboardInterrupt):
+            _end_by_signal()
         self._previous(kind, error, tb)  # type: ignore[operator]  # whatever stood in sys.excepthook
 
     def exit(self, status: Any = None, /) -> NoReturn:
@@ -116,6 +118,18 @@ class EndWatch:
                 rank.outbox.wait_for(FLUSH, FLUSH_S)
         except Exception as failure:
             rank.fail("exceptions", failure)
+
+
+def _end_by_signal() -> None:
+    """Have the interpreter end by SIGINT, as it does after a KeyboardInterrupt that nobody caught.
+
+    It remembers that one ended the code that it ran last (pythonrun.c, run_eval_code_obj), and a report may have run
+    code from text since, as the making of a named tuple does.
+    """
+    try:
+        exec("raise KeyboardInterrupt", {})
+    except KeyboardInterrupt:
+        pass
 
 
 def _is_an_end(error: BaseException, tb: TracebackType | None) -> bool:
