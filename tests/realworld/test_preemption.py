@@ -14,7 +14,7 @@ from tests.support.guardrun_run import Finished, GuardrunStarter
 from tests.support.waiting import wait_until
 
 NAMED = ["--guard-run-id=mine"]
-STEPS = 300
+STEPS = 900
 """However fast the machine: not over before the ranks have been asked, have saved and are stopped."""
 
 
