@@ -15,7 +15,7 @@ from typing import Any
 
 from guardrun.supervisor.core import slowdata
 from guardrun.supervisor.core.actions import Action, Say
-from guardrun.supervisor.core.incidents import change, open_incident, write
+from guardrun.supervisor.core.incidents import change, open_slowdown
 from guardrun.supervisor.core.sentences import seconds_text
 from guardrun.supervisor.core.state import State
 from guardrun.supervisor.core.steptimes import Parts, Window, middle
@@ -107,9 +107,8 @@ def _tell(state: State, usual: Parts, now: Parts, lasted_s: float, now_s: float)
         "now": _as_dict(now),
         "place": f"throughput_drop: {part}",
     }
-    incident = open_incident(
+    incident, actions = open_slowdown(
         state,
-        kind="slowdown",
         cause=CAUSE,
         confidence=CONFIDENCE,
         summary=summary,
@@ -117,14 +116,9 @@ def _tell(state: State, usual: Parts, now: Parts, lasted_s: float, now_s: float)
         onset_s=max(0.0, now_s - lasted_s),
         now_s=now_s,
         evidence=evidence,
-        looks=[],
-        action="none",
     )
-    # Progress does not end it: the job is slow, not stuck.
-    state.open_incidents.remove(incident.id)
     state.slowdowns.drop_incident = incident.id
-    said = Say(text=f"incident {incident.id}: {incident.summary}", level="warn")
-    return [said, write(state, incident.id, is_new=True)]
+    return actions
 
 
 def _as_dict(parts: Parts) -> dict[str, float]:

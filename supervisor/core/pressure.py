@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Action, Say
+from guardrun.supervisor.core.actions import Action
 from guardrun.supervisor.core.frames import rank_list
-from guardrun.supervisor.core.incidents import open_incident, write
+from guardrun.supervisor.core.incidents import open_slowdown
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.sentences import who
 from guardrun.supervisor.core.state import Attempt, Pressure, State, attempt_of
@@ -105,9 +105,8 @@ def _tell(state: State, share: float, lasted_s: float, now_s: float) -> list[Act
         "spent_s": {str(rank): round(spent[rank], 1) for rank in shown},
         "policy": state.settings.gc_policy,
     }
-    incident = open_incident(
+    _, actions = open_slowdown(
         state,
-        kind="slowdown",
         cause="gc_pressure",
         confidence=0.9,
         summary=summary,
@@ -115,12 +114,5 @@ def _tell(state: State, share: float, lasted_s: float, now_s: float) -> list[Act
         onset_s=max(0.0, now_s - WINDOWS * lasted_s),
         now_s=now_s,
         evidence=evidence,
-        looks=[],
-        action="none",
     )
-    # Progress does not end it: the job is slow, not stuck.
-    state.open_incidents.remove(incident.id)
-    return [
-        Say(text=f"incident {incident.id}: {incident.summary}", level="warn"),
-        write(state, incident.id, is_new=True),
-    ]
+    return actions

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.core.actions import Action, Say
+from guardrun.supervisor.core.actions import Action
 from guardrun.supervisor.core.frames import rank_list
-from guardrun.supervisor.core.incidents import open_incident, write
+from guardrun.supervisor.core.incidents import open_slowdown
 from guardrun.supervisor.core.sentences import seconds_text, who
 from guardrun.supervisor.core.state import State, attempt_of
 from guardrun.supervisor.core.steptimes import Window, high
@@ -58,9 +58,8 @@ def _tell(state: State, window: Window, now_s: float) -> list[Action]:
         "step_s": round(parts.step_s, 4),
         "place": "waiting for data",
     }
-    incident = open_incident(
+    _, actions = open_slowdown(
         state,
-        kind="slowdown",
         cause="dataloader_bound",
         confidence=CONFIDENCE,
         summary=summary,
@@ -68,10 +67,5 @@ def _tell(state: State, window: Window, now_s: float) -> list[Action]:
         onset_s=max(0.0, now_s - lasted_s),
         now_s=now_s,
         evidence=evidence,
-        looks=[],
-        action="none",
     )
-    # Progress does not end it: the job is slow, not stuck.
-    state.open_incidents.remove(incident.id)
-    said = Say(text=f"incident {incident.id}: {incident.summary}", level="warn")
-    return [said, write(state, incident.id, is_new=True)]
+    return actions

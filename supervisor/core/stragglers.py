@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from guardrun.supervisor.core.actions import Action, Isolate, Say
 from guardrun.supervisor.core.frames import rank_list
-from guardrun.supervisor.core.incidents import change, open_incident, write
+from guardrun.supervisor.core.incidents import change, open_slowdown
 from guardrun.supervisor.core.node.finding import Response
 from guardrun.supervisor.core.nodes import wrong_with
 from guardrun.supervisor.core.sentences import seconds_text, who
@@ -122,9 +122,8 @@ def _open(state: State, found: list[Suspect], window: Window, told: _Told, now_s
         "sensors": told.sensors,
         "place": f"straggler on {', '.join(nodes[:4])}",
     }
-    incident = open_incident(
+    _, actions = open_slowdown(
         state,
-        kind="slowdown",
         cause=CAUSE,
         confidence=told.confidence,
         summary=told.text,
@@ -132,15 +131,8 @@ def _open(state: State, found: list[Suspect], window: Window, told: _Told, now_s
         onset_s=told.since_s,
         now_s=now_s,
         evidence=evidence,
-        looks=[],
-        action="none",
     )
-    # Progress does not end it: the job is slow, not stuck.
-    state.open_incidents.remove(incident.id)
-    return [
-        Say(text=f"incident {incident.id}: {incident.summary}", level="warn"),
-        write(state, incident.id, is_new=True),
-    ]
+    return actions
 
 
 def _isolate(state: State, ranks: list[int], window: Window, incident_id: str, now_s: float) -> list[Action]:
