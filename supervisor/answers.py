@@ -12,7 +12,8 @@ from guardrun.hooks.board import MAGIC, Field
 from guardrun.supervisor import wire
 from guardrun.supervisor.asking import read_counts
 from guardrun.supervisor.collect.boards import phase_of, shares_of, step_of
-from guardrun.supervisor.collect.look import LookResult, take_look
+from guardrun.supervisor.collect.look import LookResult
+from guardrun.supervisor.collecting import look_now
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.machine import Phase
@@ -233,21 +234,13 @@ class Answers:
     ) -> None:
         """Look on a worker thread; the answer is made on the loop's, where the engine is."""
         daemon = self._daemon
-        attempt, boards = daemon.desk.attempt, dict(daemon.sampler.boards)
         here = [rank for rank in ranks if rank.global_rank in daemon.desk.ranks]
+        look = look_now(daemon, here, samples)
         parts: list[LookResult] = []
 
         def job() -> None:
             try:
-                result = take_look(
-                    attempt,
-                    here,
-                    boards=boards,
-                    clock=daemon.clock,
-                    sockets_dir=daemon.sockets,
-                    folder=None,
-                    samples=samples,
-                )
+                result = look()
             except Exception as error:
                 failed = wire.Answer(is_ok=False, error=repr(error))
                 daemon.post(lambda: daemon.send_to(peer, failed))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from guardrun.supervisor.collect.exits import read_exits
-from guardrun.supervisor.collect.look import take_look
+from guardrun.supervisor.collect.look import LookResult, take_look
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.looks import RankLook
@@ -61,6 +61,20 @@ def begin_look(
         return ev.LookTaken(look=action.look, attempt=action.attempt, ranks=[], missing=missing)
 
     station.in_background(work, instead)
+
+
+def look_now(station: Station, ranks: list[ev.Rank], samples: int) -> Callable[[], LookResult]:
+    """For a person: a look at these of the station's ranks, to be taken by a worker thread; nothing is kept of it."""
+    attempt, boards = station.desk.attempt, dict(station.sampler.boards)
+    return lambda: take_look(
+        attempt,
+        ranks,
+        boards=boards,
+        clock=station.clock,
+        sockets_dir=station.sockets,
+        folder=None,
+        samples=samples,
+    )
 
 
 def begin_exits(station: Station, action: ac.ReadExits, name_of: Callable[[str], str] = lambda path: path) -> None:

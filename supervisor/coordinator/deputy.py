@@ -20,12 +20,11 @@ import zmq
 from guardrun import __version__
 from guardrun.hooks.messages import CheckpointLoaded
 from guardrun.supervisor import wire
-from guardrun.supervisor.collect.look import take_look
-from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
+from guardrun.supervisor.collecting import begin_exits, begin_look, look_name, look_now
 from guardrun.supervisor.coordinator import link as links
 from guardrun.supervisor.coordinator import messages as msg
 from guardrun.supervisor.coordinator.asking import NodeAsking
-from guardrun.supervisor.coordinator.headdesk import versions
+from guardrun.supervisor.coordinator.facts import compared_versions
 from guardrun.supervisor.coordinator.introduce import IntroductionError, introduce
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThere, read_join_file
 from guardrun.supervisor.coordinator.keys import KeyPair
@@ -72,6 +71,7 @@ class Deputy(Station):
         self._reread_s = 0.0
         self._began_s = time.monotonic()
         self._refused_s: float | None = None
+        self._versions = compared_versions()
         self._has_joined = False
         self._is_meeting = False
         self._is_rescuing = False
@@ -209,7 +209,7 @@ class Deputy(Station):
             "ranks": self._ranks,
             "address": self._fleet.address,
             "attempt": self._attempt,
-            **versions(),
+            **self._versions,
         }
 
     def _read_join_file(self) -> None:
@@ -365,18 +365,10 @@ class Deputy(Station):
     def _look_now(self, order: msg.LookNow) -> None:
         """For a person: nothing is kept."""
         ranks = [rank for number, rank in sorted(self.desk.ranks.items()) if number in order.ranks]
-        attempt, boards = self.desk.attempt, dict(self.sampler.boards)
+        look = look_now(self, ranks, order.samples)
 
         def work() -> None:
-            result = take_look(
-                attempt,
-                ranks,
-                boards=boards,
-                clock=self.clock,
-                sockets_dir=self.sockets,
-                folder=None,
-                samples=order.samples,
-            )
+            result = look()
             looked = msg.Looked(ask=order.ask, ranks=result.ranks, missing=result.missing, took_s=result.took_s)
             self.post(lambda: self._tell(looked))
 

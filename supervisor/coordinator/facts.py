@@ -41,6 +41,12 @@ def read_versions() -> dict[str, str]:
     }
 
 
+def compared_versions() -> dict[str, str]:
+    """Those that every node tells as it joins."""
+    versions = read_versions()
+    return {name: versions[name] for name in ("python", "torch")}
+
+
 def find_script(command: Sequence[str], cwd: Path) -> Path | None:
     """The file that ranks run; None where it is not a file that can be found without importing anything."""
     arguments = list(command)

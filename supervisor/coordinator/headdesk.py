@@ -17,6 +17,7 @@ from guardrun.supervisor.coordinator import hub as hubs
 from guardrun.supervisor.coordinator import messages as msg
 from guardrun.supervisor.coordinator.asking import FleetAsking
 from guardrun.supervisor.coordinator.checking import CheckDesk
+from guardrun.supervisor.coordinator.facts import compared_versions
 from guardrun.supervisor.coordinator.gather import Gather
 from guardrun.supervisor.coordinator.hub import Hub, HubSettings
 from guardrun.supervisor.coordinator.inquiries import Inquiries
@@ -87,6 +88,8 @@ class HeadDesk:
         _write_keys(daemon.run_dir, Keys(session=self._join.session, port=self.hub.port, server=server, client=client))
         self._decoder: msgspec.msgpack.Decoder[msg.Up] = msgspec.msgpack.Decoder(msg.Up)
         self._warned: set[str] = set()
+        self._versions: dict[str, str] = {}
+        """This node's, once another has joined."""
         self.malformed = 0
         self._farewell_by_s: float | None = None
         self._introducer: Introducer | None = None
@@ -297,11 +300,11 @@ class HeadDesk:
         """Versions that differ between nodes train, mostly; they are said once, where the pre-flight does not."""
         if self._daemon.run_file.settings.check_nodes != "off":
             return
-        mine = versions()
-        for name in ("python", "torch"):
+        self._versions = mine = self._versions or compared_versions()
+        for name in mine:
             theirs = str(info.get(name, ""))
             key = f"{name} {theirs}"
-            if theirs and mine.get(name) and theirs != mine[name] and key not in self._warned:
+            if theirs and mine[name] and theirs != mine[name] and key not in self._warned:
                 self._warned.add(key)
                 self._daemon.terminal.say(f"{node} has {name} {theirs}, {self._me} {mine[name]}", "warn")
 
@@ -370,19 +373,6 @@ class HeadDesk:
             )
 
         daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
-
-
-def versions() -> dict[str, str]:
-    """What should be alike on all nodes: interpreter and torch, by its installed files (importing it takes seconds)."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version()}
-    try:
-        found["torch"] = version("torch")
-    except PackageNotFoundError:
-        pass
-    return found
 
 
 def _read_keys(run_dir: Path, session: int) -> Keys | None:
