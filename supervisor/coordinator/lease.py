@@ -52,6 +52,8 @@ MOST_STILL_S = 60.0
 STEPS = 2.0
 """A node may be as still as so many of its longest of the last KEPT steps."""
 KEPT = 20
+START = 2
+"""The gap before the second step is the start's: a resumed rank shows its checkpoint's step before it has done any."""
 
 
 class Stillness:
@@ -66,7 +68,9 @@ class Stillness:
         self._steps: dict[int, int] = {}
         self._progress: dict[int, int] = {}
         self._gaps_s: deque[float] = deque(maxlen=KEPT)
-        self._at_s: float | None = None
+        self._has_steps = False
+        self._advances = 0
+        self._at_s = 0.0
 
     def note(self, ranks: Iterable[RankReport], now_s: float) -> bool:
         """Take a report in; whether it shows that the ranks have advanced. now_s: of any one clock."""
@@ -76,10 +80,15 @@ class Stillness:
             has_stepped = has_stepped or rank.step > self._steps.get(number, 0)
             has_moved = has_moved or rank.progress > self._progress.get(number, 0)
             self._steps[number], self._progress[number] = rank.step, rank.progress
-        if not (has_stepped if any(self._steps.values()) else has_moved):
+        has_steps = any(self._steps.values())
+        if not (has_stepped if has_steps else has_moved):
             return False
-        if self._at_s is not None:
+        if has_steps and not self._has_steps:
+            self._has_steps, self._advances = True, 0
+            self._gaps_s.clear()
+        if self._advances >= START:
             self._gaps_s.append(now_s - self._at_s)
+        self._advances += 1
         self._at_s = now_s
         return True
 

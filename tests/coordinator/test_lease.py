@@ -127,9 +127,20 @@ def test_a_node_with_long_steps_may_stand_still_for_longer() -> None:
 
 def test_nothing_makes_a_node_stand_still_for_ever() -> None:
     still = Stillness()
-    still.note(moved(1, 1), 0.0)
-    still.note(moved(2, 2), 1800.0)
+    for number in range(1, 4):
+        still.note(moved(number, number), 1800.0 * number)
     assert still.limit_s == MOST_STILL_S
+
+
+def test_what_a_start_takes_is_not_what_steps_take() -> None:
+    """Calls before the first step, and a checkpoint's step that is shown long before the next one is done."""
+    still = Stillness()
+    for number in range(1, 5):
+        still.note(moved(0, number), 30.0 * number)
+    still.note(moved(150, 5), 200.0)
+    for number in range(10):
+        assert still.note(moved(151 + number, 6 + number), 240.0 + number)
+    assert still.limit_s == STILL_S
 
 
 def test_what_a_node_does_by_itself_is_no_progress_of_the_job() -> None:
