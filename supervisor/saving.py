@@ -2,8 +2,9 @@
 
 What counts is a whole checkpoint, as the chooser sees it, that is newer than the request: another one than was newest
 before. (Times of files are the file server's: they are compared with each other, and with this node's clock only where
-a supervisor that was started anew no longer knows what was there before.) It is told once no rank is saving any more,
-a moment later: what a script does with a checkpoint after writing it, a pointer or a link, is not to be cut off.
+it is not known what was there before: a supervisor was started anew, or the ranks were given the signal themselves and
+may have saved before anybody looked.) It is told once no rank is saving any more, a moment later: what a script does
+with a checkpoint after writing it, a pointer or a link, is not to be cut off.
 """
 
 from __future__ import annotations
@@ -43,12 +44,15 @@ class _Wanted(msgspec.Struct, frozen=True):
     before: ev.Checkpoint | None = None
     """The newest one when the request was made."""
     is_before_known: bool = False
+    is_quiet: bool = False
+    """The ranks were given the signal, before the look for the newest one."""
 
     def is_met_by(self, found: ev.Checkpoint | None) -> bool:
         if found is None:
             return False
-        if not self.is_before_known:
-            return found.written_wall_s >= self.since_wall_s
+        is_since = found.written_wall_s >= self.since_wall_s
+        if not self.is_before_known or (self.is_quiet and is_since):
+            return is_since
         if self.before is None:
             return True
         is_same = (found.path, found.written_wall_s) == (self.before.path, self.before.written_wall_s)
@@ -63,7 +67,6 @@ class Saving:
         self.asking = Asking()
         self._wanted: _Wanted | None = None
         """None: nothing is asked for."""
-        self._is_quiet = False
         self._ask_by_s = 0.0
         self._at_call = 0
         self._is_answered = False
@@ -78,8 +81,8 @@ class Saving:
     def ask(self, action: ac.AskCheckpoint) -> None:
         """Begin: what is newest now, then the ranks."""
         daemon = self._daemon
-        wanted = _Wanted(action.request, daemon.performer.wall(action.since_s))
-        self._wanted, self._is_quiet, self._at_call, self._is_answered = wanted, action.is_quiet, 0, False
+        wanted = _Wanted(action.request, daemon.performer.wall(action.since_s), is_quiet=action.is_quiet)
+        self._wanted, self._at_call, self._is_answered = wanted, 0, False
         self._found, self._ask_by_s = None, time.monotonic() + BASELINE_S
         if daemon.clock.now() - action.since_s > FRESH_S:
             self._ask_by_s = 0.0
@@ -129,7 +132,7 @@ class Saving:
         wanted = self._wanted
         if self._hand is not None:
             self._try_by_hand(*self._hand)
-        if wanted is None or self._at_call or self._is_quiet or not self._daemon.is_running:
+        if wanted is None or self._at_call or wanted.is_quiet or not self._daemon.is_running:
             return
         if not wanted.is_before_known and time.monotonic() < self._ask_by_s:
             return
