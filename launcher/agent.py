@@ -1,12 +1,14 @@
 """Attempts that torchrun's own agent runs: found below it, watched, and never started or restarted by guardrun.
 
 The ranks are the agent's children: which they are stands in the environment they were started with. Their exit codes
-are the agent's to take; they are read from the zombies before it does.
+are the agent's to take; they are read from the zombies before it does. Where it was quicker, what it does next tells:
+it ends well, or with what it ended for, or starts all anew.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from signal import SIGKILL, Signals
 
@@ -19,7 +21,11 @@ GATHER_S = 1.0
 """Ranks of an attempt that come this much later than the first are not waited for."""
 
 UNKNOWN_EXIT = 1
-"""Taken for a rank that the agent had waited for before its exit code could be read."""
+"""Taken for a rank that the agent had waited for before its exit code could be read, where nothing else failed."""
+
+MISSED_S = 35.0
+"""An agent that has gone on for so long after a rank's end whose exit code was missed has taken it for a good one: it
+gives the others 30 s to end, otherwise."""
 
 
 @dataclass
@@ -28,6 +34,12 @@ class _Found:
     pidfd: int
     error_file: str
     exitcode: int | None = None
+    missed_s: float = 0.0
+    """When it was seen to be gone, its exit code taken by the agent; 0: it was not."""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.exitcode is None and not self.missed_s
 
 
 @dataclass
@@ -59,6 +71,8 @@ class AgentAttempt:
         coming = [found for count, found in self._coming.values() if count == newest]
         if len(coming) < self.world_size and now_s - self._since_s < GATHER_S:
             return False
+        if any(found.missed_s and found.exitcode is None for found in self._found.values()):
+            return False  # `poll` tells those first
         number = self.first_number + newest
         self._close_found()
         self.number = number
@@ -71,7 +85,7 @@ class AgentAttempt:
     @property
     def is_whole(self) -> bool:
         """Every rank of the newest attempt is known and alive: no other is to be looked for."""
-        return sum(found.exitcode is None for found in self._found.values()) == self.world_size
+        return sum(found.is_alive for found in self._found.values()) == self.world_size
 
     def take_unseen(self, exitcode: int) -> list[tuple[Rank, int]]:
         """Once the agent has ended: the ranks of a last attempt that was over before it was seen, and how they ended.
@@ -117,16 +131,41 @@ class AgentAttempt:
 
     def filenos(self) -> list[int]:
         own = [self.child.pidfd] if self.child.pidfd is not None else []
-        return own + [found.pidfd for found in self._found.values() if found.exitcode is None]
+        return own + [found.pidfd for found in self._found.values() if found.is_alive]
 
     def poll(self) -> list[tuple[Rank, int]]:
+        """The ranks that have ended since, and their exit codes; one that the agent took is told once it can be."""
         ended: list[tuple[Rank, int]] = []
         for found in self._found.values():
-            if found.exitcode is None and (exitcode := read_exitcode(found.rank.pid)) is not None:
-                found.exitcode = exitcode
-                os.close(found.pidfd)
-                ended.append((found.rank, exitcode))
+            if found.is_alive:
+                self._read(found)
+            elif found.exitcode is None:
+                found.exitcode = self._missed_exitcode(found)
+            else:
+                continue
+            if found.exitcode is not None:
+                ended.append((found.rank, found.exitcode))
         return ended
+
+    def _read(self, found: _Found) -> None:
+        try:
+            found.exitcode = read_exitcode(found.rank.pid)
+        except ProcessLookupError:
+            found.missed_s = time.monotonic()
+        if not found.is_alive:
+            os.close(found.pidfd)
+
+    def _missed_exitcode(self, found: _Found) -> int | None:
+        """What the agent's doings say of an exit code that it took; None: nothing yet."""
+        agent = self.child.poll()
+        if agent is None and not self._coming:
+            return 0 if time.monotonic() - found.missed_s > MISSED_S else None
+        if agent == 0 and not self._coming:
+            return 0
+        told = {} if agent is None else {failed.pid: failed.exitcode for failed in self.child.failures()}
+        if found.rank.pid in told:
+            return told[found.rank.pid]
+        return 0 if told or any(self.exitcodes().values()) else UNKNOWN_EXIT
 
     def alive(self) -> list[Rank]:
         """The ranks that live; where none does but the agent, that: nothing is over before it."""
@@ -147,7 +186,7 @@ class AgentAttempt:
     def signal_ranks(self, signum: Signals) -> None:
         """Signal the ranks' process groups: the agent takes their ends for failures."""
         for found in self._found.values():
-            if found.exitcode is None:
+            if found.is_alive:
                 signal_group(found.rank.pid, signum)
 
     def managed(self) -> set[int]:
@@ -168,14 +207,14 @@ class AgentAttempt:
 
     def _close_found(self) -> None:
         for found in self._found.values():
-            if found.exitcode is None:
+            if found.is_alive:
                 os.close(found.pidfd)
         self._found = {}
 
 
 def read_exitcode(pid: int) -> int | None:
-    """The exit code of somebody else's child; None while it lives."""
+    """The exit code of somebody else's child; None while it lives. Raises ProcessLookupError: it was waited for."""
     stat = read_stat(pid)
     if stat is None:
-        return UNKNOWN_EXIT
+        raise ProcessLookupError(pid)
     return os.waitstatus_to_exitcode(stat.exit_status) if stat.state in DEAD else None

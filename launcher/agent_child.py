@@ -56,6 +56,7 @@ class AgentChild:
         os.close(failures_writer)
         self.pidfd: int | None = os.pidfd_open(self.pid)
         self._exitcode: int | None = None
+        self._failures: list[Failure] | None = None
 
     def begin(self, environment: Mapping[str, str | None], arguments: list[str]) -> None:
         """Give the word. A child that is gone already is found by `poll`."""
@@ -75,11 +76,13 @@ class AgentChild:
 
     def failures(self) -> list[Failure]:
         """What it ended for, once it has; empty where it failed in another way."""
-        try:
-            told = b"".join(iter(lambda: os.read(self._failures_reader, 65536), b""))
-            return [Failure(**failure) for failure in json.loads(told or b"[]")]
-        except (BlockingIOError, ValueError):  # something it forked holds the pipe; it was killed as it wrote
-            return []
+        if self._failures is None:
+            try:
+                told = b"".join(iter(lambda: os.read(self._failures_reader, 65536), b""))
+                self._failures = [Failure(**failure) for failure in json.loads(told or b"[]")]
+            except (BlockingIOError, ValueError):  # something it forked holds the pipe; it was killed as it wrote
+                self._failures = []
+        return self._failures
 
     def signal(self, signum: signal.Signals) -> None:
         if self.poll() is None:

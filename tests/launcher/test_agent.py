@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.launcher.conftest import read_facts
 from tests.launcher.test_run import WAIT, ready
 from tests.support.guardrun_run import GuardrunStarter
@@ -58,3 +60,29 @@ def test_several_nodes_go_through_it_and_its_end_is_the_runs(launcher: GuardrunS
     assert [(f["attempt"], f["exitcode"]) for f in facts if f["type"] == "exited"] == [(0, 3)]
     assert facts[-1]["type"] == "stopped" and facts[-1]["exitcodes"] == {"0": 3}
     assert "ChildFailedError" in done.stderr
+
+
+@pytest.mark.parametrize(("codes", "status"), [([0, 0], 0), ([0, 4], 4)])
+def test_exit_codes_that_the_agent_was_quicker_to_take(
+    codes: list[int], status: int, launcher: GuardrunStarter, tmp_path: Path
+) -> None:
+    """A launcher that did not run meanwhile knows them by what the agent does next."""
+    run = launcher.start(
+        ["--nproc-per-node=2", "--max-restarts=0"],
+        script=WAIT.format(before="") + f"\nsys.exit({codes}[int(os.environ['RANK'])])",
+        config='[launcher]\nagent = "torchrun"\n',
+    )
+    pids = [ready(tmp_path, 0, rank) for rank in range(2)]
+    wait_until(lambda: len(read_facts(run.run_dir)) >= 1, 10, "the attempt to be told")
+    run.send(signal.SIGSTOP)
+    try:
+        (tmp_path / "go").touch()
+        wait_until(
+            lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20, "the agent to wait for its ranks"
+        )
+    finally:
+        run.send(signal.SIGCONT)
+    done = run.wait(30)
+    assert done.returncode == status, done
+    exits = {fact["pid"]: fact["exitcode"] for fact in read_facts(done.run_dir) if fact["type"] == "exited"}
+    assert exits == dict(zip(pids, codes, strict=True))

@@ -30,7 +30,7 @@ WAIT = """
 import os, pathlib, signal, sys, time
 {before}
 pathlib.Path(f"ready-{{os.environ['TORCHELASTIC_RESTART_COUNT']}}-{{os.environ['RANK']}}").write_text(str(os.getpid()))
-while True:
+while not os.path.exists("go"):
     time.sleep(0.05)
 """
 
