@@ -9,6 +9,7 @@ Requeue → Requeued. The others end in themselves.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -89,11 +90,17 @@ class SeekCheckpoint(_Action, frozen=True, kw_only=True, tag="seek_checkpoint"):
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     """As incident.json has it."""
 
-    rank: int
-    local_rank: int
+    rank: int | None
+    """None, with local_rank and pid: it is the node itself, before any rank of it trains."""
+    local_rank: int | None
     node: str
-    pid: int
+    pid: int | None
     gpu: int | None = None
+
+
+def ranks_of(culprits: Iterable[Culprit]) -> list[int]:
+    """Those of the culprits that are ranks."""
+    return [culprit.rank for culprit in culprits if culprit.rank is not None]
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):

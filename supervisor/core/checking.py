@@ -7,18 +7,25 @@ what it finds leaves nodes out only where enough others are left to try.
 from __future__ import annotations
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Action, CheckNodes, Say
+from guardrun.supervisor.core.actions import Action, CheckNodes, Culprit, Incident, Isolate, Say
+from guardrun.supervisor.core.incidents import remember, write
 from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Fleet, Standing
+from guardrun.supervisor.core.members import Fleet, Member, Standing
+from guardrun.supervisor.core.node.finding import Response
+from guardrun.supervisor.core.node.responses import DEFAULTS, finding_id
 from guardrun.supervisor.core.state import State
 
-LIMITS_S = {"quick": 15.0, "full": 300.0}
+LIMITS_S = {"quick": 20.0, "full": 300.0}
 """The edge's own limits are below these (coordinator/checks.py): they are for answers that got lost."""
 MOST = 3
 """Checks before one attempt: each one after the first is of other nodes, because some were found faulty."""
 NOT_FIT = 71
 """As launcher/exits.py has it: the pre-flight found what no run can get past."""
+CAUSE, KEY = "network", "network_preflight"
+"""Of the incident, and finer, in the table of responses."""
+CONFIDENCE = 0.9
 ADVICE = "Look at its network (interface, firewall, cable) and its names; --guard-preflight=off starts all the same."
+ADVICE_SUMS = "Look at its network and its devices; --guard-preflight=quick does without all-reduces."
 MAX_SAID = 12
 
 
@@ -54,19 +61,83 @@ def due_s(state: State) -> float | None:
 
 
 def note(state: State, fleet: Fleet, event: ev.NodesChecked, now_s: float) -> list[Action]:
-    """Book what was found: faulty nodes are out, the rest is said."""
+    """Book what was found: a faulty node is an incident, and out where the policy says so; the rest blames nobody.
+
+    Versions, code and clocks that differ, a pair or two halves that do not see each other, who is slow or does not
+    answer in time: all that is said, and no more.
+    """
     actions: list[Action] = [Say(text=f"pre-flight: {line}", level="warn") for line in event.said[:MAX_SAID]]
     if len(event.said) > MAX_SAID:
         actions.append(Say(text=f"pre-flight: {len(event.said) - MAX_SAID} more such findings", level="warn"))
-    for node, why in event.faulty.items():
-        member = fleet.members.get(node)
-        if member is None:
-            continue
-        actions.append(Say(text=f"pre-flight: {node} {why}. {ADVICE}", level="bad"))
-        if state.settings.act and member.standing in (Standing.READY, Standing.SILENT):
-            fleet.stand(member, Standing.OUT)
-            member.since_s, member.why, member.is_unfit = now_s, f"pre-flight: it {why}", True
+    for node in event.faulty:
+        if (member := fleet.members.get(node)) is not None:
+            actions += _blame(state, fleet, event, member, now_s)
     return actions
+
+
+def _blame(state: State, fleet: Fleet, event: ev.NodesChecked, member: Member, now_s: float) -> list[Action]:
+    response = _response(state)
+    incident = _incident(state, event, member.node, response, now_s)
+    said = Say(text=f"incident {incident.id}: {incident.summary} {incident.advice}", level="bad")
+    actions: list[Action] = [said, write(state, incident.id, is_new=True)]
+    if response is not Response.ISOLATE:
+        return actions
+    state.nodes.isolated[member.node] = incident.id
+    if member.standing in (Standing.READY, Standing.SILENT):
+        fleet.stand(member, Standing.OUT)
+        member.since_s, member.why, member.is_unfit = now_s, f"incident {incident.id}: {CAUSE}", True
+    isolate = Isolate(
+        node=member.node,
+        incident=incident.id,
+        cause=CAUSE,
+        summary=incident.summary,
+        evidence_s=now_s,
+        finding=incident.evidence["finding"],
+    )
+    return [*actions, isolate]
+
+
+def _incident(state: State, event: ev.NodesChecked, node: str, response: Response, now_s: float) -> Incident:
+    """Of the attempt that was about to start. The culprit is the node: no rank of it trains yet."""
+    measured = event.evidence.get(node, {})
+    incident = Incident(
+        id=f"{state.next_incident:03d}",
+        attempt=state.next_attempt,
+        kind="node",
+        cause=CAUSE,
+        confidence=CONFIDENCE,
+        summary=f"pre-flight: {node} {event.faulty[node]}.",
+        culprits=[Culprit(rank=None, local_rank=None, node=node, pid=None)],
+        onset_s=now_s,
+        detected_s=now_s,
+        step=None,
+        evidence={
+            **measured,
+            "node": node,
+            "finding": finding_id(CAUSE, f"node:{node}", "preflight"),
+            "response": response.value,
+            "record": "preflight-nodes.json",
+            "place": f"preflight {node}",
+        },
+        advice=ADVICE_SUMS if measured.get("check") == "all_reduce" else ADVICE,
+        action="isolate_node" if response is Response.ISOLATE else "none",
+    )
+    return remember(state, incident)
+
+
+def _response(state: State) -> Response:
+    """The user's word, else the table's; nothing where guardrun may not act."""
+    if not state.settings.act or state.is_held:
+        return Response.NOTE
+    said = state.settings.responses.get(KEY) or state.settings.responses.get(CAUSE)
+    return Response(said) if said else DEFAULTS[KEY]
+
+
+def look_again(state: State) -> None:
+    """A new guardrun: who was unfit and is there once more has been released, and is tried like all others."""
+    for member in state.fleet.members.values() if state.fleet is not None else ():
+        if member.is_unfit:
+            state.nodes.isolated.pop(member.node, None)
 
 
 def too_few(fleet: Fleet) -> str:

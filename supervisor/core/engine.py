@@ -20,6 +20,7 @@ import msgspec
 
 from guardrun.supervisor.core import (
     attempts,
+    checking,
     falls,
     fleet,
     incidents,
@@ -121,6 +122,7 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
         state.next_attempt = attempt.number + 1
     state.settings, state.node, state.world_size = event.settings, event.node, event.world_size
     state.session = event.session
+    checking.look_again(state)
     state.fleet = carried_over(state.fleet, event.fleet)
     state.resuming_incident = state.notice.incident_id or state.resuming_incident
     state.notice = Notice(since_s=now_s)

@@ -420,6 +420,8 @@ class NodesChecked(_Event, frozen=True, kw_only=True, tag="nodes_checked"):
     """Node → what is wrong with it: a clause for `NODE …`."""
     said: list[str] = []
     """What is odd, and stops nobody; sentences without their full stop."""
+    evidence: dict[str, dict[str, Any]] = {}
+    """Of those: what was measured of them."""
     took_s: float = 0.0
 
 

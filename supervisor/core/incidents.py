@@ -47,6 +47,11 @@ def open_incident(
         action=action,
         looks=looks,
     )
+    return remember(state, incident)
+
+
+def remember(state: State, incident: Incident) -> Incident:
+    """Take in an incident that has the next number."""
     incident = told_again(incident, list(state.incidents.values()), state.past)
     state.next_incident += 1
     state.incidents[incident.id] = incident

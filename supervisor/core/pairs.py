@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,8 @@ SLOW = 4.0
 SLOW_LEAST_S = 0.005
 """Below this an echo is quick, whatever the others' are: a busy host's scheduling takes as long."""
 MAX_NAMED = 4
+MAX_SHOWN = 16
+"""Failures in the evidence of one node."""
 STRAGGLES = 2.0
 """Times the median all-reduce of a pair (DLRover's node check)."""
 
@@ -39,6 +42,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     faulty: dict[str, str] = {}
     """Node → what it fails at, with whom: a clause for `NODE …`."""
+    evidence: dict[str, dict[str, Any]] = {}
+    """Of each of those: what was measured of it."""
     said: list[str] = []
     """What is odd, and stops nobody."""
 
@@ -66,6 +71,7 @@ def judge_meetings(meetings: Iterable[Meeting]) -> Judged:
     said = _odd_pairs(tried, faulty)
     return Judged(
         faulty={node: _why(node, tried[node], seen) for node in sorted(faulty)},
+        evidence={node: _evidence(node, tried[node], seen) for node in sorted(faulty)},
         said=said + _slow(seen, faulty),
     )
 
@@ -98,6 +104,28 @@ def _why(node: str, others: Mapping[str, str], seen: Sequence[Meeting]) -> str:
     of = f"any of {len(bad)} others" if len(bad) == len(others) else f"{len(bad)} of {len(others)} others"
     example = (from_it or to_it)[0]
     return f"{way} {of} ({names(bad)}; {example.source} to {example.target}: {example.error})"
+
+
+def _evidence(node: str, others: Mapping[str, str], seen: Sequence[Meeting]) -> dict[str, Any]:
+    failed = [one for one in seen if one.error and node in (one.source, one.target)]
+    return {
+        "check": "reach",
+        "others": len(others),
+        "failed_with": [other for other, error in others.items() if error][:MAX_SHOWN],
+        "failed": [f"{one.source} to {one.target}: {one.error}" for one in failed[:MAX_SHOWN]],
+    }
+
+
+def to_try_again(plan: Mapping[str, Sequence[str]], faulty: Iterable[str]) -> dict[str, list[str]]:
+    """Of those who meet whom, only what these nodes have a part in."""
+    bad = set(faulty)
+    tried = {node: [other for other in others if node in bad or other in bad] for node, others in plan.items()}
+    return {node: others for node, others in tried.items() if others}
+
+
+def latest(before: Iterable[Meeting], again: Iterable[Meeting]) -> list[Meeting]:
+    """Each meeting as it went the last time."""
+    return list({(one.source, one.target): one for one in (*before, *again)}.values())
 
 
 def _odd_pairs(tried: Mapping[str, Mapping[str, str]], faulty: set[str]) -> list[str]:
@@ -206,18 +234,22 @@ def judge_sums(first: Sequence[Summed], second: Sequence[Summed]) -> Judged:
     """A node that fails both rounds is faulty, where whom it failed with is shown to be well by another pair."""
     well = {node for one in (*first, *second) if not one.error for node in one.nodes}
     faulty: dict[str, str] = {}
+    evidence: dict[str, dict[str, Any]] = {}
     for node in dict.fromkeys(node for one in (*first, *second) for node in one.nodes):
         mine = [one for one in (*first, *second) if node in one.nodes]
         partners = [other for one in mine for other in one.nodes if other != node]
         if node not in well and set(partners) & well and all(any(node in s.nodes for s in r) for r in (first, second)):
             told = next(one.error for one in mine if one.error)
             faulty[node] = f"fails in an all-reduce with each of {names(list(dict.fromkeys(partners)))} ({told})"
+            failed = [f"{one.nodes[0]} with {one.nodes[1]}: {one.error}" for one in mine if one.error]
+            evidence[node] = {"check": "all_reduce", "failed_with": partners, "failed": failed}
     said = [
         f"the all-reduce of {one.nodes[0]} and {one.nodes[1]} fails ({one.error})"
         for one in (*first, *second)
         if one.error and not set(one.nodes) & set(faulty)
     ]
-    return Judged(faulty=faulty, said=list(dict.fromkeys(said))[:MAX_NAMED] + _stragglers(first, second))
+    odd = list(dict.fromkeys(said))[:MAX_NAMED]
+    return Judged(faulty=faulty, evidence=evidence, said=odd + _stragglers(first, second))
 
 
 def _stragglers(first: Sequence[Summed], second: Sequence[Summed]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core.actions import Incident
+from guardrun.supervisor.core.actions import Incident, ranks_of
 from guardrun.supervisor.core.events import PastPlace
 
 MAX_EARLIER = 20
@@ -47,7 +47,7 @@ def told_again(incident: Incident, others: list[Incident], past: dict[str, PastP
     """
     place = str(incident.evidence.get("place", ""))
     if not place:
-        place = place_of(incident.cause, [culprit.rank for culprit in incident.culprits], incident.evidence)
+        place = place_of(incident.cause, ranks_of(incident.culprits), incident.evidence)
     if not place:
         return incident
     earlier = [o.id for o in others if o.id < incident.id and o.evidence.get("place") == place]

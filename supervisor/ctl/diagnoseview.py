@@ -8,6 +8,7 @@ from typing import Any
 from rich.padding import Padding
 from rich.text import Text
 
+from guardrun.supervisor.core.actions import ranks_of
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.stacks import stacks_of
@@ -45,7 +46,7 @@ def print_diagnosis(out: Output, diagnosis: an.Diagnosis, looks: list[RankLook],
     is_stuck = diagnosis.verdict in (an.HANG, an.SUSPICIOUS, an.UNKNOWN)
     if looks and (is_stuck or is_full):
         out.line()
-        culprits = [culprit.rank for culprit in diagnosis.culprits]
+        culprits = ranks_of(diagnosis.culprits)
         print_stacks(out, [stack for look in looks for stack in stacks_of(look)], culprits, is_full)
     if diagnosis.advice:
         out.line()

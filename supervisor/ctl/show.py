@@ -55,7 +55,7 @@ def _find(call: Call) -> dict[str, Any]:
 
 def _print(out: Output, record: dict[str, Any], is_full: bool) -> None:
     evidence = record.get("evidence") or {}
-    culprits = [culprit["rank"] for culprit in record.get("culprits", [])]
+    culprits = ev.culprit_ranks(record)
     out.line(str(record.get("summary", "")), "bold")
     out.line()
     out.table(("", ""), _facts(record))
@@ -83,7 +83,7 @@ def _print(out: Output, record: dict[str, Any], is_full: bool) -> None:
 def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
     resumed = record.get("resumed_from")
     nobody = "none named" + (f": {why}" if (why := (record.get("evidence") or {}).get("why_no_culprit")) else "")
-    culprits = "; ".join(f"rank {c['rank']} on {c['node']}, pid {c['pid']}" for c in record.get("culprits", []))
+    culprits = "; ".join(map(ev.culprit_words, record.get("culprits", [])))
     facts = [
         ("incident", f"{record.get('id')} of run {record.get('run_id')}, attempt {record.get('attempt')}"),
         ("cause", f"{record.get('kind')} {record.get('cause')}, {record.get('confidence', 0):.0%} sure"),

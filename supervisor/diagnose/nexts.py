@@ -50,18 +50,20 @@ def _of_culprits(diagnosis: an.Diagnosis) -> list[an.Next]:
     steps = []
     doing = {line.pid: line.doing for line in diagnosis.ranks if REFUSED not in line.trouble}
     for culprit in diagnosis.culprits[:MAX_PIDS]:
-        if doing.get(culprit.pid) == Doing.STOPPED.value:
+        if (pid := culprit.pid) is None:
+            continue
+        if doing.get(pid) == Doing.STOPPED.value:
             why = f"let rank {culprit.rank} go on, if nobody keeps it stopped on purpose"
-            steps.append(an.Next(command=["kill", "-CONT", str(culprit.pid)], why=why, changes=True))
-        elif doing.get(culprit.pid) == Doing.TRACED.value:
+            steps.append(an.Next(command=["kill", "-CONT", str(pid)], why=why, changes=True))
+        elif doing.get(pid) == Doing.TRACED.value:
             why = f"TracerPid there names the debugger that holds rank {culprit.rank}"
-            steps.append(an.Next(command=["grep", "TracerPid", f"/proc/{culprit.pid}/status"], why=why))
-        elif doing.get(culprit.pid) == Doing.IO_BLOCKED.value:
+            steps.append(an.Next(command=["grep", "TracerPid", f"/proc/{pid}/status"], why=why))
+        elif doing.get(pid) == Doing.IO_BLOCKED.value:
             why = f"where in the kernel rank {culprit.rank} waits (as root)"
-            steps.append(an.Next(command=["sudo", "cat", f"/proc/{culprit.pid}/stack"], why=why))
-        elif doing.get(culprit.pid) not in (None, Doing.GONE.value):
+            steps.append(an.Next(command=["sudo", "cat", f"/proc/{pid}/stack"], why=why))
+        elif doing.get(pid) not in (None, Doing.GONE.value):
             why = f"rank {culprit.rank}'s C frames, too; pauses it for a moment"
-            command = ["py-spy", "dump", "--native", "--pid", str(culprit.pid)]
+            command = ["py-spy", "dump", "--native", "--pid", str(pid)]
             steps.append(an.Next(command=command, why=why))
     return steps
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from guardrun.supervisor.core import verdicts
-from guardrun.supervisor.core.actions import Culprit
+from guardrun.supervisor.core.actions import Culprit, ranks_of
 from guardrun.supervisor.core.advice import advice_for
 from guardrun.supervisor.core.finding import Finding
 from guardrun.supervisor.core.frames import rank_list
@@ -108,7 +108,7 @@ def _say(case: Case, verdict: str, summary: str, confidence: float, why: str) ->
 
 def _complete(case: Case, diagnosis: an.Diagnosis) -> an.Diagnosis:
     """What every answer on a running job has."""
-    attempt, culprits = case.attempt, [culprit.rank for culprit in diagnosis.culprits]
+    attempt, culprits = case.attempt, ranks_of(diagnosis.culprits)
     first = case.seen[-2] if len(case.seen) > 1 else case.last
     diagnosis.observed_s = round(case.observed_s, 1)
     diagnosis.step = attempt.step if attempt.has_progress or attempt.resumed_from else None

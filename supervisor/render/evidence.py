@@ -66,6 +66,21 @@ def entries(evidence: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
 
 
+def culprit_ranks(record: dict[str, Any]) -> list[int]:
+    """Ranks that an incident.json blames: a culprit may be a node of which none trains."""
+    return [culprit["rank"] for culprit in record.get("culprits") or [] if culprit["rank"] is not None]
+
+
+def culprit_words(culprit: dict[str, Any]) -> str:
+    """`rank 1 (local rank 1, GPU 0) on node-a, pid 4242`, or `node-a`."""
+    if culprit["rank"] is None:
+        return str(culprit["node"])
+    gpu = "" if culprit.get("gpu") is None else f", GPU {culprit['gpu']}"
+    return (
+        f"rank {culprit['rank']} (local rank {culprit['local_rank']}{gpu}) on {culprit['node']}, pid {culprit['pid']}"
+    )
+
+
 def rank_rows(evidence: dict[str, Any], culprits: list[int]) -> list[Row]:
     """The ranks' table: equal rows merged (but for their pid), culprits first, then the odd ones out."""
     by_rank: dict[int, dict[str, Any]] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core.actions import Incident
+from guardrun.supervisor.core.actions import Incident, ranks_of
 from guardrun.supervisor.core.events import Checkpoint
 from guardrun.supervisor.core.grouping import group_stacks
 from guardrun.supervisor.render.raw import list_files, read_stacks
@@ -78,7 +78,7 @@ def _report(record: dict[str, Any], folder: Path, incident: Incident, run: RunFi
     try:
         stacks = read_stacks(folder / STACKS)
         files = [f"{STACKS}/{name}" for name in list_files(folder / STACKS)]
-        culprits = [culprit.rank for culprit in incident.culprits]
+        culprits = ranks_of(incident.culprits)
         shown = files_of(group_stacks(stacks, culprits))
         began_s = timeline.began_s(incident.attempt) if timeline else None
         sources = read_sources(shown, run.cwd, run.created_wall_s + (began_s or 0.0))

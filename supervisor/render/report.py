@@ -43,7 +43,7 @@ def report_html(
 ) -> str:
     """The page for an incident.json, with the stacks that were taken and the names of their files (relative)."""
     evidence: dict[str, Any] = record["evidence"]
-    culprits = [culprit["rank"] for culprit in record["culprits"]]
+    culprits = ev.culprit_ranks(record)
     taken = list(stacks) or ev.evidence_stacks(evidence)
     parts: list[tuple[str, Callable[[], str]]] = [
         ("Who waits for whom", lambda: _waits(evidence, culprits)),
@@ -111,7 +111,7 @@ def _done(record: dict[str, Any]) -> str:
 def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
     onset_s, detected_s = parse_iso_time(record["onset"]), parse_iso_time(record["detected"])
     why_nobody = record["evidence"].get("why_no_culprit")
-    culprits = "<br>".join(_culprit(culprit) for culprit in record["culprits"])
+    culprits = "<br>".join(html.escape(ev.culprit_words(culprit)) for culprit in record["culprits"])
     if not culprits:
         culprits = html.escape(f"none named{f': {why_nobody}' if isinstance(why_nobody, str) else ''}")
     recovered = ""
@@ -129,12 +129,6 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
         ("Resumed from", f"step {resumed['step']}, {page.code(resumed['path'])}" if resumed else ""),
         ("Recovered", recovered or ("" if record["action"] == "give_up" else "not yet when this was written")),
     ]
-
-
-def _culprit(culprit: dict[str, Any]) -> str:
-    gpu = "" if culprit["gpu"] is None else f", GPU {culprit['gpu']}"
-    words = f"rank {culprit['rank']} (local rank {culprit['local_rank']}{gpu}) on {culprit['node']}"
-    return html.escape(f"{words}, pid {culprit['pid']}")
 
 
 def _time(iso: str) -> str:

@@ -6,6 +6,7 @@ import html
 from typing import Any
 from urllib.parse import quote
 
+from guardrun.supervisor.render import evidence as ev
 from guardrun.supervisor.render import page, svg
 from guardrun.supervisor.render.story import Story, steps_html, strips_html
 from guardrun.supervisor.render.words import duration
@@ -25,7 +26,7 @@ USES = {
 def run_html(data: dict[str, Any], story: Story | None) -> str:
     """The page for what `guardctl report --json` says."""
     incidents: list[dict[str, Any]] = data["incidents"]
-    culprits = sorted({culprit["rank"] for record in incidents for culprit in record.get("culprits") or []})
+    culprits = sorted({rank for record in incidents for rank in ev.culprit_ranks(record)})
     return page.page(
         f"run {data['run_id']}: {data['outcome'] or data['state']}",
         [

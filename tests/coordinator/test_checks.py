@@ -38,6 +38,8 @@ class Nodes:
         """Nobody reaches them, and they reach nobody."""
         self.broken: set[str] = set()
         """They fail in all-reduces."""
+        self.late: set[str] = set()
+        """Nobody reaches them the first time."""
         self.torchless: set[str] = set()
         self.slow: dict[str, float] = {}
         self.torch: dict[str, str] = {}
@@ -91,7 +93,8 @@ class Nodes:
         return msg.Added(took_s=max(self.slow.get(one, 0.01) for one in pair))
 
     def meeting(self, source: str, target: str) -> Meeting:
-        error = "timed out" if {source, target} & (self.deaf | self.mute) else ""
+        late = self.late if self.steps.count("Meet") <= len(self.names) else set()
+        error = "timed out" if {source, target} & (self.deaf | self.mute | late) else ""
         return Meeting(source=source, target=target, took_s=0.0 if error else 0.0004, error=error)
 
 
@@ -107,6 +110,18 @@ def test_what_differs_and_who_is_not_reached() -> None:
     event = nodes.run()
     assert event.said == ["n1 has torch 2.5.1, n0, n2, n3 have 2.6.0"]
     assert set(event.faulty) == {"n3"} and "neither reaches nor is reached by any of 3 others" in event.faulty["n3"]
+    measured = event.evidence["n3"]
+    assert (measured["check"], measured["others"], measured["failed_with"]) == ("reach", 3, ["n0", "n1", "n2"])
+    assert "n3 to n0: timed out" in measured["failed"] and len(measured["failed"]) == 6
+
+
+def test_a_node_is_faulty_only_where_it_fails_twice() -> None:
+    """It is kept out of more than this run for it."""
+    nodes = Nodes()
+    nodes.late = {"n3"}
+    event = nodes.run()
+    assert not event.faulty and not event.said
+    assert nodes.steps.count("Meet") == 8 and not any(one[3] for one in nodes.checks.record["meetings"])
 
 
 def test_a_node_that_does_not_answer_is_said_and_never_faulty() -> None:
@@ -147,7 +162,8 @@ def test_full_names_who_fails_both_rounds(count: int) -> None:
     if count == 2:
         assert not event.faulty and event.said == ["the all-reduce of n0 and n1 fails (timed out)"]
     else:
-        assert set(event.faulty) == {"n1"} and not event.said
+        assert set(event.faulty) == set(event.evidence) == {"n1"} and not event.said
+        assert event.evidence["n1"]["check"] == "all_reduce" and len(event.evidence["n1"]["failed"]) >= 2
 
 
 def test_full_says_who_straggles() -> None:
@@ -184,7 +200,7 @@ def test_thousands_of_nodes_are_tried_in_time_that_grows_with_their_number() -> 
 def test_limits_leave_room_for_each_other() -> None:
     """What a node takes at most, the head waits for; and all of it fits into what the engine waits for."""
     assert NODE_MEET_S < MEET_S and READY_S + SERVE_S < WARM_S and NODE_ADD_S < ADD_S
-    assert LIMITS_S["quick"] > PROBE_S + MEET_S
+    assert LIMITS_S["quick"] > PROBE_S + 2 * MEET_S
 
 
 # Real ones --------------------------------------------------------------------------------------------------

@@ -35,7 +35,13 @@ def opened(told: Told, most: int = 2, spares: int = 1, level: str = "quick", **m
 
 
 def checked(told: Told, check: int = 1, faulty: dict[str, str] | None = None, *lines: str) -> list[ac.Action]:
-    return told.tell(ev.NodesChecked(check=check, faulty=faulty or {}, said=list(lines)), told.now_s + 0.2)
+    evidence = {node: {"check": "reach", "failed_with": ["n0", "n2"]} for node in faulty or {}}
+    event = ev.NodesChecked(check=check, faulty=faulty or {}, evidence=evidence, said=list(lines))
+    return told.tell(event, told.now_s + 0.2)
+
+
+def isolated(actions: list[ac.Action]) -> list[ac.Isolate]:
+    return [action for action in actions if isinstance(action, ac.Isolate)]
 
 
 def test_all_that_are_there_are_tried_before_the_first_attempt(told: Told) -> None:
@@ -45,6 +51,7 @@ def test_all_that_are_there_are_tried_before_the_first_attempt(told: Told) -> No
     actions = checked(told, 1, None, "n1 has torch 2.5.1, n0 and n2 2.6.0")
     assert "pre-flight: n1 has torch 2.5.1" in said(actions)
     assert starts(actions)[0].nodes == ["n0", "n1"]
+    assert not told.incidents and not isolated(actions), "who is merely different is not to blame"
 
 
 def test_nothing_is_tried_where_nobody_wants_it(told: Told) -> None:
@@ -57,6 +64,38 @@ def test_a_faulty_node_is_named_and_a_spare_takes_its_place(told: Told) -> None:
     assert f"pre-flight: n1 {DEAF}." in said(actions) and "--guard-preflight=off" in said(actions)
     assert starts(actions)[0].nodes == ["n0", "n2"], "the spare was tried with the others: no second time"
     assert told.state.fleet is not None and told.state.fleet.members["n1"].standing is Standing.OUT
+
+
+def test_a_faulty_node_is_an_incident_and_kept_out_of_what_comes(told: Told) -> None:
+    opened(told)
+    actions = checked(told, 1, {"n1": DEAF})
+    incident = told.incidents["001"]
+    assert (incident.kind, incident.cause, incident.action, incident.attempt) == ("node", "network", "isolate_node", 0)
+    assert incident.summary == f"pre-flight: n1 {DEAF}."
+    assert incident.culprits == [ac.Culprit(rank=None, local_rank=None, node="n1", pid=None)]
+    assert incident.evidence["check"] == "reach" and incident.evidence["failed_with"] == ["n0", "n2"]
+    assert isolated(actions) == [
+        ac.Isolate(
+            node="n1",
+            incident="001",
+            cause="network",
+            summary=incident.summary,
+            evidence_s=incident.detected_s,
+            finding="network/node:n1/preflight",
+        )
+    ]
+    assert [action.is_new for action in actions if isinstance(action, ac.WriteIncident)] == [True]
+    told.fleet_started(told.now_s + 1.0)
+    told.step(1, told.now_s + 1.0)
+    assert told.incidents["001"].recovered_s is not None, "training is past it"
+
+
+@pytest.mark.parametrize("responses", [{"network_preflight": "note"}, {"network": "note"}])
+def test_the_users_word_keeps_a_faulty_node_in(told: Told, responses: dict[str, str]) -> None:
+    opened(told, responses=responses)
+    actions = checked(told, 1, {"n1": DEAF})
+    assert told.incidents["001"].action == "none" and not isolated(actions)
+    assert starts(actions)[0].nodes == ["n0", "n1"]
 
 
 def test_the_job_shrinks_where_the_user_allows_it(told: Told) -> None:
@@ -81,12 +120,17 @@ def test_a_requeued_run_looks_at_the_faulty_node_again(told: Told) -> None:
     actions = told.joined("n0", 0) + told.joined("n1", 1)
     assert asked(actions)[0].nodes == ["n0", "n1"]
     assert starts(checked(told, asked(actions)[0].check))
+    told.fleet_started(told.now_s + 1.0)
+    told.step(10, told.now_s + 1.0)
+    told.crashed(0, ev.ErrorRecord(error="ValueError", message="bad sample"))
+    assert starts(told.chosen())[0].nodes == ["n0", "n1"], "what was found before it was released is forgotten"
 
 
 def test_without_acting_what_is_found_is_only_said(told: Told) -> None:
     opened(told, act=False)
     actions = checked(told, 1, {"n1": DEAF})
     assert f"n1 {DEAF}" in said(actions) and starts(actions)[0].nodes == ["n0", "n1"]
+    assert told.incidents["001"].action == "none" and not isolated(actions)
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])

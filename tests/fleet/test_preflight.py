@@ -16,6 +16,7 @@ from guardrun.launcher.exits import NOT_FIT
 from tests.fleet.jobs import CONFIG, SCRIPT, Job
 from tests.support.netlab import Host, Lab
 
+from tests.support.waiting import wait_until
 pytestmark = pytest.mark.real("netns")
 
 TRIED, FULL = "--guard-preflight=quick", "--guard-preflight=full"
@@ -55,6 +56,12 @@ def checked(job: Job) -> dict[str, Any]:
 
 
 def record(job: Job) -> dict[str, Any]:
+def is_quarantined(job: Job, name: str) -> bool:
+    """Whether the node's own record says so, for network."""
+    path = job.marks / f"state-{name}" / "quarantine.json"
+    return path.is_file() and '"network"' in path.read_text()
+
+
     found: dict[str, Any] = json.loads((job.run_dir / "preflight-nodes.json").read_text())
     return found
 
@@ -69,10 +76,17 @@ def test_a_node_that_most_do_not_reach_is_replaced_before_the_first_attempt(job:
     assert set(told[0]) == {"node1"} and not any(told[1:]), output
     assert re.search(r"pre-flight: node1 neither reaches nor is reached by (2 of 3|3 of 4) others \(node2, ", output)
     assert "--guard-preflight=off starts all the same" in output
-    assert not job.incidents()
-    assert record(job)["took_s"] < 4.0
+    [incident] = job.incidents()
+    assert (incident["kind"], incident["cause"], incident["action"]) == ("node", "network", "isolate_node")
+    assert [culprit["node"] for culprit in incident["culprits"]] == ["node1"]
+    assert incident["evidence"]["check"] == "reach" and "node2" in incident["evidence"]["failed_with"]
+    page = next((job.run_dir / "incidents").glob("001-network/report.html")).read_text()
+    assert "pre-flight: node1 neither reaches" in page
+    assert record(job)["took_s"] < 7.0, "whoever seems faulty is tried twice"
+    wait_until(lambda: is_quarantined(job, "node1"), 10.0, "node1 keeps it on record")
     assert set(job.finish().values()) == {0}
 
+    assert job.incidents()[0]["recovered"], "training got on without it"
 
 def test_without_a_spare_the_run_ends_and_says_why(job: Job) -> None:
     with lost_ways(job.lab, "node1", ["node2", "node3"]):

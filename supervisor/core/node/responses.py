@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Response] = {
     "network_down": Response.ISOLATE,
     "network_flapping": Response.ISOLATE,
     "network_errors": Response.NOTE,
+    "network_preflight": Response.ISOLATE,
     "disk": Response.NOTE,
     "disk_full": Response.NOTE,
     "disk_read_only": Response.ISOLATE,
