@@ -418,10 +418,10 @@ class NodesChecked(_Event, frozen=True, kw_only=True, tag="nodes_checked"):
     check: int
     faulty: dict[str, str] = {}
     """Node → what is wrong with it: a clause for `NODE …`."""
-    said: list[str] = []
-    """What is odd, and stops nobody; sentences without their full stop."""
     evidence: dict[str, dict[str, Any]] = {}
     """Of those: what was measured of them."""
+    said: list[str] = []
+    """What is odd, and stops nobody; sentences without their full stop."""
     took_s: float = 0.0
 
 

@@ -15,8 +15,8 @@ import pytest
 from guardrun.launcher.exits import NOT_FIT
 from tests.fleet.jobs import CONFIG, SCRIPT, Job
 from tests.support.netlab import Host, Lab
-
 from tests.support.waiting import wait_until
+
 pytestmark = pytest.mark.real("netns")
 
 TRIED, FULL = "--guard-preflight=quick", "--guard-preflight=full"
@@ -55,13 +55,13 @@ def checked(job: Job) -> dict[str, Any]:
     return dict(told[-1])
 
 
-def record(job: Job) -> dict[str, Any]:
 def is_quarantined(job: Job, name: str) -> bool:
     """Whether the node's own record says so, for network."""
     path = job.marks / f"state-{name}" / "quarantine.json"
     return path.is_file() and '"network"' in path.read_text()
 
 
+def record(job: Job) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((job.run_dir / "preflight-nodes.json").read_text())
     return found
 
@@ -85,8 +85,8 @@ def test_a_node_that_most_do_not_reach_is_replaced_before_the_first_attempt(job:
     assert record(job)["took_s"] < 7.0, "whoever seems faulty is tried twice"
     wait_until(lambda: is_quarantined(job, "node1"), 10.0, "node1 keeps it on record")
     assert set(job.finish().values()) == {0}
-
     assert job.incidents()[0]["recovered"], "training got on without it"
+
 
 def test_without_a_spare_the_run_ends_and_says_why(job: Job) -> None:
     with lost_ways(job.lab, "node1", ["node2", "node3"]):
