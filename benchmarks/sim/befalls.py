@@ -120,7 +120,7 @@ def _turns_bad(world: World, node: Node, failure: Failure) -> None:
 
     def found() -> None:
         if node.bad is not None and node.bad_s == sick_s:
-            node.bad = None
+            world.repair(node)
 
     world.after(world.parameters.found_s, found)
     attempt = world.attempt
@@ -165,9 +165,19 @@ def _sense(world: World, node: Node, rank: int, truth: Truth) -> None:
         summary="Xid 79: the GPU has fallen off the bus" if is_gpu else "mlx5_0 comes and goes",
         response=Response.ISOLATE,
     )
-    if node.is_heard:
-        devices = {rank: ev.Device(subject=subject, index=0)} if is_gpu else {}
-        world.feed(ev.NodeTold(node=node.name, findings=[finding], devices=devices))
+    if node.bad is truth:
+        node.finding = finding
+        tell(world, node, rank)
+
+
+def tell(world: World, node: Node, rank: int) -> None:
+    """Have the head know what a node's sensors find, where one is left that does not. rank: who trains on the part."""
+    finding = node.finding
+    if finding is None or not node.is_heard or node.told_session == world.session:
+        return
+    node.told_session = world.session
+    devices = {rank: ev.Device(subject=finding.subject, index=0)} if finding.subject.startswith("gpu:") else {}
+    world.feed(ev.NodeTold(node=node.name, findings=[finding], devices=devices))
 
 
 # The script's own, and nobody's --------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.sim.failures import Truth
+from guardrun.supervisor.core.node.finding import Finding
 
 
 @dataclass(eq=False)
@@ -29,9 +30,16 @@ class Node:
     """It makes attempts fail until it is repaired."""
     bad_s: float = 0.0
     """Since when."""
+    finding: Finding | None = None
+    """What its sensors have found, and find until it is repaired."""
+    told_session: int = -1
+    """The head's guardrun that has been told of it."""
     is_touched: bool = False
-    """A failure of its own has ever befallen it."""
+    """A failure of its own has befallen it since it was last repaired."""
     is_quarantined: bool = False
+    quarantines: int = 0
+    is_evicted: bool = False
+    """The job has left it out, and it has not been repaired since."""
     slow: float = 1.0
     slow_until_s: float = 0.0
 

@@ -28,7 +28,7 @@ class Parameters:
     seed: int = 0
     ranks_a_node: int = 1
     """That the engine is told of; GPUs fail as eight a node whatever this is."""
-    pool: int = 10_600
+    pool: int = 12_000
     """Nodes of the cluster: a requeue takes nodes from here."""
     step_s: float = 10.0
     start_s: float = 120.0

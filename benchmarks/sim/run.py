@@ -61,7 +61,7 @@ def main() -> int:
     args = _arguments()
     if args.quick:
         args.nodes, args.days, args.seeds = 1000, 2.0, 1
-    parameters = replace(Parameters(), nodes=args.nodes, days=args.days, pool=args.nodes + max(600, args.nodes // 50))
+    parameters = replace(Parameters(), nodes=args.nodes, days=args.days, pool=args.nodes + max(600, args.nodes // 5))
     rates = [float(rate) for rate in args.rates.split(",")]
     kept = ROOT / "build" / f"sim-{args.nodes}.jsonl"
     kept.parent.mkdir(exist_ok=True)

@@ -12,10 +12,12 @@ import random
 import re
 from collections.abc import Callable
 
+import msgspec
+
 from benchmarks.sim import account as use
 from benchmarks.sim.account import Account
 from benchmarks.sim.attempt import PARTS, Attempt
-from benchmarks.sim.befalls import befall, fail_again, no_room
+from benchmarks.sim.befalls import befall, fail_again, no_room, tell
 from benchmarks.sim.failures import Failure, Truth, draw
 from benchmarks.sim.load import Load
 from benchmarks.sim.nodes import Node
@@ -31,6 +33,8 @@ SILENT_S = 5.0
 """As coordinator/gather.py has it."""
 SETTLE_S = 2.0
 END_MARGIN_S = 3.0
+KNOWN_S = 3.0
+"""After a start it is known who trains on which device."""
 MAX_EVENTS_AT_ONCE = 200_000
 
 
@@ -272,6 +276,12 @@ class World:
         for node in attempt.nodes:
             if node.bad is not None:
                 fail_again(self, attempt, node)
+            if node.finding is not None:
+                self.after(KNOWN_S, lambda node=node: self._tell(attempt, node))  # type: ignore[misc]
+
+    def _tell(self, attempt: Attempt, node: Node) -> None:
+        if self.attempt is attempt:
+            tell(self, node, attempt.rank_on(node, 0.0))
 
     def _began(self, attempt: Attempt) -> None:
         if self.attempt is attempt and attempt.failed_s is None:
@@ -370,11 +380,23 @@ class World:
 
     def _quarantine(self, node: Node) -> None:
         node.is_quarantined = True
-        self.after(self.random.expovariate(1 / self.parameters.repair_s), lambda: self._released(node))
+        node.quarantines += 1
+        number = node.quarantines
+        self.after(self.random.expovariate(1 / self.parameters.repair_s), lambda: self._released(node, number))
 
-    def _released(self, node: Node) -> None:
+    def _released(self, node: Node, number: int) -> None:
         """Repaired, or found to be well."""
-        node.is_quarantined, node.bad, node.is_touched = False, None, False
+        if node.quarantines == number:
+            node.is_quarantined, node.is_evicted = False, False
+            self.repair(node)
+
+    def repair(self, node: Node) -> None:
+        """Nothing is the matter with it any more, and its sensors say so."""
+        finding, node.bad, node.finding, node.is_touched = node.finding, None, None, False
+        if finding is not None and node.told_session == self.session and node in self.allocation and node.is_heard:
+            over = msgspec.structs.replace(finding, is_over=True, told_s=self.now_s)
+            self.feed(ev.NodeTold(node=node.name, findings=[over]))
+        node.told_session = -1
 
     def _note_incident(self, incident: ac.Incident) -> None:
         before = self.incidents.get(incident.id)
@@ -384,7 +406,8 @@ class World:
         named = [culprit.node for culprit in incident.culprits] or [str(incident.evidence.get("node", ""))]
         for name in dict.fromkeys(named):
             node = self.nodes[name]
-            if incident.cause != "node_lost":
+            if incident.cause != "node_lost" and not node.is_evicted:
+                node.is_evicted = True
                 self.evictions.append((self.now_s, name, incident.cause, node.is_touched))
                 self.account.innocents += not node.is_touched
 

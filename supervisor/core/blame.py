@@ -1,4 +1,7 @@
-"""Which node an incident leaves out of the next attempt: at most one, and never for what a script does."""
+"""Which node an incident leaves out of the next attempt: at most one, and never for what a script does.
+
+What has no cause that could be found is held against a node as `core/strikes.py` says.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,17 @@ from guardrun.supervisor.core.actions import Action, Incident, Isolate
 from guardrun.supervisor.core.incidents import change
 from guardrun.supervisor.core.members import Fleet, Standing
 from guardrun.supervisor.core.state import State
+from guardrun.supervisor.core.strikes import MEMORY_S, held_against, is_doubt, kept, strike_for
 
 OWN = frozenset({"gpu_lost", "node_lost"})
 """A device's or a node's own: it is left out at once. What sensors find has its response (core/nodes.py)."""
-UNCLEAR = frozenset(
-    {"killed", "segfault", "abort", "bus_error", "nccl_error", "collective_timeout", "io_blocked", "unknown"}
-)
-"""No cause in the script, and none found elsewhere: twice on the same node, and it is swapped."""
-STRIKES = 2
+RETURNS = 2
+"""A node that is lost, and back before the next attempt, takes part in it; not so often in a week."""
 ISOLATED_S = 60.0
 """By then a node's isolation is done."""
 
 
-def node_to_blame(fleet: Fleet, incident: Incident) -> tuple[str, str]:
+def node_to_blame(fleet: Fleet, incident: Incident, now_s: float) -> tuple[str, str]:
     """The node that the next attempt is to do without, and why; two empty texts where there is none. Books strikes."""
     nodes = list(dict.fromkeys(culprit.node for culprit in incident.culprits))
     if len(nodes) != 1 or nodes[0] not in fleet.placed:
@@ -26,17 +27,21 @@ def node_to_blame(fleet: Fleet, incident: Incident) -> tuple[str, str]:
     node = nodes[0]
     if incident.cause in OWN:
         return node, incident.cause
-    if incident.cause not in UNCLEAR:
+    if not is_doubt(incident):
         return "", ""
+    fleet.doubts += 1
     place, member = fleet.placed.index(node), fleet.members[node]
-    member.strikes = [*member.strikes, incident.id]
-    if len(member.strikes) < STRIKES or place in fleet.swapped:
+    strikes = kept(member.strikes, now_s)
+    strike = strike_for(incident, strikes, fleet.doubts)
+    member.strikes = strikes = [*strikes, strike] if strike else strikes
+    held = held_against(strikes, len(fleet.placed), incident) if strike else 0
+    if not held or place in fleet.swapped:
         # The same ranks have failed on another node, too: it is not the node.
         return "", ""
     if not any(m.standing is Standing.READY and not m.is_placed for m in fleet.members.values()):
         return "", ""  # a doubt is worth a spare, not a smaller job
     fleet.swapped = [*fleet.swapped, place]
-    return node, f"{incident.cause}, {len(member.strikes)} times without a cause found"
+    return node, f"{incident.cause}, {held} times without a cause found"
 
 
 def is_of_node(state: State, incident: Incident) -> bool:
@@ -69,7 +74,7 @@ def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
     if fleet is None or not state.settings.act:
         return []
     actions: list[Action] = []
-    node, why = node_to_blame(fleet, incident)
+    node, why = node_to_blame(fleet, incident, now_s)
     isolated = {name: told for name, told in state.nodes.isolated.items() if name in fleet.members}
     if node and node not in isolated and incident.cause in OWN and incident.cause != "node_lost":
         state.nodes.isolated[node] = isolated[node] = incident.id
@@ -81,14 +86,14 @@ def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
         told = isolated.get(name, incident.id)
         if name == node and incident.cause == "node_lost" and member.standing is Standing.READY:
             # It is back already, and may take part; not if that becomes a habit.
-            member.strikes = [*member.strikes, incident.id]
-            is_kept = len(member.strikes) < STRIKES
+            member.returned_s = [*(at_s for at_s in member.returned_s if now_s - at_s <= MEMORY_S), now_s]
+            is_kept = len(member.returned_s) < RETURNS
         else:
             is_kept = member.standing in (Standing.LOST, Standing.LEFT)
         if not is_kept:
             fleet.stand(member, Standing.OUT)
             member.since_s = now_s
             member.why = f"incident {told}: {why or state.incidents[told].cause}"
-        if told == incident.id:
+        if name == node or told == incident.id:
             actions.append(change(state, incident.id, action="isolate_node"))
     return actions

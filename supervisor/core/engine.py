@@ -124,6 +124,7 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     state.session = event.session
     checking.look_again(state)
     state.fleet = carried_over(state.fleet, event.fleet)
+    nodes.forget_findings(state)
     state.resuming_incident = state.notice.incident_id or state.resuming_incident
     state.notice = Notice(since_s=now_s)
     state.is_detailed = False

@@ -8,6 +8,7 @@ from itertools import islice
 import msgspec
 
 from guardrun.supervisor.core.events import FleetPlan
+from guardrun.supervisor.core.strikes import Strike
 
 
 class Standing(str, Enum):
@@ -40,10 +41,14 @@ class Member(msgspec.Struct, kw_only=True):
     is_placed: bool = False
     """It is one of the attempt's."""
     why: str = ""
+    drained: str = ""
+    """Why, and by whom, the scheduler is kept from starting anything new there: others are taken first."""
     incident: str = ""
     """For which it was given up, and is to be kept out of what comes."""
-    strikes: list[str] = []
-    """Incidents on it for which no cause was found."""
+    strikes: list[Strike] = []
+    """Failures on it for which no cause was found."""
+    returned_s: list[float] = []
+    """When it was back, before the next attempt, after it had been given up."""
     contact_lost: int = 0
     """How often it was silent while the job went on."""
     is_unfit: bool = False
@@ -71,6 +76,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     """Before the next attempt starts whatever they would say."""
     checked: list[str] = []
     """Nodes that have been tried together since one was left out."""
+    doubts: int = 0
+    """Failures for which no cause was found, each on one node."""
     swapped: list[int] = []
     """Group ranks whose node has been swapped for failures without a cause: the next such is not its node's fault."""
 
@@ -100,14 +107,17 @@ def place(fleet: Fleet, waited_s: float, last_call_s: float) -> list[str]:
 
     Whoever trained before keeps its place; a free one is taken by the first that waits. Those that would come first
     and are not there yet are waited for until last_call_s, fewer than wanted likewise, as long as somebody may still
-    come.
+    come. Who is drained gives way to who is not.
     """
     plan = fleet.plan
-    ready = sorted((m for m in fleet.members.values() if m.standing is Standing.READY), key=lambda m: m.order)
+    ready = [m for m in fleet.members.values() if m.standing is Standing.READY]
+    ready.sort(key=lambda m: (bool(m.drained), m.order))
     if len(ready) < plan.least:
         return []
     names = dict.fromkeys(m.node for m in ready)
     kept = [node if node in names else "" for node in fleet.placed[: plan.most]]
+    if ready[-1].drained:
+        _give_way(fleet, kept, [m for m in ready if not m.drained])
     taken = set(kept)
     free = iter([node for node in names if node not in taken])
     placed = [node or next(free, "") for node in kept]
@@ -120,6 +130,15 @@ def place(fleet: Fleet, waited_s: float, last_call_s: float) -> list[str]:
     if is_first and is_awaited and any(m.order >= plan.most for m in ready[: plan.most]):
         return []  # a spare was quicker than a node that is to train
     return placed
+
+
+def _give_way(fleet: Fleet, kept: list[str], well: list[Member]) -> None:
+    """Clear the places of drained nodes for which others are left over. well: those that are there and not drained."""
+    left_over = sum(m.node not in kept for m in well) - (fleet.plan.most - sum(map(bool, kept)))
+    for index, node in enumerate(kept):
+        if left_over > 0 and node and fleet.members[node].drained:
+            kept[index] = ""
+            left_over -= 1
 
 
 def _may_come(fleet: Fleet) -> bool:
@@ -135,13 +154,15 @@ def carried_over(fleet: Fleet | None, plan: FleetPlan | None) -> Fleet | None:
         return None
     kept = Fleet(plan=plan)
     for member in fleet.members.values() if fleet is not None else ():
-        if (member.standing is not Standing.OUT or member.is_unfit) and not member.strikes:
+        has_record = member.strikes or member.returned_s
+        if (member.standing is not Standing.OUT or member.is_unfit) and not has_record:
             continue
         if member.standing is not Standing.OUT or member.is_unfit:
             member.standing, member.why, member.is_unfit = Standing.LEFT, "not there yet", False
         member.is_placed = False
         kept.members[member.node] = member
-    kept.swapped = fleet.swapped if fleet is not None else []
+    if fleet is not None:
+        kept.swapped, kept.doubts = fleet.swapped, fleet.doubts
     return kept
 
 

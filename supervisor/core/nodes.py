@@ -59,7 +59,29 @@ def on_node_told(state: State, event: ev.NodeTold, now_s: float) -> list[Action]
             actions += _over(state, key, now_s)
         else:
             watch.findings[key] = finding
+    if state.phase is Phase.STOPPING:
+        return actions + _while_stopping(state, now_s)
     return actions + on_report(state, now_s)
+
+
+def _while_stopping(state: State, now_s: float) -> list[Action]:
+    """What sensors say right after a rank fell decides where the next attempt goes. The rest waits until ranks run."""
+    watch = state.nodes
+    return [
+        action
+        for key, finding in list(watch.findings.items())
+        if key not in watch.incidents and finding.cause in KINDS
+        if _response(state, finding.cause, finding) is Response.ISOLATE
+        for action in _consider(state, key, finding, now_s)
+    ]
+
+
+def forget_findings(state: State) -> None:
+    """A new guardrun: its nodes say anew what is wrong now. A node that was isolated may have been repaired since."""
+    watch = state.nodes
+    watch.findings = {}
+    told = watch.incidents.items()
+    watch.incidents = {key: known for key, known in told if state.incidents[known].action != "isolate_node"}
 
 
 def on_not_isolated(state: State, event: ev.NotIsolated, now_s: float) -> list[Action]:
@@ -196,9 +218,8 @@ def _tell(
                 finding=finding.id,
             )
         )
-        actions.append(
-            Say(text=f"{node} is put under quarantine: training goes on, and is not started again there", level="warn")
-        )
+        then = "training goes on, and" if state.phase is Phase.RUNNING else "training"
+        actions.append(Say(text=f"{node} is put under quarantine: {then} is not started again there", level="warn"))
     elif response is Response.RESTART:
         actions += stop_for(state, incident.id, onset_s=now_s, now_s=now_s)
     return actions

@@ -73,6 +73,8 @@ def _why_not(state: State) -> tuple[str, bool]:
     state.stops = [*(state.stops if is_same_step else []), _stop(attempt.number, attempt.step, incident)][-MAX_STOPS:]
     if incident.evidence.get("checkpoint") and not incident.evidence.get("loaded_again"):
         is_same = False  # another checkpoint is taken the next time
+    if is_of_node(state, incident):
+        is_same = False  # the next attempt goes without it
     state.last_error_key, state.last_stop_step = key, attempt.step
     if not state.settings.act:
         return "[policy] act = false", False

@@ -133,6 +133,38 @@ def test_an_isolated_node_trains_on_and_gets_no_further_attempt(told: Told) -> N
     assert told.state.give_up_reason == "node-a is quarantined (incident 001: gpu_remap)"
 
 
+def test_what_sensors_say_while_a_crash_is_cleared_up_decides_where_the_next_attempt_goes(told: Told) -> None:
+    """An Xid is told a moment after the error that it explains."""
+    told.running()
+    told.exits(1, -11, 5.0)
+    assert kinds(say(told, finding("throttle"), at_s=5.1)) == [], "what is not to be acted on has time"
+    assert kinds(say(told, ISOLATE, at_s=5.2)) == ["WriteIncident", "Isolate"]
+    told.read(5.3)
+    told.stopped(6.0)
+    assert [(i.cause, i.action) for i in told.incidents.values()] == [
+        ("gpu_remap", "isolate_node"),
+        ("segfault", "give_up"),
+    ]
+    assert told.state.give_up_reason == "node-a is quarantined (incident 001: gpu_remap)"
+
+
+def test_what_was_found_before_a_requeue_is_not_held_against_a_node_that_was_repaired(told: Told) -> None:
+    """It was told too late to be acted on; a new guardrun's node says anew what is wrong with it now."""
+    told.running()
+    told.crashed(rank=1)
+    say(told, ISOLATE)
+    assert len(told.incidents) == 1
+    told.tell(ev.RunContinued(settings=ev.Settings(), node="node-a", world_size=2, wall_s=0.0, session=1))
+    told.restarted(20)
+    assert len(told.incidents) == 1
+    say(told, ISOLATE)
+    assert told.incidents["002"].action == "isolate_node"
+    told.tell(ev.RunContinued(settings=ev.Settings(), node="node-a", world_size=2, wall_s=0.0, session=2))
+    told.restarted(30)
+    say(told, ISOLATE)
+    assert told.incidents["003"].action == "isolate_node", "it is bad again"
+
+
 def test_what_asks_for_a_restart_gets_one(told: Told) -> None:
     told.running()
     assert kinds(say(told, finding("gpu_xid", response=Response.RESTART), at_s=5.0)) == ["WriteIncident", "StopAttempt"]

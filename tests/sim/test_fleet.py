@@ -19,9 +19,9 @@ from benchmarks.sim.world import World
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core import machine
-from guardrun.supervisor.core.blame import STRIKES, UNCLEAR
 from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.members import Standing
+from guardrun.supervisor.core.strikes import is_doubt
 from tests.core.invariants import check_cheap, check_costly
 
 _EXAMPLES = settings.default.max_examples if settings.default else 100
@@ -132,19 +132,19 @@ def best_step(world: World) -> int:
 
 
 def check_innocents(world: World) -> None:
-    """Who had no part in anything is left out by the rule of strikes alone: that often named for what nobody explains.
+    """Who had no part in anything is left out for doubts alone: that often named for what nobody explains.
 
-    The bound: with n incidents of no cause in a run, at most n // STRIKES nodes can be swapped for them.
+    The bound: with n incidents of no cause in a run, at most n // 2 nodes can be swapped for them.
     """
-    unclear: Counter[str] = Counter()
+    doubts: Counter[str] = Counter()
     for incident in world.incidents.values():
         named = {culprit.node for culprit in incident.culprits}
-        if incident.cause in UNCLEAR and len(named) == 1:
-            unclear[named.pop()] += 1
+        if is_doubt(incident) and len(named) == 1:
+            doubts[named.pop()] += 1
     innocent = [(node, cause) for _, node, cause, was_true in world.evictions if not was_true]
     for node, cause in innocent:
-        assert cause in UNCLEAR and unclear[node] >= STRIKES, f"{node} had nothing to do with {cause}"
-    assert len(innocent) <= sum(unclear.values()) // STRIKES
+        assert doubts[node] >= 2, f"{node} had nothing to do with {cause}"
+    assert len(innocent) <= sum(doubts.values()) // 2
 
 
 # Healthy ------------------------------------------------------------------------------------------------
