@@ -143,6 +143,7 @@ class FleetTable(_Table, frozen=True, kw_only=True):
     term_s: PositiveSeconds = _ENGINE.term_s
     last_call_s: Seconds = _ENGINE.last_call_s
     join_timeout_s: PositiveSeconds = _ENGINE.join_timeout_s
+    head_gone_s: PositiveSeconds = _ENGINE.head_gone_s
 
 
 class PreemptionTable(_Table, frozen=True, kw_only=True):
@@ -211,6 +212,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             term_s=self.fleet.term_s,
             last_call_s=self.fleet.last_call_s,
             join_timeout_s=self.fleet.join_timeout_s,
+            head_gone_s=self.fleet.head_gone_s,
             act=self.policy.act,
             responses=self.policy.responses,
             resume_first=self.checkpoint.resume_first,

@@ -25,6 +25,7 @@ from guardrun.supervisor.coordinator import link as links
 from guardrun.supervisor.coordinator import messages as msg
 from guardrun.supervisor.coordinator.asking import NodeAsking
 from guardrun.supervisor.coordinator.facts import compared_versions
+from guardrun.supervisor.coordinator.headless import Headless, Seen
 from guardrun.supervisor.coordinator.introduce import IntroductionError, introduce
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThere, read_join_file
 from guardrun.supervisor.coordinator.keys import KeyPair
@@ -43,13 +44,15 @@ from guardrun.supervisor.station import Station
 
 REREAD_S = 1.0
 """How often the join file is read while there is no contact."""
-REFUSED_S = 30.0
-"""A refusal that lasts so long is final."""
 FAREWELL_S = 3.0
 MEET_AGAIN = 2
 """Connections that have failed: a head that is started anew no longer knows the key that it let in."""
-HEAD_GONE_S = 60.0
-"""After the lease: a new guardrun on the head is started within that, or all are, as by a requeue."""
+
+
+class _Ended(msgspec.Struct):
+    """What of summary.json is of use here."""
+
+    exit_code: int
 
 
 class Deputy(Station):
@@ -70,9 +73,10 @@ class Deputy(Station):
         self._progress_s = time.monotonic()
         self._reread_s = 0.0
         self._began_s = time.monotonic()
-        self._refused_s: float | None = None
+        settings = run.settings
+        self._headless = Headless(fleet.join_file, settings.join_timeout_s, settings.head_gone_s, self._began_s)
+        self._has_join_file = True
         self._versions = compared_versions()
-        self._has_joined = False
         self._is_meeting = False
         self._is_rescuing = False
         self._said: set[str] = set()
@@ -116,7 +120,7 @@ class Deputy(Station):
         if self.is_running:
             self._asking.sample(self.sampler.boards)
             self._tell_answers()
-        if self._refused_s is not None and now - self._refused_s > REFUSED_S:
+        if self._headless.is_refused(now):
             self._end(wire.Finish(exit_code=1))
 
     def folders(self) -> list[str]:
@@ -159,9 +163,11 @@ class Deputy(Station):
         if isinstance(event, ev.AttemptStarted):
             self._attempt, self._is_stopping = event.attempt, False
             self._still, self._progress_s = Stillness(), time.monotonic()
+            self._headless.began()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
             self._attempt, self._is_stopping = -1, False
+            self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
             self._refresh_info()  # a connection that is made before the launcher's next hello must not say otherwise
         elif isinstance(event, ev.NodeReport):
             self._note_progress(event)
@@ -222,12 +228,15 @@ class Deputy(Station):
         try:
             join = read_join_file(Path(self._fleet.join_file))
         except NotThere:
+            # Nor is it gone where the whole folder is.
+            self._has_join_file = not Path(self._fleet.join_file).parent.is_dir()
             return
         except JoinError as error:
-            self._say_once(str(error), "bad")
+            self._unusable(str(error))
             return
+        self._has_join_file = True
         if join.client is None:
-            self._say_once(f"{self._fleet.join_file} holds no key for this node", "bad")
+            self._unusable(f"{self._fleet.join_file} holds no key for this node: it is another kind of job's")
             return
         self._go_to(join, join.client)
 
@@ -264,20 +273,43 @@ class Deputy(Station):
         else:
             self._link.redirect(head, keys)
 
+    def _unusable(self, why: str) -> None:
+        self._headless.unusable()
+        self._say_once(why, "bad")
+
     def _miss_head(self, now: float) -> None:
         """Without a head for too long, and nothing left alive here: end, so that the job can be started anew."""
-        if self._farewell_by_s is not None or self._attempt >= 0 or (self._link is not None and self._link.is_joined):
+        if self._farewell_by_s is not None or self._attempt >= 0 or self._is_rescuing:
             return
-        if self._has_joined and self._link is not None:
-            lost_s = self._link.contact_lost_s()
-            if lost_s > HEAD_GONE_S and not self._is_rescuing:
-                self._lose_head(lost_s)
-        elif now - self._began_s > self.run_file.settings.join_timeout_s:
-            text = f"no head found for {now - self._began_s:.0f} s (join file {self._fleet.join_file})"
-            self.terminal.say(text, "bad")
-            self._end(wire.Finish(exit_code=1))
-        elif now - self._began_s > 5.0:
-            self._say_once(f"waiting for the head (join file {self._fleet.join_file})", "info")
+        seen = Seen(now, has_file=self._has_join_file)
+        if (link := self._link) is not None:
+            seen = Seen(
+                now,
+                place=f"{link.head.addresses[0]}:{link.head.port}",
+                is_joined=link.is_joined,
+                lost_s=link.contact_lost_s(),
+                has_file=self._has_join_file,
+                exit_code=None if self._has_join_file else self._read_exit_code(),
+                obstacle=link.obstacle,
+                failures=link.failures,
+            )
+        step = self._headless.step(seen)
+        if step.say:
+            self._say_once(step.say, step.level)
+        if step.is_lost:
+            self._lose_head(seen.lost_s)
+        elif step.end is not None:
+            self._end(wire.Finish(exit_code=step.end))
+
+    def _read_exit_code(self) -> int | None:
+        """The run's, where its directory is shared and it is over."""
+        if self._join is None:
+            return None
+        try:
+            data = (Path(self._join.run_dir) / "summary.json").read_bytes()
+            return msgspec.json.decode(data, type=_Ended).exit_code
+        except (OSError, msgspec.DecodeError):
+            return None
 
     def _lose_head(self, lost_s: float) -> None:
         """End here; under Slurm once it is known whether anybody but a deputy can start the job again."""
@@ -300,13 +332,15 @@ class Deputy(Station):
     def _hear(self, what: links.What) -> None:
         if isinstance(what, links.Welcomed):
             assert self._link is not None
-            self._refused_s, self._has_joined = None, True
+            self._headless.joined(self._join.head if self._join else "?")
+            self._said.clear()  # what is said of the next time without a head is news again
             self._set_clock(self._link.offset.offset_s)
             log.info("joined", is_new_head=what.is_new_hub)
         elif isinstance(what, links.Refused):
-            self._refused_s = self._refused_s or time.monotonic()
+            self._headless.refused(time.monotonic())
             self._say_once(f"the head refuses this node: {what.reason}", "bad")
         elif isinstance(what, links.Lost):
+            self._headless.lost(time.monotonic(), what.is_closed)
             log.warning("contact_lost", why=what.why)
         elif isinstance(what, links.Missed):
             log.warning("orders_lost", packets=what.packets)
@@ -401,7 +435,7 @@ class Deputy(Station):
 
     def _contact_lost_s(self, now: float) -> float:
         """How long ago the lease ended. A deputy that found ranks alive and never had one counts from its own start."""
-        if self._link is not None and self._has_joined:
+        if self._link is not None and self._headless.has_joined:
             return self._link.contact_lost_s()
         return max(0.0, now - self._began_s - self._fleet.term_s)
 

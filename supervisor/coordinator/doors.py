@@ -17,6 +17,7 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 _MONITORED = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_ACCEPT_FAILED
+    | zmq.EVENT_CONNECTED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED

@@ -259,6 +259,8 @@ class HeadDesk:
 
     def _decide(self, join: Join, rivals: Sequence[Present]) -> str:
         """Why a node may not join; empty where it may."""
+        if self._farewell_by_s is not None:
+            return f"run {self._daemon.run_file.run_id} is over: {join.node} comes too late for it"
         if join.node == self._me:
             return f"{join.node} is the head itself: one guardrun a node"
         if not join.node.isprintable() or "/" in join.node or len(join.node) > MAX_NAME_CHARS:
@@ -267,7 +269,9 @@ class HeadDesk:
         if version != __version__:
             return f"{join.node} runs guardrun {version}, the head {__version__}: install the same on all nodes"
         if join.info.get("work") != self._fleet.work:
-            return f"{join.node} was started with another script or other arguments than the head"
+            return (
+                f"{join.node} was started with another script or other arguments than the head: start the same on all"
+            )
         if not isinstance(join.info.get("ranks"), int) or join.info["ranks"] < 1:
             return f"{join.node} does not say how many ranks it would run"
         return newer_if_gone(join, rivals)

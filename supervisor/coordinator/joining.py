@@ -31,9 +31,12 @@ def newer_if_gone(join: Join, rivals: Sequence[Present]) -> str:
     for rival in rivals:
         is_gone = not rival.is_connected or rival.silent_s > GONE_S
         if rival.node == join.node and rival.slot != join.slot:
-            return f"{join.node} has joined as number {rival.slot} of the job, and now says {join.slot}"
+            return (
+                f"{join.node} has joined as number {rival.slot} of the job, and now says {join.slot}: start one "
+                "guardrun a node, each with a --node-rank of its own"
+            )
         if rival.node != join.node:
-            return f"number {join.slot} of the job is {rival.node}"
+            return f"number {join.slot} of the job is {rival.node}: give each node a --node-rank of its own"
         if not is_gone:
-            return f"{join.node} has joined already, and its first guardrun is still there"
+            return f"{join.node} has joined already, and its first guardrun is still there: start one a node"
     return ""

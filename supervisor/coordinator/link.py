@@ -22,6 +22,7 @@ import zmq
 
 from guardrun.supervisor.coordinator.channel import Channel
 from guardrun.supervisor.coordinator.doors import Monitor
+from guardrun.supervisor.coordinator.headless import Obstacle
 from guardrun.supervisor.coordinator.keys import KeyPair
 from guardrun.supervisor.coordinator.lease import NodeLease, boot_s
 from guardrun.supervisor.coordinator.offset import Offset
@@ -82,6 +83,8 @@ class Lost(NamedTuple):
     """The connection is gone; the next one is under way."""
 
     why: str
+    is_closed: bool = False
+    """By the other end; else nothing came any more."""
 
 
 class Missed(NamedTuple):
@@ -143,6 +146,9 @@ class Link:
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: Monitor | None = None
         self._failures = 0
+        self._is_reached = False
+        self.obstacle = Obstacle.NONE
+        """Of the last connection that got no Welcome."""
         self.is_joined = False
         self._due_s = time.monotonic()
         """The next pulse where joined, the end of patience where not, the next try where there is no socket."""
@@ -189,7 +195,7 @@ class Link:
         if (head, keys) == (self.head, self._keys):
             return
         self.head, self._keys = head, keys
-        self._failures = 0
+        self._failures, self.obstacle = 0, Obstacle.NONE
         self._drop(time.monotonic(), 0.0)
 
     def close(self, linger_s: float = 0.5) -> None:
@@ -275,7 +281,7 @@ class Link:
         self._channel.acknowledged(welcome.received)
         self._lease.term_s = welcome.term_s
         self.is_joined = True
-        self._failures = 0
+        self._failures, self.obstacle = 0, Obstacle.NONE
         self._due_s = now_s + PULSE_S
         self._answered(welcome, now_s)
         happened.append(Welcomed(is_new, welcome.term_s))
@@ -327,18 +333,19 @@ class Link:
         if self._socket is None:
             self._connect(now_s)
         elif not self.is_joined:
+            self.obstacle = Obstacle.UNANSWERED if self._is_reached else Obstacle.NONE
             self._drop(now_s)
         elif now_s - self._heard_s >= SILENT_S:
-            self._lose(now_s, "no answer", happened)
+            self._lose(now_s, Lost("no answer"), happened)
         else:
             self._flush()
             if now_s >= self._due_s:
                 self._put(Pulse(time.monotonic_ns(), self._channel.received, self._channel.lost))
                 self._due_s = now_s + PULSE_S
 
-    def _lose(self, now_s: float, why: str, happened: list[What]) -> None:
+    def _lose(self, now_s: float, lost: Lost, happened: list[What]) -> None:
         if self.is_joined:
-            happened.append(Lost(why))
+            happened.append(lost)
         self._drop(now_s)
 
     def _drop(self, now_s: float, retry_s: float | None = None) -> None:
@@ -373,7 +380,7 @@ class Link:
         socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.set(zmq.SNDHWM, 0)  # bounded by the channel
         socket.set(zmq.RECONNECT_IVL, -1)
-        self._socket = socket
+        self._socket, self._is_reached = socket, False
         self._monitor = Monitor(self._context, socket)
         self._enrol()
         self._due_s = now_s + min(MAX_WELCOME_S, WELCOME_S * 2 ** min(self._failures, 10))
@@ -404,9 +411,12 @@ class Link:
     def _read_monitor(self, happened: list[What]) -> None:
         assert self._monitor is not None
         events, _ = self._monitor.read()
+        self._is_reached = self._is_reached or any(event == zmq.EVENT_CONNECTED for event, _ in events)
         if any(event in _ENDS for event, _ in events):
             self._read_frames(happened)  # its last words
-            self._lose(time.monotonic(), "the connection was closed", happened)
+            if not self.is_joined:
+                self.obstacle = Obstacle.TURNED_AWAY if self._is_reached else Obstacle.NOBODY
+            self._lose(time.monotonic(), Lost("the connection was closed", is_closed=True), happened)
 
 
 _ENDS = frozenset(

@@ -80,6 +80,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes that are still expected are waited for this long where fewer would do."""
     join_timeout_s: float = 600.0
     """Too few nodes for so long: the run ends unfinished."""
+    head_gone_s: float = 60.0
+    """A node whose lease is over waits so long for a head, then ends: for a new guardrun there, or a requeue."""
     check_nodes: str = "off"
     """Several nodes are tried together before they train: off, quick, full."""
 

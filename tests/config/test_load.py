@@ -70,6 +70,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
             "term_s": 15.0,
             "last_call_s": 30.0,
             "join_timeout_s": 600.0,
+            "head_gone_s": 60.0,
         },
         "notify": {"command": []},
     }

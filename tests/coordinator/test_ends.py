@@ -9,6 +9,7 @@ import pytest
 
 from guardrun.supervisor.coordinator import hub as hub_module
 from guardrun.supervisor.coordinator import link as link_module
+from guardrun.supervisor.coordinator.headless import Obstacle
 from guardrun.supervisor.coordinator.hub import Back, Body, Dropped, Joined, Known
 from guardrun.supervisor.coordinator.keys import make_key_pair
 from guardrun.supervisor.coordinator.lease import boot_s
@@ -55,6 +56,7 @@ def test_a_link_waits_for_a_hub_that_is_not_there_yet(ends: Bench) -> None:
     link = ends.open_link("a", port=port)
     link.send(b"early")
     ends.turns(0.3)
+    assert link.obstacle is Obstacle.NOBODY
     ends.open_hub(port)
     ends.until(lambda: ends.bodies("a") == [b"early"])
     assert isinstance(ends.got[link][0], Welcomed)
@@ -127,7 +129,9 @@ def test_a_second_guardrun_of_a_node_must_wait_until_the_first_is_gone(
     ends.joined("a")
     second = ends.open_link("a", slot=1)
     ends.until(lambda: ends.got[second])
-    assert ends.got[second] == [Refused("a has joined already, and its first guardrun is still there")]
+    assert ends.got[second] == [
+        Refused("a has joined already, and its first guardrun is still there: start one a node")
+    ]
     assert ends.hub.counters.joins_refused == 1
     first.send(b"still here")
     ends.until(lambda: ends.bodies("a") == [b"still here"])
@@ -154,7 +158,15 @@ def test_a_replaced_deputy_is_told_so(ends: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("node", "slot", "reason"),
-    [("a", 2, "a has joined as number 1 of the job, and now says 2"), ("b", 1, "number 1 of the job is a")],
+    [
+        (
+            "a",
+            2,
+            "a has joined as number 1 of the job, and now says 2: start one guardrun a node, each with a --node-rank "
+            "of its own",
+        ),
+        ("b", 1, "number 1 of the job is a: give each node a --node-rank of its own"),
+    ],
 )
 def test_another_place_or_another_name_is_refused(ends: Bench, node: str, slot: int, reason: str) -> None:
     ends.open_hub()
@@ -170,10 +182,12 @@ def test_a_key_that_was_not_admitted_is_told_nothing(ends: Bench) -> None:
     ends.open_hub(handshake_ms=300)
     stranger = ends.open_link("a", keys=make_key_pair())
     ends.until(lambda: ends.hub.counters.keys_refused)
-    ends.turns(0.5)
+    ends.until(lambda: stranger.obstacle)
     assert (ends.got[stranger], ends.seen) == ([], [])
+    assert stranger.obstacle is Obstacle.TURNED_AWAY
     ends.hub.admit(stranger._keys.public)
     ends.until(lambda: stranger.is_joined)
+    assert stranger.obstacle is Obstacle.NONE
 
 
 def test_the_wrong_key_of_the_server_gets_nowhere(ends: Bench) -> None:
@@ -181,6 +195,7 @@ def test_the_wrong_key_of_the_server_gets_nowhere(ends: Bench) -> None:
     link = ends.open_link("a", server=make_key_pair().public)
     ends.until(lambda: ends.hub.counters.handshakes_failed and link.failures > 1)
     assert (ends.got[link], ends.seen) == ([], [])
+    assert link.obstacle is Obstacle.TURNED_AWAY
 
 
 def test_a_forgotten_node_is_told_why_and_its_place_is_free(ends: Bench) -> None:

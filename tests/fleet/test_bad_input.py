@@ -7,6 +7,8 @@ import time
 import pytest
 
 from guardrun import __version__
+from guardrun.supervisor.coordinator.joinfile import read_join_file
+from guardrun.supervisor.coordinator.keys import make_key_pair
 from tests.fleet.jobs import QUICK, Job, flags
 
 pytestmark = pytest.mark.real("netns")
@@ -27,8 +29,16 @@ def test_who_does_not_belong_is_told_why(job: Job) -> None:
     job.start_one("node3", *flags(1), script_args=ALONE, env={"SLURMD_NODENAME": "head"}, known_as="the head's name")
     job.says("the head's name", "head is the head itself: one guardrun a node")
 
+    join = next((job.folder / "guardrun-runs").glob(".join-*[!d]"))
+    other = job.folder / "other-run"
+    other.write_text(join.read_text().replace(read_join_file(join).server_key, make_key_pair().public))
+    other.chmod(0o600)
+    job.start_one("node4", *flags(1), f"--guard-join={other}", script_args=ALONE, known_as="another run's file")
+    job.says("another run's file", "does not take the keys in")
+
     job.advance(10)
-    for name in ("other arguments", "twice", "the head's name"):
+    for name in ("other arguments", "twice", "the head's name", "another run's file"):
+        assert "waiting for the head" not in job[name].output, "what is wrong is all that is said"
         job[name].process.kill()
         job.nodes.pop(name).process.wait()
     assert not job.incidents()

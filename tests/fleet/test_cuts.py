@@ -44,8 +44,11 @@ def test_cut_one_way_then_the_other(job: Job) -> None:
     assert all(mark["at_s"] > gone_s for mark in first)
     job.lab.restore(job["node3"].host)
     job.says("head", "node3 is back")
+    # A spare that is cut off does not hear of the run's end: it sees it.
+    job.lab.cut(job["node3"].host)
     codes = job.finish()
     assert {name: codes[name] for name in ("head", "node1", "node3")} == {"head": 0, "node1": 0, "node3": 0}
+    job.says("node3", "the head (head) has ended the run while it could not be heard here: ending, too")
 
 
 def test_a_job_shrinks_and_grows(job: Job) -> None:
