@@ -16,6 +16,8 @@ from tests.support.waiting import wait_until
 NAMED = ["--guard-run-id=mine"]
 STEPS = 900
 """However fast the machine: not over before the ranks have been asked, have saved and are stopped."""
+FURTHER = 20
+"""Steps from there on."""
 
 
 def warn(starter: GuardrunStarter, script: list[str], config: str) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def warn(starter: GuardrunStarter, script: list[str], config: str) -> dict[str, 
 
 
 def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: dict[str, Any]) -> Finished:
-    """The same command again."""
+    """The same run again, to a nearer end."""
     done = start(starter, [*NAMED, *script], config).wait(WAIT_S)
     assert done.returncode == 0, done
     [told] = done.incidents
@@ -51,22 +53,24 @@ def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: di
 def test_transformers(guardrun_starter: GuardrunStarter) -> None:
     out = guardrun_starter.folder / "out"
     # Of its own accord it would save at the end alone.
-    script = [str(SCRIPTS / "trainer.py"), *huggingface.FLAGS, "--save_steps=1000", f"--max_steps={STEPS}"]
-    incident = warn(guardrun_starter, script, huggingface.CONFIG)
+    script = [str(SCRIPTS / "trainer.py"), *huggingface.FLAGS, "--save_steps=1000"]
+    incident = warn(guardrun_starter, [*script, f"--max_steps={STEPS}"], huggingface.CONFIG)
     saved = incident["evidence"]["checkpoint"]
     assert 20 <= saved["step"] < STEPS
     assert saved["path"] == str(huggingface.checkpoint(out, saved["step"]))
-    go_on(guardrun_starter, script, huggingface.CONFIG, incident)
-    huggingface.check_history(huggingface.checkpoint(out, STEPS), STEPS)
+    end = saved["step"] + FURTHER
+    go_on(guardrun_starter, [*script, f"--max_steps={end}"], huggingface.CONFIG, incident)
+    huggingface.check_history(huggingface.checkpoint(out, end), end)
 
 
 @pytest.mark.real("lightning")
 def test_lightning_trainer(guardrun_starter: GuardrunStarter) -> None:
-    script = [str(SCRIPTS / "lit.py"), f"--max_steps={STEPS}", "--every=1000"]
-    incident = warn(guardrun_starter, script, test_lightning.CONFIG)
+    script = [str(SCRIPTS / "lit.py"), "--every=1000"]
+    incident = warn(guardrun_starter, [*script, f"--max_steps={STEPS}"], test_lightning.CONFIG)
     saved = incident["evidence"]["checkpoint"]
     assert 20 <= saved["step"] < STEPS
     assert Path(saved["path"]).match(f"guardrun-epoch=*-step={saved['step']}.ckpt")
-    done = go_on(guardrun_starter, script, test_lightning.CONFIG, incident)
+    end = saved["step"] + FURTHER
+    done = go_on(guardrun_starter, [*script, f"--max_steps={end}"], test_lightning.CONFIG, incident)
     assert f"Restoring states from the checkpoint path at {saved['path']}" in done.stdout + done.stderr
-    test_lightning.check_end(done.stdout, guardrun_starter.folder, STEPS)
+    test_lightning.check_end(done.stdout, guardrun_starter.folder, end)
