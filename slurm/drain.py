@@ -10,12 +10,12 @@ The record of quarantine (guardctl node) is kept whether Slurm lets us drain or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from guardrun.slurm.commands import Failure, FailureKind, Slurm
-from guardrun.slurm.nodes import SlurmNode, read_node
+from guardrun.slurm.nodes import SlurmNode, read_drained, read_node
 
 REASON_PREFIX = "guardrun:"
 MAX_REASON = 240
@@ -87,6 +87,15 @@ def drain(node: str, reason: str, slurm: Slurm | None = None) -> Drained:
     if _is_anothers(after):
         return Drained(DrainState.OTHERS, f"{node} was drained by somebody else in the same moment: {_said(after)}")
     return Drained(DrainState.FAILED, f"{node} is not drained although Slurm took the order: {_said(after)}")
+
+
+def read_others_drains(nodes: Iterable[str], slurm: Slurm) -> dict[str, str] | None:
+    """Those of a job's nodes that somebody else has drained → why, and who; None: Slurm did not say. Blocks."""
+    drained = read_drained(slurm)
+    if isinstance(drained, Failure):
+        return None
+    named = {node: drained[node] for node in nodes if node in drained}
+    return {node: f"{reason}; {who}" for node, (reason, who) in named.items() if not is_ours(reason)}
 
 
 def undrain(node: str, slurm: Slurm | None = None) -> Drained:

@@ -53,6 +53,18 @@ def read_nodes(slurm: Slurm | None = None) -> list[SlurmNode] | Failure:
     return answer if isinstance(answer, Failure) else parse_nodes(answer)
 
 
+def read_drained(slurm: Slurm | None = None) -> dict[str, tuple[str, str]] | Failure:
+    """The cluster's drained nodes → the reason, and who gave it. Blocks for the time limit at most."""
+    answer = (slurm or Slurm.here()).run("sinfo", "-h", "-N", "-t", "drain", "-o", "%N|%u|%E")
+    return answer if isinstance(answer, Failure) else parse_drained(answer)
+
+
+def parse_drained(text: str) -> dict[str, tuple[str, str]]:
+    """`sinfo -N -o %N|%u|%E`: a line a node and partition."""
+    found = (line.split("|", 2) for line in text.splitlines() if line.count("|") >= 2)
+    return {node: (reason.strip(), who) for node, who, reason in found}
+
+
 def parse_nodes(text: str) -> list[SlurmNode]:
     """`scontrol show node -o`: a line a node."""
     return [parse_node(line) for line in text.splitlines() if line.startswith("NodeName=")]

@@ -111,6 +111,8 @@ class Performer:
 
     def _stop(self, action: ac.StopAttempt) -> None:
         if self._daemon.fleet is not None:
+            if not action.is_last:
+                self._daemon.schedule.stopping()
             self._daemon.fleet.stop(action)
             return
         self._daemon.send(wire.Stop(attempt=action.attempt, grace_s=action.grace_s, is_last=action.is_last))

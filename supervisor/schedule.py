@@ -1,8 +1,9 @@
 """What Slurm says of the job that a run is part of: when it ends, why it was signalled; and asking to be requeued.
 
-Read at the start, every few minutes (an administrator may change a time limit), and at each signal; on a worker thread,
-with a limit, and never waited for. Where Slurm does not answer, the end is the one that the job's environment tells, if
-any, and a signal means what it says.
+Read at the start, every few minutes (an administrator may change a time limit, or drain a node), at each signal, and
+when an attempt of several nodes is stopped: the next one goes round those that somebody has drained. On a worker
+thread, with a limit, and never waited for. Where Slurm does not answer, the end is the one that the job's environment
+tells, if any, and a signal means what it says.
 """
 
 from __future__ import annotations
@@ -37,17 +38,21 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     may_requeue: bool = False
     why: str = ""
     """Why it is being ended, as SchedulerTold has it."""
+    drained: dict[str, str] | None = None
+    """As SchedulerTold has it."""
     failure: str = ""
     """Why it tells nothing."""
 
 
-def read_job_view(job_id: str, own_restarts: int) -> JobView:
-    """Ask Slurm. Blocks for READ_LIMIT_S at most."""
+def read_job_view(job_id: str, own_restarts: int, has_nodes: bool = False) -> JobView:
+    """Ask Slurm. has_nodes: also for those that are drained. Blocks for twice READ_LIMIT_S at most."""
     from guardrun.slurm.commands import Failure, Slurm  # only jobs of Slurm's have a use for them
+    from guardrun.slurm.drain import read_others_drains
     from guardrun.slurm.jobs import StopCause, read_job, stop_cause
     from guardrun.slurm.requeue import why_not
 
-    job = read_job(job_id, Slurm.here(READ_LIMIT_S))
+    slurm = Slurm.here(READ_LIMIT_S)
+    job = read_job(job_id, slurm)
     if isinstance(job, Failure):
         return JobView(failure=job.text)
     cause = stop_cause(job, own_restarts, time.time())
@@ -55,6 +60,7 @@ def read_job_view(job_id: str, own_restarts: int) -> JobView:
         end_wall_s=job.end_wall_s or 0.0,
         may_requeue=not why_not(job) and cause is not StopCause.REQUEUED,
         why=RUNNING if cause is StopCause.NONE else cause.value,
+        drained=read_others_drains(job.nodes, slurm) if has_nodes else None,
     )
 
 
@@ -94,6 +100,11 @@ class Schedule:
         if self._job_id:
             self._begin(is_signalled=True)
 
+    def stopping(self) -> None:
+        """The next attempt's nodes are about to be chosen."""
+        if self._job_id and self._daemon.fleet is not None:
+            self._begin(is_signalled=False)
+
     def requeue(self, action: ac.Requeue) -> None:
         """Ask Slurm to requeue the job; it answers by ending it."""
         job_id = self._job_id
@@ -115,11 +126,12 @@ class Schedule:
             return
         self._is_reading, self._read_s = True, time.monotonic() + READ_EVERY_S
         daemon, job_id = self._daemon, self._job_id
+        has_nodes = daemon.fleet is not None
         own_restarts = int(count) if (count := self._environ.get("SLURM_RESTART_COUNT", "")).isdigit() else 0
 
         def work() -> None:
             try:
-                job = read_job_view(job_id, own_restarts)
+                job = read_job_view(job_id, own_restarts, has_nodes)
             except Exception as error:
                 job = JobView(failure=repr(error))
             daemon.post(lambda: self._read(job, is_signalled))
@@ -141,9 +153,13 @@ class Schedule:
         """Tell the engine what has changed."""
         end_s = job.end_wall_s - self._daemon.performer.wall(0.0) if job.end_wall_s else 0.0
         why = job.why if is_signalled else ""
-        told = ev.SchedulerTold(end_s=round(max(end_s, 0.0), 1), may_requeue=job.may_requeue, why=why)
-        last = self._told
-        is_same = last is not None and abs(last.end_s - told.end_s) < SAME_S and last.may_requeue == told.may_requeue
-        if not is_same or why:
+        end_s = round(max(end_s, 0.0), 1)
+        told = ev.SchedulerTold(end_s=end_s, may_requeue=job.may_requeue, why=why, drained=job.drained)
+        if why or self._told is None or not _is_same(self._told, told):
             self._told = told
             self._daemon.feed(told)
+
+
+def _is_same(last: ev.SchedulerTold, now: ev.SchedulerTold) -> bool:
+    is_end_same = abs(last.end_s - now.end_s) < SAME_S
+    return is_end_same and (last.may_requeue, last.drained) == (now.may_requeue, now.drained)

@@ -484,6 +484,8 @@ class SchedulerTold(_Event, frozen=True, kw_only=True, tag="scheduler_told"):
     why: str = ""
     """Why it is ending the job: preempted, time_limit, requeued, node_failed, cancelled (by a person); running: it is
     not; empty: unknown."""
+    drained: dict[str, str] | None = None
+    """Nodes that somebody else than guardrun has drained → why, and who; None: unknown."""
 
 
 class CheckpointAsked(_Event, frozen=True, kw_only=True, tag="checkpoint_asked"):

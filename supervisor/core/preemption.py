@@ -19,6 +19,7 @@ import signal
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, AskCheckpoint, Requeue, Say, SeekCheckpoint
+from guardrun.supervisor.core.drains import note_drained
 from guardrun.supervisor.core.endings import finish, record_attempt, summary
 from guardrun.supervisor.core.ledger import OTHER
 from guardrun.supervisor.core.machine import Phase
@@ -55,7 +56,11 @@ def on_preemption_noticed(state: State, event: ev.PreemptionNoticed, now_s: floa
 
 
 def on_scheduler_told(state: State, event: ev.SchedulerTold, now_s: float) -> list[Action]:
-    """When the job ends, as the scheduler has it now; after a SIGTERM also why."""
+    """When the job ends, as the scheduler has it now; after a SIGTERM also why. And which nodes are drained."""
+    return note_drained(state, event.drained) + _note_end(state, event, now_s)
+
+
+def _note_end(state: State, event: ev.SchedulerTold, now_s: float) -> list[Action]:
     notice = state.notice
     notice.end_s, notice.may_requeue = event.end_s, event.may_requeue
     if not notice.cause or notice.is_stopping or state.phase is Phase.ENDING:

@@ -109,6 +109,49 @@ def test_ranks_are_numbered_through_the_nodes_of_any_size() -> None:
     assert first_ranks(fleet, ["a", "b", "c"]) == [0, 8, 12, 20]
 
 
+# Drained by somebody -----------------------------------------------------------------------------------
+
+
+def drained(told: Told, **why: str) -> list[str]:
+    """What is said once the scheduler has told of these; nothing else follows from it."""
+    said = told.tell(ev.SchedulerTold(drained=why))
+    assert kinds(said) == []
+    return [action.text for action in said if isinstance(action, ac.Say)]
+
+
+def test_a_drained_node_trains_until_the_next_restart(told: Told) -> None:
+    running(told)
+    assert drained(told, n1="disk; root", elsewhere="x; root") == [
+        "n1 is drained (disk; root): training there goes on, until the next restart: a spare is there"
+    ]
+    assert drained(told, n1="disk; root") == [] == told.tell(ev.SchedulerTold(end_s=told.now_s + 900.0))
+    told.crashed(-9)
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n0", "n2"]
+    assert drained(told) == ["n1 is drained no more"]
+
+
+def test_a_drained_spare_is_taken_last(told: Told) -> None:
+    running(told, spares=2)
+    assert drained(told, n2="disk; root") == [
+        "n2 is drained (disk; root): it takes a place only where no other node can"
+    ]
+    told.tell(ev.NodeLeft(node="n1", why="it was killed"), 4.0)
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n0", "n3"]
+
+
+def test_a_drained_node_is_better_than_none(told: Told) -> None:
+    running(told, spares=0)
+    assert drained(told, n0="a; root", n1="b; root") == [
+        "n0 is drained (a; root): training there goes on",
+        "n1 is drained (b; root): training there goes on",
+    ]
+    told.crashed(-9)
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n0", "n1"]
+
+
 # Lost --------------------------------------------------------------------------------------------------
 
 
@@ -442,6 +485,8 @@ def test_placing_keeps_its_promises(standings: list[Standing], most: int, spares
     fleet = Fleet(plan=ev.FleetPlan(least=least, most=most, spares=spares))
     for order, standing in enumerate(standings):
         fleet.members[f"n{order}"] = Member(node=f"n{order}", order=order, ranks=2, standing=standing)
+    for node in data.draw(st.lists(st.sampled_from(sorted(fleet.members)), unique=True)):
+        fleet.members[node].drained = "why"
     before = data.draw(st.lists(st.sampled_from(sorted(fleet.members)), unique=True, max_size=most))
     fleet.placed = before
     placed = place(fleet, data.draw(st.sampled_from([0.0, 100.0])), 30.0)
@@ -450,5 +495,7 @@ def test_placing_keeps_its_promises(standings: list[Standing], most: int, spares
     assert not placed or least <= len(placed) <= most
     if len(placed) == len(before):
         for old, new in zip(before, placed, strict=True):
-            assert old == new or old not in ready
+            assert old == new or old not in ready or (fleet.members[old].drained and not fleet.members[new].drained)
+    well = [node for node in ready if not fleet.members[node].drained]
+    assert not placed or len(set(placed) & set(well)) == min(len(placed), len(well)), "the drained come last"
     assert placed or len(ready) < most or not before or place(fleet, 100.0, 30.0)

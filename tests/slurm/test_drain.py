@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from guardrun.slurm.commands import Failure, Slurm
-from guardrun.slurm.drain import MAX_REASON, DrainState, drain, drain_reason, is_ours, undrain
+from guardrun.slurm.drain import MAX_REASON, DrainState, drain, drain_reason, is_ours, read_others_drains, undrain
 from guardrun.slurm.jobs import read_job
 from guardrun.slurm.requeue import RequeueState, requeue
 from tests.support.slurmlab import SlurmLab
@@ -49,6 +49,10 @@ def test_another_ones_drain_is_left_alone(slurm_lab: SlurmLab, slurm: Slurm) -> 
     assert done.state is DrainState.OTHERS and "maintenance, ask ops (root)" in done.text
     assert undrain("n4", slurm).state is DrainState.OTHERS
     assert slurm_lab.node("n4")["Reason"] == "maintenance, ask ops"
+
+    drain("n2", "guardrun: r 1 disk", slurm)
+    assert read_others_drains(["n1", "n2", "n4"], slurm) == {"n4": "maintenance, ask ops; root"}
+    assert read_others_drains(["n1"], slurm) == {}
 
     slurm_lab.run("scontrol", "update", "nodename=n3", "state=down", "reason=broken fan")
     assert drain("n3", drain_reason("r", "001", "gpu_xid"), slurm).state is DrainState.OTHERS
