@@ -2,7 +2,7 @@
 
     python benchmarks/sim/run.py                          two weeks, two rates, three seeds: half an hour on one core
     python benchmarks/sim/run.py --quick                  two days of 1,000 nodes, one seed: a minute
-    python benchmarks/sim/run.py --nodes 2000 --days 7    another size
+    python benchmarks/sim/run.py --nodes 2000 --days 7    another size; --days 7,3: as many for each rate
     python benchmarks/sim/run.py --write-docs             also puts the tables into docs/simulation.md
     python benchmarks/sim/run.py --anew                   forget results of earlier calls (build/sim-*.jsonl)
 
@@ -30,7 +30,7 @@ BEGIN, END = "<!-- figures: make sim SIM_ARGS=--write-docs -->", "<!-- end of fi
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=10_000)
-    parser.add_argument("--days", type=float, default=14.0)
+    parser.add_argument("--days", default="14", help="one number, or one for each rate")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rates", default="1,10", help="times the published rate")
     parser.add_argument("--quick", action="store_true")
@@ -60,26 +60,34 @@ def main() -> int:
     """Play, and print."""
     args = _arguments()
     if args.quick:
-        args.nodes, args.days, args.seeds = 1000, 2.0, 1
-    parameters = replace(Parameters(), nodes=args.nodes, days=args.days, pool=args.nodes + max(600, args.nodes // 5))
+        args.nodes, args.days, args.seeds = 1000, "2", 1
+    parameters = replace(Parameters(), nodes=args.nodes, pool=args.nodes + max(600, args.nodes // 5))
     rates = [float(rate) for rate in args.rates.split(",")]
+    days = [float(number) for number in args.days.split(",")]
+    played = [replace(parameters, rate=rate, days=days[min(n, len(days) - 1)]) for n, rate in enumerate(rates)]
     kept = ROOT / "build" / f"sim-{args.nodes}.jsonl"
     kept.parent.mkdir(exist_ok=True)
+    load = kept.with_suffix(".load.txt")
     if args.anew:
         kept.unlink(missing_ok=True)
+        load.unlink(missing_ok=True)
     print(_assumed(parameters), flush=True)
-    told = [] if args.no_load or args.quick else [play_load(parameters, _show)]
+    told = []
+    if not args.no_load and not args.quick:
+        if not load.exists():
+            load.write_text(play_load(parameters, _show))
+        told.append(load.read_text())
     print("".join(f"\n{text}" for text in told), flush=True)
-    results = play_all(parameters, rates, args.seeds, kept, _show)
-    _show("")
-    for rate in rates:
-        faster = replace(parameters, rate=rate)
+    seeds = f"median (range) of {args.seeds} seeds" if args.seeds > 1 else "one seed"
+    for chosen in played:
+        results = play_all(chosen, args.seeds, kept, _show)
+        _show("")
         told.append(
-            f"{args.nodes:,} nodes of 8 GPUs, {args.days:g} days, {faster.stops_a_day:.0f} failures a day (x{rate:g}), "
-            f"a checkpoint every {faster.steps_a_save * faster.step_s:.0f} s; median (range) of {args.seeds} seeds"
-            f"\n\n{table(results, rate)}"
+            f"{chosen.nodes:,} nodes of 8 GPUs, {chosen.days:g} days, {chosen.stops_a_day:.0f} failures a day "
+            f"(x{chosen.rate:g}), a checkpoint every {chosen.steps_a_save * chosen.step_s:.0f} s; {seeds}:"
+            f"\n\n{table(results)}"
         )
-        print(f"\n{told[-1]}")
+        print(f"\n{told[-1]}", flush=True)
     if args.write_docs:
         _write_docs("\n\n".join(told))
     return 0

@@ -6,7 +6,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -110,22 +110,22 @@ def _result(case: Case, parameters: Parameters, account: Account) -> Result:
     )
 
 
-def play_all(parameters: Parameters, rates: Iterable[float], seeds: int, kept: Path, show: Show) -> list[Result]:
-    """Play whatever is not in the file of results yet."""
+def play_all(parameters: Parameters, seeds: int, kept: Path, show: Show) -> list[Result]:
+    """All cases at one rate; those that are in the file of results are not played again."""
     results = [Result(**json.loads(line)) for line in kept.read_text().splitlines()] if kept.exists() else []
+    rate, days = parameters.rate, parameters.days
     known = {(r.case, r.rate, r.seed, r.days) for r in results}
     gc.disable()  # nothing here is in cycles, and there are millions of objects
     for seed in range(seeds):
-        for rate in rates:
-            for case in CASES:
-                if (case.name, rate, seed, parameters.days) in known:
-                    continue
-                result = play(replace(parameters, rate=rate, seed=seed), case, show)
-                gc.collect()
-                results.append(result)
-                with kept.open("a") as file:
-                    file.write(json.dumps(asdict(result)) + "\n")
-    return [r for r in results if r.days == parameters.days and r.seed < seeds]
+        for case in CASES:
+            if (case.name, rate, seed, days) in known:
+                continue
+            result = play(replace(parameters, seed=seed), case, show)
+            gc.collect()
+            results.append(result)
+            with kept.open("a") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+    return [r for r in results if (r.rate, r.days) == (rate, days) and r.seed < seeds]
 
 
 def play_load(parameters: Parameters, show: Show) -> str:
@@ -138,7 +138,7 @@ def play_load(parameters: Parameters, show: Show) -> str:
     gc.enable()
     per_stop = load.events / max(world.account.stops, 1)
     return (
-        f"one day of {chosen.nodes * 8:,} ranks, every exit told: {world.account.stops} stops, {load.events:,} events "
+        f"One day of {chosen.nodes * 8:,} ranks, every exit told: {world.account.stops} stops, {load.events:,} events "
         f"({per_stop:,.0f} a stop), {spent_s:.0f} s of CPU time, the virtual world's included; the largest event "
         f"({load.largest}) {load.largest_s:.1f} s; peak memory {peak_bytes() / 2**20:,.0f} MiB"
     )
@@ -159,11 +159,11 @@ def _of(values: list[float], form: str) -> str:
     return text if format(low, form) == format(high, form) else f"{text} ({format(low, form)}–{format(high, form)})"
 
 
-def table(results: list[Result], rate: float) -> str:
-    """The table at one rate."""
+def table(results: list[Result]) -> str:
+    """The table of one rate."""
     lines = [HEAD]
     for case in CASES:
-        mine = [r for r in results if r.case == case.name and r.rate == rate]
+        mine = [r for r in results if r.case == case.name]
         if not mine:
             continue
         seconds = [_of([r.a_stop_s[name] for r in mine], ".0f") + " s" for name in mine[0].a_stop_s]
