@@ -59,6 +59,21 @@ def set_call(boards: Boards, at_call: int) -> None:
         reader.write(Field.CHECKPOINT_AT, at_call)
 
 
+def armed_call(boards: Boards) -> int:
+    """The call that is set, and that some rank has still to make; 0 where there is none."""
+    at_calls = [at for reader in boards.values() if (at := _word(reader, Field.CHECKPOINT_AT))]
+    at_call = max(at_calls, default=0)
+    return at_call if min(read_counts(boards).values(), default=0) < at_call else 0
+
+
+def was_passed(boards: Boards, at_call: int) -> bool:
+    """Whether a rank had made that call before it could know."""
+    return any(
+        _word(reader, Field.CHECKS) >= at_call and _word(reader, Field.CHECKPOINT_ACK) != at_call
+        for reader in boards.values()
+    )
+
+
 def has_answered(boards: Boards, at_call: int) -> bool:
     """Say whether any rank has said yes."""
     return any(_word(reader, Field.CHECKPOINT_ACK) == at_call for reader in boards.values())
@@ -100,16 +115,9 @@ class Asking:
                 return None
             at_call += more
             set_call(boards, at_call)
-            if not self._was_passed(boards, at_call):
+            if not was_passed(boards, at_call):
                 break
         return at_call
-
-    def _was_passed(self, boards: Boards, at_call: int) -> bool:
-        """Whether a rank had made that call before it could know."""
-        return any(
-            _word(reader, Field.CHECKS) >= at_call and _word(reader, Field.CHECKPOINT_ACK) != at_call
-            for reader in boards.values()
-        )
 
 
 def _word(reader: BoardReader, field: Field) -> int:

@@ -17,7 +17,7 @@ import msgspec
 
 from guardrun.hooks.board import Field
 from guardrun.launcher.checkpoints.chooser import Choice
-from guardrun.supervisor.asking import Asking, has_answered, set_call
+from guardrun.supervisor.asking import Asking, has_answered
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.log import log
@@ -148,9 +148,11 @@ class Saving:
         self.try_asking()
 
     def _try_by_hand(self, by_s: float, reply: Callable[[int | None], object]) -> None:
-        at_call = self._fix_call(0)
-        if at_call is not None or self._daemon.fleet is None or time.monotonic() >= by_s:
+        daemon, at_call = self._daemon, self._fix_call(0)
+        if at_call is not None or daemon.fleet is None or time.monotonic() >= by_s:
             self._hand = None
+            if at_call is None and daemon.fleet is not None and self._wanted is None:
+                daemon.fleet.asking.withdraw()
             reply(at_call)
 
     def note_answers(self) -> None:
@@ -180,18 +182,11 @@ class Saving:
         daemon, boards = self._daemon, self._daemon.sampler.boards
         if daemon.fleet is None:
             return self.asking.ask(boards)
-        from guardrun.supervisor.coordinator.asking import checks_of
-
-        ranks = daemon.engine.state.attempt.ranks.values() if daemon.engine.state.attempt else ()
-        nodes = {rank.rank.node for rank in ranks}
-        others, is_here = nodes - {daemon.run_file.node}, daemon.run_file.node in nodes
-        own = checks_of(self.asking, boards) if is_here else None
-        at_call = daemon.fleet.asking.ask(own, others, time.monotonic())
-        if at_call is not None:
-            if is_here:
-                set_call(boards, at_call)
-            daemon.fleet.asking.set(others, at_call, request)
-        return at_call
+        attempt = daemon.engine.state.attempt
+        if attempt is None:
+            return None
+        nodes = sorted({rank.rank.node for rank in attempt.ranks.values()})
+        return daemon.fleet.asking.ask(nodes, request, attempt.number, daemon.clock.now())
 
     def _begin_seek(self) -> None:
         daemon = self._daemon

@@ -376,10 +376,10 @@ class Deputy(Station):
             self.node.isolate(order)
         elif isinstance(order, msg.SetBase):
             self.desk.set_base(order.attempt, order.global_rank, order.step)
-        elif isinstance(order, msg.AskChecks):
-            self._tell(self._asking.checks(self.sampler.boards))
-        elif isinstance(order, msg.SetCheckpoint):
-            self._asking.set(order, self.sampler.boards)
+        elif isinstance(order, msg.AskChecks | msg.SetCheckpoint | msg.WithdrawCheckpoint):
+            answer = self._asking.obey(order, self.sampler.boards, self._attempt, self.clock.now())
+            if answer is not None:
+                self._tell(answer)
 
     def _look(self, order: ac.TakeLook) -> None:
         """The raw stacks go up before the look that they belong to."""

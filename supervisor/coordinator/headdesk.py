@@ -15,7 +15,7 @@ from guardrun import __version__
 from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
 from guardrun.supervisor.coordinator import hub as hubs
 from guardrun.supervisor.coordinator import messages as msg
-from guardrun.supervisor.coordinator.asking import FleetAsking
+from guardrun.supervisor.coordinator.asking import FleetAsking, NodeAsking, Order
 from guardrun.supervisor.coordinator.checking import CheckDesk
 from guardrun.supervisor.coordinator.facts import compared_versions
 from guardrun.supervisor.coordinator.gather import Gather
@@ -65,13 +65,14 @@ class HeadDesk:
         self._me = daemon.run_file.node
         self.gather = Gather(fleet.term_s, daemon.run_file.run_id, daemon.run_file.settings.lost_s)
         self.inquiries = Inquiries(self._send)
-        self.asking = FleetAsking(self._send)
         self.checks = CheckDesk(daemon, fleet, self._send)
         keys = _read_keys(daemon.run_dir, daemon.run_file.session)
         server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
         settings = HubSettings(term_s=fleet.term_s, decide=self._decide)
         port = keys.port if keys else fleet.port
         self.hub = Hub(daemon.clock.now, server, [client.public], port, settings)
+        self.asking = FleetAsking(self._ask, self.hub.incarnation)
+        self._own_asking = NodeAsking(daemon.saving.asking)
         self._join = JoinFile(
             run_id=daemon.run_file.run_id,
             session=daemon.run_file.session,
@@ -130,6 +131,7 @@ class HeadDesk:
                 events += self.gather.heard(node, self.hub.heard_s(node)) if self._is_fresh(node, now_s) else []
         self.pass_on(events + self.gather.tick(now_s))
         self.checks.tick()
+        self.asking.tick(now_s)
         self.inquiries.poll()
 
     def _is_fresh(self, node: str, now_s: float) -> bool:
@@ -177,6 +179,7 @@ class HeadDesk:
 
     def start(self, action: ac.StartAttempt) -> None:
         self.checks.end()
+        self.asking.forget()
         fleet = self._daemon.engine.state.fleet
         sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
         self._daemon.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
@@ -232,6 +235,20 @@ class HeadDesk:
         replaces = "course" if isinstance(order, Start | Stop | Finish) else ""
         if not self.hub.send(node, encode_msgpack(order), replaces):
             log.warning("not_ordered", node=node, order_type=type(order).__name__)
+
+    def _ask(self, node: str, order: Order) -> None:
+        """For the ranks to save: another node, or this one, which answers at once."""
+        if node != self._me:
+            self._send(node, order)
+            return
+        daemon = self._daemon
+        attempt, now_s = daemon.engine.state.attempt, daemon.clock.now()
+        number = -1 if attempt is None else attempt.number
+        answer = self._own_asking.obey(order, daemon.sampler.boards, number, now_s)
+        if isinstance(answer, msg.Checks):
+            self.asking.told(node, answer, now_s)
+        elif answer is not None:
+            self.asking.confirmed(node, answer)
 
     def _obey(self, order: msg.Down) -> None:
         """This node's part."""
@@ -329,7 +346,10 @@ class HeadDesk:
         elif isinstance(message, msg.CheckAnswer):
             self.checks.told(node, message)
         elif isinstance(message, msg.Checks):
-            self.asking.told(node, message, time.monotonic())
+            self.asking.told(node, message, now_s)
+            daemon.saving.try_asking()
+        elif isinstance(message, msg.CheckpointSet):
+            self.asking.confirmed(node, message)
             daemon.saving.try_asking()
         elif isinstance(message, msg.Looked):
             self.inquiries.answered(node, message)

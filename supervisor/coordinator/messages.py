@@ -55,10 +55,21 @@ class Loaded(_Message, frozen=True, kw_only=True, tag="loaded"):
 class Checks(_Message, frozen=True, kw_only=True, tag="checks"):
     """Answer to AskChecks: calls of should_checkpoint() so far, the fewest and the most of this node's ranks."""
 
+    number: int
+    """AskChecks'."""
     fewest: int
     most: int
     ahead: int
-    """How many more there may be before an order arrives."""
+    """How many more there may be in the time that was asked for."""
+    armed: int = 0
+    """A call that is set already, and that some rank has still to make."""
+
+
+class CheckpointSet(_Message, frozen=True, kw_only=True, tag="checkpoint_set"):
+    """Answer to SetCheckpoint: this node's ranks will say yes at that call; or it was late, and they will not."""
+
+    number: int
+    is_set: bool
 
 
 class Looked(_Message, frozen=True, kw_only=True, tag="looked"):
@@ -122,15 +133,31 @@ class SetBase(_Message, frozen=True, kw_only=True, tag="set_base"):
 
 
 class AskChecks(_Message, frozen=True, kw_only=True, tag="ask_checks"):
-    pass
+    number: int
+    """Of the question."""
+    ahead_s: float
+    """For how long to look ahead."""
 
 
 class SetCheckpoint(_Message, frozen=True, kw_only=True, tag="set_checkpoint"):
     """The call of should_checkpoint() that answers yes."""
 
     at: int
+    attempt: int
+    """Whose ranks are meant."""
+    number: int
+    """Of the order: its answer bears it."""
+    by_s: float
+    """The run's seconds: it is not set later than that."""
     request: int = 0
     """Whose answer is told (CheckpointAnswered); 0: a person's."""
+
+
+class WithdrawCheckpoint(_Message, frozen=True, kw_only=True, tag="withdraw_checkpoint"):
+    """That call is to be like any other; too late where a rank of the node has said yes to it."""
+
+    at: int
+    attempt: int
 
 
 class LookNow(_Message, frozen=True, kw_only=True, tag="look_now"):
@@ -187,7 +214,7 @@ class EndCheck(_Message, frozen=True, kw_only=True, tag="end_check"):
     """Nothing of a check is to be left."""
 
 
-Up = ev.Event | Serving | Raw | Loaded | Checks | CheckAnswer | Looked
+Up = ev.Event | Serving | Raw | Loaded | Checks | CheckpointSet | CheckAnswer | Looked
 Down = (
     Start
     | Stop
@@ -198,6 +225,7 @@ Down = (
     | SetBase
     | AskChecks
     | SetCheckpoint
+    | WithdrawCheckpoint
     | CheckStep
     | EndCheck
     | LookNow
