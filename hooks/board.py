@@ -85,6 +85,8 @@ class Field(IntEnum):
     SPENT_GC_NS = 37
     SPENT_TAIL = 38
     """SPENT_STEPS once more; another number while these six are being written."""
+    JOINT_SEQ = 39
+    """GROUP_SEQ, of process groups with ranks on other nodes only."""
 
 
 class Milestone(IntEnum):

@@ -106,6 +106,7 @@ class Heart:
             self._rank.gc_policy.on_beat(now_ns)
         seqs = {} if self._rank.is_ended else read_group_seqs()
         total = sum(seqs.values())
+        words[Field.JOINT_SEQ] = sum(seqs.get(name, 0) for name in find_joint_groups()) if seqs else 0
         if total > self._group_seq and words[Field.PROGRESS_NS] < now_ns:
             words[Field.PROGRESS_NS] = now_ns
         self._group_seq = total
@@ -184,3 +185,16 @@ def read_group_seqs() -> dict[str, int]:
         except Exception:  # A group that is being destroyed, a backend that doesn't count.
             continue
     return seqs
+
+
+def find_joint_groups() -> set[str]:
+    """Names of torch's process groups that ranks of other nodes belong to, too. torchrun numbers a node's in a row."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(c10d, "_world", None)
+    try:
+        first = int(os.environ["RANK"]) - int(os.environ["LOCAL_RANK"])
+        here = range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+        members = dict(getattr(world, "pg_group_ranks", {}))
+        return {str(group.group_name) for group, ranks in members.items() if any(rank not in here for rank in ranks)}
+    except Exception:  # Variables that a script has changed, a group that is being made or destroyed.
+        return set()

@@ -171,6 +171,7 @@ class Sampler:
             heart_s=at_ns(words[Field.HEART_NS]),
             in_save_since_s=at_ns(words[Field.SAVE_SINCE_NS]),
             waits_since_s=at_ns(waits_since_ns(words, time.monotonic_ns())),
+            joint=words[Field.JOINT_SEQ],
         )
 
     def _key(self, report: RankReport, now_s: float) -> tuple[object, ...]:
@@ -179,6 +180,7 @@ class Sampler:
             "" if report.state in _ORDINARY else report.state,
             report.progress_s,
             report.progress,
+            report.joint,
             report.step,
             report.milestones,
             report.phase,

@@ -27,9 +27,9 @@ from guardrun.supervisor.coordinator.asking import NodeAsking
 from guardrun.supervisor.coordinator.facts import compared_versions
 from guardrun.supervisor.coordinator.headless import Headless, Seen
 from guardrun.supervisor.coordinator.introduce import IntroductionError, introduce
-from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThere, read_join_file
+from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThere, find_join_file
 from guardrun.supervisor.coordinator.keys import KeyPair
-from guardrun.supervisor.coordinator.lease import Stillness
+from guardrun.supervisor.coordinator.lease import STILL_S, Stillness, boot_s
 from guardrun.supervisor.coordinator.link import Head, Link
 from guardrun.supervisor.coordinator.orphaned import begin_rescue, may_rescue
 from guardrun.supervisor.coordinator.probing import About, NodeChecks, wall_base_s
@@ -70,11 +70,15 @@ class Deputy(Station):
         self._is_stopping = False
         self._asking = NodeAsking()
         self._still = Stillness()
+        self._may_stand_s, self._reported_s = STILL_S, boot_s()
+        """How long the ranks may stand still, as far as the head knows; when they were last reported."""
         self._progress_s = time.monotonic()
         self._reread_s = 0.0
         self._began_s = time.monotonic()
         settings = run.settings
-        self._headless = Headless(fleet.join_file, settings.join_timeout_s, settings.head_gone_s, self._began_s)
+        self._headless = Headless(
+            fleet.join_file, settings.join_timeout_s, settings.head_gone_s, self._began_s, fleet.awaited
+        )
         self._has_join_file = True
         self._versions = compared_versions()
         self._is_meeting = False
@@ -151,6 +155,11 @@ class Deputy(Station):
             assert self._poller is not None
             self._link.read(dict(self._poller.poll(100)))
 
+    def give_up_launcher(self) -> None:
+        """Ends with it; once it goes on, it starts the next deputy, which joins again."""
+        self._farewell_by_s = time.monotonic() + FAREWELL_S
+        self.is_over = self._link is None
+
     def close(self) -> None:
         self._checks.end()
         if self._link is not None:
@@ -163,6 +172,7 @@ class Deputy(Station):
         if isinstance(event, ev.AttemptStarted):
             self._attempt, self._is_stopping = event.attempt, False
             self._still, self._progress_s = Stillness(), time.monotonic()
+            self._may_stand_s = STILL_S
             self._headless.began()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
@@ -187,7 +197,7 @@ class Deputy(Station):
             self._tell(answered)
 
     def _note_progress(self, report: ev.NodeReport) -> None:
-        now = time.monotonic()
+        now, self._reported_s = time.monotonic(), boot_s()
         if self._still.note(report.ranks, now):
             newest_s = max(rank.progress_s for rank in report.ranks)
             self._progress_s = max(self._progress_s, now - max(0.0, self.clock.now() - newest_s))
@@ -226,7 +236,7 @@ class Deputy(Station):
             self._meet(*self._fleet.meet)
             return
         try:
-            join = read_join_file(Path(self._fleet.join_file))
+            join = find_join_file(Path(self._fleet.join_file), self._fleet.names)
         except NotThere:
             # Nor is it gone where the whole folder is.
             self._has_join_file = not Path(self._fleet.join_file).parent.is_dir()
@@ -421,14 +431,16 @@ class Deputy(Station):
         """Neither contact nor progress: the job may go on without this node, so nothing of it may live on here."""
         if self._attempt < 0 or self._is_stopping:
             return
+        if self._link is not None and self._link.lease.has_answer_to(self._reported_s):
+            self._may_stand_s = self._still.limit_s
         lost_s, still_s = self._contact_lost_s(now), now - self._progress_s
-        if lost_s <= 0 or still_s < self._still.limit_s:
+        if lost_s <= 0 or still_s < self._may_stand_s:
             return
         self._is_stopping = True
         log.warning("lease_over", contact_lost_s=round(lost_s, 1), still_s=round(still_s, 1))
         self.terminal.say(
-            f"{self.run_file.node} has had no contact with the head for {self._fleet.term_s + lost_s:.0f} s, and no "
-            f"progress for {still_s:.0f} s: ending its ranks",
+            f"{self.run_file.node} has had no contact with the head for {self._fleet.term_s + lost_s:.0f} s, and its "
+            f"ranks have done nothing with those of other nodes for {still_s:.0f} s: ending them",
             "warn",
         )
         self.send(wire.Stop(attempt=self._attempt, grace_s=0.0))

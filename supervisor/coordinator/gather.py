@@ -30,6 +30,12 @@ WAY_S = 3.0
 """Beyond a look's own limit."""
 SETTLE_S = 2.0
 """The engine gives a node up first; then it is told that an attempt has started without it."""
+START_LIMIT_S = 180.0
+"""A node that is heard, and has neither started its ranks nor said why not, is waited for so long after the last that
+did: more than its deputy waits for its launcher (supervisor/outstanding.py)."""
+STOP_LIMIT_S = 60.0
+"""Likewise one that has not said that its ranks have ended, beyond GRACES times the grace."""
+GRACES = 2
 END_MARGIN_S = 3.0
 """What a node needs to end its ranks by SIGKILL once its lease is over."""
 _OF_RANKS = (
@@ -73,8 +79,14 @@ class _Attempt:
     """The engine has had AttemptStarted."""
     held: list[ev.Event] = field(default_factory=list)
     store: tuple[str, int] | None = None
+    start_moved_s: float | None = None
+    """When the last node answered the order to start, or from when on they could; None: not seen by a tick yet."""
+    overdue: dict[str, str] = field(default_factory=dict)
+    """Nodes whose answer to the order to start is not waited for any more; they may have ranks."""
     grace_s: float | None = None
     """Not None: it is being stopped."""
+    stop_s: float | None = None
+    """Since when, likewise."""
     stopped: dict[str, ev.AttemptStopped] = field(default_factory=dict)
     last_stopped_s: float = 0.0
     since_s: float = 0.0
@@ -135,6 +147,7 @@ class Gather:
         order = ac.StartAttempt(attempt=attempt, nodes=list(by_node))
         self._attempt = _Attempt(order, [*firsts, total], is_told=True, since_s=now_s, last_stopped_s=now_s)
         for node, group in by_node.items():
+            self._attempt.still[node] = Stillness(is_partial=True)
             self._attempt.started[node] = ev.AttemptStarted(attempt=attempt, ranks=group)
 
     def stop(self, order: ac.StopAttempt) -> None:
@@ -192,6 +205,7 @@ class Gather:
         if current is None or current.order.attempt != attempt:
             return
         current.store = (address, port)
+        current.start_moved_s = None
         self._order_start(current, current.order.nodes[1:])
 
     def joined(self, node: str, attempt: int, now_s: float, is_new: bool = True) -> None:
@@ -236,6 +250,8 @@ class Gather:
         if isinstance(event, ev.AttemptStarted | ev.AttemptNotStarted | ev.AttemptStopped):
             if current is None or event.attempt != number or node not in current.places:
                 return []
+            if not isinstance(event, ev.AttemptStopped):
+                current.start_moved_s = now_s
             if isinstance(event, ev.AttemptStarted):
                 current.started[node] = event
             elif isinstance(event, ev.AttemptNotStarted):
@@ -312,13 +328,22 @@ class Gather:
 
     def _try_told(self, current: _Attempt, now_s: float) -> list[ev.Event]:
         nodes = current.order.nodes
+        if current.start_moved_s is None:
+            current.start_moved_s = now_s
         current.first_unstarted = _first_not_in(nodes, current.first_unstarted, current.started, current.refused)
-        if current.first_unstarted < len(nodes) and not self._is_given_up(nodes[current.first_unstarted], now_s):
+        is_late = now_s >= current.start_moved_s + START_LIMIT_S
+        first = nodes[current.first_unstarted] if current.first_unstarted < len(nodes) else ""
+        # Without the node that was to serve the store nobody else can start.
+        is_in_vain = current.store is None and nodes[0] in current.refused
+        if first and not is_late and not is_in_vain and not self._is_given_up(first, now_s):
             return []
         missing = [node for node in nodes if node not in current.started and node not in current.refused]
         awaited = [node for node in missing if not self._is_given_up(node, now_s)]
-        # Without the node that was to serve the store nobody else can start.
-        is_in_vain = nodes[0] in missing and nodes[0] not in awaited and current.store is None
+        if is_late:
+            said = f"no answer to the order to start for {now_s - current.start_moved_s:.0f} s"
+            current.overdue |= {node: said for node in awaited if node in current.ordered}
+            awaited = [node for node in awaited if node not in current.ordered]
+        is_in_vain = is_in_vain or (nodes[0] in missing and nodes[0] not in awaited and current.store is None)
         if awaited and not is_in_vain:
             return []
         if not current.started and current.refused:
@@ -331,7 +356,7 @@ class Gather:
         held, current.held = current.held, []
         left: list[ev.Event] = [
             ev.NodeLeft(node=node, why=f"it could not start its ranks: {why}", is_unfit=True)
-            for node, why in current.refused.items()
+            for node, why in (current.refused | current.overdue).items()
         ]
         return [started, *left, *held]
 
@@ -345,19 +370,24 @@ class Gather:
     def _try_over(self, current: _Attempt, now_s: float) -> list[ev.Event]:
         """Nothing of the attempt is alive on any node, as far as that can be known."""
         nodes = current.order.nodes
+        if current.grace_s is not None and current.stop_s is None:
+            current.stop_s = now_s
         current.first_unstopped = _first_not_in(nodes, current.first_unstopped, current.stopped, current.refused)
         node = nodes[current.first_unstopped] if current.first_unstopped < len(nodes) else ""
         is_begun = node in current.ordered or node in current.started
-        if is_begun and node in self._heard_s and node not in self._silent:
+        is_late = self._is_stop_late(current, now_s)
+        if is_begun and not is_late and self._is_heard(node):
             return []
         begun = [node for node in current.order.nodes if node in current.ordered or node in current.started]
         waiting = [node for node in begun if node not in current.stopped and node not in current.refused]
         if current.grace_s is None and waiting:
             return []
+        if is_late and (deaf := [node for node in waiting if self._is_heard(node)]):
+            return self._leave_out(current, deaf, now_s)
         for node in waiting:
-            if node in self._heard_s and node not in self._silent:
+            if self._is_heard(node):
                 return []
-            # The others' end is the end of its progress; without contact or progress it ends its ranks itself.
+            # The others' end is the end of what it does with them; without contact or that it ends its ranks itself.
             heard_s = self._heard_s.get(node, current.since_s)
             gone_s = max(heard_s + head_term_s(self._term_s), current.last_stopped_s + current.still[node].limit_s)
             if now_s < gone_s + END_MARGIN_S:
@@ -373,6 +403,26 @@ class Gather:
                 took_s=max((part.took_s for part in parts), default=0.0),
             )
         ]
+
+    def _is_heard(self, node: str) -> bool:
+        return node in self._heard_s and node not in self._silent
+
+    def _is_stop_late(self, current: _Attempt, now_s: float) -> bool:
+        """Whoever is heard, and has not said by now that its ranks have ended, will not."""
+        if current.grace_s is None or current.stop_s is None:
+            return False
+        return now_s >= max(current.stop_s, current.last_stopped_s) + GRACES * current.grace_s + STOP_LIMIT_S
+
+    def _leave_out(self, current: _Attempt, nodes: list[str], now_s: float) -> list[ev.Event]:
+        """Go on without nodes that do not say that their ranks have ended."""
+        assert current.stop_s is not None
+        why = f"it is there, but has not said for {now_s - current.stop_s:.0f} s that its ranks have ended"
+        number = current.order.attempt
+        for node in nodes:
+            current.stopped[node] = ev.AttemptStopped(attempt=number, exitcodes={}, stopped_by_us=[])
+            self.orders.append((node, Stop(attempt=number, grace_s=0.0)))
+        left: list[ev.Event] = [ev.NodeLeft(node=node, why=why, is_unfit=True) for node in nodes]
+        return left + self._try_over(current, now_s)
 
     def _answered(
         self,

@@ -44,8 +44,8 @@ off by 100 ppm at most."""
 
 
 STILL_S = 5.0
-"""A node whose lease is over keeps its ranks while they advance, and so long after that: without contact it cannot know
-whether the others are gone, and their end is the end of its progress. The head waits as long after their end."""
+"""A node whose lease is over keeps its ranks while they advance with others, and so long after that: without contact
+it cannot know whether those are gone, and their end is the end of such progress. The head waits as long after it."""
 
 
 MOST_STILL_S = 60.0
@@ -60,13 +60,15 @@ class Stillness:
     """How long a node's ranks may stand still before that counts as no progress: STILL_S, longer where steps are long.
 
     The node and the head follow the same reports, so that what the node allows itself, the head waits for. What counts
-    is steps, where there are any: a node that does something by itself (an evaluation) while the others wait for it has
-    no part in what they have decided meanwhile.
+    is what ranks do together with those of other nodes (RankReport.joint): it ends when the others have been stopped.
+    What a node does by itself, an evaluation, steps between two exchanges, or all that it does where nothing is seen to
+    tie it to others, could go on for ever beside the next attempt.
     """
 
-    def __init__(self) -> None:
-        self._steps: dict[int, int] = {}
-        self._progress: dict[int, int] = {}
+    def __init__(self, is_partial: bool = False) -> None:
+        """is_partial: the ranks have been followed by others before, whose limit is not known."""
+        self._is_partial = is_partial
+        self._joint: dict[int, int] = {}
         self._gaps_s: deque[float] = deque(maxlen=KEPT)
         self._has_steps = False
         self._advances = 0
@@ -74,18 +76,17 @@ class Stillness:
 
     def note(self, ranks: Iterable[RankReport], now_s: float) -> bool:
         """Take a report in; whether it shows that the ranks have advanced. now_s: of any one clock."""
-        has_stepped = has_moved = False
+        has_moved = has_steps = False
         for rank in ranks:
             number = rank.global_rank
-            has_stepped = has_stepped or rank.step > self._steps.get(number, 0)
-            has_moved = has_moved or rank.progress > self._progress.get(number, 0)
-            self._steps[number], self._progress[number] = rank.step, rank.progress
-        has_steps = any(self._steps.values())
-        if not (has_stepped if has_steps else has_moved):
-            return False
-        if has_steps and not self._has_steps:
+            has_moved = has_moved or rank.joint > self._joint.get(number, 0)
+            has_steps = has_steps or rank.step > 0
+            self._joint[number] = rank.joint
+        if has_steps and not self._has_steps:  # what came before was the start
             self._has_steps, self._advances = True, 0
             self._gaps_s.clear()
+        if not has_moved:
+            return False
         if self._advances >= START:
             self._gaps_s.append(now_s - self._at_s)
         self._advances += 1
@@ -95,6 +96,8 @@ class Stillness:
     @property
     def limit_s(self) -> float:
         """So long without progress is none."""
+        if self._is_partial and len(self._gaps_s) < KEPT:
+            return MOST_STILL_S
         return max(STILL_S, min(STEPS * max(self._gaps_s, default=0.0), MOST_STILL_S))
 
 
@@ -128,6 +131,10 @@ class NodeLease:
     def is_held(self, now_s: float) -> bool:
         """Whether ranks may run."""
         return self._answered_s is not None and now_s < self._answered_s + self.term_s
+
+    def has_answer_to(self, sent_s: float) -> bool:
+        """Whether what was sent at sent_s has arrived."""
+        return self._answered_s is not None and self._answered_s >= sent_s
 
     def contact_lost_s(self, now_s: float) -> float:
         """How long ago the lease ended; 0 while it is held, and before there was one."""

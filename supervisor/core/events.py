@@ -82,6 +82,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Too few nodes for so long: the run ends unfinished."""
     head_gone_s: float = 60.0
     """A node whose lease is over waits so long for a head, then ends: for a new guardrun there, or a requeue."""
+    ends_alone: bool = False
+    """A node without contact goes on only while its ranks do something with those of others. False: while they do
+    anything, in journals from before."""
     check_nodes: str = "off"
     """Several nodes are tried together before they train: off, quick, full."""
 
@@ -186,6 +189,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Time in collections so far; by itself no reason for a report."""
     spent: Spent | None = None
     """Every ten seconds or so; by itself no reason for a report."""
+    joint: int = 0
+    """Collectives that ranks of other nodes have part in, by torch's count."""
 
 
 class NodeReport(_Event, frozen=True, kw_only=True, tag="node_report"):
@@ -435,6 +440,13 @@ class NotIsolated(_Event, frozen=True, kw_only=True, tag="not_isolated"):
     why: str
 
 
+class IsolationSettled(_Event, frozen=True, kw_only=True, tag="isolation_settled"):
+    """All that isolating a node takes has been done, or refused for good: nothing of it is to be tried again."""
+
+    node: str
+    incident: str
+
+
 class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where earlier runs in the same run folder had incidents."""
 
@@ -513,6 +525,8 @@ class Requeued(_Event, frozen=True, kw_only=True, tag="requeued"):
 
     is_done: bool
     why: str = ""
+    is_silent: bool = False
+    """The scheduler did not answer, to the end: somebody else may ask it later."""
 
 
 class Ticked(_Event, frozen=True, kw_only=True, tag="ticked"):
@@ -544,6 +558,7 @@ Event = (
     | NodeLeft
     | NodesChecked
     | NotIsolated
+    | IsolationSettled
     | HooksMissing
     | PastRead
     | HoldSet

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.core import checking
+from guardrun.supervisor.core import checking, requeues, waiting
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Action, Requeue, Say
+from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.blame import isolation
-from guardrun.supervisor.core.endings import finish, summary
+from guardrun.supervisor.core.endings import finish
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.incidents import open_incident, write
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Fleet, Member, Standing, first_ranks, missing_words, place
-from guardrun.supervisor.core.orders import ANSWER_S, start, stop_for
+from guardrun.supervisor.core.orders import start, stop_for
 from guardrun.supervisor.core.policy import go_on
 from guardrun.supervisor.core.state import Attempt, State, silence_began_s
 
@@ -114,8 +114,9 @@ def due_s(state: State) -> float | None:
     if state.phase is Phase.GATHERING:
         waits_s = [state.settings.last_call_s, state.settings.join_timeout_s]
         times += [fleet.since_s + w for w in waits_s if fleet.since_s + w > state.last_s]
+        times += [fleet.say_s] if fleet.say_s and not fleet.requeue_s else []
         if fleet.requeue_s:
-            times.append(fleet.requeue_s + ANSWER_S)
+            times.append(_answer_s(fleet))
         elif state.last_s >= fleet.since_s + state.settings.join_timeout_s:
             times.append(state.last_s)
     return min(times, default=None)
@@ -128,6 +129,8 @@ def _lost_s(state: State, member: Member) -> float:
     attempt = state.attempt
     if attempt is None or state.phase is not Phase.RUNNING or not _trains(state, member):
         return at_s
+    if state.settings.ends_alone and member.node not in attempt.tied:
+        return at_s  # the others' progress says nothing of its ranks, and without contact it has ended them
     # Ranks that advance together all live; only once they have stood still, it may be this node.
     still_s = min(patience_s, DROPPED_S)
     if not member.is_dropped:
@@ -164,6 +167,8 @@ def on_tick(state: State, now_s: float) -> list[Action]:
         actions += try_start(state, now_s)
     if state.phase is Phase.GATHERING:
         actions += _wait_on(state, fleet, now_s)
+    if state.phase is Phase.GATHERING:
+        actions += waiting.remind(state, fleet, now_s)
     return actions
 
 
@@ -172,7 +177,10 @@ def _wait_on(state: State, fleet: Fleet, now_s: float) -> list[Action]:
     waited_s = now_s - fleet.since_s
     reason = f"too few nodes for {waited_s:.0f} s: {missing_words(fleet)}"
     if fleet.requeue_s:
-        return _give_up(state, f"{reason}; no answer of the scheduler's", now_s) if _is_unanswered(fleet, now_s) else []
+        if now_s < _answer_s(fleet):
+            return []
+        state.requeue = "unanswered"
+        return _give_up(state, f"{reason}; no answer of the scheduler's", now_s)
     is_over = waited_s >= state.settings.join_timeout_s
     may_requeue = state.notice.may_requeue and state.settings.is_named and state.settings.requeue != "never"
     if may_requeue and state.attempt is not None and (is_over or waited_s >= state.settings.last_call_s):
@@ -180,12 +188,13 @@ def _wait_on(state: State, fleet: Fleet, now_s: float) -> list[Action]:
         state.outcome, state.exit_code, state.give_up_reason = "interrupted", 1, reason
         gone = sorted(m.node for m in fleet.members.values() if m.standing in (Standing.OUT, Standing.LOST))
         said = Say(text=f"{reason}: the job is requeued, to get others", level="warn")
-        return [said, Requeue(exclude=gone, summary=summary(state, now_s))]
+        return [said, requeues.requeue(state, gone, now_s + requeues.PATIENCE_S, now_s)]
     return _give_up(state, reason, now_s) if is_over else []
 
 
-def _is_unanswered(fleet: Fleet, now_s: float) -> bool:
-    return now_s >= fleet.requeue_s + ANSWER_S
+def _answer_s(fleet: Fleet) -> float:
+    """When the scheduler's answer is not waited for any more."""
+    return fleet.requeue_s + requeues.PATIENCE_S + requeues.ANSWER_S
 
 
 def _give_up(state: State, reason: str, now_s: float) -> list[Action]:
@@ -197,6 +206,7 @@ def on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
     fleet = state.fleet
     if fleet is None or not fleet.requeue_s:
         return []
+    requeues.note_answer(state, event)
     if event.is_done:
         return finish(state, "interrupted", 1, state.give_up_reason, now_s)
     return _give_up(state, f"{state.give_up_reason}; the job could not be requeued: {event.why}", now_s)
@@ -221,7 +231,7 @@ def lost_meanwhile(state: State, now_s: float) -> list[Action]:
     fleet = state.fleet
     for node in fleet.placed if fleet is not None else []:
         member = _member(state, node)
-        if member is not None and member.standing in (Standing.LOST, Standing.LEFT):
+        if member is not None and member.standing in (Standing.LOST, Standing.LEFT, Standing.OUT):
             return _lose(state, member, now_s)
     return []
 
@@ -280,9 +290,7 @@ def launch(state: State, now_s: float) -> list[Action]:
     fleet.since_s, fleet.requeue_s = now_s, 0.0
     checking.expect(state, fleet)
     actions = try_start(state, now_s)
-    if state.phase is Phase.GATHERING and state.attempt is not None:
-        actions.append(Say(text=f"waiting for nodes: {missing_words(fleet)}", level="warn"))
-    return actions
+    return actions + waiting.begin(state, fleet, now_s) if state.phase is Phase.GATHERING else actions
 
 
 def try_start(state: State, now_s: float) -> list[Action]:

@@ -149,6 +149,8 @@ class Nodes(msgspec.Struct, kw_only=True):
     """Per global rank."""
     isolated: dict[str, str] = {}
     """Node → the incident for which it was put under quarantine."""
+    unsettled: dict[str, str] = {}
+    """Node → the incident for which it is being isolated: not known yet to be done."""
     next_s: float = 0.0
     """Findings are not held against training again before this, however many nodes report meanwhile."""
 
@@ -169,6 +171,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     """Ranks in a garbage collection → since when."""
     collected_s: dict[int, float] = {}
     """Ranks that have been seen in one → when it was seen to be over."""
+    tied: set[str] = set()
+    """Nodes whose ranks have been seen to have part in something with those of other nodes."""
     waiting: dict[int, float] = {}
     """Ranks in one and the same collective, or waiting for one batch, for seconds → since when."""
     next_quick_s: float = 0.0
@@ -263,6 +267,8 @@ class State(msgspec.Struct, kw_only=True):
     outcome: str = "running"
     give_up_reason: str = ""
     exit_code: int = 0
+    requeue: str = ""
+    """asked, done, refused, unanswered (nobody knows; to be asked for again); empty: it was not wanted."""
     checkpoint: Checkpoint | None = None
     """The one the next, or current, attempt resumes from."""
     notes: list[str] = []

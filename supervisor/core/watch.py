@@ -78,6 +78,8 @@ def _take_report(attempt: Attempt, rank: RankState, report: ev.RankReport, now_s
             attempt.waiting[number] = report.waits_since_s
         else:
             attempt.waiting.pop(number, None)
+    if report.joint:
+        attempt.tied.add(rank.rank.node)
     rank.milestones = report.milestones
     rank.phase = report.phase
     rank.step = max(rank.step, report.step)

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.coordinator.gather import END_MARGIN_S, EXITS_S, SETTLE_S, SILENT_S, Gather
-from guardrun.supervisor.coordinator.lease import STILL_S
+from guardrun.supervisor.coordinator.gather import (
+    END_MARGIN_S,
+    EXITS_S,
+    GRACES,
+    SETTLE_S,
+    SILENT_S,
+    START_LIMIT_S,
+    STOP_LIMIT_S,
+    Gather,
+)
+from guardrun.supervisor.coordinator.lease import MOST_STILL_S, STILL_S
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.fleet import DROPPED_S
@@ -143,10 +152,67 @@ def test_a_node_that_cannot_start_leaves_the_others_to_be_stopped() -> None:
 def test_where_nobody_can_start_the_reasons_are_told() -> None:
     job = Job(["a", "b"])
     job.order()
-    job.tell("a", ev.AttemptNotStarted(attempt=0, error="no ports"))
+    job.gather.serving(0, "10.0.0.1", 4000)
+    job.tell("a", ev.AttemptNotStarted(attempt=0, error="no files"))
     assert not job.events
     job.tell("b", ev.AttemptNotStarted(attempt=0, error="no memory"))
-    assert job.events == [ev.AttemptNotStarted(attempt=0, error="a: no ports; b: no memory")]
+    assert job.events == [ev.AttemptNotStarted(attempt=0, error="a: no files; b: no memory")]
+
+
+def test_where_the_store_cannot_be_served_nobody_else_is_waited_for() -> None:
+    job = Job(["a", "b"])
+    job.order()
+    job.tell("a", ev.AttemptNotStarted(attempt=0, error="no ports"))
+    assert job.events == [ev.AttemptNotStarted(attempt=0, error="a: no ports")]
+
+
+@pytest.mark.parametrize("deaf", ["a", "c"])
+def test_a_node_that_is_heard_but_does_not_start_is_left_out_in_the_end(deaf: str) -> None:
+    job = Job()
+    job.order()
+    if deaf != "a":
+        job.gather.serving(0, "10.0.0.1", 4000)
+        job.starts("a")
+        job.pass_s(START_LIMIT_S - 10.0, *NODES)
+        job.starts("b")  # one after the other is no standstill
+    job.pass_s(START_LIMIT_S - 1.0, *NODES)
+    assert not job.events
+    job.pass_s(2.0, *NODES)
+    started, left = job.events
+    assert isinstance(started, ev.AttemptStarted)
+    assert {rank.node for rank in started.ranks} == (set() if deaf == "a" else {"a", "b"})
+    assert left == ev.NodeLeft(
+        node=deaf, why="it could not start its ranks: no answer to the order to start for 180 s", is_unfit=True
+    )
+    job.starts(deaf)  # after all: it has ranks, whose end is waited for
+    job.stop()
+    for node in set(NODES) - {deaf}:
+        job.stops(node)
+    job.pass_s(30.0, *NODES)
+    assert not job.told(ev.AttemptStopped)
+    job.stops(deaf)
+    assert job.told(ev.AttemptStopped)
+
+
+def test_a_node_that_is_heard_but_does_not_stop_is_left_out_in_the_end() -> None:
+    job = Job().running()
+    job.stop()
+    job.pass_s(50.0, *NODES)
+    job.stops("a")
+    job.stops("b")
+    job.orders()
+    limit_s = GRACES * 3.0 + STOP_LIMIT_S
+    job.pass_s(limit_s - 1.0, *NODES)
+    assert not job.told(ev.AttemptStopped)
+    job.stop()  # ordered again: that is no reason to wait longer
+    job.orders()
+    job.pass_s(2.0, *NODES)
+    [left] = job.told(ev.NodeLeft)
+    assert isinstance(left, ev.NodeLeft)
+    assert (left.node, left.is_unfit) == ("c", True)
+    assert left.why == "it is there, but has not said for 116 s that its ranks have ended"
+    assert isinstance(job.events[-1], ev.AttemptStopped)
+    assert job.orders() == [("c", Stop(attempt=0, grace_s=0.0))]
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])
@@ -347,9 +413,10 @@ def test_a_head_that_was_started_anew_waits_for_leases_from_its_own_start_on() -
     assert job.ordered(Stop) == NODES
     job.stops("a")
     job.stops("b")
-    job.pass_s(TERM_S + END_MARGIN_S, "a", "b")  # c has not been heard by this one
+    # c has not been heard by this one, which does not know how long its steps are.
+    job.pass_s(MOST_STILL_S + END_MARGIN_S - 0.5, "a", "b")
     assert not job.told(ev.AttemptStopped)
-    job.pass_s(0.5, "a", "b")
+    job.pass_s(1.0, "a", "b")
     assert job.told(ev.AttemptStopped)
     assert not job.told(ev.AttemptStarted)
 

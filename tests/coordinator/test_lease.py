@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from guardrun.supervisor.coordinator.lease import (
     CLOCK_RATE,
+    KEPT,
     MOST_STILL_S,
     STEPS,
     STILL_S,
@@ -110,8 +111,8 @@ def test_the_nodes_clock_goes_on() -> None:
 # Standing still -------------------------------------------------------------------------------------------
 
 
-def moved(step: int, progress: int) -> list[RankReport]:
-    return [RankReport(global_rank=0, step=step, progress=progress)]
+def moved(step: int, joint: int, progress: int = 0) -> list[RankReport]:
+    return [RankReport(global_rank=0, step=step, joint=joint, progress=progress)]
 
 
 def test_a_node_with_long_steps_may_stand_still_for_longer() -> None:
@@ -144,9 +145,18 @@ def test_what_a_start_takes_is_not_what_steps_take() -> None:
 
 
 def test_what_a_node_does_by_itself_is_no_progress_of_the_job() -> None:
-    """An evaluation while the others wait: batches, but no step. Without any steps, whatever advances counts."""
+    """An evaluation while the others wait, steps between two exchanges: nothing of it ends with the others."""
     still = Stillness()
     assert still.note(moved(1, 5), 1.0)
-    assert not still.note(moved(1, 50), 2.0)
-    alone = Stillness()
-    assert alone.note(moved(0, 5), 1.0) and alone.note(moved(0, 6), 2.0) and not alone.note(moved(0, 6), 3.0)
+    assert not still.note(moved(1, 5, progress=50), 2.0)
+    assert not still.note(moved(2, 5, progress=51), 3.0)
+    assert still.note(moved(2, 6), 4.0)
+
+
+def test_who_begins_in_the_middle_allows_for_what_it_has_not_seen() -> None:
+    still = Stillness(is_partial=True)
+    for number in range(1, KEPT + 2):
+        still.note(moved(1, number), float(number))
+        assert still.limit_s == MOST_STILL_S
+    still.note(moved(1, KEPT + 2), KEPT + 2.0)
+    assert still.limit_s == STILL_S

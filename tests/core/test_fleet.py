@@ -182,6 +182,20 @@ def test_a_job_that_advances_has_all_its_nodes(told: Told) -> None:
     assert told.state.fleet is not None and not told.state.fleet.silent
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_what_others_do_says_nothing_of_a_node_that_has_no_part_in_it(told: Told, is_tied: bool) -> None:
+    """It has ended its ranks by then: nothing tells it that the next attempt has not begun."""
+    running(told, ends_alone=True)
+    report = ev.RankReport(global_rank=2, progress_s=2.5, progress=9, step=1, joint=7 if is_tied else 0)
+    told.tell(ev.NodeReport(node="n1", attempt=0, ranks=[report]), 2.6)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    for at_s in range(9, 40):
+        told.step(at_s, float(at_s), range(2))
+        while (due_s := told.engine.next_deadline_s()) is not None and due_s <= at_s:
+            told.tick()
+    assert [i.cause for i in told.state.incidents.values()] == ([] if is_tied else ["node_lost"])
+
+
 def test_a_job_with_long_steps_advances_too(told: Told) -> None:
     """Between two of its steps nobody has stood still."""
     running(told)
