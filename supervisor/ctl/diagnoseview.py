@@ -11,12 +11,14 @@ from rich.text import Text
 from guardrun.supervisor.core.actions import ranks_of
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.core.pairs import names
 from guardrun.supervisor.core.stacks import stacks_of
 from guardrun.supervisor.ctl.incidentview import incidents_view
 from guardrun.supervisor.ctl.output import Output, clean
 from guardrun.supervisor.ctl.stackview import print_stacks
 from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.render.evidence import tracebacks
+from guardrun.supervisor.render.words import place_words
 
 _STYLES = {
     an.HEALTHY: "green",
@@ -62,7 +64,7 @@ def _head(diagnosis: an.Diagnosis) -> Text:
         f"{diagnosis.kind} {diagnosis.cause}" if diagnosis.cause and diagnosis.verdict != an.HANG else "",
         diagnosis.cause if diagnosis.cause and diagnosis.verdict == an.HANG else "",
         f"{diagnosis.confidence:.0%} sure",
-        _target_words(diagnosis.target),
+        _target_words(diagnosis),
     ]
     text.append("".join(f" · {clean(fact)}" for fact in facts if fact))
     text.append("\n")
@@ -72,13 +74,19 @@ def _head(diagnosis: an.Diagnosis) -> Text:
     return text
 
 
-def _target_words(target: an.Target) -> str:
+def _target_words(diagnosis: an.Diagnosis) -> str:
+    target = diagnosis.target
     size = f"{target.world_size} ranks" if target.world_size and target.world_size > 1 else "1 rank"
     if target.kind == "run":
         attempt = "" if target.attempt is None else f", attempt {target.attempt}"
-        return f"run {target.run_id}{attempt}, {size} on {target.node}"
+        where = place_words(target.node, _nodes(diagnosis.ranks))
+        return f"run {target.run_id}{attempt}, {size} on {where}"
     pids = ", ".join(map(str, target.pids[:4])) + (" …" if len(target.pids) > 4 else "")
     return f"process{'es' if len(target.pids) > 1 else ''} {pids}, world size {target.world_size}, on {target.node}"
+
+
+def _nodes(lines: list[an.RankLine]) -> list[str]:
+    return list(dict.fromkeys(line.node for line in lines))
 
 
 def _print_ranks(out: Output, diagnosis: an.Diagnosis) -> None:
@@ -86,16 +94,26 @@ def _print_ranks(out: Output, diagnosis: an.Diagnosis) -> None:
     if not groups:
         return
     rows, styles = [], []
+    has_nodes = len(_nodes(diagnosis.ranks)) > 1
     for group in groups:
         first = group[0]
         cpu = "" if first.cpu is None else f"{max(line.cpu or 0.0 for line in group):.0%}"
         step = _range([line.step for line in group if line.step is not None])
         pid = str(first.pid) if len(group) == 1 else ""
-        cells = [rank_list([line.rank for line in group]), pid, first.doing.replace("_", " "), first.at, cpu, step]
+        where = [names(_nodes(group))] if has_nodes else []
+        cells = [
+            rank_list([line.rank for line in group]),
+            *where,
+            pid,
+            first.doing.replace("_", " "),
+            first.at,
+            cpu,
+            step,
+        ]
         rows.append([*cells, first.reason])
         styles.append("red" if first.is_culprit else "")
     out.line()
-    headings = ("Rank", "PID", "Does", "Where", "CPU", "Step", "Why")
+    headings = ("Rank", *(["Node"] if has_nodes else []), "PID", "Does", "Where", "CPU", "Step", "Why")
     if out.console.width >= WIDE_COLUMNS:
         out.table(headings, rows, styles)
         return

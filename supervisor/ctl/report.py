@@ -104,6 +104,7 @@ def _data(run_dir: Path, run: RunFile, state: State, timeline: Timeline, node: s
         "run_id": run.run_id,
         "run_dir": str(run_dir),
         "node": run.node,
+        "nodes": _nodes(state),
         "command": run.command,
         "world_size": state.world_size or None,
         "is_alive": bool(alive) and found is None,
@@ -124,6 +125,12 @@ def _data(run_dir: Path, run: RunFile, state: State, timeline: Timeline, node: s
         "steps_redone": _steps_redone(attempts),
         "attempts": [_attempt(attempt, run.created_wall_s) for attempt in attempts],
     }
+
+
+def _nodes(state: State) -> list[str]:
+    """Of the last attempt's ranks, in their order."""
+    ranks = sorted(state.attempt.ranks.items()) if state.attempt is not None else []
+    return list(dict.fromkeys(rank.rank.node for _, rank in ranks))
 
 
 def _number(value: Any) -> float:

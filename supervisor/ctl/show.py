@@ -80,10 +80,16 @@ def _print(out: Output, record: dict[str, Any], is_full: bool) -> None:
     out.line(f"report: {Path(record['folder']) / 'report.html'}", "dim")
 
 
+def _culprit(culprit: dict[str, Any]) -> str:
+    if culprit["rank"] is None:
+        return str(culprit["node"])
+    return f"rank {culprit['rank']} on {culprit['node']}, pid {culprit['pid']}"
+
+
 def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
     resumed = record.get("resumed_from")
     nobody = "none named" + (f": {why}" if (why := (record.get("evidence") or {}).get("why_no_culprit")) else "")
-    culprits = "; ".join(map(ev.culprit_words, record.get("culprits", [])))
+    culprits = "; ".join(map(_culprit, record.get("culprits", [])))
     facts = [
         ("incident", f"{record.get('id')} of run {record.get('run_id')}, attempt {record.get('attempt')}"),
         ("cause", f"{record.get('kind')} {record.get('cause')}, {record.get('confidence', 0):.0%} sure"),

@@ -19,7 +19,7 @@ from guardrun.supervisor.ctl.output import Output, clean
 from guardrun.supervisor.ctl.record import read_incidents, recorded_status, short_incident
 from guardrun.supervisor.ctl.runs import find_run, guard_dir, is_alive, read_run
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb, add_run_argument
-from guardrun.supervisor.render.words import duration
+from guardrun.supervisor.render.words import duration, place_words
 
 MAX_RANK_ROWS = 64
 """With more ranks, those that look the same share a row."""
@@ -167,7 +167,7 @@ def _head(status: dict[str, Any]) -> Text:
 def _place(status: dict[str, Any]) -> str:
     nodes = status.get("nodes") or []
     if not nodes:
-        return str(status["node"])
+        return place_words(str(status["node"]), (str(rank["node"]) for rank in status["ranks"]))
     spares = sum(node["role"] == "spare" for node in nodes)
     waiting = f" ({spares} spare{'s' if spares != 1 else ''} waiting)" if spares else ""
     return f"{sum(node['role'] == 'trains' for node in nodes)} nodes{waiting}, head {status['node']}"

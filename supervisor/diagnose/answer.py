@@ -35,6 +35,7 @@ class Target(msgspec.Struct, kw_only=True):
     source: str
     """Who looked: supervisor (the run's own), guardctl (itself), directory (nobody: it is what the run left behind)."""
     node: str
+    """Of several the head."""
     world_size: int | None = None
     run_id: str | None = None
     run_dir: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from guardrun.supervisor.collect.pyspy import REFUSED
@@ -48,24 +49,33 @@ def _name(target: an.Target) -> str:
 
 def _of_culprits(diagnosis: an.Diagnosis) -> list[an.Next]:
     steps = []
-    doing = {line.pid: line.doing for line in diagnosis.ranks if REFUSED not in line.trouble}
+    doing = {(line.node, line.pid): line.doing for line in diagnosis.ranks if REFUSED not in line.trouble}
     for culprit in diagnosis.culprits[:MAX_PIDS]:
         if (pid := culprit.pid) is None:
             continue
-        if doing.get(pid) == Doing.STOPPED.value:
-            why = f"let rank {culprit.rank} go on, if nobody keeps it stopped on purpose"
-            steps.append(an.Next(command=["kill", "-CONT", str(pid)], why=why, changes=True))
-        elif doing.get(pid) == Doing.TRACED.value:
-            why = f"TracerPid there names the debugger that holds rank {culprit.rank}"
-            steps.append(an.Next(command=["grep", "TracerPid", f"/proc/{pid}/status"], why=why))
-        elif doing.get(pid) == Doing.IO_BLOCKED.value:
-            why = f"where in the kernel rank {culprit.rank} waits (as root)"
-            steps.append(an.Next(command=["sudo", "cat", f"/proc/{pid}/stack"], why=why))
-        elif doing.get(pid) not in (None, Doing.GONE.value):
-            why = f"rank {culprit.rank}'s C frames, too; pauses it for a moment"
-            command = ["py-spy", "dump", "--native", "--pid", str(pid)]
-            steps.append(an.Next(command=command, why=why))
+        found = _of_rank(culprit.rank, pid, doing.get((culprit.node, pid)))
+        if found is not None and culprit.node != diagnosis.target.node:
+            # The same number is another process here.
+            found.command, found.why = ["ssh", culprit.node, shlex.join(found.command)], f"{found.why} ({culprit.node})"
+        steps += [found] if found is not None else []
     return steps
+
+
+def _of_rank(rank: int | None, pid: int, doing: str | None) -> an.Next | None:
+    """On its node."""
+    if doing == Doing.STOPPED.value:
+        why = f"let rank {rank} go on, if nobody keeps it stopped on purpose"
+        return an.Next(command=["kill", "-CONT", str(pid)], why=why, changes=True)
+    if doing == Doing.TRACED.value:
+        why = f"TracerPid there names the debugger that holds rank {rank}"
+        return an.Next(command=["grep", "TracerPid", f"/proc/{pid}/status"], why=why)
+    if doing == Doing.IO_BLOCKED.value:
+        why = f"where in the kernel rank {rank} waits (as root)"
+        return an.Next(command=["sudo", "cat", f"/proc/{pid}/stack"], why=why)
+    if doing in (None, Doing.GONE.value):
+        return None
+    why = f"rank {rank}'s C frames, too; pauses it for a moment"
+    return an.Next(command=["py-spy", "dump", "--native", "--pid", str(pid)], why=why)
 
 
 def _of_incident(diagnosis: an.Diagnosis, run_id: str) -> list[an.Next]:

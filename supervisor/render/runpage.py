@@ -9,7 +9,7 @@ from urllib.parse import quote
 from guardrun.supervisor.render import evidence as ev
 from guardrun.supervisor.render import page, svg
 from guardrun.supervisor.render.story import Story, steps_html, strips_html
-from guardrun.supervisor.render.words import duration
+from guardrun.supervisor.render.words import duration, place_words
 
 MAX_ROWS = 500
 USES = {
@@ -30,7 +30,7 @@ def run_html(data: dict[str, Any], story: Story | None) -> str:
     return page.page(
         f"run {data['run_id']}: {data['outcome'] or data['state']}",
         [
-            page.paragraph(f"guardrun · run {data['run_id']} on {data['node']}", "where"),
+            page.paragraph(f"guardrun · run {data['run_id']} on {_place(data)}", "where"),
             f"<h1>{html.escape(headline(data))}</h1>",
             page.tags(_tags(data)),
             page.guarded_plain(lambda: _figures(data)),
@@ -157,10 +157,14 @@ def _attempts(attempts: list[dict[str, Any]]) -> str:
     return page.table(headings, rows, wide=("Ended by",))
 
 
+def _place(data: dict[str, Any]) -> str:
+    return place_words(data["node"], data.get("nodes") or [])
+
+
 def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("Run", data["run_id"]),
-        ("Node", data["node"]),
+        ("Node" if len(data.get("nodes") or []) < 2 else "Nodes", _place(data)),
         ("Ranks", str(data["world_size"] or "")),
         ("Command", " ".join(data["command"])),
         ("Folder", data["run_dir"]),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timezone
+
+from guardrun.supervisor.core.pairs import names
 
 
 def iso_time(wall_s: float) -> str:
@@ -27,3 +30,13 @@ def duration(seconds: float) -> str:
             rest = whole % size // smaller
             return f"{whole // size} {unit} {rest} {smaller_unit}" if rest else f"{whole // size} {unit}"
     return f"{whole} s"
+
+
+def place_words(head: str, nodes: Iterable[str]) -> str:
+    """Where a run is: `node-a`, or `3 nodes (n1, n2, n3), head n1`. nodes: of its ranks, in their order."""
+    known = list(dict.fromkeys(nodes))
+    if not known or known == [head]:
+        return head
+    if len(known) == 1:
+        return f"{known[0]}, head {head}"
+    return f"{len(known)} nodes ({names(known)}), head {head}"

@@ -7,7 +7,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,10 @@ def make_run(runs: Path, run_id: str, **changes: Any) -> tuple[Path, RunFile]:
     return run_dir, run
 
 
-def record_journal(run_dir: Path) -> None:
+def record_journal(run_dir: Path, nodes: Sequence[str] = (NODE, NODE)) -> None:
     """Two ranks train, one falls: a journal as a real engine and a real journal make it."""
     engine, journal = Engine(), Journal(run_dir)
-    ranks = [ev.Rank(global_rank=n, local_rank=n, pid=4241 + n, node=NODE) for n in range(2)]
+    ranks = [ev.Rank(global_rank=n, local_rank=n, pid=4241 + n, node=node) for n, node in enumerate(nodes)]
     reports = [ev.RankReport(global_rank=n, progress_s=4.0, progress=5, step=20, phase="train") for n in range(2)]
     story: list[tuple[float, ev.Event]] = [
         (

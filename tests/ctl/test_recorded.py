@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from guardrun.supervisor.journal import NAME, Line
-from tests.ctl.conftest import STATUS, Ctl, make_run, record_journal
+from tests.ctl.conftest import NODE, STATUS, Ctl, make_run, record_journal
 
 EXTRA = {"run_dir", "source", "why", "summary"}
 
@@ -31,6 +31,18 @@ def test_status_json_has_the_supervisors_keys(ctl: Ctl, recorded: Path) -> None:
     assert [(rank["step"], rank["exitcode"]) for rank in data["ranks"]] == [(20, None), (20, -9)]
     assert data["summary"]["outcome"] == "gave_up"
     assert data["checkpoint"] == {"path": "/out/ckpt_20.pt", "step": 20}
+
+
+def test_a_run_of_several_nodes_names_them(ctl: Ctl, runs: Path) -> None:
+    """Not the head alone, on which most ranks are not."""
+    run_dir, _ = make_run(runs, "wide-1", launcher_pid=os.getpid(), launcher_start=1)
+    record_journal(run_dir, nodes=(NODE, "node-b"))
+    where = f"2 nodes ({NODE}, node-b), head {NODE}"
+    assert where in " ".join(ctl("status").split())
+    told = " ".join(ctl("diagnose", "wide-1", code=4).split())
+    assert f"2 ranks on {where}" in told and "Rank Node PID" in told
+    ctl("report", "wide-1")
+    assert f"run wide-1 on {where}" in (run_dir / "report.html").read_text()
 
 
 def test_a_run_that_was_killed_is_unfinished(ctl: Ctl, runs: Path) -> None:
