@@ -33,7 +33,7 @@ help:
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
 	@echo "make gym-hour   an hour of decoys in one run"
 	@echo "make soak    the simulations, much longer"
-	@echo "make sim     10,000 nodes for two weeks in simulation, beside torchrun (half an hour; SIM_ARGS=--quick)"
+	@echo "make sim     10,000 nodes for two weeks in simulation, beside torchrun (two hours; SIM_ARGS=--quick)"
 	@echo "make clean   remove .venv and whatever was built or run here"
 
 demo: $(VENV)/.stamp

@@ -1,6 +1,6 @@
 """Ten thousand nodes in simulation, under guardrun and under torchrun: `make sim`.
 
-    python benchmarks/sim/run.py                          two weeks, two rates, three seeds: half an hour on one core
+    python benchmarks/sim/run.py                          two weeks, two rates, three seeds: two hours on one core
     python benchmarks/sim/run.py --quick                  two days of 1,000 nodes, one seed: a minute
     python benchmarks/sim/run.py --nodes 2000 --days 7    another size; --days 7,3: as many for each rate
     python benchmarks/sim/run.py --write-docs             also puts the tables into docs/simulation.md
@@ -83,7 +83,7 @@ def main() -> int:
         results = play_all(chosen, args.seeds, kept, _show)
         _show("")
         told.append(
-            f"{chosen.nodes:,} nodes of 8 GPUs, {chosen.days:g} days, {chosen.stops_a_day:.0f} failures a day "
+            f"{chosen.nodes:,} nodes of 8 GPUs, {chosen.days:g} {'day' if chosen.days == 1 else 'days'}, {chosen.stops_a_day:.0f} failures a day "
             f"(x{chosen.rate:g}), a checkpoint every {chosen.steps_a_save * chosen.step_s:.0f} s; {seeds}:"
             f"\n\n{table(results)}"
         )
