@@ -82,10 +82,10 @@ def main() -> int:
     for chosen in played:
         results = play_all(chosen, args.seeds, kept, _show)
         _show("")
+        time = "a day" if chosen.days == 1 else f"{chosen.days:g} days"
         told.append(
-            f"{chosen.nodes:,} nodes of 8 GPUs, {chosen.days:g} {'day' if chosen.days == 1 else 'days'}, {chosen.stops_a_day:.0f} failures a day "
-            f"(x{chosen.rate:g}), a checkpoint every {chosen.steps_a_save * chosen.step_s:.0f} s; {seeds}:"
-            f"\n\n{table(results)}"
+            f"{chosen.nodes:,} nodes of 8 GPUs, {time}, {chosen.stops_a_day:.0f} failures a day (x{chosen.rate:g}), "
+            f"a checkpoint every {chosen.steps_a_save * chosen.step_s:.0f} s; {seeds}:\n\n{table(results)}"
         )
         print(f"\n{told[-1]}", flush=True)
     if args.write_docs:
