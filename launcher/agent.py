@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from signal import SIGKILL, Signals
 
 from guardrun.launcher.agent_child import AgentChild, Failure
-from guardrun.launcher.attempt import signal_group
-from guardrun.launcher.proc import DEAD, read_children, read_environment, read_stat
+from guardrun.launcher.proc import DEAD, read_children, read_environment, read_stat, signal_group
 from guardrun.supervisor.core.events import Rank
 
 GATHER_S = 1.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from guardrun.launcher.elastic import Failures, close_context, describe_failure, pass_error_on
-from guardrun.launcher.proc import read_stat
+from guardrun.launcher.proc import signal_group
 from guardrun.launcher.saying import flush_streams
 from guardrun.supervisor.core.events import Rank
 
@@ -193,22 +193,6 @@ def _exitcode_reader(context: Any, local_rank: int) -> Callable[[], int | None]:
         return poll
     process = context._pc.processes[local_rank]
     return lambda: process.exitcode
-
-
-def signal_group(pid: int, signum: signal.Signals) -> None:
-    """Signal a rank's process group where it leads one, else (functions as ranks) the rank.
-
-    A stopped process does not see a signal before it continues, SIGKILL aside: SIGTERM and its like are followed by
-    SIGCONT.
-    """
-    stat = read_stat(pid)
-    if stat is None:
-        return
-    kill = os.killpg if stat.pgrp == pid else os.kill
-    with suppress(ProcessLookupError, PermissionError):
-        kill(pid, signum)
-        if stat.state in "Tt" and signum != signal.SIGKILL:
-            kill(pid, signal.SIGCONT)
 
 
 def read_error_text(error_file: str) -> str:

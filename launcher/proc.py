@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 TOKEN_VARIABLE = "GUARDRUN_TOKEN"
@@ -41,6 +43,22 @@ def read_stat(pid: int) -> Stat | None:
             return parse_stat(file.read())
     except (OSError, ValueError, IndexError):
         return None
+
+
+def signal_group(pid: int, signum: signal.Signals) -> None:
+    """Signal a rank's process group where it leads one, else (functions as ranks) the rank.
+
+    A stopped process does not see a signal before it continues, SIGKILL aside: SIGTERM and its like are followed by
+    SIGCONT.
+    """
+    stat = read_stat(pid)
+    if stat is None:
+        return
+    kill = os.killpg if stat.pgrp == pid else os.kill
+    with suppress(ProcessLookupError, PermissionError):
+        kill(pid, signum)
+        if stat.state in "Tt" and signum != signal.SIGKILL:
+            kill(pid, signal.SIGCONT)
 
 
 def read_all_stats() -> dict[int, Stat]:

@@ -122,6 +122,10 @@ class Daemon(Station):
         if self.fleet is not None:
             self.fleet.skipped()
         if self.engine.state.phase is not Phase.NEW:
+    def give_up_launcher(self) -> None:
+        if self.fleet is not None:
+            self.fleet.leave()
+
             self.feed(ev.TimeSkipped(gap_s=gap_s))
 
     # Events in, actions out ----------------------------------------------------------------------------------
@@ -192,7 +196,7 @@ class Daemon(Station):
             self.feed(ev.SupervisorRestarted())
             if hello.alive and hello.attempt == (state.attempt.number if state.attempt else -1):
                 self.watch(hello.attempt, hello.alive, state.attempt.resumed_from if state.attempt else None)
-        if not self._has_greeted and self.fleet is not None:
+        if self.fleet is not None and (not self._has_greeted or (self.fleet.has_left and not hello.alive)):
             self.fleet.join(hello.world_size, hello.attempt if hello.alive else -1)
         if not self._has_greeted:
             recurrence.start_reading(self)

@@ -37,6 +37,7 @@ from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.scribe import Scribe
 from guardrun.supervisor.terminal import Terminal
 
+from guardrun.supervisor.standin import StandIn
 SAMPLE_S = 1.0
 SKIP_S = 5.0
 """A loop that wakes this much later than it asked for was not running: frozen, stopped, or the machine was."""
@@ -77,6 +78,7 @@ class Station(ABC):
         self._next_sample = 0.0
         self.malformed = 0
 
+        self._stand_in = StandIn(self) if run.fleet is not None else None
     # What deciding is about ------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -140,6 +142,14 @@ class Station(ABC):
     @abstractmethod
     def orphaned(self) -> None:
         """guardrun was killed here; nothing of it is left."""
+    @abstractmethod
+    def give_up_launcher(self) -> None:
+        """guardrun does not obey here (several nodes): that this node is out has been fed; nothing of it is alive."""
+
+    @abstractmethod
+    def isolation_settled(self, action: ac.Isolate) -> None:
+        """Of a node, for whoever decides: all that it takes has been done. Any thread may call it."""
+
 
     # The loop ------------------------------------------------------------------------------------------------
 
@@ -162,6 +172,8 @@ class Station(ABC):
             last = now
             if self._launcher_fd < 0 or self._launcher_fd in ready:
                 self._launcher_died()
+                if self._stand_in is not None:
+                    self._stand_in.outstanding.skipped(now - last)
                 return
             if self._control in ready:
                 self._read_control()
@@ -175,6 +187,8 @@ class Station(ABC):
             self.turn(ready)
 
     def close(self) -> None:
+                if self._stand_in is not None:
+                    self._stand_in.step()
         """Let go of everything; waits a moment for what is still to be said or sent."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         self._beats.close(linger=0)
@@ -243,6 +257,8 @@ class Station(ABC):
     def send_to(self, peer: bytes, message: wire.ToLauncher | wire.Answer) -> None:
         try:
             self._control.send_multipart([peer, encode_msgpack(message)], zmq.NOBLOCK)
+            if self._stand_in is not None and isinstance(order, wire.Start | wire.Stop):
+                self._stand_in.ordered(order)
         except zmq.ZMQError as error:
             log.warning("not_sent", message_type=type(message).__name__, error=str(error))
 
@@ -301,6 +317,8 @@ class Station(ABC):
             self.greeted(message)
             self.send(wire.Ack(seq=0))
             return
+        if self._stand_in is not None:
+            self._stand_in.heard(message)
         if isinstance(message, wire.Started):
             self._started(message)
         elif isinstance(message, wire.Serving):

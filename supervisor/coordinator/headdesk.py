@@ -104,6 +104,8 @@ class HeadDesk:
         except (OSError, JoinError):
             self.hub.close()
             raise
+        self.has_left = False
+        """This node's launcher does not obey: its ranks take no part until it does again."""
 
     # The loop ------------------------------------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ class HeadDesk:
     def sampled(self) -> None:
         """Once a second."""
         now_s = self._daemon.clock.now()
-        events = self.gather.heard(self._me, now_s)
+        events = [] if self.has_left else self.gather.heard(self._me, now_s)
         for node in self.hub.nodes:
             if self.hub.is_connected(node):
                 events += self.gather.heard(node, self.hub.heard_s(node)) if self._is_fresh(node, now_s) else []
@@ -217,12 +219,18 @@ class HeadDesk:
         self._farewell_by_s = time.monotonic() + FAREWELL_S
 
     def _say_farewell(self) -> None:
+        self.has_left = False
         assert self._farewell_by_s is not None
         waiting = [n for n in self.hub.nodes if self.hub.is_connected(n) and self.hub.waiting_bytes(n)]
         if not waiting or time.monotonic() >= self._farewell_by_s:
             self._daemon.is_over = True
 
     def send_orders(self) -> None:
+    def leave(self) -> None:
+        """This node's launcher does not obey; as coordinator it goes on."""
+        self.has_left = True
+        self.gather.forget(self._me)
+
         orders, self.gather.orders = self.gather.orders, []
         for node, order in orders:
             if node == self._me:

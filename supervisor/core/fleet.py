@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.core import checking, requeues, waiting
+from guardrun.supervisor.core import checking, contact, requeues, waiting
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.blame import isolation
@@ -49,9 +49,9 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
     if member.standing is Standing.OUT:
         return []
     was = member.standing
+    actions = contact.regain(member, now_s)
     fleet.stand(member, Standing.READY)
     member.since_s, member.why = now_s, ""
-    actions: list[Action] = []
     if was in (Standing.LOST, Standing.LEFT):
         actions.append(Say(text=f"{event.node} is back: it waits for the next attempt", level="info"))
     return actions + try_start(state, now_s)
@@ -72,11 +72,12 @@ def on_node_heard(state: State, event: ev.NodeHeard, now_s: float) -> list[Actio
         return []
     if not member.is_dropped:
         fleet.longest_s = max(fleet.longest_s, now_s - member.since_s)
+    actions = contact.regain(member, now_s)
     fleet.stand(member, Standing.READY)
     member.since_s, member.is_dropped = now_s, False
     if state.suspicion is not None:
         state.suspicion.next_look_s = min(state.suspicion.next_look_s, now_s)
-    return try_start(state, now_s)
+    return actions + try_start(state, now_s)
 
 
 def on_node_left(state: State, event: ev.NodeLeft, now_s: float) -> list[Action]:
@@ -85,6 +86,7 @@ def on_node_left(state: State, event: ev.NodeLeft, now_s: float) -> list[Action]
     if fleet is None or member is None or member.standing in (Standing.LEFT, Standing.OUT):
         return []
     fleet.stand(member, Standing.OUT if event.is_unfit else Standing.LEFT)
+    member.is_missed = False
     member.since_s, member.why = now_s, event.why or "its guardrun has ended"
     return _lose(state, member, now_s)
 
@@ -109,6 +111,7 @@ def due_s(state: State) -> float | None:
     if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
         return None
     times = [_lost_s(state, fleet.members[node]) for node in fleet.quiet]
+    times += [state.last_s for node in fleet.quiet if _is_only_missed(state, fleet.members[node])]
     if (check_s := checking.due_s(state)) is not None:
         times.append(check_s)
     if state.phase is Phase.GATHERING:
@@ -138,6 +141,16 @@ def _lost_s(state: State, member: Member) -> float:
     return max(at_s, silence_began_s(attempt) + still_s)
 
 
+def _is_only_missed(state: State, member: Member) -> bool:
+    """Contact alone is lost, as what the job does by now shows, and that is still to be said."""
+    attempt = state.attempt
+    if attempt is None or state.phase is not Phase.RUNNING or not member.is_placed:
+        return False
+    if state.settings.ends_alone and member.node not in attempt.tied:
+        return False
+    return contact.is_all(member, attempt.progress_s, max(_patience_s(state), STILL * state.gaps.typical_s))
+
+
 def _patience_s(state: State) -> float:
     """As configured; longer where silences of this run's have ended by themselves after nearly as long."""
     lost_s, longest_s = state.settings.lost_s, state.fleet.longest_s if state.fleet else 0.0
@@ -160,7 +173,10 @@ def on_tick(state: State, now_s: float) -> list[Action]:
             gone = "its connection was closed, and" if member.is_dropped else "there has been"
             member.why = f"{gone} nothing heard of it for {silent_s:.0f} s"
             fleet.stand(member, Standing.LOST)
+            member.is_missed = False
             actions += _lose(state, member, now_s)
+        elif _is_only_missed(state, member):
+            actions += contact.miss(member, now_s)
     if (check_s := checking.due_s(state)) is not None and now_s >= check_s:
         actions += give_up_check(state, f"no answer for {now_s - state.ordered_s:.0f} s", now_s)
     if state.phase is Phase.GATHERING:

@@ -50,7 +50,9 @@ class Member(msgspec.Struct, kw_only=True):
     returned_s: list[float] = []
     """When it was back, before the next attempt, after it had been given up."""
     contact_lost: int = 0
-    """How often it was silent while the job went on."""
+    """How often it was silent for long while the job went on."""
+    is_missed: bool = False
+    """It is so now, and that has been said."""
     is_unfit: bool = False
     """It is out because of what the pre-flight found: a new guardrun looks again."""
 

@@ -210,7 +210,7 @@ def test_a_node_that_is_heard_but_does_not_stop_is_left_out_in_the_end() -> None
     [left] = job.told(ev.NodeLeft)
     assert isinstance(left, ev.NodeLeft)
     assert (left.node, left.is_unfit) == ("c", True)
-    assert left.why == "it is there, but has not said for 116 s that its ranks have ended"
+    assert left.why == "it is there, but has not said for 115 s that its ranks have ended"
     assert isinstance(job.events[-1], ev.AttemptStopped)
     assert job.orders() == [("c", Stop(attempt=0, grace_s=0.0))]
 

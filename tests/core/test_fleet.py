@@ -197,6 +197,56 @@ def test_what_others_do_says_nothing_of_a_node_that_has_no_part_in_it(told: Told
 
 
 def test_a_job_with_long_steps_advances_too(told: Told) -> None:
+def test_contact_that_alone_is_lost_is_said_once_and_again_when_it_is_back(told: Told) -> None:
+    running(told)
+    for times, lost_s in ((1, 26), (2, 51)):  # the first has shown how long it may last
+        since_s = told.now_s
+        told.tell(ev.NodeSilent(node="n1", since_s=since_s), since_s + 5.0)
+        said = []
+        for number in range(6, 60):
+            told.step(10 + int(told.now_s), since_s + number, range(2))
+            due_s = told.engine.next_deadline_s()
+            if due_s is not None and due_s <= told.now_s + 1e-3:
+                said += [(number, action.text) for action in told.tick() if isinstance(action, ac.Say)]
+        assert said == [(lost_s, f"contact with n1 lost for {lost_s} s: its training goes on")]
+        assert told.state.fleet is not None
+        member = told.state.fleet.members["n1"]
+        assert (member.contact_lost, member.why) == (times, "contact is lost; its training goes on")
+        back = told.tell(ev.NodeHeard(node="n1"), since_s + 60.0)
+        assert [action.text for action in back if isinstance(action, ac.Say)] == ["contact with n1 is back, after 60 s"]
+        assert (member.standing, member.why) == (Standing.READY, "")
+
+
+def test_a_node_that_is_lost_after_its_contact_is_told_as_ever(told: Told) -> None:
+    running(told)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    for number in range(8, 30):
+        told.step(number + 3, float(number), range(2))
+    told.tick()
+    assert told.state.fleet is not None and told.state.fleet.members["n1"].is_missed
+    told.tick()
+    assert incident(told).cause == "node_lost"
+    assert told.state.fleet.members["n1"].why.startswith("there has been nothing heard of it for")
+    back = told.joined("n1", 1)
+    assert [action.text for action in back if isinstance(action, ac.Say)] == [
+        "n1 is back: it waits for the next attempt"
+    ]
+
+
+def test_a_guardrun_that_was_stopped_is_missing_in_the_attempt_that_it_was_to_start(told: Told) -> None:
+    running(told, spares=2)
+    told.crashed(1, rank=0)
+    [start] = starts(told.chosen())
+    assert start.nodes == ["n0", "n1"]
+    told.tell(ev.NodeLeft(node="n1", why="its guardrun hangs in the kernel, and did not obey", is_unfit=True))
+    there = [ev.Rank(global_rank=n, local_rank=n, pid=200 + n, node="n0") for n in range(2)]
+    actions = told.tell(ev.AttemptStarted(attempt=1, ranks=there))
+    assert incident(told).cause == "node_lost" and "hangs in the kernel" in incident(told).summary
+    assert [action.node for action in actions if isinstance(action, ac.Isolate)] == ["n1"]
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n0", "n2"]
+
+
     """Between two of its steps nobody has stood still."""
     running(told)
     for number in range(1, 31):
