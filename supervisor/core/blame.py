@@ -15,8 +15,8 @@ OWN = frozenset({"gpu_lost", "node_lost"})
 """A device's or a node's own: it is left out at once. What sensors find has its response (core/nodes.py)."""
 RETURNS = 2
 """A node that is lost, and back before the next attempt, takes part in it; not so often in a week."""
-ISOLATED_S = 60.0
-"""By then a node's isolation is done."""
+UNSETTLED_S = 86400.0
+"""An isolation that was cut short longer ago is not gone on with: who has looked at the node since knows better."""
 
 
 def node_to_blame(fleet: Fleet, incident: Incident, now_s: float) -> tuple[str, str]:
@@ -34,7 +34,7 @@ def node_to_blame(fleet: Fleet, incident: Incident, now_s: float) -> tuple[str, 
     strikes = kept(member.strikes, now_s)
     strike = strike_for(incident, strikes, fleet.doubts)
     member.strikes = strikes = [*strikes, strike] if strike else strikes
-    held = held_against(strikes, len(fleet.placed), incident) if strike else 0
+    held = held_against(strikes, len(fleet.placed)) if strike else 0
     if not held or place in fleet.swapped:
         # The same ranks have failed on another node, too: it is not the node.
         return "", ""
@@ -58,13 +58,12 @@ def isolation(state: State, node: str, incident_id: str) -> Isolate:
 
 
 def isolate_again(state: State, now_s: float) -> list[Action]:
-    """What a supervisor that died may not have done any more. Not later: somebody may have undone it since."""
-    members = state.fleet.members.values() if state.fleet is not None else ()
-    told = {**state.nodes.isolated, **{member.node: member.incident for member in members if member.incident}}
+    """What a supervisor, or a whole job, that died may not have done. What it did, somebody may have undone since."""
+    told = {node: known for node, name in state.nodes.unsettled.items() if (known := state.incidents.get(name))}
     return [
-        isolation(state, node, incident_id)
-        for node, incident_id in told.items()
-        if now_s - state.incidents[incident_id].detected_s < ISOLATED_S
+        isolation(state, node, incident.id)
+        for node, incident in told.items()
+        if now_s - incident.detected_s < UNSETTLED_S
     ]
 
 

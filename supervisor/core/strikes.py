@@ -39,9 +39,10 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     incident: str
     at_s: float
     number: int
-    """Of the run's failures without a cause, this was the so-manieth."""
+    """Among the run's failures without a cause, counted from 1."""
+    is_device: bool = False
+    """An error of CUDA: it may be the script's."""
     step: int | None = None
-    """At which a device's error came; None: another failure, or not known."""
 
 
 def is_doubt(incident: Incident) -> bool:
@@ -61,18 +62,18 @@ def kept(strikes: list[Strike], now_s: float) -> list[Strike]:
 
 def strike_for(incident: Incident, before: list[Strike], number: int) -> Strike | None:
     """What an incident is to its node; None: it shows that it is not the node. before: the node's."""
-    step = incident.step if is_device_error(incident) else None
-    if step and any(strike.step is not None and abs(strike.step - step) < STEPS_APART for strike in before):
+    is_device, step = is_device_error(incident), incident.step
+    if is_device and step and any(s.is_device and s.step and abs(s.step - step) < STEPS_APART for s in before):
         return None
-    return Strike(incident=incident.id, at_s=incident.detected_s, number=number, step=step)
+    return Strike(incident=incident.id, at_s=incident.detected_s, number=number, is_device=is_device, step=step)
 
 
-def held_against(strikes: list[Strike], nodes: int, incident: Incident) -> int:
-    """How many of a node's strikes, counted from the last, are more than chance; 0: none. incident: the last one's."""
+def held_against(strikes: list[Strike], nodes: int) -> int:
+    """How many of a node's strikes, counted from the last, are more than chance; 0: none. nodes: that train."""
     last = strikes[-1].number if strikes else 0
     for count in range(2, len(strikes) + 1):
         others = last - strikes[-count].number
-        if count == 2 and others == 1 and not is_device_error(incident):
+        if count == 2 and others == 1 and not any(strike.is_device for strike in strikes[-2:]):
             return count
         if comb(others, count - 1) <= CHANCE * nodes ** (count - 1):
             return count

@@ -20,30 +20,20 @@ ILLEGAL = ev.ErrorRecord(error="torch.AcceleratorError", message="CUDA error: an
 SEGFAULT = None
 
 
-def incident(cause: str = "segfault", hint: str = "") -> ac.Incident:
-    fields: dict[str, Any] = {"summary": "", "advice": "", "action": "restart", "culprits": [], "confidence": 0.9}
-    evidence = {"hint": hint} if hint else {}
-    return ac.Incident(
-        id="001", attempt=0, kind="crash", cause=cause, onset_s=0.0, detected_s=0.0, step=1, evidence=evidence, **fields
-    )
-
-
-def strikes(*numbers: int) -> list[Strike]:
-    return [Strike(incident=f"{n:03d}", at_s=float(n), number=n) for n in numbers]
-
-
-UNCLEAR, CUDA = incident(), incident("exception", "launch_failure")
+def strikes(*numbers: int, is_device: bool = True) -> list[Strike]:
+    return [Strike(incident=f"{n:03d}", at_s=float(n), number=n, is_device=is_device) for n in numbers]
 
 
 def test_how_often_is_more_than_chance_depends_on_how_many_nodes_there_are() -> None:
-    assert held_against(strikes(1, 2), 4, UNCLEAR) == 2, "in a row: a doubt is worth a spare, in any job"
-    assert not held_against(strikes(1, 2), 4, CUDA), "one in four is chance"
-    assert held_against(strikes(1, 2, 3, 4, 5, 6), 4, CUDA) == 6, "five more of four nodes: one case of 1,024"
-    assert not held_against(strikes(1, 3), 100, UNCLEAR)
-    assert held_against(strikes(1, 11), 10_000, CUDA) == 2
-    assert not held_against(strikes(1, 12), 10_000, CUDA)
-    assert held_against(strikes(1, 200, 400), 10_000, CUDA) == 3
-    assert not held_against(strikes(7), 10_000, CUDA) and not held_against([], 10_000, CUDA)
+    assert held_against(strikes(1, 2, is_device=False), 4) == 2, "in a row: a doubt is worth a spare, in any job"
+    assert not held_against(strikes(1) + strikes(2, is_device=False), 4), "the script's, both, it may be"
+    assert not held_against(strikes(1, 2), 4), "one in four is chance"
+    assert held_against(strikes(1, 2, 3, 4, 5, 6), 4) == 6, "five more of four nodes: one case of 1,024"
+    assert not held_against(strikes(1, 3, is_device=False), 100)
+    assert held_against(strikes(1, 3, 6), 100) == 3 and not held_against(strikes(1, 3, 7), 100)
+    assert held_against(strikes(1, 11), 10_000) == 2 and not held_against(strikes(1, 12), 10_000)
+    assert held_against(strikes(1, 200, 400), 10_000) == 3
+    assert not held_against(strikes(7), 10_000) and not held_against([], 10_000)
 
 
 @pytest.mark.parametrize("nodes", [16, 1000, 10_000])
@@ -53,7 +43,7 @@ def test_nodes_that_fail_by_chance_are_left_alone(nodes: int) -> None:
     for number in range(1, played):
         node = chance.randrange(nodes)
         had[node] = [*had.get(node, [])[-8:], *strikes(number)]
-        if held_against(had[node], nodes, CUDA):
+        if held_against(had[node], nodes):
             swapped, had[node] = swapped + 1, []
     assert swapped <= 5 * CHANCE * played
 
