@@ -136,6 +136,11 @@ _PHRASES = {
         "connection refused",
         "slurm temporarily unable",
         "slurm backup controller in standby",
+        "zero bytes were transmitted or received",
+        "message receive failure",
+        "message send failure",
+        "communication connection failure",
+        "munge encode failed",
     ),
     FailureKind.REFUSED: (
         "invalid user id",

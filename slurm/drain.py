@@ -10,6 +10,7 @@ The record of quarantine (guardctl node) is kept whether Slurm lets us drain or 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -35,8 +36,10 @@ class DrainState(str, Enum):
     """Somebody else has drained it, or set it down: left as it is."""
     REFUSED = "refused"
     """This user may not drain. Say so once; the quarantine record keeps guardrun's own runs away."""
+    SILENT = "silent"
+    """Slurm did not answer: ask again."""
     FAILED = "failed"
-    """Slurm did not answer, knows no such node, or is not here."""
+    """Slurm knows no such node, or is not here."""
     NOTHING = "nothing"
     """Of undrain: it was not drained."""
 
@@ -50,6 +53,10 @@ class Drained(NamedTuple):
     @property
     def is_done(self) -> bool:
         return self.state is DrainState.DONE
+
+    @property
+    def is_silent(self) -> bool:
+        return self.state is DrainState.SILENT
 
 
 def drain_reason(run_id: str, incident: str, cause: str, summary: str = "") -> str:
@@ -123,6 +130,8 @@ def lift_drain(node: str, environ: Mapping[str, str]) -> str:
     if slurm.find("scontrol") is None:
         return ""
     lifted = undrain(node, slurm)
+    if lifted.is_silent:
+        return f"{lifted.text}; by hand, if guardrun has drained it: scontrol update nodename={node} state=undrain"
     is_told = lifted.state in (DrainState.DONE, DrainState.OTHERS, DrainState.REFUSED)
     return lifted.text if is_told else ""
 
@@ -143,4 +152,10 @@ def _failed(node: str, what: str, failure: Failure) -> Drained:
     if failure.kind is FailureKind.REFUSED:
         text = f"{node} could not be {what}: this user may not ({failure.text}); Slurm's operators and root may"
         return Drained(DrainState.REFUSED, text)
-    return Drained(DrainState.FAILED, f"{node} could not be {what}: {failure.text}")
+    state = DrainState.SILENT if failure.kind is FailureKind.SILENT else DrainState.FAILED
+    return Drained(state, f"{node} could not be {what}: {failure.text}")
+
+
+def by_hand(node: str, reason: str) -> str:
+    """What a person types to drain it."""
+    return shlex.join(("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}"))

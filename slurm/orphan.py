@@ -19,16 +19,21 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from guardrun.slurm.again import Patience, ask_again
 from guardrun.slurm.commands import Failure, FailureKind, Slurm
 from guardrun.slurm.jobs import SlurmJob, read_job
 from guardrun.slurm.nodes import SlurmNode, read_node
-from guardrun.slurm.requeue import Requeued, requeue
+from guardrun.slurm.requeue import Requeued, RequeueState, by_hand, requeue
 
 PATIENCE_S = 900.0
 """Slurm sets a node down after SlurmdTimeout, 300 s by default, counted anew when it has missed an answer."""
 EVERY_S = 15.0
 CONNECT_S = 3.0
 RESCUES = "rescues.json"
+AGAIN_S = 600.0
+"""In a batch script; the job's time limit may be nearer."""
+STILL_WANTED = ("asked", "unanswered")
+"""Of a summary's `requeue`: nobody has answered."""
 MAX_RESCUES, WITHIN_S = 3, 3600.0
 """A run that kills its head each time is not started for ever."""
 
@@ -40,6 +45,8 @@ class Fate(str, Enum):
     """It is ending, was requeued, or its batch script is alive."""
     WAIT = "wait"
     """Slurm has not given the head's node up yet."""
+    SILENT = "silent"
+    """Slurm does not answer."""
     REQUEUE = "requeue"
     """It has: nobody else will."""
 
@@ -72,10 +79,13 @@ def rescue_job(
     deadline_s = time.monotonic() + patience_s
     while True:
         fate = _look(job, own_restarts, slurm)
-        if fate is Fate.REQUEUE:
-            return requeue(job, exclude, slurm, own_restarts=own_restarts)
-        if fate is Fate.LEAVE or time.monotonic() >= deadline_s:
-            return None
+        done = requeue(job, exclude, slurm, own_restarts=own_restarts) if fate is Fate.REQUEUE else None
+        if fate is Fate.LEAVE or (done is not None and not done.is_silent):
+            return done
+        if time.monotonic() >= deadline_s:
+            why = "Slurm did not answer" if fate is Fate.SILENT or done else "Slurm has not given up the head's node"
+            text = f"job {job} was not requeued: {why} for {patience_s:.0f} s; by hand: {by_hand(job)}"
+            return Requeued(RequeueState.SILENT, text)
         sleep(every_s)
 
 
@@ -83,10 +93,10 @@ def _look(job: str, own_restarts: int, slurm: Slurm) -> Fate:
     known = read_job(job, slurm)
     if isinstance(known, Failure):
         # No Slurm here, or no such job any more: nothing to wait for.
-        return Fate.WAIT if known.kind is FailureKind.SILENT else Fate.LEAVE
+        return Fate.SILENT if known.kind is FailureKind.SILENT else Fate.LEAVE
     head = read_node(known.batch_host, slurm) if known.batch_host else None
     if head is None or isinstance(head, Failure):
-        return Fate.WAIT if head is not None and head.kind is FailureKind.SILENT else Fate.LEAVE
+        return Fate.SILENT if head is not None and head.kind is FailureKind.SILENT else Fate.LEAVE
     return judge(known, head, own_restarts, is_reachable(head))
 
 
@@ -111,19 +121,51 @@ class Rescue(NamedTuple):
     text: str
 
 
-def rescue_run(run_dir: Path, job: str, own_restarts: int, slurm: Slurm, now_wall_s: float) -> Rescue:
-    """Requeue this job where its run was cut short: it has begun, nobody lives that runs it, and nothing ended it."""
+def rescue_run(
+    run_dir: Path,
+    job: str,
+    own_restarts: int,
+    slurm: Slurm,
+    now_wall_s: float,
+    *,
+    wait: Callable[[float], object] = time.sleep,
+    silent: Callable[[str], object] = lambda text: None,
+) -> Rescue:
+    """Requeue this job where its run was cut short: it has begun, nobody lives that runs it, and nothing ended it.
+
+    Or where it has ended, and the requeue that it wanted was not made: Slurm was away. A Slurm that is silent is asked
+    again, for AGAIN_S; `silent` is told once.
+    """
     if not (run_dir / "run.json").is_file():
         return Rescue(False, f"{run_dir} holds no run: nothing to go on with")
-    if (run_dir / "summary.json").is_file():
+    ended, wanted = _read_end(run_dir / "summary.json")
+    if ended and wanted not in STILL_WANTED:
         return Rescue(False, "the run came to an end of its own; see guardctl status")
     times = [at for at in _read_times(run_dir / RESCUES) if now_wall_s - WITHIN_S < at <= now_wall_s]
     if len(times) >= MAX_RESCUES:
         return Rescue(False, f"the run was cut short {len(times)} times within an hour: not started again")
     # Before the order: it ends this process.
     (run_dir / RESCUES).write_text(json.dumps([*times, now_wall_s]))
-    done = requeue(job, (), slurm, own_restarts=own_restarts)
-    return Rescue(done.is_done, f"the run was cut short without a word: {done.text}")
+    done = ask_again(
+        lambda: requeue(job, (), slurm, own_restarts=own_restarts),
+        Patience(time.monotonic() + AGAIN_S, wait),
+        lambda first: silent(f"{first.text}; it is asked again for {AGAIN_S / 60:.0f} minutes"),
+    )
+    said = "the run's requeue was still to be made" if ended else "the run was cut short without a word"
+    hand = f"; by hand: {by_hand(job)}" if done.is_silent else ""
+    return Rescue(done.is_done, f"{said}: {done.text}{hand}")
+
+
+def _read_end(path: Path) -> tuple[bool, str]:
+    """Whether the run has come to an end, and what became of the requeue that it wanted, as summary.json has it."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return False, ""
+    except (OSError, ValueError):
+        return True, ""
+    told = found.get("requeue", "") if isinstance(found, dict) else ""
+    return True, told if isinstance(told, str) else ""
 
 
 def _read_times(path: Path) -> list[float]:

@@ -7,13 +7,14 @@ at once. The job's next start is Slurm's to decide; it waits at least AuthInfo's
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
 from guardrun.slurm.commands import Failure, FailureKind, Slurm
 from guardrun.slurm.hostlist import HostlistError, join_hosts, parse_hostlist
-from guardrun.slurm.jobs import SlurmJob, read_job
+from guardrun.slurm.jobs import SlurmJob, StopCause, read_job, stop_cause
 
 
 class RequeueState(str, Enum):
@@ -25,8 +26,10 @@ class RequeueState(str, Enum):
     """It cannot start again by itself: salloc, srun without sbatch, --no-requeue, over."""
     REFUSED = "refused"
     """This user may not."""
+    SILENT = "silent"
+    """Slurm did not answer: ask again."""
     FAILED = "failed"
-    """Slurm did not answer, or is not here."""
+    """Slurm knows no such job, or is not here."""
 
 
 class Requeued(NamedTuple):
@@ -40,6 +43,10 @@ class Requeued(NamedTuple):
     @property
     def is_done(self) -> bool:
         return self.state is RequeueState.DONE
+
+    @property
+    def is_silent(self) -> bool:
+        return self.state is RequeueState.SILENT
 
 
 def why_not(job: SlurmJob) -> str:
@@ -67,22 +74,35 @@ def requeue(
     known = read_job(job, slurm)
     if isinstance(known, Failure):
         return _failed(job, known)
-    if own_restarts is not None and known.restarts > own_restarts:
-        return Requeued(
-            RequeueState.DONE, f"job {known.job} is back in the queue already", tuple(_hosts(known.excluded))
-        )
-    if why := why_not(known):
-        return Requeued(RequeueState.IMPOSSIBLE, why)
     own = _hosts(known.excluded)
     excluded = tuple(dict.fromkeys((*own, *exclude)))
+    keep_off = ["scontrol", "update", f"jobid={known.job}", f"excnodelist={join_hosts(excluded)}"]
+    is_off = len(excluded) == len(own)
+    if own_restarts is not None and known.restarts > own_restarts:
+        # By somebody else; or by us, and the answer did not arrive: then the second order did not go out.
+        if not is_off and not isinstance(slurm.run_unstoppable(keep_off), Failure):
+            own = list(excluded)
+        return Requeued(RequeueState.DONE, f"job {known.job} is back in the queue already", tuple(own))
+    if why := _why_not_now(known, own_restarts):
+        return Requeued(RequeueState.IMPOSSIBLE, why)
     orders = [["scontrol", "requeue", known.job]]
-    if len(excluded) > len(own):
-        orders.append(["scontrol", "update", f"jobid={known.job}", f"excnodelist={join_hosts(excluded)}"])
-    answer = slurm.run_unstoppable(*orders)
+    answer = slurm.run_unstoppable(*orders, *([] if is_off else [keep_off]))
     if isinstance(answer, Failure):
         return _half_done(known, answer, slurm)
     without = f", without {', '.join(excluded)}" if excluded else ""
     return Requeued(RequeueState.DONE, f"job {known.job} is back in the queue{without}", excluded)
+
+
+def _why_not_now(job: SlurmJob, own_restarts: int | None) -> str:
+    """As why_not; also, asked from within, where a person has ended the job meanwhile."""
+    if own_restarts is not None and stop_cause(job, own_restarts, time.time()) is StopCause.CANCELLED:
+        return f"job {job.job} was cancelled"
+    return why_not(job)
+
+
+def by_hand(job: str) -> str:
+    """What a person types to have it started again."""
+    return f"scontrol requeue {job}"
 
 
 def _half_done(job: SlurmJob, failure: Failure, slurm: Slurm) -> Requeued:
@@ -95,8 +115,8 @@ def _half_done(job: SlurmJob, failure: Failure, slurm: Slurm) -> Requeued:
 
 
 def _failed(job: str, failure: Failure) -> Requeued:
-    refused = failure.kind is FailureKind.REFUSED
-    state = RequeueState.REFUSED if refused else RequeueState.FAILED
+    states = {FailureKind.REFUSED: RequeueState.REFUSED, FailureKind.SILENT: RequeueState.SILENT}
+    state = states.get(failure.kind, RequeueState.FAILED)
     return Requeued(state, f"job {job} could not be requeued: {failure.text}")
 
 

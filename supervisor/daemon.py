@@ -16,6 +16,7 @@ import zmq
 from guardrun.hooks.messages import CheckpointLoaded
 from guardrun.supervisor import recurrence, wire
 from guardrun.supervisor.answers import Answers
+from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.machine import Phase
@@ -56,6 +57,7 @@ class Daemon(Station):
 
     def close(self) -> None:
         """Let go of everything; waits a moment for what is still to be said or sent."""
+        self.schedule.close()
         if self._metrics is not None:
             self._metrics.close()
         if self.fleet is not None:
@@ -113,6 +115,9 @@ class Daemon(Station):
     def serving(self, message: wire.Serving) -> None:
         if self.fleet is not None:
             self.fleet.serving(message)
+
+    def isolation_settled(self, action: ac.Isolate) -> None:
+        self.post(lambda: self.feed(ev.IsolationSettled(node=action.node, incident=action.incident)))
 
     def orphaned(self) -> None:
         pass

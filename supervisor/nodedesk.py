@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from guardrun.supervisor.collect.mounts import mount_of, read_mounts
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core.events import NodeTold, NotIsolated
-from guardrun.supervisor.draining import drain_in_slurm
 from guardrun.supervisor.log import log
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class NodeDesk:
             except Exception as error:
                 log.exception("not_isolated")
                 why = str(error)
-            if drained := drain_in_slurm(action, self._station.run_file.run_id):
+            if drained := self._station.drains.drain(action):
                 self._station.terminal.say(drained, "info")
             if why:
                 event = NotIsolated(node=action.node, incident=action.incident, why=why)

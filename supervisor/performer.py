@@ -118,8 +118,15 @@ class Performer:
         self._daemon.send(wire.Stop(attempt=action.attempt, grace_s=action.grace_s, is_last=action.is_last))
 
     def _isolate(self, action: ac.Isolate) -> None:
-        desk = self._daemon.node if self._daemon.fleet is None else self._daemon.fleet
-        desk.isolate(action)
+        daemon = self._daemon
+        if daemon.fleet is not None:
+            daemon.fleet.isolate(action)
+        elif action.node == daemon.run_file.node:
+            daemon.node.isolate(action)
+        else:  # left over from the run's last start, on another node
+            from guardrun.supervisor.coordinator.isolating import isolate_other
+
+            isolate_other(daemon, action, is_told=False)
 
     def _look(self, action: ac.TakeLook) -> None:
         daemon = self._daemon

@@ -9,6 +9,7 @@ tells, if any, and a signal means what it says.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.preemption import RUNNING
 from guardrun.supervisor.log import log
+from guardrun.supervisor.requeuing import Asker, begin_requeue, own_restarts
 
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon import Daemon
@@ -85,6 +87,7 @@ class Schedule:
         """A signal came while it was being read."""
         self._told: ev.SchedulerTold | None = None
         self._failure = ""
+        self._over = threading.Event()
 
     def poll(self) -> None:
         """Once a second."""
@@ -107,18 +110,21 @@ class Schedule:
 
     def requeue(self, action: ac.Requeue) -> None:
         """Ask Slurm to requeue the job; it answers by ending it."""
-        job_id = self._job_id
+        daemon = self._daemon
 
-        def work() -> ev.Event:
-            from guardrun.slurm.requeue import requeue
+        def answered(event: ev.Requeued) -> None:
+            daemon.post(lambda: daemon.feed(event))
 
-            answer = requeue(job_id, action.exclude)
-            return ev.Requeued(is_done=answer.is_done, why=answer.text)
-
-        if not job_id:
-            self._daemon.post(lambda: self._daemon.feed(ev.Requeued(is_done=False, why="this is no Slurm job")))
+        if not self._job_id:
+            answered(ev.Requeued(is_done=False, why="this is no Slurm job"))
             return
-        self._daemon.in_background(work, lambda error: ev.Requeued(is_done=False, why=error))
+        patience_s = max(action.until_s - daemon.clock.now(), 0.0)
+        asker = Asker(daemon.terminal.say, self._over.wait, answered)
+        begin_requeue(self._environ, action.exclude, patience_s, asker)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._over.set()
 
     def _begin(self, is_signalled: bool) -> None:
         if self._is_reading:
@@ -127,11 +133,11 @@ class Schedule:
         self._is_reading, self._read_s = True, time.monotonic() + READ_EVERY_S
         daemon, job_id = self._daemon, self._job_id
         has_nodes = daemon.fleet is not None
-        own_restarts = int(count) if (count := self._environ.get("SLURM_RESTART_COUNT", "")).isdigit() else 0
+        restarts = own_restarts(self._environ)
 
         def work() -> None:
             try:
-                job = read_job_view(job_id, own_restarts, has_nodes)
+                job = read_job_view(job_id, restarts, has_nodes)
             except Exception as error:
                 job = JobView(failure=repr(error))
             daemon.post(lambda: self._read(job, is_signalled))

@@ -28,8 +28,10 @@ from guardrun.supervisor.collect.cleanup import end_run
 from guardrun.supervisor.collect.oom import OomWatch
 from guardrun.supervisor.collect.procfs import read_stat
 from guardrun.supervisor.collect.sampler import Sampler
+from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.desk import Desk
+from guardrun.supervisor.draining import Drains
 from guardrun.supervisor.log import log
 from guardrun.supervisor.nodedesk import NodeDesk
 from guardrun.supervisor.printable import encode_msgpack
@@ -67,6 +69,7 @@ class Station(ABC):
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
+        self.drains = Drains(run.run_id, self.terminal.say, self.isolation_settled)
         self.node = NodeDesk(self)
         self.desk = Desk(self.clock, self.sampler, self.saved, self.loaded)
         self._context = zmq.Context()
@@ -139,6 +142,9 @@ class Station(ABC):
     def serving(self, message: wire.Serving) -> None:
         """The launcher serves the store of an attempt."""
 
+    def isolation_settled(self, action: ac.Isolate) -> None:
+        """Of a node, for whoever decides: all that it takes has been done. Any thread may call it."""
+
     @abstractmethod
     def orphaned(self) -> None:
         """guardrun was killed here; nothing of it is left."""
@@ -189,7 +195,8 @@ class Station(ABC):
     def close(self) -> None:
                 if self._stand_in is not None:
                     self._stand_in.step()
-        """Let go of everything; waits a moment for what is still to be said or sent."""
+        """Let go of everything; waits a moment for what is still to be said, sent or drained."""
+        self.drains.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
         self._beats.close(linger=0)
         self._control.close(linger=1000)

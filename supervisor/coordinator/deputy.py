@@ -147,6 +147,9 @@ class Deputy(Station):
         text = f"{self.run_file.node} is one of several nodes: ask on the head ({head})"
         self.send_to(peer, wire.Answer(is_ok=False, error=text))
 
+    def isolation_settled(self, action: ac.Isolate) -> None:
+        """The head has its own part to do, and goes by that."""
+
     def orphaned(self) -> None:
         """Tell the head, so that it need not wait for silence."""
         self.feed(ev.NodeLeft(node=self.run_file.node, why="its guardrun was killed"))

@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 from guardrun.supervisor.core.actions import Isolate
-from guardrun.supervisor.draining import drain_in_slurm
 from guardrun.supervisor.log import log
 
 if TYPE_CHECKING:
@@ -36,11 +35,12 @@ def isolate_other(daemon: Daemon, action: Isolate, is_told: bool) -> None:
 
 def _isolate(daemon: Daemon, action: Isolate, is_told: bool) -> str:
     run = daemon.run_file
-    drained = drain_in_slurm(action, run.run_id)
     shared_dir = str(run.config.get("node", {}).get("shared_dir", ""))
-    if shared_dir:
-        _write_shared(daemon, action, os.path.join(run.cwd, shared_dir))
-    if drained:
+    refused = _write_shared(daemon, action, os.path.join(run.cwd, shared_dir)) if shared_dir else ""
+    if refused:
+        daemon.isolation_settled(action)
+        return f"{action.node} is left out of this run alone: {refused}"
+    if drained := daemon.drains.drain(action):
         return drained
     if shared_dir or is_told:
         return f"{action.node} is under quarantine: no new run starts there before it is released"
@@ -52,8 +52,8 @@ def _isolate(daemon: Daemon, action: Isolate, is_told: bool) -> str:
     )
 
 
-def _write_shared(daemon: Daemon, action: Isolate, shared_dir: str) -> None:
-    """Only the shared record: this node's own says nothing of another."""
+def _write_shared(daemon: Daemon, action: Isolate, shared_dir: str) -> str:
+    """Only the shared record: this node's own says nothing of another. Why it may not be; empty: it may."""
     from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation
     from guardrun.supervisor.node.places import find_places
     from guardrun.supervisor.node.quarantine import isolate_node
@@ -73,3 +73,4 @@ def _write_shared(daemon: Daemon, action: Isolate, shared_dir: str) -> None:
     written, refused = isolate_node(places, action.node, isolation, now_wall_s)
     for trouble in [*([refused] if refused else []), *written.troubles]:
         log.warning("not_quarantined", node=action.node, why=trouble)
+    return refused

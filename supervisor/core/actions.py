@@ -170,6 +170,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     lost_s: dict[str, float]
     """detecting, stopping, starting, redoing, other"""
     last_step: int | None
+    requeue: str = ""
+    """Whether the scheduler was to start the job again: empty (no), or as State.requeue has it."""
 
 
 class Requeue(_Action, frozen=True, kw_only=True, tag="requeue"):
@@ -177,6 +179,8 @@ class Requeue(_Action, frozen=True, kw_only=True, tag="requeue"):
 
     exclude: list[str] = []
     """Nodes that it is not to get again."""
+    until_s: float = 0.0
+    """A scheduler that does not answer is asked again until then."""
     summary: Summary
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import preemption
+from guardrun.supervisor.core import preemption, requeues
 from guardrun.supervisor.core.actions import Action, Say, StopAttempt
 from guardrun.supervisor.core.crash import blame
 from guardrun.supervisor.core.endings import finish, record_attempt
@@ -151,7 +151,7 @@ def on_unheld(state: State, now_s: float) -> list[Action]:
 def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> list[Action]:
     """The launcher is already stopping the ranks; wait for it to say that nothing is left."""
     if state.phase is Phase.ENDING:
-        return []
+        return requeues.on_stop(state, event.signum, now_s)
     state.signum = event.signum
     state.suspicion, state.look_since_s, state.crash = None, None, None
     state.ledger.switch(OTHER, now_s)

@@ -44,6 +44,7 @@ def summary(state: State, now_s: float) -> Summary:
         goodput=round(state.ledger.goodput(now_s), 4),
         lost_s=state.ledger.lost_s(now_s),
         last_step=state.best_step or None,
+        requeue=state.requeue,
     )
 
 

@@ -32,7 +32,7 @@ from guardrun.supervisor.core import (
     watch,
 )
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Action, FinishRun, ReadExits, Say, TakeLook
+from guardrun.supervisor.core.actions import Action, FinishRun, Isolate, ReadExits, Say, TakeLook
 from guardrun.supervisor.core.blame import isolate_again
 from guardrun.supervisor.core.endings import record_attempt, summary
 from guardrun.supervisor.core.ledger import OTHER, STARTING
@@ -74,6 +74,7 @@ class Engine:
         if len(state.story) > STORY_LENGTH:
             del state.story[0]
         actions = _HANDLERS[name](state, event, now_s) if name != IGNORE else []
+        state.nodes.unsettled.update({a.node: a.incident for a in actions if isinstance(a, Isolate)})
         state.last_s = now_s
         return actions
 
@@ -130,11 +131,11 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     state.is_detailed = False
     state.suspicion, state.look_since_s, state.crash = None, None, None
     state.verdict_incident, state.signum, state.is_held = "", 0, False
-    state.outcome, state.give_up_reason, state.exit_code = "running", "", 0
+    state.outcome, state.give_up_reason, state.exit_code, state.requeue = "running", "", 0, ""
     # Nothing is known of the time since the last event: whatever ran then was not this run for long.
     state.ledger.reclassify(OTHER, state.last_s, now_s)
     state.ledger.switch(STARTING, now_s)
-    return orders.choose(state, now_s)
+    return [*isolate_again(state, now_s), *orders.choose(state, now_s)]
 
 
 def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s: float) -> list[Action]:
@@ -242,6 +243,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_past_read": incidents.on_past_read,
     "on_node_told": nodes.on_node_told,
     "on_not_isolated": nodes.on_not_isolated,
+    "on_isolation_settled": nodes.on_isolation_settled,
     "on_node_joined": fleet.on_node_joined,
     "on_node_silent": fleet.on_node_silent,
     "on_node_heard": fleet.on_node_heard,

@@ -43,6 +43,7 @@ _ALWAYS: dict[type, str] = {
     ev.PastRead: "on_past_read",
     ev.NodeTold: "on_node_told",
     ev.NotIsolated: "on_not_isolated",
+    ev.IsolationSettled: "on_isolation_settled",
     ev.NodeJoined: "on_node_joined",
     ev.NodeSilent: "on_node_silent",
     ev.NodeHeard: "on_node_heard",

@@ -89,8 +89,16 @@ def on_not_isolated(state: State, event: ev.NotIsolated, now_s: float) -> list[A
     if state.nodes.isolated.get(event.node) != event.incident:
         return []
     del state.nodes.isolated[event.node]
+    state.nodes.unsettled.pop(event.node, None)
     said = Say(text=f"{event.node} could not be put under quarantine: {event.why}", level="warn")
     return [change(state, event.incident, action="none"), said]
+
+
+def on_isolation_settled(state: State, event: ev.IsolationSettled, now_s: float) -> list[Action]:
+    """Nothing of it is to be done again."""
+    if state.nodes.unsettled.get(event.node) == event.incident:
+        del state.nodes.unsettled[event.node]
+    return []
 
 
 def on_report(state: State, now_s: float) -> list[Action]:

@@ -48,6 +48,8 @@ class Notice(msgspec.Struct, kw_only=True):
     """Nothing is alive, and a last look for a checkpoint is being taken."""
     asked_s: float = 0.0
     """When that look, or the requeue, was asked for; 0 = neither is awaited."""
+    until_s: float = 0.0
+    """A requeue is asked for again until then, where the scheduler does not answer."""
     is_requeued: bool | None = None
     """None: it was not asked for, or there is no answer."""
     requeue_why: str = ""

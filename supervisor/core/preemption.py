@@ -18,19 +18,26 @@ from __future__ import annotations
 import signal
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Action, AskCheckpoint, Requeue, Say, SeekCheckpoint
+from guardrun.supervisor.core.actions import Action, AskCheckpoint, Say, SeekCheckpoint
 from guardrun.supervisor.core.drains import note_drained
-from guardrun.supervisor.core.endings import finish, record_attempt, summary
+from guardrun.supervisor.core.endings import finish, record_attempt
 from guardrun.supervisor.core.ledger import OTHER
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.notice import SIGNAL, TIME_LIMIT
 from guardrun.supervisor.core.noticewords import tell
 from guardrun.supervisor.core.orders import stop
-from guardrun.supervisor.core.requeues import ANSWER_S, CANCELLED, TERM, finish_run, moved, order, requeue_or_finish
+from guardrun.supervisor.core.requeues import (
+    ANSWER_S,
+    CANCELLED,
+    RESERVE_S,
+    TERM,
+    ask,
+    on_no_answer,
+    order,
+    requeue_or_finish,
+)
 from guardrun.supervisor.core.state import State
 
-RESERVE_S = 5.0
-"""After the last rank has ended: for the record, and for the requeue."""
 RUNNING = "running"
 """The job goes on, as far as the scheduler knows: whoever sent SIGTERM wants this step of it to end."""
 
@@ -149,7 +156,7 @@ def order_again(state: State, now_s: float) -> list[Action]:
     """A new supervisor knows of no request."""
     notice = state.notice
     if notice.asked_s and not notice.cause:
-        return [Requeue(exclude=sorted(state.nodes.isolated), summary=summary(state, now_s))]
+        return [ask(state, now_s)]
     if not notice.cause:
         return []
     if notice.is_sought:
@@ -170,7 +177,7 @@ def due_s(state: State) -> float | None:
     if state.phase in (Phase.NEW, Phase.ENDED):
         return None
     if notice.asked_s:
-        return notice.asked_s + ANSWER_S
+        return max(notice.asked_s, notice.until_s) + ANSWER_S
     if not notice.cause and state.signum:
         return None
     if not notice.cause:
@@ -185,9 +192,8 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     notice, at_s = state.notice, due_s(state)
     if at_s is None or now_s < at_s:
         return []
-    if notice.asked_s and not notice.cause:
-        notice.asked_s, notice.requeue_why = 0.0, f"no answer for {ANSWER_S:.0f} s"
-        return moved(state, now_s)
+    if notice.asked_s and not notice.is_sought:
+        return on_no_answer(state, now_s)
     if not notice.cause:
         notice.cause, notice.began_s = TIME_LIMIT, now_s
         notice.deadline_s = max(notice.end_s - _reserve_s(state), now_s)
@@ -195,9 +201,6 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     if notice.is_sought:
         notice.is_sought, notice.asked_s = False, 0.0
         return requeue_or_finish(state, now_s)
-    if notice.asked_s:
-        notice.asked_s, notice.requeue_why = 0.0, f"no answer for {ANSWER_S:.0f} s"
-        return finish_run(state, now_s)
     return _stop(state, now_s) if notice.request else _request(state)
 
 

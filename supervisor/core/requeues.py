@@ -14,9 +14,15 @@ from guardrun.supervisor.core.state import State
 
 ANSWER_S = 30.0
 """A last look for a checkpoint, or a requeue, that nobody answered for this long is not waited for any more."""
+PATIENCE_S = 600.0
+"""A scheduler that does not answer is asked again for so long at most: its controller is restarted in less."""
+LAST_S = 2.0
+"""Before the job's end: for the record of a requeue that could not be made."""
 CANCELLED = "cancelled"
 """SchedulerTold.why: a person wants the end."""
 TERM = int(signal.SIGTERM)
+RESERVE_S = 5.0
+"""After the last rank has ended: for the record, and for the requeue."""
 
 
 def on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
@@ -24,8 +30,52 @@ def on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
     notice = state.notice
     if not notice.asked_s or notice.is_sought:
         return []
-    notice.asked_s, notice.is_requeued, notice.requeue_why = 0.0, event.is_done, event.why
+    notice.is_requeued = event.is_done
+    note_answer(state, event)
+    return _answered(state, event.why, now_s)
+
+
+def note_answer(state: State, event: ev.Requeued) -> None:
+    """For whoever comes later: is it still to be asked for?"""
+    state.requeue = "done" if event.is_done else "unanswered" if event.is_silent else "refused"
+
+
+def on_no_answer(state: State, now_s: float) -> list[Action]:
+    """Not even the supervisor's own threads have said anything."""
+    state.requeue = "unanswered"
+    return _answered(state, f"no answer for {now_s - state.notice.asked_s:.0f} s", now_s)
+
+
+def on_stop(state: State, signum: int, now_s: float) -> list[Action]:
+    """A person, or the scheduler's last word, while the requeue is awaited."""
+    notice = state.notice
+    if not notice.asked_s or notice.is_sought:
+        return []
+    state.signum, state.requeue = signum, "refused" if signum == signal.SIGINT else "unanswered"
+    if notice.cause:
+        return _answered(state, f"{signal.Signals(signum).name} came first", now_s)
+    return finish(state, "interrupted", 128 + signum, f"signal {signum}", now_s)
+
+
+def _answered(state: State, why: str, now_s: float) -> list[Action]:
+    notice = state.notice
+    notice.asked_s, notice.until_s, notice.requeue_why = 0.0, 0.0, why
     return finish_run(state, now_s) if notice.cause else moved(state, now_s)
+
+
+def requeue(state: State, exclude: list[str], until_s: float, now_s: float) -> Requeue:
+    """Have the job started again; state tells how the run has ended until then."""
+    state.requeue = "asked"
+    return Requeue(exclude=exclude, until_s=round(until_s, 3), summary=summary(state, now_s))
+
+
+def _until_s(state: State, now_s: float) -> float:
+    """As long as the job has, as far as that is known."""
+    notice, most_s = state.notice, now_s + PATIENCE_S
+    if not notice.cause:
+        return most_s
+    end_s = notice.end_s if notice.end_s > now_s else notice.deadline_s + state.settings.stop_grace_s + RESERVE_S
+    return min(max(end_s - LAST_S, now_s), most_s)
 
 
 def may_move(state: State) -> bool:
@@ -35,11 +85,18 @@ def may_move(state: State) -> bool:
 
 def move(state: State, reason: str, now_s: float) -> list[Action]:
     """Nothing is alive: end the run unfinished, for the job to go on without the nodes that are left out."""
-    state.phase, state.notice.asked_s = Phase.ENDING, now_s
+    state.phase = Phase.ENDING
     state.ledger.switch(OTHER, now_s)
     state.outcome, state.exit_code, state.give_up_reason = "interrupted", state.exit_code or 1, reason
     said = Say(text=f"{reason}: the job is requeued, to get another", level="warn")
-    return [said, Requeue(exclude=sorted(state.nodes.isolated), summary=summary(state, now_s))]
+    return [said, ask(state, now_s)]
+
+
+def ask(state: State, now_s: float) -> Requeue:
+    """Ask for the requeue; its answer is awaited from now on."""
+    notice = state.notice
+    notice.asked_s, notice.until_s = now_s, _until_s(state, now_s)
+    return requeue(state, sorted(state.nodes.isolated), notice.until_s, now_s)
 
 
 def moved(state: State, now_s: float) -> list[Action]:
@@ -48,16 +105,15 @@ def moved(state: State, now_s: float) -> list[Action]:
     if notice.is_requeued:
         return finish(state, "interrupted", state.exit_code, state.give_up_reason, now_s)
     reason = f"{state.give_up_reason}; the job could not be requeued: {notice.requeue_why}"
-    return [Say(text=f"giving up: {reason}", level="bad"), *finish(state, "gave_up", state.exit_code, reason, now_s)]
+    outcome = "interrupted" if state.requeue == "unanswered" else "gave_up"  # what gave up is not gone on with
+    return [Say(text=f"giving up: {reason}", level="bad"), *finish(state, outcome, state.exit_code, reason, now_s)]
 
 
 def requeue_or_finish(state: State, now_s: float) -> list[Action]:
     """The run's end after a notice; the job's next start is asked for before."""
-    notice = state.notice
     actions = tell(state, now_s)
     if not _wants_requeue(state):
         return actions + finish_run(state, now_s)
-    notice.asked_s = now_s
     return [*actions, order(state, now_s)]
 
 
@@ -72,7 +128,7 @@ def _wants_requeue(state: State) -> bool:
 def order(state: State, now_s: float) -> Action:
     """Have the job requeued, the run's end being written before."""
     state.outcome, state.exit_code, state.give_up_reason = _outcome(state)
-    return Requeue(exclude=sorted(state.nodes.isolated), summary=summary(state, now_s))
+    return ask(state, now_s)
 
 
 def _outcome(state: State) -> tuple[str, int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,7 +83,14 @@ def _rescue(call: Call) -> int:
         raise CtlError("this is no Slurm job")
     run_dir = guard_dir(call.arguments.guard_dir, call.environ, call.cwd) / call.arguments.run
     try:
-        done = rescue_run(run_dir, here.job, here.restarts, Slurm(call.environ), time.time())
+        done = rescue_run(
+            run_dir,
+            here.job,
+            here.restarts,
+            Slurm(call.environ),
+            time.time(),
+            silent=lambda text: sys.stderr.write(f"guardctl: {text}\n"),
+        )
     except OSError as error:
         raise CtlError(f"{run_dir}: {error.strerror}") from None
     if call.out.is_json:

@@ -35,6 +35,7 @@ def summary_json(
         "lost_s": {use: round(seconds, 3) for use, seconds in summary.lost_s.items()},
         "restarts": summary.restarts,
         "last_step": summary.last_step,
+        **({"requeue": summary.requeue} if summary.requeue else {}),
         "attempts": [_attempt(attempt, wall) for attempt in summary.attempts],
         "incidents": msgspec.to_builtins(summary.incidents, str_keys=True),
         **({"shares": shares} if shares else {}),

@@ -104,6 +104,7 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.NodeLeft(node="n0", why="told to end"),
         ev.NodesChecked(check=1, faulty={"n1": "reaches none"}, said=["n0 and n2 are slow to each other"]),
         ev.NotIsolated(node="node-a", incident="001", why="released by ada"),
+        ev.IsolationSettled(node="node-a", incident="001"),
         ev.NodeTold(node="node-a", findings=[XID], devices={0: ev.Device(subject="gpu:GPU-0", index=0)}),
         ev.GcHeld(attempt=attempt, global_rank=0, duration_s=2.0, generation=2, collected=1, step=10),
         ev.HooksMissing(attempt=attempt, global_ranks=[0], reason="-E"),

@@ -23,6 +23,7 @@ NAMED = ("--guard-run-id", "mine")
 SLURM = """#!/bin/sh
 echo "$@" >> {calls}
 [ "$1" = show ] && cat {job} && exit
+[ "$1" = requeue ] && [ -e {away} ] && rm {away} && echo "Unable to contact slurm controller" >&2 && exit 1
 [ "$1" = requeue ] && echo requeued > {requeued}
 exit 0
 """
@@ -37,12 +38,14 @@ class FakeSlurm:
 
     def __init__(self, folder: Path, state: str = "RUNNING", end_s: float = 3600.0, preempt_s: float = 0.0) -> None:
         self.calls, self.requeued, job = folder / "calls", folder / "requeued", folder / "job"
+        self.away = folder / "away"
+        """While it is there, the next order to requeue finds no controller."""
         now = time.time()
         preempt = f"{now + preempt_s:.0f}" if preempt_s else "None"
         job.write_text(JOB.format(state=state, end=f"{now + end_s:.0f}", preempt=preempt))
         program = folder / "bin" / "scontrol"
         program.parent.mkdir()
-        program.write_text(SLURM.format(calls=self.calls, job=job, requeued=self.requeued))
+        program.write_text(SLURM.format(calls=self.calls, job=job, requeued=self.requeued, away=self.away))
         program.chmod(0o755)
         self.env: dict[str, str | None] = {
             "PATH": f"{program.parent}:{os.environ['PATH']}",
@@ -177,6 +180,7 @@ def test_while_an_attempt_is_being_stopped(edge: EdgeRuns) -> None:
 
 def test_the_time_limit_is_seen_coming_and_the_job_is_requeued(edge: EdgeRuns) -> None:
     slurm = FakeSlurm(edge.folder, end_s=26)
+    slurm.away.touch()
     run = edge.start(
         "plain.py",
         *LONG,
@@ -186,9 +190,12 @@ def test_the_time_limit_is_seen_coming_and_the_job_is_requeued(edge: EdgeRuns) -
         env=slurm.env,
         config=f"{RESUME}[restart]\nstop_grace_s = 1\n",
     )
-    incident = check_saved(finish(run, 60), 143, "time_limit")
+    finished = finish(run, 60)
+    incident = check_saved(finished, 143, "time_limit")
     assert incident["evidence"]["requeued"] is True and incident["action"] == "restart"
     assert slurm.requeued.exists()
+    assert "Unable to contact slurm controller; it is asked again for" in finished.stderr
+    assert finished.summary is not None and finished.summary["requeue"] == "done"
 
 
 def test_sigterm_of_a_preemption_saves_first(edge: EdgeRuns) -> None:

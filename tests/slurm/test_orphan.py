@@ -63,7 +63,8 @@ def test_a_slurm_that_is_silent_is_asked_again_and_a_job_that_is_gone_is_not(
     else:
         with pytest.raises(KeyboardInterrupt):
             rescue_job("5", 0, slurm=slurm, sleep=sleep)
-        assert rescue_job("5", 0, slurm=slurm, sleep=sleep, patience_s=0) is None
+        given_up = rescue_job("5", 0, slurm=slurm, sleep=sleep, patience_s=0)
+        assert given_up is not None and "by hand: scontrol requeue 5" in given_up.text
 
 
 def test_a_run_is_cut_short_so_often_and_no_more(tmp_path: Path, fake_slurm: FakeSlurm) -> None:

@@ -1,0 +1,107 @@
+"""A scheduler that is away for a while: what is asked of it is asked again, and not forgotten by who comes next."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.requeues import LAST_S, PATIENCE_S
+from tests.core.conftest import Told
+from tests.core.test_preemption import finish, left, noticed, requeueable, secured
+
+
+def asked(actions: list[ac.Action]) -> ac.Requeue:
+    [found] = [action for action in actions if isinstance(action, ac.Requeue)]
+    return found
+
+
+def isolated(actions: list[ac.Action]) -> list[tuple[str, str]]:
+    return [(action.node, action.cause) for action in actions if isinstance(action, ac.Isolate)]
+
+
+@pytest.mark.parametrize(
+    ("end_s", "until_s"),
+    [(200.0, 200.0 - LAST_S), (4000.0, 24.0 + PATIENCE_S), (0.0, 24.0 + PATIENCE_S), (10.0, 24.0 + PATIENCE_S)],
+)
+def test_a_requeue_is_tried_as_long_as_the_job_has(told: Told, end_s: float, until_s: float) -> None:
+    told.running(is_named=True)
+    told.tell(ev.SchedulerTold(end_s=end_s, may_requeue=True), 5.0)
+    noticed(told, is_forwarded=False)
+    secured(told, 23.0)
+    assert asked(told.stopped(24.0)).until_s == pytest.approx(until_s, abs=0.01)
+
+
+def test_after_sigterm_it_is_tried_until_the_ranks_would_be_killed(told: Told) -> None:
+    told.running(is_named=True, term_grace_s=30.0)
+    told.tell(ev.SchedulerTold(may_requeue=True), 5.0)
+    told.tell(ev.PreemptionNoticed(signum=int(signal.SIGTERM)), 20.0)
+    secured(told, 23.0)
+    assert asked(told.stopped(24.0)).until_s == pytest.approx(50.0 - LAST_S, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (ev.Requeued(is_done=True), "done"),
+        (ev.Requeued(is_done=False, why="no"), "refused"),
+        (ev.Requeued(is_done=False, why="no answer", is_silent=True), "unanswered"),
+    ],
+)
+def test_what_became_of_it_is_told(told: Told, answer: ev.Requeued, state: str) -> None:
+    assert asked(requeueable(told)).summary.requeue == "asked"
+    assert finish(told.tell(answer, 300.0)).requeue == state
+
+
+def test_a_run_that_leaves_a_node_is_unfinished_where_nobody_answered(told: Told) -> None:
+    asked(left(told))
+    ended = finish(told.tell(ev.Requeued(is_done=False, why="no answer", is_silent=True)))
+    assert (ended.outcome, ended.requeue) == ("interrupted", "unanswered")
+
+
+@pytest.mark.parametrize(("signum", "state"), [(signal.SIGINT, "refused"), (signal.SIGTERM, "unanswered")])
+def test_a_signal_while_it_is_tried_is_not_made_to_wait(told: Told, signum: signal.Signals, state: str) -> None:
+    requeueable(told)
+    ended = finish(told.tell(ev.StopRequested(signum=int(signum)), 30.0))
+    assert (ended.outcome, ended.exit_code, ended.requeue) == ("preempted", 128 + signum, state)
+
+
+def test_a_person_who_ends_a_run_that_would_leave_a_node(told: Told) -> None:
+    left(told)
+    ended = finish(told.tell(ev.StopRequested(signum=int(signal.SIGINT))))
+    assert (ended.outcome, ended.exit_code, ended.requeue) == ("interrupted", 130, "refused")
+
+
+# Isolating ---------------------------------------------------------------------------------------------
+
+
+def go_on(told: Told, after_s: float) -> list[ac.Action]:
+    """The job was killed, and is continued."""
+    continued = ev.RunContinued(
+        settings=told.state.settings, node="node-b", world_size=2, wall_s=0.0, session=told.state.session + 1
+    )
+    return told.tell(continued, told.now_s + after_s)
+
+
+def test_a_job_killed_in_the_middle_of_isolating_completes_it(told: Told) -> None:
+    left(told)
+    assert isolated(go_on(told, 200.0)) == [("node-a", "gpu_ecc")]
+    assert isolated(go_on(told, 100.0)) == [("node-a", "gpu_ecc")], "again, until it is known to be done"
+    told.tell(ev.IsolationSettled(node="node-a", incident="077"))
+    assert isolated(told.tell(ev.SupervisorRestarted())) == [("node-a", "gpu_ecc")], "that was another one"
+    told.tell(ev.IsolationSettled(node="node-a", incident="001"))
+    assert isolated(told.tell(ev.SupervisorRestarted())) == []
+    assert isolated(go_on(told, 10.0)) == [], "somebody may have undone it since"
+
+
+def test_an_isolation_that_is_a_day_old_is_not_gone_on_with(told: Told) -> None:
+    left(told)
+    assert isolated(go_on(told, 90000.0)) == []
+
+
+def test_an_isolation_that_may_not_be_is_not_tried_again(told: Told) -> None:
+    left(told)
+    told.tell(ev.NotIsolated(node="node-a", incident="001", why="ada has released it"))
+    assert isolated(go_on(told, 10.0)) == []

@@ -1,0 +1,290 @@
+"""Slurm that is away for a while: what is wanted of it is asked again, and said where nothing comes of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from guardrun.slurm.again import FIRST_S, MOST_S, Patience, ask_again
+from guardrun.slurm.commands import Slurm
+from guardrun.slurm.drain import lift_drain
+from guardrun.slurm.orphan import rescue_job, rescue_run
+from guardrun.slurm.requeue import RequeueState, requeue
+from guardrun.supervisor import draining
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.actions import Isolate
+from guardrun.supervisor.draining import Drains
+from guardrun.supervisor.requeuing import Asker, begin_requeue
+from tests.slurm.test_commands import JOB, FakeSlurm
+from tests.support.slurmlab import SlurmLab
+from tests.support.waiting import wait_until
+
+AWAY = "echo 'slurm_update error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+NODE = "NodeName=n3 State=IDLE Partitions=main"
+ISOLATE = Isolate(node="n3", incident="003", cause="gpu_ecc", summary="GPU 2 of n3 is bad.", evidence_s=1.0)
+BY_HAND = "scontrol update nodename=n3 state=drain 'reason=guardrun: run incident 003 gpu_ecc: GPU 2 of n3 is bad'"
+
+
+class Answer(NamedTuple):
+    is_silent: bool
+
+
+class Clock:
+    """Pauses that take no time."""
+
+    def __init__(self, is_over_at: float = 1e9) -> None:
+        self.now_s, self.pauses, self._is_over_at = 100.0, list[float](), is_over_at
+
+    def wait(self, seconds: float) -> bool:
+        self.pauses.append(seconds)
+        self.now_s += seconds
+        return self.now_s >= self._is_over_at
+
+    def patience(self, seconds: float) -> Patience:
+        return Patience(self.now_s + seconds, self.wait, lambda: self.now_s)
+
+
+# Asking again ----------------------------------------------------------------------------------------------------
+
+
+def test_pauses_grow_and_the_last_question_comes_at_the_end() -> None:
+    clock, told = Clock(), list[Answer]()
+    asked: list[float] = []
+
+    def ask() -> Answer:
+        asked.append(clock.now_s)
+        return Answer(True)
+
+    assert ask_again(ask, clock.patience(100.0), told.append).is_silent
+    assert clock.pauses[:5] == [FIRST_S, 4.0, 8.0, 16.0, MOST_S] and max(clock.pauses) == MOST_S
+    assert (asked[-1], told) == (200.0, [Answer(True)]), "to the very end, and it is said once"
+
+
+def test_an_answer_ends_it_and_so_does_the_end_of_the_run() -> None:
+    clock, answers = Clock(), iter([Answer(True), Answer(True), Answer(False)])
+    assert not ask_again(lambda: next(answers), clock.patience(100.0)).is_silent
+    assert len(clock.pauses) == 2
+    clock, count = Clock(is_over_at=104.0), list[int]()
+
+    def ask() -> Answer:
+        count.append(1)
+        return Answer(True)
+
+    ask_again(ask, clock.patience(100.0))
+    assert (len(count), len(clock.pauses)) == (3, 2), "one last question after the pause that was cut short"
+
+
+# Drain -----------------------------------------------------------------------------------------------------------
+
+
+class Bed:
+    """Drains against a scontrol of our own, and what is said."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self.said: list[str] = []
+        self.settled: list[str] = []
+        environ = {**slurm.environ, "SLURM_JOB_ID": "5"}
+        self.drains = Drains(
+            "run", lambda text, level: self.said.append(text), lambda a: self.settled.append(a.node), environ
+        )
+
+
+def away_until(path: Path, node: str = NODE) -> str:
+    """A scontrol that is away while there is no such file; then it takes drains."""
+    drained = f"{node.replace('IDLE', 'IDLE+DRAIN')} Reason=$(cat {path}.reason) [root@1]"
+    return (
+        f"[ -e {path} ] || {{ {AWAY}; }}\n"
+        f'if [ "$1" = update ]; then echo "${{4#reason=}}" > {path}.reason; exit 0; fi\n'
+        f'[ -e {path}.reason ] && echo "{drained}" || echo "{node}"'
+    )
+
+
+def test_a_drain_is_made_once_slurm_is_back(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("guardrun.slurm.again.FIRST_S", 0.05)
+    there = tmp_path / "there"
+    bed = Bed(fake_slurm(scontrol=away_until(there)))
+    text = bed.drains.drain(ISOLATE)
+    assert "Unable to contact slurm controller" in text and "asked again for 15 minutes" in text
+    assert bed.settled == []
+    there.touch()
+    wait_until(lambda: bed.settled == ["n3"], 10, "the drain")
+    wait_until(lambda: bed.said, 10, "that it is said")
+    bed.drains.close()
+    assert bed.said == ["n3 is drained: guardrun: run incident 003 gpu_ecc: GPU 2 of n3 is bad"]
+
+
+def test_at_the_run_s_end_it_is_tried_once_more(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    bed = Bed(fake_slurm(scontrol=away_until(there)))
+    bed.drains.drain(ISOLATE)
+    there.touch()
+    bed.drains.close()
+    assert (bed.settled, len(bed.said)) == (["n3"], 1) and "n3 is drained: " in bed.said[0]
+
+
+@pytest.mark.parametrize("scontrol", [AWAY, "exec sleep 60"], ids=["away", "hanging"])
+def test_what_could_not_be_drained_is_said_with_what_to_type(
+    fake_slurm: FakeSlurm, scontrol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("guardrun.slurm.commands.TIMEOUT_S", 0.2)
+    monkeypatch.setattr(draining, "LAST_CALL_S", 0.1)
+    monkeypatch.setattr(draining, "LAST_S", 0.5)
+    bed = Bed(fake_slurm(scontrol=scontrol))
+    bed.drains.drain(ISOLATE)
+    began_s = time.monotonic()
+    bed.drains.close()
+    assert time.monotonic() - began_s < 5
+    assert bed.settled == [], "who goes on with the run tries again"
+    assert [text.partition("by hand: ")[2] for text in bed.said] == [BY_HAND]
+
+
+def test_a_node_that_may_not_be_drained_is_asked_for_once(fake_slurm: FakeSlurm) -> None:
+    no = f"[ $1 = show ] && echo '{NODE}' || {{ echo 'slurm_update error: Invalid user id' >&2; exit 1; }}"
+    bed = Bed(fake_slurm(scontrol=no))
+    assert "this user may not" in bed.drains.drain(ISOLATE)
+    assert bed.settled == ["n3"]
+    bed.drains.close()
+    assert bed.said == []
+
+
+def test_outside_of_slurm_an_isolation_is_done_at_once() -> None:
+    settled: list[Isolate] = []
+    drains = Drains("run", lambda text, level: None, settled.append, {})
+    assert (drains.drain(ISOLATE), settled) == ("", [ISOLATE])
+    drains.close()
+
+
+def test_a_release_that_slurm_does_not_hear_of_is_said(fake_slurm: FakeSlurm) -> None:
+    text = lift_drain("n3", fake_slurm(scontrol=AWAY).environ)
+    assert "Unable to contact" in text and "scontrol update nodename=n3 state=undrain" in text
+
+
+# Requeue ---------------------------------------------------------------------------------------------------------
+
+
+def requeued(slurm: Slurm, patience_s: float, wait: float = 0.02) -> tuple[ev.Requeued, list[str]]:
+    """What begin_requeue tells, and says."""
+    told: list[ev.Requeued] = []
+    said: list[str] = []
+    is_told = threading.Event()
+
+    def answered(event: ev.Requeued) -> None:
+        told.append(event)
+        is_told.set()
+
+    def pause(seconds: float) -> bool:
+        time.sleep(wait)
+        return False
+
+    environ = {**slurm.environ, "SLURM_JOB_ID": "2", "SLURM_RESTART_COUNT": "1"}
+    begin_requeue(environ, ["n2"], patience_s, Asker(lambda text, level: said.append(text), pause, answered))
+    assert is_told.wait(20)
+    return told[0], said
+
+
+def test_a_requeue_is_made_once_slurm_is_back(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    calls = f'echo "$*" >> {tmp_path}/calls\n'
+    slurm = fake_slurm(
+        scontrol=f"{calls}[ -e {there} ] || {{ touch {there}; {AWAY}; }}\n[ $1 = show ] && echo '{JOB}'; true"
+    )
+    event, said = requeued(slurm, 60.0)
+    assert event.is_done and "without n4, n2" in event.why
+    [once] = said
+    assert "asked again for 60 s. By hand: scontrol requeue 2" in once
+    assert "requeue 2_7\nupdate jobid=2_7 excnodelist=n4,n2\n" in (tmp_path / "calls").read_text()
+
+
+def test_a_requeue_that_nobody_answered_is_said_with_what_to_type(fake_slurm: FakeSlurm) -> None:
+    event, said = requeued(fake_slurm(scontrol=AWAY), 1.0)
+    assert (event.is_done, event.is_silent, len(said)) == (False, True, 1)
+    assert event.why.endswith("; by hand: scontrol requeue 2")
+
+
+def test_an_order_whose_answer_was_lost_is_found_done_and_its_list_of_nodes_made_good(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    again = JOB.replace("Restarts=1", "Restarts=2").replace("JobState=RUNNING Reason", "JobState=PENDING Reason")
+    slurm = fake_slurm(scontrol=f'echo "$*" >> {tmp_path}/calls\n[ $1 = show ] && echo "{again}"; true')
+    done = requeue("2_7", ["n2"], slurm, own_restarts=1)
+    assert done.state is RequeueState.DONE and done.excluded == ("n4", "n2")
+    assert (tmp_path / "calls").read_text().splitlines()[1:] == ["update jobid=2_7 excnodelist=n4,n2"]
+
+
+def test_a_job_that_is_cancelled_meanwhile_is_not_started_again(fake_slurm: FakeSlurm) -> None:
+    ending = JOB.replace("JobState=RUNNING Reason", "JobState=COMPLETING Reason")
+    done = requeue("2_7", [], fake_slurm(scontrol=f"[ $1 = show ] && echo '{ending}'"), own_restarts=1)
+    assert (done.state, done.text) == (RequeueState.IMPOSSIBLE, "job 2_7 was cancelled")
+
+
+# Rescue ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ended", "is_done"),
+    [
+        ({"outcome": "preempted", "requeue": "unanswered"}, True),
+        ({"outcome": "interrupted", "requeue": "asked"}, True),
+        ({"outcome": "preempted", "requeue": "refused"}, False),
+        ({"outcome": "interrupted"}, False),
+        ({"outcome": "finished"}, False),
+        ([], False),
+    ],
+)
+def test_a_batch_script_makes_the_requeue_that_was_still_wanted(
+    fake_slurm: FakeSlurm, tmp_path: Path, ended: object, is_done: bool
+) -> None:
+    slurm = fake_slurm(scontrol=f"[ $1 = show ] && echo '{JOB}'; true")
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "summary.json").write_text(json.dumps(ended))
+    done = rescue_run(tmp_path, "2_7", 1, slurm, 1e9)
+    assert done.is_done is is_done
+    assert ("still to be made: job 2_7 is back in the queue" in done.text) is is_done
+
+
+def test_a_batch_script_asks_a_silent_slurm_again(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    slurm = fake_slurm(scontrol=f"[ -e {there} ] || {{ {AWAY}; }}\n[ $1 = show ] && echo '{JOB}'; true")
+    (tmp_path / "run.json").write_text("{}")
+    said: list[str] = []
+    done = rescue_run(tmp_path, "2_7", 1, slurm, 1e9, wait=lambda seconds: there.touch(), silent=said.append)
+    assert done.is_done and "Unable to contact" in said[0] and "asked again for 10 minutes" in said[0]
+    there.unlink()
+    given_up = rescue_run(tmp_path, "2_7", 1, slurm, 1e9, wait=lambda seconds: True)
+    assert not given_up.is_done and given_up.text.endswith("by hand: scontrol requeue 2_7")
+
+
+def test_another_node_s_requeue_is_tried_until_slurm_answers(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    job = JOB.replace("NodeList=n[1-2]", "BatchHost=n9 NodeList=n[1-2]")
+    answers = f"case $1$2 in showjob) echo '{job}';; shownode) echo 'NodeName=n9 State=DOWN';; esac"
+    slurm = fake_slurm(scontrol=f"[ $1 != requeue -o -e {there} ] || {{ {AWAY}; }}\n{answers}")
+    done = rescue_job("2_7", 1, slurm=slurm, sleep=lambda seconds: there.touch())
+    assert done is not None and done.is_done and there.exists()
+
+
+# A real one ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.real("slurm")
+def test_a_controller_that_is_started_anew(slurm_lab: SlurmLab, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    settled: list[str] = []
+    environ = {**slurm.environ, "SLURM_JOB_ID": "1"}
+    drains = Drains("run", lambda text, level: said.append(text), lambda a: settled.append(a.node), environ)
+    with monkeypatch.context() as patch:
+        patch.setattr("guardrun.slurm.commands.TIMEOUT_S", 1.0)  # its own words come after ten
+        slurm_lab.stop_controller()
+        assert "asked again" in drains.drain(ISOLATE)
+    slurm_lab.start_controller()
+    wait_until(lambda: settled, 40, "the drain", every_s=0.1)
+    drains.close()
+    assert said == ["n3 is drained: guardrun: run incident 003 gpu_ecc: GPU 2 of n3 is bad"]
+    assert slurm_lab.node("n3")["Reason"] == "guardrun: run incident 003 gpu_ecc: GPU 2 of n3 is bad"
