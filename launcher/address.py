@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Iterable
 
 NOWHERE = "192.0.2.1"
 """Of a network that does not exist (RFC 5737): asking for the way there sends nothing."""
@@ -32,6 +33,67 @@ def is_own(host: str) -> bool:
     except OSError:
         return False
     return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def does_resolve(host: str) -> bool:
+    """Whether anything is known here of a host's name."""
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address stands, on whichever host, for that host itself."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return plain_name(host).partition(".")[0] == "localhost"
+
+
+def is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).version == 6
+    except ValueError:
+        return False
+
+
+def plain_name(host: str) -> str:
+    """A name as names are compared: case does not matter, nor the dot that ends a full one."""
+    return host.strip().rstrip(".").lower()
+
+
+def names_of(host: str) -> list[str]:
+    """What a host is known by here: the name that was written, and the addresses behind it; of this one, its own name.
+
+    Nodes may write the head's name differently, and resolve it differently: two lists that share an entry are of one
+    host. What stands for another host on each (127.0.0.1, localhost) is no such entry.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    names = [] if is_loopback(host) else [plain_name(host)]
+    own = [plain_name(socket.gethostname())] if is_own(host) else []
+    return list(dict.fromkeys([*names, *_addresses(str(address[0]) for *_, address in found), *own]))
+
+
+def own_names() -> list[str]:
+    """All that other nodes may know this host by."""
+    import psutil  # for heads of several nodes alone
+
+    names = [plain_name(socket.gethostname()), plain_name(socket.getfqdn())]
+    addresses = [one.address for found in psutil.net_if_addrs().values() for one in found if one.family in _INTERNET]
+    return list(dict.fromkeys([*(name for name in names if not is_loopback(name)), *_addresses(addresses)]))
+
+
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+
+
+def _addresses(found: Iterable[str]) -> list[str]:
+    """In their usual form, without those that stand for another host on each."""
+    known = (ipaddress.ip_address(text.partition("%")[0]) for text in found)
+    return [str(one) for one in known if not one.is_loopback and not one.is_link_local and not one.is_unspecified]
 
 
 def _can_bind(family: int, address: tuple[object, ...]) -> bool:

@@ -31,6 +31,8 @@ class View:
     """That this guardrun has done."""
     is_alone: bool = True
     """No other nodes: restarting is for this one to decide."""
+    is_head: bool = False
+    """Of several nodes: its exit status is the job's."""
 
 
 def exit_status(exitcode: int) -> int:
@@ -43,6 +45,22 @@ def first_failure(exitcodes: dict[int, int], stopped_by_us: list[int]) -> int | 
     return next((code for rank, code in exitcodes.items() if code != 0 and rank not in stopped_by_us), None)
 
 
+def ended_well(view: View) -> bool:
+    """All of this node's ranks have, by themselves."""
+    return len(view.exitcodes) == view.world_size and not any(view.exitcodes.values()) and not view.stopped_by_us
+
+
+def end_words(view: View) -> str:
+    """Why the head ends as it does where nothing here has failed; empty: something has."""
+    if not view.is_head or view.attempt < 0 or first_failure(view.exitcodes, view.stopped_by_us) is not None:
+        return ""
+    here = "have ended well" if ended_well(view) else "were stopped"
+    return (
+        f"this node's {view.world_size} ranks {here}; how those of the other nodes ended is not known here without a "
+        "supervisor, so the exit status is 1: each node's own output says"
+    )
+
+
 def next_order(view: View, max_restarts: int, grace_s: float) -> Order | None:
     """What the lost supervisor would order now, were it torchrun."""
     if view.is_stopping:
@@ -52,8 +70,9 @@ def next_order(view: View, max_restarts: int, grace_s: float) -> Order | None:
     failure = first_failure(view.exitcodes, view.stopped_by_us)
     if not view.is_stopped:
         return None if failure is None else Stop(attempt=view.attempt, grace_s=grace_s)
-    if failure is None and len(view.exitcodes) == view.world_size and not view.stopped_by_us:
-        return Finish(exit_code=0)
+    if ended_well(view):
+        # How the other nodes' ranks have ended is not known, and a job that failed must not pass for one that did well.
+        return Finish(exit_code=1 if view.is_head else 0)
     # Without a failure it was the supervisor that had it stopped, to be started again: that is still to be done.
     if view.restarts < max_restarts and view.is_alone:
         return Start(attempt=view.attempt + 1, checkpoint=view.checkpoint)

@@ -30,6 +30,8 @@ class Flags:
     """What torchrun's parser would have returned."""
     is_max_restarts_given: bool
     """By flag or by PET_MAX_RESTARTS."""
+    is_node_rank_given: bool = True
+    """By flag or by PET_NODE_RANK."""
     config: Path | None = None
     dir: Path | None = None
     run_id: str | None = None
@@ -57,6 +59,7 @@ def parse_flags(arguments: Sequence[str], make_parser: Callable[[], argparse.Arg
     usage = parser.format_usage().partition("guardrun")[2].rstrip()
     parser.usage = "%(prog)s [--guard-… …]" + usage.replace("%", "%%")  # guardrun's own are in the help, in a group
     restarts = _forget_default(parser, "max_restarts")
+    node_rank = _forget_default(parser, "node_rank")
     _add_guard_flags(parser)
     place = find_script(parser, arguments)
     shown = arguments if place is None else arguments[: place + 1]
@@ -67,10 +70,14 @@ def parse_flags(arguments: Sequence[str], make_parser: Callable[[], argparse.Arg
     is_given = namespace.max_restarts is not None
     if not is_given:
         namespace.max_restarts = restarts
+    is_node_rank_given = namespace.node_rank is not None
+    if not is_node_rank_given:
+        namespace.node_rank = node_rank
     own = {name: namespace.__dict__.pop(name) for name in list(vars(namespace)) if name.startswith(_DEST_PREFIX)}
     return Flags(
         torch=namespace,
         is_max_restarts_given=is_given,
+        is_node_rank_given=is_node_rank_given,
         config=own["guard_config"],
         dir=own["guard_dir"],
         run_id=own["guard_run_id"],

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from guardrun.launcher.address import find_address, is_own
+from guardrun.launcher.address import does_resolve, find_address, is_ipv6, is_loopback, is_own, names_of, own_names
 from guardrun.launcher.elastic import Plan, parse_nodes
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.coordinator.joinfile import join_file_path
+from guardrun.supervisor.coordinator.joinfile import (
+    EVERY,
+    JoinError,
+    NotThere,
+    join_file_path,
+    on_host,
+    read_join_file,
+    try_writing,
+)
+from guardrun.supervisor.coordinator.living import is_listening
 from guardrun.supervisor.core.events import FleetPlan, Settings
 from guardrun.supervisor.rundir import FleetFile
 
@@ -27,6 +37,8 @@ DEFAULT_NODES = "1:1"
 """torchrun's --nnodes."""
 DEFAULT_MASTER = "127.0.0.1"
 """torchrun's --master-addr."""
+DEFAULT_PORTS = {"static": 29500, "c10d": 29400}
+"""torchrun's, by --rdzv-backend (torch/distributed/run.py; elastic/rendezvous/c10d_rendezvous_backend.py)."""
 MUNGE = "munge"
 """In [fleet] join: no folder is shared, munge says who is who."""
 NODES_FOLDER = ".nodes"
@@ -53,9 +65,15 @@ class Fleet:
     """The head's host, as far as it is known before it has said anything; empty: not at all."""
     meet_port: int = 0
     """Where it introduces itself, unless [fleet] port says otherwise."""
+    awaited: str = ""
+    """Who leads, in words."""
+    is_by_host: bool = False
+    """The key holds for a job of each host: the head's tells them apart."""
+    warning: str = ""
+    """Said once."""
 
 
-def plan_fleet(args: Any, config: Config, environ: Mapping[str, str]) -> Fleet | None:
+def plan_fleet(args: Any, config: Config, environ: Mapping[str, str], is_node_rank_given: bool = True) -> Fleet | None:
     """None: one node. Sets args.nnodes where the scheduler says how many. Raises FleetError, or what torch raises."""
     spares = config.fleet.spares
     step = _read_step(environ, args, spares)
@@ -65,21 +83,45 @@ def plan_fleet(args: Any, config: Config, environ: Mapping[str, str]) -> Fleet |
     if args.standalone or (most == 1 and not spares) or not 1 <= least <= most:
         return None
     plan = FleetPlan(least=least, most=most, spares=spares)
-    host = _endpoint_host(args)
+    host, named_port = _endpoint(args)
     if step is not None and step.node_count > 1:
         leads = step.node_id == 0
         head = host or (step.nodes[0] if step.nodes else "")
         key, port = f"{step.job_id}.{step.step_id}", meeting_port(step.job_id)
-        return Fleet(plan, step.node_id, key, host, leads, leads, head, port)
-    key = args.rdzv_id if args.rdzv_id not in ("", "none", None) else f"{host or 'static'}-{_endpoint_port(args)}"
+        return Fleet(plan, step.node_id, key, host, leads, leads, head, port, f"the step's first node, {head or '?'}")
+    key = f"{args.rdzv_id or 'none'}-{named_port}"
     if args.rdzv_backend == "static":
-        if spares == 0 and args.node_rank >= most:
-            raise FleetError(f"--node-rank {args.node_rank}: there are nodes 0 to {most - 1} (--nnodes={args.nnodes})")
-        leads = args.node_rank == 0
-        return Fleet(plan, args.node_rank, key, host, leads, leads, host, meeting_port(key))
+        return _static(args, plan, key, host, is_node_rank_given)
     if not host:
         raise FleetError(f"--nnodes={args.nnodes} with --rdzv-backend=c10d needs --rdzv-endpoint=HOST[:PORT]: the head")
-    return Fleet(plan, -1, key, host, is_own(host), False, host, meeting_port(key))
+    awaited = f"the guardrun on {host}, which --rdzv-endpoint names"
+    warning = "" if does_resolve(host) else _unresolved("--rdzv-endpoint", host)
+    return Fleet(plan, -1, key, host, is_own(host), False, host, meeting_port(key), awaited, True, warning)
+
+
+def _static(args: Any, plan: FleetPlan, key: str, host: str, is_node_rank_given: bool) -> Fleet:
+    """Node rank 0 leads. Raises FleetError where it cannot be this one's."""
+    number = args.node_rank
+    if number < 0 or (plan.spares == 0 and number >= plan.most):
+        raise FleetError(f"--node-rank={number}: there are nodes 0 to {plan.most - 1} (--nnodes={args.nnodes})")
+    leads = number == 0
+    flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr"
+    warning = ""
+    if host and not does_resolve(host):
+        warning = _unresolved(flag, host)
+    elif host and leads and not is_own(host):
+        if not is_node_rank_given:
+            raise FleetError(
+                f"{flag} names {host}, which is not this host, and --node-rank is missing: on {host} it is 0, on the "
+                f"other{' 1' if (last := plan.most + plan.spares - 1) == 1 else f's 1 to {last}, another on each'}"
+            )
+        warning = f"--node-rank=0 leads, but {flag} names {host}, which is no name of this host"
+    awaited = f"the guardrun with --node-rank=0{f', on {host} ({flag})' if host else ''}"
+    return Fleet(plan, number, key, host, leads, leads, host, meeting_port(key), awaited, bool(host), warning)
+
+
+def _unresolved(flag: str, host: str) -> str:
+    return f"{flag} names {host}, which does not resolve on this host: looking for the head all the same"
 
 
 def meeting_port(key: str) -> int:
@@ -106,11 +148,20 @@ def _read_step(environ: Mapping[str, str], args: Any, spares: int) -> SlurmHere 
     return here if here.is_step else None
 
 
-def _endpoint_host(args: Any) -> str:
-    if args.rdzv_endpoint:
-        text = args.rdzv_endpoint.strip()
-        return str(text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0])
-    return str(args.master_addr) if args.rdzv_backend == "static" and is_master_named(args) else ""
+def _endpoint(args: Any) -> tuple[str, int]:
+    """Host (empty: none is named) and port, as torchrun reads them. Raises FleetError, ValueError."""
+    port = DEFAULT_PORTS.get(args.rdzv_backend, 0)
+    if not args.rdzv_endpoint:
+        is_named = args.rdzv_backend == "static" and is_master_named(args)
+        return (str(args.master_addr).strip("[]") if is_named else "", int(args.master_port or port))
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    host, port = parse_rendezvous_endpoint(args.rdzv_endpoint, port)
+    if ":" in host and not is_ipv6(host):
+        raise FleetError(
+            f"--rdzv-endpoint={args.rdzv_endpoint}: an IPv6 address stands in brackets, as in [2001:db8::1]:29400"
+        )
+    return str(host), int(port)
 
 
 def is_master_named(args: Any) -> bool:
@@ -118,17 +169,11 @@ def is_master_named(args: Any) -> bool:
     return args.master_port is not None or args.master_addr != DEFAULT_MASTER
 
 
-def _endpoint_port(args: Any) -> str:
-    port = args.rdzv_endpoint.rpartition(":")[2] if ":" in args.rdzv_endpoint else ""
-    return str(port or args.master_port or "default")
-
-
 class Lead:
     """Held by the head while it lives: of several that may lead, on one machine, the first does."""
 
     def __init__(self, join: Path) -> None:
         """Raises OSError where the folder cannot be written."""
-        join.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(join.with_name(f"{join.name}.lead"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def take(self) -> bool:
@@ -144,9 +189,50 @@ class Lead:
 
 
 def join_path(fleet: Fleet, config: Config, directory: Path, cwd: Path) -> Path:
-    """Where the join file lies."""
+    """Where the join file lies: this host's, where it may lead; else a pattern where each host may have one."""
     named = config.fleet.join if config.fleet.join != MUNGE else ""
-    return cwd / named if named else join_file_path(directory, fleet.key)
+    if named:
+        return cwd / named
+    path = join_file_path(directory, fleet.key)
+    if not fleet.is_by_host:
+        return path
+    return on_host(path, socket.gethostname() if fleet.may_lead else EVERY)
+
+
+def check_lead(join: Path, run_id: str | None) -> None:
+    """Whether this node can lead: its join file can be written, and nobody leads another run by it.
+
+    Raises FleetError.
+    """
+    try:
+        try_writing(join)
+    except OSError as error:
+        raise _unwritable(join, error) from None
+    try:
+        present = read_join_file(join)
+    except (NotThere, JoinError):
+        return  # whoever writes it says what is wrong with it
+    if present.run_id != run_id and is_listening(present):
+        raise FleetError(
+            f"{present.head} leads run {present.run_id} by the same {join}, and is alive: one node of a job leads (is "
+            "--node-rank missing here?), and each job has an --rdzv-id or a port of its own"
+        )
+
+
+def open_lead(join: Path) -> Lead:
+    """Raises FleetError."""
+    try:
+        try_writing(join)
+        return Lead(join)
+    except OSError as error:
+        raise _unwritable(join, error) from None
+
+
+def _unwritable(join: Path, error: OSError) -> FleetError:
+    return FleetError(
+        f"the other nodes could not find this one: cannot write {join} ({error.strerror or error}): name a place that "
+        "this node can write and the others can read, by --guard-dir=DIR (for the runs) or --guard-join=FILE"
+    )
 
 
 def name_beside_head(fleet: Fleet, node: str, is_head: bool) -> str:
@@ -170,7 +256,9 @@ def fleet_file(fleet: Fleet, plan: Plan, config: Config, join: Path, is_head: bo
     if config.fleet.join == MUNGE and not fleet.head:
         raise FleetError(f"--guard-join={MUNGE} needs the head's name: --rdzv-endpoint=HOST or --master-addr=HOST")
     local = getattr(plan.config, "local_addr", None)
-    named = fleet.endpoint if is_head and fleet.endpoint and is_own(fleet.endpoint) else ""
+    is_reachable = bool(fleet.endpoint) and not is_loopback(fleet.endpoint) and is_own(fleet.endpoint)
+    named = fleet.endpoint if is_head and is_reachable else ""
+    names = names_of(fleet.endpoint) if fleet.is_by_host else []
     return FleetFile(
         key=fleet.key,
         meet=(fleet.head, config.fleet.port or fleet.meet_port) if config.fleet.join == MUNGE else None,
@@ -178,6 +266,8 @@ def fleet_file(fleet: Fleet, plan: Plan, config: Config, join: Path, is_head: bo
         is_head=is_head,
         slot=fleet.slot if fleet.slot >= 0 or not is_head else 0,
         join_file=str(join),
+        names=[*names, *(own_names() if is_head and fleet.is_by_host else ())],
+        awaited=fleet.awaited,
         plan=fleet.plan,
         address=named or find_address(local),
         port=0 if config.fleet.join == MUNGE else config.fleet.port,

@@ -20,9 +20,11 @@ from guardrun.launcher.fleet import (
     Fleet,
     FleetError,
     Lead,
+    check_lead,
     fleet_file,
     join_path,
     name_beside_head,
+    open_lead,
     patience,
     plan_fleet,
 )
@@ -99,7 +101,7 @@ class Launch:
         args = flags.torch
         try:
             is_agent = config.launcher.agent == "torchrun" or elastic.needs_torchrun_agent(args)
-            fleet = None if is_agent else plan_fleet(args, config, os.environ)
+            fleet = None if is_agent else plan_fleet(args, config, os.environ, flags.is_node_rank_given)
             if not is_agent or config.origins["restart.max_restarts"] != "default":
                 args.max_restarts = config.restart.max_restarts
             plan = None if is_agent else elastic.plan_launch(args)
@@ -128,13 +130,13 @@ class Launch:
         try:
             sockets = make_socket_folder(os.environ)
         except NoSocketFolderError as error:
-            return self._run_plain(str(error))
+            return self._run_plain(str(error), part)
         try:
             run = open_run(wish, sockets, os.environ)
         except RunIdError as error:
             raise UsageError(str(error)) from None
         except OSError as error:
-            return self._run_plain(f"no folder to keep a run in: {error}")
+            return self._run_plain(f"no folder to keep a run in: {error}", part)
         else:
             if self._preflight is not None:
                 self._preflight.record(run.path)
@@ -181,12 +183,16 @@ class Launch:
 
     def _take_part(self, wish: Wish, fleet: Fleet, plan: elastic.Plan) -> tuple[Wish, FleetFile]:
         """Whether this node leads; one that does not keeps what is its own apart from the runs."""
+        if fleet.warning:
+            say(f"warning: {fleet.warning}")
         join = join_path(fleet, wish.config, wish.directory, self._cwd)
         is_head = fleet.may_lead
         if is_head and not fleet.is_chosen:
-            self._lead = Lead(join)
+            self._lead = open_lead(join)
             is_head = self._lead.take()
         part = fleet_file(fleet, plan, wish.config, join, is_head)
+        if is_head and part.meet is None:
+            check_lead(join, wish.run_id)
         if is_head:
             return wish, part
         node = node_name(os.environ)
@@ -252,8 +258,10 @@ class Launch:
         log.write("ended", exit_status=status)
         return status
 
-    def _run_plain(self, reason: str) -> int:
-        """Training is not to suffer where guardrun cannot work."""
+    def _run_plain(self, reason: str, part: FleetFile | None = None) -> int:
+        """Training is not to suffer where guardrun cannot work. Raises UsageError in a job of several nodes."""
+        if part is not None:
+            raise UsageError(f"{reason}; the other nodes' guardruns would wait for this one, which cannot take part")
         say(f"{reason}; going on as plain torchrun")
         self._end_preflight()
         elastic.run_plain(parse_flags(self._arguments, elastic.make_parser).torch)

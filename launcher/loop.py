@@ -267,10 +267,11 @@ class Loop:
             world_size=self.starter.world_size,
             restarts=self._starts - 1,
             is_alone=self.run.file.fleet is None,
+            is_head=self.run.file.fleet is not None and self.run.file.fleet.is_head,
         )
         order = fallback.next_order(view, self.max_restarts, self.stop_grace_s)
         if isinstance(order, Finish) and order.exit_code != 0 and self.attempt is not None:
-            say(self.attempt.describe_failure(self.stopped_by_us))
+            say(fallback.end_words(view) or self.attempt.describe_failure(self.stopped_by_us))
         return order
 
     def _obey(self, order: Order, now_s: float) -> None:

@@ -79,6 +79,7 @@ class Answers:
                 "strangers": daemon.desk.strangers,
                 "journal": daemon.journal.dropped,
             },
+            "refused": daemon.fleet.refused if daemon.fleet is not None else {},
             "failed_hooks": daemon.desk.failed_hooks[-20:],
             "notes": list(daemon.desk.notes)[-20:],
         }
@@ -169,6 +170,7 @@ class Answers:
                     "group_rank": fleet.placed.index(member.node) if is_placed else None,
                     "ranks": member.ranks,
                     "why": member.why,
+                    "contact_lost": member.contact_lost,
                 }
             )
         return nodes

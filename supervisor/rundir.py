@@ -28,7 +28,11 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     """In the scheduler's order, or --node-rank; -1: none given."""
     join_file: str
-    """Where the head says how to reach it."""
+    """Where the head says how to reach it; of a node that does not lead maybe a pattern (joinfile.on_host)."""
+    names: list[str] = []
+    """The head's, as far as this node knows them: which join file is meant."""
+    awaited: str = ""
+    """Who leads, in words: `the guardrun on node-a (--rdzv-endpoint)`."""
     plan: FleetPlan
     key: str
     """By which the nodes know the job before they know anything else of it."""

@@ -49,7 +49,7 @@ def expected(key_type: Any) -> str:
     words = _WORDS[base]
     for range_ in ranges:
         if range_.ge is not None:
-            words += f", {range_.ge:g} or more"
+            words += f", {range_.ge:g} to {range_.le:g}" if range_.le is not None else f", {range_.ge:g} or more"
         if range_.gt is not None:
             words += f" greater than {range_.gt:g}"
     return words

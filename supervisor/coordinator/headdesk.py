@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,13 @@ from guardrun.supervisor.coordinator.hub import Hub, HubSettings
 from guardrun.supervisor.coordinator.inquiries import Inquiries
 from guardrun.supervisor.coordinator.introduce import Introducer
 from guardrun.supervisor.coordinator.isolating import isolate_other
-from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, remove_join_file, write_join_file
+from guardrun.supervisor.coordinator.joinfile import (
+    BeingWritten,
+    JoinError,
+    JoinFile,
+    remove_join_file,
+    write_join_file,
+)
 from guardrun.supervisor.coordinator.joining import Present, newer_if_gone
 from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS, Join
@@ -44,6 +51,10 @@ KEYS_FILE = "fleet.json"
 FAREWELL_S = 3.0
 """How long the others are given to hear of the run's end: below what the launcher gives its supervisor to end."""
 MAX_NAME_CHARS = 200
+REWRITE_S = 10.0
+"""How often a join file that could not be written is tried again."""
+TELL_S = 60.0
+"""How often what was refused is logged, at most."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +92,7 @@ class HeadDesk:
             head=self._me,
             addresses=[fleet.address],
             port=self.hub.port,
+            names=fleet.names,
             server_key=server.public,
             client=client,
             version=__version__,
@@ -92,20 +104,40 @@ class HeadDesk:
         self._versions: dict[str, str] = {}
         """This node's, once another has joined."""
         self.malformed = 0
+        self.has_left = False
+        """This node's launcher does not obey: its ranks take no part until it does again."""
         self._farewell_by_s: float | None = None
         self._introducer: Introducer | None = None
+        self._rewrite_s: float | None = None
+        self._has_said_unwritten = False
+        self._logged: tuple[dict[str, int], float] = ({}, 0.0)
         try:
             if fleet.meet is not None:
                 self._introducer = Introducer(
                     fleet.meet[1], fleet.key, self._join, self.hub.admit, munge_socket=fleet.munge_socket
                 )
             else:
-                write_join_file(Path(fleet.join_file), self._join)
+                self._write_join_file(is_first=keys is None)
         except (OSError, JoinError):
             self.hub.close()
             raise
-        self.has_left = False
-        """This node's launcher does not obey: its ranks take no part until it does again."""
+
+    def _write_join_file(self, is_first: bool) -> None:
+        """Those that have joined know the keys of a supervisor that was started anew: it can do without, for a while.
+
+        Raises OSError where it is the first, JoinError.
+        """
+        try:
+            write_join_file(Path(self._fleet.join_file), self._join)
+        except (OSError, BeingWritten) as error:
+            if is_first:
+                raise
+            if not self._has_said_unwritten:
+                self._has_said_unwritten = True
+                self._daemon.terminal.say(
+                    f"the join file cannot be written anew ({error}): nodes that have joined stay; trying again", "warn"
+                )
+            self._rewrite_s = time.monotonic() + REWRITE_S
 
     # The loop ------------------------------------------------------------------------------------------------
 
@@ -135,6 +167,27 @@ class HeadDesk:
         self.checks.tick()
         self.asking.tick(now_s)
         self.inquiries.poll()
+        now = time.monotonic()
+        if self._rewrite_s is not None and now >= self._rewrite_s:
+            self._rewrite_s = None
+            with suppress(JoinError):  # another head's by now: this one goes on with those that it has
+                self._write_join_file(is_first=False)
+        if any(self.refused.values()) and self.refused != self._logged[0] and now >= self._logged[1]:
+            self._logged = (self.refused, now + TELL_S)
+            log.warning("refused", **self.refused)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Who and what was turned away, since this supervisor began: strangers, wrong keys, nodes that may not join."""
+        counters = self.hub.counters
+        guests = self._introducer.counters.refused if self._introducer is not None else 0
+        return {
+            "connections": counters.handshakes_failed,
+            "keys": counters.keys_refused,
+            "nodes": counters.joins_refused,
+            "introductions": guests,
+            "malformed": counters.malformed + self.malformed,
+        }
 
     def _is_fresh(self, node: str, now_s: float) -> bool:
         return now_s - self.hub.heard_s(node) < 2.0
@@ -147,7 +200,10 @@ class HeadDesk:
         if self._introducer is not None:
             self._introducer.close()
         elif self._daemon.is_over:
-            remove_join_file(Path(self._fleet.join_file), self._join)
+            try:
+                remove_join_file(Path(self._fleet.join_file), self._join)
+            except (OSError, JoinError) as error:
+                log.warning("join_file_left", error=str(error))
         self.hub.close()
 
     # This node -------------------------------------------------------------------------------------------------
@@ -163,14 +219,22 @@ class HeadDesk:
 
     def join(self, ranks: int, attempt: int) -> None:
         """This node's launcher is there. attempt: whose ranks it has; -1: none."""
+        self.has_left = False
         self.gather.joined(self._me, attempt, self._daemon.clock.now())
         fleet = self._daemon.engine.state.fleet
         if fleet is None or self._me not in fleet.members or fleet.members[self._me].standing is Standing.LEFT:
             self._daemon.handle(ev.NodeJoined(node=self._me, slot=self._fleet.slot, ranks=ranks))
         self.send_orders()
 
+    def leave(self) -> None:
+        """This node's launcher does not obey; as coordinator it goes on."""
+        self.has_left = True
+        self.gather.forget(self._me)
+
     def told(self, event: ev.Event) -> list[ev.Event]:
         """An event of this node's own, or of no node: those for the engine."""
+        if isinstance(event, ev.NodeLeft):
+            self.gather.forget(self._me)
         return self.gather.told(self._me, event, self._daemon.clock.now())
 
     def serving(self, message: Serving) -> None:
@@ -219,18 +283,12 @@ class HeadDesk:
         self._farewell_by_s = time.monotonic() + FAREWELL_S
 
     def _say_farewell(self) -> None:
-        self.has_left = False
         assert self._farewell_by_s is not None
         waiting = [n for n in self.hub.nodes if self.hub.is_connected(n) and self.hub.waiting_bytes(n)]
         if not waiting or time.monotonic() >= self._farewell_by_s:
             self._daemon.is_over = True
 
     def send_orders(self) -> None:
-    def leave(self) -> None:
-        """This node's launcher does not obey; as coordinator it goes on."""
-        self.has_left = True
-        self.gather.forget(self._me)
-
         orders, self.gather.orders = self.gather.orders, []
         for node, order in orders:
             if node == self._me:

@@ -72,7 +72,11 @@ NOTHING = Step()
 class Headless:
     """Told what happens; asked once a second while none of this node's ranks is alive."""
 
-    def __init__(self, join_file: str, join_timeout_s: float, head_gone_s: float, began_s: float) -> None:
+    def __init__(
+        self, join_file: str, join_timeout_s: float, head_gone_s: float, began_s: float, awaited: str = ""
+    ) -> None:
+        """awaited: who leads, in words, where that is known."""
+        self._awaited = f": {awaited}" if awaited else ""
         self._join_file = join_file
         self._join_timeout_s = join_timeout_s
         self._head_gone_s = head_gone_s
@@ -143,17 +147,19 @@ class Headless:
     def _not_found(self, seen: Seen) -> Step:
         waited_s = seen.now_s - self._began_s
         if waited_s > self._join_timeout_s:
-            return Step(f"no head found for {waited_s:.0f} s (join file {self._join_file})", "bad", end=1)
+            said = f"no head found for {waited_s:.0f} s{self._awaited} (join file {self._join_file})"
+            return Step(said, "bad", end=1)
         if self._refused_s is not None or self._is_unusable or waited_s <= FIRST_S:
             return NOTHING
         if seen.failures >= AGAIN and seen.obstacle in _TURNED:
             return Step(_TURNED[seen.obstacle].format(place=seen.place, file=self._join_file), "bad")
         is_empty = seen.obstacle is Obstacle.NOBODY and seen.failures >= AGAIN
         where = f": nothing listens at {seen.place} yet, which {self._join_file} names" if is_empty else ""
-        text = where or f" (join file {self._join_file})"
+        text = where or f"{self._awaited}{_BY_FILE.format(file=self._join_file)}"
         return Step(f"waiting for the head{text}; {self._join_timeout_s:g} s at most")
 
 
+_BY_FILE = " (by {file}, in a folder that it shares with this node, or name a file that it does with --guard-join)"
 _OTHERS = "the file is another run's or an earlier one's; remove it, or name this run's with --guard-join"
 _TURNED = {
     Obstacle.TURNED_AWAY: f"what listens at {{place}} does not take the keys in {{file}}: {_OTHERS}",

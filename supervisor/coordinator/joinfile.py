@@ -4,6 +4,10 @@
 through arguments or the environment, which others can read. A head that is requeued writes it anew with the next
 session; whoever cannot get through reads it again.
 
+Jobs that torchrun's flags bring together are told apart by id and port, which all nodes write alike, and by the head's
+host, which they may not: `.join-KEY@HOST`, HOST being what the head's host calls itself. A node takes, of all for its
+KEY, the one whose head goes by a name or an address that it was given or has resolved.
+
 Two heads of one run cannot both write: a file that names the same run and a session not older than the writer's own is
 left alone. Between reading and renaming, a lock file beside it (O_EXCL) keeps others out.
 """
@@ -14,7 +18,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +32,11 @@ SCHEMA = 1
 MAX_BYTES = 64 * 1024
 LOCK_STALE_S = 30.0
 """A lock this old is a crashed writer's: writing takes milliseconds, on a slow NFS seconds."""
+EVERY = "*"
+TRIAL_BYTES = 4096
+"""More than a join file is."""
+_BESIDE = (".lead", ".lock", ".new")
+"""What else is written beside it."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -47,6 +56,10 @@ class AlreadyLed(JoinError):
     """Another head leads this run."""
 
 
+class BeingWritten(AlreadyLed):
+    """Somebody else is writing it just now, or was killed while doing so."""
+
+
 class JoinFile(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     protocol: int = PROTOCOL
@@ -61,6 +74,8 @@ class JoinFile(msgspec.Struct, frozen=True, kw_only=True):
     addresses: list[str]
     """Where the head can be reached, the best first: numeric addresses, or names."""
     port: int
+    names: list[str] = []
+    """All by which other nodes may know the head's host: names and addresses."""
     server_key: Key
     client: KeyPair | None = None
     """None where each node has a pair of its own (munge.py)."""
@@ -74,18 +89,37 @@ class JoinFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def join_file_path(guard_dir: Path, key: str) -> Path:
     """Where the join file lies by default. key: the rendezvous' id, or the scheduler's job and step."""
-    return guard_dir / f".join-{_UNSAFE.sub('_', key)[:200]}"
+    return guard_dir / f".join-{_UNSAFE.sub('_', key)[:160]}"
+
+
+def on_host(path: Path, host: str) -> Path:
+    """That of one head among those for the same key; host EVERY: a pattern for all of them."""
+    return path.with_name(f"{path.name}@{host if host == EVERY else _UNSAFE.sub('_', host)[:60]}")
+
+
+def try_writing(path: Path) -> None:
+    """Find out whether a join file can be written there, room on the disk included. Raises OSError."""
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    trial = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        _write_new(trial, bytes(TRIAL_BYTES))
+    finally:
+        trial.unlink(missing_ok=True)
 
 
 def write_join_file(path: Path, join: JoinFile) -> None:
     """Write it, readable by the user alone, so that a reader sees all of it or the old one.
 
+    A file that says the same already is left as it is: a supervisor that is started anew needs no room for it.
     Raises AlreadyLed where another head's stands there, JoinError where the folder is not to be trusted, OSError.
     """
+    if says_the_same(_present(path), join):
+        return
     with _locked(path):
         present = _present(path)
         if present is not None and present.run_id == join.run_id and present.session >= join.session:
-            is_own = present.token == join.token and present.server_key == join.server_key
+            is_own = present.token == join.token  # a guardrun's; its supervisors come one after the other
             if not is_own or present.session > join.session:
                 raise AlreadyLed(
                     f"{path}: {present.head} leads session {present.session} of run {present.run_id} already, "
@@ -102,6 +136,11 @@ def write_join_file(path: Path, join: JoinFile) -> None:
         written = _present(path)
         if written != join:  # two took over one crashed writer's lock: who renamed last leads
             raise AlreadyLed(f"{path}: {written.head if written else 'somebody'} wrote it at the same time")
+
+
+def says_the_same(present: JoinFile | None, join: JoinFile) -> bool:
+    """But for when it was written."""
+    return present is not None and msgspec.structs.replace(present, created_wall_s=join.created_wall_s) == join
 
 
 def remove_join_file(path: Path, join: JoinFile) -> None:
@@ -122,6 +161,33 @@ def read_join_file(path: Path, run_id: str = "", after_session: int = -1) -> Joi
     if join.session <= after_session:
         raise OtherRun(f"{path} is of session {join.session}, which is over")
     return join
+
+
+def find_join_file(path: Path, names: Collection[str]) -> JoinFile:
+    """Read the one that is meant. path: it, or a pattern (on_host) for the heads of any host; then it is the newest
+    whose head goes by one of these names.
+
+    Raises NotThere, or JoinError where there is none but such as cannot be used.
+    """
+    if not path.name.endswith(f"@{EVERY}"):
+        return read_join_file(path)
+    unusable: list[JoinError] = []
+    found: list[tuple[float, JoinFile]] = []
+    for one in path.parent.glob(path.name):
+        if one.name.endswith(_BESIDE):
+            continue
+        try:
+            join = read_join_file(one)
+        except NotThere:
+            continue
+        except JoinError as error:
+            unusable.append(error)
+            continue
+        if not set(names).isdisjoint(join.names):
+            found.append((_mtime(one), join))
+    if found:
+        return max(found, key=lambda each: each[0])[1]
+    raise unusable[0] if unusable else NotThere(f"{path} is not there (yet)")
 
 
 def parse_join_file(path: Path, data: bytes) -> JoinFile:
@@ -203,12 +269,12 @@ def _locked(path: Path) -> Iterator[None]:
         fd = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         if time.time() - _mtime(lock) < LOCK_STALE_S:
-            raise AlreadyLed(f"{lock}: another head is just writing its join file") from None
+            raise BeingWritten(f"{lock}: another head is just writing its join file") from None
         lock.unlink(missing_ok=True)  # a crashed writer's; two that find it at once: one of them makes the next
         try:
             fd = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
-            raise AlreadyLed(f"{lock}: another head is just writing its join file") from None
+            raise BeingWritten(f"{lock}: another head is just writing its join file") from None
     os.close(fd)
     try:
         yield

@@ -10,6 +10,9 @@ import msgspec
 from guardrun.supervisor.core.events import FleetPlan
 from guardrun.supervisor.core.strikes import Strike
 
+MAX_NAMED = 8
+"""Of thousands of nodes."""
+
 
 class Standing(str, Enum):
     """How a node stands with the job."""
@@ -68,6 +71,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     """Those that stand as SILENT: they are asked for with every event, and there may be thousands of nodes."""
     since_s: float = 0.0
     """Since when nodes have been waited for, where they are."""
+    say_s: float = 0.0
+    """When it is said (again) for whom the run waits."""
     longest_s: float = 0.0
     """The longest silence of a node that ended by itself: this network's, measured."""
     requeue_s: float = 0.0
@@ -176,11 +181,25 @@ def first_ranks(fleet: Fleet, placed: list[str]) -> list[int]:
     return firsts
 
 
+def present_words(fleet: Fleet) -> str:
+    """Who is there, of those that are to train, in words."""
+    ready = [m.node for m in fleet.members.values() if m.standing is Standing.READY]
+    more = f" and {len(ready) - MAX_NAMED} more" if len(ready) > MAX_NAMED else ""
+    plan = fleet.plan
+    wanted = str(plan.most) if plan.least == plan.most else f"{plan.least} to {plan.most}"
+    names = f" ({', '.join(ready[:MAX_NAMED])}{more})" if ready else ""
+    return f"{len(ready)} of {wanted} are there{names}{_gone_words(fleet)}"
+
+
 def missing_words(fleet: Fleet) -> str:
     """Who is not there, in words: for the one line that says why a run waits or ends."""
     ready = sum(m.standing is Standing.READY for m in fleet.members.values())
+    wanted = str(fleet.plan.least) if fleet.plan.least == fleet.plan.most else f"at least {fleet.plan.least}"
+    return f"{ready} of {wanted} nodes{_gone_words(fleet)}"
+
+
+def _gone_words(fleet: Fleet) -> str:
     gone = [
         f"{m.node} ({m.why or m.standing.value})" for m in fleet.members.values() if m.standing is not Standing.READY
     ]
-    wanted = str(fleet.plan.least) if fleet.plan.least == fleet.plan.most else f"at least {fleet.plan.least}"
-    return f"{ready} of {wanted} nodes" + (f"; not with them: {', '.join(gone[:8])}" if gone else "")
+    return f"; not with them: {', '.join(gone[:MAX_NAMED])}" if gone else ""

@@ -8,12 +8,13 @@ from guardrun.supervisor.coordinator.headless import CLOSED_S, FIRST_S, NOTHING,
 
 FILE = "/runs/.join-7"
 PLACE = "10.0.0.1:4000"
+AWAITED = "the guardrun on n0, which --rdzv-endpoint names"
 GONE_S = 60.0
 
 
 @pytest.fixture
 def node() -> Headless:
-    return Headless(FILE, 600.0, GONE_S, began_s=0.0)
+    return Headless(FILE, 600.0, GONE_S, began_s=0.0, awaited=AWAITED)
 
 
 def cut(now_s: float, lost_s: float = 1.0, has_file: bool = True) -> Seen:
@@ -62,11 +63,16 @@ def test_a_cut_link_may_come_back_and_what_is_waited_for_is_said(node: Headless)
 
 def test_a_head_that_is_not_there_yet(node: Headless) -> None:
     assert node.step(Seen(FIRST_S, has_file=False)) == NOTHING
-    assert node.step(Seen(6.0, has_file=False)).say == f"waiting for the head (join file {FILE}); 600 s at most"
+    assert node.step(Seen(6.0, has_file=False)).say == (
+        f"waiting for the head: the guardrun on n0, which --rdzv-endpoint names (by {FILE}, in a folder that it shares "
+        "with this node, or name a file that it does with --guard-join); 600 s at most"
+    )
     empty = Seen(6.0, PLACE, obstacle=Obstacle.NOBODY, failures=2)
     text = f"waiting for the head: nothing listens at {PLACE} yet, which {FILE} names; 600 s at most"
     assert node.step(empty).say == text
-    assert node.step(Seen(601.0, has_file=False)) == Step(f"no head found for 601 s (join file {FILE})", "bad", end=1)
+    assert node.step(Seen(601.0, has_file=False)) == Step(
+        f"no head found for 601 s: {AWAITED} (join file {FILE})", "bad", end=1
+    )
 
 
 @pytest.mark.parametrize(

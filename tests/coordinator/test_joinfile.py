@@ -14,8 +14,8 @@ import pytest
 from guardrun.supervisor.coordinator.joinfile import (
     MAX_BYTES,
     AlreadyLed,
+    BeingWritten,
     JoinError,
-    JoinFile,
     NotThere,
     OtherRun,
     join_file_path,
@@ -24,22 +24,7 @@ from guardrun.supervisor.coordinator.joinfile import (
     write_join_file,
 )
 from guardrun.supervisor.coordinator.keys import is_key, make_key_pair
-
-
-def made(run_id: str = "run", session: int = 0, token: str = "t", head: str = "head") -> JoinFile:
-    return JoinFile(
-        run_id=run_id,
-        session=session,
-        run_dir="/somewhere/run",
-        token=token,
-        head=head,
-        addresses=["192.0.2.1"],
-        port=4000,
-        server_key=make_key_pair().public,
-        client=make_key_pair(),
-        version="1",
-        created_wall_s=1.0,
-    )
+from tests.coordinator.joins import made
 
 
 @pytest.fixture
@@ -143,6 +128,26 @@ def test_garbage_is_refused(path: Path, data: bytes) -> None:
     path.chmod(0o600)
     with pytest.raises(JoinError, match="no join file"):
         read_join_file(path)
+
+
+def test_what_says_the_same_needs_no_writing(path: Path) -> None:
+    """Not even room for a lock file: a supervisor that is started anew may find the disk full."""
+    join = made()
+    write_join_file(path, join)
+    before = path.stat()
+    path.with_name(f"{path.name}.lock").touch()
+    write_join_file(path, msgspec.structs.replace(join, created_wall_s=9.0))
+    assert path.stat().st_ino == before.st_ino and read_join_file(path).created_wall_s == 1.0
+    with pytest.raises(BeingWritten):
+        write_join_file(path, msgspec.structs.replace(join, port=4001))
+
+
+def test_a_supervisor_that_has_lost_its_keys_is_still_its_guardruns(path: Path) -> None:
+    write_join_file(path, made(token="mine"))
+    write_join_file(path, made(token="mine", port=4002))
+    assert read_join_file(path).port == 4002
+    with pytest.raises(AlreadyLed):
+        write_join_file(path, made(token="another"))
 
 
 def test_another_run_or_an_earlier_session(path: Path) -> None:

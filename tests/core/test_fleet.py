@@ -64,7 +64,7 @@ def test_a_node_that_never_comes_is_replaced_by_a_spare(told: Told) -> None:
     told.opened(2, ev.FleetPlan(least=2, most=2, spares=1), last_call_s=30.0)
     told.joined("n0", 0)
     told.joined("n2", 2)
-    [start] = starts(told.tick())
+    [start] = starts(told.tick() + told.tick())
     assert start.nodes == ["n0", "n2"]
     assert told.now_s == pytest.approx(30.1, abs=0.1)
 
@@ -73,8 +73,23 @@ def test_fewer_nodes_will_do_where_the_user_says_so(told: Told) -> None:
     told.opened(2, ev.FleetPlan(least=1, most=3), last_call_s=30.0)
     told.joined("n0", 0)
     told.joined("n1", 1)
-    [start] = starts(told.tick())
+    [start] = starts(told.tick() + told.tick())
     assert start.nodes == ["n0", "n1"]
+
+
+def test_for_whom_a_run_waits_is_said_soon_and_then_rarely(told: Told) -> None:
+    told.opened(2, ev.FleetPlan(least=2, most=3, spares=1), join_timeout_s=1000.0)
+    told.joined("n0", 0)
+    said: list[tuple[int, str]] = []
+    while told.phase is Phase.GATHERING:
+        actions = told.tick()
+        said += [(round(told.now_s), one.text) for one in actions if isinstance(one, ac.Say)]
+    assert said[0] == (
+        10,
+        "waiting for nodes: 1 of 2 to 3 are there (n0); 990 s at most. They find this one by the folder of runs, "
+        "which all must share, or by --guard-join",
+    )
+    assert [at_s for at_s, text in said if "are there" in text] == [10, 60, 360, 660, 960]
 
 
 def test_too_few_nodes_end_the_run_unfinished(told: Told) -> None:
@@ -182,21 +197,6 @@ def test_a_job_that_advances_has_all_its_nodes(told: Told) -> None:
     assert told.state.fleet is not None and not told.state.fleet.silent
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_what_others_do_says_nothing_of_a_node_that_has_no_part_in_it(told: Told, is_tied: bool) -> None:
-    """It has ended its ranks by then: nothing tells it that the next attempt has not begun."""
-    running(told, ends_alone=True)
-    report = ev.RankReport(global_rank=2, progress_s=2.5, progress=9, step=1, joint=7 if is_tied else 0)
-    told.tell(ev.NodeReport(node="n1", attempt=0, ranks=[report]), 2.6)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
-    for at_s in range(9, 40):
-        told.step(at_s, float(at_s), range(2))
-        while (due_s := told.engine.next_deadline_s()) is not None and due_s <= at_s:
-            told.tick()
-    assert [i.cause for i in told.state.incidents.values()] == ([] if is_tied else ["node_lost"])
-
-
-def test_a_job_with_long_steps_advances_too(told: Told) -> None:
 def test_contact_that_alone_is_lost_is_said_once_and_again_when_it_is_back(told: Told) -> None:
     running(told)
     for times, lost_s in ((1, 26), (2, 51)):  # the first has shown how long it may last
@@ -247,6 +247,21 @@ def test_a_guardrun_that_was_stopped_is_missing_in_the_attempt_that_it_was_to_st
     assert start.nodes == ["n0", "n2"]
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_what_others_do_says_nothing_of_a_node_that_has_no_part_in_it(told: Told, is_tied: bool) -> None:
+    """It has ended its ranks by then: nothing tells it that the next attempt has not begun."""
+    running(told, ends_alone=True)
+    report = ev.RankReport(global_rank=2, progress_s=2.5, progress=9, step=1, joint=7 if is_tied else 0)
+    told.tell(ev.NodeReport(node="n1", attempt=0, ranks=[report]), 2.6)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    for at_s in range(9, 40):
+        told.step(at_s, float(at_s), range(2))
+        while (due_s := told.engine.next_deadline_s()) is not None and due_s <= at_s:
+            told.tick()
+    assert [i.cause for i in told.state.incidents.values()] == ([] if is_tied else ["node_lost"])
+
+
+def test_a_job_with_long_steps_advances_too(told: Told) -> None:
     """Between two of its steps nobody has stood still."""
     running(told)
     for number in range(1, 31):

@@ -29,7 +29,7 @@ def test_who_does_not_belong_is_told_why(job: Job) -> None:
     job.start_one("node3", *flags(1), script_args=ALONE, env={"SLURMD_NODENAME": "head"}, known_as="the head's name")
     job.says("the head's name", "head is the head itself: one guardrun a node")
 
-    join = next((job.folder / "guardrun-runs").glob(".join-*[!d]"))
+    join = next((job.folder / "guardrun-runs").glob(".join-*@head"))
     other = job.folder / "other-run"
     other.write_text(join.read_text().replace(read_join_file(join).server_key, make_key_pair().public))
     other.chmod(0o600)
@@ -49,7 +49,7 @@ def test_another_version(job: Job) -> None:
     """What an older guardrun would say, through a link of today's."""
     job.start(2, ["head", "node1"], script_args=ALONE)
     job.first_steps(0, 2)
-    [join_file] = (job.folder / "guardrun-runs").glob(".join-*[!d]")
+    [join_file] = (job.folder / "guardrun-runs").glob(".join-*@head")
     code = PROBE.format(path=str(join_file))
     said = job.lab.host("node4").python(code)
     assert said.strip() == f"node4 runs guardrun 0.0.1, the head {__version__}: install the same on all nodes"

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch.distributed.run as torchrun
+import zmq
 
-from guardrun.launcher.fleet import Fleet, FleetError, Lead, join_path, meeting_port, plan_fleet
+from guardrun.launcher.address import names_of, own_names
+from guardrun.launcher.fleet import (
+    Fleet,
+    FleetError,
+    Lead,
+    check_lead,
+    join_path,
+    meeting_port,
+    open_lead,
+    plan_fleet,
+)
 from guardrun.supervisor.config import load_config
+from guardrun.supervisor.coordinator.hub import Hub
+from guardrun.supervisor.coordinator.joinfile import EVERY, NotThere, find_join_file, on_host, write_join_file
+from guardrun.supervisor.coordinator.keys import make_key_pair
+from guardrun.supervisor.coordinator.living import is_listening
+from tests.coordinator.joins import made
 
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -22,12 +41,14 @@ STEP = {
 }
 
 
-def plan(flags: str, environ: dict[str, str] | None = None, **settings: str) -> Fleet | None:
+def plan(
+    flags: str, environ: dict[str, str] | None = None, is_node_rank_given: bool = True, **settings: str
+) -> Fleet | None:
     args = torchrun.get_args_parser().parse_args([*flags.split(), "train.py"])
     config = load_config(
         None, {f"--guard-{name.replace('_', '-')}": text for name, text in settings.items()}, {}, Path("/")
     )
-    return plan_fleet(args, config, environ or {})
+    return plan_fleet(args, config, environ or {}, is_node_rank_given)
 
 
 @pytest.mark.parametrize("flags", ["", "--nnodes=1", "--standalone", "--nnodes=1 --node-rank=0 --master-port=29501"])
@@ -52,7 +73,7 @@ def test_c10d_leads_on_the_host_that_the_endpoint_names() -> None:
     assert here is not None and local is not None and away is not None
     assert (here.may_lead, local.may_lead, away.may_lead) == (True, True, False)
     assert not here.is_chosen, "another guardrun on the same host may be first"
-    assert here.key == away.key == "x" and (here.plan.least, here.plan.most) == (2, 4)
+    assert here.key == away.key == "x-29400" and (here.plan.least, here.plan.most) == (2, 4)
 
 
 def test_ipv6_endpoints_keep_their_colons() -> None:
@@ -82,6 +103,9 @@ def test_nnodes_of_one_in_a_larger_step_is_a_run_on_each_node() -> None:
         ("--nnodes=2", {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, {}, "srun is missing"),
         ("--nnodes=2 --rdzv-backend=c10d", {}, {}, "--rdzv-endpoint"),
         ("--nnodes=2 --node-rank=2", {}, {}, "there are nodes 0 to 1"),
+        ("--nnodes=2 --node-rank=-1", {}, {}, "there are nodes 0 to 1"),
+        ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=2001:db8::1", {}, {}, "stands in brackets"),
+        ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=::1", {}, {}, "stands in brackets"),
     ],
 )
 def test_what_does_not_fit_is_said(flags: str, environ: dict[str, str], settings: dict[str, str], says: str) -> None:
@@ -94,12 +118,98 @@ def test_of_two_on_one_machine_the_first_leads(tmp_path: Path) -> None:
     assert fleet is not None
     config = load_config(None, {}, {}, tmp_path)
     path = join_path(fleet, config, tmp_path / "runs", tmp_path)
-    assert path == tmp_path / "runs" / ".join-a_b"
+    assert path == tmp_path / "runs" / f".join-a_b-29400@{socket.gethostname()}"
+    path.parent.mkdir()
     first, second = Lead(path), Lead(path)
     assert first.take() and not second.take()
     first.close()
     assert second.take(), "a head that has ended, however it did, leads no more"
     second.close()
+
+
+def test_a_node_rank_that_was_forgotten_leads_nowhere() -> None:
+    flags = "--nnodes=2 --master-addr=192.0.2.7 --master-port=29501"
+    with pytest.raises(FleetError, match=r"192\.0\.2\.7, which is not this host, and --node-rank is missing"):
+        plan(flags, is_node_rank_given=False)
+    said = plan(f"{flags} --node-rank=0")
+    assert said is not None and said.warning == (
+        "--node-rank=0 leads, but --master-addr names 192.0.2.7, which is no name of this host"
+    )
+    here = plan("--nnodes=2 --master-addr=localhost", is_node_rank_given=False)
+    assert here is not None and here.may_lead and not here.warning
+
+
+def test_an_endpoint_that_does_not_resolve_is_said() -> None:
+    fleet = plan("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=nobody.invalid:1")
+    assert fleet is not None
+    assert fleet.warning.startswith("--rdzv-endpoint names nobody.invalid, which does not resolve on this host")
+    assert fleet.awaited == "the guardrun on nobody.invalid, which --rdzv-endpoint names"
+
+
+@pytest.mark.parametrize(("endpoint", "host"), [("fe80::1:2", "fe80::1"), ("[::1]", "::1"), (" node-a:7 ", "node-a")])
+def test_endpoints_are_read_as_torchrun_reads_them(endpoint: str, host: str) -> None:
+    args = torchrun.get_args_parser().parse_args(["--nnodes=2", "--rdzv-backend=c10d", "train.py"])
+    args.rdzv_endpoint = endpoint
+    fleet = plan_fleet(args, load_config(None, {}, {}, Path("/")), {})
+    assert fleet is not None and fleet.endpoint == host
+
+
+def test_the_head_is_who_goes_by_a_name_that_was_given(tmp_path: Path) -> None:
+    """Two jobs of one id and port, in one folder; each of the other nodes writes its head's name as it likes."""
+    config = load_config(None, {}, {}, tmp_path)
+    flags = "--nnodes=2 --rdzv-backend=c10d --rdzv-id=x --rdzv-endpoint="
+    away, here = plan(f"{flags}192.0.2.7"), plan(f"{flags}localhost")
+    assert away is not None and here is not None
+    base = tmp_path / ".join-x-29400"
+    assert join_path(away, config, tmp_path, tmp_path) == on_host(base, EVERY)
+    ours, theirs = on_host(base, socket.gethostname()), on_host(base, "node-b")
+    assert join_path(here, config, tmp_path, tmp_path) == ours
+    write_join_file(theirs, made(names=["node-b", "192.0.2.7"], head="node-b"))
+    write_join_file(ours, made(names=[*names_of("localhost"), *own_names()], head="here"))
+    Lead(ours).close()
+    for host in ("192.0.2.7", "NODE-B."):
+        assert find_join_file(on_host(base, EVERY), names_of(host)).head == "node-b"
+    for host in ("localhost", "127.0.0.1", socket.gethostname()):
+        assert find_join_file(on_host(base, EVERY), names_of(host)).head == "here"
+    with pytest.raises(NotThere):
+        find_join_file(on_host(base, EVERY), names_of("192.0.2.8"))
+
+
+def test_who_cannot_lead_says_so_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "join", Path("/proc/join")):
+        with pytest.raises(FleetError, match=r"--guard-dir=DIR .* or --guard-join=FILE"):
+            check_lead(path, None)
+        with pytest.raises(FleetError, match="cannot write"):
+            open_lead(path)
+
+
+def test_one_that_leads_another_run_by_the_same_file_is_left_alone(tmp_path: Path) -> None:
+    server, client = make_key_pair(), make_key_pair()
+    hub = Hub(time.monotonic, server, [client.public])
+    poller = zmq.Poller()
+    hub.register(poller)
+    is_over = threading.Event()
+
+    def serve() -> None:
+        while not is_over.is_set():
+            hub.read(dict(poller.poll(20)))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    path = tmp_path / "join"
+    join = made("first", head="node-a", addresses=["127.0.0.1"], port=hub.port, server_key=server.public, client=client)
+    try:
+        write_join_file(path, join)
+        with pytest.raises(FleetError, match=r"node-a leads run first by the same .*, and is alive"):
+            check_lead(path, None)
+        check_lead(path, "first")  # another session of it: sessions say who is the newer
+        assert not is_listening(msgspec.structs.replace(join, server_key=make_key_pair().public), 0.5)
+    finally:
+        is_over.set()
+        thread.join()
+        hub.close()
+    check_lead(path, None)
 
 
 def test_all_nodes_work_out_the_same_port_to_meet_at() -> None:
