@@ -35,12 +35,12 @@ from guardrun.supervisor.asking import (
 from guardrun.supervisor.coordinator import messages as msg
 from guardrun.supervisor.core import events as ev
 
-AHEAD_S = 6.0
+AHEAD_S = 4.0
 """From a node's reading its boards to the call, at the pace that its ranks have had."""
-COUNT_S = 1.0
+COUNT_S = 0.5
 """From asking a node for its counts to using them."""
-ARRIVE_S = 1.0
-SET_S = 2.0
+ARRIVE_S = 0.5
+SET_S = 1.0
 """Looked at once a second, so up to a second later."""
 MOST = 4
 """Tries: the last is made with eight times the patience, and those after it as well."""

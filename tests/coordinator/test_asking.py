@@ -154,7 +154,7 @@ class Job:
 
 
 paces = st.floats(0.3, 12)
-quick = st.floats(0.0, 0.3)
+quick = st.floats(0.0, 0.2)
 
 
 @given(pace=paces, delay_s=quick, skew_s=st.floats(-0.2, 0.2))
