@@ -7,10 +7,15 @@ word, and some clusters are not as others.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from guardrun.slurm.given import read_command
+from guardrun.slurm.givenfits import remarks_on_command
+from guardrun.slurm.hostlist import HostlistError, parse_hostlist
 from guardrun.slurm.nodes import SlurmNode
-from guardrun.slurm.partitions import SlurmPartition, parse_time
+from guardrun.slurm.partitions import SlurmPartition, is_time, parse_time
 from guardrun.slurm.script import JobWish
 
 SHORT_GRACE_S = 60.0
@@ -22,15 +27,24 @@ _SIGNAL = re.compile(r"(?P<to>[BR]+:)?(?P<name>[A-Za-z0-9]+)(@(?P<seconds>\d+))?
 _GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 
 
+class Habits(NamedTuple):
+    """What guardrun does of itself: [preemption], where the job is submitted."""
+
+    signals: Sequence[str] = ("USR1", "USR2")
+    save_before_end_s: float = 120.0
+
+
 def remarks_on(
     wish: JobWish,
     partition: SlurmPartition | None = None,
     nodes: Sequence[SlurmNode] = (),
     excluded: Sequence[str] = (),
+    habits: Habits | None = None,
 ) -> list[str]:
     """What does not fit. partition, nodes: as Slurm has them, where it could be asked; excluded: by quarantine."""
-    options = wish.options
-    found = [*_shape(wish, options), *_signal(wish, options), *_steps(wish, options)]
+    options, habits = wish.options, habits or Habits()
+    found = [*remarks_on_command(wish), *_shape(wish, options), *_time(options, habits)]
+    found += [*_signal(wish, options, habits), *_steps(wish, options), *_lists(options, excluded)]
     if partition is not None:
         mine = [node for node in nodes if partition.name in node.partitions]
         found += _partition(wish, options, partition, mine, excluded)
@@ -43,7 +57,10 @@ def _shape(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
         found.append(
             f"{wish.spares} spares for {wish.nodes} node(s) that train: more wait than work; is it the other way round?"
         )
-    gpus, ranks = options.get("gpus-per-node"), wish.ranks
+    total = options.get("nodes")
+    if total is not None and total != str(wish.nodes + wish.spares):
+        found.append(f"--nodes={total} for sbatch, and guardrun takes {_sum(wish)}: say it by --nodes and --spares alone")
+    gpus, ranks = options.get("gpus-per-node"), read_command(wish.command).nproc_per_node or wish.ranks
     count = (gpus or "").rpartition(":")[2]
     if count.isdigit() and ranks.isdigit() and int(count) != int(ranks):
         found.append(
@@ -56,7 +73,34 @@ def _shape(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
     return found
 
 
-def _signal(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
+def _time(options: Mapping[str, str | None], habits: Habits) -> list[str]:
+    text = options.get("time") or ""
+    if text and not is_time(text):
+        return [f"--time={text}: expected minutes, H:M:S, D-H, D-H:M:S or UNLIMITED"]
+    limit_s, before_s = parse_time(text), habits.save_before_end_s
+    if limit_s is not None and limit_s < 2 * before_s:
+        return [
+            f"--time={text}: the ranks are asked to save {before_s:.0f} s before the end ([preemption]"
+            " save_before_end_s), of a job so short after half of its time"
+        ]
+    return []
+
+
+def _lists(options: Mapping[str, str | None], excluded: Sequence[str]) -> list[str]:
+    """Nodes by name."""
+    wanted = _hosts(options.get("nodelist"))
+    clash = sorted({*_hosts(options.get("exclude")), *excluded}.intersection(wanted))
+    return [f"--nodelist asks for {', '.join(clash)}, and it is left out: Slurm refuses such a job"] if clash else []
+
+
+def _hosts(text: str | None) -> list[str]:
+    try:
+        return parse_hostlist(text or "")
+    except HostlistError:
+        return []
+
+
+def _signal(wish: JobWish, options: Mapping[str, str | None], habits: Habits) -> list[str]:
     limit_s = parse_time(options.get("time") or "")
     wanted = options.get("signal", "")
     if wanted is None:
@@ -72,6 +116,12 @@ def _signal(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
     found: list[str] = []
     if "B" in (match["to"] or ""):
         found.append(f"--signal={wanted} goes to the batch script alone, and not to guardrun: leave `B:` out")
+    name = _signal_name(match["name"])
+    if name not in {*map(_signal_name, habits.signals), "TERM"}:
+        found.append(
+            f"--signal={wanted}: guardrun takes {' and '.join(habits.signals)} for a warning ([preemption] signals);"
+            f" {name} is none, and may end the ranks"
+        )
     seconds = int(match["seconds"] or 60)
     if limit_s is not None and seconds >= limit_s:
         found.append(f"--signal={wanted} comes {seconds} s before the end of a job of {limit_s:.0f} s: at its start")
@@ -80,12 +130,22 @@ def _signal(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
     return found
 
 
+def _signal_name(text: str) -> str:
+    """`USR1`, of `SIGUSR1` and `10` alike."""
+    if text.isdigit() and int(text) in set(signal.Signals):
+        text = signal.Signals(int(text)).name
+    return text.upper().removeprefix("SIG")
+
+
 def _steps(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
     """Options that break what guardrun relies on."""
     found: list[str] = []
     tasks = options.get("ntasks-per-node")
     if tasks is not None and tasks != "1" and "ntasks-per-node" in options:
         found.append(f"--ntasks-per-node={tasks}: guardrun starts the ranks itself, one of it a node is needed")
+    for name in ("gpus-per-task", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"):
+        if options.get(name):
+            found.append(f"--{name}: the one task of a node is guardrun, for all its ranks; say --gpus-per-node")
     ntasks = options.get("ntasks") or ""
     if ntasks.isdigit() and int(ntasks) != wish.nodes + wish.spares:
         found.append(f"--ntasks={ntasks}: one task a node is needed, {wish.nodes + wish.spares} in all")
@@ -110,7 +170,8 @@ def _partition(
     found: list[str] = []
     total = wish.nodes + wish.spares
     size = len(nodes) or partition.node_count
-    left = [node for node in nodes if node.name not in excluded]
+    out = {*excluded, *_hosts(options.get("exclude"))}
+    left = [node for node in nodes if node.name not in out]
     fit = [node for node in left if not node.is_drained and not node.is_down]
     name = partition.name
     if not partition.is_up:
@@ -120,9 +181,12 @@ def _partition(
     elif partition.max_nodes is not None and total > partition.max_nodes:
         found.append(f"{_sum(wish)} nodes, and partition {name} gives a job at most {partition.max_nodes}")
     elif nodes and total > len(left):
+        quarantined = sum(node.name in excluded for node in nodes)
+        more = size - len(left) - quarantined
+        which = f"{quarantined} are quarantined" + (f", {more} more excluded" if more else "")
         found.append(
-            f"{_sum(wish)} nodes, and of the {size} of partition {name} {size - len(left)} are quarantined: the job"
-            " would wait until one is released (guardctl node list)"
+            f"{_sum(wish)} nodes, and of the {size} of partition {name} {which}: the job would wait until one is"
+            " released (guardctl node list)"
         )
     elif nodes and total > len(fit):
         found.append(

@@ -137,7 +137,7 @@ def rescue_run(
     again, for AGAIN_S; `silent` is told once.
     """
     if not (run_dir / "run.json").is_file():
-        return Rescue(False, f"{run_dir} holds no run: nothing to go on with")
+        return Rescue(False, f"{run_dir} holds no run: nothing to go on with (GUARDRUN_DIR says where runs are kept)")
     ended, wanted = _read_end(run_dir / "summary.json")
     if ended and wanted not in STILL_WANTED:
         return Rescue(False, "the run came to an end of its own; see guardctl status")

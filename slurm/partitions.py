@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from guardrun.slurm.commands import Failure, FailureKind, Slurm, parse_fields
 
+NO_LIMITS = ("UNLIMITED", "INFINITE", "-1")
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 
 
@@ -59,6 +60,11 @@ def parse_partition(line: str) -> SlurmPartition:
         grace_s=float(_number(fields.get("GraceTime", "")) or 0),
         preempt_mode=fields.get("PreemptMode", ""),
     )
+
+
+def is_time(text: str) -> bool:
+    """Say whether Slurm takes it for a time limit."""
+    return text.upper() in NO_LIMITS or _TIME.fullmatch(text.strip()) is not None
 
 
 def parse_time(text: str) -> float | None:

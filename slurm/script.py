@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from guardrun.slurm.given import read_command
+
 TEMPLATE = "guardrun.sbatch"
 SIGNAL = "USR2@180"
 """Three minutes, of which Slurm may take one: enough for the checkpoints of most, and little of a day."""
 
 _OPTION = re.compile(r"##?SBATCH --(?P<name>[a-z-]+)(=.*)?")
-_VARIABLE = re.compile(r"(?P<name>[A-Z]+)=.*")
+_VARIABLE = re.compile(r"(?P<name>[A-Z_]+)=.*")
 _PLAIN = re.compile(r"[^\s\"'\\\\#]+")
 _COMMAND = "    train.py"
 
@@ -57,6 +59,11 @@ def render(wish: JobWish, template: str) -> str:
         "RANKS": shlex.quote(wish.ranks),
         "GUARDRUN": shlex.quote(wish.guardrun),
     }
+    given = read_command(wish.command)
+    if given.run_dir:
+        variables["RUNS"] = shlex.quote(given.run_dir)
+    if given.run_id:
+        variables["RUN_ID"] = shlex.quote(given.run_id)
     _check([*wish.command, *(value for value in options.values() if value), wish.ranks, wish.guardrun])
     lines, last = _fill(template.splitlines(), options, variables, wish.command)
     known = {match["name"] for line in template.splitlines() if (match := _OPTION.fullmatch(line))}

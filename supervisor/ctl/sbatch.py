@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from guardrun.slurm.commands import Failure, Slurm, clean_for_submission
-from guardrun.slurm.fits import remarks_on
+from guardrun.slurm.fits import Habits, remarks_on
+from guardrun.slurm.given import read_command
 from guardrun.slurm.nodes import SlurmNode, read_nodes
 from guardrun.slurm.partitions import SlurmPartition, choose_partition, read_partitions
 from guardrun.slurm.script import SIGNAL, JobWish, ScriptError, read_template, render
@@ -76,7 +77,9 @@ def _run(call: Call) -> int:
         script = render(wish, read_template())
     except ScriptError as error:
         raise CtlError(str(error)) from None
-    remarks = [*remarks_on(wish, cluster.partition, cluster.nodes, quarantined), *troubles]
+    table = read_config(call).preemption
+    habits = Habits(tuple(table.signals), table.save_before_end_s)
+    remarks = [*remarks_on(wish, cluster.partition, cluster.nodes, quarantined, habits), *troubles]
     if cluster.trouble:
         remarks.append(f"Slurm was not asked whether the job fits: {cluster.trouble}")
     if not call.out.is_json:
@@ -115,7 +118,8 @@ def _wish(call: Call, quarantined: list[str]) -> JobWish:
                 f"--sbatch {option}: expected an option of sbatch's in its long form, as --sbatch=--comment=x"
             )
         name, _, value = option[2:].partition("=")
-        options[name] = value
+        # What is quarantined stays out.
+        options[name] = f"{options[name]},{value}" if name == "exclude" and options.get(name) else value
     count = (arguments.gpus_per_node or "").rpartition(":")[2]
     return JobWish(
         command=tuple(arguments.command),
@@ -130,9 +134,7 @@ def _wish(call: Call, quarantined: list[str]) -> JobWish:
 
 def _script_name(command: list[str]) -> str:
     """The script's name without its ending; flags of guardrun may stand before it."""
-    scripts = [word for word in command if not word.startswith("-")]
-    named = next((word for word in scripts if word.endswith(".py")), scripts[0] if scripts else "train")
-    return Path(named).stem or "train"
+    return Path(read_command(command).script).stem or "train"
 
 
 def _guardrun() -> str:
@@ -145,7 +147,7 @@ def _ask(slurm: Slurm, partition: str) -> _Cluster:
     partitions = read_partitions(slurm)
     if isinstance(partitions, Failure):
         return _Cluster(None, [], partitions.text)
-    chosen = choose_partition(partitions, partition)
+    chosen = choose_partition(partitions, partition.partition(",")[0])  # of several the first stands for all
     if isinstance(chosen, Failure):
         return _Cluster(None, [], chosen.text)
     nodes = read_nodes(slurm)
