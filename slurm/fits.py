@@ -59,7 +59,9 @@ def _shape(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
         )
     total = options.get("nodes")
     if total is not None and total != str(wish.nodes + wish.spares):
-        found.append(f"--nodes={total} for sbatch, and guardrun takes {_sum(wish)}: say it by --nodes and --spares alone")
+        found.append(
+            f"--nodes={total} for sbatch, and guardrun takes {_sum(wish)}: say it by --nodes and --spares alone"
+        )
     gpus, ranks = options.get("gpus-per-node"), read_command(wish.command).nproc_per_node or wish.ranks
     count = (gpus or "").rpartition(":")[2]
     if count.isdigit() and ranks.isdigit() and int(count) != int(ranks):
