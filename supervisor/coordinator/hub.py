@@ -23,16 +23,16 @@ from typing import Any
 import msgspec
 import zmq
 
-from guardrun.supervisor.coordinator.channel import Channel
 from guardrun.supervisor.coordinator.crowd import Crowd, raise_descriptor_limit
 from guardrun.supervisor.coordinator.doors import Doorman, Monitor
-from guardrun.supervisor.coordinator.joining import Decide, Present, newer_if_gone
+from guardrun.supervisor.coordinator.joining import Decide, newer_if_gone
 from guardrun.supervisor.coordinator.keys import KeyPair
 from guardrun.supervisor.coordinator.news import Back, Body, Counters, Dropped, Joined, Known, Missed, What
+from guardrun.supervisor.coordinator.peers import Peer, Peers
+from guardrun.supervisor.coordinator.sockets import make_router
 from guardrun.supervisor.coordinator.wire import (
     DECODE_ERRORS,
     MAX_BODY_BYTES,
-    MAX_FRAME_BYTES,
     MAX_REASON_CHARS,
     PROTOCOL,
     Ack,
@@ -54,41 +54,14 @@ _NOW_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain numbers: an enum's arithmetic would cost more than the call."""
 
 FRAMES_A_TURN = 2000
-BACKLOG = 4096
-"""Connections that the kernel keeps for a coordinator that is busy: a whole job joins at once."""
 HANDSHAKE_MS = 10_000
 """A stranger that says nothing is cut off after this."""
-KEEPALIVE_S = 20
-KEEPALIVES = 4
-KEEPALIVE_EVERY_S = 5
-"""A deputy sends something every second; these only clear away what a power cut left half open. The kernel's, not
-ZeroMQ's own heartbeats: to cancel one timer, ZeroMQ walks through those of all connections, a quarter of the time that
-3,000 connections cost, and growing with their square."""
-UNSENT_MESSAGES = 1000
-"""Kept by ZeroMQ for one deputy that does not read."""
 ORDERS_BYTES = 1024 * 1024
 """Kept for one deputy that is away."""
 MAX_NODES = 20_000
 CROWD_SHARE = 4
 """Connections that have not joined may take one in so many of our descriptors."""
 MAX_CROWD = 4096
-
-
-@dataclass(eq=False)
-class _Peer:
-    node: str
-    slot: int
-    incarnation: int
-    connection: int
-    route: bytes
-    fd: int
-    channel: Channel
-    heard_s: float
-    is_connected: bool = True
-    peer_lost: int = 0
-    echo_ns: int = 0
-    handled: int = 0
-    """The newest packet that the caller has dealt with."""
 
 
 @dataclass
@@ -121,18 +94,15 @@ class Hub:
         self._settings = settings or HubSettings()
         self.incarnation = random.SystemRandom().getrandbits(62) + 1
         self.counters = Counters()
-        self._peers: dict[str, _Peer] = {}
-        self._routes: dict[bytes, _Peer] = {}
-        self._fds: dict[int, bytes] = {}
-        self._slots: dict[int, str] = {}
-        self._unanswered: dict[str, _Peer] = {}
+        self._peers = Peers()
+        self._unanswered: dict[str, Peer] = {}
         self._decoder: msgspec.msgpack.Decoder[FromDeputy] = msgspec.msgpack.Decoder(FromDeputy)
         self._encoder = msgspec.msgpack.Encoder()
         self._crowd = Crowd(min(self._settings.max_crowd, raise_descriptor_limit() // CROWD_SHARE))
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 64)
         self._doorman = Doorman(self._context, admitted)  # before the socket: without one, everybody is let in
-        self._socket = self._make_socket(keys)
+        self._socket = make_router(self._context, keys, self._settings.handshake_ms)
         self._monitor = Monitor(self._context, self._socket)
         try:
             self._socket.bind(f"tcp://{self._settings.bind}:{port or '*'}")
@@ -186,7 +156,7 @@ class Hub:
 
         False where the node has never joined, or the body is over MAX_BODY_BYTES: then nothing is kept.
         """
-        peer = self._peers.get(node)
+        peer = self._peers.by_node.get(node)
         if peer is None or len(body) > MAX_BODY_BYTES:
             return False
         lost = peer.channel.lost
@@ -204,7 +174,7 @@ class Hub:
 
         It will ask to join again: `decide` has the word.
         """
-        peer = self._peers.get(node)
+        peer = self._peers.by_node.get(node)
         if peer is not None:
             self._remove(peer, reason)
 
@@ -213,26 +183,26 @@ class Hub:
     @property
     def nodes(self) -> list[str]:
         """All that have joined and were not forgotten."""
-        return list(self._peers)
+        return list(self._peers.by_node)
 
     def is_connected(self, node: str) -> bool:
-        peer = self._peers.get(node)
+        peer = self._peers.by_node.get(node)
         return peer is not None and peer.is_connected
 
     def heard_s(self, node: str) -> float:
         """When the newest frame of a node came, in the run's seconds; -inf: never."""
-        peer = self._peers.get(node)
+        peer = self._peers.by_node.get(node)
         return float("-inf") if peer is None else peer.heard_s
 
     def waiting_bytes(self, node: str) -> int:
         """What a node has not acknowledged yet."""
-        peer = self._peers.get(node)
+        peer = self._peers.by_node.get(node)
         return 0 if peer is None else peer.channel.waiting_bytes
 
     # Frames in -------------------------------------------------------------------------------------------------
 
     def _read_frames(self, happened: list[tuple[str, What]]) -> None:
-        socket, routes, decode = self._socket, self._routes, self._decoder.decode
+        socket, routes, decode = self._socket, self._peers.by_route, self._decoder.decode
         now_s = self._now()
         for _ in range(FRAMES_A_TURN):
             try:
@@ -257,7 +227,7 @@ class Hub:
             else:
                 self._from_peer(peer, frame, now_s, happened)
 
-    def _from_peer(self, peer: _Peer, frame: Report | Pulse, now_s: float, happened: list[tuple[str, What]]) -> None:
+    def _from_peer(self, peer: Peer, frame: Report | Pulse, now_s: float, happened: list[tuple[str, What]]) -> None:
         peer.heard_s = now_s
         peer.echo_ns = frame.sent_ns
         channel = peer.channel
@@ -295,14 +265,14 @@ class Hub:
     # Joining ---------------------------------------------------------------------------------------------------
 
     def _join(self, route: bytes, fd: int, join: Join, now_s: float, happened: list[tuple[str, What]]) -> None:
-        peer = self._peers.get(join.node)
+        peer = self._peers.by_node.get(join.node)
         if peer is not None and peer.incarnation == join.incarnation and peer.slot == join.slot:
             if join.connection <= peer.connection:
                 self.counters.strays += 1  # an older connection's, that was read late
                 return
             happened.append((join.node, Back(join.info, now_s - peer.heard_s)))
         else:
-            rivals = self._rivals(join)
+            rivals = self._peers.rivals(join)
             reason = self._refuse(join, rivals, now_s)
             if reason:
                 self.counters.joins_refused += 1
@@ -312,43 +282,20 @@ class Hub:
                 if rival.is_connected:
                     happened.append((rival.node, Dropped(now_s, "replaced")))
                 self._remove(rival, f"another guardrun has joined as {join.node}")
-            peer = self._make_peer(join, now_s)
+            known = self._settings.known.get(join.node)
+            peer = self._peers.add(join, known, self._settings.orders_bytes, now_s)
             happened.append((join.node, Joined(join.info, join.slot, join.incarnation, bool(rivals))))
         self._connect(peer, route, fd, join, now_s)
 
-    def _refuse(self, join: Join, rivals: list[_Peer], now_s: float) -> str:
+    def _refuse(self, join: Join, rivals: list[Peer], now_s: float) -> str:
         if join.protocol != PROTOCOL:
             return f"it speaks protocol {join.protocol}, the head {PROTOCOL}: use the same guardrun on all nodes"
-        if len(self._peers) - len(rivals) >= self._settings.max_nodes:
+        if len(self._peers.by_node) - len(rivals) >= self._settings.max_nodes:
             return f"{self._settings.max_nodes} nodes have joined already"
-        present = [
-            Present(rival.node, rival.slot, rival.incarnation, rival.is_connected, now_s - rival.heard_s)
-            for rival in rivals
-        ]
-        return self._settings.decide(join, present)
+        return self._settings.decide(join, [rival.present(now_s) for rival in rivals])
 
-    def _rivals(self, join: Join) -> list[_Peer]:
-        names = {join.node, self._slots.get(join.slot, join.node) if join.slot >= 0 else join.node}
-        return [self._peers[name] for name in sorted(names) if name in self._peers]
-
-    def _make_peer(self, join: Join, now_s: float) -> _Peer:
-        channel = Channel(self._settings.orders_bytes)
-        known = self._settings.known.get(join.node)
-        if known is not None and known.incarnation == join.incarnation:
-            channel.received = known.seq
-        peer = _Peer(join.node, join.slot, join.incarnation, join.connection, b"", -1, channel, now_s)
-        peer.handled = channel.received
-        self._peers[join.node] = peer
-        if join.slot >= 0:
-            self._slots[join.slot] = join.node
-        return peer
-
-    def _connect(self, peer: _Peer, route: bytes, fd: int, join: Join, now_s: float) -> None:
-        self._unroute(peer)
-        peer.route, peer.fd, peer.connection = route, fd, join.connection
-        peer.heard_s, peer.echo_ns, peer.is_connected = now_s, join.sent_ns, True
-        self._routes[route] = peer
-        self._fds[fd] = route
+    def _connect(self, peer: Peer, route: bytes, fd: int, join: Join, now_s: float) -> None:
+        self._peers.connect(peer, route, fd, join, now_s)
         self._crowd.went(fd)
         if join.hub == self.incarnation:
             peer.channel.acknowledged(join.received)
@@ -358,28 +305,15 @@ class Hub:
         self._put(peer, welcome)
         self._flush(peer)
 
-    def _unroute(self, peer: _Peer) -> None:
-        self._routes.pop(peer.route, None)
-        self._disconnect(peer)
-
-    def _disconnect(self, peer: _Peer) -> None:
-        """The connection is gone. Its route is kept: what it has brought may still be unread."""
-        if self._fds.get(peer.fd) == peer.route:
-            del self._fds[peer.fd]
-        peer.is_connected = False
-
-    def _remove(self, peer: _Peer, reason: str) -> None:
+    def _remove(self, peer: Peer, reason: str) -> None:
         if peer.is_connected and reason:
             self._put(peer, Refusal(reason[:MAX_REASON_CHARS]))
-        self._unroute(peer)
-        self._peers.pop(peer.node, None)
+        self._peers.remove(peer)
         self._unanswered.pop(peer.node, None)
-        if self._slots.get(peer.slot) == peer.node:
-            del self._slots[peer.slot]
 
     # Frames out ------------------------------------------------------------------------------------------------
 
-    def _flush(self, peer: _Peer) -> None:
+    def _flush(self, peer: Peer) -> None:
         if not peer.is_connected:
             return
         for message in peer.channel.take():
@@ -387,7 +321,7 @@ class Hub:
                 peer.channel.put_back(message.seq)
                 return
 
-    def _put(self, peer: _Peer, frame: ToDeputy) -> bool:
+    def _put(self, peer: Peer, frame: ToDeputy) -> bool:
         return self._put_to(peer.route, frame)
 
     def _put_to(self, route: bytes, frame: ToDeputy) -> bool:
@@ -406,23 +340,6 @@ class Hub:
 
     # Connections -----------------------------------------------------------------------------------------------
 
-    def _make_socket(self, keys: KeyPair) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.curve_server = True
-        socket.curve_secretkey = keys.secret.encode()
-        socket.set(zmq.IPV6, 1)
-        socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        socket.set(zmq.BACKLOG, BACKLOG)
-        socket.set(zmq.SNDHWM, UNSENT_MESSAGES)
-        socket.set(zmq.HANDSHAKE_IVL, self._settings.handshake_ms)
-        socket.set(zmq.TCP_KEEPALIVE, 1)
-        socket.set(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
-        socket.set(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_EVERY_S)
-        socket.set(zmq.TCP_KEEPALIVE_CNT, KEEPALIVES)
-        socket.set(zmq.TCP_MAXRT, 1000 * (KEEPALIVE_S + KEEPALIVES * KEEPALIVE_EVERY_S))
-        socket.set(zmq.ROUTER_MANDATORY, 1)
-        return socket
-
     def _read_monitor(self, happened: list[tuple[str, What]]) -> bool:
         """Say whether all that has happened is read."""
         events, is_all = self._monitor.read()
@@ -434,9 +351,7 @@ class Hub:
                 self.counters.accepts_failed += 1
             elif event == zmq.EVENT_DISCONNECTED:
                 self._crowd.went(value)
-                peer = self._routes.get(self._fds.get(value, b""))
-                if peer is not None:
-                    self._disconnect(peer)
+                if (peer := self._peers.disconnected(value)) is not None:
                     happened.append((peer.node, Dropped(self._now())))
             elif event not in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_CLOSED):
                 self.counters.handshakes_failed += 1

@@ -13,23 +13,23 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import zmq
 
 from guardrun.supervisor.coordinator.channel import Channel
-from guardrun.supervisor.coordinator.doors import Monitor
+from guardrun.supervisor.coordinator.connection import Connection, Head
 from guardrun.supervisor.coordinator.headless import Obstacle
 from guardrun.supervisor.coordinator.keys import KeyPair
 from guardrun.supervisor.coordinator.lease import NodeLease, boot_s
 from guardrun.supervisor.coordinator.offset import Offset
+from guardrun.supervisor.coordinator.tidings import Body, Lost, Missed, Refused, Welcomed, What
 from guardrun.supervisor.coordinator.wire import (
     DECODE_ERRORS,
     MAX_BODY_BYTES,
-    MAX_FRAME_BYTES,
     PROTOCOL,
     Ack,
     Join,
@@ -41,6 +41,8 @@ from guardrun.supervisor.coordinator.wire import (
     Welcome,
 )
 from guardrun.supervisor.printable import encode_msgpack
+
+__all__ = ["Body", "Counters", "Head", "Link", "Lost", "Missed", "Refused", "Welcomed", "What"]
 
 PULSE_S = 1.0
 SILENT_S = 4.0
@@ -56,52 +58,6 @@ WAITING_BYTES = 4 * 1024 * 1024
 """Kept for a coordinator that is away."""
 SUSPENDED_S = 0.1
 """CLOCK_BOOTTIME ran ahead of CLOCK_MONOTONIC by this much: the machine was suspended."""
-
-
-class Body(NamedTuple):
-    """What the coordinator has sent, in order, once."""
-
-    body: bytes
-    seq: int
-
-
-class Welcomed(NamedTuple):
-    """A connection stands."""
-
-    is_new_hub: bool
-    """The coordinator is a new process (or the first): it may have lost what it had not journalled."""
-    term_s: float
-
-
-class Refused(NamedTuple):
-    """The coordinator does not want us; it is asked again every REFUSED_RETRY_S until the link is closed."""
-
-    reason: str
-
-
-class Lost(NamedTuple):
-    """The connection is gone; the next one is under way."""
-
-    why: str
-    is_closed: bool = False
-    """By the other end; else nothing came any more."""
-
-
-class Missed(NamedTuple):
-    """The coordinator says that it had to drop this many more orders."""
-
-    packets: int
-
-
-What = Body | Welcomed | Refused | Lost | Missed
-
-
-class Head(NamedTuple):
-    """Where the coordinator is; see joinfile.py."""
-
-    addresses: Sequence[str]
-    port: int
-    server_key: str
 
 
 @dataclass
@@ -143,10 +99,8 @@ class Link:
         self._encoder = msgspec.msgpack.Encoder()
         self._context = zmq.Context()
         self._poller: zmq.Poller | None = None
-        self._socket: zmq.Socket[bytes] | None = None
-        self._monitor: Monitor | None = None
+        self._connection: Connection | None = None
         self._failures = 0
-        self._is_reached = False
         self.obstacle = Obstacle.NONE
         """Of the last connection that got no Welcome."""
         self.is_joined = False
@@ -160,7 +114,8 @@ class Link:
     def register(self, poller: zmq.Poller) -> None:
         """Have a poller wait for all that `read` reads, also when sockets are made anew."""
         self._poller = poller
-        self._enrol()
+        if self._connection is not None:
+            self._connection.enrol(poller)
 
     def due_s(self) -> float:
         """When `read` wants to be called though nothing has come."""
@@ -170,10 +125,10 @@ class Link:
         """What has come, in order, and whatever is due. To be called after every poll."""
         happened: list[What] = []
         now_s = time.monotonic()
-        if self._socket is not None and self._socket in ready:
+        if self._connection is not None and self._connection.socket in ready:
             self._read_frames(happened)
-        if self._monitor is not None and self._monitor.socket in ready:
-            self._read_monitor(happened)
+        if self._connection is not None and self._connection.monitor.socket in ready:
+            self._read_monitor(self._connection, happened)
         if now_s >= self.due_s():
             self._turn(now_s, happened)
         return happened
@@ -242,10 +197,10 @@ class Link:
 
     def _read_frames(self, happened: list[What]) -> None:
         for _ in range(FRAMES_A_TURN):
-            if self._socket is None:
+            if self._connection is None:
                 return
             try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                parts = self._connection.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
@@ -315,25 +270,21 @@ class Link:
             self._due_s = time.monotonic() + PULSE_S
 
     def _put(self, frame: Join | Report | Pulse) -> bool:
-        if self._socket is None:
+        if self._connection is None:
             return False
         try:
             data = self._encoder.encode(frame)
         except UnicodeEncodeError:
             data = encode_msgpack(frame)
-        try:
-            self._socket.send(data, zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return False
-        return True
+        return self._connection.send(data)
 
     # Connections -----------------------------------------------------------------------------------------------
 
     def _turn(self, now_s: float, happened: list[What]) -> None:
-        if self._socket is None:
+        if self._connection is None:
             self._connect(now_s)
         elif not self.is_joined:
-            self.obstacle = Obstacle.UNANSWERED if self._is_reached else Obstacle.NONE
+            self.obstacle = Obstacle.UNANSWERED if self._connection.is_reached else Obstacle.NONE
             self._drop(now_s)
         elif now_s - self._heard_s >= SILENT_S:
             self._lose(now_s, Lost("no answer"), happened)
@@ -359,34 +310,17 @@ class Link:
         self._due_s = now_s + retry_s
 
     def _discard(self, linger_ms: int) -> None:
-        for socket in (self._monitor.socket if self._monitor else None, self._socket):
-            if socket is not None and self._poller is not None:
-                self._poller.unregister(socket)
-        if self._monitor is not None:
-            self._monitor.close()
-        if self._socket is not None:
-            self._socket.close(linger=linger_ms)
-        self._socket = self._monitor = None
+        if self._connection is not None:
+            self._connection.close(linger_ms)
+        self._connection = None
         self.is_joined = False
 
     def _connect(self, now_s: float) -> None:
         host = self.head.addresses[self.counters.connections % len(self.head.addresses)]
         self.counters.connections += 1
-        socket = self._context.socket(zmq.DEALER)
-        socket.curve_serverkey = self.head.server_key.encode()
-        socket.curve_publickey = self._keys.public.encode()
-        socket.curve_secretkey = self._keys.secret.encode()
-        socket.set(zmq.IPV6, 1)
-        socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        socket.set(zmq.SNDHWM, 0)  # bounded by the channel
-        socket.set(zmq.RECONNECT_IVL, -1)
-        self._socket, self._is_reached = socket, False
-        self._monitor = Monitor(self._context, socket)
-        self._enrol()
+        self._connection = Connection(self._context, self.head, host, self._keys, self._poller)
         self._due_s = now_s + min(MAX_WELCOME_S, WELCOME_S * 2 ** min(self._failures, 10))
-        try:
-            socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{self.head.port}")
-        except zmq.ZMQError:
+        if not self._connection.open():
             self._drop(now_s)
             return
         self._put(
@@ -403,31 +337,13 @@ class Link:
             )
         )
 
-    def _enrol(self) -> None:
-        if self._poller is not None and self._socket is not None and self._monitor is not None:
-            self._poller.register(self._socket, zmq.POLLIN)
-            self._poller.register(self._monitor.socket, zmq.POLLIN)
-
-    def _read_monitor(self, happened: list[What]) -> None:
-        assert self._monitor is not None
-        events, _ = self._monitor.read()
-        self._is_reached = self._is_reached or any(event == zmq.EVENT_CONNECTED for event, _ in events)
-        if any(event in _ENDS for event, _ in events):
-            self._read_frames(happened)  # its last words
-            if not self.is_joined:
-                self.obstacle = Obstacle.TURNED_AWAY if self._is_reached else Obstacle.NOBODY
-            self._lose(time.monotonic(), Lost("the connection was closed", is_closed=True), happened)
-
-
-_ENDS = frozenset(
-    {
-        zmq.EVENT_DISCONNECTED,
-        zmq.EVENT_CLOSED,
-        zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-        zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-    }
-)
+    def _read_monitor(self, connection: Connection, happened: list[What]) -> None:
+        if not connection.read_end():
+            return
+        self._read_frames(happened)  # its last words
+        if not self.is_joined:
+            self.obstacle = Obstacle.TURNED_AWAY if connection.is_reached else Obstacle.NOBODY
+        self._lose(time.monotonic(), Lost("the connection was closed", is_closed=True), happened)
 
 
 def _suspended_s() -> float:
