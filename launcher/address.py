@@ -5,9 +5,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 
-NOWHERE = "192.0.2.1"
-"""Of a network that does not exist (RFC 5737): asking for the way there sends nothing."""
+NOWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+"""Of networks that do not exist (RFC 5737, RFC 3849): asking for the way there sends nothing."""
 
 
 def find_address(local_addr: str | None = None) -> str:
@@ -18,12 +19,11 @@ def find_address(local_addr: str | None = None) -> str:
     name = local_addr or socket.getfqdn()
     if _is_reachable(name):
         return name
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((NOWHERE, 9))
+    for family, nowhere in NOWHERE:
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((nowhere, 9))
             return str(probe.getsockname()[0])
-        except OSError:
-            return name if local_addr else "localhost"
+    return name if local_addr else "localhost"
 
 
 def is_own(host: str) -> bool:

@@ -45,6 +45,7 @@ def problems(cwd: Path, text: str = "", *, environ: dict[str, str] | None = None
             "[restart]\nmax_restarts = 1.5",
             "guardrun.toml: restart.max_restarts: expected a whole number, 0 or more, got 1.5",
         ),
+        ("[fleet]\nport = 99999", "guardrun.toml: fleet.port: expected a whole number, 0 to 65535, got 99999"),
         ("[policy]\nact = 1", "guardrun.toml: policy.act: expected true or false, got 1"),
         (
             '[launcher]\nagent = "torchrum"',

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +39,11 @@ def test_who_does_not_belong_is_told_why(job: Job) -> None:
     job.start_one("node4", *flags(1), f"--guard-join={other}", script_args=ALONE, known_as="another run's file")
     job.says("another run's file", "does not take the keys in")
 
+    guardctl = str(Path(sys.executable).with_name("guardctl"))
+    status = json.loads(job["head"].host.run(guardctl, "status", "--json", str(job.run_dir)))
+    refused = status["refused"]
+    assert refused["nodes"] >= 3 and refused["connections"] + refused["keys"] >= 1, refused
+    assert "refused" in (job.run_dir / "guardrun.log").read_text()
     job.advance(10)
     for name in ("other arguments", "twice", "the head's name", "another run's file"):
         assert "waiting for the head" not in job[name].output, "what is wrong is all that is said"

@@ -29,12 +29,13 @@ def test_c10d_the_endpoints_host_leads_and_ctrl_c_there_ends_all(job: Job) -> No
 
 
 def test_two_on_one_host(job: Job) -> None:
-    """With the same endpoint on localhost, as on a workstation: the first leads. SIGTERM to the other ends both."""
+    """With the same endpoint, however written, as on a workstation: the first leads. SIGTERM to the other ends both."""
     (job.folder / "guardrun.toml").write_text(QUICK)
-    rendezvous = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{PORT}", "--rdzv-id=X", "--nnodes=2")
-    for number in range(2):
+    rendezvous = ("--rdzv-backend=c10d", "--rdzv-id=X", "--nnodes=2")
+    for number, host in enumerate(("[::1]", "localhost")):
         env: dict[str, str | None] = {"SLURMD_NODENAME": f"part{number}"}
-        job.start_one("head", *rendezvous, script_args=ALONE, env=env, known_as=f"part{number}")
+        endpoint = f"--rdzv-endpoint={host}:{PORT}"
+        job.start_one("head", *rendezvous, endpoint, script_args=ALONE, env=env, known_as=f"part{number}")
     job.first_steps(0, 2)
     follower = "part1" if job.events()[0]["event"]["node"] == "part0" else "part0"
     job[follower].send(signal.SIGTERM)
@@ -52,6 +53,7 @@ def test_nothing_is_shared_but_the_join_file(job: Job, tmp_path: Path) -> None:
     assert job.where(0, 2) == ["head", "node1"]
     assert join.stat().st_mode & 0o777 == 0o600
     job.advance(20)
+    assert not job.incidents()
     assert job.finish() == {"head": 0, "node1": 0}
     assert not join.exists()
     job.lab.host("node1").run("umount", str(job.folder))

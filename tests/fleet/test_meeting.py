@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.fleet.jobs import PORT, QUICK, Job, flags, kill
+from tests.support.netlab import INSIDE
 
 pytestmark = pytest.mark.real("netns")
 
@@ -15,10 +16,17 @@ ALONE = ("--alone",)
 
 
 def test_the_same_id_at_another_endpoint_is_another_job(job: Job) -> None:
-    """All share one folder of runs. Each node may write the head's name as it likes."""
+    """All share one folder of runs. Each node may write the head's name as it likes; one job's is known by IPv6."""
+    for name, address in (("node2", "fd00:29::2"), ("node3", "fd00:29::3")):
+        job.lab.host(name).run("ip", "-6", "address", "replace", f"{address}/64", "dev", INSIDE, "nodad")
     (job.folder / "guardrun.toml").write_text(QUICK)
     common = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=100", "--guard-preflight=off")
-    endpoints = {"head": "localhost", "node2": "node2", "node1": job.lab.host("head").address, "node3": "NODE2"}
+    endpoints = {
+        "head": "localhost",
+        "node2": "[fd00:29::2]",
+        "node1": job.lab.host("head").address,
+        "node3": "[FD00:29:0::2]",
+    }
     for name, host in endpoints.items():
         job.start_one(name, *common, f"--rdzv-endpoint={host}:{PORT}", script_args=ALONE)
     job.wait_for(lambda: _nodes_of_runs(job) == [["head", "node1"], ["node2", "node3"]], 60.0, "two jobs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import signal
 import subprocess
@@ -302,6 +303,21 @@ def view(**changes: object) -> fallback.View:
         "restarts": 0,
     }
     return fallback.View(**{**state, **changes})  # type: ignore[arg-type]  # a table of fields
+
+
+def test_a_head_without_a_supervisor_does_not_answer_for_the_other_nodes() -> None:
+    """Its exit status is the job's, and how their ranks have ended it cannot know."""
+    well = view(exitcodes={0: 0, 1: 0}, is_stopped=True, is_alone=False)
+    head = dataclasses.replace(well, is_head=True)
+    assert fallback.next_order(well, max_restarts=1, grace_s=4) == Finish(exit_code=0)
+    assert fallback.next_order(head, max_restarts=1, grace_s=4) == Finish(exit_code=1)
+    assert fallback.end_words(well) == ""
+    assert fallback.end_words(head).startswith(
+        "this node's 2 ranks have ended well; how those of the other nodes ended"
+    )
+    failed = dataclasses.replace(head, exitcodes={0: 0, 1: 3})
+    assert fallback.next_order(failed, max_restarts=1, grace_s=4) == Finish(exit_code=3)
+    assert fallback.end_words(failed) == ""
 
 
 def test_without_a_supervisor_it_is_torchrun() -> None:
