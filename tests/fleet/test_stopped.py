@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,11 @@ def test_a_node_and_then_the_head_are_stopped(job: Job) -> None:
         kill(process, signal.SIGSTOP)
     job.says("head", "contact with node1 lost for ")
     job.advance(5)
+    guardctl = str(Path(sys.executable).with_name("guardctl"))
+    status = json.loads(job["head"].host.run(guardctl, "status", "--json", str(job.run_dir)))
+    [node] = [one for one in status["nodes"] if one["node"] == "node1"]
+    assert (node["standing"], node["contact_lost"]) == ("silent", 1)
+    assert node["why"] == "contact is lost; its training goes on"
     kill(supervisor, signal.SIGCONT)
     job.says("head", "contact with node1 is back, after ")
     assert all(map(is_alive, ranks))
