@@ -211,9 +211,9 @@ def _tell(
     state.open_incidents.remove(incident.id)
     state.nodes.incidents[key] = incident.id
     said = Say(text=f"incident {incident.id}: {incident.summary}", level="bad" if kind != "slowdown" else "warn")
-    actions: list[Action] = [said, write(state, incident.id, is_new=True)]
     if finding.advice and not incident.advice:
-        actions[-1] = change(state, incident.id, advice=finding.advice)
+        change(state, incident.id, advice=finding.advice)
+    actions: list[Action] = [said, write(state, incident.id, is_new=True)]
     if response is Response.ISOLATE:
         state.nodes.isolated[node] = incident.id
         actions.append(

@@ -85,6 +85,13 @@ def test_heat_is_no_incident_of_the_nodes_where_steps_are_seen(told: Told) -> No
     assert not told.incidents
 
 
+def test_an_incident_that_brings_its_own_advice_is_new_to_whoever_is_notified(told: Told) -> None:
+    told.running()
+    actions = say(told, finding("gpu_link", advice="Reseat it."), at_s=3.0)
+    [written] = [action for action in actions if isinstance(action, ac.WriteIncident)]
+    assert written.is_new and written.incident.advice == "Reseat it."
+
+
 def test_a_persons_quarantine_is_told_once_and_training_goes_on(told: Told) -> None:
     told.running()
     isolated = finding("quarantined", "node", since_s=100.0, summary="alice has put this node under quarantine.")
