@@ -71,6 +71,8 @@ class Fleet:
     """The key holds for a job of each host: the head's tells them apart."""
     warning: str = ""
     """Said once."""
+    switches: tuple[str, ...] = ()
+    """Above this node; empty: not known, or not to go by."""
 
 
 def plan_fleet(args: Any, config: Config, environ: Mapping[str, str], is_node_rank_given: bool = True) -> Fleet | None:
@@ -88,7 +90,11 @@ def plan_fleet(args: Any, config: Config, environ: Mapping[str, str], is_node_ra
         leads = step.node_id == 0
         head = host or (step.nodes[0] if step.nodes else "")
         key, port = f"{step.job_id}.{step.step_id}", meeting_port(step.job_id)
-        return Fleet(plan, step.node_id, key, host, leads, leads, head, port, f"the step's first node, {head or '?'}")
+        awaited = f"the step's first node, {head or '?'}"
+        # Who says who is who, or in which order nodes come, is taken at his word.
+        is_free = not (args.rdzv_endpoint or is_master_named(args) or step.is_order_given)
+        switches = step.switches if is_free else ()
+        return Fleet(plan, step.place, key, host, leads, leads, head, port, awaited, switches=switches)
     key = f"{args.rdzv_id or 'none'}-{named_port}"
     if args.rdzv_backend == "static":
         return _static(args, plan, key, host, is_node_rank_given)
@@ -265,6 +271,7 @@ def fleet_file(fleet: Fleet, plan: Plan, config: Config, join: Path, is_head: bo
         munge_socket=config.fleet.munge_socket,
         is_head=is_head,
         slot=fleet.slot if fleet.slot >= 0 or not is_head else 0,
+        switches=list(fleet.switches),
         join_file=str(join),
         names=[*names, *(own_names() if is_head and fleet.is_by_host else ())],
         awaited=fleet.awaited,

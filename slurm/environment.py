@@ -51,6 +51,12 @@ class SlurmHere(NamedTuple):
     """Components of a heterogeneous job; 0: it is none."""
     topology: str
     """SLURM_TOPOLOGY_ADDR, as `switch0.switch3.n7`; where no topology is configured the node's name."""
+    topology_pattern: str
+    """SLURM_TOPOLOGY_ADDR_PATTERN: what each part of it is, as `switch.switch.node`."""
+    task_id: int
+    """SLURM_PROCID: this task among the step's; -1 where Slurm does not say."""
+    is_order_given: bool
+    """The user has said in which order nodes come (srun --distribution=arbitrary): that of task_id, not of node_id."""
     end_wall_s: float | None
     """SLURM_JOB_END_TIME, which Slurm 22.05 does not set: ask `read_job`."""
     partition: str
@@ -59,6 +65,21 @@ class SlurmHere(NamedTuple):
     def is_step(self) -> bool:
         """Started by srun; False in the batch script itself and in salloc's shell."""
         return bool(self.step_id)
+
+    @property
+    def place(self) -> int:
+        """Where this node comes among the step's, with one task a node; -1 where Slurm does not say."""
+        return self.task_id if self.is_order_given and self.task_id >= 0 else self.node_id
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Those above this node, from the top of the network down; of several at one level Slurm writes a list."""
+        kinds = self.topology_pattern.split(".")
+        if not self.topology or kinds[-1] != "node":
+            return ()
+        # A node's own name may have dots.
+        parts = self.topology.split(".", len(kinds) - 1)
+        return tuple(parts[:-1]) if len(parts) == len(kinds) else ()
 
     @property
     def job(self) -> str:
@@ -93,6 +114,9 @@ def read_slurm(environ: Mapping[str, str]) -> SlurmHere | None:
         array_task_id=environ.get("SLURM_ARRAY_TASK_ID", ""),
         het_size=_number(environ, "SLURM_HET_SIZE", 0),
         topology=environ.get("SLURM_TOPOLOGY_ADDR", ""),
+        topology_pattern=environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", ""),
+        task_id=_number(environ, "SLURM_PROCID", -1) if step_id else -1,
+        is_order_given=environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"),
         end_wall_s=float(end_s) if end_s > 0 else None,
         partition=environ.get("SLURM_JOB_PARTITION", ""),
     )

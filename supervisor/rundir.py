@@ -27,6 +27,8 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     is_head: bool
     slot: int
     """In the scheduler's order, or --node-rank; -1: none given."""
+    switches: list[str] = []
+    """Above this node, from the top of the network down; empty: not known, or the user has an order of his own."""
     join_file: str
     """Where the head says how to reach it; of a node that does not lead maybe a pattern (joinfile.on_host)."""
     names: list[str] = []

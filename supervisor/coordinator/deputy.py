@@ -228,6 +228,7 @@ class Deputy(Station):
             "ranks": self._ranks,
             "address": self._fleet.address,
             "attempt": self._attempt,
+            "switches": self._fleet.switches,
             **self._versions,
         }
 

@@ -31,7 +31,7 @@ from guardrun.supervisor.coordinator.joinfile import (
     remove_join_file,
     write_join_file,
 )
-from guardrun.supervisor.coordinator.joining import Present, newer_if_gone
+from guardrun.supervisor.coordinator.joining import Present, newer_if_gone, switches_of
 from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS, Join
 from guardrun.supervisor.core import actions as ac
@@ -223,7 +223,8 @@ class HeadDesk:
         self.gather.joined(self._me, attempt, self._daemon.clock.now())
         fleet = self._daemon.engine.state.fleet
         if fleet is None or self._me not in fleet.members or fleet.members[self._me].standing is Standing.LEFT:
-            self._daemon.handle(ev.NodeJoined(node=self._me, slot=self._fleet.slot, ranks=ranks))
+            switches = self._fleet.switches
+            self._daemon.handle(ev.NodeJoined(node=self._me, slot=self._fleet.slot, ranks=ranks, switches=switches))
         self.send_orders()
 
     def leave(self) -> None:
@@ -378,7 +379,8 @@ class HeadDesk:
         attempt = info.get("attempt", -1)
         log.info("node_joined", node=node, slot=slot, info=info)
         self._compare(node, info)
-        joined = ev.NodeJoined(node=node, slot=slot, ranks=info["ranks"], attempt=attempt)
+        switches = switches_of(info)
+        joined = ev.NodeJoined(node=node, slot=slot, ranks=info["ranks"], attempt=attempt, switches=switches)
         self._daemon.handle(joined)
         self.gather.joined(node, attempt, now_s, is_new)
         self.send_orders()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from guardrun.supervisor.coordinator.wire import Join
 
+MAX_LEVELS, MAX_SWITCH_CHARS = 16, 256
+"""More than networks have; a scheduler's list of switches of one level is one name."""
 GONE_S = 10.0
 """A connected rival that has said nothing for so long is taken for gone: it sends something every second."""
 
@@ -24,6 +26,14 @@ class Present(NamedTuple):
 
 Decide = Callable[[Join, Sequence[Present]], str]
 """May this one join, in place of those present that have its name or its slot? Empty: yes; else the reason why not."""
+
+
+def switches_of(info: Mapping[str, Any]) -> list[str]:
+    """Those above a node that joins, as it tells them; none where that is no list of names."""
+    told = info.get("switches")
+    if not isinstance(told, list) or len(told) > MAX_LEVELS:
+        return []
+    return told if all(isinstance(one, str) and len(one) <= MAX_SWITCH_CHARS for one in told) else []
 
 
 def newer_if_gone(join: Join, rivals: Sequence[Present]) -> str:

@@ -392,6 +392,8 @@ class NodeJoined(_Event, frozen=True, kw_only=True, tag="node_joined"):
     """That it would run."""
     attempt: int = -1
     """Of which it has ranks; -1: none."""
+    switches: list[str] = []
+    """Above it, from the top of the network down, where its scheduler says so."""
 
 
 class NodeSilent(_Event, frozen=True, kw_only=True, tag="node_silent"):

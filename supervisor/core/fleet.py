@@ -43,9 +43,11 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
     member = fleet.members.get(event.node)
     if member is None:
         order = event.slot if event.slot >= 0 else FIRST_SPARE + len(fleet.members)
-        fleet.members[event.node] = Member(node=event.node, order=order, ranks=event.ranks, since_s=now_s)
+        fleet.members[event.node] = Member(
+            node=event.node, order=order, ranks=event.ranks, since_s=now_s, switches=event.switches
+        )
         return try_start(state, now_s)
-    member.ranks, member.is_dropped = event.ranks, False
+    member.ranks, member.is_dropped, member.switches = event.ranks, False, event.switches
     if member.standing is Standing.OUT:
         return []
     was = member.standing

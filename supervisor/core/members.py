@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
-from itertools import islice
 
 import msgspec
 
 from guardrun.supervisor.core.events import FleetPlan
 from guardrun.supervisor.core.strikes import Strike
+from guardrun.supervisor.core.switches import by_switch, nearest
 
 MAX_NAMED = 8
 """Of thousands of nodes."""
@@ -56,6 +56,8 @@ class Member(msgspec.Struct, kw_only=True):
     """How often it was silent for long while the job went on."""
     is_missed: bool = False
     """It is so now, and that has been said."""
+    switches: list[str] = []
+    """Above it, from the top down; empty: not known, or not to go by."""
     is_unfit: bool = False
     """It is out because of what the pre-flight found: a new guardrun looks again."""
 
@@ -112,7 +114,8 @@ class Fleet(msgspec.Struct, kw_only=True):
 def place(fleet: Fleet, waited_s: float, last_call_s: float) -> list[str]:
     """The nodes of the next attempt, in the order of group ranks; empty where more have to be waited for.
 
-    Whoever trained before keeps its place; a free one is taken by the first that waits. Those that would come first
+    The first that are wanted, by the scheduler's order; where its switches are known, those of one next to each other.
+    Whoever trained before keeps its place; a free one is taken by the nearest that waits. Those that would come first
     and are not there yet are waited for until last_call_s, fewer than wanted likewise, as long as somebody may still
     come. Who is drained gives way to who is not.
     """
@@ -126,17 +129,35 @@ def place(fleet: Fleet, waited_s: float, last_call_s: float) -> list[str]:
     if ready[-1].drained:
         _give_way(fleet, kept, [m for m in ready if not m.drained])
     taken = set(kept)
-    free = iter([node for node in names if node not in taken])
-    placed = [node or next(free, "") for node in kept]
-    placed = [node for node in placed if node]
-    placed += islice(free, plan.most - len(placed))
+    free = [node for node in names if node not in taken]
+    placed = _fill(fleet, kept, free)
+    placed += free[: plan.most - len(placed)]
     is_awaited = waited_s < last_call_s and _may_come(fleet)
-    if len(placed) < plan.most:
-        return [] if is_awaited else placed
     is_first = not fleet.placed
+    if len(placed) < plan.most:
+        placed = [] if is_awaited else placed
+        return by_switch(placed, _switches(fleet)) if is_first else placed
     if is_first and is_awaited and any(m.order >= plan.most for m in ready[: plan.most]):
         return []  # a spare was quicker than a node that is to train
+    return by_switch(placed, _switches(fleet)) if is_first else placed
+
+
+def _fill(fleet: Fleet, kept: list[str], free: list[str]) -> list[str]:
+    """The places that are kept, and the empty ones taken by those that are free, who then are not."""
+    switches = _switches(fleet) if free and "" in kept else {}
+    placed: list[str] = []
+    for node, before in zip(kept, fleet.placed, strict=False):
+        if node:
+            placed.append(node)
+        elif free:
+            well = [one for one in free if not fleet.members[one].drained]
+            placed.append(nearest(well or free, before, switches))
+            free.remove(placed[-1])
     return placed
+
+
+def _switches(fleet: Fleet) -> dict[str, list[str]]:
+    return {node: member.switches for node, member in fleet.members.items() if member.switches}
 
 
 def _give_way(fleet: Fleet, kept: list[str], well: list[Member]) -> None:

@@ -84,8 +84,12 @@ class Told:
             0.1,
         )
 
-    def joined(self, node: str, slot: int = -1, ranks: int = 2, attempt: int = -1) -> list[ac.Action]:
-        return self.tell(ev.NodeJoined(node=node, slot=slot, ranks=ranks, attempt=attempt))
+    def joined(
+        self, node: str, slot: int = -1, ranks: int = 2, attempt: int = -1, switches: str = ""
+    ) -> list[ac.Action]:
+        """switches: as `top.s0`."""
+        above = switches.split(".") if switches else []
+        return self.tell(ev.NodeJoined(node=node, slot=slot, ranks=ranks, attempt=attempt, switches=above))
 
     def fleet_opened(self, most: int = 2, spares: int = 0, least: int | None = None, **settings: object) -> None:
         """Nodes n0, n1, …, all there: the first attempt has been ordered."""

@@ -90,6 +90,17 @@ def test_slurm_says_all_that_is_needed() -> None:
     assert first is not None and first.may_lead and first.is_chosen
 
 
+def test_switches_count_where_the_user_has_no_order_of_his_own() -> None:
+    named = {"SLURM_TOPOLOGY_ADDR": "top.s1.n2", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+    fleet = plan("", {**STEP, **named})
+    assert fleet is not None and (fleet.slot, fleet.switches) == (1, ("top", "s1"))
+    arbitrary = plan("", {**STEP, **named, "SLURM_DISTRIBUTION": "arbitrary", "SLURM_PROCID": "0"})
+    assert arbitrary is not None and (arbitrary.slot, arbitrary.switches) == (0, ())
+    assert not arbitrary.may_lead, "the head is the step's first node all the same"
+    static = plan("--node-rank=1 --master-addr=n1 --master-port=29501", {**STEP, **named})
+    assert static is not None and static.switches == ()
+
+
 def test_nnodes_of_one_in_a_larger_step_is_a_run_on_each_node() -> None:
     assert plan("--nnodes=1", STEP) is None
 

@@ -21,6 +21,8 @@ STEP = {
     "SLURM_LOCALID": "0",
     "SLURMD_NODENAME": "n3",
     "SLURM_TOPOLOGY_ADDR": "s0.s1.n3",
+    "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+    "SLURM_PROCID": "2",
     "SLURM_JOB_END_TIME": "1795270000",
 }
 
@@ -46,6 +48,30 @@ def test_a_step_may_be_smaller_than_its_job() -> None:
 def test_the_task_of_an_array_goes_by_its_own_name() -> None:
     step = here(SLURM_ARRAY_JOB_ID="41", SLURM_ARRAY_TASK_ID="7", SLURM_RESTART_COUNT="2")
     assert (step.job, step.restarts) == ("41_7", 2)
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "switches"),
+    [
+        ("s0.s1.n3", "switch.switch.node", ("s0", "s1")),
+        ("s0.s[1-2].n3.example.org", "switch.switch.node", ("s0", "s[1-2]")),
+        ("b7.n3", "block.node", ("b7",)),
+        ("n3", "node", ()),
+        ("n3.example.org", "node", ()),
+        ("s0.n3", "switch.switch.node", ()),
+        ("s0.n3", None, ()),
+        (None, "switch.node", ()),
+    ],
+)
+def test_the_switches_above_a_node(address: str | None, pattern: str | None, switches: tuple[str, ...]) -> None:
+    assert here(SLURM_TOPOLOGY_ADDR=address, SLURM_TOPOLOGY_ADDR_PATTERN=pattern).switches == switches
+
+
+def test_nodes_come_in_slurm_s_order_or_in_the_user_s() -> None:
+    assert (here().place, here(SLURM_DISTRIBUTION="cyclic").place) == (1, 1)
+    given = here(SLURM_DISTRIBUTION="arbitrary")
+    assert (given.place, given.is_order_given) == (2, True)
+    assert here(SLURM_DISTRIBUTION="arbitrary", SLURM_PROCID=None).place == 1
 
 
 @pytest.mark.parametrize("special", ["4294967291", "4294967290", None])

@@ -269,6 +269,8 @@ class SlurmLab:
         host = socket.gethostname().partition(".")[0]
         conf = render_conf(self.settings, self.folder, host, free_ports(1 + len(self.nodes)))
         (self.folder / "slurm.conf").write_text(conf)
+        if self.settings.topology:
+            (self.folder / "topology.conf").write_text(self.settings.topology)
         if self.settings.gpus:
             devices = [self.folder / f"gpu{index}" for index in range(self.settings.gpus)]
             for device in devices:

@@ -23,6 +23,8 @@ class LabSettings:
     """From the signal to the end of a job that is preempted."""
     requeue_wait_s: int = 5
     """cred_expire: until a job that was requeued may start again; Slurm takes 120 by default, and 5 at the least."""
+    topology: str = ""
+    """topology.conf, of topology/tree; empty: none."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """More of slurm.conf: its names and values."""
 
@@ -63,6 +65,7 @@ def render_conf(settings: LabSettings, folder: Path, host: str, ports: list[int]
         "PrologFlags": "Alloc",
         "PrologEpilogTimeout": "30",
         "GresTypes": "gpu",
+        "TopologyPlugin": "topology/tree" if settings.topology else "topology/none",
     } | dict(settings.extra)
     lines = [f"{name}={value}" for name, value in values.items()]
     gres = f" Gres=gpu:{settings.gpus}" if settings.gpus else ""

@@ -1,0 +1,35 @@
+"""Node order in a Slurm that knows its switches: its list is sorted by name, the ranks are by switch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.real import find_program
+from tests.support.slurmlab import SlurmLab
+from tests.support.slurmlab_conf import LabSettings
+
+pytestmark = pytest.mark.real("slurm")
+
+TREE = "SwitchName=s0 Nodes=n1,n3\nSwitchName=s1 Nodes=n2,n4\nSwitchName=top Switches=s0,s1\n"
+SCRIPT = 'import os\nprint("rank", os.environ["RANK"], "on", os.environ["SLURMD_NODENAME"], flush=True)\n'
+
+
+@pytest.fixture
+def tree_lab() -> Iterator[SlurmLab]:
+    lab = SlurmLab(LabSettings(nodes=4, topology=TREE))
+    try:
+        yield lab
+    finally:
+        lab.close()
+
+
+def test_ranks_are_numbered_switch_by_switch(tree_lab: SlurmLab, tmp_path: Path) -> None:
+    (tmp_path / "say.py").write_text(SCRIPT)
+    command = (find_program("guardrun") or "", "--guard-spares=1", "--nproc-per-node=1", "say.py")
+    done = tree_lab.run("srun", "-N4", *command, cwd=tmp_path, timeout_s=90)
+    said = dict(re.findall(r"rank (\d) on (n\d)", done.stdout))
+    assert said == {"0": "n1", "1": "n3", "2": "n2"}, done
