@@ -122,15 +122,15 @@ class Daemon(Station):
     def orphaned(self) -> None:
         pass
 
+    def give_up_launcher(self) -> None:
+        if self.fleet is not None:
+            self.fleet.leave()
+
     def skipped(self, gap_s: float) -> None:
         log.warning("time_skipped", gap_s=round(gap_s, 1))
         if self.fleet is not None:
             self.fleet.skipped()
         if self.engine.state.phase is not Phase.NEW:
-    def give_up_launcher(self) -> None:
-        if self.fleet is not None:
-            self.fleet.leave()
-
             self.feed(ev.TimeSkipped(gap_s=gap_s))
 
     # Events in, actions out ----------------------------------------------------------------------------------

@@ -37,9 +37,9 @@ from guardrun.supervisor.nodedesk import NodeDesk
 from guardrun.supervisor.printable import encode_msgpack
 from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.scribe import Scribe
+from guardrun.supervisor.standin import StandIn
 from guardrun.supervisor.terminal import Terminal
 
-from guardrun.supervisor.standin import StandIn
 SAMPLE_S = 1.0
 SKIP_S = 5.0
 """A loop that wakes this much later than it asked for was not running: frozen, stopped, or the machine was."""
@@ -78,10 +78,10 @@ class Station(ABC):
         self._decoder: msgspec.msgpack.Decoder[wire.ToSupervisor] = msgspec.msgpack.Decoder(wire.ToSupervisor)
         self._launcher: bytes | None = None
         self._launcher_fd = _open_launcher(run)
+        self._stand_in = StandIn(self) if run.fleet is not None else None
         self._next_sample = 0.0
         self.malformed = 0
 
-        self._stand_in = StandIn(self) if run.fleet is not None else None
     # What deciding is about ------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -142,12 +142,6 @@ class Station(ABC):
     def serving(self, message: wire.Serving) -> None:
         """The launcher serves the store of an attempt."""
 
-    def isolation_settled(self, action: ac.Isolate) -> None:
-        """Of a node, for whoever decides: all that it takes has been done. Any thread may call it."""
-
-    @abstractmethod
-    def orphaned(self) -> None:
-        """guardrun was killed here; nothing of it is left."""
     @abstractmethod
     def give_up_launcher(self) -> None:
         """guardrun does not obey here (several nodes): that this node is out has been fed; nothing of it is alive."""
@@ -156,6 +150,9 @@ class Station(ABC):
     def isolation_settled(self, action: ac.Isolate) -> None:
         """Of a node, for whoever decides: all that it takes has been done. Any thread may call it."""
 
+    @abstractmethod
+    def orphaned(self) -> None:
+        """guardrun was killed here; nothing of it is left."""
 
     # The loop ------------------------------------------------------------------------------------------------
 
@@ -175,11 +172,11 @@ class Station(ABC):
             now = time.monotonic()
             if now - last - wait_s > SKIP_S:
                 self.skipped(now - last)
+                if self._stand_in is not None:
+                    self._stand_in.outstanding.skipped(now - last)
             last = now
             if self._launcher_fd < 0 or self._launcher_fd in ready:
                 self._launcher_died()
-                if self._stand_in is not None:
-                    self._stand_in.outstanding.skipped(now - last)
                 return
             if self._control in ready:
                 self._read_control()
@@ -190,11 +187,11 @@ class Station(ABC):
             if now >= self._next_sample:
                 self._sample(now)
                 self.sampled()
+                if self._stand_in is not None:
+                    self._stand_in.step()
             self.turn(ready)
 
     def close(self) -> None:
-                if self._stand_in is not None:
-                    self._stand_in.step()
         """Let go of everything; waits a moment for what is still to be said, sent or drained."""
         self.drains.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
@@ -260,12 +257,12 @@ class Station(ABC):
         """Give the launcher an order; it is asked for again by the engine's deadlines where it gets lost."""
         if self._launcher is not None:
             self.send_to(self._launcher, order)
+            if self._stand_in is not None and isinstance(order, wire.Start | wire.Stop):
+                self._stand_in.ordered(order)
 
     def send_to(self, peer: bytes, message: wire.ToLauncher | wire.Answer) -> None:
         try:
             self._control.send_multipart([peer, encode_msgpack(message)], zmq.NOBLOCK)
-            if self._stand_in is not None and isinstance(order, wire.Start | wire.Stop):
-                self._stand_in.ordered(order)
         except zmq.ZMQError as error:
             log.warning("not_sent", message_type=type(message).__name__, error=str(error))
 
@@ -320,12 +317,12 @@ class Station(ABC):
 
     def _from_launcher(self, peer: bytes, message: FromLauncher) -> None:
         self._launcher = peer
+        if self._stand_in is not None:
+            self._stand_in.heard(message)
         if isinstance(message, wire.LauncherHello):
             self.greeted(message)
             self.send(wire.Ack(seq=0))
             return
-        if self._stand_in is not None:
-            self._stand_in.heard(message)
         if isinstance(message, wire.Started):
             self._started(message)
         elif isinstance(message, wire.Serving):
