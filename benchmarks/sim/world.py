@@ -33,6 +33,8 @@ SILENT_S = 5.0
 """As coordinator/gather.py has it."""
 SETTLE_S = 2.0
 END_MARGIN_S = 3.0
+DRAINED_S = 0.5
+"""A node's isolation is done."""
 KNOWN_S = 3.0
 """After a start it is known who trains on which device."""
 MAX_EVENTS_AT_ONCE = 200_000
@@ -377,6 +379,7 @@ class World:
         if action.cause == "node_lost":
             self.account.quarantined_innocents += is_innocent
         self._quarantine(node)
+        self.after(DRAINED_S, lambda: self.feed(ev.IsolationSettled(node=action.node, incident=action.incident)))
 
     def _quarantine(self, node: Node) -> None:
         node.is_quarantined = True
