@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.fleet.training import SCRIPT, Training
 from tests.support.guardrun_run import clean_environment
 from tests.support.netlab import Host, Lab
 from tests.support.processes import Process, is_alive
-from tests.support.waiting import wait_until
 
-SCRIPT = Path(__file__).parent / "scripts" / "train.py"
 PORT = 29650
 CONFIG = """
 [checkpoint]
@@ -34,7 +33,6 @@ stop_grace_s = 3
 """
 QUICK = CONFIG + "[fleet]\nlost_s = 8\nterm_s = 5\nlast_call_s = 10\n"
 """Patience for tests: what matters is the order of things, not how long they take."""
-Mark = dict[str, Any]
 
 
 class Node:
@@ -75,15 +73,12 @@ class Node:
         self.process.send_signal(signum)
 
 
-class Job:
+class Job(Training):
     """Nodes by host name; the folder of the run is shared unless a host hides it."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
+        super().__init__(folder)
         self.lab = lab
-        self.folder = folder / "work"
-        self.marks = folder / "marks"
-        for path in (self.folder, self.marks):
-            path.mkdir()
         self.nodes: dict[str, Node] = {}
         self.script = SCRIPT
         self._started = 0
@@ -129,80 +124,14 @@ class Job:
         node = self.nodes[known_as or name] = Node(host, process, output)
         return node
 
-    # What is going on -----------------------------------------------------------------------------------------
-
-    @property
-    def run_dir(self) -> Path:
-        return (self.folder / "guardrun-runs" / "latest").resolve()
-
-    def first_steps(self, attempt: int, world: int, timeout_s: float = 60.0) -> list[Mark]:
-        """Wait until every rank of an attempt has done its first step; their marks in the order of ranks."""
-        paths = [self.marks / f"first-{attempt}-{rank}.json" for rank in range(world)]
-        self._wait(lambda: all(path.exists() for path in paths), timeout_s, f"attempt {attempt} of {world} ranks")
-        found = [json.loads(path.read_text()) for path in paths]
-        assert [mark["world"] for mark in found] == [world] * world
-        return found
-
-    def where(self, attempt: int, world: int, timeout_s: float = 60.0) -> list[str]:
-        """The node of each rank, once all have done a step."""
-        return [mark["node"] for mark in self.first_steps(attempt, world, timeout_s)]
-
-    def at(self, rank: int = 0) -> Mark:
-        """Where a rank was last seen."""
-        mark: Mark = json.loads((self.marks / f"at-{rank}.json").read_text())
-        return mark
+    # What it says ---------------------------------------------------------------------------------------------
 
     def says(self, name: str, words: str, timeout_s: float = 60.0) -> None:
         """Wait until a node's guardrun has said this."""
-        self._wait(lambda: words in self[name].output, timeout_s, f"{name} to say {words!r}")
-
-    def happens(self, words: str, count: int = 1, timeout_s: float = 30.0) -> None:
-        """Wait until these words are in so many lines of the head's journal."""
-
-        def seen() -> bool:
-            path = self.run_dir / "events.jsonl"
-            return path.exists() and sum(words in line for line in path.read_text().splitlines()) >= count
-
-        wait_until(seen, timeout_s, f"{words!r} in the journal, {count} times", every_s=0.005)
-
-    def in_touch(self, name: str) -> None:
-        """Wait until the head has heard anew of a node's ranks."""
-        words = f'"type":"node_report","node":"{name}"'
-        before = (self.run_dir / "events.jsonl").read_text().count(words)
-        self.happens(words, before + 1)
-
-    def advance(self, steps: int, timeout_s: float = 30.0) -> None:
-        """Wait until rank 0 has done so many more steps."""
-        goal = self.at()["step"] + steps
-        self._wait(lambda: self.at()["step"] >= goal, timeout_s, f"step {goal}")
-
-    def incidents(self) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("incidents/*/incident.json"))]
-
-    def incident(self, number: int, timeout_s: float = 40.0) -> dict[str, Any]:
-        """Wait for the run's incident of that number, from 1."""
-        self._wait(lambda: len(self.incidents()) >= number, timeout_s, f"incident {number}")
-        return self.incidents()[number - 1]
-
-    def recovered(self, number: int, timeout_s: float = 10.0) -> dict[str, Any]:
-        """Wait until training is past where that incident stopped it."""
-        self._wait(
-            lambda: self.incidents()[number - 1]["recovered"], timeout_s, f"incident {number} to be recovered from"
-        )
-        return self.incidents()[number - 1]
-
-    def events(self) -> list[dict[str, Any]]:
-        """The head's journal."""
-        return [json.loads(line) for line in (self.run_dir / "events.jsonl").read_text().splitlines()]
+        self.wait_for(lambda: words in self[name].output, timeout_s, f"{name} to say {words!r}")
 
     def outputs(self) -> str:
         return "\n".join(f"--- {name}\n{node.output}" for name, node in self.nodes.items())
-
-    def _wait(self, read: Any, timeout_s: float, what: str) -> None:
-        try:
-            wait_until(read, timeout_s, what, every_s=0.05)
-        except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.outputs()}") from None
 
     # Faults ----------------------------------------------------------------------------------------------------
 
@@ -213,7 +142,7 @@ class Job:
 
     def gone(self, pids: Sequence[int], timeout_s: float, what: str) -> float:
         """Wait until none of these processes lives; returns when that was seen."""
-        self._wait(lambda: not any(map(is_alive, pids)), timeout_s, f"{what} to be gone")
+        self.wait_for(lambda: not any(map(is_alive, pids)), timeout_s, f"{what} to be gone")
         return time.monotonic()
 
     # The end -----------------------------------------------------------------------------------------------------
@@ -227,7 +156,7 @@ class Job:
         """Wait for the end of all guardruns; nothing may be left on their hosts."""
         codes = {name: node.wait(timeout_s) for name, node in self.nodes.items()}
         for name, node in self.nodes.items():
-            self._wait(lambda node=node: not node.processes(), 5.0, f"{name} to be empty")
+            self.wait_for(lambda node=node: not node.processes(), 5.0, f"{name} to be empty")
         return codes
 
     def summary(self) -> dict[str, Any]:

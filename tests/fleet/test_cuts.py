@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.fleet.jobs import QUICK, Job, kill
@@ -31,6 +33,7 @@ def test_cut_one_way_then_the_other(job: Job) -> None:
     first = job.first_steps(1, 2)
     assert [mark["node"] for mark in first] == ["head", "node3"]
     assert all(mark["at_s"] > gone_s for mark in first)
+    job.mended(1, attempt=1)
     job.lab.restore(job["node1"].host)
     job.says("head", "node1 is back")
 
@@ -42,6 +45,7 @@ def test_cut_one_way_then_the_other(job: Job) -> None:
     first = job.first_steps(2, 2)
     assert [mark["node"] for mark in first] == ["head", "node1"]
     assert all(mark["at_s"] > gone_s for mark in first)
+    job.mended(2, attempt=2)
     job.lab.restore(job["node3"].host)
     job.says("head", "node3 is back")
     # A spare that is cut off does not hear of the run's end: it sees it.
@@ -51,8 +55,8 @@ def test_cut_one_way_then_the_other(job: Job) -> None:
     job.says("node3", "the head (head) has ended the run while it could not be heard here: ending, too")
 
 
-def test_a_job_shrinks_and_grows(job: Job) -> None:
-    job.start("1:2", ["head", "node1"], config=QUICK)
+def test_a_job_shrinks_grows_and_ends_without_its_head(job: Job) -> None:
+    job.start("1:2", ["head", "node1"], config=QUICK + "head_gone_s = 3\n")
     assert job.where(0, 2) == ["head", "node1"]
     job.advance(15)
     [rank] = job["node1"].ranks()
@@ -63,9 +67,18 @@ def test_a_job_shrinks_and_grows(job: Job) -> None:
     [first] = job.first_steps(1, 1)
     assert first["node"] == "head"
     assert first["at_s"] > gone_s
+    job.mended(1, attempt=1)
     job.lab.restore(job["node1"].host)
     job.says("head", "node1 is back")
     job.advance(5)
     kill(job["head"].ranks()[0])
     assert job.where(2, 2) == ["head", "node1"]
-    assert job.finish() == {"head": 0, "node1": 0}
+    job.mended(2, attempt=2)
+
+    # A head that does not come back: nobody is left who might write a checkpoint beside the next start's.
+    [rank] = job["node1"].ranks()
+    job["head"].host.crash()
+    job.gone([rank.pid], 20.0, "node1's rank")
+    assert job.ended()["node1"] == 1
+    assert job["node1"].output.count("the head has not been heard for") == 1
+    assert re.search(r"the head has not been heard for \d+ s: ending here$", job["node1"].output, re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import pytest
@@ -10,30 +11,42 @@ from tests.fleet.jobs import QUICK, Job, flags, kill
 
 pytestmark = pytest.mark.real("netns")
 
+MORE = ("--guard-run-id=long", "--max-restarts=2")
+
 
 def test_the_head_dies_and_comes_back(job: Job) -> None:
-    job.start(2, ["head", "node1"], "--guard-run-id=long", config=QUICK)
-    job.first_steps(0, 2)
-    job.advance(15)
-    kill(job["node1"].ranks()[0])
-    job.first_steps(1, 2)
-    job.recovered(1)
+    """What the run knew goes on: who is left out, what has happened, how many restarts are left."""
+    job.start(2, ["head", "node1", "node2"], *MORE, spares=1, config=QUICK)
+    assert job.where(0, 2) == ["head", "node1"]
+    for attempt, second in ((1, "node1"), (2, "node2")):
+        job.advance(15)
+        kill(job["node1"].ranks()[0])
+        assert job.where(attempt, 2) == ["head", second]
+        job.mended(attempt, attempt)
     job.advance(15)
     step = job.at()["step"]
-    [rank] = job["node1"].ranks()
+    [rank] = job["node2"].ranks()
     died_s = time.monotonic()
     job["head"].host.crash()
-    job.gone([rank.pid], 20.0, "node1's rank")  # its peer is gone: it falls, or its lease is over
+    job.gone([rank.pid], 20.0, "node2's rank")  # its peer is gone: it falls, or its lease is over
     assert time.monotonic() - died_s < 20.0
-    assert job["node1"].process.poll() is None
+    assert [job[name].process.poll() for name in ("node1", "node2")] == [None, None]
 
-    job.start_one("head", *flags(0), "--guard-run-id=long")
-    first = job.first_steps(2, 2)
-    assert [mark["node"] for mark in first] == ["head", "node1"]
+    job.start_one("head", *flags(0, 2, spares=1), *MORE)
+    first = job.first_steps(3, 2)
+    assert [mark["node"] for mark in first] == ["head", "node2"]
     assert step - 25 <= first[0]["from"] <= step
+    assert not job["node1"].ranks()
     job.advance(5)
-    assert job.finish() == {"head": 0, "node1": 0}
+    kill(job["node2"].ranks()[0])
+    codes = job.ended()
+    assert codes == dict.fromkeys(codes, 128 + signal.SIGKILL)
     summary = job.summary()
-    assert summary["run_id"] == "long"
-    assert summary["incidents"][0]["cause"] == "killed"
-    assert [one["attempt"] for one in summary["attempts"]] == [0, 1, 2]
+    assert (summary["run_id"], summary["outcome"], summary["restarts"]) == ("long", "gave_up", 2)
+    assert "all 2 restarts are used up" in summary["reason"]
+    assert [(one["cause"], one["action"]) for one in summary["incidents"]] == [
+        ("killed", "restart"),
+        ("killed", "isolate_node"),
+        ("killed", "give_up"),
+    ]
+    assert [one["attempt"] for one in summary["attempts"]] == [0, 1, 2, 3]

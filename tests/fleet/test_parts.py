@@ -45,7 +45,7 @@ def test_supervisors_and_launchers(job: Job) -> None:
     assert (told["kind"], told["cause"], told["action"]) == ("crash", "killed", "restart")
     assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(1, "node1")]
     assert job.where(1, 2) == ["head", "node1"]
-    job.advance(3)
+    job.mended(1, attempt=1)
 
     # Once more while the next attempt is being started: the head's, then the other's.
     kill(job["head"].ranks()[0])
@@ -67,5 +67,6 @@ def test_supervisors_and_launchers(job: Job) -> None:
     job.start_one("node1", *flags(1), known_as="node1")
     assert job.where(3, 2) == ["head", "node1"]
     assert job.at()["run"] == first[0]["run"]
+    job.mended(3, attempt=3)
     assert job.finish() == {"head": 0, "node1": 0}
     assert [one["cause"] for one in job.summary()["incidents"]] == ["killed", "killed", "node_lost"]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from guardrun.launcher.exits import NOT_FIT
-from tests.fleet.jobs import CONFIG, SCRIPT, Job
+from tests.fleet.jobs import CONFIG, Job
+from tests.fleet.training import SCRIPT
 from tests.support.netlab import Host, Lab
 from tests.support.waiting import wait_until
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.fleet.jobs import CONFIG, Job
+from tests.fleet.training import MAX_LOST
 
 pytestmark = pytest.mark.real("netns")
 
@@ -21,8 +22,6 @@ VERDICT_S = 30.0
 """From a cut: the time that a switch needs to fail over."""
 GUARDRUN_S = 15.0
 """From the verdict to the next start: leases that have to end. What ranks take to start is the script's."""
-MAX_LOST = 15
-"""Steps: one checkpoint in ten, and what was done while it was written."""
 
 
 def status(job: Job) -> dict[str, Any]:
@@ -87,6 +86,7 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     assert between(job, "stop_attempt", "start_attempt", 1) < GUARDRUN_S
     assert not job["node1"].ranks()
     job.advance(30)
+    job.mended(2, attempt=2)
 
     # All of guardrun and everything below it on node2; node1 is there again by then, and next in turn.
     job.lab.restore(job["node1"].host)
@@ -97,7 +97,7 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(2, "node2")]
     assert "its connection was closed" in told["summary"]
     assert job.where(3, 3) == ["head", "node3", "node1"]
-    job.advance(5)
+    job.mended(3, attempt=3)
     assert not job["node2"].processes()
     assert not job["node4"].ranks()
 

@@ -46,10 +46,9 @@ def test_only_a_run_that_would_be_continued_is_requeued(
 @pytest.mark.real("slurm")
 @pytest.mark.timeout(400)
 def test_the_job_goes_on_without_the_node_of_its_head(slurm_lab: SlurmLab, tmp_path: Path) -> None:
-    """Takes the minute for which the others wait for a new head, most of it in sleep."""
     for name in ("train.py", "guardrun.toml"):
         shutil.copy(EXAMPLE / name, tmp_path)
-    environment = {**QUICKER, "PATH": f"{GUARDRUN.parent}:/usr/bin:/bin"}
+    environment = {**QUICKER, "GUARDRUN_FLEET_HEAD_GONE_S": "5", "PATH": f"{GUARDRUN.parent}:/usr/bin:/bin"}
     flags = ("--nodes=2", "--spares=1", "--nproc-per-node=1", "--cpus-per-task=1", "--json", "--submit")
     script = ("train.py", f"--steps={STEPS}", "--save-every=10", "--update-at=0", "--batch-size=4", "--width=32")
     done = slurm_lab.run(GUARDCTL, "sbatch", *flags, "--", *script, env=environment, cwd=tmp_path)

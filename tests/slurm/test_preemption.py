@@ -20,6 +20,9 @@ pytestmark = pytest.mark.real("slurm")
 
 SCRIPT = Path(__file__).parents[1] / "edge" / "scripts" / "plain.py"
 CONFIG = '[checkpoint]\ndir = "out"\nresume_args = ["--resume", "{path}"]\n[restart]\nstop_grace_s = 1\n'
+STEP_S = 0.02
+LIMIT_S = 50
+"""Half of it has to be enough for the ranks to start, the other half for them to save, on a busy machine too."""
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +35,13 @@ def groups_lab() -> Iterator[SlurmLab]:
         lab.close()
 
 
-def submit(lab: SlurmLab, folder: Path, *flags: str, config: str = CONFIG) -> str:
-    """Two ranks that train until there is a file `enough`, and save when they are asked."""
-    (folder / "guardrun.toml").write_text(config)
-    guardrun = f"{sys.executable} -m guardrun --guard-run-id=job-$SLURM_JOB_ID --nproc-per-node=2"
+def submit(lab: SlurmLab, folder: Path, *flags: str, nodes: int = 1, first: str = "") -> str:
+    """Two ranks that train until there is a file `enough`, and save when they are asked. first: of the batch script."""
+    (folder / "guardrun.toml").write_text(CONFIG)
+    guardrun = f"{sys.executable} -m guardrun --guard-run-id=job-$SLURM_JOB_ID --nproc-per-node={2 // nodes}"
     steps = "$([ -e enough ] && echo 1 || echo 100000)"
-    script = f"exec srun -n1 {guardrun} {SCRIPT} --save-every=0 --step-s=0.02 --asked=save --steps={steps}"
-    return lab.submit(script, "-N1", "-n1", "--requeue", *flags, cwd=folder)
+    script = f"exec srun -n{nodes} {guardrun} {SCRIPT} --save-every=0 --step-s={STEP_S} --asked=save --steps={steps}"
+    return lab.submit(f"{first}\n{script}", f"-N{nodes}", f"-n{nodes}", "--requeue", *flags, cwd=folder)
 
 
 def wait_for_training(lab: SlurmLab, job: str, folder: Path, starts: int = 1) -> None:
@@ -55,21 +58,21 @@ def record(folder: Path, job: str, name: str) -> dict[str, Any]:
     return loaded
 
 
-def check_requeued(lab: SlurmLab, job: str, folder: Path) -> int:
-    """It has saved, is requeued, and ends well from there; answers the step that it went on from."""
+def check_requeued(lab: SlurmLab, job: str, folder: Path) -> dict[str, Any]:
+    """It has saved, is requeued, and ends well from there; answers the incident."""
     (folder / "enough").touch()
-    wait_until(lambda: lab.job(job).get("Restarts") == "1", 30, "the requeue", every_s=0.1)
+    wait_until(lambda: lab.job(job).get("Restarts") == "1", 60, "the requeue", every_s=0.1)
     assert lab.wait_state(job, "COMPLETED", "FAILED", timeout_s=90)["JobState"] == "COMPLETED", lab.output(job)
     first = record(folder, job, "summary.0.json")
     assert (first["outcome"], first["restarts"]) == ("preempted", 0)
     assert record(folder, job, "summary.json")["outcome"] == "finished"
     [incident] = sorted((folder / "guardrun-runs" / f"job-{job}" / "incidents").iterdir())
-    told = json.loads((incident / "incident.json").read_text())
+    told: dict[str, Any] = json.loads((incident / "incident.json").read_text())
     assert told["kind"] == "preemption" and told["evidence"]["in_time"] is True, told
-    step: int = told["evidence"]["checkpoint"]["step"]
+    step = told["evidence"]["checkpoint"]["step"]
     assert f"rank 0: starts at step {step} " in lab.output(job)
     check_replay(folder / "guardrun-runs" / f"job-{job}")
-    return step
+    return told
 
 
 def test_a_warning_that_meets_every_process(slurm_lab: SlurmLab, tmp_path: Path) -> None:
@@ -84,10 +87,25 @@ def test_a_preemption_with_a_grace_time(groups_lab: SlurmLab, tmp_path: Path) ->
     job = submit(groups_lab, tmp_path)
     wait_for_training(groups_lab, job, tmp_path)
     urgent = groups_lab.submit("sleep 3", "-N1", "-n1", "--exclusive", "--partition=urgent")
-    check_requeued(groups_lab, job, tmp_path)
+    told = check_requeued(groups_lab, job, tmp_path)
     assert groups_lab.job(urgent)["JobState"] == "COMPLETED"
-    told = (tmp_path / "guardrun-runs" / f"job-{job}" / "incidents" / "001-signal" / "incident.json").read_text()
-    assert json.loads(told)["evidence"]["scheduler"] == "preempted"
+    assert (told["cause"], told["evidence"]["scheduler"]) == ("signal", "preempted")
+
+
+def test_a_time_limit_of_a_job_of_two_nodes(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Slurm counts limits in minutes, but takes an end to the second. A job so short is asked to save halfway."""
+    shorter = f"[ $SLURM_RESTART_COUNT ] || scontrol update jobid=$SLURM_JOB_ID endtime=now+{LIMIT_S}"
+    job = submit(slurm_lab, tmp_path, "--time=1", "--open-mode=append", nodes=2, first=shorter)
+    wait_for_training(slurm_lab, job, tmp_path)
+    assert slurm_lab.job(job)["NodeList"] == "n[1-2]"
+    told = check_requeued(slurm_lab, job, tmp_path)
+    assert (told["cause"], told["action"], told["evidence"]["requeued"]) == ("time_limit", "restart", True)
+    saved = dict(re.findall(r"rank (\d): saves at step (\d+)", slurm_lab.output(job)))
+    assert saved == dict.fromkeys("01", str(told["evidence"]["checkpoint"]["step"])), "all at one and the same step"
+    lost = told["step"] - told["evidence"]["checkpoint"]["step"]
+    assert 0 <= lost < 10 / STEP_S, "what was trained between the save and the stop"
+    for node in ("n1", "n2"):
+        assert not [one for one in slurm_lab.processes_of(node) if "guardrun" in one.command]
 
 
 def test_scancel_requeues_nothing(groups_lab: SlurmLab, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ class LabSettings:
     """A node; counted by Slurm, and nothing stands behind them."""
     slurmd_timeout_s: int = 10
     """Until a node whose slurmd is silent is DOWN (Slurm looks every third of it)."""
-    kill_wait_s: int = 3
+    kill_wait_s: int = 10
     """From SIGTERM to SIGKILL at a job's end."""
     grace_s: int = 10
     """From the signal to the end of a job that is preempted."""

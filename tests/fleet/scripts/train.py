@@ -42,6 +42,14 @@ def write(name: str, content: dict[str, object]) -> None:
     temporary.replace(marks / f"{name}.json")
 
 
+def stood_at() -> int:
+    """The step that this rank had done when it was ended; 0 for the first attempt."""
+    try:
+        return int(json.loads((marks / f"at-{RANK}.json").read_text())["step"])
+    except FileNotFoundError:
+        return 0
+
+
 def is_planted(fault: str) -> bool:
     """Once."""
     try:
@@ -71,19 +79,20 @@ me: dict[str, object] = {
     "world": int(os.environ["WORLD_SIZE"]),
     "group_rank": int(os.environ["GROUP_RANK"]),
     "attempt": int(ATTEMPT),
-    "node": socket.gethostname(),
+    "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
     "pid": os.getpid(),
     "run": os.environ.get("GUARDRUN_RUN_ID", ""),
 }
 if not arguments.alone:
     dist.init_process_group("gloo")
 start = torch.load(arguments.resume)["step"] if arguments.resume else 0
+stood = stood_at()
 for step in range(start + 1, arguments.steps + 1):
     if is_planted("hang"):
         fetch_vocabulary_update()
     is_end = do_step((marks / "end").exists())
     count_step(step - start)
-    at = me | {"step": step, "from": start, "at_s": time.monotonic()}
+    at = me | {"step": step, "from": start, "stood": stood, "at_s": time.monotonic()}
     if step == start + 1:
         write(f"first-{ATTEMPT}-{RANK}", at)
     write(f"at-{RANK}", at)
