@@ -77,12 +77,16 @@ class NodeDesk:
         """Have the node quarantined: by its agent, else in the user's own record."""
 
         def work() -> None:
+            from guardrun.supervisor.core.node.quarantine import IS_OLDER
+
             try:
                 why = self._isolate(action)
             except Exception as error:
                 log.exception("not_isolated")
                 why = str(error)
-            if drained := self._station.drains.drain(action):
+            if IS_OLDER in why:  # a person has released the node since
+                self._station.isolation_settled(action)
+            elif drained := self._station.drains.drain(action):
                 self._station.terminal.say(drained, "info")
             if why:
                 event = NotIsolated(node=action.node, incident=action.incident, why=why)

@@ -6,7 +6,8 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -159,6 +160,33 @@ def test_outside_of_slurm_an_isolation_is_done_at_once() -> None:
     drains = Drains("run", lambda text, level: None, settled.append, {})
     assert (drains.drain(ISOLATE), settled) == ("", [ISOLATE])
     drains.close()
+
+
+def test_a_node_that_a_person_has_released_meanwhile_is_not_drained(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Isolated by a run's last start, released, and isolated again by its next."""
+    from guardrun.supervisor.coordinator.isolating import _isolate
+    from guardrun.supervisor.node.places import find_places
+    from guardrun.supervisor.node.quarantine import release_node
+
+    monkeypatch.setenv("GUARDRUN_NODE_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "there").touch()
+    bed = Bed(fake_slurm(scontrol=away_until(tmp_path / "there")))
+    run = SimpleNamespace(run_id="run", cwd=str(tmp_path), config={"node": {"shared_dir": str(tmp_path / "shared")}})
+    (tmp_path / "shared").mkdir()
+    daemon: Any = SimpleNamespace(
+        run_file=run,
+        clock=SimpleNamespace(now=lambda: 1.0),
+        drains=bed.drains,
+        isolation_settled=lambda action: bed.settled.append(action.node),
+    )
+    assert "n3 is drained: " in _isolate(daemon, ISOLATE, is_told=False)
+    assert "n3 is drained already: " in _isolate(daemon, ISOLATE, is_told=False), "that it holds is no reason"
+    shared = [place for place in find_places("", str(tmp_path / "shared"), {}, "n3") if place.is_shared]
+    release_node(shared, "n3", "ada", time.time() + 1.0, is_overriding=True)
+    assert "ada" in _isolate(daemon, ISOLATE, is_told=False)
+    assert bed.settled == ["n3", "n3", "n3"]
 
 
 def test_a_release_that_slurm_does_not_hear_of_is_said(fake_slurm: FakeSlurm) -> None:

@@ -65,7 +65,7 @@ def render_conf(settings: LabSettings, folder: Path, host: str, ports: list[int]
         "PrologFlags": "Alloc",
         "PrologEpilogTimeout": "30",
         "GresTypes": "gpu",
-        "TopologyPlugin": "topology/tree" if settings.topology else "topology/none",
+        **({"TopologyPlugin": "topology/tree"} if settings.topology else {}),
     } | dict(settings.extra)
     lines = [f"{name}={value}" for name, value in values.items()]
     gres = f" Gres=gpu:{settings.gpus}" if settings.gpus else ""

@@ -31,6 +31,9 @@ MAX_CLOCK_GAP_S = 300.0
 MAX_PAST = 32
 """Isolations that are over, kept for whoever asks what has been."""
 
+IS_OLDER = "nothing that was seen is newer"
+"""In words: a person has released what an isolation rests on."""
+
 MAX_RELEASES = 256
 
 MAX_TEXT = 2000
@@ -115,18 +118,18 @@ def is_lifted_by(isolation: Isolation, release: Release, now_wall_s: float) -> b
 
 
 def isolate(record: Record, isolation: Isolation, now_wall_s: float) -> tuple[Record, str]:
-    """The record with one isolation more, and why there is none more (empty: there is).
+    """The record with one isolation more, and why there is none (empty: there is, or was).
 
-    guardrun's own is not added where a person has released what it rests on, or where guardrun's already holds for the
-    same cause at least as long. A person's is always added.
+    guardrun's own is not added where a person has released what it rests on; nor, which is no reason, where guardrun's
+    already holds for the same cause at least as long. A person's is always added.
     """
     if isolation.is_automatic:
         ended = end_of(isolation, record, now_wall_s)
         if ended is not None:
-            return record, f"{ended}; nothing that was seen is newer"
+            return record, f"{ended}; {IS_OLDER}"
         for one in holding(record, now_wall_s):
             if one.is_automatic and one.cause == isolation.cause and _ends_s(one) >= _ends_s(isolation):
-                return record, f"guardrun has isolated it for {one.cause} already"
+                return record, ""
     return merge(record, Record(isolations=(_bounded(isolation),))), ""
 
 
