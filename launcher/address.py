@@ -6,6 +6,7 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 
 NOWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Of networks that do not exist (RFC 5737, RFC 3849): asking for the way there sends nothing."""
@@ -28,19 +29,22 @@ def find_address(local_addr: str | None = None) -> str:
 
 def is_own(host: str) -> bool:
     """Whether a host's name or address is this host's: something can be bound there."""
+    return any(_can_bind(family, address) for family, address in _look_up(host))
+
+
+@cache
+def _look_up(host: str) -> list[tuple[int, tuple[object, ...]]]:
+    """(family, address) of each; empty where the name is not known. Asked once: a name service that is down is slow."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
-        return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
+        return []
+    return [(family, address) for family, _, _, _, address in found]
 
 
 def does_resolve(host: str) -> bool:
     """Whether anything is known here of a host's name."""
-    try:
-        return bool(socket.getaddrinfo(host, None))
-    except OSError:
-        return False
+    return bool(_look_up(host))
 
 
 def is_loopback(host: str) -> bool:
@@ -69,13 +73,9 @@ def names_of(host: str) -> list[str]:
     Nodes may write the head's name differently, and resolve it differently: two lists that share an entry are of one
     host. What stands for another host on each (127.0.0.1, localhost) is no such entry.
     """
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        found = []
     names = [] if is_loopback(host) else [plain_name(host)]
     own = [plain_name(socket.gethostname())] if is_own(host) else []
-    return list(dict.fromkeys([*names, *_addresses(str(address[0]) for *_, address in found), *own]))
+    return list(dict.fromkeys([*names, *_addresses(str(address[0]) for _, address in _look_up(host)), *own]))
 
 
 def own_names() -> list[str]:

@@ -205,9 +205,10 @@ def join_path(fleet: Fleet, config: Config, directory: Path, cwd: Path) -> Path:
     return on_host(path, socket.gethostname() if fleet.may_lead else EVERY)
 
 
-def check_lead(join: Path, run_id: str | None) -> None:
+def check_lead(join: Path, run_id: str | None, is_scheduled: bool = False) -> None:
     """Whether this node can lead: its join file can be written, and nobody leads another run by it.
 
+    is_scheduled: who has started this one knows better, as after a requeue from a node that it no longer reaches.
     Raises FleetError.
     """
     try:
@@ -218,7 +219,7 @@ def check_lead(join: Path, run_id: str | None) -> None:
         present = read_join_file(join)
     except (NotThere, JoinError):
         return  # whoever writes it says what is wrong with it
-    if present.run_id != run_id and is_listening(present):
+    if present.run_id != run_id and not is_scheduled and is_listening(present):
         raise FleetError(
             f"{present.head} leads run {present.run_id} by the same {join}, and is alive: one node of a job leads (is "
             "--node-rank missing here?), and each job has an --rdzv-id or a port of its own"

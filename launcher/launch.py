@@ -192,7 +192,7 @@ class Launch:
             is_head = self._lead.take()
         part = fleet_file(fleet, plan, wish.config, join, is_head)
         if is_head and part.meet is None:
-            check_lead(join, wish.run_id)
+            check_lead(join, wish.run_id, is_scheduled="SLURM_JOB_ID" in os.environ)
         if is_head:
             return wish, part
         node = node_name(os.environ)

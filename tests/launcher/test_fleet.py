@@ -215,6 +215,7 @@ def test_one_that_leads_another_run_by_the_same_file_is_left_alone(tmp_path: Pat
         with pytest.raises(FleetError, match=r"node-a leads run first by the same .*, and is alive"):
             check_lead(path, None)
         check_lead(path, "first")  # another session of it: sessions say who is the newer
+        check_lead(path, None, is_scheduled=True)
         assert not is_listening(msgspec.structs.replace(join, server_key=make_key_pair().public), 0.5)
     finally:
         is_over.set()
