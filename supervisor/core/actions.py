@@ -2,7 +2,7 @@
 
 Every action that ends comes back as an event, a failed or late one too:
 StartAttempt → AttemptStarted | AttemptNotStarted, StopAttempt → AttemptStopped, TakeLook → LookTaken,
-ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → IsolationSettled, NotIsolated where it could not be,
+ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → IsolationSettled | NotIsolated,
 CheckNodes → NodesChecked, AskCheckpoint → CheckpointAsked and CheckpointSecured, SeekCheckpoint → CheckpointSecured,
 Requeue → Requeued. The others end in themselves.
 """
