@@ -71,6 +71,7 @@ def test_a_stopped_deputy_is_given_up_and_comes_back_whole(start: Start, tmp_pat
     assert journalled(tmp_path, "a") == [str(number) for number in range(count)]
 
 
+@pytest.mark.alone
 @pytest.mark.real("netns")
 def test_links_that_are_cut(start: Start, tmp_path: Path) -> None:
     """Three nodes at once: cut off, deaf, and mute. Each knows before the head may think so; all come back whole."""

@@ -17,6 +17,9 @@ from guardrun.supervisor.coordinator.hub import Body, Dropped, Hub, HubSettings,
 from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
 from guardrun.supervisor.coordinator.lease import HeadLease
 
+ACTS_S = 0.5
+"""What a node that sees its lease end may take to say so, on a busy machine."""
+
 
 class Door(msgspec.Struct):
     server: KeyPair
@@ -65,7 +68,7 @@ def main() -> None:
             else:
                 tell(type(what).__name__, node)
             if not isinstance(what, Dropped):
-                leases.setdefault(node, HeadLease(term_s, time.monotonic()))
+                leases.setdefault(node, HeadLease(term_s, time.monotonic(), ACTS_S))
         journal.flush()
         hub.acknowledge()
         for node, lease in leases.items():
