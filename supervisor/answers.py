@@ -204,7 +204,8 @@ class Answers:
             error = f"no rank {wanted}: there are {known}" if alive else "no rank is alive"
             daemon.send_to(peer, wire.Answer(is_ok=False, error=error))
             return
-        self._take(peer, ranks, samples=1, make=_stacks_answer)
+        nodes = {str(rank.global_rank): rank.node for rank in ranks}
+        self._take(peer, ranks, samples=1, make=lambda result: _stacks_answer(result, nodes))
 
     def _look(self, peer: bytes) -> None:
         """A look as good as the engine's own, and what the engine knows when it has been taken."""
@@ -277,6 +278,8 @@ def join_looks(parts: Sequence[LookResult]) -> LookResult:
     return LookResult(ranks, missing, max(part.took_s for part in parts), readings)
 
 
-def _stacks_answer(result: LookResult) -> wire.Answer:
+def _stacks_answer(result: LookResult, nodes: dict[str, str]) -> wire.Answer:
+    """nodes: of each rank."""
     missing = {str(k): v for k, v in result.missing.items()}
-    return wire.Answer(is_ok=True, data={"ranks": msgspec.to_builtins(result.ranks), "missing": missing})
+    data = {"ranks": msgspec.to_builtins(result.ranks), "missing": missing, "nodes": nodes}
+    return wire.Answer(is_ok=True, data=data)

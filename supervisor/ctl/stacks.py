@@ -34,10 +34,16 @@ def _run(call: Call) -> int:
     else:
         stacks = [stack for look in looks for stack in stacks_of(look)]
         show = print_each if call.arguments.all or rank is not None else print_stacks
-        show(call.out, stacks, is_full=call.arguments.full)
+        show(call.out, stacks, is_full=call.arguments.full, nodes=_nodes(data))
         for missing, reason in sorted(data.get("missing", {}).items(), key=lambda item: int(item[0])):
             call.out.line(f"Rank {missing}: {reason}", "yellow")
     return OK if looks else NO
+
+
+def _nodes(data: dict[str, Any]) -> dict[int, str]:
+    """The node of each rank, where there are several."""
+    told = data.get("nodes", {})
+    return {int(rank): str(node) for rank, node in told.items()} if len(set(told.values())) > 1 else {}
 
 
 def _looks(data: dict[str, Any]) -> list[RankLook]:

@@ -84,6 +84,13 @@ def test_stacks(ctl: Ctl, live: FakeSupervisor) -> None:
     assert live.asked[0].arguments == {"rank": None}
 
 
+def test_stacks_of_several_nodes(ctl: Ctl, live: FakeSupervisor) -> None:
+    answer = stacks_answer([0, 1, 2])
+    live.answers["stacks"] = Answer(is_ok=True, data={**answer.data, "nodes": {"0": "n1", "1": "n2", "2": "n2"}})
+    out = ctl("stacks")
+    assert "Rank 1 on n2\n" in out and "Ranks 0,2 on n1, n2\n" in out
+
+
 def test_every_stack_by_itself(ctl: Ctl, live: FakeSupervisor) -> None:
     live.answers["stacks"] = stacks_answer([0, 1, 2])
     out = ctl("stacks", "--all")

@@ -9,7 +9,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,11 +23,9 @@ GUARDRUN_S = 15.0
 """From the verdict to the next start: leases that have to end. What ranks take to start is the script's."""
 
 
-def status(job: Job) -> dict[str, Any]:
-    """guardctl's, on the head."""
-    guardctl = str(Path(sys.executable).with_name("guardctl"))
-    told: dict[str, Any] = json.loads(job["head"].host.run(guardctl, "status", "--json", str(job.run_dir)))
-    return told
+def guardctl(job: Job, *words: str) -> str:
+    """On the head."""
+    return job["head"].host.run(str(Path(sys.executable).with_name("guardctl")), *words)
 
 
 def between(job: Job, earlier: str, later: str, attempt: int) -> float:
@@ -45,8 +42,12 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     job.start(3, ["head", "node1", "node2", "node3", "node4"], spares=2, config=CONFIG)
     assert job.where(0, 3) == ["head", "node1", "node2"]
     job.advance(20)
-    seen = {rank["global_rank"]: rank["node"] for rank in status(job)["ranks"]}
-    assert seen == {0: "head", 1: "node1", 2: "node2"}
+    run = str(job.run_dir)
+    ranks = json.loads(guardctl(job, "status", "--json", run))["ranks"]
+    assert {rank["global_rank"]: rank["node"] for rank in ranks} == {0: "head", 1: "node1", 2: "node2"}
+    stacks = guardctl(job, "stacks", "--all", "--run", run)
+    assert [stacks.count(f"Rank {rank} on {node}\n") for rank, node in enumerate(["head", "node1", "node2"])] == [1] * 3
+    assert stacks.count("(train.py:") >= 3
 
     # A script's own fault blames no node.
     job.hang(2)
