@@ -72,6 +72,17 @@ def on_progress(state: State, now_s: float) -> list[Action]:
     return actions
 
 
+def on_good_end(state: State, now_s: float) -> list[Action]:
+    """Nothing comes any more that would show training to be past a collection that was told when it was over."""
+    attempt = attempt_of(state)
+    actions: list[Action] = []
+    for incident_id in attempt.gc_incidents.values():
+        if incident_id in state.open_incidents and attempt.step > (state.incidents[incident_id].step or 0):
+            state.open_incidents.remove(incident_id)
+            actions.append(change(state, incident_id, recovered_s=now_s))
+    return actions
+
+
 def _note(state: State, event: ev.GcHeld) -> list[Action]:
     """One more of a rank of which one has been told."""
     known = attempt_of(state).gc_incidents[event.global_rank]

@@ -132,7 +132,12 @@ def test_garbage_ends_its_own_connection_only(agent: AgentBed, raw: Raw, data: b
 def test_who_does_not_read_is_let_go(agent: AgentBed, raw: Raw) -> None:
     raw.say(hello())
     agent.tell("".join(f"disk:/{'x' * 400}{n} note {'y' * 400}{n}\n" for n in range(4000)))
-    wait_until(lambda: len(agent.ask("facts")["readouts"][0].get("samples", [])) == 4000, 20, "the long readout")
+
+    def is_long() -> bool:
+        readouts = agent.ask("facts")["readouts"]
+        return bool(readouts) and len(readouts[0].get("samples", [])) == 4000
+
+    wait_until(is_long, 20, "the long readout")
     for number in range(40):
         try:
             raw.say(Ask(id=number, verb="facts"))

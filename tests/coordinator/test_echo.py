@@ -48,7 +48,7 @@ def test_a_name_that_means_another_host_is_told(echo: Echo) -> None:
 
 
 def test_strangers_are_hung_up_on_without_a_word(echo: Echo) -> None:
-    for said in (os.urandom(CALL_BYTES), b"GET / HTTP/1.1\r\n\r\n", TOKEN[:-1] + b"?" + b"x" * 8):
+    for said in (os.urandom(CALL_BYTES), b"GET / HTTP/1.1\r\n\r\n", TOKEN[:-1] + bytes([TOKEN[-1] ^ 1]) + b"x" * 8):
         with socket.create_connection(("127.0.0.1", echo.port), timeout=5.0) as stranger:
             stranger.sendall(said)
             try:

@@ -56,6 +56,18 @@ def test_the_rank_that_went_on_before_it_could_tell(told: Told) -> None:
     assert told.incidents["001"].step == 10
 
 
+def test_a_good_end_right_after_it_is_past_it(told: Told) -> None:
+    """No report comes any more that would show it."""
+    told.running()
+    told.step(10, 3.0)
+    told.step(11, 5.5)
+    told.tell(ev.GcHeld(attempt=0, global_rank=1, duration_s=2.0, generation=2, collected=9, step=10), 5.6)
+    assert told.incidents["001"].recovered_s is None
+    told.tell(ev.AttemptStopped(attempt=0, exitcodes={0: 0, 1: 0}, stopped_by_us=[]), 6.0)
+    assert told.state.outcome == "finished"
+    assert told.incidents["001"].recovered_s == 6.0
+
+
 @pytest.mark.parametrize(
     ("tracked", "words"),
     [
