@@ -6,6 +6,7 @@ With the times that users get; the other tests of this folder have shorter ones.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -46,8 +47,9 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     ranks = json.loads(guardctl(job, "status", "--json", run))["ranks"]
     assert {rank["global_rank"]: rank["node"] for rank in ranks} == {0: "head", 1: "node1", 2: "node2"}
     stacks = guardctl(job, "stacks", "--all", "--run", run)
-    assert [stacks.count(f"Rank {rank} on {node}\n") for rank, node in enumerate(["head", "node1", "node2"])] == [1] * 3
-    assert stacks.count("(train.py:") >= 3
+    for rank, node in enumerate(["head", "node1", "node2"]):  # whoever has the GIL just then is said, too
+        assert re.search(rf"^Rank {rank}\b.* on {node}\b", stacks, re.MULTILINE), stacks
+    assert "(train.py:" in stacks
 
     # A script's own fault blames no node.
     job.hang(2)
