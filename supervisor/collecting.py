@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,20 +32,12 @@ def begin_look(
     done: Callable[[], object] = lambda: None,
 ) -> None:
     """Take a look, and feed the event. folder, write: as take_look has them. done: on the worker, before the event."""
-    ranks, boards = list(station.desk.ranks.values()), dict(station.sampler.boards)
+    ranks = list(station.desk.ranks.values())
+    take = _look_by(station, action.attempt, ranks)
     folders, batches = station.folders(), dict(station.desk.batches)
 
     def work() -> ev.Event:
-        result = take_look(
-            action.attempt,
-            ranks,
-            boards=boards,
-            clock=station.clock,
-            sockets_dir=station.sockets,
-            folder=folder,
-            folders=folders,
-            write=write,
-        )
+        result = take(folder=folder, folders=folders, write=write)
         done()
         return ev.LookTaken(
             look=action.look,
@@ -65,16 +58,13 @@ def begin_look(
 
 def look_now(station: Station, ranks: list[ev.Rank], samples: int) -> Callable[[], LookResult]:
     """For a person: a look at these of the station's ranks, to be taken by a worker thread; nothing is kept of it."""
-    attempt, boards = station.desk.attempt, dict(station.sampler.boards)
-    return lambda: take_look(
-        attempt,
-        ranks,
-        boards=boards,
-        clock=station.clock,
-        sockets_dir=station.sockets,
-        folder=None,
-        samples=samples,
-    )
+    return partial(_look_by(station, station.desk.attempt, ranks), folder=None, samples=samples)
+
+
+def _look_by(station: Station, attempt: int, ranks: list[ev.Rank]) -> partial[LookResult]:
+    """take_look, with what the station knows now; a worker thread says the rest, and calls it."""
+    boards = dict(station.sampler.boards)
+    return partial(take_look, attempt, ranks, boards=boards, clock=station.clock, sockets_dir=station.sockets)
 
 
 def begin_exits(station: Station, action: ac.ReadExits, name_of: Callable[[str], str] = lambda path: path) -> None:

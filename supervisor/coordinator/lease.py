@@ -50,10 +50,10 @@ it cannot know whether those are gone, and their end is the end of such progress
 
 MOST_STILL_S = 60.0
 STEPS = 2.0
-"""A node may be as still as so many of its longest of the last KEPT steps."""
+"""A node may be as still as so many times the longest of its last KEPT pauses between two advances."""
 KEPT = 20
 START = 2
-"""The gap before the second step is the start's: a resumed rank shows its checkpoint's step before it has done any."""
+"""What lies before the second advance is the start's: a resumed rank shows its checkpoint's step at once."""
 
 
 class Stillness:

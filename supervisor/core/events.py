@@ -75,7 +75,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lost_s: float = 25.0
     """A node of which nothing is heard for so long, while nothing advances, is lost."""
     term_s: float = 15.0
-    """A node ends its ranks after so long without contact and without progress."""
+    """A node without contact for so long ends its ranks, unless they advance with those of other nodes."""
     last_call_s: float = 30.0
     """Nodes that are still expected are waited for this long where fewer would do."""
     join_timeout_s: float = 600.0

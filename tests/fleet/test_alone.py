@@ -14,13 +14,6 @@ LONG_S = 15.0
 """Three times the lease of QUICK, and well beyond what a node has to be lost."""
 
 
-def tied(job: Job) -> set[str]:
-    """Nodes whose ranks were seen to do something with those of others."""
-    events = [line["event"] for line in job.events()] if (job.run_dir / "events.jsonl").exists() else []
-    reports = [event for event in events if event["type"] == "node_report"]
-    return {report["node"] for report in reports if any(rank.get("joint") for rank in report["ranks"])}
-
-
 def test_ranks_that_need_no_others_are_gone_before_the_next_attempt(job: Job) -> None:
     job.start(2, ["head", "node1", "node2"], spares=1, script_args=["--alone"])
     job.first_steps(0, 2)
@@ -32,7 +25,7 @@ def test_ranks_that_need_no_others_are_gone_before_the_next_attempt(job: Job) ->
     first = job.first_steps(1, 2)
     assert [mark["node"] for mark in first] == ["head", "node2"]
     assert all(mark["at_s"] > gone_s for mark in first)
-    assert not tied(job)
+    assert not job.tied()
     job.says("node1", "its ranks have done nothing with those of other nodes")
     job.lab.restore(job["node1"].host)
     job.says("head", "node1 is back")
@@ -48,7 +41,7 @@ def test_ranks_that_need_no_others_are_gone_before_the_next_attempt(job: Job) ->
 def test_ranks_in_step_with_others_go_on_without_contact(job: Job) -> None:
     """The head cannot be heard, and training needs it not: nobody is stopped for that."""
     job.start(2, ["head", "node1"])
-    job.wait_for(lambda: "node1" in tied(job), 30.0, "the head to know that node1 works with others")
+    job.wait_until_tied("node1")
     [join_file] = (job.folder / "guardrun-runs").glob(".join-*@head")
     to_head = ["ipproto", "tcp", "dport", str(json.loads(join_file.read_text())["port"]), "blackhole"]
     job["node1"].host.run("ip", "rule", "add", *to_head)

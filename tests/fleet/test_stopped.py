@@ -15,15 +15,10 @@ from tests.support.processes import is_alive
 pytestmark = pytest.mark.real("netns")
 
 
-def has_part(job: Job, node: str) -> bool:
-    journal = (job.run_dir / "events.jsonl").read_text().splitlines()
-    return any(f'"node_report","node":"{node}"' in line and '"joint":' in line for line in journal)
-
-
 def test_a_node_and_then_the_head_are_stopped(job: Job) -> None:
     job.start(2, ["head", "node1", "node2"], spares=1)
     ranks = [mark["pid"] for mark in job.first_steps(0, 2)]
-    job.wait_for(lambda: has_part(job, "node1"), 30.0, "node1 to be seen to have part in what the others do")
+    job.wait_until_tied("node1")
 
     # Its guardrun and its supervisor: only contact is lost. The supervisor comes back, the launcher does not.
     launcher, supervisor = job["node1"].launcher(), job["node1"].supervisor()

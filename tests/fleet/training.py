@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -60,6 +61,16 @@ class Training:
         words = f'"type":"node_report","node":"{name}"'
         before = (self.run_dir / "events.jsonl").read_text().count(words)
         self.happens(words, before + 1)
+
+    def tied(self) -> set[str]:
+        """Nodes whose ranks the head has seen to do something with those of others."""
+        path = self.run_dir / "events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []  # the last may be cut short
+        reports = (re.search(r'"type":"node_report","node":"([^"]*)".*"joint":[1-9]', line) for line in lines)
+        return {report[1] for report in reports if report}
+
+    def wait_until_tied(self, node: str) -> None:
+        self.wait_for(lambda: node in self.tied(), 30.0, f"the head to know that {node} works with others")
 
     def advance(self, steps: int, timeout_s: float = 30.0) -> None:
         """Wait until rank 0 has done so many more steps."""
