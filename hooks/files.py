@@ -100,7 +100,15 @@ def note_saved(rank: Rank, path: str | None, writer: str, step: int, began_ns: i
     ended_ns = monotonic_ns()
     rank.words[Field.SAVES] += 1
     rank.words[Field.PROGRESS_NS] = ended_ns
-    rank.send("CheckpointSaved", path=path, writer=writer, step=step, began_ns=began_ns, ended_ns=ended_ns)
+    inode = _inode_of(path)
+    rank.send("CheckpointSaved", path=path, writer=writer, step=step, began_ns=began_ns, ended_ns=ended_ns, inode=inode)
+
+
+def _inode_of(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except (OSError, ValueError):
+        return 0
 
 
 def wrap_load(original: Function, rank: Rank, path_of: PathOf, reader: str) -> Function:

@@ -58,6 +58,8 @@ class CheckpointSaved(_Message, frozen=True, kw_only=True, tag="saved"):
     """Steps that this rank had done in this attempt, as `Board.step` counts them, the resumed base included."""
     began_ns: int
     ended_ns: int
+    inode: int = 0
+    """Of that file or folder: it may be renamed before this is read. 0: not known."""
 
 
 class SaveFailed(_Message, frozen=True, kw_only=True, tag="save_failed"):

@@ -99,8 +99,8 @@ class Daemon(Station):
     def answer(self, peer: bytes, ask: wire.Ask) -> None:
         self.answers.answer(peer, ask)
 
-    def saved(self, path: str, step: int, wall_s: float) -> None:
-        self.performer.saved(path, step, wall_s)
+    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+        self.performer.saved(path, step, wall_s, inode)
 
     def loaded(self, message: CheckpointLoaded) -> None:
         self.performer.loaded(message)

@@ -36,7 +36,7 @@ class Desk:
         self,
         clock: EngineClock,
         sampler: Sampler,
-        on_saved: Callable[[str, int, float], None],
+        on_saved: Callable[[str, int, float, int], None],
         on_loaded: Callable[[msg.CheckpointLoaded], None],
     ) -> None:
         """on_saved gets path, step and wall time of each save; what it does must not take time."""
@@ -138,7 +138,7 @@ class Desk:
 
     def _saved(self, message: msg.CheckpointSaved) -> list[ev.Event]:
         wall_s = time.time() - (time.monotonic_ns() - message.ended_ns) / 1e9
-        self._on_saved(message.path, message.step, wall_s)
+        self._on_saved(message.path, message.step, wall_s, message.inode)
         return [
             ev.CheckpointSaved(
                 attempt=message.attempt,
@@ -146,6 +146,7 @@ class Desk:
                 path=message.path,
                 step=message.step,
                 duration_s=(message.ended_ns - message.began_ns) / 1e9,
+                inode=message.inode,
             )
         ]
 

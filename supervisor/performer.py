@@ -69,12 +69,12 @@ class Performer:
         """Once a second: reap notify commands."""
         self._notified = [process for process in self._notified if process.poll() is None]
 
-    def saved(self, path: str, step: int, wall_s: float) -> None:
+    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
         """A rank saved: note it, and check it now, so that choosing takes milliseconds when it is needed."""
         chooser, run_dir = self._daemon.chooser, self._daemon.run_dir
 
         def work() -> None:
-            chooser.saw_saved(path, step, wall_s)
+            chooser.saw_saved(path, step, wall_s, inode)
             keep_chooser(run_dir, chooser)
             self._daemon.saving.seen(chooser.prevalidate())
 

@@ -119,8 +119,8 @@ class Station(ABC):
         """A question of guardctl's."""
 
     @abstractmethod
-    def saved(self, path: str, step: int, wall_s: float) -> None:
-        """A rank has saved; must not take time."""
+    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+        """A rank has saved; must not take time. inode: 0 where it is not known."""
 
     @abstractmethod
     def loaded(self, message: CheckpointLoaded) -> None:

@@ -26,7 +26,7 @@ from guardrun.launcher.checkpoints.inspector import Inspector
 from guardrun.launcher.checkpoints.memory import MAX_SAVED, Memory, Saved, stat_tuple
 from guardrun.launcher.checkpoints.places import FileStat, Place
 from guardrun.launcher.checkpoints.ranking import Tier, family_key, is_judged, judge_file, judge_torn
-from guardrun.launcher.checkpoints.renames import find_renamed, fingerprint, resolve, stat_saved
+from guardrun.launcher.checkpoints.renames import find_saved, fingerprint, resolve
 from guardrun.launcher.checkpoints.search import Found, Search, root_of
 from guardrun.launcher.checkpoints.steps import NAME_LIKE
 from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
@@ -103,12 +103,12 @@ class Chooser:
         with self._lock:
             self._memory.prior = {one.candidate.path: fingerprint(one.candidate) for one in found}
 
-    def saw_saved(self, path: str, step: int, wall_s: float) -> None:
-        """Note a save that a rank reported, a file or a folder, now (wall_s), with the steps it had done."""
-        real = resolve(path)
-        stat = stat_saved(real)
-        if stat is None:
-            real, stat = find_renamed(real, wall_s)
+    def saw_saved(self, path: str, step: int, wall_s: float, inode: int = 0) -> None:
+        """Note a save that a rank reported, a file or a folder, now (wall_s), with the steps it had done.
+
+        inode: what the rank saw there when it had written; 0: not known.
+        """
+        real, stat = find_saved(resolve(path), wall_s, inode)
         root = root_of(real, step, self._cwd)
         with self._lock:
             self._memory.remember(real, Saved(step, wall_s, stat_tuple(stat)))

@@ -33,8 +33,50 @@ def stat_saved(path: str) -> FileStat | None:
     return read_stat(os.path.join(path, METADATA)) if os.path.isdir(path) else read_stat(path)
 
 
-def find_renamed(path: str, wall_s: float) -> tuple[str, FileStat | None]:
-    """Find what a save wrote under a name that was gone when its report came: renamed into place meanwhile."""
+def find_saved(path: str, wall_s: float, inode: int = 0) -> tuple[str, FileStat | None]:
+    """Find what a save wrote: there, or renamed into place by the time that its report came.
+
+    wall_s: when it was written. inode: of what was written; 0: not known, and names and times have to do.
+    """
+    if inode and _inode_of(path) != inode:
+        moved = _find_inode(path, inode)
+        if moved and (stat := stat_saved(moved)) is not None:
+            return moved, stat
+    if (stat := stat_saved(path)) is not None:
+        return path, stat
+    return _find_by_name(path, wall_s)
+
+
+def _inode_of(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except (OSError, ValueError):
+        return 0
+
+
+def _find_inode(path: str, inode: int) -> str:
+    """The same file or folder under a name beside it, or in a folder that was renamed with it; empty: not there."""
+    parts = path.split(os.sep)
+    for depth in range(1, min(_RENAMED_DEPTH, len(parts))):
+        folder = os.sep.join(parts[:-depth]) or os.sep
+        place = read_place(folder)
+        if depth == 1:
+            files = (name for name, stat in place.files.items() if stat.inode == inode)
+            folders = (name for name in place.folders if _inode_of(os.path.join(folder, name)) == inode)
+            name = next(files, "") or next(folders, "")
+            if name:
+                return os.path.join(folder, name)
+        else:
+            inner = (os.path.join(folder, name, *parts[1 - depth :]) for name in place.folders)
+            if found := next((other for other in inner if _inode_of(other) == inode), ""):
+                return found
+        if not place.trouble:
+            break  # the folder is there, so it is not what was renamed
+    return ""
+
+
+def _find_by_name(path: str, wall_s: float) -> tuple[str, FileStat | None]:
+    """What has the name without what makes it temporary, or was written beside it just then."""
     parts = path.split(os.sep)
     for depth in range(1, min(_RENAMED_DEPTH, len(parts))):
         tail = [TEMPORARY.sub("", part).strip("._-~") or part for part in parts[-depth:]]
@@ -44,12 +86,14 @@ def find_renamed(path: str, wall_s: float) -> tuple[str, FileStat | None]:
                 return plain, stat
     folder, name = os.path.split(path)
     place = read_place(folder)
+    stem = os.path.splitext(TEMPORARY.sub("", name))[0]
     fresh = [
-        (stat.mtime_ns, other)
+        (os.path.splitext(other)[0] == stem, stat.mtime_ns, other)
         for other, stat in place.files.items()
-        if abs(stat.mtime_ns - wall_s * 1e9) < LATE_NS and os.path.splitext(other)[1] in name
+        if abs(stat.mtime_ns - wall_s * 1e9) < LATE_NS
+        and (os.path.splitext(other)[0] == stem or os.path.splitext(other)[1] in name)
     ]
     if not fresh:
         return path, None
-    other = max(fresh)[1]
+    other = max(fresh)[2]
     return os.path.join(folder, other), place.files[other]

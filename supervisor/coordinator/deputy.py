@@ -130,7 +130,7 @@ class Deputy(Station):
     def folders(self) -> list[str]:
         return [str(self.run_dir), self.run_file.cwd, "/tmp", "/dev/shm"]
 
-    def saved(self, path: str, step: int, wall_s: float) -> None:
+    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
         """The event that follows says it to the head."""
 
     def loaded(self, message: CheckpointLoaded) -> None:

@@ -423,7 +423,7 @@ class HeadDesk:
             self.inquiries.answered(node, message)
         else:
             if isinstance(message, ev.CheckpointSaved):
-                daemon.saved(message.path, message.step, time.time())
+                daemon.saved(message.path, message.step, time.time(), message.inode)
             elif isinstance(message, ev.NodeLeft):
                 self.gather.forget(node)
             self.pass_on(self.gather.told(node, message, now_s))

@@ -289,6 +289,8 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint_saved")
     path: str
     step: int
     duration_s: float
+    inode: int = 0
+    """0: not known."""
 
 
 class CheckpointLoaded(_Event, frozen=True, kw_only=True, tag="checkpoint_loaded"):

@@ -276,7 +276,7 @@ def test_a_named_checkpoint_without_tensors_will_do(torch: ModuleType, tmp_path:
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["reported before the rename", "after it"])
-@pytest.mark.parametrize("temporary", ["ckpt.pt.tmp", "tmp_ckpt.pt", ".ckpt.pt.tmp", "ckpt.pt.partial"])
+@pytest.mark.parametrize("temporary", ["ckpt.pt.tmp", "tmp_ckpt.pt", ".ckpt.pt.tmp", "ckpt.pt.partial", "ckpt.tmp"])
 def test_a_file_renamed_into_place_is_followed(
     tmp_path: Path, clock: Clock, write: Write, temporary: str, is_late: bool
 ) -> None:
@@ -301,6 +301,41 @@ def test_a_name_with_nothing_in_common_is_found_by_its_inode(tmp_path: Path, clo
     choice = chooser.choose()
     assert taken(choice) == "final.pt"
     assert choice.checkpoint is not None and choice.checkpoint.step == 40
+
+
+def test_renamed_before_its_report_came_it_is_found_by_its_inode(tmp_path: Path, clock: Clock, write: Write) -> None:
+    chooser = Chooser(BEGAN)
+    write(tmp_path, {"tmp7f3a": "@training", "d/xk2/model.pt": "@training", "other.pt": "@training"})
+    for name in ("other.pt", "tmp7f3a"):
+        clock.touch(tmp_path / name)
+    inodes = [path.stat().st_ino for path in (tmp_path / "tmp7f3a", tmp_path / "d" / "xk2" / "model.pt")]
+    (tmp_path / "tmp7f3a").rename(tmp_path / "best.pt")
+    (tmp_path / "d" / "xk2").rename(tmp_path / "d" / "20")
+    chooser.saw_saved(str(tmp_path / "tmp7f3a"), 40, clock.now, inodes[0])
+    choice = chooser.choose()
+    assert taken(choice) == "best.pt"
+    assert choice.checkpoint is not None and choice.checkpoint.step == 40
+    chooser = Chooser(BEGAN)
+    chooser.saw_saved(str(tmp_path / "d" / "xk2" / "model.pt"), 20, clock.now, inodes[1])
+    assert taken(chooser.choose()) == "20"
+
+
+def test_a_temporary_name_that_is_used_again_is_not_taken_for_what_it_was(
+    tmp_path: Path, clock: Clock, write: Write
+) -> None:
+    """The report of the first save comes when the second is being written."""
+    chooser = Chooser(BEGAN)
+    temporary = tmp_path / "next.tmp"
+    for step in (10, 20):
+        write(tmp_path, {"next.tmp": "@weights"})
+        inode = temporary.stat().st_ino
+        clock.touch(temporary)
+        if step == 10:
+            first = inode
+            temporary.rename(tmp_path / "a.pt")
+    chooser.saw_saved(str(temporary), 10, clock.now, first)
+    checkpoint = chooser.choose().checkpoint
+    assert checkpoint is not None and (Path(checkpoint.path).name, checkpoint.step) == ("a.pt", 10)
 
 
 def test_a_folder_renamed_into_place_is_followed(tmp_path: Path, clock: Clock, write: Write) -> None:

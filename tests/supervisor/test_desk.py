@@ -23,7 +23,7 @@ class Bench:
     def __init__(self, sockets: Path) -> None:
         self.clock = EngineClock(0.0, time.monotonic())
         self.sampler = Sampler(self.clock, sockets)
-        self.saved: list[tuple[str, int, float]] = []
+        self.saved: list[tuple[str, int, float, int]] = []
         self.loaded: list[msg.CheckpointLoaded] = []
         self.desk = Desk(self.clock, self.sampler, lambda *said: self.saved.append(said), self.loaded.append)
         create_board(str(sockets / board_name(0, 0)))
@@ -68,12 +68,13 @@ def test_a_save_is_told_to_the_engine_and_to_the_chooser(bench: Bench) -> None:
         step=10,
         began_ns=now_ns - 2_000_000_000,
         ended_ns=now_ns,
+        inode=77,
     )
     (event,) = bench.say(saved)
     assert isinstance(event, ev.CheckpointSaved)
-    assert (event.step, event.duration_s) == (10, 2.0)
-    ((path, step, wall_s),) = bench.saved
-    assert (path, step) == ("/x/ckpt_10.pt", 10)
+    assert (event.step, event.duration_s, event.inode) == (10, 2.0, 77)
+    ((path, step, wall_s, inode),) = bench.saved
+    assert (path, step, inode) == ("/x/ckpt_10.pt", 10, 77)
     assert abs(wall_s - time.time()) < 1
 
 
