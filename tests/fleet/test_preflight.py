@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from guardrun.launcher.exits import NOT_FIT
 from tests.fleet.jobs import CONFIG, Job
@@ -39,9 +40,9 @@ def lost_ways(lab: Lab, name: str, others: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def own_copy(host: Host, path: Path, content: str) -> Iterator[None]:
-    """A file that is another one on this host, as where no folder is shared."""
-    copy = path.with_name(f"{path.name}.{host.name}")
+def own_copy(host: Host, path: Path, content: str, folder: Path) -> Iterator[None]:
+    """A file that is another one on this host, as where no folder is shared. folder: where it really lies."""
+    copy = folder / f"{path.name}.{host.name}"
     copy.write_text(content)
     host.run("mount", "--bind", str(copy), str(path))
     try:
@@ -103,10 +104,24 @@ def test_other_code_on_a_node_is_said_and_stops_nobody(job: Job) -> None:
     library = job.folder / "library.py"
     library.write_text("VERSION = 2\n")
     job.script = Path(shutil.copy(SCRIPT, job.folder))
-    with own_copy(job.lab.host("node1"), library, "VERSION = 1\n"):
+    with own_copy(job.lab.host("node1"), library, "VERSION = 1\n", job.marks):
         job.start(2, ["head", "node1"], TRIED)
         assert job.where(0, 2) == ["head", "node1"]
     assert "pre-flight: node1 would run other code: library.py differs from the other nodes'" in job["head"].output
+    assert set(job.finish().values()) == {0}
+
+
+@pytest.mark.parametrize("level", ["off", "quick"])
+def test_another_torch_on_a_node_is_said_and_stops_nobody(job: Job, level: str) -> None:
+    """Which both import and train with, as they would where everybody has installed his own."""
+    place = Path(torch.__file__).with_name("version.py")
+    here = torch.__version__
+    other = place.read_text().replace(here, "2.9.1+cpu")
+    with own_copy(job.lab.host("node1"), place, other, job.marks):
+        job.start(2, ["head", "node1"], f"--guard-preflight={level}")
+        assert job.where(0, 2) == ["head", "node1"]
+    said = job["head"].output
+    assert re.search(rf"node1 .*torch.*2\.9\.1\+cpu.*{re.escape(here)}", said), said
     assert set(job.finish().values()) == {0}
 
 

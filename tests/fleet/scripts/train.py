@@ -1,6 +1,7 @@
 """A rank of several nodes' training: gloo, a step every 50 ms, checkpoints by rank 0; it does what files tell it to.
 
-`hang-RANK` has that rank block at its next step, `end` has all end together. Where it is (`at-RANK.json`, and
+`hang-RANK` has that rank block at its next step, `slow-RANK` has it busy for longer in every step while it is there,
+`end` has all end together. Asked for a checkpoint, rank 0 writes one. Where it is (`at-RANK.json`, and
 `first-ATTEMPT-RANK.json` at an attempt's first step) is written to the same folder. Times are CLOCK_MONOTONIC's, which
 the lab's hosts share.
 """
@@ -14,10 +15,12 @@ import socket
 import time
 from pathlib import Path
 
+from guardrun.hooks import should_checkpoint
 from guardrun.hooks import step as count_step
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--marks", type=Path, required=True)
+parser.add_argument("--marks", required=True, help="a folder; may hold variables of the environment")
+parser.add_argument("--out", default="out", help="likewise")
 parser.add_argument("--resume", default="")
 parser.add_argument("--steps", type=int, default=1_000_000)
 parser.add_argument("--save-every", type=int, default=10)
@@ -26,7 +29,7 @@ arguments = parser.parse_args()
 if not arguments.alone:
     import torch
     import torch.distributed as dist
-marks: Path = arguments.marks
+marks, out = (Path(os.path.expandvars(path)) for path in (arguments.marks, arguments.out))
 ATTEMPT, RANK = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 
 
@@ -34,6 +37,12 @@ def fetch_vocabulary_update() -> None:
     """A call that never returns."""
     reader, _ = os.pipe()
     os.read(reader, 1)
+
+
+def be_busy(seconds: float) -> None:
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        pass
 
 
 def write(name: str, content: dict[str, object]) -> None:
@@ -60,9 +69,9 @@ def is_planted(fault: str) -> bool:
 
 
 def save(step: int) -> None:
-    os.makedirs("out", exist_ok=True)
-    torch.save({"step": step, "weight": torch.zeros(64)}, f"out/ckpt_{step}.tmp")
-    os.replace(f"out/ckpt_{step}.tmp", f"out/ckpt_{step}.pt")
+    out.mkdir(exist_ok=True)
+    torch.save({"step": step, "weight": torch.zeros(64)}, out / f"ckpt_{step}.tmp")
+    (out / f"ckpt_{step}.tmp").replace(out / f"ckpt_{step}.pt")
 
 
 def do_step(is_end: bool) -> bool:
@@ -90,6 +99,8 @@ stood = stood_at()
 for step in range(start + 1, arguments.steps + 1):
     if is_planted("hang"):
         fetch_vocabulary_update()
+    if (marks / f"slow-{RANK}").exists():
+        be_busy(0.08)
     is_end = do_step((marks / "end").exists())
     count_step(step - start)
     at = me | {"step": step, "from": start, "stood": stood, "at_s": time.monotonic()}
@@ -98,7 +109,8 @@ for step in range(start + 1, arguments.steps + 1):
     write(f"at-{RANK}", at)
     if is_end:
         break
-    if RANK == "0" and not arguments.alone and step % arguments.save_every == 0:
+    is_asked = should_checkpoint()
+    if RANK == "0" and not arguments.alone and (is_asked or step % arguments.save_every == 0):
         save(step)
     time.sleep(0.05)
 if not arguments.alone:
