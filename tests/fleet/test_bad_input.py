@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from guardrun import __version__
 from guardrun.supervisor.coordinator.joinfile import read_join_file
 from guardrun.supervisor.coordinator.keys import make_key_pair
+from guardrun.supervisor.coordinator.messages import MAX_RAW_BYTES
 from tests.fleet.jobs import QUICK, Job, flags
 
 pytestmark = pytest.mark.real("netns")
@@ -82,6 +84,12 @@ link.close()
 """
 
 
+def own_folder(job: Job, name: str) -> Path:
+    """Where a node that does not lead keeps what it does not send: where its supervisor's log is."""
+    links = Path(f"/proc/{job[name].supervisor().pid}/fd").iterdir()
+    return next(target.parent for link in links if (target := Path(os.readlink(link))).name == "guardrun.log")
+
+
 def test_clocks_that_differ(job: Job) -> None:
     """Both hosts' clocks since boot, an hour apart, as they are on any two machines: a hang is timed all the same."""
     (job.folder / "guardrun.toml").write_text(QUICK)
@@ -90,10 +98,19 @@ def test_clocks_that_differ(job: Job) -> None:
     job.start_one("node1", *flags(1), under=ahead)
     job.first_steps(0, 2)
     job.advance(15)
+    # Beside the stacks of its next looks lies more than is sent.
+    for look in range(1, 6):
+        folder = own_folder(job, "node1") / "looks" / f"0-{look:04d}"
+        folder.mkdir(parents=True)
+        (folder / "rank-1.big").write_bytes(os.urandom(2 * MAX_RAW_BYTES))
     hung_s = job.hang(1)
     told = job.incident(1)
     assert (told["cause"], [one["node"] for one in told["culprits"]]) == ("rank_blocked", ["node1"])
     took_s = time.monotonic() - hung_s
+    [stacks] = (job.run_dir / "incidents").glob("001-*/stacks")
+    assert (stacks / "not-fetched-node1.txt").read_text() == "1 files of node1 were too large to be fetched\n"
+    assert "fetch_vocabulary_update" in next(stacks.glob("rank-1-pid-*.txt")).read_text(), "and the stacks were"
+    assert "not-fetched-node1.txt" in (stacks.parent / "report.html").read_text()
     waited_s = float(told["summary"].partition("has waited ")[2].partition(" s")[0])
     assert waited_s <= took_s + 1
     job.first_steps(1, 2)
