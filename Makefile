@@ -5,6 +5,9 @@
 # nothing after it pulls in another build: where the index offers one for the CPU alone (a version ending in +cpu), pip
 # takes that; where the machine has an NVIDIA GPU, the plain one.
 
+# Thousands of processes are started here: each would compile guardrun anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -17,7 +20,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt
 PYTHON ?=
 PYTEST_ARGS ?=
-# Tests wait more than they compute: more of them side by side than there are CPUs. 0: one after the other, as for --pdb.
+# One that waits beside as many that compute as there are CPUs (tests/support/turns.py). 0: one after the other, as for --pdb.
 WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 8 ? n + 1 : 8 )))
 GYM_ARGS ?=
 SIM_ARGS ?=

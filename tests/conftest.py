@@ -6,7 +6,7 @@ Fixtures
     slurm_lab: a real Slurm of four idle nodes, shared by the session; with @pytest.mark.real("slurm")
 Marks
     real(part): see tests/support/real.py
-    alone: see tests/support/turns.py
+    alone, idle: see tests/support/turns.py
     leaks(kind, …): this test may leave a "process", "thread" or "fd"; say why beside it
 """
 
@@ -62,7 +62,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     worker = getattr(item.config, "workerinput", None)
     if worker is None:
         return (yield)
-    with turns.turn(turns.run_folder(worker["testrunuid"]), is_alone=item.get_closest_marker(turns.ALONE) is not None):
+    is_alone, is_idle = (item.get_closest_marker(mark) is not None for mark in (turns.ALONE, turns.IDLE))
+    is_idle = is_idle or "slurm" in _parts(item)  # It looks at its jobs every few seconds.
+    with turns.turn(turns.run_folder(worker["testrunuid"]), is_alone=is_alone, is_idle=is_idle):
         return (yield)
 
 

@@ -32,7 +32,7 @@ GUARDCTL = find_program("guardctl") or "guardctl"
 GUARDRUN = find_program("guardrun") or "guardrun"
 FOLDER = "/opt/run"
 DEMO = ROOT / "examples/demo"
-WHOLE_SHARE, THROTTLED_SHARE = 0.45, 0.15
+WHOLE_SHARE, THROTTLED_SHARE = 0.24, 0.08
 """Of a CPU, for each rank: what is left is for the machine's other work, which so has no part in the run's pace."""
 AS_A_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", "-C", FOLDER, "HOME=/opt/run")
 # As the demo has it, but for the hang that it plants.
@@ -82,6 +82,7 @@ def devices() -> Iterator[list[CpuGroup]]:
         yield [stack.enter_context(cpu_group(f"device-{rank}", WHOLE_SHARE)) for rank in range(2)]
 
 
+@pytest.mark.idle  # The ranks have next to nothing to compute on.
 @pytest.mark.timeout(400)
 def test_a_throttling_gpu_from_its_first_degree_to_the_nodes_release(
     booted: Booted, folder: Path, stub: NvmlStub, devices: list[CpuGroup]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 
+import pytest
+
 from tests.agent.bed import AgentBed
 from tests.support.guardrun_run import clean_environment
 from tests.support.real import find_program
@@ -22,6 +24,7 @@ def isolate(agent: AgentBed, readings: str, *wanted: str) -> None:
     wait_until(lambda: causes(agent) == sorted(wanted), 20, f"isolations for {wanted}")
 
 
+@pytest.mark.idle
 def test_a_link_that_is_up_again_and_stays_so_ends_its_quarantine(agent: AgentBed) -> None:
     agent.start("--calm", "1")
     isolate(agent, DOWN, "network")

@@ -17,14 +17,14 @@ from tests.support.waiting import wait_until
 class Guest:
     """Takes its turn in a thread, and leaves when it is told to."""
 
-    def __init__(self, folder: Path, is_alone: bool) -> None:
+    def __init__(self, folder: Path, is_alone: bool, is_idle: bool) -> None:
         self.is_in = threading.Event()
         self._leave = threading.Event()
-        self._thread = threading.Thread(target=self._stay, args=(folder, is_alone))
+        self._thread = threading.Thread(target=self._stay, args=(folder, is_alone, is_idle))
         self._thread.start()
 
-    def _stay(self, folder: Path, is_alone: bool) -> None:
-        with turn(folder, is_alone=is_alone):
+    def _stay(self, folder: Path, is_alone: bool, is_idle: bool) -> None:
+        with turn(folder, is_alone=is_alone, is_idle=is_idle, seats=2):
             self.is_in.set()
             self._leave.wait(20)
         self.is_in.clear()
@@ -40,8 +40,8 @@ def room(tmp_path: Path) -> Iterator[ExitStack]:
         yield stack
 
 
-def enter(room: ExitStack, folder: Path, *, is_alone: bool) -> Guest:
-    guest = Guest(folder, is_alone)
+def enter(room: ExitStack, folder: Path, *, is_alone: bool = False, is_idle: bool = False) -> Guest:
+    guest = Guest(folder, is_alone, is_idle)
     room.callback(guest.leave)
     return guest
 
@@ -59,13 +59,13 @@ def test_one_who_wants_to_be_alone_waits_for_those_inside_and_those_who_come_wai
     room: ExitStack, tmp_path: Path
 ) -> None:
     folder = tmp_path / "turns"
-    first, second = (enter(room, folder, is_alone=False) for _ in range(2))
-    assert first.is_in.wait(5) and second.is_in.wait(5), "any number at once"
+    first, second = (enter(room, folder) for _ in range(2))
+    assert first.is_in.wait(5) and second.is_in.wait(5), "several at once"
     alone = enter(room, folder, is_alone=True)
     wait_until(lambda: is_locked(folder / "gate"), 5, "it to stand at the gate")
     first.leave()
     assert not alone.is_in.wait(0.1)
-    later = enter(room, folder, is_alone=False)
+    later = enter(room, folder)
     assert not later.is_in.wait(0.1), "it would keep the other waiting"
     second.leave()
     assert alone.is_in.wait(5) and not later.is_in.is_set()
@@ -73,3 +73,19 @@ def test_one_who_wants_to_be_alone_waits_for_those_inside_and_those_who_come_wai
     assert later.is_in.wait(5)
     later.leave()
     wait_until(lambda: not later.is_in.is_set(), 5, "an empty room")
+
+
+def test_those_who_compute_need_a_seat_and_those_who_wait_for_other_things_none(
+    room: ExitStack, tmp_path: Path
+) -> None:
+    folder = tmp_path / "turns"
+    first, second = (enter(room, folder) for _ in range(2))
+    assert first.is_in.wait(5) and second.is_in.wait(5)
+    third = enter(room, folder)
+    wait_until(lambda: is_locked(folder / "queue"), 5, "it to queue")
+    idle = [enter(room, folder, is_idle=True) for _ in range(3)]
+    assert all(one.is_in.wait(5) for one in idle)
+    assert not third.is_in.is_set()
+    second.leave()
+    assert third.is_in.wait(5)
+    assert first.is_in.is_set()

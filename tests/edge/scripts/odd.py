@@ -11,6 +11,8 @@ import time
 import torch
 import torch.distributed as dist
 
+from guardrun.hooks import step as count_step
+
 KIND, STEPS, AT = sys.argv[1], 60, 20
 RANK = int(os.environ["RANK"])
 IS_FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -41,10 +43,9 @@ def hang() -> None:
 if KIND == "restart" and not IS_FIRST and os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and RANK == 0:
     wait_for_licence()
 dist.init_process_group("gloo")
-optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 for step in range(1, STEPS + 1):
     dist.all_reduce(torch.ones(4))
-    optimizer.step()
+    count_step(step)
     time.sleep(0.02)
     if step == AT and IS_FIRST:
         hang()
