@@ -25,6 +25,7 @@ from guardrun.supervisor.scribe import Scribe
 NAME = "events.jsonl"
 ROTATE_BYTES = 32 * 1024 * 1024
 KEEP = 4
+DOES_NOT_ANSWER = "its file system does not answer"
 
 
 class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -63,7 +64,7 @@ class Journal:
     def trouble(self) -> str:
         """Why the last write failed, or is not done yet; empty while all is well."""
         is_stuck = self._scribe is not None and self._scribe.is_stuck
-        return "its file system does not answer" if is_stuck else self._trouble
+        return DOES_NOT_ANSWER if is_stuck else self._trouble
 
     def append(self, event: Event, actions: list[Action], now_s: float) -> None:
         """Note what an event caused. Never raises."""

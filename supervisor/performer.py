@@ -39,6 +39,7 @@ class Performer:
         self._daemon = daemon
         self._began_wall_s = time.time() - daemon.clock.now()
         self._notified: list[subprocess.Popen[bytes]] = []
+        self._is_keeping = False
         self._orders: dict[type, Callable[..., None]] = {
             ac.StartAttempt: self._start,
             ac.CheckNodes: self._check_nodes,
@@ -71,14 +72,25 @@ class Performer:
 
     def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
         """A rank saved: note it, and check it now, so that choosing takes milliseconds when it is needed."""
-        chooser, run_dir = self._daemon.chooser, self._daemon.run_dir
+        chooser = self._daemon.chooser
 
         def work() -> None:
             chooser.saw_saved(path, step, wall_s, inode)
-            keep_chooser(run_dir, chooser)
+            self._keep_chooser()
             self._daemon.saving.seen(chooser.prevalidate())
 
         self._daemon.in_background(work, lambda error: None, self._daemon.checkpoint_pool)
+
+    def _keep_chooser(self) -> None:
+        """Soon, and once for all that has changed by then: choosing must not wait for the run directory's disk."""
+        if not self._is_keeping:
+            self._is_keeping = True
+            if not self._daemon.scribe.put(self._write_chooser):
+                self._is_keeping = False
+
+    def _write_chooser(self) -> None:
+        self._is_keeping = False
+        keep_chooser(self._daemon.run_dir, self._daemon.chooser)
 
     def loaded(self, message: CheckpointLoaded) -> None:
         """A rank loaded something: where that is a checkpoint, its steps count from there."""
@@ -88,7 +100,7 @@ class Performer:
             found = daemon.chooser.saw_loaded(message.path)
             if found is None:
                 return None
-            keep_chooser(daemon.run_dir, daemon.chooser)
+            self._keep_chooser()
             daemon.desk.set_base(message.attempt, message.global_rank, found.step)
             return ev.CheckpointLoaded(
                 attempt=message.attempt, global_rank=message.global_rank, path=found.path, step=found.step
@@ -160,7 +172,7 @@ class Performer:
         def work() -> ev.Event:
             choice = daemon.chooser.choose(resume_first, action.avoid)
             if resume_first or action.avoid:
-                keep_chooser(daemon.run_dir, daemon.chooser)
+                self._keep_chooser()
             return ev.CheckpointChosen(
                 choice=action.choice,
                 checkpoint=choice.checkpoint,

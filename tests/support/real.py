@@ -63,6 +63,12 @@ def _needs_fuse() -> str:
     return _needs_mount() or ("" if os.access("/dev/fuse", os.R_OK | os.W_OK) else "no /dev/fuse")
 
 
+def _needs_sshfs() -> str:
+    if not os.path.exists("/usr/lib/openssh/sftp-server"):
+        return "no /usr/lib/openssh/sftp-server (package openssh-sftp-server)"
+    return _needs_fuse() or _needs_program("sshfs", "sshfs")()
+
+
 def _needs_netns() -> str:
     return _needs_mount() or _needs_program("ip", "iproute2")()
 
@@ -93,6 +99,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "root": _needs_root,
     "mount": _needs_mount,
     "fuse": _needs_fuse,
+    "sshfs": _needs_sshfs,
     "netns": _needs_netns,
     "kmsg": _needs_kmsg,
     "mkfs.ext4": _needs_program("mkfs.ext4", "e2fsprogs"),
