@@ -12,8 +12,8 @@ from guardrun.launcher.daemon import DAEMON_COMMAND, Daemon
 from guardrun.launcher.saying import Log, say
 from guardrun.launcher.vigil import Vigil
 
-END_PATIENCE_S = 20.0
-"""How long guardrund may take to end once the run has: it gives up a disk that does not answer sooner than a slow one."""
+END_PATIENCE_S = 10.0
+"""How long guardrund may take to end once the run has: a slow disk is waited for, a dead one not."""
 
 
 class Supervision:

@@ -18,7 +18,7 @@ from pathlib import Path
 Work = Callable[[], object]
 
 PATIENCE_S = 2.0
-END_S = 15.0
+END_S = 8.0
 """How long an end waits for a disk that is slow; below what the launcher gives its supervisor to end."""
 LOOK_S = 0.25
 SHARE = 0.1

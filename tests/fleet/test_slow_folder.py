@@ -1,4 +1,4 @@
-"""A folder of runs on a network file system that takes its time: a job forms, trains, explains and mends all the same."""
+"""A folder of runs on a network file system that takes its time: a job forms, trains and is mended all the same."""
 
 from __future__ import annotations
 
