@@ -127,6 +127,7 @@ def rescue_run(
     own_restarts: int,
     slurm: Slurm,
     now_wall_s: float,
+    exclude: Iterable[str] = (),
     *,
     wait: Callable[[float], object] = time.sleep,
     silent: Callable[[str], object] = lambda text: None,
@@ -134,7 +135,7 @@ def rescue_run(
     """Requeue this job where its run was cut short: it has begun, nobody lives that runs it, and nothing ended it.
 
     Or where it has ended, and the requeue that it wanted was not made: Slurm was away. A Slurm that is silent is asked
-    again, for AGAIN_S; `silent` is told once.
+    again, for AGAIN_S; `silent` is told once. exclude: nodes to keep the job off.
     """
     if not (run_dir / "run.json").is_file():
         return Rescue(False, f"{run_dir} holds no run: nothing to go on with (GUARDRUN_DIR says where runs are kept)")
@@ -147,7 +148,7 @@ def rescue_run(
     # Before the order: it ends this process.
     (run_dir / RESCUES).write_text(json.dumps([*times, now_wall_s]))
     done = ask_again(
-        lambda: requeue(job, (), slurm, own_restarts=own_restarts),
+        lambda: requeue(job, exclude, slurm, own_restarts=own_restarts),
         Patience(time.monotonic() + AGAIN_S, wait),
         lambda first: silent(f"{first.text}; it is asked again for {AGAIN_S / 60:.0f} minutes"),
     )

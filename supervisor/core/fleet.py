@@ -204,9 +204,8 @@ def _wait_on(state: State, fleet: Fleet, now_s: float) -> list[Action]:
     if may_requeue and state.attempt is not None and (is_over or waited_s >= state.settings.last_call_s):
         fleet.requeue_s = now_s
         state.outcome, state.exit_code, state.give_up_reason = "interrupted", 1, reason
-        gone = sorted(m.node for m in fleet.members.values() if m.standing in (Standing.OUT, Standing.LOST))
         said = Say(text=f"{reason}: the job is requeued, to get others", level="warn")
-        return [said, requeues.requeue(state, gone, now_s + requeues.PATIENCE_S, now_s)]
+        return [said, requeues.requeue(state, fleet.gone, now_s + requeues.PATIENCE_S, now_s)]
     return _give_up(state, reason, now_s) if is_over else []
 
 

@@ -95,6 +95,11 @@ class Fleet(msgspec.Struct, kw_only=True):
         """Of the attempt's nodes, those of which nothing is heard."""
         return [m for node in self.quiet if (m := self.members[node]).is_placed]
 
+    @property
+    def gone(self) -> list[str]:
+        """Nodes that the run would rather not get again, by name."""
+        return sorted(m.node for m in self.members.values() if m.standing in (Standing.OUT, Standing.LOST))
+
     def stand(self, member: Member, standing: Standing) -> None:
         """Have a member stand otherwise."""
         if (member.node in self.quiet) != (standing is Standing.SILENT):

@@ -89,6 +89,7 @@ def _rescue(call: Call) -> int:
             here.restarts,
             Slurm(call.environ),
             time.time(),
+            _left_out(run_dir),
             silent=lambda text: sys.stderr.write(f"guardctl: {text}\n"),
         )
     except OSError as error:
@@ -98,6 +99,17 @@ def _rescue(call: Call) -> int:
     else:
         call.out.line(done.text)
     return OK if done.is_done else NO
+
+
+def _left_out(run_dir: Path) -> list[str]:
+    """Nodes that a run had come to do without; none where its journal cannot be read."""
+    from guardrun.supervisor.journal import recover
+
+    try:
+        state = recover(run_dir)[0].state
+    except OSError:
+        return []
+    return sorted({*state.nodes.isolated, *(state.fleet.gone if state.fleet is not None else ())})
 
 
 def _scripts(call: Call) -> int:

@@ -15,6 +15,9 @@ from guardrun.slurm.jobs import parse_job, read_job
 from guardrun.slurm.nodes import SlurmNode, read_node
 from guardrun.slurm.orphan import Fate, is_reachable, judge, rescue_job, rescue_run
 from guardrun.slurm.requeue import RequeueState
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.journal import Journal
+from tests.core.conftest import Told
 from tests.slurm.test_commands import JOB, FakeSlurm
 from tests.support.real import find_program
 from tests.support.slurmlab import SlurmLab
@@ -110,11 +113,27 @@ def test_another_node_requeues_the_job_once_slurm_has_given_the_head_up(slurm_la
     assert slurm_lab.wait_state(job, "RUNNING", timeout_s=60)["NodeList"] == "n[2-4]"
 
 
+def write_journal(folder: Path) -> Path:
+    """Of a run that was about to leave n1 out."""
+    told = Told()
+    told.fleet_opened(2)
+    told.fleet_started(1.0)
+    told.step(10, 2.0)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tick()
+    journal = Journal(folder)
+    for at_s, event, _ in told.journal:
+        journal.append(event, [], at_s)
+    journal.close()
+    return folder / "events.jsonl"
+
+
 @pytest.mark.real("slurm")
 def test_a_batch_script_requeues_a_run_whose_head_was_killed(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     guardctl = find_program("guardctl")
     written = slurm_lab.run(guardctl or "", "sbatch", "--time=10", "--cpus-per-task=1", "--", "train.py", cwd=tmp_path)
-    # The first time it is killed in mid-run; the second time the run comes to an end, a bad one.
+    # The first time it is killed while it isolates a node; the second time the run comes to an end, a bad one.
+    write_journal(tmp_path)
     stand_in = tmp_path / "guardrun"
     stand_in.write_text(
         f"""#!{sys.executable}
@@ -126,6 +145,7 @@ if (run / "run.json").exists():
     (run / "summary.json").write_text("{{}}")
     sys.exit(3)
 (run / "run.json").write_text("{{}}")
+(run / "events.jsonl").write_bytes(pathlib.Path("events.jsonl").read_bytes())
 os.kill(os.getpid(), signal.SIGKILL)
 """
     )
@@ -136,6 +156,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     job = slurm_lab.run("sbatch", "--parsable", "job.sbatch", cwd=tmp_path).stdout.strip()
     ended = slurm_lab.wait_state(job, "FAILED", timeout_s=60)
     assert (ended["Restarts"], ended["ExitCode"]) == ("1", "3:0")
+    assert (ended["ExcNodeList"], ended["NodeList"]) == ("n1", "n2")
     output = (tmp_path / f"train-{job}.out").read_text()
     assert "restarts 0" in output and "restarts 1" in output
     assert "came to an end of its own" in output
