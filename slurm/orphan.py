@@ -127,8 +127,8 @@ def rescue_run(
     own_restarts: int,
     slurm: Slurm,
     now_wall_s: float,
-    exclude: Iterable[str] = (),
     *,
+    exclude: Iterable[str] = (),
     wait: Callable[[float], object] = time.sleep,
     silent: Callable[[str], object] = lambda text: None,
 ) -> Rescue:

@@ -1,6 +1,8 @@
-"""DDP steps over gloo that compute the same amount each, timed by rank 0 in chunks; prints JSON.
+"""DDP steps over gloo that compute the same amount each, timed by rank 0 in chunks.
 
---calibrate MS: finds the batch size with which a step takes so long, prints that, and ends.
+--calibrate MS: finds the batch size with which a step takes so long, prints that as JSON, and ends.
+--turns FOLDER: plays a chunk for each byte `c` from the FIFO `go` in that folder, and writes what it took to `done`, a
+line of JSON; an empty object once it is ready. Any other byte is the end.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import argparse
 import json
 import os
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,7 +23,7 @@ SMALL, LARGE = 64, 512
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch", type=int, default=SMALL)
 parser.add_argument("--warmup", type=int, default=100)
-parser.add_argument("--chunks", type=int, default=5)
+parser.add_argument("--turns", type=Path)
 parser.add_argument("--steps", type=int, default=200, help="a chunk")
 parser.add_argument("--calibrate", type=float, default=0.0, metavar="MS")
 arguments = parser.parse_args()
@@ -48,29 +51,45 @@ class Training:
         return (time.monotonic_ns() - began_ns) / 1e9 / steps
 
 
+def calibrate(training: Training) -> None:
+    times = []
+    for size in (SMALL, LARGE):
+        batch = torch.randn(size, WIDTH)
+        training.run(batch, 50)
+        times.append(min(training.run(batch, 30) for _ in range(5)))
+    slope = max((times[1] - times[0]) / (LARGE - SMALL), 1e-7)  # a busy machine can make nonsense of it
+    size = SMALL + round((arguments.calibrate / 1000 - times[0]) / slope)
+    if os.environ["RANK"] == "0":
+        print("result:", json.dumps({"batch": min(max(size, 1), 16 * LARGE)}), flush=True)
+
+
+def take_turns(training: Training, folder: Path) -> None:
+    batch = torch.randn(arguments.batch, WIDTH)
+    training.run(batch, arguments.warmup)
+    is_first = os.environ["RANK"] == "0"
+    go, done = (os.open(folder / name, os.O_RDWR) for name in ("go", "done")) if is_first else (-1, -1)
+    result: dict[str, float] = {}
+    while True:
+        if is_first:
+            os.write(done, json.dumps(result).encode() + b"\n")
+        order = torch.tensor([float(is_first and os.read(go, 1) == b"c")])
+        dist.broadcast(order, 0)
+        if not order.item():
+            return
+        cpu_s = time.process_time()
+        step_s = training.run(batch, arguments.steps)
+        result = {"step_s": step_s, "cpu_s": (time.process_time() - cpu_s) / arguments.steps}
+
+
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     training = Training()
-    if arguments.calibrate:
-        times = []
-        for size in (SMALL, LARGE):
-            batch = torch.randn(size, WIDTH)
-            training.run(batch, 50)
-            times.append(min(training.run(batch, 30) for _ in range(5)))
-        slope = max((times[1] - times[0]) / (LARGE - SMALL), 1e-7)  # a busy machine can make nonsense of it
-        size = SMALL + round((arguments.calibrate / 1000 - times[0]) / slope)
-        result: dict[str, object] = {"batch": min(max(size, 1), 16 * LARGE)}
+    if arguments.turns is None:
+        calibrate(training)
     else:
-        batch = torch.randn(arguments.batch, WIDTH)
-        training.run(batch, arguments.warmup)
-        cpu_s = time.process_time()
-        step_s = [training.run(batch, arguments.steps) for _ in range(arguments.chunks)]
-        cpu_s = (time.process_time() - cpu_s) / (arguments.chunks * arguments.steps)
-        result = {"step_s": step_s, "cpu_s": cpu_s}
-    if os.environ["RANK"] == "0":
-        print("result:", json.dumps(result), flush=True)
+        take_turns(training, arguments.turns)
     # Not by way of torch's own end: gloo's threads may abort a process whose peer has just left.
     dist.barrier()
     os._exit(0)

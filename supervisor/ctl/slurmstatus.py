@@ -89,7 +89,7 @@ def _rescue(call: Call) -> int:
             here.restarts,
             Slurm(call.environ),
             time.time(),
-            _left_out(run_dir),
+            exclude=_left_out(run_dir),
             silent=lambda text: sys.stderr.write(f"guardctl: {text}\n"),
         )
     except OSError as error:
