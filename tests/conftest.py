@@ -57,15 +57,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Beside other workers, a test takes turns; its time limit begins when it is its turn."""
     worker = getattr(item.config, "workerinput", None)
     if worker is None:
         return (yield)
-    is_alone, is_idle = (item.get_closest_marker(mark) is not None for mark in (turns.ALONE, turns.IDLE))
-    is_idle = is_idle or "slurm" in _parts(item)  # It looks at its jobs every few seconds.
-    with turns.turn(turns.run_folder(worker["testrunuid"]), is_alone=is_alone, is_idle=is_idle):
+    is_idle = _is(item, turns.IDLE) or "slurm" in _parts(item)  # Slurm looks at its jobs every few seconds.
+    turns.OWN.begin(turns.run_folder(worker["testrunuid"]), is_alone=_is(item, turns.ALONE), is_idle=is_idle)
+    try:
         return (yield)
+    finally:
+        turns.OWN.end(is_next_alone=nextitem is not None and _is(nextitem, turns.ALONE))
+
+
+def _is(item: pytest.Item, mark: str) -> bool:
+    return item.get_closest_marker(mark) is not None
 
 
 def _parts(item: pytest.Item) -> list[str]:

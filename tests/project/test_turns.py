@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.turns import turn
+from tests.support.turns import Turns, turn
 from tests.support.waiting import wait_until
 
 
@@ -89,3 +89,19 @@ def test_those_who_compute_need_a_seat_and_those_who_wait_for_other_things_none(
     second.leave()
     assert third.is_in.wait(5)
     assert first.is_in.is_set()
+
+
+def test_tests_that_want_to_be_alone_are_so_together(room: ExitStack, tmp_path: Path) -> None:
+    folder, own = tmp_path / "turns", Turns()
+    own.begin(folder, is_alone=True, is_idle=False)
+    other = enter(room, folder)
+    own.end(is_next_alone=True)
+    own.begin(folder, is_alone=True, is_idle=False)
+    assert not other.is_in.wait(0.1)
+    own.end(is_next_alone=False)
+    assert other.is_in.wait(5)
+    own.begin(folder, is_alone=False, is_idle=False)
+    own.end(is_next_alone=True)
+    other.leave()
+    own.begin(folder, is_alone=True, is_idle=False)
+    own.end(is_next_alone=False)

@@ -23,8 +23,11 @@ import pytest
 ALONE, IDLE = "alone", "idle"
 SEATS = len(os.sched_getaffinity(0))
 SEAT_POLL_S = 0.003
-FIRST = tuple(f"tests/{folder}/" for folder in ("edge", "slurm", "fleet", "agent", "realworld", "torchrun", "gym"))
-"""Folders with files that take minutes: started first, so that no worker is left alone with one in the end."""
+EARLY = (
+    ("edge", "slurm", "fleet", "agent", "realworld", "gym"),
+    ("torchrun", "hooks", "launcher", "preflight", "diagnose", "sim"),
+)
+"""Folders with files that take minutes, and with such that take most of one: no worker is left with one in the end."""
 
 
 def run_folder(run_uid: str) -> Path:
@@ -48,6 +51,30 @@ def turn(folder: Path, *, is_alone: bool = False, is_idle: bool = False, seats: 
             fcntl.flock(gate, fcntl.LOCK_EX)
             fcntl.flock(room, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
         yield
+
+
+class Turns:
+    """Those of one worker's tests. Tests that want to be alone, one after the other, are so together."""
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+        self._is_alone = False
+
+    def begin(self, folder: Path, *, is_alone: bool, is_idle: bool) -> None:
+        """Wait until a test may run."""
+        if not self._is_alone:
+            self._held.enter_context(turn(folder, is_alone=is_alone, is_idle=is_idle))
+            self._is_alone = is_alone
+
+    def end(self, *, is_next_alone: bool) -> None:
+        """Let others go on, where this worker's next test is not as this one."""
+        if not (self._is_alone and is_next_alone):
+            self._held.close()
+            self._is_alone = False
+
+
+OWN = Turns()
+"""This process's."""
 
 
 def _take_seat(held: ExitStack, folder: Path, seats: int) -> None:
@@ -80,9 +107,15 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def sort_for_workers(items: list[pytest.Item]) -> None:
-    """FIRST's first, and of these the files with tests that want to be alone: in the beginning nobody is waited for.
+    """Files with tests that want to be alone, these tests first: in the beginning nobody waits for others to end.
 
-    Otherwise as they are: in random order.
+    Then what is to be started early; otherwise as they are, in random order.
     """
-    for_one = {item.path for item in items if item.get_closest_marker(ALONE)}
-    items.sort(key=lambda item: (not item.nodeid.startswith(FIRST), item.path not in for_one))
+    alone = {item for item in items if item.get_closest_marker(ALONE)}
+    of_alone = {item.path for item in alone}
+    items.sort(key=lambda item: (item.path not in of_alone, item not in alone, _turn_of(item.nodeid)))
+
+
+def _turn_of(nodeid: str) -> int:
+    folder = nodeid.removeprefix("tests/").partition("/")[0]
+    return next((number for number, folders in enumerate(EARLY) if folder in folders), len(EARLY))
