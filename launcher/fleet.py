@@ -82,6 +82,8 @@ def plan_fleet(args: Any, config: Config, environ: Mapping[str, str], is_node_ra
     if step is not None and step.node_count > 1 and args.nnodes == DEFAULT_NODES and not args.standalone:
         args.nnodes = str(step.node_count - spares)
     least, most = parse_nodes(args)
+    if args.standalone and least > 1:
+        raise FleetError(f"--standalone is a run of this node alone, and --nnodes={args.nnodes} asks for more")
     if args.standalone or (most == 1 and not spares) or not 1 <= least <= most:
         return None
     plan = FleetPlan(least=least, most=most, spares=spares)

@@ -182,7 +182,7 @@ class HeadDesk:
         counters = self.hub.counters
         guests = self._introducer.counters.refused if self._introducer is not None else 0
         return {
-            "connections": counters.handshakes_failed,
+            "connections": counters.strangers,
             "keys": counters.keys_refused,
             "nodes": counters.joins_refused,
             "introductions": guests,

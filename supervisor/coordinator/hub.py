@@ -353,9 +353,13 @@ class Hub:
                 self._crowd.went(value)
                 if (peer := self._peers.disconnected(value)) is not None:
                     happened.append((peer.node, Dropped(self._now())))
-            elif event not in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_CLOSED):
-                self.counters.handshakes_failed += 1
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.counters.handshakes += 1
         if is_all:
             self._crowd.thin_out(self.port)
-            self.counters.sent_away = self._crowd.sent_away
+            counters = self.counters
+            counters.sent_away = self._crowd.sent_away
+            # Not by events that say so: of one that sends no greeting of ZeroMQ's there is none.
+            gone = counters.accepted - counters.handshakes - len(self._crowd)
+            counters.strangers = max(counters.strangers, gone)
         return is_all

@@ -61,8 +61,10 @@ class Counters:
 
     accepted: int = 0
     """Connections."""
-    handshakes_failed: int = 0
-    """No CURVE, a wrong key of ours, garbage, silence."""
+    handshakes: int = 0
+    """That succeeded."""
+    strangers: int = 0
+    """Connections that have gone without one: no CURVE, a wrong key, garbage, silence."""
     keys_refused: int = 0
     joins_refused: int = 0
     malformed: int = 0

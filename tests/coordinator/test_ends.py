@@ -193,7 +193,7 @@ def test_a_key_that_was_not_admitted_is_told_nothing(ends: Bench) -> None:
 def test_the_wrong_key_of_the_server_gets_nowhere(ends: Bench) -> None:
     ends.open_hub()
     link = ends.open_link("a", server=make_key_pair().public)
-    ends.until(lambda: ends.hub.counters.handshakes_failed and link.failures > 1)
+    ends.until(lambda: ends.hub.counters.strangers and link.failures > 1)
     assert (ends.got[link], ends.seen) == ([], [])
     assert link.obstacle is Obstacle.TURNED_AWAY
 

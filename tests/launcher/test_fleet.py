@@ -113,6 +113,7 @@ def test_nnodes_of_one_in_a_larger_step_is_a_run_on_each_node() -> None:
         ("--nnodes=2", {**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, {}, "srun --ntasks-per-node=1"),
         ("--nnodes=2", {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, {}, "srun is missing"),
         ("--nnodes=2 --rdzv-backend=c10d", {}, {}, "--rdzv-endpoint"),
+        ("--nnodes=2 --standalone", {}, {}, "--standalone is a run of this node alone"),
         ("--nnodes=2 --node-rank=2", {}, {}, "there are nodes 0 to 1"),
         ("--nnodes=2 --node-rank=-1", {}, {}, "there are nodes 0 to 1"),
         ("--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=2001:db8::1", {}, {}, "stands in brackets"),
