@@ -35,5 +35,6 @@ def _words(fleet: Fleet, member: Member) -> str:
     said = f"{member.node} is drained ({member.drained})"
     if not member.is_placed:
         return f"{said}: it takes a place only where no other node can"
-    has_other = any(m.standing is Standing.READY and not m.is_placed and not m.drained for m in fleet.members.values())
+    waiting = [m for m in fleet.members.values() if m.standing is Standing.READY and not m.is_placed]
+    has_other = any(not m.drained and m.ranks == member.ranks for m in waiting)
     return f"{said}: training there goes on{', until the next restart: a spare is there' if has_other else ''}"

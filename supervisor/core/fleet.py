@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.core import checking, contact, requeues, waiting
+from guardrun.supervisor.core import checking, contact, requeues, sizes, waiting
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.blame import isolation
@@ -43,15 +43,17 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
     member = fleet.members.get(event.node)
     if member is None:
         order = event.slot if event.slot >= 0 else FIRST_SPARE + len(fleet.members)
-        fleet.members[event.node] = Member(
+        member = fleet.members[event.node] = Member(
             node=event.node, order=order, ranks=event.ranks, since_s=now_s, switches=event.switches
         )
-        return try_start(state, now_s)
-    member.ranks, member.is_dropped, member.switches = event.ranks, False, event.switches
+        return sizes.say_odd(fleet, fleet.placed, member) + try_start(state, now_s)
+    has_changed, member.ranks = member.ranks != event.ranks, event.ranks
+    member.is_dropped, member.switches = False, event.switches
     if member.standing is Standing.OUT:
         return []
     was = member.standing
     actions = contact.regain(member, now_s)
+    actions += sizes.say_odd(fleet, fleet.placed, member) if has_changed else []
     fleet.stand(member, Standing.READY)
     member.since_s, member.why = now_s, ""
     if was in (Standing.LOST, Standing.LEFT):
@@ -326,7 +328,7 @@ def try_start(state: State, now_s: float) -> list[Action]:
 
 
 def _start(state: State, fleet: Fleet, placed: list[str], now_s: float) -> list[Action]:
-    actions = _changes(fleet, placed)
+    actions = _changes(fleet, placed, state.world_size) + sizes.say_odd_spares(fleet, placed)
     fleet.put(placed)
     state.world_size = first_ranks(fleet, placed)[-1]
     state.phase, state.ordered_s = Phase.STARTING, now_s
@@ -358,14 +360,15 @@ def _checked(state: State, fleet: Fleet, now_s: float) -> list[Action]:
     return try_start(state, now_s)
 
 
-def _changes(fleet: Fleet, placed: list[str]) -> list[Action]:
-    """In words, how the next attempt's nodes differ from the last one's."""
-    if not fleet.placed or fleet.placed == placed:
+def _changes(fleet: Fleet, placed: list[str], world_size: int) -> list[Action]:
+    """In words, how the next attempt's nodes differ from the last one's. world_size: the last one's."""
+    if not fleet.placed:
         return []
     were, are = set(fleet.placed), set(placed)
     gone = [node for node in fleet.placed if node not in are]
     new = [node for node in placed if node not in were]
+    size = sizes.size_words(fleet, placed, world_size)
     parts = [f"without {', '.join(gone)}"] if gone else []
     parts += [f"with {', '.join(new)}"] if new else []
-    size = f" ({len(placed)} nodes instead of {len(fleet.placed)})" if len(placed) != len(fleet.placed) else ""
+    parts += ["with the same nodes"] if size and not parts else []
     return [Say(text=f"the next attempt goes {' and '.join(parts)}{size}", level="info")] if parts else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 
 import msgspec
@@ -120,9 +121,10 @@ def place(fleet: Fleet, waited_s: float, last_call_s: float) -> list[str]:
     """The nodes of the next attempt, in the order of group ranks; empty where more have to be waited for.
 
     The first that are wanted, by the scheduler's order; where its switches are known, those of one next to each other.
-    Whoever trained before keeps its place; a free one is taken by the nearest that waits. Those that would come first
-    and are not there yet are waited for until last_call_s, fewer than wanted likewise, as long as somebody may still
-    come. Who is drained gives way to who is not.
+    Whoever trained before keeps its place; a free one is taken by one that waits: of those with as many ranks, where
+    there are any, the nearest. Those that would come first and are not there yet are waited for until last_call_s,
+    fewer than wanted likewise, as long as somebody may still come. Who is drained gives way to who is not, and has as
+    many ranks.
     """
     plan = fleet.plan
     ready = [m for m in fleet.members.values() if m.standing is Standing.READY]
@@ -136,7 +138,7 @@ def place(fleet: Fleet, waited_s: float, last_call_s: float) -> list[str]:
     taken = set(kept)
     free = [node for node in names if node not in taken]
     placed = _fill(fleet, kept, free)
-    placed += free[: plan.most - len(placed)]
+    placed += _more(fleet, placed, free)[: plan.most - len(placed)]
     is_awaited = waited_s < last_call_s and _may_come(fleet)
     is_first = not fleet.placed
     if len(placed) < plan.most:
@@ -148,17 +150,34 @@ def place(fleet: Fleet, waited_s: float, last_call_s: float) -> list[str]:
 
 
 def _fill(fleet: Fleet, kept: list[str], free: list[str]) -> list[str]:
-    """The places that are kept, and the empty ones taken by those that are free, who then are not."""
-    switches = _switches(fleet) if free and "" in kept else {}
-    placed: list[str] = []
-    for node, before in zip(kept, fleet.placed, strict=False):
-        if node:
-            placed.append(node)
-        elif free:
-            well = [one for one in free if not fleet.members[one].drained]
-            placed.append(nearest(well or free, before, switches))
-            free.remove(placed[-1])
-    return placed
+    """The places that are kept, and the empty ones taken by those that are free, who then are not.
+
+    A world size that changes breaks what is laid out for it (tensor and pipeline parallelism), so as many ranks count
+    for more than anything else.
+    """
+    if not free or "" not in kept:
+        return [node for node in kept if node]
+    switches = _switches(fleet)
+    placed = [*kept]
+    for must_match in (True, False):
+        for index, before in enumerate(fleet.placed[: len(kept)]):
+            if placed[index]:
+                continue
+            ranks = fleet.members[before].ranks
+            if fit := [one for one in free if not must_match or fleet.members[one].ranks == ranks]:
+                well = [one for one in fit if not fleet.members[one].drained]
+                placed[index] = nearest(well or fit, before, switches)
+                free.remove(placed[index])
+    return [node for node in placed if node]
+
+
+def _more(fleet: Fleet, placed: list[str], free: list[str]) -> list[str]:
+    """For places that nobody had: first those with as many ranks as most that train."""
+    if not fleet.placed or not placed or not free or len(placed) == fleet.plan.most:
+        return free
+    sizes = Counter(fleet.members[node].ranks for node in placed)
+    [(usual, _)] = sizes.most_common(1)
+    return sorted(free, key=lambda node: fleet.members[node].ranks != usual)
 
 
 def _switches(fleet: Fleet) -> dict[str, list[str]]:
@@ -166,12 +185,18 @@ def _switches(fleet: Fleet) -> dict[str, list[str]]:
 
 
 def _give_way(fleet: Fleet, kept: list[str], well: list[Member]) -> None:
-    """Clear the places of drained nodes for which others are left over. well: those that are there and not drained."""
+    """Clear the places of drained nodes for which others, with as many ranks, are left over.
+
+    well: those that are there and not drained.
+    """
     left_over = sum(m.node not in kept for m in well) - (fleet.plan.most - sum(map(bool, kept)))
+    by_size = Counter(m.ranks for m in well if m.node not in kept)
+    by_size.subtract(fleet.members[before].ranks for node, before in zip(kept, fleet.placed, strict=False) if not node)
     for index, node in enumerate(kept):
-        if left_over > 0 and node and fleet.members[node].drained:
+        if left_over > 0 and node and fleet.members[node].drained and by_size[fleet.members[node].ranks] > 0:
             kept[index] = ""
             left_over -= 1
+            by_size[fleet.members[node].ranks] -= 1
 
 
 def _may_come(fleet: Fleet) -> bool:
