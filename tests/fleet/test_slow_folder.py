@@ -15,8 +15,8 @@ from tests.support.slowmount import slow_mount
 pytestmark = [pytest.mark.real("netns"), pytest.mark.real("sshfs")]
 
 NAMES = ("head", "node1", "node2")
-LATE_S = 0.1
-"""Each answer, of which opening a file takes several: fifty times what a file server takes."""
+LATE_S = 0.06
+"""Each answer, of which opening a file takes several: thirty times what a file server takes."""
 
 
 @pytest.fixture
