@@ -355,7 +355,7 @@ class Station(ABC):
             )
             self.feed(notice)
         else:
-            self.feed(ev.StopRequested(signum=message.signum))
+            self.feed(ev.StopRequested(signum=message.signum, node=self.run_file.node))
         self.send(wire.Ack(seq=message.seq))
 
     def _started(self, message: wire.Started) -> None:

@@ -6,10 +6,11 @@ from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core import pauses, preemption, requeues
 from guardrun.supervisor.core.actions import Action, Say, StopAttempt
 from guardrun.supervisor.core.crash import blame
-from guardrun.supervisor.core.endings import finish, record_attempt
+from guardrun.supervisor.core.endings import finish, record_attempt, stop_words
 from guardrun.supervisor.core.falls import ask_exits, falls_of, is_ours, note_exit, open_crash
 from guardrun.supervisor.core.fleet import launch, lost_meanwhile
 from guardrun.supervisor.core.incidents import change
+from guardrun.supervisor.core.leaving import ending, leave, may_leave
 from guardrun.supervisor.core.ledger import OTHER, STARTING, STOPPING
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.orders import choose, stop
@@ -117,7 +118,7 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
     if preemption.has_ended(state):
         return actions + preemption.wind_up(state, now_s)
     if state.signum:
-        return actions + finish(state, "interrupted", 128 + state.signum, f"signal {state.signum}", now_s)
+        return actions + finish(state, "interrupted", 128 + state.signum, stop_words(state), now_s)
     if state.phase is Phase.RUNNING:
         state.phase = Phase.STOPPING
         state.ledger.switch(STOPPING, now_s)
@@ -151,15 +152,18 @@ def on_unheld(state: State, now_s: float) -> list[Action]:
 
 def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> list[Action]:
     """The launcher is already stopping the ranks; wait for it to say that nothing is left."""
+    if may_leave(state, event.node):
+        return leave(state, event, now_s)
     if state.phase is Phase.ENDING:
-        return requeues.on_stop(state, event.signum, now_s)
-    state.signum = event.signum
+        return requeues.on_stop(state, event, now_s)
+    state.signum, state.signalled = event.signum, event.node
     state.suspicion, state.look_since_s, state.crash = None, None, None
     state.ledger.switch(OTHER, now_s)
+    actions = ending(state)
     if state.attempt is None or state.attempt.ended_s is not None:
-        return finish(state, "interrupted", 128 + event.signum, f"signal {event.signum}", now_s)
+        return actions + finish(state, "interrupted", 128 + event.signum, stop_words(state), now_s)
     state.phase = Phase.ENDING
     if state.fleet is None:
         return []
     # One node was told: its launcher stops its own ranks, and nobody else's.
-    return [StopAttempt(attempt=state.attempt.number, grace_s=state.settings.stop_grace_s)]
+    return [*actions, StopAttempt(attempt=state.attempt.number, grace_s=state.settings.stop_grace_s)]

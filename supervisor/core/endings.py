@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from guardrun.supervisor.core.actions import Action, FinishRun, Summary
@@ -19,6 +20,21 @@ def finish(state: State, outcome: str, exit_code: int, reason: str, now_s: float
     state.phase = Phase.ENDED
     state.outcome, state.exit_code, state.give_up_reason = outcome, exit_code, reason
     return [FinishRun(exit_code=exit_code, summary=summary(state, now_s))]
+
+
+def stop_words(state: State) -> str:
+    """By which signal the run was ended, and where it came, as far as that is known."""
+    if not state.signalled:
+        return f"signal {state.signum}"
+    return f"{signal_name(state.signum)} to guardrun on {state.signalled}"
+
+
+def signal_name(signum: int) -> str:
+    """`SIGTERM`; of a signal without a name, `signal 40`."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
 
 
 def summary(state: State, now_s: float) -> Summary:

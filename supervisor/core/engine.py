@@ -130,7 +130,7 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     state.notice = Notice(since_s=now_s)
     state.is_detailed = False
     state.suspicion, state.look_since_s, state.crash = None, None, None
-    state.verdict_incident, state.signum, state.is_held = "", 0, False
+    state.verdict_incident, state.signum, state.signalled, state.is_held = "", 0, "", False
     state.outcome, state.give_up_reason, state.exit_code, state.requeue = "running", "", 0, ""
     # Nothing is known of the time since the last event: whatever ran then was not this run for long.
     state.ledger.reclassify(OTHER, state.last_s, now_s)

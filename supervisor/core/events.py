@@ -479,6 +479,8 @@ class StopRequested(_Event, frozen=True, kw_only=True, tag="stop_requested"):
     """The user or the scheduler told guardrun to end (signal number)."""
 
     signum: int
+    node: str = ""
+    """Whose guardrun; empty: not known, as in journals of before."""
 
 
 class PreemptionNoticed(_Event, frozen=True, kw_only=True, tag="preemption_noticed"):

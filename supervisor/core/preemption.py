@@ -20,7 +20,7 @@ import signal
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, AskCheckpoint, Say, SeekCheckpoint
 from guardrun.supervisor.core.drains import note_drained
-from guardrun.supervisor.core.endings import finish, record_attempt
+from guardrun.supervisor.core.endings import finish, record_attempt, stop_words
 from guardrun.supervisor.core.ledger import OTHER
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.notice import SIGNAL, TIME_LIMIT
@@ -280,4 +280,4 @@ def _end_as_told(state: State, now_s: float) -> list[Action]:
         return stop(state, now_s, now_s)
     if state.phase is Phase.STOPPING:
         return []
-    return finish(state, "interrupted", 128 + state.signum, f"signal {state.signum}", now_s)
+    return finish(state, "interrupted", 128 + state.signum, stop_words(state), now_s)

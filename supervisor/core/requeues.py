@@ -6,7 +6,7 @@ import signal
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Requeue, Say
-from guardrun.supervisor.core.endings import finish, summary
+from guardrun.supervisor.core.endings import finish, stop_words, summary
 from guardrun.supervisor.core.ledger import OTHER
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.noticewords import tell
@@ -46,15 +46,17 @@ def on_no_answer(state: State, now_s: float) -> list[Action]:
     return _answered(state, f"no answer for {now_s - state.notice.asked_s:.0f} s", now_s)
 
 
-def on_stop(state: State, signum: int, now_s: float) -> list[Action]:
+def on_stop(state: State, event: ev.StopRequested, now_s: float) -> list[Action]:
     """A person, or the scheduler's last word, while the requeue is awaited."""
     notice = state.notice
     if not notice.asked_s or notice.is_sought:
         return []
-    state.signum, state.requeue = signum, "refused" if signum == signal.SIGINT else "unanswered"
+    signum = event.signum
+    state.signum, state.signalled = signum, event.node
+    state.requeue = "refused" if signum == signal.SIGINT else "unanswered"
     if notice.cause:
         return _answered(state, f"{signal.Signals(signum).name} came first", now_s)
-    return finish(state, "interrupted", 128 + signum, f"signal {signum}", now_s)
+    return finish(state, "interrupted", 128 + signum, stop_words(state), now_s)
 
 
 def _answered(state: State, why: str, now_s: float) -> list[Action]:

@@ -239,6 +239,8 @@ class State(msgspec.Struct, kw_only=True):
     """When the last Start, Stop or Choose was said."""
     is_held: bool = False
     signum: int = 0
+    signalled: str = ""
+    """The node whose guardrun was told so; empty: not known."""
     is_detailed: bool = False
     """The next (or current) attempt follows on a mismatch of collectives, and has torch compare them."""
     is_detail_bad: bool = False

@@ -23,6 +23,11 @@ def starts(actions: list[ac.Action]) -> list[ac.StartAttempt]:
     return [action for action in actions if isinstance(action, ac.StartAttempt)]
 
 
+def reason(actions: list[ac.Action]) -> str:
+    [done] = [action for action in actions if isinstance(action, ac.FinishRun)]
+    return done.summary.reason
+
+
 def incident(told: Told) -> ac.Incident:
     return list(told.state.incidents.values())[-1]
 
@@ -550,7 +555,64 @@ def test_a_requeued_run_keeps_who_is_out(told: Told) -> None:
 
 def test_a_signal_on_one_node_ends_the_job_on_all(told: Told) -> None:
     running(told)
-    actions = told.tell(ev.StopRequested(signum=15))
+    actions = told.tell(ev.StopRequested(signum=15, node="n1"))
+    assert kinds(actions) == ["StopAttempt"] and told.phase is Phase.ENDING
+    assert isinstance(actions[0], ac.Say)
+    assert actions[0].text == "SIGTERM to guardrun on n1: ending the job on all nodes"
+    again = told.tell(ev.StopRequested(signum=15, node="n0"))
+    assert not again, "a signal that all nodes get is told once"
+    assert reason(told.stopped(told.now_s + 1.0)) == "SIGTERM to guardrun on n1"
+
+
+def test_a_signal_of_a_journal_of_before_is_replayed_as_it_was(told: Told) -> None:
+    running(told)
+    assert kinds(told.tell(ev.StopRequested(signum=15))) == ["StopAttempt"]
+    assert reason(told.stopped(told.now_s + 1.0)) == "signal 15"
+
+
+def test_a_spare_that_is_told_to_end_leaves_and_the_job_goes_on(told: Told) -> None:
+    running(told)
+    [said] = told.tell(ev.StopRequested(signum=15, node="n2"))
+    assert isinstance(said, ac.Say) and said.text == "n2 leaves: SIGTERM to its guardrun; it was a spare"
+    assert told.phase is Phase.RUNNING and told.state.fleet is not None
+    assert told.state.fleet.members["n2"].standing is Standing.LEFT
+    # It is none for the next attempt; started again, it is.
+    told.tell(ev.NodeLeft(node="n1", why="its guardrun was killed"), 5.0)
+    assert not starts(stopped_and_chosen(told))
+    [start] = starts(told.joined("n2", 2))
+    assert start.nodes == ["n0", "n2"]
+
+
+def test_who_is_left_out_stays_so_when_its_guardrun_ends(told: Told) -> None:
+    test_a_failure_without_a_cause_swaps_the_node_the_second_time(told)
+    told.fleet_started(told.now_s + 0.5)
+    [said] = told.tell(ev.StopRequested(signum=2, node="n1"))
+    assert isinstance(said, ac.Say) and said.text == "n1 leaves: SIGINT to its guardrun; it was left out already"
+    assert told.state.fleet is not None and told.state.fleet.members["n1"].standing is Standing.OUT
+
+
+@pytest.mark.parametrize(("node", "leaves"), [("n0", False), ("n1", False), ("n2", True)])
+def test_while_a_job_forms_those_beyond_the_first_are_spares(told: Told, node: str, leaves: bool) -> None:
+    told.opened(2, ev.FleetPlan(least=2, most=2, spares=2))
+    told.joined("n0", 0)
+    told.joined(node, int(node[1]))
+    told.tell(ev.StopRequested(signum=15, node=node))
+    assert told.phase is (Phase.GATHERING if leaves else Phase.ENDED)
+
+
+def test_the_head_never_leaves_for_it_leads(told: Told) -> None:
+    """Its own guardrun had been stopped, so that others train; going on, it is a spare as well as the head."""
+    told.opened(2, ev.FleetPlan(least=2, most=2, spares=1))
+    for slot, node in enumerate(["node-a", "n1", "n2"]):
+        told.joined(node, slot)
+    told.fleet_started(1.0)
+    told.step(10, 2.0)
+    told.tell(ev.NodeLeft(node="node-a", why="its guardrun is stopped"), 5.0)
+    [start] = starts(stopped_and_chosen(told))
+    assert start.nodes == ["n2", "n1"]
+    told.fleet_started(told.now_s + 0.5)
+    told.joined("node-a", 0)
+    actions = told.tell(ev.StopRequested(signum=15, node="node-a"))
     assert kinds(actions) == ["StopAttempt"] and told.phase is Phase.ENDING
 
 
