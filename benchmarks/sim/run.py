@@ -2,7 +2,7 @@
 
     python benchmarks/sim/run.py                          two weeks, two rates, three seeds: two hours on one core
     python benchmarks/sim/run.py --quick                  two days of 1,000 nodes, one seed: a minute
-    python benchmarks/sim/run.py --nodes 2000 --days 7    another size; --days 7,3: as many for each rate
+    python benchmarks/sim/run.py --nodes 2000 --days 7    another size; --days 7,3 --seeds 3,1: as many for each rate
     python benchmarks/sim/run.py --write-docs             also puts the tables into docs/simulation.md
     python benchmarks/sim/run.py --anew                   forget results of earlier calls (build/sim-*.jsonl)
 
@@ -31,13 +31,19 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--days", default="14", help="one number, or one for each rate")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", default="3", help="likewise")
     parser.add_argument("--rates", default="1,10", help="times the published rate")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--anew", action="store_true")
     parser.add_argument("--write-docs", action="store_true")
     parser.add_argument("--no-load", action="store_true", help="without the day in which every rank is told")
     return parser.parse_args()
+
+
+def _for_each(rates: list[float], text: str) -> list[float]:
+    """A number for each rate; the last for those without."""
+    numbers = [float(number) for number in text.split(",")]
+    return [numbers[min(n, len(numbers) - 1)] for n in range(len(rates))]
 
 
 def _show(text: str) -> None:
@@ -60,11 +66,11 @@ def main() -> int:
     """Play, and print."""
     args = _arguments()
     if args.quick:
-        args.nodes, args.days, args.seeds = 1000, "2", 1
+        args.nodes, args.days, args.seeds = 1000, "2", "1"
     parameters = replace(Parameters(), nodes=args.nodes, pool=args.nodes + max(600, args.nodes // 5))
     rates = [float(rate) for rate in args.rates.split(",")]
-    days = [float(number) for number in args.days.split(",")]
-    played = [replace(parameters, rate=rate, days=days[min(n, len(days) - 1)]) for n, rate in enumerate(rates)]
+    days = _for_each(rates, args.days)
+    played = [replace(parameters, rate=rate, days=days[n]) for n, rate in enumerate(rates)]
     kept = ROOT / "build" / f"sim-{args.nodes}.jsonl"
     kept.parent.mkdir(exist_ok=True)
     load = kept.with_suffix(".load.txt")
@@ -78,9 +84,9 @@ def main() -> int:
             load.write_text(play_load(parameters, _show))
         told.append(load.read_text())
     print("".join(f"\n{text}" for text in told), flush=True)
-    seeds = f"median (range) of {args.seeds} seeds" if args.seeds > 1 else "one seed"
-    for chosen in played:
-        results = play_all(chosen, args.seeds, kept, _show)
+    for chosen, number in zip(played, _for_each(rates, args.seeds), strict=True):
+        seeds = f"median (range) of {number:g} seeds" if number > 1 else "one seed"
+        results = play_all(chosen, int(number), kept, _show)
         _show("")
         time = "a day" if chosen.days == 1 else f"{chosen.days:g} days"
         told.append(
