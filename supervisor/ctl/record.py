@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from guardrun.supervisor.render.incident import incident_folders
 from guardrun.supervisor.rundir import RunFile
 
 JOURNAL = "events.jsonl"
+FIND_S = 2.0
+"""A checkpoint is looked for so long at most: its file system may be what the run has died of."""
 
 
 class _Rank(msgspec.Struct, kw_only=True):
@@ -35,15 +38,20 @@ class Recorded(msgspec.Struct, kw_only=True):
     ranks: dict[int, _Rank] = {}
     is_held: bool = False
     checkpoint: dict[str, Any] | None = None
+    saved: tuple[float, int] | None = None
+    """Where the checkpoint is told as a rank wrote it: when, and the file's inode (0: not known)."""
 
     def take(self, event: dict[str, Any]) -> None:
         """Learn from one event of the journal. Events whose meaning doesn't show in a status are passed over."""
         match event.get("type"):
             case "run_opened" | "run_continued":
-                self.world_size = event.get("world_size", 0)
+                # Of several nodes, this is the head's share alone.
+                if not (self.world_size and event.get("fleet")):
+                    self.world_size = event.get("world_size", 0)
             case "attempt_started":
                 self.attempt = event["attempt"]
                 self.ranks = {rank["global_rank"]: msgspec.convert(rank, _Rank) for rank in event["ranks"]}
+                self.world_size = len(self.ranks)
             case "node_report":
                 for report in event["ranks"]:
                     self._take_report(report)
@@ -54,8 +62,14 @@ class Recorded(msgspec.Struct, kw_only=True):
                 for number, exitcode in event["exitcodes"].items():
                     if int(number) in self.ranks:
                         self.ranks[int(number)].exitcode = exitcode
-            case "checkpoint_saved" | "checkpoint_loaded":
+            case "checkpoint_saved":
                 self.checkpoint = {"path": event["path"], "step": event["step"]}
+                self.saved = self.last_s, event.get("inode", 0)
+            case "checkpoint_loaded":
+                self.checkpoint, self.saved = {"path": event["path"], "step": event["step"]}, None
+            case "checkpoint_chosen" | "checkpoint_secured":
+                if found := event.get("checkpoint"):
+                    self.checkpoint, self.saved = {"path": found["path"], "step": found["step"]}, None
             case "hold_set":
                 self.is_held = event["is_held"]
 
@@ -79,6 +93,25 @@ def read_recorded(run_dir: Path) -> Recorded:
         except OSError:
             continue
     return recorded
+
+
+def last_checkpoint(recorded: Recorded, run: RunFile) -> dict[str, Any] | None:
+    """Under the name that it has by now: scripts write under another one, and rename."""
+    if recorded.checkpoint is None or recorded.saved is None:
+        return recorded.checkpoint
+    path, (at_s, inode) = recorded.checkpoint["path"], recorded.saved
+    names = [path]
+
+    def find() -> None:
+        # Here, for it takes as long to import as the rest of guardctl.
+        from guardrun.launcher.checkpoints.renames import find_saved
+
+        names.append(find_saved(path, run.created_wall_s + at_s, inode)[0])
+
+    thread = threading.Thread(target=find, daemon=True)
+    thread.start()
+    thread.join(FIND_S)
+    return {**recorded.checkpoint, "path": names[-1]}
 
 
 def _take_line(recorded: Recorded, line: bytes) -> None:
@@ -133,7 +166,7 @@ def recorded_status(run_dir: Path, run: RunFile, state: str) -> dict[str, Any]:
         "incidents": incidents,
         "restarts": ended.get("restarts", recorded.attempt or 0),
         "goodput": ended.get("goodput"),
-        "checkpoint": recorded.checkpoint,
+        "checkpoint": last_checkpoint(recorded, run),
         "summary": summary,
     }
 

@@ -77,8 +77,12 @@ def read_status(run_dir: Path, node: str) -> dict[str, Any]:
         state = "ended"
     else:
         state = "unfinished" if alive is False else "unreachable"
-    if state == "unfinished":
+    if state == "ended":
+        why = "the run is over"
+    elif state == "unfinished":
         why = "its guardrun is gone, and no summary was written; the same --guard-run-id continues it"
+    elif alive is None:
+        why = f"{run.node} leads it, which is another node: ask there ({why})"
     return {**recorded_status(run_dir, run, state), "run_dir": str(run_dir), "source": "directory", "why": why}
 
 
@@ -145,7 +149,7 @@ def _head(status: dict[str, Any]) -> Text:
     facts = [
         f"{summary.get('outcome')}, exit code {summary.get('exit_code')}" if summary else "",
         "" if status["attempt"] is None else f"attempt {status['attempt']}",
-        f"{status['world_size']} ranks on {_place(status)}",
+        f"{status['world_size']} rank{'s' if status['world_size'] != 1 else ''} on {_place(status)}",
         f"{'took' if summary else 'up'} {duration(status['uptime_s'])}",
         f"{status['restarts']} restart{'s' if status['restarts'] != 1 else ''}" if status["restarts"] else "",
         "" if status["goodput"] is None else f"goodput {status['goodput']:.0%}",

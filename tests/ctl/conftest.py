@@ -90,8 +90,8 @@ def make_run(runs: Path, run_id: str, **changes: Any) -> tuple[Path, RunFile]:
     return run_dir, run
 
 
-def record_journal(run_dir: Path, nodes: Sequence[str] = (NODE, NODE)) -> None:
-    """Two ranks train, one falls: a journal as a real engine and a real journal make it."""
+def record_journal(run_dir: Path, nodes: Sequence[str] = (NODE, NODE), share: int = 2) -> None:
+    """Two ranks train, one falls: a journal as a real engine and a real journal make it. share: ranks of the head."""
     engine, journal = Engine(), Journal(run_dir)
     ranks = [ev.Rank(global_rank=n, local_rank=n, pid=4241 + n, node=node) for n, node in enumerate(nodes)]
     reports = [ev.RankReport(global_rank=n, progress_s=4.0, progress=5, step=20, phase="train") for n in range(2)]
@@ -99,7 +99,7 @@ def record_journal(run_dir: Path, nodes: Sequence[str] = (NODE, NODE)) -> None:
         (
             0.0,
             ev.RunOpened(
-                run_id=run_dir.name, settings=ev.Settings(), node=NODE, command=[], world_size=2, wall_s=1795000000.0
+                run_id=run_dir.name, settings=ev.Settings(), node=NODE, command=[], world_size=share, wall_s=1795e6
             ),
         ),
         (0.5, ev.AttemptStarted(attempt=0, ranks=ranks)),

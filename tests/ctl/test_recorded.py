@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from guardrun.supervisor.journal import NAME, Line
+from guardrun.supervisor.render.summary import write_summary
 from tests.ctl.conftest import NODE, STATUS, Ctl, make_run, record_journal
+from tests.render.samples import summary, wall
 
 EXTRA = {"run_dir", "source", "why", "summary"}
 
@@ -58,9 +60,61 @@ def test_a_run_on_another_node(ctl: Ctl, runs: Path) -> None:
     make_run(runs, "far-1", node="node-b")
     data = ctl.json("status")
     assert data["state"] == "unreachable"
-    assert "another node" in data["why"]
+    assert data["why"].startswith("node-b leads it, which is another node: ask there (")
     assert data["attempt"] is None
     assert ctl("status")
+
+
+def test_a_run_that_is_over_says_so_on_every_node(ctl: Ctl, runs: Path) -> None:
+    run_dir, run = make_run(runs, "far-1", node="node-b")
+    write_summary(run_dir, summary(), run, wall)
+    data = ctl.json("status")
+    assert (data["state"], data["why"]) == ("ended", "the run is over")
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_ranks_of_all_nodes_are_counted(ctl: Ctl, runs: Path, is_continued: bool) -> None:
+    """What a run is opened with is the head's share."""
+    run_dir, _ = make_run(runs, "wide-1", launcher_pid=os.getpid(), launcher_start=1)
+    record_journal(run_dir, nodes=(NODE, "node-b"), share=1)
+    if is_continued:
+        add_event(run_dir, type="run_continued", world_size=1, fleet={"least": 2, "most": 2})
+    assert ctl.json("status")["world_size"] == 2
+    assert f"2 ranks on 2 nodes ({NODE}, node-b)" in " ".join(ctl("status").split())
+    assert ctl.json("diagnose", "wide-1", code=4)["target"]["world_size"] == 2
+
+
+def test_one_rank_is_no_ranks(ctl: Ctl, runs: Path) -> None:
+    run_dir, _ = make_run(runs, "small-1", launcher_pid=os.getpid(), launcher_start=1)
+    add_event(run_dir, type="run_opened", world_size=1)
+    assert "1 rank on" in ctl("status")
+
+
+@pytest.mark.parametrize("name", ["ckpt_30.tmp", "unlike"])
+def test_a_checkpoint_has_the_name_that_it_was_given_last(ctl: Ctl, recorded: Path, tmp_path: Path, name: str) -> None:
+    whole = tmp_path / "ckpt_30.pt"
+    whole.write_bytes(b"x")
+    (tmp_path / "ckpt_20.pt").write_bytes(b"x")
+    told = {"attempt": 0, "global_rank": 0, "step": 30, "duration_s": 0.1, "inode": whole.stat().st_ino}
+    add_event(recorded, type="checkpoint_saved", path=str(tmp_path / name), **told)
+    assert ctl.json("status")["checkpoint"] == {"path": str(whole), "step": 30}
+    whole.unlink()
+    gone = ctl.json("status")["checkpoint"]
+    assert (gone["step"], gone["path"].startswith(str(tmp_path))) == (30, True)
+
+
+def test_a_chosen_checkpoint_is_the_newest(ctl: Ctl, recorded: Path) -> None:
+    chosen = {"path": "/out/ckpt_10.pt", "step": 10}
+    add_event(recorded, type="checkpoint_chosen", choice=1, checkpoint={**chosen, "format": "pt"})
+    assert ctl.json("status")["checkpoint"] == chosen
+    add_event(recorded, type="checkpoint_chosen", choice=2, checkpoint=None)
+    assert ctl.json("status")["checkpoint"] == chosen
+
+
+def add_event(run_dir: Path, **event: object) -> None:
+    """One more line of the journal."""
+    with (run_dir / NAME).open("ab") as file:
+        file.write(json.dumps({"n": 99, "t": 7.0, "event": event}).encode() + b"\n")
 
 
 def test_a_torn_or_strange_journal_still_tells_what_it_can(ctl: Ctl, recorded: Path) -> None:
