@@ -16,14 +16,39 @@ from guardrun.slurm.givenfits import remarks_on_command
 from guardrun.slurm.hostlist import HostlistError, parse_hostlist
 from guardrun.slurm.nodes import SlurmNode
 from guardrun.slurm.partitions import SlurmPartition, is_time, parse_time
-from guardrun.slurm.script import JobWish
+from guardrun.slurm.script import SIGNAL, JobWish
 
 SHORT_GRACE_S = 60.0
 """Less than that from a signal to the end is little for a checkpoint of any size."""
+SIGNAL_S = 60
+"""What --signal=NAME alone means (sbatch(1))."""
 SLURM_RESOLUTION_S = 60.0
 """--signal may come that much early (sbatch(1))."""
 
-_SIGNAL = re.compile(r"(?P<to>[BR]+:)?(?P<name>[A-Za-z0-9]+)(@(?P<seconds>\d+))?")
+SIGNALS = frozenset(
+    (
+        "HUP",
+        "INT",
+        "QUIT",
+        "ABRT",
+        "KILL",
+        "ALRM",
+        "TERM",
+        "USR1",
+        "USR2",
+        "URG",
+        "CONT",
+        "STOP",
+        "TSTP",
+        "TTIN",
+        "TTOU",
+    )
+)
+"""That sbatch knows by name; others only by number (22.05, tried)."""
+LONGEST_SIGNAL_S = 65535
+"""More is refused (sbatch(1))."""
+
+_SIGNAL = re.compile(r"(?P<to>[BR]+:)?(?P<name>[A-Za-z0-9]+)(?:@(?P<seconds>\d+))?")
 _GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 
 
@@ -112,24 +137,45 @@ def _signal(wish: JobWish, options: Mapping[str, str | None], habits: Habits) ->
             "a time limit without --signal: guardrun asks Slurm for the end of the job, and saves before it, but where"
             " Slurm does not answer the job ends without a checkpoint"
         ]
-    match = _SIGNAL.fullmatch(wanted or "USR2@180")
+    match = _SIGNAL.fullmatch(wanted or SIGNAL)
     if match is None:
         return [f"--signal={wanted}: expected NAME@SECONDS, as USR2@180"]
     found: list[str] = []
     if "B" in (match["to"] or ""):
         found.append(f"--signal={wanted} goes to the batch script alone, and not to guardrun: leave `B:` out")
     name = _signal_name(match["name"])
-    if name not in {*map(_signal_name, habits.signals), "TERM"}:
+    if not _is_signal(match["name"]):
+        return [*found, f"--signal={wanted}: sbatch knows no signal {match['name']}, and would refuse the job"]
+    if name == "TERM":
+        found.append(
+            f"--signal={wanted}: where Slurm tells every process of a job (proctrack/linuxproc, pgid), TERM ends the"
+            f" ranks before they have saved; {SIGNAL.partition('@')[0]} does not"
+        )
+    elif name not in map(_signal_name, habits.signals):
         found.append(
             f"--signal={wanted}: guardrun takes {' and '.join(habits.signals)} for a warning ([preemption] signals);"
             f" {name} is none, and may end the ranks"
         )
-    seconds = int(match["seconds"] or 60)
+    return found + _signal_time(wanted, match["seconds"], limit_s)
+
+
+def _signal_time(wanted: str, given: str | None, limit_s: float | None) -> list[str]:
+    """given: the seconds, as they stand there."""
+    seconds = SIGNAL_S if given is None else int(given)
+    if seconds > LONGEST_SIGNAL_S:
+        return [f"--signal={wanted}: at most {LONGEST_SIGNAL_S} s before the end; sbatch would refuse the job"]
+    if seconds == 0:
+        return [f"--signal={wanted}: with 0 s Slurm sends none, and the job ends without a checkpoint"]
     if limit_s is not None and seconds >= limit_s:
-        found.append(f"--signal={wanted} comes {seconds} s before the end of a job of {limit_s:.0f} s: at its start")
-    elif seconds < SHORT_GRACE_S:
-        found.append(f"--signal={wanted}: {seconds} s may be too little for a checkpoint")
-    return found
+        return [f"--signal={wanted} comes {seconds} s before the end of a job of {limit_s:.0f} s: at its start"]
+    if given is None:
+        return [f"--signal={wanted} has no time: {seconds} s before the end is little for a checkpoint; say {SIGNAL}"]
+    return [f"--signal={wanted}: {seconds} s may be too little for a checkpoint"] if seconds < SHORT_GRACE_S else []
+
+
+def _is_signal(text: str) -> bool:
+    """Whether sbatch takes it; names of any case, with SIG before them or not."""
+    return (text.isdigit() and int(text) > 0) or _signal_name(text) in SIGNALS
 
 
 def _signal_name(text: str) -> str:
@@ -155,6 +201,8 @@ def _steps(wish: JobWish, options: Mapping[str, str | None]) -> list[str]:
         found.append("spares without --no-kill: the first node that fails ends the whole job, spares and all")
     if options.get("kill-on-bad-exit") not in (None, "0"):
         found.append("--kill-on-bad-exit: a node that guardrun leaves out would end the others")
+    if "no-requeue" in options and options.get("requeue") == "":
+        found.append("--requeue and --no-requeue: sbatch takes the last, which is --no-requeue; say one of them")
     if "no-requeue" in options or options.get("requeue", "") is None:
         found.append("--no-requeue: after a preemption, or when the head is lost, nobody starts the job again")
     if options.get("open-mode", "append") != "append":

@@ -7,8 +7,8 @@ knows beside this is taken for a flag without a value.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from guardrun.launcher.script_place import find_script
 from guardrun.supervisor.config.load import FLAG_PREFIX, FLAGS
@@ -29,6 +29,8 @@ class Given(NamedTuple):
     """The part that a batch script depends on; empty where it was not given."""
 
     script: str = ""
+    is_file: bool = False
+    """The script is looked for as a file: neither a module (-m), nor a program (--no-python), nor standard input."""
     nnodes: str = ""
     nproc_per_node: str = ""
     node_rank: str = ""
@@ -69,8 +71,10 @@ def read_command(words: Sequence[str]) -> Given:
         return Given(trouble=str(error))
     flags = vars(found)
     text = {name: value or "" for name, value in flags.items() if not isinstance(value, bool)}
+    script = "" if place is None else words[place]
     return Given(
-        script="" if place is None else words[place],
+        script=script,
+        is_file=_is_file(script, flags),
         nnodes=text["nnodes"],
         nproc_per_node=text["nproc-per-node"],
         node_rank=text["node-rank"],
@@ -81,6 +85,11 @@ def read_command(words: Sequence[str]) -> Given:
         is_off=flags["guard-off"],
         unknown=tuple(word for word in unknown if word.startswith(FLAG_PREFIX)),
     )
+
+
+def _is_file(script: str, flags: Mapping[str, Any]) -> bool:
+    is_program = flags["no-python"] and not flags["run-path"]
+    return script not in ("", "-") and not flags["module"] and not is_program
 
 
 def _spellings(name: str) -> list[str]:

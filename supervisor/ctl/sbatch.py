@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from guardrun.launcher.opening import user_name
 from guardrun.slurm.commands import Failure, Slurm, clean_for_submission
+from guardrun.slurm.files import remarks_on_files
 from guardrun.slurm.fits import Habits, remarks_on
 from guardrun.slurm.given import read_command
 from guardrun.slurm.nodes import SlurmNode, read_nodes
@@ -79,7 +81,11 @@ def _run(call: Call) -> int:
         raise CtlError(str(error)) from None
     table = read_config(call).preemption
     habits = Habits(tuple(table.signals), table.save_before_end_s)
-    remarks = [*remarks_on(wish, cluster.partition, cluster.nodes, quarantined, habits), *troubles]
+    remarks = [
+        *remarks_on(wish, cluster.partition, cluster.nodes, quarantined, habits),
+        *remarks_on_files(wish, call.cwd, user_name()),
+        *troubles,
+    ]
     if cluster.trouble:
         remarks.append(f"Slurm was not asked whether the job fits: {cluster.trouble}")
     if not call.out.is_json:

@@ -51,13 +51,22 @@ def test_the_flags_are_those_of_guardrun_and_of_this_torch() -> None:
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("train.py --nnodes 4 --guard-dir x", Given(script="train.py")),
-        ("--nnodes 4 train.py", Given(script="train.py", nnodes="4")),
+        ("train.py --nnodes 4 --guard-dir x", Given(script="train.py", is_file=True)),
+        ("--nnodes 4 train.py", Given(script="train.py", is_file=True, nnodes="4")),
         ("--nproc_per_node=8 -m pkg.train --x", Given(script="pkg.train", nproc_per_node="8")),
-        ("--guard-dir /x --guard-run-id=a t.py", Given(script="t.py", run_dir="/x", run_id="a")),
-        ("--guard-fleet-spares 2 --standalone t.py", Given(script="t.py", spares="2", is_standalone=True)),
-        ("--guard-of --guard-nonsense=1 t.py", Given(script="t.py", is_off=True, unknown=("--guard-nonsense=1",))),
-        ("--some-new-torch-flag t.py", Given(script="t.py")),
+        ("--guard-dir /x --guard-run-id=a t.py", Given(script="t.py", is_file=True, run_dir="/x", run_id="a")),
+        (
+            "--guard-fleet-spares 2 --standalone t.py",
+            Given(script="t.py", is_file=True, spares="2", is_standalone=True),
+        ),
+        (
+            "--guard-of --guard-nonsense=1 t.py",
+            Given(script="t.py", is_file=True, is_off=True, unknown=("--guard-nonsense=1",)),
+        ),
+        ("--some-new-torch-flag t.py", Given(script="t.py", is_file=True)),
+        ("--no-python /bin/train", Given(script="/bin/train")),
+        ("--no-python --run-path t.py", Given(script="t.py", is_file=True)),
+        ("-", Given(script="-")),
         ("--nnodes", Given(trouble="argument --nnodes: expected one argument")),
     ],
 )
@@ -108,6 +117,16 @@ def test_flags_that_fit_are_not(command: str) -> None:
         ({"time": "3"}, "--time=3: the ranks are asked to save 120 s before the end"),
         ({"signal": "KILL@180"}, "KILL is none"),
         ({"signal": "2@180"}, "INT is none"),
+        ({"signal": "FOO@180"}, "sbatch knows no signal FOO, and would refuse the job"),
+        ({"signal": "RTMIN@180"}, "sbatch knows no signal RTMIN"),
+        ({"signal": "0@180"}, "sbatch knows no signal 0"),
+        ({"signal": "B:FOO@180"}, "goes to the batch script alone"),
+        ({"signal": "RB:USR2@180"}, "goes to the batch script alone"),
+        ({"signal": "USR2"}, "--signal=USR2 has no time: 60 s before the end is little for a checkpoint; say USR2@180"),
+        ({"signal": "USR2@0"}, "with 0 s Slurm sends none"),
+        ({"signal": "USR2@70000"}, "at most 65535 s before the end; sbatch would refuse the job"),
+        ({"signal": "TERM@90"}, "TERM ends the ranks before they have saved; USR2 does not"),
+        ({"requeue": "", "no-requeue": ""}, "--requeue and --no-requeue: sbatch takes the last, which is --no-requeue"),
         ({"gpus-per-task": "8"}, "say --gpus-per-node"),
         ({"nodelist": "n[1-2]", "exclude": "n2"}, "--nodelist asks for n2, and it is left out"),
         ({"exclude": "n[1-2]"}, "of the 4 of partition gpu 0 are quarantined, 2 more excluded"),
@@ -120,7 +139,7 @@ def test_options_that_do_not_fit_are_said(options: Mapping[str, str], says: str)
 
 
 @pytest.mark.parametrize(
-    "options", [{"time": "UNLIMITED"}, {"signal": "10@180"}, {"signal": "TERM@90"}, {"nodes": "3"}]
+    "options", [{"time": "UNLIMITED"}, {"signal": "10@180"}, {"signal": "R:usr2@180"}, {"nodes": "3"}]
 )
 def test_options_that_fit_are_not(options: Mapping[str, str]) -> None:
     assert remarks("t.py", nodes=2, spares=1, options=options) == []
@@ -183,8 +202,10 @@ def test_guardctl_says_it_and_leaves_no_quarantined_node_in(tmp_path: Path) -> N
         return answer
 
     told = run(
-        "--exclude=n1", "--sbatch=--exclude=n2", "--time=5x", "--sbatch=--nodes=5", "--", "--nnodes", "4", "t.py"
+        *("--exclude=n1", "--sbatch=--exclude=n2", "--time=5x", "--sbatch=--nodes=5", "--output=runs/%j.out"),
+        *("--no-requeue", "--sbatch=--requeue", "--", "--nnodes", "4", "t.py"),
     )
     assert "#SBATCH --exclude=n1,n2\n" in told["script"] and "#SBATCH --job-name=t\n" in told["script"]
     said = "\n".join(told["warnings"])
-    assert all(words in said for words in ("--time=5x: expected", "--nodes=5 for sbatch", "--nnodes=4 behind"))
+    parts = ("--time=5x: expected", "--nodes=5 for sbatch", "--nnodes=4 behind", "no script t.py in", "--requeue and")
+    assert all(words in said for words in (*parts, f"there is no folder {tmp_path}/runs"))

@@ -172,6 +172,7 @@ def test_a_job_is_submitted_without_the_quarantined_and_nothing_of_the_job_aroun
 ) -> None:
     shared = {"GUARDRUN_NODE_SHARED_DIR": str(tmp_path / "shared"), "GUARDRUN_NODE_STATE_DIR": str(tmp_path / "state")}
     (tmp_path / "shared").mkdir()
+    (tmp_path / "train.py").touch()
     guardctl(slurm_lab, "node", "isolate", "n2", "--reason", "bad fan", cwd=tmp_path, **shared)
     guardctl(slurm_lab, "node", "isolate", "elsewhere", cwd=tmp_path, **shared)  # Slurm takes no name it does not know
     inside = {"SLURM_JOB_ID": "9999", "SLURM_STEP_ID": "3", "SLURM_NODEID": "7", "SBATCH_ACCOUNT": "kept"}
