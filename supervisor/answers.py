@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from guardrun.hooks.board import MAGIC, Field
 from guardrun.supervisor import wire
 from guardrun.supervisor.asking import read_counts
-from guardrun.supervisor.collect.boards import phase_of, shares_of, step_of
 from guardrun.supervisor.collect.look import LookResult
 from guardrun.supervisor.collecting import look_now
 from guardrun.supervisor.core import events as ev
@@ -19,6 +18,7 @@ from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.diagnose.lookanswer import LOOK, LookAnswer, trimmed
+from guardrun.supervisor.rankrows import RankRow
 
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon import Daemon
@@ -32,8 +32,10 @@ class Answers:
 
     def answer(self, peer: bytes, ask: wire.Ask) -> None:
         """Answer one question, now or when a look has been taken."""
-        verbs = {"status": self._status, "hold": self._hold, "unhold": self._hold}
-        if ask.verb == "stacks":
+        verbs = {"hold": self._hold, "unhold": self._hold}
+        if ask.verb == "status":
+            self._status(peer)
+        elif ask.verb == "stacks":
             self._stacks(peer, ask)
         elif ask.verb == LOOK:
             self._look(peer)
@@ -42,21 +44,44 @@ class Answers:
         elif ask.verb in verbs:
             self._daemon.send_to(peer, verbs[ask.verb](ask))
         else:
-            known = ", ".join(sorted([*verbs, "checkpoint", "stacks", LOOK]))
+            known = ", ".join(sorted([*verbs, "checkpoint", "stacks", "status", LOOK]))
             self._daemon.send_to(peer, wire.Answer(is_ok=False, error=f"no verb {ask.verb!r}: there are {known}"))
 
-    def _status(self, ask: wire.Ask) -> wire.Answer:
-        return wire.Answer(is_ok=True, data=self.status())
+    def _status(self, peer: bytes) -> None:
+        """Once other nodes have said how their ranks are doing, or the time for that is up."""
+        daemon = self._daemon
+
+        def reply() -> None:
+            try:
+                answer = wire.Answer(is_ok=True, data=self.status())
+            except Exception as error:  # on the loop's thread: an answer less, never a supervisor less
+                answer = wire.Answer(is_ok=False, error=repr(error))
+            daemon.send_to(peer, answer)
+
+        if daemon.fleet is None:
+            reply()
+        else:
+            daemon.fleet.ask_boards(reply)
+
+    def metrics(self) -> dict[str, Any]:
+        """The same at once: what is fetched from other nodes is as old as the last question."""
+        if self._daemon.fleet is not None:
+            self._daemon.fleet.ask_boards(lambda: None)
+        return self.status()
 
     def status(self) -> dict[str, Any]:
-        """How the run is doing: for guardctl, and for /metrics."""
+        """How the run is doing, as far as it is known here."""
         daemon, state = self._daemon, self._daemon.engine.state
         now_s = daemon.clock.now()
         checkpoint = state.checkpoint
+        attempt = state.attempt.number if state.attempt else None
+        boards = daemon.fleet.boards if daemon.fleet is not None else None
+        here = self._rows_here()
+        others = sorted(set(state.attempt.ranks) - {row.global_rank for row in here}) if state.attempt else []
         data: dict[str, Any] = {
             "run_id": daemon.run_file.run_id,
             "state": self._state_word(),
-            "attempt": state.attempt.number if state.attempt else None,
+            "attempt": attempt,
             "world_size": state.world_size,
             "node": state.node,
             "uptime_s": round(now_s - state.opened_s, 1),
@@ -65,8 +90,8 @@ class Answers:
             "goodput": round(state.ledger.goodput(now_s), 4),
             "lost_s": state.ledger.lost_s(now_s),
             "ranks": [
-                *(self._rank(number, now_s) for number in sorted(daemon.desk.ranks)),
-                *(self._rank_elsewhere(number, now_s) for number in self._others()),
+                *(self._rank(daemon.desk.ranks[row.global_rank], row, 0.0) for row in here),
+                *(self._rank_elsewhere(number, now_s) for number in others),
             ],
             "nodes": self._nodes(now_s),
             "incidents": [
@@ -80,8 +105,8 @@ class Answers:
                 "journal": daemon.journal.dropped,
             },
             "refused": daemon.fleet.refused if daemon.fleet is not None else {},
-            "failed_hooks": daemon.desk.failed_hooks[-20:],
-            "notes": list(daemon.desk.notes)[-20:],
+            "failed_hooks": daemon.desk.failed_hooks[-20:] + (boards.failed_hooks(attempt) if boards else []),
+            "notes": list(daemon.desk.notes)[-20:] + (boards.notes(attempt) if boards else []),
         }
         return data
 
@@ -95,63 +120,56 @@ class Answers:
             return "suspicious"
         return "training" if state.attempt and state.attempt.has_progress else "starting"
 
-    def _rank(self, number: int, now_s: float) -> dict[str, Any]:
-        daemon = self._daemon
-        rank = daemon.desk.ranks[number]
-        known = daemon.engine.state.attempt.ranks.get(number) if daemon.engine.state.attempt else None
-        reader = daemon.sampler.boards.get(number)
-        words = reader.read() if reader else None
-        has_hooks = words is not None and words[Field.MAGIC] == MAGIC
+    def _rank(self, rank: ev.Rank, row: RankRow, age_s: float) -> dict[str, Any]:
+        """age_s: how long ago its step and what it does were so; what counts seconds itself goes on meanwhile."""
+        attempt = self._daemon.engine.state.attempt
+        known = attempt.ranks.get(rank.global_rank) if attempt is not None else None
 
-        lived_s = now_s - daemon.desk.started_s
-        data_share, gc_share = shares_of(words, lived_s, time.monotonic_ns()) if words else (-1.0, -1.0)
-
-        def ago(ns: int) -> float | None:
-            return round(now_s - daemon.clock.at_ns(ns), 1) if ns else None
+        def by_now(seconds: float | None) -> float | None:
+            return None if seconds is None else round(seconds + age_s, 1)
 
         return {
-            "global_rank": number,
+            "global_rank": rank.global_rank,
             "local_rank": rank.local_rank,
             "pid": rank.pid,
             "node": rank.node,
             "state": known.state if known else "?",
             "exitcode": known.exitcode if known else None,
-            "step": step_of(words) if words else None,
-            "step_time_s": daemon.desk.step_time_s(number),
-            "phase": phase_of(words) if words else "",
-            "last_beat_s": ago(words[Field.HEART_NS]) if words else None,
-            "last_progress_s": ago(words[Field.PROGRESS_NS]) if words else None,
-            "hooks": has_hooks,
-            "data_share": data_share if data_share >= 0 else None,
-            "gc_share": gc_share if gc_share >= 0 else None,
+            "step": row.step,
+            "step_time_s": row.step_time_s,
+            "phase": row.phase,
+            "last_beat_s": by_now(row.beat_age_s),
+            "last_progress_s": by_now(row.progress_age_s),
+            "hooks": row.has_hooks,
+            "data_share": row.data_share,
+            "gc_share": row.gc_share,
+            "age_s": round(age_s, 1),
         }
 
-    def _others(self) -> list[int]:
-        """Ranks of this attempt on other nodes."""
-        attempt = self._daemon.engine.state.attempt
-        return sorted(set(attempt.ranks) - set(self._daemon.desk.ranks)) if attempt is not None else []
+    def _rows_here(self) -> list[RankRow]:
+        """Of this node's ranks; none where it has no part in an attempt of several nodes."""
+        attempt, desk = self._daemon.engine.state.attempt, self._daemon.desk
+        is_other = self._daemon.fleet is not None and attempt is not None and attempt.number != desk.attempt
+        return [] if is_other else desk.rows()
 
     def _rank_elsewhere(self, number: int, now_s: float) -> dict[str, Any]:
-        """As its node's reports tell it."""
-        attempt = self._daemon.engine.state.attempt
+        """As its node has told when it was asked; its step, as its reports have, where they are newer."""
+        attempt, fleet = self._daemon.engine.state.attempt, self._daemon.fleet
         assert attempt is not None
         known = attempt.ranks[number]
-        return {
-            "global_rank": number,
-            "local_rank": known.rank.local_rank,
-            "pid": known.rank.pid,
-            "node": known.rank.node,
-            "state": known.state,
-            "exitcode": known.exitcode,
-            "step": known.step,
-            "step_time_s": None,
-            "phase": known.phase,
-            "last_beat_s": None,
-            "last_progress_s": round(now_s - known.progress_s, 1) if known.progress_s else None,
-            "hooks": attempt.has_hooks,
-            "data_share": None,
-            "gc_share": None,
-        }
+        told = fleet.boards.row(known.rank.node, attempt.number, number, now_s) if fleet is not None else None
+        is_final = fleet is None or known.exitcode is not None
+        heard_ago_s = 0.0 if is_final or fleet is None else fleet.heard_ago_s(known.rank.node)
+        if told is not None and told[1] <= heard_ago_s:
+            return self._rank(known.rank, *told)
+        row = msgspec.structs.replace(
+            RankRow(global_rank=number, has_hooks=attempt.has_hooks) if told is None else told[0],
+            step=known.step,
+            phase=known.phase,
+            beat_age_s=None,  # reports do not have it
+            progress_age_s=now_s - known.progress_s if known.progress_s else None,
+        )
+        return {**self._rank(known.rank, row, 0.0), "age_s": round(heard_ago_s, 1) if isfinite(heard_ago_s) else None}
 
     def _nodes(self, now_s: float) -> list[dict[str, Any]]:
         """Of a job of several nodes: who trains, who waits, who is left out; empty for one node."""

@@ -24,6 +24,7 @@ from guardrun.supervisor.journal import Journal, recover
 from guardrun.supervisor.log import log
 from guardrun.supervisor.pace import Pace
 from guardrun.supervisor.performer import Performer, open_chooser
+from guardrun.supervisor.rankrows import Shares
 from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.saving import Saving
 from guardrun.supervisor.schedule import Schedule
@@ -104,6 +105,10 @@ class Daemon(Station):
 
     def loaded(self, message: CheckpointLoaded) -> None:
         self.performer.loaded(message)
+
+    def shares(self) -> tuple[Shares, list[str]]:
+        """What the last attempt's ranks spent its time on, and the nodes whose ranks are not among them."""
+        return (self.desk.shares(), []) if self.fleet is None else self.fleet.shares()
 
     def folders(self) -> list[str]:
         return [str(self.run_dir), self.run_file.cwd, "/tmp", "/dev/shm", *self.chooser.folders()]
@@ -215,7 +220,7 @@ class Daemon(Station):
             return None
         from guardrun.supervisor.jobmetrics import start_job_metrics  # megabytes that most runs have no use for
 
-        return start_job_metrics(listen, self.post, self.answers.status)
+        return start_job_metrics(listen, self.post, self.answers.metrics)
 
     def _open_fleet(self) -> HeadDesk | None:
         """None: one node. Raises what keeps the head from being found, once said."""

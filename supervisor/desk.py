@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 
 from guardrun.hooks import messages as msg
-from guardrun.hooks.board import Field
+from guardrun.hooks.board import MAGIC, Field
 from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.boards import shares_of
+from guardrun.supervisor.collect.boards import phase_of, shares_of, step_of
+from guardrun.supervisor.collect.procfs import age_s, read_stat
 from guardrun.supervisor.collect.sampler import Sampler
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.log import log
+from guardrun.supervisor.rankrows import RankRow, Shares
 
 STEP_SAMPLES = 10
 
 MAX_FAILED_SAVES = 8
 MAX_NOTES = 64
-MAX_SHARES = 64
-"""Ranks shown in summary.json."""
 
 HOOKS_BY_S = 15.0
 """A Python rank is hooked within its first tenth of a second; by then one that isn't will not be."""
@@ -47,6 +47,9 @@ class Desk:
         self._decoder = msgspec.msgpack.Decoder(msg.RankMessage)
         self.attempt = -1
         self.started_s = 0.0
+        """Since when they have been listened to."""
+        self.began_s = 0.0
+        """Since when they have lived: longer, where another supervisor was there before."""
         self.ranks: dict[int, ev.Rank] = {}
         self.hooked: set[int] = set()
         self.last_beat_s: dict[int, float] = {}
@@ -70,6 +73,8 @@ class Desk:
     def attempt_started(self, attempt: int, ranks: list[ev.Rank], checkpoint: ev.Checkpoint | None) -> None:
         """Listen to these ranks from now on."""
         self.attempt, self.started_s = attempt, self._clock.now()
+        ages_s = [age_s(stat) for rank in ranks if (stat := read_stat(rank.pid)) is not None]
+        self.began_s = self.started_s - max(ages_s, default=0.0)
         self.ranks = {rank.global_rank: rank for rank in ranks}
         self.checkpoint = checkpoint
         self.hooked, self.last_beat_s, self.group_seqs, self._steps = set(), {}, {}, {}
@@ -195,21 +200,42 @@ class Desk:
         reason = "the program is not Python, or was started with -I, -E or another environment"
         return ev.HooksMissing(attempt=self.attempt, global_ranks=missing, reason=reason)
 
-    def shares(self) -> dict[str, Any]:
-        """Of the attempt's time up to its last progress: waiting for data, and in collections; per rank, and in mean.
+    def rows(self) -> list[RankRow]:
+        """What each rank's board shows right now, by rank."""
+        now_s = self._clock.now()
+        return [self._row(number, now_s) for number in sorted(self.ranks)]
 
-        Empty where no rank has hooks.
-        """
-        ranks: dict[str, dict[str, float]] = {}
+    def _row(self, number: int, now_s: float) -> RankRow:
+        reader = self._sampler.boards.get(number)
+        words = reader.read() if reader else None
+        if words is None:
+            return RankRow(global_rank=number, step_time_s=self.step_time_s(number))
+
+        def ago_s(ns: int) -> float | None:
+            return round(now_s - self._clock.at_ns(ns), 1) if ns else None
+
+        data, collecting = shares_of(words, now_s - self.began_s, time.monotonic_ns())
+        return RankRow(
+            global_rank=number,
+            has_hooks=words[Field.MAGIC] == MAGIC,
+            step=step_of(words),
+            step_time_s=self.step_time_s(number),
+            phase=phase_of(words),
+            beat_age_s=ago_s(words[Field.HEART_NS]),
+            progress_age_s=ago_s(words[Field.PROGRESS_NS]),
+            data_share=data if data >= 0 else None,
+            gc_share=collecting if collecting >= 0 else None,
+        )
+
+    def shares(self) -> Shares:
+        """Of the attempt's time up to its last progress, per rank: those that have no hooks are missing."""
+        ranks: Shares = {}
         for number, reader in sorted(self._sampler.boards.items()):
             words = reader.read()
             if words is None:
                 continue
             progress_ns = words[Field.PROGRESS_NS]
-            data, collecting = shares_of(words, self._clock.at_ns(progress_ns) - self.started_s, progress_ns)
+            data, collecting = shares_of(words, self._clock.at_ns(progress_ns) - self.began_s, progress_ns)
             if data >= 0:
-                ranks[str(number)] = {"data": data, "gc": collecting}
-        if not ranks:
-            return {}
-        mean = {name: round(sum(rank[name] for rank in ranks.values()) / len(ranks), 4) for name in ("data", "gc")}
-        return {**mean, "ranks": dict(list(ranks.items())[:MAX_SHARES])}
+                ranks[number] = (data, collecting)
+        return ranks

@@ -40,7 +40,7 @@ def job_series(status: dict[str, Any]) -> list[Series]:
             incidents,
             is_counter=True,
         ),
-        _ranks("step", "Step of a rank on this node.", run, ranks, "step"),
+        _ranks("step", "Step of a rank.", run, ranks, "step"),
         _ranks("step_duration_seconds", "What a step takes a rank.", run, ranks, "step_time_s"),
         _ranks("data_wait_ratio", "Share of a rank's time that it waits for data.", run, ranks, "data_share"),
         _ranks("gc_ratio", "Share of a rank's time in garbage collections.", run, ranks, "gc_share"),

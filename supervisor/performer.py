@@ -21,6 +21,7 @@ from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.log import log
 from guardrun.supervisor.printable import encode_json
+from guardrun.supervisor.rankrows import shares_json
 from guardrun.supervisor.render.incident import write_incident
 from guardrun.supervisor.render.summary import write_summary
 from guardrun.supervisor.rundir import RunFile, write_atomically
@@ -249,7 +250,7 @@ class Performer:
 
         def work() -> None:
             try:
-                write_summary(daemon.run_dir, summary, daemon.run_file, self.wall, daemon.desk.shares())
+                write_summary(daemon.run_dir, summary, daemon.run_file, self.wall, shares_json(*daemon.shares()))
             except (OSError, ValueError) as error:
                 daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
 

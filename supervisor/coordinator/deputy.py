@@ -47,6 +47,8 @@ REREAD_S = 1.0
 FAREWELL_S = 3.0
 MEET_AGAIN = 2
 """Connections that have failed: a head that is started anew no longer knows the key that it let in."""
+MAX_SAID = 10
+"""Of what hooks had to say, for whoever asks."""
 
 
 class _Ended(msgspec.Struct):
@@ -182,6 +184,7 @@ class Deputy(Station):
             self._attempt, self._is_stopping = -1, False
             self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
             self._refresh_info()  # a connection that is made before the launcher's next hello must not say otherwise
+            self._tell(msg.SharesTold(attempt=event.attempt, ranks=self.desk.shares()))
         elif isinstance(event, ev.NodeReport):
             self._note_progress(event)
         elif isinstance(event, ev.RankExited):
@@ -405,6 +408,8 @@ class Deputy(Station):
             for write in writes:
                 write()
             raw = read_raw(folder, name)
+        elif isinstance(order, msg.TellBoards):
+            self._tell_boards(order)
             shutil.rmtree(folder, ignore_errors=True)
             self.post(lambda: self._tell(raw))
 
@@ -441,6 +446,18 @@ class Deputy(Station):
         if lost_s <= 0 or still_s < self._may_stand_s:
             return
         self._is_stopping = True
+    def _tell_boards(self, order: msg.TellBoards) -> None:
+        desk = self.desk
+        told = msg.BoardsTold(
+            ask=order.ask,
+            attempt=desk.attempt,
+            at_s=self.clock.now(),
+            rows=desk.rows(),
+            notes=list(desk.notes)[-MAX_SAID:],
+            failed_hooks=desk.failed_hooks[-MAX_SAID:],
+        )
+        self._tell(told)
+
         log.warning("lease_over", contact_lost_s=round(lost_s, 1), still_s=round(still_s, 1))
         self.terminal.say(
             f"{self.run_file.node} has had no contact with the head for {self._fleet.term_s + lost_s:.0f} s, and its "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
 from guardrun.supervisor.coordinator import hub as hubs
 from guardrun.supervisor.coordinator import messages as msg
 from guardrun.supervisor.coordinator.asking import FleetAsking, NodeAsking, Order
+from guardrun.supervisor.coordinator.boards import Boards
 from guardrun.supervisor.coordinator.checking import CheckDesk
 from guardrun.supervisor.coordinator.facts import compared_versions
 from guardrun.supervisor.coordinator.gather import Gather
@@ -42,6 +43,7 @@ from guardrun.supervisor.log import log
 from guardrun.supervisor.printable import encode_json, encode_msgpack
 from guardrun.supervisor.rundir import FleetFile, write_atomically
 from guardrun.supervisor.wire import Finish, Serving, Start, Stop
+from guardrun.supervisor.rankrows import Shares
 
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon import Daemon
@@ -55,6 +57,8 @@ REWRITE_S = 10.0
 """How often a join file that could not be written is tried again."""
 TELL_S = 60.0
 """How often what was refused is logged, at most."""
+REPORT_S = 1.0
+"""Nodes report what has changed so often."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +82,7 @@ class HeadDesk:
         self.inquiries = Inquiries(self._send)
         self.checks = CheckDesk(daemon, fleet, self._send)
         keys = _read_keys(daemon.run_dir, daemon.run_file.session)
+        self.boards = Boards(self._send)
         server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
         settings = HubSettings(term_s=fleet.term_s, decide=self._decide)
         port = keys.port if keys else fleet.port
@@ -169,6 +174,7 @@ class HeadDesk:
         self.inquiries.poll()
         now = time.monotonic()
         if self._rewrite_s is not None and now >= self._rewrite_s:
+        self.boards.poll()
             self._rewrite_s = None
             with suppress(JoinError):  # another head's by now: this one goes on with those that it has
                 self._write_join_file(is_first=False)
@@ -337,6 +343,27 @@ class HeadDesk:
 
     def pass_on(self, events: list[ev.Event]) -> None:
         """To the engine, and whatever orders came of it out."""
+    def ask_boards(self, done: Callable[[], object]) -> None:
+        """Have other nodes say what their ranks' boards show; done: called within two seconds."""
+        now_s = self._daemon.clock.now()
+        nodes = dict.fromkeys(rank.node for rank in self.other_ranks())
+        self.boards.ask([n for n in nodes if self.hub.is_connected(n) and self._is_fresh(n, now_s)], done)
+
+    def heard_ago_s(self, node: str) -> float:
+        """How old what its reports have told may be."""
+        return self._daemon.clock.now() - self.hub.heard_s(node) + REPORT_S
+
+    def shares(self) -> tuple[Shares, list[str]]:
+        """What ranks of the last attempt spent its time on, and the nodes whose ranks are not among them."""
+        attempt, desk = self._daemon.engine.state.attempt, self._daemon.desk
+        if attempt is None:
+            return {}, []
+        nodes = {known.rank.node for known in attempt.ranks.values()}
+        elsewhere, untold = self.boards.shares(attempt.number, nodes - {self._me})
+        # A head that had no part in it has boards of an attempt before.
+        here = desk.shares() if self._me in nodes and desk.attempt == attempt.number else {}
+        return {**here, **elsewhere}, untold
+
         for event in events:
             self._daemon.handle(event)
         self.send_orders()

@@ -13,6 +13,7 @@ from guardrun.supervisor.core.actions import Isolate, ReadExits, TakeLook
 from guardrun.supervisor.core.alike import Facts
 from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.pairs import Meeting
+from guardrun.supervisor.rankrows import RankRow, Shares
 from guardrun.supervisor.wire import Finish, Start, Stop
 
 MAX_RAW_BYTES = 1024 * 1024
@@ -79,6 +80,26 @@ class Looked(_Message, frozen=True, kw_only=True, tag="looked"):
     ranks: list[RankLook]
     missing: dict[int, str] = {}
     took_s: float = 0.0
+
+
+class BoardsTold(_Message, frozen=True, kw_only=True, tag="boards_told"):
+    """Answer to TellBoards."""
+
+    ask: int
+    attempt: int
+    at_s: float
+    """The run's seconds."""
+    rows: list[RankRow]
+    notes: list[str] = []
+    failed_hooks: list[str] = []
+    """The newest of both."""
+
+
+class SharesTold(_Message, frozen=True, kw_only=True, tag="shares_told"):
+    """What the node's ranks spent an attempt's time on; before its AttemptStopped."""
+
+    attempt: int
+    ranks: Shares
 
 
 class Probed(_Message, frozen=True, kw_only=True, tag="probed"):
@@ -168,6 +189,12 @@ class LookNow(_Message, frozen=True, kw_only=True, tag="look_now"):
     samples: int = 1
 
 
+class TellBoards(_Message, frozen=True, kw_only=True, tag="tell_boards"):
+    """A person wants to know how the ranks are doing."""
+
+    ask: int
+
+
 class Probe(_Message, frozen=True, kw_only=True, tag="probe"):
     """Open a listener for this check, and say what there is."""
 
@@ -214,7 +241,7 @@ class EndCheck(_Message, frozen=True, kw_only=True, tag="end_check"):
     """Nothing of a check is to be left."""
 
 
-Up = ev.Event | Serving | Raw | Loaded | Checks | CheckpointSet | CheckAnswer | Looked
+Up = ev.Event | Serving | Raw | Loaded | Checks | CheckpointSet | CheckAnswer | Looked | BoardsTold | SharesTold
 Down = (
     Start
     | Stop
@@ -229,4 +256,5 @@ Down = (
     | CheckStep
     | EndCheck
     | LookNow
+    | TellBoards
 )

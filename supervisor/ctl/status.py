@@ -23,6 +23,7 @@ from guardrun.supervisor.render.words import duration, place_words
 
 MAX_RANK_ROWS = 64
 """With more ranks, those that look the same share a row."""
+SHOWN_AGE_S = 1.0
 _OVER = ("ended", "unfinished")
 _STYLES = {
     "training": "green",
@@ -221,7 +222,7 @@ def _rank_row(group: list[dict[str, Any]], has_nodes: bool) -> tuple[list[str], 
         rank_list([rank["global_rank"] for rank in group]),
         *([str(first["node"])] if has_nodes else []),
         state,
-        "" if first["step"] is None else str(first["step"]),
+        _step(group),
         _longest(group, "step_time_s"),
         str(first["phase"] or ""),
         _share(group, "data_share"),
@@ -233,6 +234,13 @@ def _rank_row(group: list[dict[str, Any]], has_nodes: bool) -> tuple[list[str], 
     ]
     is_odd = bool(first.get("exitcode")) or first["state"] in ("T", "t", "D")
     return cells, "red" if is_odd else ""
+
+
+def _step(group: list[dict[str, Any]]) -> str:
+    """`60`; `60, 12 s ago` of a rank whose node has not been heard since."""
+    step, known = group[0]["step"], [rank["age_s"] for rank in group if rank.get("age_s") is not None]
+    age_s = max(known, default=0.0)
+    return "" if step is None else f"{step}, {duration(age_s)} ago" if age_s >= SHOWN_AGE_S else str(step)
 
 
 def _state_words(rank: dict[str, Any]) -> str:

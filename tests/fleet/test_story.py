@@ -46,6 +46,11 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     run = str(job.run_dir)
     ranks = json.loads(guardctl(job, "status", "--json", run))["ranks"]
     assert {rank["global_rank"]: rank["node"] for rank in ranks} == {0: "head", 1: "node1", 2: "node2"}
+    # In step with each other, they are shown to be: all at that moment, and with all that the head's own have.
+    known = {key for key, value in ranks[0].items() if value is not None}
+    assert all(known <= {key for key, value in rank.items() if value is not None} for rank in ranks)
+    assert {"step_time_s", "last_beat_s", "last_progress_s", "data_share", "gc_share"} <= known
+    assert all(rank["age_s"] < 1.0 and abs(rank["step"] - ranks[0]["step"]) <= 3 for rank in ranks), ranks
 
     def stacks_show_all() -> bool:
         """A look may miss a rank that runs, and whoever has the GIL just then is said, too."""

@@ -15,6 +15,7 @@ from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.sampler import Sampler
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.desk import Desk
+from guardrun.supervisor.rankrows import MAX_SHARES, shares_json
 
 
 class Bench:
@@ -122,14 +123,39 @@ def test_the_last_batch_comes_with_the_exception(bench: Bench) -> None:
 
 def test_shares_of_the_time_up_to_the_last_progress(bench: Bench) -> None:
     assert bench.desk.shares() == {}
+    assert shares_json(bench.desk.shares()) == {}
     board = bench.sampler.boards[0]
     now_ns = time.monotonic_ns()
-    bench.desk.started_s = bench.clock.at_ns(now_ns) - 10
+    bench.desk.began_s = bench.clock.at_ns(now_ns) - 10
     for field, value in (
         (Field.MAGIC, MAGIC),
         (Field.PROGRESS_NS, now_ns),
         (Field.DATA_TOTAL_NS, 4_000_000_000),
         (Field.GC_TOTAL_NS, 500_000_000),
+        (Field.STEP, 7),
+        (Field.STEP_BASE, 40),
     ):
         board.write(field, value)
-    assert bench.desk.shares() == {"data": 0.4, "gc": 0.05, "ranks": {"0": {"data": 0.4, "gc": 0.05}}}
+    assert bench.desk.shares() == {0: (0.4, 0.05)}
+    (row,) = bench.desk.rows()
+    assert (row.global_rank, row.has_hooks, row.step, row.beat_age_s) == (0, True, 47, None)
+    assert row.progress_age_s is not None and row.progress_age_s < 5
+    assert row.data_share is not None and 0.3 < row.data_share <= 0.4
+
+
+def test_shares_are_of_the_time_before_this_supervisor_too(bench: Bench) -> None:
+    """A supervisor that was started anew finds ranks that have lived for long."""
+    lived_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(_stat_field(os.getpid(), 22)) / os.sysconf("SC_CLK_TCK")
+    assert bench.clock.now() - bench.desk.began_s == pytest.approx(lived_s, abs=5)
+
+
+def _stat_field(pid: int, number: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[number - 3]
+
+
+def test_shares_of_all_nodes_say_whose_are_missing() -> None:
+    told = shares_json({1: (0.2, 0.0), 0: (0.4, 0.1)}, ["node2"])
+    ranks = {"0": {"data": 0.4, "gc": 0.1}, "1": {"data": 0.2, "gc": 0.0}}
+    assert told == {"data": 0.3, "gc": 0.05, "ranks": ranks, "not_told": ["node2"]}
+    many = shares_json({rank: (rank / 1000, 0.0) for rank in range(1000)})
+    assert len(many["ranks"]) == MAX_SHARES and many["data"] == 0.4995, "all count, some are shown"
