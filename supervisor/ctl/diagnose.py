@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import socket
 from pathlib import Path
 from typing import NamedTuple
@@ -112,30 +113,59 @@ def _named(call: Call) -> Told:
 
 
 def _newest(call: Call) -> Told:
-    """The newest run that is alive; else what else trains here is named; else the newest run, which is over."""
-    directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
+    """The newest run that is alive, or that answers; else what else trains here is named; else the newest run.
+
+    Whether a run that another node leads is alive cannot be seen from here: it is asked, or looked at.
+    """
+    directory, node = guard_dir(call.arguments.guard_dir, call.environ, call.cwd), _node(call)
     runs = list_runs(directory)
+    unseen: dict[Path, _Unseen] = {}
     for run_dir in runs:
         try:
-            if is_alive(read_run(run_dir), _node(call)):
-                return _of_run(call, run_dir.resolve())
+            run = read_run(run_dir)
         except CtlError:
             continue
+        alive = is_alive(run, node)
+        if alive:
+            return _of_run(call, run_dir.resolve())
+        if alive is None and not _is_ended(run_dir):
+            try:
+                return _of_run(call, run_dir.resolve())
+            except CtlError as error:
+                unseen[run_dir.resolve()] = _Unseen(run.node, error)
     jobs = find_jobs()
     if jobs:
-        raise CtlError(_choices(jobs, directory, runs))
-    return _of_run(call, find_run(LATEST, directory, call.cwd))
+        raise CtlError(_choices(jobs, directory, runs, unseen))
+    run_dir = find_run(LATEST, directory, call.cwd)
+    if run_dir in unseen:
+        raise unseen[run_dir].error
+    return _of_run(call, run_dir)
 
 
-def _choices(jobs: list[Job], directory: Path, runs: list[Path]) -> str:
-    lines = [f"no run in {directory} is alive; say which of these is meant:"]
+class _Unseen(NamedTuple):
+    """A run of which it cannot be seen from here whether it is alive."""
+
+    node: str
+    """Who leads it."""
+    error: CtlError
+
+
+def _choices(jobs: list[Job], directory: Path, runs: list[Path], unseen: dict[Path, _Unseen]) -> str:
+    answers = "answers from here" if unseen else "is alive"
+    lines = [f"no run in {directory} {answers}; say which of these is meant:"]
     for job in jobs[:16]:
         ranks = f"{job.ranks} of {job.world_size} ranks" if str(job.ranks) != job.world_size else f"{job.ranks} ranks"
         guarded = f", guardrun's {job.run_id}" if job.run_id else ""
         lines.append(f"  guardctl diagnose --pid {job.pid}    {ranks}{guarded}: {job.command}")
     if runs:
-        lines.append(f"  guardctl diagnose {runs[0].name}    the newest run here, which is over")
+        run = unseen.get(runs[0].resolve())
+        what = f"to be asked on {run.node}, which leads it" if run else "which is over"
+        lines.append(f"  guardctl diagnose {runs[0].name}    the newest run here, {what}")
     return "\n".join(lines)
+
+
+def _is_ended(run_dir: Path) -> bool:
+    return (run_dir / "summary.json").is_file()
 
 
 # A guarded run -------------------------------------------------------------------------------------------
@@ -144,16 +174,17 @@ def _choices(jobs: list[Job], directory: Path, runs: list[Path]) -> str:
 def _of_run(call: Call, run_dir: Path) -> Told:
     run = read_run(run_dir)
     alive = is_alive(run, _node(call))
-    if alive is False:
-        return _past(run_dir, run)
-    if alive is None and (run_dir / "summary.json").is_file():
+    if alive is False or (alive is None and _is_ended(run_dir)):
         return _past(run_dir, run)
     try:
         return _guarded(call, run_dir, lambda: by_supervisor(run), source="supervisor")
     except (Unreachable, NotUnderstood) as error:
-        if alive is None:
+        if alive:
+            return _without_supervisor(call, run_dir, run, [run.launcher_pid], str(error))
+        jobs = [job for job in find_jobs() if job.run_id == run.run_id]
+        if not jobs:
             raise CtlError(f"run {run.run_id} is on node {run.node}: run guardctl diagnose there ({error})") from None
-        return _without_supervisor(call, run_dir, run, str(error))
+        return _without_head(call, run_dir, run, jobs, str(error))
 
 
 def _past(run_dir: Path, run: RunFile) -> Told:
@@ -165,10 +196,10 @@ def _past(run_dir: Path, run: RunFile) -> Told:
     return Told(diagnosis, [])
 
 
-def _without_supervisor(call: Call, run_dir: Path, run: RunFile, why: str) -> Told:
-    """Its launcher lives, but nobody answers: look at its ranks directly."""
+def _without_supervisor(call: Call, run_dir: Path, run: RunFile, pids: list[int], why: str) -> Told:
+    """Nobody answers, but ranks live here: look at them directly. pids: they, or their launcher."""
     try:
-        ranks = find_ranks([run.launcher_pid], _node(call), may_be_lone=False)
+        ranks = find_ranks(pids, _node(call), may_be_lone=False)
     except NoRanks as error:
         raise CtlError(f"run {run.run_id}: {why}; and no rank of it is alive ({error})") from None
     looker = DirectLooker(ranks.found, world_size=ranks.world_size, run=run)
@@ -177,6 +208,16 @@ def _without_supervisor(call: Call, run_dir: Path, run: RunFile, why: str) -> To
     finally:
         looker.close()
     told.diagnosis.unseen.insert(0, an.Unseen(what="supervisor", why=f"{why}: guardctl has looked itself"))
+    return told
+
+
+def _without_head(call: Call, run_dir: Path, run: RunFile, jobs: list[Job], why: str) -> Told:
+    """On a node that does not lead, where the head does not answer: look at the ranks that are here."""
+    here = msgspec.structs.replace(run, clock_base_s=0.0, clock_mono_s=0.0)  # what it has is of the head's clock
+    told = _without_supervisor(call, run_dir, here, [job.pid for job in jobs], f"{run.node} leads the run ({why})")
+    for step in told.diagnosis.next:
+        if step.command[0] == "guardctl":  # its supervisor is asked
+            step.command = ["ssh", run.node, shlex.join(step.command)]
     return told
 
 
@@ -194,7 +235,7 @@ def _guarded(call: Call, run_dir: Path, take: Take, *, source: str, absent: Abse
         run_dir=str(run_dir),
         attempt=state.attempt.number if state.attempt is not None else None,
     )
-    if state.phase is Phase.ENDED and (run_dir / "summary.json").is_file():
+    if state.phase is Phase.ENDED and _is_ended(run_dir):
         return _past(run_dir, run)
     told = _concluded(target, seen, absent, incidents)
     told.diagnosis.incidents = [short_incident(record) for record in incidents]

@@ -13,15 +13,20 @@ from guardrun.supervisor.core.events import Rank
 from guardrun.supervisor.core.looks import ProcessLook, RankLook
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.state import Attempt, RankState, State
-from guardrun.supervisor.ctl import ask
+from guardrun.supervisor.ctl import ask, diagnose
+from guardrun.supervisor.ctl.runs import read_run
 from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.diagnose import unseen
+from guardrun.supervisor.diagnose.jobs import Job
 from guardrun.supervisor.diagnose.judging import Absent
 from guardrun.supervisor.diagnose.lookanswer import LookAnswer
 from guardrun.supervisor.diagnose.scene import Glance
 from guardrun.supervisor.diagnose.verdict import at_least
+from guardrun.supervisor.render.summary import write_summary
+from guardrun.supervisor.rundir import write_run_file
 from guardrun.supervisor.wire import Answer
 from tests.ctl.conftest import Ctl, FakeSupervisor, make_run, record_journal
+from tests.render.samples import summary, wall
 
 FINISHED = {"outcome": "finished", "exit_code": 0, "reason": "training ended well", "wall_s": 75.0, "restarts": 1}
 
@@ -97,6 +102,53 @@ def test_a_run_on_another_node(ctl: Ctl, runs: Path) -> None:
     make_run(runs, "far-1", node="node-b")
     ctl("diagnose", "far-1", code=1)
     assert "on node node-b: run guardctl diagnose there" in ctl.err
+
+
+# Where another node leads ------------------------------------------------------------------------------
+
+
+def on_another_node(runs: Path, run_id: str) -> None:
+    run = msgspec.structs.replace(read_run(runs / run_id), node="node-b")
+    write_run_file(runs / run_id, run)
+
+
+@pytest.fixture
+def others_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's job runs on this machine."""
+    job = Job(pid=4242, ranks=2, world_size="2", command="train.py", run_id="")
+    monkeypatch.setattr(diagnose, "find_jobs", lambda: [job])
+
+
+@pytest.mark.usefixtures("others_train")
+def test_a_living_run_that_another_node_leads_is_the_newest(ctl: Ctl, runs: Path, live: FakeSupervisor) -> None:
+    """Where its supervisor answers, nothing has to be said about which run is meant."""
+    on_another_node(runs, "live-1")
+    make_run(runs, "far-2", node="node-c")
+    live.answers["look"] = look_answer(State(phase=Phase.STARTING))
+    told = ctl.json("diagnose")
+    assert (told["verdict"], told["target"]["run_id"], told["target"]["source"]) == ("starting", "live-1", "supervisor")
+
+
+@pytest.mark.usefixtures("others_train")
+def test_a_run_that_cannot_be_seen_from_here_is_not_called_over(ctl: Ctl, runs: Path) -> None:
+    run_dir, run = make_run(runs, "far-1", node="node-b")
+    ctl("diagnose", code=1)
+    assert f"no run in {runs} answers from here; say which of these is meant:" in ctl.err
+    assert "guardctl diagnose --pid 4242 " in ctl.err
+    assert "guardctl diagnose far-1    the newest run here, to be asked on node-b, which leads it" in ctl.err
+    write_summary(run_dir, summary(), run, wall)
+    ctl("diagnose", code=1)
+    assert f"no run in {runs} is alive; " in ctl.err
+    assert "guardctl diagnose far-1    the newest run here, which is over" in ctl.err
+
+
+def test_nothing_else_trains_here_and_the_run_is_another_nodes(
+    ctl: Ctl, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnose, "find_jobs", lambda: [])
+    make_run(runs, "far-1", node="node-b")
+    ctl("diagnose", code=1)
+    assert "run far-1 is on node node-b: run guardctl diagnose there" in ctl.err
 
 
 def test_a_run_that_does_not_exist(ctl: Ctl, recorded: Path) -> None:

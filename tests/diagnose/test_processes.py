@@ -6,10 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from guardrun.supervisor.rundir import write_run_file
 from tests.diagnose.conftest import Bare, Said, after_first_look, ended
+from tests.render.samples import run_file
 
 pytestmark = pytest.mark.real("py-spy")
 
@@ -35,6 +38,24 @@ def test_ranks_on_other_nodes_are_not_forgotten(bare: Bare, ask: Ask) -> None:
     [unseen] = [u for u in told.unseen if u.what == "ranks 1-3"]
     assert "run guardctl diagnose there" in unseen.why
     assert told.confidence < 0.7
+
+
+def test_ranks_here_of_a_run_that_another_node_leads(bare: Bare, ask: Ask, tmp_path: Path) -> None:
+    """Where its head does not answer, as across nodes without a common /tmp, those of this node are looked at."""
+    run = run_file(run_id="wide-1", node="node-b", socket_dir="/nonexistent")
+    (tmp_path / "guardrun-runs" / "wide-1").mkdir(parents=True)
+    write_run_file(tmp_path / "guardrun-runs" / "wide-1", run)
+    own = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "4", "MASTER_PORT": "1", "GUARDRUN_RUN_ID": "wide-1"}
+    pid = bare.start(SLEEP, RANK="1", LOCAL_RANK="0", **own)
+    told = ask("--gap", 0.3).told
+    assert (told.target.kind, told.target.source, told.target.run_id) == ("run", "guardctl", "wide-1")
+    assert (told.target.node, told.target.world_size) == ("node-b", 4)
+    assert [(line.rank, line.pid) for line in told.ranks] == [(1, pid)]
+    assert {"supervisor", "ranks 0,2-3"} <= {unseen.what for unseen in told.unseen}
+    assert told.unseen[0].why.startswith("node-b leads the run (")
+    commands = [step.command for step in told.next]
+    assert ["ssh", "node-b"] in [command[:2] for command in commands], "its supervisor is asked there"
+    assert "guardctl" not in [command[0] for command in commands]
 
 
 def test_a_rank_of_this_node_that_is_not_alive(bare: Bare, ask: Ask) -> None:
