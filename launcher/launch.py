@@ -30,6 +30,7 @@ from guardrun.launcher.fleet import (
 )
 from guardrun.launcher.loop import Loop, Starts
 from guardrun.launcher.notices import choose_notices
+from guardrun.launcher.occupied import Occupied, sweep_left_behind
 from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_directory, node_name, open_run
 from guardrun.launcher.preflight import Preflight
 from guardrun.launcher.proc import read_children
@@ -224,6 +225,7 @@ class Launch:
     def _supervise(self, loop: Loop, config: Config, settings: Any) -> int:
         """settings: has signals_to_handle where the installed torch has it."""
         run, log = loop.run, loop.log
+        occupied = Occupied.claim(Path(run.file.socket_dir))
         if run.warning:
             say(run.warning)
         become_subreaper()
@@ -244,6 +246,8 @@ class Launch:
         )
         loop.attach(supervision, self._earlier)
         try:
+            for left in sweep_left_behind(os.environ):
+                log.write("swept", folder=str(left))
             status = loop.go()
         finally:
             self._end_preflight()
@@ -254,6 +258,7 @@ class Launch:
                 loop.sweeper.sweep()  # what a supervisor that had to be killed leaves
             if run.ownership is not None:
                 run.ownership.release()
+            occupied.release()
         loop.pass_error_on()
         log.write("ended", exit_status=status)
         return status

@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from guardrun.hooks.messages import MAX_MESSAGE_BYTES, CheckpointLoaded
+from guardrun.launcher.occupied import Occupied
 from guardrun.launcher.sockets import ensure_socket_folder
 from guardrun.supervisor import wire
 from guardrun.supervisor.clock import EngineClock
@@ -59,6 +60,7 @@ class Station(ABC):
         self.run_file = run
         self.clock = EngineClock(run.clock_base_s, run.clock_mono_s)
         self.sockets = Path(run.socket_dir)
+        self._occupied = Occupied.join(self.sockets)
         self.terminal = Terminal()
         self.sampler = Sampler(self.clock, self.sockets, run.launcher_pid, run.settings.window_s)
         self.oom = OomWatch()
@@ -203,6 +205,7 @@ class Station(ABC):
         self.sampler.close()
         self.oom.close()
         os.close(self._wake)
+        self._occupied.release()
         if self._launcher_fd >= 0:
             os.close(self._launcher_fd)
 
