@@ -51,4 +51,4 @@ def test_a_job_does_not_feel_it(job: Job, slow: Path) -> None:
     assert job.incident(2)["cause"] == "node_lost"
     assert job.where(2, 2) == ["head", "node2"]
     job.mended(2, attempt=2)
-    assert job.finish()["head"] == 0
+    assert job.finish(timeout_s=60.0)["head"] == 0
