@@ -24,9 +24,8 @@ GUARDRUN_S = 15.0
 """From the verdict to the next start: leases that have to end. What ranks take to start is the script's."""
 
 
-def guardctl(job: Job, *words: str) -> str:
-    """On the head."""
-    return job["head"].host.run(str(Path(sys.executable).with_name("guardctl")), *words)
+def guardctl(job: Job, *words: str, on: str = "head") -> str:
+    return job[on].host.run(str(Path(sys.executable).with_name("guardctl")), *words)
 
 
 def between(job: Job, earlier: str, later: str, attempt: int) -> float:
@@ -59,6 +58,11 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
         return "(train.py:" in stacks and all(re.search(title, stacks, re.MULTILINE) for title in titles)
 
     job.wait_for(stacks_show_all, 30.0, "the stacks of all nodes' ranks")
+
+    # On a node that does not lead, and without saying which run.
+    told = json.loads(guardctl(job, "diagnose", "--guard-dir", str(job.run_dir.parent), "--json", on="node1"))
+    assert (told["target"]["run_id"], told["target"]["source"]) == (job.run_dir.name, "supervisor")
+    assert [(line["rank"], line["node"]) for line in told["ranks"]] == [(0, "head"), (1, "node1"), (2, "node2")]
 
     # A script's own fault blames no node.
     job.hang(2)
