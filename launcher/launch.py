@@ -14,6 +14,7 @@ from guardrun.launcher import elastic
 from guardrun.launcher.attempt import LocalAttempt
 from guardrun.launcher.control import Control
 from guardrun.launcher.daemon import Daemon
+from guardrun.launcher.exits import USAGE_ERROR, RefusedError
 from guardrun.launcher.flags import Flags, parse_flags
 from guardrun.launcher.fleet import (
     NODES_FOLDER,
@@ -41,6 +42,7 @@ from guardrun.launcher.sockets import NoSocketFolderError, make_socket_folder, r
 from guardrun.launcher.starting import Starter
 from guardrun.launcher.supervision import Supervision
 from guardrun.launcher.sweep import become_subreaper
+from guardrun.launcher.word import Asked, begin_to_lead, tell_waiting
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.node.places import absolute_folders
 from guardrun.supervisor.node.state import state_folder
@@ -80,14 +82,23 @@ class Launch:
             elastic.run_plain(flags.torch)
             return 0
         config = self._load_config(flags)
-        check_script(flags.torch)
-        refuse_quarantined(config, flags.is_quarantine_ignored, os.environ, self._cwd)
-        signals = Signals()
-        signals.handle(choose_notices(config, "", os.environ))
+        directory = choose_directory(flags.dir, os.environ, self._cwd)
+        asked = Asked(flags.torch, flags.is_node_rank_given, config, directory, self._cwd)
         try:
-            return self._run(flags, config, signals)
-        finally:
-            signals.close()
+            check_script(flags.torch)
+            refuse_quarantined(config, flags.is_quarantine_ignored, os.environ, self._cwd)
+            signals = Signals()
+            signals.handle(choose_notices(config, "", os.environ))
+            try:
+                return self._run(flags, asked, signals)
+            finally:
+                signals.close()
+        except UsageError as error:
+            tell_waiting(asked, self._lead, str(error), USAGE_ERROR)
+            raise
+        except RefusedError as refusal:
+            tell_waiting(asked, self._lead, str(refusal), refusal.exit_status)
+            raise
 
     def _load_config(self, flags: Flags) -> Config:
         try:
@@ -98,8 +109,8 @@ class Launch:
             say(f"warning: {warning}")
         return config
 
-    def _run(self, flags: Flags, config: Config, signals: Signals) -> int:
-        args = flags.torch
+    def _run(self, flags: Flags, asked: Asked, signals: Signals) -> int:
+        args, config = flags.torch, asked.config
         try:
             is_agent = config.launcher.agent == "torchrun" or elastic.needs_torchrun_agent(args)
             fleet = None if is_agent else plan_fleet(args, config, os.environ, flags.is_node_rank_given)
@@ -113,7 +124,7 @@ class Launch:
             raise UsageError(f"--nproc-per-node={args.nproc_per_node}: there must be one rank at least")
         wish = Wish(
             config=config,
-            directory=choose_directory(flags.dir, os.environ, self._cwd),
+            directory=asked.directory,
             run_id=flags.run_id,
             command=["guardrun", *self._arguments],
             script=plan.command if plan else [args.training_script, *args.training_script_args],
@@ -121,6 +132,8 @@ class Launch:
             cwd=self._cwd,
             is_torchrun_agent=is_agent,
         )
+        if fleet is not None:
+            begin_to_lead(asked, fleet)
         self._check_fitness(wish, world_size, plan, signals)
         part = None
         if fleet is not None and plan is not None:

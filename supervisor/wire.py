@@ -137,6 +137,8 @@ class Finish(_Wire, frozen=True, kw_only=True, tag="finish"):
     exit_code: int
     is_preempted: bool = False
     """The scheduler ended the job: no rank has failed."""
+    words: str = ""
+    """For the terminal of a node that does not lead: why, in a sentence."""
 
 
 # guardctl ↔ supervisor ------------------------------------------------------------------------------------------

@@ -29,10 +29,12 @@ from guardrun.supervisor.coordinator.headless import Headless, Seen
 from guardrun.supervisor.coordinator.introduce import IntroductionError, introduce
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThere, find_join_file
 from guardrun.supervisor.coordinator.keys import KeyPair
+from guardrun.supervisor.coordinator.lastwords import is_silent
 from guardrun.supervisor.coordinator.lease import STILL_S, Stillness, boot_s
 from guardrun.supervisor.coordinator.link import Head, Link
 from guardrun.supervisor.coordinator.orphaned import begin_rescue, may_rescue
 from guardrun.supervisor.coordinator.probing import About, NodeChecks, wall_base_s
+from guardrun.supervisor.coordinator.refused import find_refused, holds
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
@@ -45,10 +47,10 @@ from guardrun.supervisor.station import Station
 REREAD_S = 1.0
 """How often the join file is read while there is no contact."""
 FAREWELL_S = 3.0
-MEET_AGAIN = 2
-"""Connections that have failed: a head that is started anew no longer knows the key that it let in."""
 MAX_SAID = 10
 """Of what hooks had to say, for whoever asks."""
+MEET_AGAIN = 2
+"""Connections that have failed: a head that is started anew no longer knows the key that it let in."""
 
 
 class _Ended(msgspec.Struct):
@@ -121,6 +123,7 @@ class Deputy(Station):
         if now >= self._reread_s and (self._link is None or not self._link.is_joined):
             self._reread_s = now + REREAD_S
             self._read_join_file()
+            self._heed_refusal()
         self._keep_lease(now)
         self._miss_head(now)
         if self.is_running:
@@ -149,7 +152,7 @@ class Deputy(Station):
         text = f"{self.run_file.node} is one of several nodes: ask on the head ({head})"
         self.send_to(peer, wire.Answer(is_ok=False, error=text))
 
-    def isolation_settled(self, action: ac.Isolate) -> None:
+    def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
         """The head has its own part to do, and goes by that."""
 
     def orphaned(self) -> None:
@@ -181,10 +184,10 @@ class Deputy(Station):
             self._headless.began()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
+            self._tell(msg.SharesTold(attempt=event.attempt, ranks=self.desk.shares()))
             self._attempt, self._is_stopping = -1, False
             self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
             self._refresh_info()  # a connection that is made before the launcher's next hello must not say otherwise
-            self._tell(msg.SharesTold(attempt=event.attempt, ranks=self.desk.shares()))
         elif isinstance(event, ev.NodeReport):
             self._note_progress(event)
         elif isinstance(event, ev.RankExited):
@@ -256,6 +259,20 @@ class Deputy(Station):
             self._unusable(f"{self._fleet.join_file} holds no key for this node: it is another kind of job's")
             return
         self._go_to(join, join.client)
+
+    def _heed_refusal(self) -> None:
+        """The first head did not start: it is not waited for."""
+        fleet, has_part = self._fleet, self._headless.has_joined or self._attempt >= 0
+        if has_part or not self._ranks or fleet.meet is not None or self._farewell_by_s is not None:
+            return
+        refused = find_refused(Path(fleet.join_file), fleet.names, fleet.key)
+        led_s = self._join.created_wall_s if self._join is not None else 0.0
+        if refused is None or not holds(refused, self.run_file.created_wall_s, time.time(), led_s):
+            return
+        log.warning("head_refused", head=refused.head, text=refused.text, exit_code=refused.exit_code)
+        if not is_silent(os.environ):
+            self.terminal.say(f"the head, {refused.head}, did not start: {refused.text}", "bad")
+        self._end(wire.Finish(exit_code=refused.exit_code))
 
     def _meet(self, host: str, port: int) -> None:
         """Have munge introduce us, by a worker thread; what comes of it is taken up on the loop's."""
@@ -376,6 +393,8 @@ class Deputy(Station):
             return
         log.info("order", order_type=type(order).__name__)
         if isinstance(order, wire.Finish):
+            if order.words and not is_silent(os.environ):
+                self.terminal.say(order.words, "bad")
             self._end(order)
         elif isinstance(order, wire.Start | wire.Stop):
             self._is_stopping = isinstance(order, wire.Stop) and order.attempt == self._attempt
@@ -389,6 +408,8 @@ class Deputy(Station):
             begin_exits(self, order)
         elif isinstance(order, msg.LookNow):
             self._look_now(order)
+        elif isinstance(order, msg.TellBoards):
+            self._tell_boards(order)
         elif isinstance(order, ac.Isolate):
             self.node.isolate(order)
         elif isinstance(order, msg.SetBase):
@@ -408,8 +429,6 @@ class Deputy(Station):
             for write in writes:
                 write()
             raw = read_raw(folder, name)
-        elif isinstance(order, msg.TellBoards):
-            self._tell_boards(order)
             shutil.rmtree(folder, ignore_errors=True)
             self.post(lambda: self._tell(raw))
 
@@ -426,6 +445,18 @@ class Deputy(Station):
             self.post(lambda: self._tell(looked))
 
         self.in_background(work, lambda error: None)
+
+    def _tell_boards(self, order: msg.TellBoards) -> None:
+        desk = self.desk
+        told = msg.BoardsTold(
+            ask=order.ask,
+            attempt=desk.attempt,
+            at_s=self.clock.now(),
+            rows=desk.rows(),
+            notes=list(desk.notes)[-MAX_SAID:],
+            failed_hooks=desk.failed_hooks[-MAX_SAID:],
+        )
+        self._tell(told)
 
     def _end(self, order: wire.Finish) -> None:
         """The run is over."""
@@ -446,18 +477,6 @@ class Deputy(Station):
         if lost_s <= 0 or still_s < self._may_stand_s:
             return
         self._is_stopping = True
-    def _tell_boards(self, order: msg.TellBoards) -> None:
-        desk = self.desk
-        told = msg.BoardsTold(
-            ask=order.ask,
-            attempt=desk.attempt,
-            at_s=self.clock.now(),
-            rows=desk.rows(),
-            notes=list(desk.notes)[-MAX_SAID:],
-            failed_hooks=desk.failed_hooks[-MAX_SAID:],
-        )
-        self._tell(told)
-
         log.warning("lease_over", contact_lost_s=round(lost_s, 1), still_s=round(still_s, 1))
         self.terminal.say(
             f"{self.run_file.node} has had no contact with the head for {self._fleet.term_s + lost_s:.0f} s, and its "

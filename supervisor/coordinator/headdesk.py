@@ -34,16 +34,18 @@ from guardrun.supervisor.coordinator.joinfile import (
 )
 from guardrun.supervisor.coordinator.joining import Present, newer_if_gone, switches_of
 from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
+from guardrun.supervisor.coordinator.lastwords import last_words, leaving_words
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS, Join
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.leaving import may_leave
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.log import log
 from guardrun.supervisor.printable import encode_json, encode_msgpack
+from guardrun.supervisor.rankrows import Shares
 from guardrun.supervisor.rundir import FleetFile, write_atomically
 from guardrun.supervisor.wire import Finish, Serving, Start, Stop
-from guardrun.supervisor.rankrows import Shares
 
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon import Daemon
@@ -55,10 +57,10 @@ FAREWELL_S = 3.0
 MAX_NAME_CHARS = 200
 REWRITE_S = 10.0
 """How often a join file that could not be written is tried again."""
-TELL_S = 60.0
-"""How often what was refused is logged, at most."""
 REPORT_S = 1.0
 """Nodes report what has changed so often."""
+TELL_S = 60.0
+"""How often what was refused is logged, at most."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +82,9 @@ class HeadDesk:
         self._me = daemon.run_file.node
         self.gather = Gather(fleet.term_s, daemon.run_file.run_id, daemon.run_file.settings.lost_s)
         self.inquiries = Inquiries(self._send)
+        self.boards = Boards(self._send)
         self.checks = CheckDesk(daemon, fleet, self._send)
         keys = _read_keys(daemon.run_dir, daemon.run_file.session)
-        self.boards = Boards(self._send)
         server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
         settings = HubSettings(term_s=fleet.term_s, decide=self._decide)
         port = keys.port if keys else fleet.port
@@ -172,9 +174,9 @@ class HeadDesk:
         self.checks.tick()
         self.asking.tick(now_s)
         self.inquiries.poll()
+        self.boards.poll()
         now = time.monotonic()
         if self._rewrite_s is not None and now >= self._rewrite_s:
-        self.boards.poll()
             self._rewrite_s = None
             with suppress(JoinError):  # another head's by now: this one goes on with those that it has
                 self._write_join_file(is_first=False)
@@ -285,6 +287,8 @@ class HeadDesk:
     def finish(self, order: Finish) -> None:
         """Tell all nodes that the run is over; the daemon is, once they have heard, or after FAREWELL_S."""
         self.checks.end()
+        words = last_words(self._daemon.engine.state, self._me, self._daemon.run_dir)
+        order = msgspec.structs.replace(order, words=words)
         for node in self.hub.nodes:
             self._send(node, order)
         self._farewell_by_s = time.monotonic() + FAREWELL_S
@@ -339,10 +343,6 @@ class HeadDesk:
         known = attempt.ranks.values() if attempt is not None and attempt.ended_s is None else ()
         return [one.rank for one in known if one.rank.node != self._me and one.exitcode is None]
 
-    # Other nodes -----------------------------------------------------------------------------------------------
-
-    def pass_on(self, events: list[ev.Event]) -> None:
-        """To the engine, and whatever orders came of it out."""
     def ask_boards(self, done: Callable[[], object]) -> None:
         """Have other nodes say what their ranks' boards show; done: called within two seconds."""
         now_s = self._daemon.clock.now()
@@ -364,6 +364,10 @@ class HeadDesk:
         here = desk.shares() if self._me in nodes and desk.attempt == attempt.number else {}
         return {**here, **elsewhere}, untold
 
+    # Other nodes -----------------------------------------------------------------------------------------------
+
+    def pass_on(self, events: list[ev.Event]) -> None:
+        """To the engine, and whatever orders came of it out."""
         for event in events:
             self._daemon.handle(event)
         self.send_orders()
@@ -448,12 +452,24 @@ class HeadDesk:
             daemon.saving.try_asking()
         elif isinstance(message, msg.Looked):
             self.inquiries.answered(node, message)
+        elif isinstance(message, msg.BoardsTold):
+            self.boards.answered(node, message)
+        elif isinstance(message, msg.SharesTold):
+            self.boards.shares_told(node, message)
+        elif isinstance(message, ev.StopRequested) and may_leave(daemon.engine.state, node):
+            self._let_go(node, message, now_s)
         else:
             if isinstance(message, ev.CheckpointSaved):
                 daemon.saved(message.path, message.step, time.time(), message.inode)
             elif isinstance(message, ev.NodeLeft):
                 self.gather.forget(node)
             self.pass_on(self.gather.told(node, message, now_s))
+
+    def _let_go(self, node: str, message: ev.StopRequested, now_s: float) -> None:
+        """A node that is told to end, and that the job does not need: its guardrun waits for the word."""
+        self.pass_on(self.gather.told(node, msgspec.structs.replace(message, node=node), now_s))
+        self.gather.forget(node)
+        self._send(node, Finish(exit_code=128 + message.signum, words=leaving_words(node, message.signum)))
 
     def _keep_raw(self, node: str, raw: msg.Raw) -> None:
         """A node's raw stacks, into the run directory."""

@@ -35,7 +35,9 @@ LOCK_STALE_S = 30.0
 EVERY = "*"
 TRIAL_BYTES = 4096
 """More than a join file is."""
-_BESIDE = (".lead", ".lock", ".new")
+REFUSED = ".refused"
+"""Ends the name of the file by which a head says that it did not start (refused.py)."""
+_BESIDE = (".lead", ".lock", ".new", REFUSED)
 """What else is written beside it."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -103,7 +105,7 @@ def try_writing(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     trial = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        _write_new(trial, bytes(TRIAL_BYTES))
+        write_new(trial, bytes(TRIAL_BYTES))
     finally:
         trial.unlink(missing_ok=True)
 
@@ -128,7 +130,7 @@ def write_join_file(path: Path, join: JoinFile) -> None:
         temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
         temporary.unlink(missing_ok=True)
         try:
-            _write_new(temporary, msgspec.json.format(encode_json(join)))
+            write_new(temporary, msgspec.json.format(encode_json(join)))
             temporary.replace(path)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -155,7 +157,7 @@ def read_join_file(path: Path, run_id: str = "", after_session: int = -1) -> Joi
 
     Raises NotThere, OtherRun (both may pass with time), JoinError.
     """
-    join = parse_join_file(path, _read_own(path))
+    join = parse_join_file(path, read_own(path))
     if run_id and join.run_id != run_id:
         raise OtherRun(f"{path} is run {join.run_id}'s, not {run_id}'s")
     if join.session <= after_session:
@@ -206,7 +208,7 @@ def parse_join_file(path: Path, data: bytes) -> JoinFile:
     return join
 
 
-def _read_own(path: Path) -> bytes:
+def read_own(path: Path) -> bytes:
     """The file's bytes, if it is the user's alone. Links are not followed: whoever may write the folder sets those."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -243,7 +245,7 @@ def _check_own(path: Path, status: os.stat_result) -> None:
 def _present(path: Path) -> JoinFile | None:
     """What stands there, if it is a join file that can be read. What belongs to others raises JoinError."""
     try:
-        data = _read_own(path)
+        data = read_own(path)
     except NotThere:
         return None
     try:
@@ -252,7 +254,8 @@ def _present(path: Path) -> JoinFile | None:
         return None  # of another version, or torn: replaced
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def write_new(path: Path, data: bytes) -> None:
+    """A file of the user's alone. Raises OSError, also where there is one."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(fd, "wb") as file:
         os.fchmod(fd, 0o600)  # whatever the umask takes away

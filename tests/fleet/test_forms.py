@@ -28,18 +28,36 @@ def test_c10d_the_endpoints_host_leads_and_ctrl_c_there_ends_all(job: Job) -> No
     assert job.ended() == {"head": 130, "node1": 130}
 
 
-def test_two_on_one_host(job: Job) -> None:
-    """With the same endpoint, however written, as on a workstation: the first leads. SIGTERM to the other ends both."""
+def test_several_on_one_host(job: Job) -> None:
+    """With the same endpoint, however written, as on a workstation: the first leads. SIGTERM to the spare ends that,
+    SIGTERM to the other that trains ends all. Each says whose it was."""
     (job.folder / "guardrun.toml").write_text(QUICK)
-    rendezvous = ("--rdzv-backend=c10d", "--rdzv-id=X", "--nnodes=2")
-    for number, host in enumerate(("[::1]", "localhost")):
+    rendezvous = ("--rdzv-backend=c10d", "--rdzv-id=X", "--nnodes=2", "--guard-spares=1")
+    for number, host in enumerate(("[::1]", "localhost", "127.0.0.1")):
+        if number == 2:
+            placed = job.where(0, 2)
         env: dict[str, str | None] = {"SLURMD_NODENAME": f"part{number}"}
         endpoint = f"--rdzv-endpoint={host}:{PORT}"
         job.start_one("head", *rendezvous, endpoint, script_args=ALONE, env=env, known_as=f"part{number}")
-    job.first_steps(0, 2)
-    follower = "part1" if job.events()[0]["event"]["node"] == "part0" else "part0"
-    job[follower].send(signal.SIGTERM)
-    assert job.ended() == {"part0": 143, "part1": 143}
+    job.happens('"type":"node_joined"', 3)
+    told = [line["event"] for line in job.events()]
+    joined = [event["node"] for event in told if event["type"] == "node_joined"]
+    head = str(told[0]["node"])
+    parts = {name: job[name.partition("-")[0]] for name in joined}  # `part1-4242`: of several, by their pids
+    [follower] = [name for name in joined if name.partition("-")[0] in placed and name != head]
+    [spare] = [name for name in joined if name.partition("-")[0] not in placed]
+    parts[spare].send(signal.SIGTERM)
+    assert parts[spare].wait() == 143
+    assert f"SIGTERM to guardrun here: {spare} leaves the job, which goes on without it" in parts[spare].output
+    job.says(head, f"{spare} leaves: SIGTERM to its guardrun; it was a spare")
+    job.advance(10)
+
+    parts[follower].send(signal.SIGTERM)
+    assert job.ended() == dict.fromkeys(job.nodes, 143)
+    why = f"SIGTERM to guardrun on {follower}"
+    assert job.summary()["reason"] == why
+    assert f"{why}: ending the job on all nodes" in job[head].output
+    assert f"the run was ended: {why}; its record, on {head}: {job.run_dir}" in parts[follower].output
 
 
 def test_nothing_is_shared_but_the_join_file(job: Job, tmp_path: Path) -> None:

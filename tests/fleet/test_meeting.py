@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 
 import pytest
 
+from guardrun.launcher.exits import NOT_FIT
 from tests.fleet.jobs import PORT, QUICK, Job, flags, kill
 from tests.support.netlab import INSIDE
 
@@ -87,3 +89,24 @@ def test_a_folder_of_runs_that_can_no_longer_be_written(job: Job) -> None:
         assert "going on without it" not in job["head"].output and "Traceback" not in job.outputs()
     finally:
         head.run("umount", runs)
+
+
+def test_a_head_that_does_not_start_tells_those_that_wait(job: Job) -> None:
+    """The port that the user named is taken there: nobody waits for ten minutes, and the same commands work once it
+    is free, though the word still stands when they start."""
+    (job.folder / "guardrun.toml").write_text(QUICK)
+    tried = "--guard-preflight=quick"
+    listen = f"import socket, time; s = socket.create_server(('', {PORT})); time.sleep(600)"
+    taken = job.lab.host("head").popen([sys.executable, "-c", listen])
+    job.start_one("node1", *flags(1), tried, script_args=ALONE)
+    job.wait_for(lambda: list(job.folder.glob("guardrun-runs/.nodes/2*/run.json")), 30.0, "node1 to wait")
+    job.start_one("head", *flags(0), tried, script_args=ALONE)
+    assert job["node1"].wait() == job["head"].wait() == NOT_FIT
+    assert f"guardrun: the head, head, did not start: Master port {PORT} is in use, by " in job["node1"].output
+    taken.kill()
+    taken.wait()
+    job.ended()
+    job.start(2, ["head", "node1"], tried, script_args=ALONE)
+    assert job.where(0, 2) == ["head", "node1"]
+    assert job.finish() == {"head": 0, "node1": 0}
+    assert not list(job.folder.glob("guardrun-runs/.join*.refused"))

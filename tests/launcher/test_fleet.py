@@ -23,11 +23,13 @@ from guardrun.launcher.fleet import (
     open_lead,
     plan_fleet,
 )
+from guardrun.launcher.word import Asked, begin_to_lead, tell_waiting
 from guardrun.supervisor.config import load_config
 from guardrun.supervisor.coordinator.hub import Hub
 from guardrun.supervisor.coordinator.joinfile import EVERY, NotThere, find_join_file, on_host, write_join_file
 from guardrun.supervisor.coordinator.keys import make_key_pair
 from guardrun.supervisor.coordinator.living import is_listening
+from guardrun.supervisor.coordinator.refused import find_refused
 from tests.coordinator.joins import made
 
 STEP = {
@@ -228,3 +230,62 @@ def test_one_that_leads_another_run_by_the_same_file_is_left_alone(tmp_path: Pat
 def test_all_nodes_work_out_the_same_port_to_meet_at() -> None:
     assert meeting_port("7.0") == meeting_port("7.0") != meeting_port("8.0")
     assert 20000 <= meeting_port("7.0") < 30000
+
+
+def asked(tmp_path: Path, flags: str, **settings: str) -> Asked:
+    args = torchrun.get_args_parser().parse_args([*flags.split(), "train.py"])
+    told = {f"--guard-{name.replace('_', '-')}": text for name, text in settings.items()}
+    return Asked(args, True, load_config(None, told, {}, tmp_path), tmp_path / "runs", tmp_path)
+
+
+C10D = "--nnodes=2 --rdzv-backend=c10d --rdzv-id=x --rdzv-endpoint="
+
+
+@pytest.mark.parametrize("flags", ["--nnodes=2 --node-rank=0", "--nnodes=2 --node-rank=0 --master-addr=here", C10D])
+def test_a_head_that_does_not_start_leaves_word_where_the_others_look(tmp_path: Path, flags: str) -> None:
+    host = socket.gethostname()
+    head = asked(tmp_path, f"{flags}{host}" if flags == C10D else flags.replace("here", host))
+    tell_waiting(head, None, "A is wrong.\nguardrun: refused: B is\nguardrun: off runs all the same", 71)
+    fleet = plan_fleet(head.args, head.config, {})
+    assert fleet is not None
+    place = join_path(fleet, head.config, head.directory, tmp_path)
+    base = place.with_name(place.name.partition("@")[0])
+    found = find_refused(on_host(base, EVERY) if fleet.is_by_host else place, names_of(host), fleet.key)
+    assert found is not None
+    assert (found.text, found.exit_code) == ("A is wrong. B is; off runs all the same", 71)
+    assert place.name.startswith(".join-") and find_refused(place, [], "another") is None
+    begin_to_lead(head, fleet)
+    assert find_refused(place, [], fleet.key) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        ("", {}),
+        ("--nnodes=2 --node-rank=1 --master-addr=192.0.2.7", {}),
+        (f"{C10D}192.0.2.7", {}),
+        ("--nnodes=2 --node-rank=7", {}),
+        ("--nnodes=2 --node-rank=0", {"join": "munge"}),
+    ],
+)
+def test_who_leads_nothing_or_has_no_place_leaves_none(tmp_path: Path, flags: str, settings: dict[str, str]) -> None:
+    tell_waiting(asked(tmp_path, flags, **settings), None, "why", 2)
+    assert not list(tmp_path.rglob("*.refused"))
+
+
+def test_none_is_left_where_another_leads(tmp_path: Path) -> None:
+    head = asked(tmp_path, f"{C10D}localhost")
+    fleet = plan_fleet(head.args, head.config, {})
+    assert fleet is not None
+    lead = open_lead(join_path(fleet, head.config, head.directory, tmp_path))
+    assert lead.take()
+    tell_waiting(head, None, "why", 2)
+    assert not list(tmp_path.rglob("*.refused"))
+    tell_waiting(head, lead, "why", 2)
+    lead.close()
+    assert len(list(tmp_path.rglob("*.refused"))) == 1
+
+
+def test_no_word_where_it_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    tell_waiting(asked(tmp_path, "--nnodes=2 --node-rank=0"), None, "why", 2)

@@ -1,0 +1,107 @@
+"""A head that was refused before it opened a run leaves word of it: else the other nodes would wait for it in vain.
+
+Beside the join file, `.join-KEY.refused` or `.join-KEY@HOST.refused`, the user's alone like that. The join file itself
+is left as it is, as it may be a living head's. Whoever may lead takes the word back when it starts.
+
+Nodes that wait for their first head read it. Times are of two hosts' wall clocks. What was said after a node began
+(its own start) holds at once. What was said within a minute before may be of the start before this one, which the user
+has mended: it holds if it still stands when a head that was started with the node would have taken it back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from guardrun.supervisor.coordinator.joinfile import EVERY, REFUSED, JoinError, NotThere, read_own, write_new
+from guardrun.supervisor.printable import encode_json
+
+SCHEMA = 1
+STALE_S = 60.0
+"""Said so long before a node began: of an earlier start. Clocks may be apart by as much."""
+RESTART_S = 15.0
+"""How much later than its nodes a head may begin that was started with them."""
+MAX_TEXT_CHARS = 4000
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """Why no run was opened."""
+
+    schema: int = SCHEMA
+    key: str
+    """The job's, as in FleetFile."""
+    head: str
+    """Its name as a node."""
+    names: list[str] = []
+    """As in JoinFile."""
+    text: str
+    """For a person: what guardrun said there."""
+    exit_code: int
+    said_wall_s: float
+
+
+def refused_path(join: Path) -> Path:
+    """Where it lies. join: the join file's place, or a pattern of places."""
+    return join.with_name(f"{join.name}{REFUSED}")
+
+
+def leave_word(join: Path, refused: Refused) -> None:
+    """Say it, in place of what was said before. Raises OSError, JoinError where the place belongs to others."""
+    path = refused_path(join)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(NotThere):
+        read_own(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    refused = msgspec.structs.replace(refused, text=refused.text[:MAX_TEXT_CHARS])
+    try:
+        temporary.unlink(missing_ok=True)
+        write_new(temporary, encode_json(refused))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def take_back(join: Path) -> None:
+    """A head starts here, or is told that it may: what was said of an earlier start is over."""
+    with suppress(OSError, JoinError):
+        path = refused_path(join)
+        read_own(path)
+        path.unlink(missing_ok=True)
+
+
+def find_refused(join: Path, names: Collection[str], key: str) -> Refused | None:
+    """The newest that is about this job. join, names: as for find_join_file."""
+    path = refused_path(join)
+    places = path.parent.glob(path.name) if join.name.endswith(f"@{EVERY}") else [path]
+    found = [one for place in places if (one := _read(place)) is not None and one.key == key]
+    if join.name.endswith(f"@{EVERY}"):
+        found = [one for one in found if not set(names).isdisjoint(one.names)]
+    return max(found, key=lambda one: one.said_wall_s, default=None)
+
+
+def holds(refused: Refused, began_wall_s: float, now_wall_s: float, led_wall_s: float = 0.0) -> bool:
+    """Whether a node ends by it. began_wall_s: its start. led_wall_s: when a head wrote the join file; 0: none has."""
+    said_s = refused.said_wall_s
+    if said_s <= led_wall_s or not began_wall_s - STALE_S <= said_s <= now_wall_s + STALE_S:
+        return False
+    return said_s >= began_wall_s or now_wall_s >= began_wall_s + RESTART_S
+
+
+def _read(path: Path) -> Refused | None:
+    """None where there is none, or none that may be believed."""
+    try:
+        refused = msgspec.json.decode(read_own(path), type=Refused)
+    except (JoinError, OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return refused if refused.schema == SCHEMA and 0 < refused.exit_code < 256 else None
+
+
+def now_refused(key: str, head: str, names: Collection[str], text: str, exit_code: int) -> Refused:
+    """Said now."""
+    return Refused(key=key, head=head, names=list(names), text=text, exit_code=exit_code, said_wall_s=time.time())
