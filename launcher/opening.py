@@ -187,8 +187,9 @@ def _continue_run(path: Path, wish: Wish, sockets: Path, node: str) -> OpenRun:
         remove_socket_folder(Path(before.socket_dir))  # a guardrun that was killed could not
     file = _run_file(wish, before.run_id, sockets, node)
     file.session = before.session + 1
+    # The pause counts: what happened before it keeps its date. A wall clock that was set back turns nothing back.
+    file.clock_base_s = max(read_last_second(path), file.created_wall_s - before.created_wall_s)
     file.created_wall_s = before.created_wall_s
-    file.clock_base_s = read_last_second(path)
     (path / DUMP_FOLDER).mkdir(mode=0o700, exist_ok=True)
     _try(lambda: (path / "summary.json").rename(path / f"summary.{before.session}.json"))
     write_run_file(path, file)

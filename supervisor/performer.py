@@ -38,7 +38,6 @@ class Performer:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._began_wall_s = time.time() - daemon.clock.now()
         self._notified: list[subprocess.Popen[bytes]] = []
         self._is_keeping = False
         self._orders: dict[type, Callable[..., None]] = {
@@ -190,7 +189,7 @@ class Performer:
         def work() -> None:
             try:
                 folder = write_incident(
-                    daemon.run_dir, action.incident, daemon.run_file, self.wall, timeline=daemon.timeline
+                    daemon.run_dir, action.incident, daemon.run_file, daemon.run_file.date_s, timeline=daemon.timeline
                 )
             except (OSError, ValueError) as error:
                 log.error("incident_not_written", incident=action.incident.id, error=str(error))
@@ -203,8 +202,8 @@ class Performer:
         daemon.scribe.do(work)
 
     def wall(self, at_s: float) -> float:
-        """Wall time, seconds since the epoch, of a time of the engine's."""
-        return self._began_wall_s + at_s
+        """What the wall clock of today says for a time of the engine's: to compare with files and with Slurm."""
+        return time.time() - self._daemon.clock.now() + at_s
 
     def _notify(self, path: Path) -> None:
         command = self._daemon.run_file.notify_command
@@ -246,11 +245,13 @@ class Performer:
             daemon.is_over = True
 
     def _write_summary(self, summary: ac.Summary) -> None:
-        daemon = self._daemon
+        daemon, run = self._daemon, self._daemon.run_file
+        opened_s = daemon.engine.state.opened_s
 
         def work() -> None:
             try:
-                write_summary(daemon.run_dir, summary, daemon.run_file, self.wall, shares_json(*daemon.shares()))
+                shares = shares_json(*daemon.shares())
+                write_summary(daemon.run_dir, summary, run, run.date_s, shares=shares, opened_s=opened_s)
             except (OSError, ValueError) as error:
                 daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
 

@@ -70,7 +70,7 @@ class RunFile(msgspec.Struct, kw_only=True):
     """0 for the guardrun that created the run, +1 for each that continued it."""
     created_wall_s: float
     clock_base_s: float = 0.0
-    """now_s = clock_base_s + CLOCK_MONOTONIC - clock_mono_s"""
+    """now_s = clock_base_s + CLOCK_MONOTONIC - clock_mono_s; of a session that continues the run: its age by then."""
     clock_mono_s: float
     socket_dir: str
     token: str
@@ -85,6 +85,13 @@ class RunFile(msgspec.Struct, kw_only=True):
     """The effective configuration, for guardctl config."""
     fleet: FleetFile | None = None
     """None: a job of one node."""
+
+    def date_s(self, at_s: float) -> float:
+        """Seconds since the epoch of a time of the engine's; the same in every session, whatever became of the clock.
+
+        For what is written, not for comparing with the clocks of today.
+        """
+        return self.created_wall_s + at_s
 
 
 def read_run_file(run_dir: Path) -> RunFile:

@@ -103,6 +103,7 @@ class Timeline:
     def _feed(self, event: ev.Event, now_s: float) -> None:
         if self._known_from_s is None:
             self._known_from_s = now_s
+        before_s = self.last_s
         self.last_s = max(self.last_s, now_s)
         match event:
             case ev.NodeReport():
@@ -114,8 +115,8 @@ class Timeline:
             case ev.AttemptStopped():
                 self._stop(event.attempt, now_s)
             case ev.RunContinued():
-                # Whatever ran before is gone, and nobody saw it go.
-                self._stop(self._attempts[-1].number if self._attempts else -1, now_s)
+                # Whatever ran before was gone soon after the last word of it, and nobody saw it go.
+                self._stop(self._attempts[-1].number if self._attempts else -1, before_s)
             case ev.GcHeld():
                 track = self._track(event.attempt, event.global_rank)
                 if track is not None:

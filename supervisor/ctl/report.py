@@ -112,7 +112,7 @@ def _data(run_dir: Path, run: RunFile, state: State, timeline: Timeline, node: s
         "outcome": told.get("outcome") if found else None,
         "exit_code": told.get("exit_code") if found else None,
         "reason": str(told.get("reason") or ""),
-        "started": iso_time(run.created_wall_s),
+        "started": str(told.get("started") or iso_time(run.date_s(state.opened_s))),
         "ended": told.get("ended"),
         "wall_s": wall_s,
         "goodput": told.get("goodput"),
@@ -123,7 +123,7 @@ def _data(run_dir: Path, run: RunFile, state: State, timeline: Timeline, node: s
         if found
         else state.best_step or (state.attempt.step if state.attempt else 0),
         "steps_redone": _steps_redone(attempts),
-        "attempts": [_attempt(attempt, run.created_wall_s) for attempt in attempts],
+        "attempts": [_attempt(attempt, run) for attempt in attempts],
     }
 
 
@@ -137,11 +137,11 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _attempt(attempt: dict[str, Any], created_wall_s: float) -> dict[str, Any]:
+def _attempt(attempt: dict[str, Any], run: RunFile) -> dict[str, Any]:
     began_s = attempt.get("started_s")
     if attempt.get("started") or not isinstance(began_s, (int, float)):
         return attempt
-    return {**attempt, "started": iso_time(created_wall_s + began_s)}
+    return {**attempt, "started": iso_time(run.date_s(began_s))}
 
 
 def _steps_redone(attempts: Sequence[dict[str, Any]]) -> int:

@@ -112,7 +112,7 @@ def _cut_off(
     target: an.Target, recorded: Recorded, run: RunFile, left: Left, incidents: list[dict[str, Any]]
 ) -> an.Diagnosis:
     """The journal has no end: whoever writes it was killed with the rest."""
-    ended = iso_time(run.created_wall_s + recorded.last_s) if recorded.last_s else None
+    ended = iso_time(run.date_s(recorded.last_s)) if recorded.last_s else None
     steps = max((rank.step for rank in recorded.ranks.values()), default=0)
     where = f" at step {steps}" if steps else ""
     if ended is None:

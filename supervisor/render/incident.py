@@ -81,7 +81,7 @@ def _report(record: dict[str, Any], folder: Path, incident: Incident, run: RunFi
         culprits = ranks_of(incident.culprits)
         shown = files_of(group_stacks(stacks, culprits))
         began_s = timeline.began_s(incident.attempt) if timeline else None
-        sources = read_sources(shown, run.cwd, run.created_wall_s + (began_s or 0.0))
+        sources = read_sources(shown, run.cwd, run.date_s(began_s or 0.0))
         return report_html(record, stacks, files, _story(timeline, incident), sources)
     except Exception:
         return plain_html(record, traceback.format_exc())

@@ -18,9 +18,17 @@ _TIMES = ("started", "ended")
 
 
 def summary_json(
-    summary: Summary, run: RunFile, wall: Callable[[float], float], shares: dict[str, Any] | None = None
+    summary: Summary,
+    run: RunFile,
+    wall: Callable[[float], float],
+    *,
+    shares: dict[str, Any] | None = None,
+    opened_s: float = 0.0,
 ) -> dict[str, Any]:
-    """summary.json. wall turns the engine's seconds into seconds since the epoch; shares: Desk.shares()."""
+    """summary.json. wall turns the engine's seconds into seconds since the epoch; shares: Desk.shares().
+
+    opened_s: from when on wall_s counts, which the pre-flight comes before.
+    """
     return {
         "schema": SCHEMA,
         "run_id": run.run_id,
@@ -28,8 +36,8 @@ def summary_json(
         "outcome": summary.outcome,
         "exit_code": summary.exit_code,
         "reason": summary.reason,
-        "started": iso_time(run.created_wall_s),
-        "ended": iso_time(wall(summary.wall_s)),
+        "started": iso_time(wall(opened_s)),
+        "ended": iso_time(wall(opened_s + summary.wall_s)),
         "wall_s": round(summary.wall_s, 3),
         "goodput": round(summary.goodput, 4),
         "lost_s": {use: round(seconds, 3) for use, seconds in summary.lost_s.items()},
@@ -57,9 +65,11 @@ def write_summary(
     summary: Summary,
     run: RunFile,
     wall: Callable[[float], float],
+    *,
     shares: dict[str, Any] | None = None,
+    opened_s: float = 0.0,
 ) -> Path:
     """Write summary.json and answer where it is. Raises OSError."""
     path = run_dir / "summary.json"
-    write_atomically(path, encode(summary_json(summary, run, wall, shares)))
+    write_atomically(path, encode(summary_json(summary, run, wall, shares=shares, opened_s=opened_s)))
     return path

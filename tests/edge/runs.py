@@ -7,7 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from guardrun.supervisor.journal import replay
+import pytest
+
+from guardrun.supervisor.core.actions import WriteIncident
+from guardrun.supervisor.core.events import AttemptStarted
+from guardrun.supervisor.journal import read_lines, replay
+from guardrun.supervisor.render.words import parse_iso_time
+from guardrun.supervisor.rundir import read_run_file
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -31,6 +37,8 @@ spin_patience_s = 7
 """Patience for tests: as patient as it must be to tell one thing from the other on two busy cores."""
 
 USAGE_ERROR = 2
+DATE_S = 2.0
+"""On a busy machine so much may lie between an event and the line that tells it."""
 
 INCIDENT_KEYS = {
     "schema", "id", "run_id", "attempt", "kind", "cause", "confidence", "summary", "culprits", "onset", "detected",
@@ -111,6 +119,46 @@ def check_record(finished: Finished) -> None:
 def check_replay(run_dir: Path) -> None:
     result = replay(run_dir)
     assert not result.mismatches, f"{run_dir}: {result.mismatches[:3]}"
+
+
+def check_dates(run_dir: Path) -> None:
+    """What is dated has the date at which the journal told it, whichever supervisor, or guardrun, wrote it last."""
+    run = read_run_file(run_dir)
+    told: dict[str, str] = {}
+    for line in read_lines(run_dir, with_rotated=True):
+        if line is None:
+            continue
+        off_s = parse_iso_time(line.wall) - run.date_s(line.t)
+        assert abs(off_s) < DATE_S, f"{run_dir}: line {line.n} is {off_s:.1f} s off"
+        if isinstance(line.event, AttemptStarted):
+            told.setdefault(f"attempt {line.event.attempt}", line.wall)
+        for action in line.actions:
+            if isinstance(action, WriteIncident):
+                told.setdefault(f"incident {action.incident.id}", line.wall)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    found = {f"attempt {one['attempt']}": one["started"] for one in summary["attempts"]}
+    for path in (run_dir / "incidents").glob("*/incident.json"):
+        incident = json.loads(path.read_text())
+        found[f"incident {incident['id']}"] = incident["detected"]
+    assert found.keys() == told.keys()
+    for name, date in found.items():
+        assert abs(parse_iso_time(date) - parse_iso_time(told[name])) < DATE_S, f"{name}: {date}, told {told[name]}"
+    check_times(summary)
+    for path in run_dir.glob("summary.*.json"):
+        before = json.loads(path.read_text())
+        dates = [one["started"] for one in before["attempts"]]
+        since = [one["started"] for one in summary["attempts"][: len(dates)]]
+        assert (before["started"], dates) == (summary["started"], since)
+
+
+def check_times(summary: dict[str, Any]) -> None:
+    """From start to end, every second is somewhere."""
+    started_s, ended_s = parse_iso_time(summary["started"]), parse_iso_time(summary["ended"])
+    wall_s = summary["wall_s"]
+    assert ended_s - started_s == pytest.approx(wall_s, abs=0.01)
+    assert sum(summary["lost_s"].values()) + summary["goodput"] * wall_s == pytest.approx(wall_s, rel=0.01)
+    for attempt in summary["attempts"]:
+        assert started_s <= parse_iso_time(attempt["started"]) <= parse_iso_time(attempt["ended"]) <= ended_s + 0.01
 
 
 def only(finished: Finished) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.edge.runs import RESUME, EdgeRuns, finish, only
+from guardrun.supervisor.render.words import parse_iso_time
+from tests.edge.runs import RESUME, EdgeRuns, check_dates, finish, only
 from tests.edge.test_signals import log_of
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.ports import free_ports
@@ -105,6 +106,12 @@ def test_a_warning_saves_and_the_same_run_goes_on(edge: EdgeRuns) -> None:
     assert f"starts at step {step} " in again.stdout
     assert again.incidents[0]["recovered"] is not None
     assert again.incidents[0]["resumed_from"]["step"] == step
+    assert [again.incidents[0][name] for name in ("onset", "detected")] == [incident["onset"], incident["detected"]]
+    assert first.summary is not None and again.summary is not None and again.run_dir is not None
+    check_dates(again.run_dir)
+    second = again.summary["attempts"][1]
+    pause_s = parse_iso_time(second["started"]) - parse_iso_time(first.summary["ended"])
+    assert again.summary["lost_s"]["other"] - first.summary["lost_s"]["other"] > 0.5 * pause_s, "it is lost time"
 
 
 def test_ranks_that_leave_once_they_have_saved_are_not_finished(edge: EdgeRuns) -> None:

@@ -17,7 +17,7 @@ import zmq
 
 from guardrun.hooks import messages as msg
 from guardrun.supervisor.rundir import read_run_file
-from tests.edge.runs import QUICK, RESUME, EdgeRuns, check_replay, finish, only, own_lines, ranks_of
+from tests.edge.runs import QUICK, RESUME, EdgeRuns, check_dates, check_replay, finish, only, own_lines, ranks_of
 from tests.edge.test_policy import guardctl
 from tests.edge.test_signals import log_of
 from tests.support.guardrun_run import GuardrunRun
@@ -123,6 +123,8 @@ def test_a_supervisor_killed_between_two_attempts_goes_on_where_it_was(edge: Edg
     assert incident["resumed_from"]["step"] == 10
     assert finished.summary is not None
     assert finished.summary["restarts"] == 1
+    assert finished.run_dir is not None
+    check_dates(finished.run_dir)
 
 
 def test_a_supervisor_killed_knows_its_run_s_checkpoints_again(edge: EdgeRuns) -> None:

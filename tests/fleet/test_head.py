@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.edge.runs import check_dates
 from tests.fleet.jobs import QUICK, Job, flags, kill
 
 pytestmark = pytest.mark.real("netns")
@@ -24,14 +25,15 @@ def test_the_head_dies_and_comes_back(job: Job) -> None:
         assert job.where(attempt, 2) == ["head", second]
         job.mended(attempt, attempt)
     job.advance(15)
-    step = job.at()["step"]
     [rank] = job["node2"].ranks()
     died_s = time.monotonic()
     job["head"].host.crash()
+    step = job.at()["step"]
     job.gone([rank.pid], 20.0, "node2's rank")  # its peer is gone: it falls, or its lease is over
     assert time.monotonic() - died_s < 20.0
     assert [job[name].process.poll() for name in ("node1", "node2")] == [None, None]
 
+    back_s = time.monotonic()
     job.start_one("head", *flags(0, 2, spares=1), *MORE)
     first = job.first_steps(3, 2)
     assert [mark["node"] for mark in first] == ["head", "node2"]
@@ -41,6 +43,11 @@ def test_the_head_dies_and_comes_back(job: Job) -> None:
     kill(job["node2"].ranks()[0])
     codes = job.ended()
     assert codes == dict.fromkeys(codes, 128 + signal.SIGKILL)
+    [report] = job.run_dir.glob("incidents/003-*/report.html")
+    told = f"incident 003: {job.incidents()[2]['summary'].rstrip('.')}; report, on head: {report}"
+    for name in ("node1", "node2"):  # each may have a terminal of its own
+        assert "guardrun: the run was given up: all 2 restarts are used up" in job[name].output
+        assert told in job[name].output
     summary = job.summary()
     assert (summary["run_id"], summary["outcome"], summary["restarts"]) == ("long", "gave_up", 2)
     assert "all 2 restarts are used up" in summary["reason"]
@@ -50,3 +57,5 @@ def test_the_head_dies_and_comes_back(job: Job) -> None:
         ("killed", "give_up"),
     ]
     assert [one["attempt"] for one in summary["attempts"]] == [0, 1, 2, 3]
+    check_dates(job.run_dir)  # as they were before it died
+    assert summary["lost_s"]["other"] > back_s - died_s, "nobody trained"

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -91,6 +92,20 @@ def test_an_unfinished_run_is_continued(opener: Opener) -> None:
     file = second.file
     assert (file.session, file.clock_base_s, file.created_wall_s) == (1, 12.5, first.file.created_wall_s)
     assert not (first.path / "summary.json").exists() and (first.path / "summary.0.json").exists()
+
+
+@pytest.mark.parametrize(("age_s", "base_s"), [(5000.0, 5000.0), (12.0, 12.5), (-3600.0, 12.5)])
+def test_a_run_that_is_continued_has_aged_meanwhile(opener: Opener, age_s: float, base_s: float) -> None:
+    """What happened before keeps its date; a wall clock that was set back turns nothing back."""
+    first = opener.open("job")
+    (first.path / "events.jsonl").write_text('{"t": 12.5}\n')
+    first.file.created_wall_s -= age_s
+    dead_owner(first)
+    file = opener.open("job").file
+    assert file.clock_base_s == pytest.approx(base_s, abs=5.0) and file.clock_base_s >= 12.5
+    assert file.created_wall_s == first.file.created_wall_s
+    if age_s > 12.5:
+        assert file.date_s(file.clock_base_s) == pytest.approx(time.time(), abs=5.0)
 
 
 @pytest.mark.parametrize("outcome", ["finished", "failed", "gave_up"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge.runs import check_replay
+from tests.edge.runs import check_dates, check_replay
 from tests.support.slurmlab import SlurmLab
 from tests.support.slurmlab_conf import LabSettings
 from tests.support.waiting import wait_until
@@ -72,6 +72,7 @@ def check_requeued(lab: SlurmLab, job: str, folder: Path) -> dict[str, Any]:
     step = told["evidence"]["checkpoint"]["step"]
     assert f"rank 0: starts at step {step} " in lab.output(job)
     check_replay(folder / "guardrun-runs" / f"job-{job}")
+    check_dates(folder / "guardrun-runs" / f"job-{job}")
     return told
 
 
