@@ -282,7 +282,13 @@ def _ending(known: Evidence) -> str:
     return "Call guardrun.hooks.should_checkpoint() once a step on every rank, and save where it says yes."
 
 
+def _import(known: Evidence) -> str:
+    node = known.get("only_on")
+    return f"Install on {node} what the other nodes have: their ranks got past their imports." if node else ""
+
+
 _SPECIAL: dict[str, Callable[[Evidence], str]] = {
+    "import_error": _import,
     "cuda_oom": _device_memory,
     "disk_full": _disk,
     "checkpoint_corrupt": _checkpoint,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from guardrun.supervisor.core.actions import Action, Incident, Isolate
 from guardrun.supervisor.core.incidents import change
+from guardrun.supervisor.core.lacking import node_to_swap, note_swap
 from guardrun.supervisor.core.members import Fleet, Standing
 from guardrun.supervisor.core.state import State
 from guardrun.supervisor.core.strikes import MEMORY_S, held_against, is_doubt, kept, strike_for
@@ -48,6 +49,8 @@ def is_of_node(state: State, incident: Incident) -> bool:
     """Whether what stopped the attempt was one of several nodes' own, which the next one does without."""
     if state.fleet is None:
         return False
+    if node_to_swap(state, incident):
+        return True
     return incident.cause in OWN or any(culprit.node in state.nodes.isolated for culprit in incident.culprits)
 
 
@@ -74,6 +77,9 @@ def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
         return []
     actions: list[Action] = []
     node, why = node_to_blame(fleet, incident, now_s)
+    if lacking := node_to_swap(state, incident):
+        node, why = lacking, f"{incident.cause}, there alone"
+        note_swap(fleet, lacking)
     isolated = {name: told for name, told in state.nodes.isolated.items() if name in fleet.members}
     if node and node not in isolated and incident.cause in OWN and incident.cause != "node_lost":
         state.nodes.isolated[node] = isolated[node] = incident.id

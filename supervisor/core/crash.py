@@ -126,9 +126,14 @@ def blame(falls: list[Fall], readings: list[Reading] | None = None) -> Blame:
     )
 
 
+def is_lasting(cause: str, error: str) -> bool:
+    """Whether it happens each time on a node: an import, a syntax error. error: the exception's type, if any."""
+    return cause in _NEVER_AGAIN or error.rsplit(".", 1)[-1] in _SYNTAX
+
+
 def why_repeated(cause: str, error: str, is_same_as_last: bool) -> str:
     """Why trying again would only repeat it; empty where it may help. error: the exception's type, if any."""
-    if cause in _NEVER_AGAIN or error.rsplit(".", 1)[-1] in _SYNTAX:
+    if is_lasting(cause, error):
         return "it would only happen again"
     if is_same_as_last and cause in _SAME_TWICE:
         return "the same error at the same step twice"

@@ -87,6 +87,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     anything, in journals from before."""
     check_nodes: str = "off"
     """Several nodes are tried together before they train: off, quick, full."""
+    tells_lacking: bool = False
+    """An import that fails on one node only is held against that node. False: in journals from before."""
 
 
 class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,6 +92,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     """Group ranks whose node has been swapped for failures without a cause: the next such is not its node's fault."""
 
     @property
+    lacked: list[int] = []
+    """Group ranks whose node has been swapped because an import failed there alone."""
     def silent(self) -> list[Member]:
         """Of the attempt's nodes, those of which nothing is heard."""
         return [m for node in self.quiet if (m := self.members[node]).is_placed]
@@ -220,7 +222,7 @@ def carried_over(fleet: Fleet | None, plan: FleetPlan | None) -> Fleet | None:
         member.is_placed = False
         kept.members[member.node] = member
     if fleet is not None:
-        kept.swapped, kept.doubts = fleet.swapped, fleet.doubts
+        kept.swapped, kept.lacked, kept.doubts = fleet.swapped, fleet.lacked, fleet.doubts
     return kept
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from guardrun.supervisor.core import lacking
 from guardrun.supervisor.core.actions import Action, Incident, Say
 from guardrun.supervisor.core.advice import advice_for, data_words
 from guardrun.supervisor.core.blame import is_of_node, leave_out
@@ -32,13 +33,14 @@ def go_on(state: State, now_s: float) -> list[Action]:
         return [change(state, incident.id, action="none"), *wind_up(state, now_s)]
     has_died_of_detail = state.is_detailed and not attempt.has_progress and incident.cause != "collective_mismatch"
     reason, poison = ("", False) if has_died_of_detail and state.settings.act else _why_not(state)
+    more = lacking.told(state, incident)
     attempt.incident_id = incident.id
     record_attempt(state, incident.cause)
     state.verdict_incident = ""
     if reason and state.fleet is None and state.node in state.nodes.isolated and may_move(state):
         return [change(state, incident.id, action="isolate_node"), *move(state, reason, now_s)]
     if reason:
-        actions = [change(state, incident.id, action="give_up" if state.settings.act else "none")]
+        actions = [change(state, incident.id, action="give_up" if state.settings.act else "none", **more)]
         if poison:
             actions.append(_poison(state, incident.id))
         if state.settings.act:
@@ -53,7 +55,8 @@ def go_on(state: State, now_s: float) -> list[Action]:
     state.resuming_incident = incident.id
     state.is_detailed = incident.cause == "collective_mismatch" and not state.is_detailed and not state.is_detail_bad
     state.ledger.switch(STARTING, now_s)
-    return [change(state, incident.id, action="restart"), *leave_out(state, incident, now_s), *choose(state, now_s)]
+    told = change(state, incident.id, action="restart", **more)
+    return [told, *leave_out(state, incident, now_s), *choose(state, now_s)]
 
 
 def _why_not(state: State) -> tuple[str, bool]:
@@ -84,8 +87,8 @@ def _why_not(state: State) -> tuple[str, bool]:
         return "torchrun's agent has ended", False
     if incident.kind == "crash":
         why = why_repeated(incident.cause, str(incident.evidence.get("error", "")), is_same)
-        if why:
-            return why, False
+        if why and not lacking.node_to_swap(state, incident):
+            return lacking.why_given_up(state, incident, why), False
     if state.no_progress >= state.settings.max_no_progress > 0:
         is_poison = state.same_step >= state.settings.max_no_progress and state.best_step > 0
         where = f" than step {state.best_step}" if state.best_step else ""

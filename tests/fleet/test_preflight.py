@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,14 +99,20 @@ def test_without_a_spare_the_run_ends_and_says_why(job: Job) -> None:
     assert not list(job.marks.glob("first-*"))
 
 
-def test_other_code_on_a_node_is_said_and_stops_nobody(job: Job) -> None:
+def test_other_code_on_a_node_is_said_and_a_spare_takes_over_where_its_import_fails(job: Job) -> None:
     library = job.folder / "library.py"
     library.write_text("VERSION = 2\n")
-    job.script = Path(shutil.copy(SCRIPT, job.folder))
-    with own_copy(job.lab.host("node1"), library, "VERSION = 1\n", job.marks):
-        job.start(2, ["head", "node1"], TRIED)
-        assert job.where(0, 2) == ["head", "node1"]
+    script = SCRIPT.read_text().replace("marks, out = ", "import library  # noqa\n\nmarks, out = ", 1)
+    job.script = job.folder / SCRIPT.name
+    job.script.write_text(script)
+    with own_copy(job.lab.host("node1"), library, "import nobody_has_this\n", job.marks):
+        job.start(2, ["head", "node1", "node2"], TRIED, spares=1)
+        assert job.where(1, 2) == ["head", "node2"]
     assert "pre-flight: node1 would run other code: library.py differs from the other nodes'" in job["head"].output
+    [incident] = job.incidents()
+    assert (incident["cause"], incident["action"]) == ("import_error", "isolate_node")
+    assert [culprit["node"] for culprit in incident["culprits"]] == ["node1"]
+    assert incident["evidence"]["only_on"] == "node1"
     assert set(job.finish().values()) == {0}
 
 
