@@ -90,10 +90,10 @@ class Fleet(msgspec.Struct, kw_only=True):
     """Failures for which no cause was found, each on one node."""
     swapped: list[int] = []
     """Group ranks whose node has been swapped for failures without a cause: the next such is not its node's fault."""
-
-    @property
     lacked: list[int] = []
     """Group ranks whose node has been swapped because an import failed there alone."""
+
+    @property
     def silent(self) -> list[Member]:
         """Of the attempt's nodes, those of which nothing is heard."""
         return [m for node in self.quiet if (m := self.members[node]).is_placed]
