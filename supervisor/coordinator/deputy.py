@@ -34,7 +34,7 @@ from guardrun.supervisor.coordinator.lease import STILL_S, Stillness, boot_s
 from guardrun.supervisor.coordinator.link import Head, Link
 from guardrun.supervisor.coordinator.orphaned import begin_rescue, may_rescue
 from guardrun.supervisor.coordinator.probing import About, NodeChecks, wall_base_s
-from guardrun.supervisor.coordinator.refused import find_refused, holds
+from guardrun.supervisor.coordinator.refused import began, find_refused, holds
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
@@ -267,7 +267,8 @@ class Deputy(Station):
             return
         refused = find_refused(Path(fleet.join_file), fleet.names, fleet.key)
         led_s = self._join.created_wall_s if self._join is not None else 0.0
-        if refused is None or not holds(refused, self.run_file.created_wall_s, time.time(), led_s):
+        node = began(self.run_file.launcher_start, self.run_file.created_wall_s)
+        if refused is None or not holds(refused, node, time.time(), led_s):
             return
         log.warning("head_refused", head=refused.head, text=refused.text, exit_code=refused.exit_code)
         if not is_silent(os.environ):

@@ -3,9 +3,9 @@
 Beside the join file, `.join-KEY.refused` or `.join-KEY@HOST.refused`, the user's alone like that. The join file itself
 is left as it is, as it may be a living head's. Whoever may lead takes the word back when it starts.
 
-Nodes that wait for their first head read it. Times are of two hosts' wall clocks. What was said after a node began
-(its own start) holds at once. What was said within a minute before may be of the start before this one, which the user
-has mended: it holds if it still stands when a head that was started with the node would have taken it back.
+Nodes that wait for their first head read it. Times are of two hosts' wall clocks. What was said after a node's guardrun
+was started holds at once. What was said within a minute before may be of the start before this one, which the user has
+mended: it holds if it still stands when a head that was started with the node would have taken it back.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from guardrun.supervisor.coordinator.joinfile import EVERY, REFUSED, JoinError, NotThere, read_own, write_new
+from guardrun.supervisor.coordinator.lease import boot_s
 from guardrun.supervisor.printable import encode_json
 
 SCHEMA = 1
 STALE_S = 60.0
 """Said so long before a node began: of an earlier start. Clocks may be apart by as much."""
 RESTART_S = 15.0
-"""How much later than its nodes a head may begin that was started with them."""
+"""How much later than a node, ready to join, a head may have read its command line that was started with it."""
 MAX_TEXT_CHARS = 4000
 
 
@@ -85,12 +87,29 @@ def find_refused(join: Path, names: Collection[str], key: str) -> Refused | None
     return max(found, key=lambda one: one.said_wall_s, default=None)
 
 
-def holds(refused: Refused, began_wall_s: float, now_wall_s: float, led_wall_s: float = 0.0) -> bool:
-    """Whether a node ends by it. began_wall_s: its start. led_wall_s: when a head wrote the join file; 0: none has."""
+class Began(NamedTuple):
+    """A node's start, by its wall clock."""
+
+    started_s: float
+    """Of its guardrun's process."""
+    ready_s: float
+    """Torch was imported, the command line read: it looked for a head."""
+
+
+def began(launcher_start: int, ready_wall_s: float) -> Began:
+    """launcher_start: as the kernel has it, clock ticks since this host booted; 0: not known."""
+    if not launcher_start:
+        return Began(ready_wall_s, ready_wall_s)
+    age_s = boot_s() - launcher_start / os.sysconf("SC_CLK_TCK")
+    return Began(min(time.time() - age_s, ready_wall_s), ready_wall_s)
+
+
+def holds(refused: Refused, node: Began, now_wall_s: float, led_wall_s: float = 0.0) -> bool:
+    """Whether a node ends by it. led_wall_s: when a head wrote the join file; 0: none has."""
     said_s = refused.said_wall_s
-    if said_s <= led_wall_s or not began_wall_s - STALE_S <= said_s <= now_wall_s + STALE_S:
+    if said_s <= led_wall_s or not node.started_s - STALE_S <= said_s <= now_wall_s + STALE_S:
         return False
-    return said_s >= began_wall_s or now_wall_s >= began_wall_s + RESTART_S
+    return said_s >= node.started_s or now_wall_s >= node.ready_s + RESTART_S
 
 
 def _read(path: Path) -> Refused | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from guardrun.launcher.proc import read_stat
 from guardrun.supervisor.coordinator.joinfile import (
     EVERY,
     JoinError,
@@ -22,7 +24,9 @@ from guardrun.supervisor.coordinator.joinfile import (
 from guardrun.supervisor.coordinator.refused import (
     RESTART_S,
     STALE_S,
+    Began,
     Refused,
+    began,
     find_refused,
     holds,
     leave_word,
@@ -124,15 +128,29 @@ BEGAN_S = 1000.0
         (BEGAN_S + 5.0, BEGAN_S + 5.0, 0.0, True),
         (BEGAN_S + 5.0, BEGAN_S + 5.0, BEGAN_S - 3600.0, True),  # the join file of a head that was killed
         (BEGAN_S + 5.0, BEGAN_S + 8.0, BEGAN_S + 6.0, False),  # a head leads since
-        (BEGAN_S - 3.0, BEGAN_S + 1.0, 0.0, False),  # of the start before this one, maybe
-        (BEGAN_S - 3.0, BEGAN_S + RESTART_S, 0.0, True),
-        (BEGAN_S - STALE_S - 1.0, BEGAN_S + RESTART_S, 0.0, False),
+        (BEGAN_S + 1.0, BEGAN_S + 4.0, 0.0, True),  # while torch was imported here
+        (BEGAN_S - 3.0, BEGAN_S + 5.0, 0.0, False),  # of the start before this one, maybe
+        (BEGAN_S - 3.0, BEGAN_S + RESTART_S, 0.0, False),
+        (BEGAN_S - 3.0, BEGAN_S + 4.0 + RESTART_S, 0.0, True),
+        (BEGAN_S - STALE_S - 1.0, BEGAN_S + 4.0 + RESTART_S, 0.0, False),
         (BEGAN_S + 2 * STALE_S, BEGAN_S + 1.0, 0.0, False),  # a clock that is far off
     ],
 )
 def test_how_long_it_holds(said_s: float, now_s: float, led_s: float, does: bool) -> None:
     refused = msgspec.structs.replace(WORDS, said_wall_s=said_s)
-    assert holds(refused, BEGAN_S, now_s, led_s) is does
+    assert holds(refused, Began(BEGAN_S, BEGAN_S + 4.0), now_s, led_s) is does
+
+
+def test_a_node_began_when_its_guardrun_was_started() -> None:
+    before_s = time.time()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        after_s, found = time.time(), read_stat(process.pid)
+        process.kill()
+    assert found is not None
+    node = began(found.start, before_s + 100.0)
+    assert before_s - 0.1 <= node.started_s <= after_s + 0.1  # the kernel counts in hundredths
+    assert node.ready_s == before_s + 100.0
+    assert began(0, 5.0) == Began(5.0, 5.0)
 
 
 def test_it_is_said_now() -> None:

@@ -44,3 +44,20 @@ def test_several_tasks_a_node_are_refused_with_the_way_out(slurm_lab: SlurmLab, 
     )
     slurm_lab.wait_state(job, "FAILED", timeout_s=60)
     assert "srun --ntasks-per-node=1" in slurm_lab.output(job)
+
+
+def test_a_head_that_does_not_start_is_not_waited_for_and_speaks_for_all(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """srun is told to let the others go on, as the template of guardctl sbatch has it."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    flags = f"--guard-dir={tmp_path}/runs --nproc-per-node=1"
+    command = (
+        "srun -N2 --kill-on-bad-exit=0 --wait=0 sh -c 'test $SLURM_NODEID = 0 && wrong=--guard-run-id=a/b; "
+        f"{GUARDRUN} {flags} $wrong {tmp_path}/train.py; echo node $SLURM_NODEID ends with $?'"
+    )
+    job = slurm_lab.submit(command, "-N2")
+    slurm_lab.wait_state(job, "COMPLETED", timeout_s=60)
+    said = slurm_lab.output(job)
+    assert "node 0 ends with 2" in said and "node 1 ends with 2" in said, said
+    assert said.count("--guard-run-id a/b: expected letters") == 1 and "did not start" not in said
+    [log] = tmp_path.glob("runs/.nodes/2*/guardrun.log")
+    assert "head_refused" in log.read_text()
