@@ -121,8 +121,9 @@ class Daemon(Station):
         if self.fleet is not None:
             self.fleet.serving(message)
 
-    def isolation_settled(self, action: ac.Isolate) -> None:
-        self.post(lambda: self.feed(ev.IsolationSettled(node=action.node, incident=action.incident)))
+    def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
+        settled = ev.IsolationSettled(node=action.node, incident=action.incident, how=how)
+        self.post(lambda: self.feed(settled))
 
     def orphaned(self) -> None:
         pass

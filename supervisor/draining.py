@@ -1,4 +1,7 @@
-"""Nodes that are isolated are taken out of service in Slurm, too, where the job runs there; asked until it answers."""
+"""Nodes that are isolated are taken out of service in Slurm, too, where the job runs there; asked until it answers.
+
+One that was lost, and is back before that, is left alone (`withdraw`).
+"""
 
 from __future__ import annotations
 
@@ -29,32 +32,57 @@ class Drains:
         self,
         run_id: str,
         say: Callable[[str, str], object],
-        settled: Callable[[Isolate], object],
+        settled: Callable[[Isolate, str], object],
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """say: text, level. settled: Slurm has had its last word on a node. Both are called by any thread."""
+        """say: text, level. settled: Slurm has had its last word on a node, and what keeps other runs from it now, as
+        IsolationSettled has it. Both are called by any thread.
+        """
         self._run_id, self._say, self._settled = run_id, say, settled
         self._environ = os.environ if environ is None else environ
-        self._pending: dict[str, Isolate] = {}
+        self._pending: dict[str, tuple[Isolate, str]] = {}
+        """Node → what it is isolated for, and what has been done of it."""
+        self._withdrawn: set[tuple[str, str]] = set()
+        """Node, incident."""
         self._change = threading.Condition()
         self._closing = threading.Event()
 
-    def drain(self, action: Isolate) -> str:
+    def drain(self, action: Isolate, how: str = "") -> str:
         """What came of it, in a sentence for the user; empty outside of Slurm. Blocks for seconds: for a worker thread.
 
+        how: what has been done already to keep other runs from the node; empty: nothing.
         Where Slurm is silent it is asked again by a thread that nobody waits for, which says what comes of it.
         """
-        if not self._environ.get("SLURM_JOB_ID"):
-            self._settled(action)
-            return ""
         with self._change:
-            self._pending[action.node] = action
+            is_slurm = bool(self._environ.get("SLURM_JOB_ID"))
+            is_wanted = is_slurm and not self.is_withdrawn(action)
+            if is_wanted:
+                self._pending[action.node] = (action, how)
+        if not is_wanted:
+            self._settled(action, how)
+            return f"{action.node} is back: it is not drained" if is_slurm else ""
         done = self._try(action)
         if not done.is_silent:
-            self._settle(action)
+            self._settle(action, done)
             return done.text
         threading.Thread(target=self._persist, args=(action,), name="drain", daemon=True).start()
         return f"{done.text}; it is asked again for {PATIENCE_S / 60:.0f} minutes"
+
+    def withdraw(self, node: str, incident: str) -> None:
+        """The node is back. What of its isolation is not done yet is not; it is said where that was under way."""
+        with self._change:
+            self._withdrawn.add((node, incident))
+            action, how = self._pending.get(node, (None, ""))
+            if action is None or action.incident != incident:
+                return
+            del self._pending[node]
+            self._change.notify_all()
+        if how:
+            self._settled(action, how)
+        self._say(f"{node} is back before it was drained: it is not", "info")
+
+    def is_withdrawn(self, action: Isolate) -> bool:
+        return (action.node, action.incident) in self._withdrawn
 
     def close(self) -> None:
         """The run is over: once more, within LAST_S; what is left then is said, and how it is done by hand."""
@@ -63,7 +91,7 @@ class Drains:
             self._change.wait_for(lambda: not self._pending, LAST_S)
             left = list(self._pending.values())
             self._pending.clear()
-        for action in left:
+        for action, _ in left:
             self._give_up(action, "Slurm has not answered")
 
     def _persist(self, action: Isolate) -> None:
@@ -76,13 +104,15 @@ class Drains:
             self._give_up(action, done.text)
             self._closing.wait()
             done = self._try(action)
-        if not done.is_silent and self._settle(action):
+        if not done.is_silent and self._settle(action, done):
             self._say(done.text, "info")
 
     def _try(self, action: Isolate) -> Drained:
         from guardrun.slurm.commands import TIMEOUT_S, Slurm
-        from guardrun.slurm.drain import drain
+        from guardrun.slurm.drain import Drained, DrainState, drain
 
+        if not self._is_pending(action):
+            return Drained(DrainState.NOTHING, f"{action.node} is not to be drained any more")
         timeout_s = LAST_CALL_S if self._closing.is_set() else TIMEOUT_S
         done = drain(action.node, self._reason(action), Slurm(self._environ, timeout_s))
         log.info("drained", node=action.node, state=done.state.value, text=done.text)
@@ -94,19 +124,19 @@ class Drains:
         summary = action.summary if action.cause not in action.summary else ""
         return drain_reason(self._run_id, action.incident, action.cause, summary)
 
-    def _settle(self, action: Isolate) -> bool:
-        """False where it has been given up meanwhile."""
-        is_mine = self._forget(action)
-        if is_mine:
-            self._settled(action)
-        return is_mine
+    def _is_pending(self, action: Isolate) -> bool:
+        return self._pending.get(action.node, (None, ""))[0] is action
 
-    def _forget(self, action: Isolate) -> bool:
+    def _settle(self, action: Isolate, done: Drained) -> bool:
+        """False where it has been given up, or withdrawn, meanwhile; a drain that was made all the same is told."""
         with self._change:
-            is_mine = self._pending.get(action.node) is action
+            is_mine, how = self._is_pending(action), self._pending.get(action.node, (None, ""))[1]
             if is_mine:
                 del self._pending[action.node]
                 self._change.notify_all()
+        if is_mine or (done.is_done and self.is_withdrawn(action)):
+            parts = [*(["drained"] if done.is_done else []), *([how] if how else [])]
+            self._settled(action, " and ".join(parts))
         return is_mine
 
     def _give_up(self, action: Isolate, why: str) -> None:

@@ -86,7 +86,7 @@ class NodeDesk:
                 why = str(error)
             if IS_OLDER in why:  # a person has released the node since
                 self._station.isolation_settled(action)
-            elif drained := self._station.drains.drain(action):
+            elif drained := self._station.drains.drain(action, "" if why else "under quarantine"):
                 self._station.terminal.say(drained, "info")
             if why:
                 event = NotIsolated(node=action.node, incident=action.incident, why=why)

@@ -52,6 +52,7 @@ class Performer:
             ac.Requeue: self._requeue,
             ac.WriteIncident: self._write_incident,
             ac.Isolate: self._isolate,
+            ac.WithdrawIsolation: lambda action: daemon.drains.withdraw(action.node, action.incident),
             ac.Say: self._say,
             ac.FinishRun: self._finish,
         }

@@ -149,8 +149,9 @@ class Station(ABC):
         """guardrun does not obey here (several nodes): that this node is out has been fed; nothing of it is alive."""
 
     @abstractmethod
-    def isolation_settled(self, action: ac.Isolate) -> None:
-        """Of a node, for whoever decides: all that it takes has been done. Any thread may call it."""
+    def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
+        """Of a node, for whoever decides: all that it takes has been done. how: as IsolationSettled has it. Any thread
+        may call it."""
 
     @abstractmethod
     def orphaned(self) -> None:

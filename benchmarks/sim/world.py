@@ -73,7 +73,9 @@ class World:
         """There is no room for checkpoints until then."""
         self.mark_s = 0.0
         """Time is booked up to here."""
-        self.settings = ev.Settings(max_restarts=parameters.max_restarts, max_no_progress=parameters.max_no_progress)
+        self.settings = ev.Settings(
+            max_restarts=parameters.max_restarts, max_no_progress=parameters.max_no_progress, groups_losses=True
+        )
         self.incidents: dict[str, ac.Incident] = {}
         self.finished: list[ac.Summary] = []
         self.session = 0

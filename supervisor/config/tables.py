@@ -214,6 +214,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             join_timeout_s=self.fleet.join_timeout_s,
             head_gone_s=self.fleet.head_gone_s,
             ends_alone=True,
+            groups_losses=True,
             tells_lacking=True,
             act=self.policy.act,
             responses=self.policy.responses,

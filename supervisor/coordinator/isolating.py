@@ -25,7 +25,8 @@ def isolate_other(daemon: Daemon, action: Isolate, is_told: bool) -> None:
         except Exception as error:
             log.exception("not_isolated")
             said = f"{action.node} could not be put under quarantine: {error}"
-        daemon.terminal.say(said, "info")
+        if said:
+            daemon.terminal.say(said, "info")
 
     try:
         daemon.pool.submit(work)
@@ -34,15 +35,18 @@ def isolate_other(daemon: Daemon, action: Isolate, is_told: bool) -> None:
 
 
 def _isolate(daemon: Daemon, action: Isolate, is_told: bool) -> str:
+    if daemon.drains.is_withdrawn(action):
+        return ""
     run = daemon.run_file
     shared_dir = str(run.config.get("node", {}).get("shared_dir", ""))
     refused = _write_shared(daemon, action, os.path.join(run.cwd, shared_dir)) if shared_dir else ""
     if refused:
         daemon.isolation_settled(action)
         return f"{action.node} is left out of this run alone: {refused}"
-    if drained := daemon.drains.drain(action):
+    is_kept = bool(shared_dir) or is_told
+    if drained := daemon.drains.drain(action, "under quarantine" if is_kept else ""):
         return drained
-    if shared_dir or is_told:
+    if is_kept:
         return f"{action.node} is under quarantine: no new run starts there before it is released"
     if action.cause == "node_lost":
         return f"{action.node} is left out until it is heard again"

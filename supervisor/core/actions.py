@@ -2,7 +2,8 @@
 
 Every action that ends comes back as an event, a failed or late one too:
 StartAttempt → AttemptStarted | AttemptNotStarted, StopAttempt → AttemptStopped, TakeLook → LookTaken,
-ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → IsolationSettled | NotIsolated,
+ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → IsolationSettled | NotIsolated
+(nothing, once it is withdrawn),
 CheckNodes → NodesChecked, AskCheckpoint → CheckpointAsked and CheckpointSecured, SeekCheckpoint → CheckpointSecured,
 Requeue → Requeued. The others end in themselves.
 """
@@ -147,6 +148,13 @@ class Isolate(_Action, frozen=True, kw_only=True, tag="isolate"):
     """Its id: of which part."""
 
 
+class WithdrawIsolation(_Action, frozen=True, kw_only=True, tag="withdraw_isolation"):
+    """The node is back: what is still to be done of an isolation is not. What has been done stands."""
+
+    node: str
+    incident: str
+
+
 class Say(_Action, frozen=True, kw_only=True, tag="say"):
     """A line for the terminal. level: info, good, warn, bad."""
 
@@ -203,6 +211,7 @@ Action = (
     | Requeue
     | WriteIncident
     | Isolate
+    | WithdrawIsolation
     | Say
     | FinishRun
 )

@@ -8,10 +8,11 @@ from guardrun.supervisor.core.actions import Action, Say, StopAttempt
 from guardrun.supervisor.core.crash import blame
 from guardrun.supervisor.core.endings import finish, record_attempt, stop_words
 from guardrun.supervisor.core.falls import ask_exits, falls_of, is_ours, note_exit, open_crash
-from guardrun.supervisor.core.fleet import launch, lost_meanwhile
+from guardrun.supervisor.core.fleet import launch
 from guardrun.supervisor.core.incidents import change
 from guardrun.supervisor.core.leaving import ending, leave, may_leave
 from guardrun.supervisor.core.ledger import OTHER, STARTING, STOPPING
+from guardrun.supervisor.core.lost import lost_meanwhile
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.orders import choose, stop
 from guardrun.supervisor.core.policy import go_on

@@ -99,6 +99,12 @@ def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
             fleet.stand(member, Standing.OUT)
             member.since_s = now_s
             member.why = f"incident {told}: {why or state.incidents[told].cause}"
-        if name == node or told == incident.id:
+        is_back = state.settings.groups_losses and member.standing is Standing.READY and not member.incident
+        if (name == node and not is_back) or told == incident.id:
+            actions.append(change(state, incident.id, action="isolate_node"))
+    if not node and incident.cause == "node_lost":
+        # Several, of which none is more to blame than another: who is back by now takes part, however often.
+        lost = [fleet.members[name] for name in {one.node for one in incident.culprits} if name in fleet.members]
+        if len(lost) > 1 and any(m.incident == incident.id or m.standing is Standing.LEFT for m in lost):
             actions.append(change(state, incident.id, action="isolate_node"))
     return actions

@@ -87,6 +87,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     anything, in journals from before."""
     check_nodes: str = "off"
     """Several nodes are tried together before they train: off, quick, full."""
+    groups_losses: bool = False
+    """Nodes that are lost together are one incident, and nobody's fault where they are all that the head heard; who is
+    back is isolated no more. False: each loss is told for itself, in journals from before."""
     tells_lacking: bool = False
     """An import that fails on one node only is held against that node. False: in journals from before."""
 
@@ -451,6 +454,9 @@ class IsolationSettled(_Event, frozen=True, kw_only=True, tag="isolation_settled
 
     node: str
     incident: str
+    how: str = ""
+    """What keeps the node out of other runs from now on, until a person releases it: drained, under quarantine, or
+    both; empty: nothing does."""
 
 
 class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from guardrun.supervisor.core import checking, contact, requeues, sizes, waiting
+from guardrun.supervisor.core import checking, contact, requeues, sizes, together, waiting
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Say
-from guardrun.supervisor.core.blame import isolation
+from guardrun.supervisor.core.back import take_back
 from guardrun.supervisor.core.endings import finish
-from guardrun.supervisor.core.frames import rank_list
-from guardrun.supervisor.core.incidents import open_incident, write
+from guardrun.supervisor.core.lost import lose, trains
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Fleet, Member, Standing, first_ranks, missing_words, place
-from guardrun.supervisor.core.orders import start, stop_for
-from guardrun.supervisor.core.policy import go_on
-from guardrun.supervisor.core.state import Attempt, State, silence_began_s
+from guardrun.supervisor.core.orders import start
+from guardrun.supervisor.core.state import State, silence_began_s
 
 DROPPED_S = 5.0
 """A deputy that was killed is back within a second or two; nothing at all, where its whole node was."""
@@ -27,7 +23,6 @@ SILENCES = 1.5
 """So many times the longest silence that has ended by itself…"""
 MOST_SILENCES = 2.0
 """… but no more than so many times [fleet] lost_s."""
-CONFIDENCE = 0.95
 FIRST_SPARE = 1_000_000
 """Orders of nodes that no scheduler has numbered come after those that one has."""
 
@@ -46,19 +41,18 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
         member = fleet.members[event.node] = Member(
             node=event.node, order=order, ranks=event.ranks, since_s=now_s, switches=event.switches
         )
-        return sizes.say_odd(fleet, fleet.placed, member) + try_start(state, now_s)
+        return sizes.say_odd(fleet, fleet.placed, member) + take_back(state, member) + try_start(state, now_s)
     has_changed, member.ranks = member.ranks != event.ranks, event.ranks
     member.is_dropped, member.switches = False, event.switches
     if member.standing is Standing.OUT:
         return []
     was = member.standing
-    actions = contact.regain(member, now_s)
+    actions = _hear_again(state, fleet, member, now_s)
     actions += sizes.say_odd(fleet, fleet.placed, member) if has_changed else []
-    fleet.stand(member, Standing.READY)
-    member.since_s, member.why = now_s, ""
+    member.why = ""
     if was in (Standing.LOST, Standing.LEFT):
         actions.append(Say(text=f"{event.node} is back: it waits for the next attempt", level="info"))
-    return actions + try_start(state, now_s)
+    return actions + take_back(state, member) + try_start(state, now_s)
 
 
 def on_node_silent(state: State, event: ev.NodeSilent, now_s: float) -> list[Action]:
@@ -76,12 +70,20 @@ def on_node_heard(state: State, event: ev.NodeHeard, now_s: float) -> list[Actio
         return []
     if not member.is_dropped:
         fleet.longest_s = max(fleet.longest_s, now_s - member.since_s)
-    actions = contact.regain(member, now_s)
-    fleet.stand(member, Standing.READY)
-    member.since_s, member.is_dropped = now_s, False
+    actions = _hear_again(state, fleet, member, now_s) + take_back(state, member)
+    member.is_dropped = False
     if state.suspicion is not None:
         state.suspicion.next_look_s = min(state.suspicion.next_look_s, now_s)
     return actions + try_start(state, now_s)
+
+
+def _hear_again(state: State, fleet: Fleet, member: Member, now_s: float) -> list[Action]:
+    if state.settings.groups_losses:
+        together.forgive(fleet, state.node, member, now_s)
+    actions = contact.regain(member, now_s)
+    fleet.stand(member, Standing.READY)
+    member.since_s = now_s
+    return actions
 
 
 def on_node_left(state: State, event: ev.NodeLeft, now_s: float) -> list[Action]:
@@ -92,7 +94,7 @@ def on_node_left(state: State, event: ev.NodeLeft, now_s: float) -> list[Action]
     fleet.stand(member, Standing.OUT if event.is_unfit else Standing.LEFT)
     member.is_missed = False
     member.since_s, member.why = now_s, event.why or "its guardrun has ended"
-    return _lose(state, member, now_s)
+    return lose(state, [member], now_s)
 
 
 def forgive_silence(fleet: Fleet, now_s: float) -> None:
@@ -115,6 +117,8 @@ def due_s(state: State) -> float | None:
     if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
         return None
     times = [_lost_s(state, fleet.members[node]) for node in fleet.quiet]
+    if state.settings.groups_losses and (lost_s := together.due_s(times)) is not None:
+        times = [lost_s]
     times += [state.last_s for node in fleet.quiet if _is_only_missed(state, fleet.members[node])]
     if (check_s := checking.due_s(state)) is not None:
         times.append(check_s)
@@ -134,7 +138,7 @@ def _lost_s(state: State, member: Member) -> float:
     patience_s = min(DROPPED_S, state.settings.lost_s) if member.is_dropped else _patience_s(state)
     at_s = member.since_s + patience_s
     attempt = state.attempt
-    if attempt is None or state.phase is not Phase.RUNNING or not _trains(state, member):
+    if attempt is None or state.phase is not Phase.RUNNING or not trains(state, member):
         return at_s
     if state.settings.ends_alone and member.node not in attempt.tied:
         return at_s  # the others' progress says nothing of its ranks, and without contact it has ended them
@@ -161,24 +165,18 @@ def _patience_s(state: State) -> float:
     return max(lost_s, min(SILENCES * longest_s, MOST_SILENCES * lost_s))
 
 
-def _trains(state: State, member: Member) -> bool:
-    return member.is_placed and state.phase in (Phase.RUNNING, Phase.STOPPING)
-
-
 def on_tick(state: State, now_s: float) -> list[Action]:
     """Called when anything is due."""
     fleet = state.fleet
     if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
         return []
     actions: list[Action] = []
+    if state.settings.groups_losses:
+        actions += _give_up_together(state, fleet, now_s)
     for member in [fleet.members[node] for node in fleet.quiet]:
-        if now_s >= _lost_s(state, member):
-            silent_s = now_s - member.since_s
-            gone = "its connection was closed, and" if member.is_dropped else "there has been"
-            member.why = f"{gone} nothing heard of it for {silent_s:.0f} s"
-            fleet.stand(member, Standing.LOST)
-            member.is_missed = False
-            actions += _lose(state, member, now_s)
+        if not state.settings.groups_losses and now_s >= _lost_s(state, member):
+            _give_up_node(fleet, member, now_s)
+            actions += lose(state, [member], now_s)
         elif _is_only_missed(state, member):
             actions += contact.miss(member, now_s)
     if (check_s := checking.due_s(state)) is not None and now_s >= check_s:
@@ -190,6 +188,24 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     if state.phase is Phase.GATHERING:
         actions += waiting.remind(state, fleet, now_s)
     return actions
+
+
+def _give_up_together(state: State, fleet: Fleet, now_s: float) -> list[Action]:
+    times = {node: _lost_s(state, fleet.members[node]) for node in fleet.quiet}
+    lost_s = together.due_s(times.values())
+    if lost_s is None or now_s < lost_s:
+        return []
+    lost = [fleet.members[node] for node, at_s in times.items() if now_s >= at_s]
+    for member in lost:
+        _give_up_node(fleet, member, now_s)
+    return lose(state, lost, now_s)
+
+
+def _give_up_node(fleet: Fleet, member: Member, now_s: float) -> None:
+    gone = "its connection was closed, and" if member.is_dropped else "there has been"
+    member.why = f"{gone} nothing heard of it for {now_s - member.since_s:.0f} s"
+    fleet.stand(member, Standing.LOST)
+    member.is_missed = False
 
 
 def _wait_on(state: State, fleet: Fleet, now_s: float) -> list[Action]:
@@ -229,70 +245,6 @@ def on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
     if event.is_done:
         return finish(state, "interrupted", 1, state.give_up_reason, now_s)
     return _give_up(state, f"{state.give_up_reason}; the job could not be requeued: {event.why}", now_s)
-
-
-def _lose(state: State, member: Member, now_s: float) -> list[Action]:
-    """A node is gone: an incident where its ranks are, a line where it was a spare."""
-    attempt = state.attempt
-    if attempt is None or not _trains(state, member):
-        return [Say(text=f"{member.node} is lost: {member.why}", level="warn")]
-    ranks = sorted(n for n, r in attempt.ranks.items() if r.rank.node == member.node)
-    if ranks and all(attempt.ranks[n].exitcode == 0 for n in ranks):
-        return []
-    if state.verdict_incident:
-        # Somebody has been blamed already, maybe for what this node did to them.
-        return [Say(text=f"{member.node} is lost, too: {member.why}", level="warn")]
-    return _tell_lost(state, attempt, member, ranks, now_s)
-
-
-def lost_meanwhile(state: State, now_s: float) -> list[Action]:
-    """An attempt has started; a node that was lost while it did is missing in it, and nobody gets anywhere."""
-    fleet = state.fleet
-    for node in fleet.placed if fleet is not None else []:
-        member = _member(state, node)
-        if member is not None and member.standing in (Standing.LOST, Standing.LEFT, Standing.OUT):
-            return _lose(state, member, now_s)
-    return []
-
-
-def _tell_lost(state: State, attempt: Attempt, member: Member, ranks: list[int], now_s: float) -> list[Action]:
-    held = not state.settings.act or state.is_held
-    evidence: dict[str, Any] = {
-        "node": member.node,
-        "last_heard_s": round(member.since_s, 3),
-        "silent_s": round(now_s - member.since_s, 1),
-        "connection_closed": member.is_dropped,
-        "place": f"node_lost {member.node}",
-    }
-    onset_s = member.since_s
-    whose = f" and its ranks {rank_list(ranks)}" if len(ranks) > 1 else f" and its rank {ranks[0]}" if ranks else ""
-    gone = f"{'are' if ranks else 'is'} gone" if member.standing is Standing.LEFT else "cannot be reached"
-    incident = open_incident(
-        state,
-        kind="node",
-        cause="node_lost",
-        confidence=CONFIDENCE,
-        summary=f"{member.node}{whose} {gone}: {member.why}.",
-        culprits=ranks,
-        onset_s=onset_s,
-        now_s=now_s,
-        evidence=evidence,
-        looks=[],
-        action="none" if held else "isolate_node",
-    )
-    said = Say(text=f"incident {incident.id}: {incident.summary}", level="bad")
-    actions: list[Action] = [said, write(state, incident.id, is_new=True)]
-    if held:
-        return actions
-    state.crash = None
-    if member.standing is not Standing.LEFT:  # who has ended its guardrun there is not known to be the node
-        member.incident = incident.id
-        actions.append(isolation(state, member.node, incident.id))
-    if state.phase is Phase.RUNNING:
-        return actions + stop_for(state, incident.id, onset_s=onset_s, now_s=now_s)
-    # Its peers fell first, and the rest is being stopped for them already.
-    state.verdict_incident, state.exit_code = incident.id, 1
-    return actions + go_on(state, now_s)
 
 
 # The next attempt's nodes ------------------------------------------------------------------------------

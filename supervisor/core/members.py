@@ -61,6 +61,8 @@ class Member(msgspec.Struct, kw_only=True):
     """Above it, from the top down; empty: not known, or not to go by."""
     is_unfit: bool = False
     """It is out because of what the pre-flight found: a new guardrun looks again."""
+    is_cut: bool = False
+    """It is not heard because the head hears nobody: nothing is held against it."""
 
 
 class Fleet(msgspec.Struct, kw_only=True):
@@ -101,7 +103,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     @property
     def gone(self) -> list[str]:
         """Nodes that the run would rather not get again, by name."""
-        return sorted(m.node for m in self.members.values() if m.standing in (Standing.OUT, Standing.LOST))
+        gone = [m for m in self.members.values() if m.standing in (Standing.OUT, Standing.LOST)]
+        return sorted(m.node for m in gone if m.standing is Standing.OUT or not m.is_cut)
 
     def stand(self, member: Member, standing: Standing) -> None:
         """Have a member stand otherwise."""

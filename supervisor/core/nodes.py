@@ -14,8 +14,10 @@ from typing import Any
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Isolate, Say
+from guardrun.supervisor.core.back import still_out
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.responses import said_for
 from guardrun.supervisor.core.orders import stop_for
@@ -98,6 +100,13 @@ def on_isolation_settled(state: State, event: ev.IsolationSettled, now_s: float)
     """Nothing of it is to be done again."""
     if state.nodes.unsettled.get(event.node) == event.incident:
         del state.nodes.unsettled[event.node]
+    known = state.incidents.get(event.incident)
+    if not event.how or state.fleet is None or known is None or known.cause != "node_lost":
+        return []
+    member = state.fleet.members.get(event.node)
+    if member is not None and member.standing in (Standing.READY, Standing.SILENT):
+        return [still_out(event.node, event.how, event.incident)]  # it came back in the same moment
+    state.nodes.kept_out[event.node] = event.how
     return []
 
 

@@ -151,6 +151,8 @@ class Nodes(msgspec.Struct, kw_only=True):
     """Node → the incident for which it was put under quarantine."""
     unsettled: dict[str, str] = {}
     """Node → the incident for which it is being isolated: not known yet to be done."""
+    kept_out: dict[str, str] = {}
+    """Node that was lost, and is not back → what keeps other runs from it: drained, under quarantine."""
     next_s: float = 0.0
     """Findings are not held against training again before this, however many nodes report meanwhile."""
 

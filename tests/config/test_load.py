@@ -75,7 +75,9 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "notify": {"command": []},
     }
     assert (config.hang.floor_s, config.hang.hard_timeout_s) == (10.0, 1800.0)
-    assert config.settings() == Settings(check_nodes=config.preflight.level, ends_alone=True, tells_lacking=True)
+    assert config.settings() == Settings(
+        check_nodes=config.preflight.level, ends_alone=True, groups_losses=True, tells_lacking=True
+    )
     assert set(config.origins.values()) == {"default"}
     assert config.warnings == []
 
@@ -208,7 +210,8 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
     )
     settings = load(cwd).settings()
     others: dict[str, Any] = {"act": False, "resume_first": True, "is_torchrun_agent": True, "gc_policy": "freeze"}
-    others |= {"check_nodes": Config().preflight.level, "ends_alone": True, "tells_lacking": True}
+    others |= {"check_nodes": Config().preflight.level, "ends_alone": True, "groups_losses": True}
+    others |= {"tells_lacking": True}
     assert settings == Settings(**wanted, **others, responses={"gpu_xid_79": "note"})
 
 

@@ -21,7 +21,10 @@ def lost(job: Job, number: int, node: str, rank: int) -> dict[str, object]:
 
 
 def test_cut_one_way_then_the_other(job: Job) -> None:
-    """It is not heard, with a spare that is dead; then its place's next node hears nothing. Who is back is a spare."""
+    """It is not heard, with a spare that is dead; then its place's next node hears nothing. Who is back is a spare.
+
+    Then it is the head that is cut off, from all of them: that is nobody's fault, and they go on where they were.
+    """
     job.start(2, ["head", "node1", "node2", "node3"], spares=2)
     job.first_steps(0, 2)
     job.advance(15)
@@ -48,6 +51,15 @@ def test_cut_one_way_then_the_other(job: Job) -> None:
     job.mended(2, attempt=2)
     job.lab.restore(job["node3"].host)
     job.says("head", "node3 is back")
+
+    job.advance(15)
+    job.lab.cut(job["head"].host)
+    told = job.incident(3)
+    assert (told["cause"], told["culprits"], told["action"]) == ("node_lost", [], "restart")
+    assert told["summary"].startswith("The head (head) can reach none of its 2 other nodes (node1, node3)")
+    job.lab.restore(job["head"].host)
+    assert job.where(3, 2) == ["head", "node1"]
+    job.mended(3, attempt=3)
     # A spare that is cut off does not hear of the run's end: it sees it.
     job.lab.cut(job["node3"].host)
     codes = job.finish()

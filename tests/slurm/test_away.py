@@ -90,9 +90,12 @@ class Bed:
         self.said: list[str] = []
         self.settled: list[str] = []
         environ = {**slurm.environ, "SLURM_JOB_ID": "5"}
-        self.drains = Drains(
-            "run", lambda text, level: self.said.append(text), lambda a: self.settled.append(a.node), environ
-        )
+        self.how: list[str] = []
+        self.drains = Drains("run", lambda text, level: self.said.append(text), self._settle, environ)
+
+    def _settle(self, action: Isolate, how: str) -> None:
+        self.settled.append(action.node)
+        self.how.append(how)
 
 
 def away_until(path: Path, node: str = NODE) -> str:
@@ -119,6 +122,42 @@ def test_a_drain_is_made_once_slurm_is_back(
     wait_until(lambda: bed.said, 10, "that it is said")
     bed.drains.close()
     assert bed.said == ["n3 is drained: guardrun: run incident 003 gpu_ecc: GPU 2 of n3 is bad"]
+
+
+@pytest.mark.parametrize("how", ["", "under quarantine"])
+def test_a_node_that_is_back_before_slurm_is_is_not_drained(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr("guardrun.slurm.again.FIRST_S", 0.05)
+    there = tmp_path / "there"
+    bed = Bed(fake_slurm(scontrol=f'echo "$*" >> {tmp_path}/calls\n{away_until(there)}'))
+    bed.drains.drain(ISOLATE, how)
+    bed.drains.withdraw("n3", "002")
+    assert bed.said == [], "that was for another incident"
+    bed.drains.withdraw("n3", "003")
+    assert bed.said == ["n3 is back before it was drained: it is not"]
+    assert bed.how == ([how] if how else []), "what has been done stands, and is told"
+    there.touch()
+    wait_until(lambda: not any(thread.name == "drain" for thread in threading.enumerate()), 10, "nobody to ask again")
+    assert bed.drains.drain(ISOLATE) == "n3 is back: it is not drained", "not by one that was late, either"
+    bed.drains.close()
+    assert "update" not in (tmp_path / "calls").read_text() and len(bed.said) == 1
+
+
+def test_a_drain_that_was_made_as_the_node_came_back_is_told(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """The order is on its way: it can't be called back."""
+    there = tmp_path / "there"
+    there.touch()
+    asked, go_on = tmp_path / "asked", tmp_path / "go-on"
+    waits = f'if [ "$1" = update ]; then touch {asked}; while [ ! -e {go_on} ]; do sleep 0.02; done; fi\n'
+    bed = Bed(fake_slurm(scontrol=waits + away_until(there)))
+    thread = threading.Thread(target=bed.drains.drain, args=(ISOLATE,))
+    thread.start()
+    wait_until(asked.exists, 10, "the order")
+    bed.drains.withdraw("n3", "003")
+    go_on.touch()
+    thread.join(10)
+    assert (bed.settled, bed.how) == (["n3"], ["drained"])
 
 
 def test_at_the_run_s_end_it_is_tried_once_more(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -157,7 +196,7 @@ def test_a_node_that_may_not_be_drained_is_asked_for_once(fake_slurm: FakeSlurm)
 
 def test_outside_of_slurm_an_isolation_is_done_at_once() -> None:
     settled: list[Isolate] = []
-    drains = Drains("run", lambda text, level: None, settled.append, {})
+    drains = Drains("run", lambda text, level: None, lambda action, how: settled.append(action), {})
     assert (drains.drain(ISOLATE), settled) == ("", [ISOLATE])
     drains.close()
 
@@ -179,7 +218,7 @@ def test_a_node_that_a_person_has_released_meanwhile_is_not_drained(
         run_file=run,
         clock=SimpleNamespace(now=lambda: 1.0),
         drains=bed.drains,
-        isolation_settled=lambda action: bed.settled.append(action.node),
+        isolation_settled=lambda action, how="": bed.settled.append(action.node),
     )
     assert "n3 is drained: " in _isolate(daemon, ISOLATE, is_told=False)
     assert "n3 is drained already: " in _isolate(daemon, ISOLATE, is_told=False), "that it holds is no reason"
@@ -306,7 +345,7 @@ def test_a_controller_that_is_started_anew(slurm_lab: SlurmLab, slurm: Slurm, mo
     said: list[str] = []
     settled: list[str] = []
     environ = {**slurm.environ, "SLURM_JOB_ID": "1"}
-    drains = Drains("run", lambda text, level: said.append(text), lambda a: settled.append(a.node), environ)
+    drains = Drains("run", lambda text, level: said.append(text), lambda a, how: settled.append(a.node), environ)
     with monkeypatch.context() as patch:
         patch.setattr("guardrun.slurm.commands.TIMEOUT_S", 1.0)  # its own words come after ten
         slurm_lab.stop_controller()
