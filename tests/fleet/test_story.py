@@ -93,7 +93,7 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     assert (told["kind"], told["cause"], told["action"]) == ("node", "node_lost", "isolate_node")
     assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(1, "node1")]
     assert told["summary"].startswith(
-        "node1 and its rank 1 cannot be reached: there has been nothing heard of it for 2"
+        "node1 and its rank 1 cannot be reached: nothing has been heard of it for 2"
     )
     gone_s = job.gone([rank.pid], 10.0, "the cut node's rank")
     first = job.first_steps(2, 3)
@@ -121,3 +121,5 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     assert codes | {"node2": 0} == dict.fromkeys(codes, 0)
     assert [one["cause"] for one in job.summary()["incidents"]] == ["rank_blocked", "node_lost", "node_lost"]
     assert job.summary()["exit_code"] == 0
+    shares = job.summary()["shares"]
+    assert set(shares["ranks"]) == {"0", "1", "2"} and "not_told" not in shares, "of all nodes that trained last"
