@@ -92,9 +92,7 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     assert time.monotonic() - cut_s < VERDICT_S
     assert (told["kind"], told["cause"], told["action"]) == ("node", "node_lost", "isolate_node")
     assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(1, "node1")]
-    assert told["summary"].startswith(
-        "node1 and its rank 1 cannot be reached: nothing has been heard of it for 2"
-    )
+    assert told["summary"].startswith("node1 and its rank 1 cannot be reached: nothing has been heard of it for 2")
     gone_s = job.gone([rank.pid], 10.0, "the cut node's rank")
     first = job.first_steps(2, 3)
     assert [mark["node"] for mark in first] == ["head", "node3", "node2"]
