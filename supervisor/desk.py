@@ -81,6 +81,10 @@ class Desk:
         self.failed_saves, self.failed_loads, self.batches = {}, {}, {}
         self._has_told_missing = False
 
+    def knows(self, attempt: int, ranks: list[ev.Rank]) -> bool:
+        """Whether it listens to these already. A rank that has ended stays known: what it left is still to be read."""
+        return attempt == self.attempt and self.ranks.keys() >= {rank.global_rank for rank in ranks}
+
     def receive(self, data: bytes) -> list[ev.Event]:
         """Take one frame in. Malformed ones are counted; nothing raises."""
         try:

@@ -372,8 +372,8 @@ class Station(ABC):
 
     def watch(self, attempt: int, ranks: list[ev.Rank], checkpoint: ev.Checkpoint | None) -> None:
         """These are this node's ranks from now on."""
-        if attempt == self.desk.attempt and set(self.desk.ranks) == {r.global_rank for r in ranks}:
-            return  # told again
+        if self.desk.knows(attempt, ranks):
+            return  # told again, or those that are alive, as the launcher says every few seconds
         self.sampler.attempt_started(attempt, ranks)
         self.desk.attempt_started(attempt, ranks, checkpoint)
         self.oom.attempt_started([rank.pid for rank in ranks])

@@ -209,7 +209,7 @@ def _crash_evidence(state: State, crash: Crash, found: Blame, falls: list[Fall])
 
 def _crash_sentence(state: State, found: Blame, evidence: dict[str, Any]) -> str:
     attempt = attempt_of(state)
-    step = f" at step {attempt.step}" if attempt.step else ""
+    step = _step_words(attempt)
     if found.culprits:
         many = len(found.culprits) > 1 and found.what.startswith("was ")
         what = f"were {found.what.removeprefix('was ')}" if many else found.what
@@ -226,6 +226,15 @@ def _crash_sentence(state: State, found: Blame, evidence: dict[str, Any]) -> str
             f"{who(attempt, fallen).lower()} {found.what}: which of them is wrong cannot be told."
         )
     return f"{who(attempt, fallen)} {found.what}{step}, but who is to blame cannot be told: {found.why_nobody}."
+
+
+def _step_words(attempt: Attempt) -> str:
+    """` at step 23`; ` after step 20` where that is only the checkpoint's: no step since, or none that is counted."""
+    if not attempt.step:
+        return ""
+    resumed = attempt.resumed_from
+    is_known = resumed is None or attempt.step > resumed.step
+    return f" {'at' if is_known else 'after'} step {attempt.step}"
 
 
 def _is_stale_exit(rank: RankState, error: ev.ErrorRecord) -> bool:

@@ -202,8 +202,8 @@ def _give_up_together(state: State, fleet: Fleet, now_s: float) -> list[Action]:
 
 
 def _give_up_node(fleet: Fleet, member: Member, now_s: float) -> None:
-    gone = "its connection was closed, and" if member.is_dropped else "there has been"
-    member.why = f"{gone} nothing heard of it for {now_s - member.since_s:.0f} s"
+    closed = "its connection was closed, and " if member.is_dropped else ""
+    member.why = f"{closed}nothing has been heard of it for {now_s - member.since_s:.0f} s"
     fleet.stand(member, Standing.LOST)
     member.is_missed = False
 

@@ -231,7 +231,7 @@ def test_a_node_that_is_lost_after_its_contact_is_told_as_ever(told: Told) -> No
     assert told.state.fleet is not None and told.state.fleet.members["n1"].is_missed
     told.tick()
     assert incident(told).cause == "node_lost"
-    assert told.state.fleet.members["n1"].why.startswith("there has been nothing heard of it for")
+    assert told.state.fleet.members["n1"].why.startswith("nothing has been heard of it for")
     back = told.joined("n1", 1)
     assert [action.text for action in back if isinstance(action, ac.Say)] == [
         "n1 is back: it waits for the next attempt"

@@ -123,13 +123,13 @@ def test_who_is_found_to_be_lost_right_after_belongs_to_the_same_incident(told: 
     told.tell(ev.NodeSilent(node="n2", since_s=6.0), 11.0)
     actions = told.tick()
     assert told.now_s == pytest.approx(31.0, abs=0.1)
-    assert said(actions) == ["n2 is lost, too: there has been nothing heard of it for 25 s"]
+    assert said(actions) == ["n2 is lost, too: nothing has been heard of it for 25 s"]
     assert isolated(actions) == ["n2"] and kinds(actions) == ["WriteIncident", "Isolate"]
     [told_once] = told.state.incidents.values()
     assert {c.node for c in told_once.culprits} == {"n1", "n2"}
     assert told_once.summary == (
-        "n1, n2 and their ranks 2-5 cannot be reached: n1: its connection was closed, and nothing heard of it for 5 s; "
-        "n2: there has been nothing heard of it for 25 s."
+        "n1, n2 and their ranks 2-5 cannot be reached: n1: its connection was closed, and nothing has been heard of it "
+        "for 5 s; n2: nothing has been heard of it for 25 s."
     )
     [start] = starts(stopped_and_chosen(told))
     assert start.nodes == ["n0", "n4", "n5", "n3"] and incident(told).action == "isolate_node"

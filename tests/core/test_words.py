@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core import frames as fr
 from guardrun.supervisor.core.advice import ADVICE
 from guardrun.supervisor.core.evidence import MAX_RANKS, most_telling
@@ -11,7 +12,7 @@ from guardrun.supervisor.core.finding import Finding
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import Frame
 from guardrun.supervisor.core.sentences import hang_sentence
-from tests.core.conftest import Told
+from tests.core.conftest import ERROR, Told
 from tests.sim.activity import torchs, users, waiting
 
 
@@ -95,3 +96,14 @@ def test_every_cause_of_this_engine_has_advice() -> None:
     causes += " collective_mismatch collective_timeout exception import_error cuda_oom host_oom segfault killed abort"
     causes += " nccl_error gpu_lost disk_full checkpoint_corrupt bus_error exit_code unknown"
     assert set(causes.split()) <= set(ADVICE)
+
+
+@pytest.mark.parametrize(("step", "words"), [(20, "after step 20."), (21, "at step 21.")])
+def test_a_checkpoints_step_is_not_the_step_of_a_fall(told: Told, step: int, words: str) -> None:
+    """A rank that counts no steps stays at the checkpoint's, however far it gets."""
+    told.running()
+    told.crashed()
+    told.restarted(step, ev.Checkpoint(path="/x/ckpt_20.pt", step=20))
+    told.crashed(1, ERROR)
+    assert told.incidents["001"].summary.endswith(" at step 10.")
+    assert told.incidents["002"].summary.endswith(f" {words}")

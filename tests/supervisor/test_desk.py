@@ -58,6 +58,14 @@ def test_another_attempts_words_are_a_strangers(bench: Bench) -> None:
     assert bench.desk.strangers == 2
 
 
+def test_ranks_that_have_ended_are_known_until_the_next_attempt(bench: Bench) -> None:
+    """The launcher says every few seconds who is alive; what the others left is still to be read."""
+    other, stranger = (ev.Rank(global_rank=n, local_rank=n, pid=os.getpid(), node="node-a") for n in (1, 2))
+    bench.desk.attempt_started(0, [bench.rank, other], None)
+    assert bench.desk.knows(0, [bench.rank]) and bench.desk.knows(0, [bench.rank, other])
+    assert not bench.desk.knows(1, [bench.rank]) and not bench.desk.knows(0, [bench.rank, stranger])
+
+
 def test_a_save_is_told_to_the_engine_and_to_the_chooser(bench: Bench) -> None:
     now_ns = time.monotonic_ns()
     saved = msg.CheckpointSaved(
