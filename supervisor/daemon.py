@@ -7,6 +7,7 @@ a while says so to the engine (TimeSkipped).
 from __future__ import annotations
 
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from guardrun.supervisor.coordinator.headdesk import HeadDesk
     from guardrun.supervisor.exposition import MetricsServer
 
+MAX_EARLY = 1000
+"""Events kept until the launcher is there. It is within milliseconds; a stopped one must not fill the memory."""
+
 
 class Daemon(Station):
     """Runs until the run is over, or its launcher is gone."""
@@ -53,6 +57,10 @@ class Daemon(Station):
         self._pace = Pace()
         self._said_trouble = False
         self._has_greeted = False
+        self._early: deque[ev.Event] | None = None
+        """What has come before the launcher, where it has yet to open the run, or to go on with it."""
+        if self.engine.state.phase is Phase.NEW or self.engine.state.session < run.session:
+            self._early = deque(maxlen=MAX_EARLY)
         self._metrics = self._serve_metrics()
         self.fleet = self._open_fleet()
 
@@ -78,7 +86,8 @@ class Daemon(Station):
         return self.engine.state.phase is Phase.RUNNING
 
     def due_s(self) -> float | None:
-        return self._pace.due_s(self.engine.next_deadline_s())
+        # What the journal waited for, of a run that is to be continued, is long past: nothing of it is alive.
+        return self._pace.due_s(self.engine.next_deadline_s()) if self._early is None else None
 
     def turn(self, ready: dict[object, int]) -> None:
         if self.fleet is not None:
@@ -136,7 +145,7 @@ class Daemon(Station):
         log.warning("time_skipped", gap_s=round(gap_s, 1))
         if self.fleet is not None:
             self.fleet.skipped()
-        if self.engine.state.phase is not Phase.NEW:
+        if self._early is None:
             self.feed(ev.TimeSkipped(gap_s=gap_s))
 
     # Events in, actions out ----------------------------------------------------------------------------------
@@ -150,6 +159,9 @@ class Daemon(Station):
 
     def handle(self, event: ev.Event) -> bool:
         """Tell the engine, note it in the journal, carry out what it says. False where the engine raised."""
+        if self._early is not None and not isinstance(event, ev.RunOpened | ev.RunContinued):
+            self._early.append(event)
+            return True
         if isinstance(event, ev.RankExited):
             self.saving.note_answers()
         now_s = self.clock.now()
@@ -207,6 +219,9 @@ class Daemon(Station):
             self.feed(ev.SupervisorRestarted())
             if hello.alive and hello.attempt == (state.attempt.number if state.attempt else -1):
                 self.watch(hello.attempt, hello.alive, state.attempt.resumed_from if state.attempt else None)
+        early, self._early = self._early or (), None
+        for event in early:
+            self.handle(event)
         if self.fleet is not None and (not self._has_greeted or (self.fleet.has_left and not hello.alive)):
             self.fleet.join(hello.world_size, hello.attempt if hello.alive else -1)
         if not self._has_greeted:

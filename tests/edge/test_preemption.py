@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
+from guardrun.supervisor.core.actions import TakeLook
+from guardrun.supervisor.core.events import RunContinued
+from guardrun.supervisor.journal import read_lines
 from guardrun.supervisor.render.words import parse_iso_time
-from tests.edge.runs import RESUME, EdgeRuns, check_dates, finish, only
+from guardrun.supervisor.rundir import read_run_file, write_run_file
+from tests.edge.runs import RESUME, EdgeRuns, check_dates, check_times, finish, only
 from tests.edge.test_signals import log_of
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.ports import free_ports
@@ -112,6 +116,31 @@ def test_a_warning_saves_and_the_same_run_goes_on(edge: EdgeRuns) -> None:
     second = again.summary["attempts"][1]
     pause_s = parse_iso_time(second["started"]) - parse_iso_time(first.summary["ended"])
     assert again.summary["lost_s"]["other"] - first.summary["lost_s"]["other"] > 0.5 * pause_s, "it is lost time"
+
+
+def test_an_hour_in_the_queue(edge: EdgeRuns) -> None:
+    """What the journal waited for is over with it; the hour is nobody's silence, and is lost."""
+    run = start(edge, "--save-every", "10")
+    wait_until((edge.folder / "out/ckpt_50.safetensors").exists, 30, "a checkpoint")
+    run.send(signal.SIGKILL)
+    run.process.wait(10)
+    wait_until(lambda: not run.alive(), 20, "the end of all that it has started")
+    assert run.run_dir is not None
+    first = read_run_file(run.run_dir)
+    first.created_wall_s -= 3600.0
+    write_run_file(run.run_dir, first)
+    last_s = [line.t for line in read_lines(run.run_dir) if line is not None][-1]
+    again = edge.run("plain.py", "--steps", "300", "--step-s", "0.001", flags=NAMED, timeout_s=30)
+    assert (again.returncode, again.incidents) == (0, [])
+    lines = [line for line in read_lines(run.run_dir) if line is not None]
+    [went_on] = [number for number, line in enumerate(lines) if isinstance(line.event, RunContinued)]
+    assert lines[went_on - 1].t == last_s and lines[went_on].t > 3600.0
+    assert not any(isinstance(action, TakeLook) for line in lines for action in line.actions)
+    assert again.summary is not None
+    assert (again.summary["lost_s"]["other"] > 3590.0, again.summary["goodput"] < 0.02) == (True, True)
+    assert [one["outcome"] for one in again.summary["attempts"]] == ["guardrun ended", "finished"]
+    assert again.summary["attempts"][0]["ended_s"] == pytest.approx(last_s, abs=0.01)
+    check_times(again.summary)
 
 
 def test_ranks_that_leave_once_they_have_saved_are_not_finished(edge: EdgeRuns) -> None:
