@@ -92,6 +92,8 @@ def test_a_folder_of_a_rank_that_lives_is_not_swept(owner: Start, tmp_path: Path
     environment = {**os.environ, "GUARDRUN_HOOKS": json.dumps({"board": f"/é/{folder.name}/board-0"})}
     with subprocess.Popen(["sleep", "1000"], env=environment) as rank:
         try:
+            environ = Path(f"/proc/{rank.pid}/environ")
+            wait_until(lambda: folder.name.encode() in environ.read_bytes(), 10, "the rank's environment")
             assert sweep(tmp_path) == [] and folder.is_dir()
         finally:
             rank.kill()
