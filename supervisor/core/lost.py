@@ -40,6 +40,7 @@ def lose(state: State, members: list[Member], now_s: float) -> list[Action]:
     """Nodes are gone: one incident where ranks of theirs are, a line each where they were spares."""
     fleet, attempt = state.fleet, state.attempt
     assert fleet is not None
+    members = sorted(members, key=lambda member: member.order)
     cut = _mark_cut(state, fleet, members)
     missed = [member for member in members if attempt is not None and trains(state, member)]
     idle = [member for member in members if member not in missed and not (missed and member.node in cut)]

@@ -205,8 +205,10 @@ def _give_way(fleet: Fleet, kept: list[str], well: list[Member]) -> None:
 
 
 def _may_come(fleet: Fleet) -> bool:
-    """Somebody may join within seconds: not all have yet, or one is silent."""
+    """Somebody may join within seconds: not all have yet, or one is silent, or the head has been cut off from it."""
     standings = [m.standing for m in fleet.members.values()]
+    if any(m.is_cut and m.standing is Standing.LOST for m in fleet.members.values()):
+        return True
     known = sum(standing is not Standing.LEFT for standing in standings)
     return Standing.SILENT in standings or known < fleet.plan.most + fleet.plan.spares
 

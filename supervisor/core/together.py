@@ -23,7 +23,7 @@ def due_s(times: Collection[float]) -> float | None:
 
 def cut_off(fleet: Fleet, head: str, since_s: float) -> list[str]:
     """All other nodes that the head heard until since_s, if it has heard none of them since; else nobody."""
-    found: list[str] = []
+    found: list[Member] = []
     for member in fleet.members.values():
         if member.node == head or member.standing in (Standing.OUT, Standing.LEFT):
             continue
@@ -31,8 +31,8 @@ def cut_off(fleet: Fleet, head: str, since_s: float) -> list[str]:
         if member.standing is Standing.READY or after_s > TOGETHER_S:
             return []
         if after_s >= -TOGETHER_S:
-            found.append(member.node)
-    return found if len(found) > 1 else []
+            found.append(member)
+    return [member.node for member in sorted(found, key=lambda one: one.order)] if len(found) > 1 else []
 
 
 def forgive(fleet: Fleet, head: str, member: Member, now_s: float) -> None:

@@ -261,6 +261,29 @@ def test_a_job_that_is_requeued_because_its_head_is_cut_may_have_the_same_nodes_
     assert requeue_of(told).exclude == []
 
 
+def test_a_job_that_may_shrink_waits_for_those_that_its_head_is_cut_off_from(told: Told) -> None:
+    """The head alone would do: but it would go on so until its next restart."""
+    led(told, 3, 0, least=1)
+    silent(told, 3.0, "n1", "n2")
+    told.tick()
+    assert not starts(stopped_and_chosen(told)) and told.phase is Phase.GATHERING
+    told.joined("n2", 2)
+    [start] = starts(told.joined("n1", 1))
+    assert start.nodes == ["n0", "n1", "n2"]
+
+
+def test_nor_does_it_wait_for_them_for_ever(told: Told) -> None:
+    led(told, 3, 0, least=1)
+    silent(told, 3.0, "n1", "n2")
+    told.tick()
+    assert not starts(stopped_and_chosen(told))
+    began_s = told.now_s
+    while told.phase is Phase.GATHERING:
+        actions = told.tick()
+    assert [start.nodes for start in starts(actions)] == [["n0"]]
+    assert told.now_s - began_s == pytest.approx(told.state.settings.last_call_s, abs=0.1)
+
+
 def test_spares_that_are_given_up_first_were_cut_off_with_the_others(told: Told) -> None:
     """Those that train are given more time where the job's own steps are long."""
     led(told, 2, 2, ends_alone=False)
