@@ -1,6 +1,6 @@
 """Ten thousand nodes in simulation, under guardrun and under torchrun: `make sim`.
 
-    python benchmarks/sim/run.py                          two weeks, two rates, three seeds: two hours on one core
+    python benchmarks/sim/run.py                          two weeks, two rates, three seeds and one: two hours on one core
     python benchmarks/sim/run.py --quick                  two days of 1,000 nodes, one seed: a minute
     python benchmarks/sim/run.py --nodes 2000 --days 7    another size; --days 7,3 --seeds 3,1: as many for each rate
     python benchmarks/sim/run.py --write-docs             also puts the tables into docs/simulation.md
@@ -31,7 +31,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--days", default="14", help="one number, or one for each rate")
-    parser.add_argument("--seeds", default="3", help="likewise")
+    parser.add_argument("--seeds", default="3,1", help="likewise")
     parser.add_argument("--rates", default="1,10", help="times the published rate")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--anew", action="store_true")
