@@ -1,6 +1,6 @@
 """Ten thousand nodes in simulation, under guardrun and under torchrun: `make sim`.
 
-    python benchmarks/sim/run.py                          two weeks, two rates, three seeds and one: two hours on one core
+    python benchmarks/sim/run.py                          two weeks, two rates, 3 seeds and 1: two hours on a core
     python benchmarks/sim/run.py --quick                  two days of 1,000 nodes, one seed: a minute
     python benchmarks/sim/run.py --nodes 2000 --days 7    another size; --days 7,3 --seeds 3,1: as many for each rate
     python benchmarks/sim/run.py --write-docs             also puts the tables into docs/simulation.md
