@@ -122,6 +122,8 @@ def _tell_lost(state: State, attempt: Attempt, members: list[Member], now_s: flo
     )
     if len(members) > 1:
         change(state, incident.id, culprits=_culprits(state, attempt, nodes), advice=ADVICE)
+    elif not ranks and state.settings.groups_losses:  # gone before it had told of its ranks
+        change(state, incident.id, culprits=_culprits(state, attempt, nodes))
     return _follow_up(state, incident, members, now_s)
 
 

@@ -185,6 +185,17 @@ def test_nodes_that_are_missing_in_the_attempt_they_were_to_start_are_told_toget
     assert start.nodes == ["n0", "n3", "n4"]
 
 
+def test_one_that_is_gone_before_it_has_told_of_its_ranks_is_the_culprit_itself(told: Told) -> None:
+    led(told, most=2, spares=1)
+    told.crashed(1, rank=0)
+    assert starts(told.chosen())
+    told.tell(ev.NodeLeft(node="n1", why="its guardrun was killed"))
+    there = [ev.Rank(global_rank=n, local_rank=n, pid=200 + n, node="n0") for n in range(2)]
+    told.tell(ev.AttemptStarted(attempt=1, ranks=there))
+    assert incident(told).summary == "n1 is gone: its guardrun was killed."
+    assert [(c.rank, c.node) for c in incident(told).culprits] == [(None, "n1")]
+
+
 def test_of_thousands_few_are_named(told: Told) -> None:
     led(told, most=40, spares=0)
     silent(told, 3.0, *(f"n{number}" for number in range(1, 33)), apart_s=0.01)
