@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from guardrun.launcher.address import names_of, own_names
+from guardrun.launcher.exits import USAGE_ERROR
 from guardrun.launcher.fleet import MUNGE, Fleet, FleetError, Lead, join_path, open_lead, plan_fleet
 from guardrun.launcher.opening import node_name
 from guardrun.supervisor.config import Config
@@ -49,6 +50,8 @@ def tell_waiting(asked: Asked, lead: Lead | None, text: str, exit_code: int) -> 
         if fleet is None or not fleet.may_lead or asked.config.fleet.join == MUNGE:
             return
         join = join_path(fleet, asked.config, asked.directory, asked.cwd)
+        if exit_code == USAGE_ERROR and not join.parent.is_dir():
+            return  # a wrong flag leaves no folder behind; most such are wrong on all nodes
         if not (fleet.is_chosen or _may_take(lead, join)) or _is_led(join):
             return  # by another, for whom they need not wait in vain
         names = [*names_of(fleet.endpoint), *own_names()] if fleet.is_by_host else []
