@@ -38,7 +38,7 @@ def find_saved(path: str, wall_s: float, inode: int = 0) -> tuple[str, FileStat 
 
     wall_s: when it was written. inode: of what was written; 0: not known, and names and times have to do.
     """
-    if inode and _inode_of(path) != inode:
+    if inode and not _is_inode(path, inode):
         moved = _find_inode(path, inode)
         if moved and (stat := stat_saved(moved)) is not None:
             return moved, stat
@@ -47,11 +47,9 @@ def find_saved(path: str, wall_s: float, inode: int = 0) -> tuple[str, FileStat 
     return _find_by_name(path, wall_s)
 
 
-def _inode_of(path: str) -> int:
-    try:
-        return os.stat(path).st_ino
-    except (OSError, ValueError):
-        return 0
+def _is_inode(path: str, inode: int) -> bool:
+    found = read_stat(path)
+    return found is not None and found.inode == inode
 
 
 def _find_inode(path: str, inode: int) -> str:
@@ -62,13 +60,13 @@ def _find_inode(path: str, inode: int) -> str:
         place = read_place(folder)
         if depth == 1:
             files = (name for name, stat in place.files.items() if stat.inode == inode)
-            folders = (name for name in place.folders if _inode_of(os.path.join(folder, name)) == inode)
+            folders = (name for name in place.folders if _is_inode(os.path.join(folder, name), inode))
             name = next(files, "") or next(folders, "")
             if name:
                 return os.path.join(folder, name)
         else:
             inner = (os.path.join(folder, name, *parts[1 - depth :]) for name in place.folders)
-            if found := next((other for other in inner if _inode_of(other) == inode), ""):
+            if found := next((other for other in inner if _is_inode(other, inode)), ""):
                 return found
         if not place.trouble:
             break  # the folder is there, so it is not what was renamed
