@@ -62,6 +62,12 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_missing(folder: Path) -> No
     assert said(folder, "closed/train.py", output="closed/in/x.out") == []
 
 
+def test_nor_is_what_the_system_refuses_to_follow(folder: Path) -> None:
+    """Whoever asks: root, too, whom no mode keeps out."""
+    (folder / "loop").symlink_to("loop")
+    assert said(folder, "loop/train.py", output="loop/in/x.out") == []
+
+
 @pytest.mark.parametrize(
     "output", ["%x-%j.out", "logs/%x-%A_%a.out", "logs/%u/%j.out", "/dev/null", "./x", "100%%/../x", "logs/\\%j.out"]
 )
