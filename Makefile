@@ -26,10 +26,11 @@ GYM_ARGS ?=
 SIM_ARGS ?=
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo test lint bench gym gym-hour soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test lint bench gym gym-hour soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
+	@echo "make demo-slurm  a Slurm job of three nodes and a spare, on this machine; a node goes dark (as root, with slurm-wlm and munge)"
 	@echo "make test    all tests (PYTEST_ARGS='tests/core -x' for some, WORKERS=0 one after the other)"
 	@echo "make lint    style, types, and what may import what"
 	@echo "make bench   guardrun beside torchrun, in figures"
@@ -41,6 +42,9 @@ help:
 
 demo: $(VENV)/.stamp
 	@$(BIN)/python examples/demo/run.py
+
+demo-slurm: $(VENV)/.stamp
+	@$(BIN)/python examples/demo/on_slurm.py
 
 test: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
@@ -115,5 +119,5 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp
 
 clean:
 	rm -rf $(VENV) .gym build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo guardrun-runs
-	rm -rf examples/demo/out examples/demo/guardrun-runs
+	rm -rf examples/demo/out examples/demo/guardrun-runs examples/demo/*.out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,80 +2,79 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from examples.demo import on_slurm
 from tests.support.slurmlab import SlurmLab
-from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.real("slurm")
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "demo"
 GUARDRUN = Path(sys.executable).with_name("guardrun")
 GUARDCTL = Path(sys.executable).with_name("guardctl")
-STEPS = 60
-DARK_AT = 25
 QUICKER = {"GUARDRUN_FLEET_LOST_S": "10", "GUARDRUN_FLEET_TERM_S": "6"}
 """The time that a switch needs to fail over is no part of this story."""
+SMALL = ("--steps=60", "--save-every=10", "--batch-size=4", "--width=32")
 
 
-def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(run_dir.glob("incidents/*/incident.json"))]
-
-
-def last_step(folder: Path) -> int:
-    metrics = folder / "out" / "metrics.jsonl"
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    return int(json.loads(lines[-1])["step"]) if lines else 0
-
-
+@pytest.mark.real("slurm")
 @pytest.mark.timeout(300)
 def test_a_node_goes_dark_and_the_spare_takes_over(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     for name in ("train.py", "guardrun.toml"):
-        shutil.copy(EXAMPLE / name, tmp_path)
-    environment = {**QUICKER, "PATH": f"{GUARDRUN.parent}:/usr/bin:/bin"}
-    written = slurm_lab.run(
-        *(
-            GUARDCTL,
-            "sbatch",
-            "--json",
-            "--nodes=3",
-            "--spares=1",
-            "--nproc-per-node=1",
-            "--cpus-per-task=1",
-            "--submit",
-        ),
-        *("--", "train.py", f"--steps={STEPS}", "--save-every=10", "--update-at=0", "--batch-size=4", "--width=32"),
-        env=environment,
-        cwd=tmp_path,
-    )
-    job = str(json.loads(written.stdout)["job"])
+        shutil.copy(on_slurm.HERE / name, tmp_path)
+    said: list[str] = []
+    dark_at = 25
     try:
-        wait_until(lambda: last_step(tmp_path) >= DARK_AT, 120, "training on three nodes", every_s=0.2)
-        slurm_lab.stop_node("n2")
-        slurm_lab.wait_state(job, "COMPLETED", timeout_s=150)
+        ending = on_slurm.play(on_slurm.Story(slurm_lab, tmp_path, SMALL, dark_at, QUICKER, said.append))
+        on_slurm.check(ending)
     except BaseException:
-        print(*(path.read_text() for path in tmp_path.glob("*.out")))
+        print(*said, sep="\n")
         raise
-    output = "\n".join(path.read_text() for path in tmp_path.glob("*.out"))
-    [run_dir] = [path for path in (tmp_path / "guardrun-runs").iterdir() if path.name == f"slurm-{job}"]
-
-    [incident] = read_incidents(run_dir)
-    assert (incident["kind"], incident["cause"], incident["action"]) == ("node", "node_lost", "isolate_node")
-    assert incident["culprits"] == [{**incident["culprits"][0], "rank": 1, "node": "n2"}]
-    assert incident["recovered"] is not None
-    reason = slurm_lab.node("n2")["Reason"]
-    assert reason.startswith(f"guardrun: slurm-{job} incident 001 node_lost") and "n2" in reason
-    assert "DRAIN" in slurm_lab.node("n2")["State"]
-
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert (summary["outcome"], summary["restarts"], summary["last_step"]) == ("finished", 1, STEPS)
-    assert re.search(r"without n2 and with n4", output), output
+    assert ending.summary["last_step"] == 60
     # Where it stood, and where it went on from: nothing but what came after the last whole checkpoint was done twice.
-    assert incident["resumed_from"]["step"] >= DARK_AT - 15
+    assert ending.incident["resumed_from"]["step"] >= dark_at - 15
+    # Whoever watches sees all of it, once, and the moment of the fault.
+    told = "\n".join(said)
+    assert told.count("step   20 ") >= 1 and told.count("n2 goes dark") == 1
+    assert told.index("n2 goes dark") < told.index("guardrun: incident 001: n2") < told.index("step   60 ")
+
+
+def test_what_is_not_as_it_must_be_is_named(tmp_path: Path) -> None:
+    incident = {
+        "id": "001",
+        "kind": "node",
+        "cause": "node_lost",
+        "action": "isolate_node",
+        "culprits": [{"rank": 1, "node": "n2"}],
+        "recovered": "2026-11-21T03:11:09Z",
+        "resumed_from": {"step": 40},
+    }
+    drained = {"State": "IDLE+DRAIN", "Reason": "guardrun: slurm-5 incident 001 node_lost: n2 cannot be reached"}
+    summary = {"outcome": "finished", "restarts": 1}
+    (tmp_path / "report.html").touch()
+    output = "guardrun: the next attempt goes without n2 and with n4\n"
+    good = on_slurm.Ending("5", tmp_path, tmp_path, incident, summary, drained, output)
+    on_slurm.check(good)
+    for wrong, words in (
+        ({"incident": {**incident, "cause": "network"}}, "'network'"),
+        ({"incident": {**incident, "culprits": []}}, "no other, is to blame"),
+        ({"incident": {**incident, "resumed_from": None}}, "checkpoint"),
+        ({"drained": {**drained, "State": "DOWN"}}, "drained: DOWN"),
+        ({"drained": {**drained, "Reason": "Not responding"}}, "'Not responding'"),
+        ({"output": "…"}, "the spare"),
+        ({"summary": {**summary, "outcome": "gave_up"}}, "gave_up, 1"),
+    ):
+        with pytest.raises(on_slurm.Unexpected, match=words):
+            on_slurm.check(on_slurm.Ending(**{**vars(good), **wrong}))
+
+
+def test_without_slurm_it_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(on_slurm, "missing", lambda part: f"no program slurmctld (for {part})")
+    assert on_slurm.main() == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "This demo starts a Slurm on this machine, as root: no program slurmctld (for slurm)." in said.err
+    assert "guardctl sbatch --nodes=3 --spares=1" in said.err

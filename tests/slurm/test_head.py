@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from examples.demo.on_slurm import HERE, last_step
 from guardrun.supervisor.coordinator.orphaned import may_rescue
 from guardrun.supervisor.rundir import RunFile, read_run_file
-from tests.slurm.test_demo import EXAMPLE, GUARDCTL, GUARDRUN, QUICKER, last_step
+from tests.slurm.test_demo import GUARDCTL, GUARDRUN, QUICKER
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until
 
@@ -47,7 +48,7 @@ def test_only_a_run_that_would_be_continued_is_requeued(
 @pytest.mark.timeout(400)
 def test_the_job_goes_on_without_the_node_of_its_head(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     for name in ("train.py", "guardrun.toml"):
-        shutil.copy(EXAMPLE / name, tmp_path)
+        shutil.copy(HERE / name, tmp_path)
     environment = {**QUICKER, "GUARDRUN_FLEET_HEAD_GONE_S": "5", "PATH": f"{GUARDRUN.parent}:/usr/bin:/bin"}
     flags = ("--nodes=2", "--spares=1", "--nproc-per-node=1", "--cpus-per-task=1", "--json", "--submit")
     script = ("train.py", f"--steps={STEPS}", "--save-every=10", "--update-at=0", "--batch-size=4", "--width=32")
