@@ -363,6 +363,7 @@ class Loop:
             say(f"{signum.name} says that the job is about to end, but there is no supervisor to act on it")
 
     def _note(self, signum: signal.Signals) -> None:
+        at_ns = time.monotonic_ns()
         self._noted.add(signum)
         alive = [] if self.attempt is None or self.is_over else self.attempt.alive()
         catchers = [rank for rank in alive if rank.global_rank >= 0 and catches(rank.pid, signum)]
@@ -370,7 +371,9 @@ class Loop:
         self.log.write("noticed", signal=int(signum), forwarded=is_forwarded, catchers=len(catchers))
         kept = [] if is_forwarded or signum == signal.SIGTERM else [rank.global_rank for rank in catchers]
         self.supervision.tell(
-            lambda seq: Signalled(seq=seq, signum=int(signum), is_notice=True, is_forwarded=is_forwarded, catchers=kept)
+            lambda seq: Signalled(
+                seq=seq, signum=int(signum), is_notice=True, is_forwarded=is_forwarded, catchers=kept, at_ns=at_ns
+            )
         )
         if is_forwarded:
             give(catchers, signum)

@@ -32,6 +32,8 @@ BASELINE_S = 1.0
 SEEK_S = 2.0
 """Saves that the hooks do not see are looked for so often."""
 SETTLE_S = 1.0
+GRAIN_S = 0.01
+"""A file's time is the kernel's last tick, which may lie so long before it was written."""
 HAND_S = 3.0
 """Other nodes may take so long to say how far their ranks are."""
 
@@ -50,7 +52,7 @@ class _Wanted(msgspec.Struct, frozen=True):
     def is_met_by(self, found: ev.Checkpoint | None) -> bool:
         if found is None:
             return False
-        is_since = found.written_wall_s >= self.since_wall_s
+        is_since = found.written_wall_s >= self.since_wall_s - GRAIN_S
         if not self.is_before_known or (self.is_quiet and is_since):
             return is_since
         if self.before is None:

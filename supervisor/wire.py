@@ -93,6 +93,8 @@ class Signalled(_Wire, frozen=True, kw_only=True, tag="signalled"):
     """The ranks that have a handler for it were given it."""
     catchers: list[int] = []
     """Those that have one, and were not given it."""
+    at_ns: int = 0
+    """When a notice came, CLOCK_MONOTONIC: before any rank was given it."""
 
 
 # Supervisor → launcher ------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def on_preemption_noticed(state: State, event: ev.PreemptionNoticed, now_s: floa
         if event.signum == TERM:
             notice.signum, notice.deadline_s = TERM, min(notice.deadline_s, _deadline_s(state, TERM, now_s))
         return []
-    notice.cause, notice.began_s = SIGNAL, now_s
+    notice.cause, notice.began_s = SIGNAL, min(event.at_s, now_s) or now_s
     notice.first = notice.signum = event.signum
     notice.is_forwarded, notice.catchers = event.is_forwarded, event.catchers
     notice.deadline_s = _deadline_s(state, event.signum, now_s)

@@ -25,6 +25,14 @@ def secured(told: Told, at_s: float, checkpoint: ev.Checkpoint | None = SAVED) -
     return told.tell(ev.CheckpointSecured(request=told.state.notice.request, checkpoint=checkpoint), at_s)
 
 
+@pytest.mark.parametrize(("got_s", "since_s"), [(0.0, 20.0), (19.99, 19.99), (20.5, 20.0)])
+def test_a_save_counts_from_the_moment_of_the_signal(told: Told, got_s: float, since_s: float) -> None:
+    """A rank that was given it may have saved before the engine hears of it. 0: as in older journals."""
+    told.running()
+    actions = told.tell(ev.PreemptionNoticed(signum=USR1, is_forwarded=True, at_s=got_s), 20.0)
+    assert [action.since_s for action in actions if isinstance(action, ac.AskCheckpoint)] == [since_s]
+
+
 def test_saved_stopped_and_ended_unfinished(told: Told) -> None:
     told.running()
     assert kinds(noticed(told)) == ["WriteIncident", "AskCheckpoint"]

@@ -1,0 +1,31 @@
+"""Which checkpoint answers a request to save."""
+
+from __future__ import annotations
+
+import pytest
+
+from guardrun.supervisor.core.events import Checkpoint
+from guardrun.supervisor.saving import _Wanted
+
+ASKED_S = 1000.0
+
+
+def saved(at_s: float, path: str = "/out/b") -> Checkpoint:
+    return Checkpoint(path=path, step=9, written_wall_s=at_s)
+
+
+@pytest.mark.parametrize(("late_s", "does"), [(0.5, True), (0.0, True), (-0.004, True), (-0.5, False)])
+def test_one_that_the_signal_itself_set_off_counts(late_s: float, does: bool) -> None:
+    """The kernel dates a file by its last tick, some milliseconds back."""
+    found = saved(ASKED_S + late_s)
+    assert _Wanted(1, ASKED_S, is_quiet=True).is_met_by(found) is does
+    known = _Wanted(1, ASKED_S, before=found, is_before_known=True, is_quiet=True)
+    assert known.is_met_by(found) is does, "it was there already when the newest was looked for"
+
+
+def test_what_was_there_before_a_request_is_none() -> None:
+    before = saved(ASKED_S + 0.2)
+    wanted = _Wanted(1, ASKED_S, before=before, is_before_known=True)
+    assert not wanted.is_met_by(before) and not wanted.is_met_by(None)
+    assert wanted.is_met_by(saved(ASKED_S + 0.3))
+    assert not wanted.is_met_by(saved(ASKED_S - 0.3, "/out/a")), "an older one is no answer"
