@@ -33,6 +33,8 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel killed for want of memory where this rank runs: a worker of it, it may be."""
     failed_load: str = ""
     """The checkpoint, or file, that a load of it raised about last."""
+    has_ended: bool = False
+    """Its script was over: the interpreter was ending."""
     stack: list[Frame] = []
     """Where a fatal signal met it, innermost first; empty where none did, or nothing tells."""
 
@@ -239,6 +241,8 @@ def _what(fall: Fall, cause: str, layer: Layer | None) -> str:
     words = " ".join(last_words(fall.stderr_tail).split()) if number == signal.SIGABRT else ""
     frame = user_frame(fall.stack)
     where = f" in {frame.function} ({base_name(frame.file)}:{frame.line})" if frame and is_users(frame) else ""
+    if fall.has_ended and not where:
+        where = " after its script had ended"
     return f"was ended by {_signal_text(fall.exitcode, number)}{where}" + (f": {words[:200]}" if words else "")
 
 

@@ -264,6 +264,7 @@ def falls_of(state: State, crash: Crash) -> list[Fall]:
                 is_disk_full=full,
                 has_oom_nearby=crash.oom_kills > 0 or bool(crash.oom_pids),
                 failed_load=trace.failed_load,
+                has_ended=rank.has_ended,
                 stack=trace.stack,
             )
         )

@@ -186,6 +186,12 @@ def test_where_a_signal_met_a_rank() -> None:
     assert found.place == "crash_here (train.py)"
 
 
+def test_a_signal_that_meets_an_interpreter_that_ends() -> None:
+    """Whose script has done all that it had to do: torch's threads end some so."""
+    found = blame([fall(exitcode=-6, has_ended=True)])
+    assert found.what == "was ended by signal 6 (SIGABRT) after its script had ended"
+
+
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
     assert blame([fall(exitcode=-62)]).what == "was ended by signal 62"
 

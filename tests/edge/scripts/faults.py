@@ -50,6 +50,16 @@ def due_now(when: str) -> list[str]:
     return [fault] if file and RANK == "1" and ATTEMPT == "0" and os.path.exists(file) else []
 
 
+def let_go() -> None:
+    """Wait until gloo's threads, which DDP keeps beyond destroy_process_group, have let go of their last work.
+
+    One that is still at it when the interpreter finalises ends the process by SIGABRT (pytorch/pytorch#179291).
+    """
+    stats = [path / "stat" for path in Path("/proc/self/task").iterdir() if "gloo" in (path / "comm").read_text()]
+    while any(path.read_text().rpartition(")")[2].split()[0] != "S" for path in stats):
+        time.sleep(0.001)
+
+
 def suffer(fault: str, seconds: float, others: dict[str, Callable[[], Any]]) -> None:
     """Have it happen. others: faults that only the calling script knows."""
     known: dict[str, Callable[[], Any]] = {

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+from faults import let_go
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, required=True)
@@ -76,3 +81,4 @@ for step, batch in enumerate(torch.utils.data.DataLoader(Samples(), batch_size=8
         dist.barrier()
 
 dist.destroy_process_group()
+let_go()

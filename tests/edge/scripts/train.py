@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from faults import ATTEMPT, RANK, alive_of_before, due, due_now, fetch_vocabulary_update, note, parse_plan, suffer
+from faults import (
+    ATTEMPT,
+    RANK,
+    alive_of_before,
+    due,
+    due_now,
+    fetch_vocabulary_update,
+    let_go,
+    note,
+    parse_plan,
+    suffer,
+)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--plan", default="", help="see faults.py; step 0 is before torch.distributed")
@@ -183,6 +194,7 @@ def main() -> None:
         if RANK == "0" and step % 10 == 0:
             say(f"step {step} loss {loss.item():.4f}")
     dist.destroy_process_group()
+    let_go()
     say("done")
 
 
