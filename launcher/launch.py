@@ -42,7 +42,7 @@ from guardrun.launcher.sockets import NoSocketFolderError, make_socket_folder, r
 from guardrun.launcher.starting import Starter
 from guardrun.launcher.supervision import Supervision
 from guardrun.launcher.sweep import become_subreaper
-from guardrun.launcher.word import Asked, begin_to_lead, tell_waiting
+from guardrun.launcher.word import Asked, begin, tell_waiting
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.node.places import absolute_folders
 from guardrun.supervisor.node.state import state_folder
@@ -133,7 +133,7 @@ class Launch:
             is_torchrun_agent=is_agent,
         )
         if fleet is not None:
-            begin_to_lead(asked, fleet)
+            begin(asked, fleet)
         self._check_fitness(wish, world_size, plan, signals)
         part = None
         if fleet is not None and plan is not None:

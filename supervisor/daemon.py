@@ -21,6 +21,7 @@ from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.journal import Journal, recover
 from guardrun.supervisor.log import log
 from guardrun.supervisor.pace import Pace
@@ -84,6 +85,11 @@ class Daemon(Station):
     @property
     def is_running(self) -> bool:
         return self.engine.state.phase is Phase.RUNNING
+
+    @property
+    def may_be_left_out(self) -> bool:
+        members = self.engine.state.fleet.members if self.engine.state.fleet is not None else {}
+        return (me := members.get(self.run_file.node)) is not None and me.standing is Standing.OUT
 
     def due_s(self) -> float | None:
         # What the journal waited for, of a run that is to be continued, is long past: nothing of it is alive.

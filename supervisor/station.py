@@ -36,6 +36,7 @@ from guardrun.supervisor.draining import Drains
 from guardrun.supervisor.log import log
 from guardrun.supervisor.nodedesk import NodeDesk
 from guardrun.supervisor.printable import encode_msgpack
+from guardrun.supervisor.releases import Releases
 from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.scribe import Scribe
 from guardrun.supervisor.standin import StandIn
@@ -73,6 +74,7 @@ class Station(ABC):
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
         self.drains = Drains(run.run_id, self.terminal.say, self.isolation_settled)
         self.node = NodeDesk(self)
+        self._releases = Releases(self) if run.fleet is not None else None
         self.desk = Desk(self.clock, self.sampler, self.saved, self.loaded)
         self._context = zmq.Context()
         self._beats = self._bind(zmq.PULL, wire.BEATS_SOCKET, MAX_MESSAGE_BYTES)
@@ -111,6 +113,11 @@ class Station(ABC):
     @abstractmethod
     def is_running(self) -> bool:
         """Ranks are alive, and are to be."""
+
+    @property
+    @abstractmethod
+    def may_be_left_out(self) -> bool:
+        """As far as is known here: whoever decides about the node would hear of its release."""
 
     @abstractmethod
     def greeted(self, hello: wire.LauncherHello) -> None:
@@ -229,6 +236,8 @@ class Station(ABC):
             if missing is not None:
                 self.feed(missing)
         self.node.sample()
+        if self._releases is not None:
+            self._releases.sample()
 
     def post(self, call: Callable[[], object]) -> None:
         """Have the loop's thread make a call; for worker threads."""
@@ -355,7 +364,10 @@ class Station(ABC):
             )
         elif message.is_notice:
             notice = ev.PreemptionNoticed(
-                signum=message.signum, is_forwarded=message.is_forwarded, catchers=message.catchers
+                signum=message.signum,
+                is_forwarded=message.is_forwarded,
+                catchers=message.catchers,
+                at_s=self.clock.at_ns(message.at_ns),
             )
             self.feed(notice)
         else:

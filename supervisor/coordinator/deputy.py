@@ -103,6 +103,10 @@ class Deputy(Station):
     def is_running(self) -> bool:
         return self._attempt >= 0 and not self._is_stopping
 
+    @property
+    def may_be_left_out(self) -> bool:
+        return self._attempt < 0 and self._link is not None and self._link.is_joined
+
     def register(self, poller: zmq.Poller) -> None:
         self._poller = poller
 
@@ -268,7 +272,7 @@ class Deputy(Station):
         refused = find_refused(Path(fleet.join_file), fleet.names, fleet.key)
         led_s = self._join.created_wall_s if self._join is not None else 0.0
         node = began(self.run_file.launcher_start, self.run_file.created_wall_s)
-        if refused is None or not holds(refused, node, time.time(), led_s):
+        if refused is None or not holds(refused.said_wall_s, node, time.time(), led_s):
             return
         log.warning("head_refused", head=refused.head, text=refused.text, exit_code=refused.exit_code)
         if not is_silent(os.environ):

@@ -16,6 +16,7 @@ from guardrun import __version__
 from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
 from guardrun.supervisor.coordinator import hub as hubs
 from guardrun.supervisor.coordinator import messages as msg
+from guardrun.supervisor.coordinator.absences import Absences
 from guardrun.supervisor.coordinator.asking import FleetAsking, NodeAsking, Order
 from guardrun.supervisor.coordinator.boards import Boards
 from guardrun.supervisor.coordinator.checking import CheckDesk
@@ -114,6 +115,7 @@ class HeadDesk:
         self.has_left = False
         """This node's launcher does not obey: its ranks take no part until it does again."""
         self._farewell_by_s: float | None = None
+        self._absences = Absences(daemon, fleet)
         self._introducer: Introducer | None = None
         self._rewrite_s: float | None = None
         self._has_said_unwritten = False
@@ -172,6 +174,7 @@ class HeadDesk:
                 events += self.gather.heard(node, self.hub.heard_s(node)) if self._is_fresh(node, now_s) else []
         self.pass_on(events + self.gather.tick(now_s))
         self.checks.tick()
+        self._absences.poll()
         self.asking.tick(now_s)
         self.inquiries.poll()
         self.boards.poll()

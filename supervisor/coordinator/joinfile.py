@@ -19,7 +19,7 @@ import re
 import stat
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -91,12 +91,17 @@ class JoinFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def join_file_path(guard_dir: Path, key: str) -> Path:
     """Where the join file lies by default. key: the rendezvous' id, or the scheduler's job and step."""
-    return guard_dir / f".join-{_UNSAFE.sub('_', key)[:160]}"
+    return guard_dir / f".join-{safe(key, 160)}"
 
 
 def on_host(path: Path, host: str) -> Path:
     """That of one head among those for the same key; host EVERY: a pattern for all of them."""
-    return path.with_name(f"{path.name}@{host if host == EVERY else _UNSAFE.sub('_', host)[:60]}")
+    return path.with_name(f"{path.name}@{host if host == EVERY else safe(host)}")
+
+
+def safe(text: str, limit: int = 60) -> str:
+    """As a part of a file's name."""
+    return _UNSAFE.sub("_", text)[:limit]
 
 
 def try_writing(path: Path) -> None:
@@ -262,6 +267,21 @@ def write_new(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(fd)
+
+
+def replace_own(path: Path, data: bytes) -> None:
+    """Write it in place of what the user had there. Raises OSError, JoinError where that belongs to others."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(NotThere):
+        read_own(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        temporary.unlink(missing_ok=True)
+        write_new(temporary, data)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from guardrun.supervisor.coordinator.joinfile import EVERY, REFUSED, JoinError, NotThere, read_own, write_new
+from guardrun.supervisor.coordinator.joinfile import EVERY, REFUSED, JoinError, read_own, replace_own
 from guardrun.supervisor.coordinator.lease import boot_s
 from guardrun.supervisor.printable import encode_json
 
@@ -54,19 +54,8 @@ def refused_path(join: Path) -> Path:
 
 def leave_word(join: Path, refused: Refused) -> None:
     """Say it, in place of what was said before. Raises OSError, JoinError where the place belongs to others."""
-    path = refused_path(join)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(NotThere):
-        read_own(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     refused = msgspec.structs.replace(refused, text=refused.text[:MAX_TEXT_CHARS])
-    try:
-        temporary.unlink(missing_ok=True)
-        write_new(temporary, encode_json(refused))
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_own(refused_path(join), encode_json(refused))
 
 
 def take_back(join: Path) -> None:
@@ -104,9 +93,8 @@ def began(launcher_start: int, ready_wall_s: float) -> Began:
     return Began(min(time.time() - age_s, ready_wall_s), ready_wall_s)
 
 
-def holds(refused: Refused, node: Began, now_wall_s: float, led_wall_s: float = 0.0) -> bool:
-    """Whether a node ends by it. led_wall_s: when a head wrote the join file; 0: none has."""
-    said_s = refused.said_wall_s
+def holds(said_s: float, node: Began, now_wall_s: float, led_wall_s: float = 0.0) -> bool:
+    """Whether a node goes by what was said then. led_wall_s: when a head wrote the join file; 0: none has."""
     if said_s <= led_wall_s or not node.started_s - STALE_S <= said_s <= now_wall_s + STALE_S:
         return False
     return said_s >= node.started_s or now_wall_s >= node.ready_s + RESTART_S

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core import (
+    absent,
     attempts,
     checking,
     falls,
@@ -28,6 +29,7 @@ from guardrun.supervisor.core import (
     orders,
     pauses,
     preemption,
+    released,
     requeues,
     watch,
 )
@@ -244,10 +246,12 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_node_told": nodes.on_node_told,
     "on_not_isolated": nodes.on_not_isolated,
     "on_isolation_settled": nodes.on_isolation_settled,
+    "on_node_released": released.on_node_released,
     "on_node_joined": fleet.on_node_joined,
     "on_node_silent": fleet.on_node_silent,
     "on_node_heard": fleet.on_node_heard,
     "on_node_left": fleet.on_node_left,
+    "on_node_absent": absent.on_node_absent,
     "on_nodes_checked": fleet.on_nodes_checked,
     "on_preemption_noticed": preemption.on_preemption_noticed,
     "on_scheduler_told": preemption.on_scheduler_told,

@@ -428,6 +428,19 @@ class NodeLeft(_Event, frozen=True, kw_only=True, tag="node_left"):
     """It is there, but could not start its ranks."""
 
 
+class NodeAbsent(_Event, frozen=True, kw_only=True, tag="node_absent"):
+    """A node's guardrun was refused before it joined."""
+
+    node: str
+    slot: int = -1
+    """As NodeJoined has it."""
+    why: str
+    exit_code: int
+    """Of its guardrun."""
+    is_final: bool
+    """Nobody is there to start another."""
+
+
 class NodesChecked(_Event, frozen=True, kw_only=True, tag="nodes_checked"):
     """Answer to CheckNodes."""
 
@@ -447,6 +460,15 @@ class NotIsolated(_Event, frozen=True, kw_only=True, tag="not_isolated"):
     node: str
     incident: str
     why: str
+
+
+class NodeReleased(_Event, frozen=True, kw_only=True, tag="node_released"):
+    """A person has released a node, and nothing keeps runs from it any more."""
+
+    node: str
+    at_s: float
+    who: str
+    reason: str = ""
 
 
 class IsolationSettled(_Event, frozen=True, kw_only=True, tag="isolation_settled"):
@@ -499,6 +521,8 @@ class PreemptionNoticed(_Event, frozen=True, kw_only=True, tag="preemption_notic
     """The launcher has given it to the ranks that have a handler for it."""
     catchers: list[int] = []
     """Ranks that have one, and were not given it."""
+    at_s: float = 0.0
+    """When guardrun got the signal, before it gave it to any rank; 0: as this is told."""
 
 
 class SchedulerTold(_Event, frozen=True, kw_only=True, tag="scheduler_told"):
@@ -570,9 +594,11 @@ Event = (
     | NodeSilent
     | NodeHeard
     | NodeLeft
+    | NodeAbsent
     | NodesChecked
     | NotIsolated
     | IsolationSettled
+    | NodeReleased
     | HooksMissing
     | PastRead
     | HoldSet

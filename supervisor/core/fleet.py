@@ -43,7 +43,7 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
         )
         return sizes.say_odd(fleet, fleet.placed, member) + take_back(state, member) + try_start(state, now_s)
     has_changed, member.ranks = member.ranks != event.ranks, event.ranks
-    member.is_dropped, member.switches = False, event.switches
+    member.is_dropped, member.switches, member.refused = False, event.switches, 0
     if member.standing is Standing.OUT:
         return []
     was = member.standing

@@ -44,10 +44,12 @@ _ALWAYS: dict[type, str] = {
     ev.NodeTold: "on_node_told",
     ev.NotIsolated: "on_not_isolated",
     ev.IsolationSettled: "on_isolation_settled",
+    ev.NodeReleased: "on_node_released",
     ev.NodeJoined: "on_node_joined",
     ev.NodeSilent: "on_node_silent",
     ev.NodeHeard: "on_node_heard",
     ev.NodeLeft: "on_node_left",
+    ev.NodeAbsent: "on_node_absent",
     ev.SchedulerTold: "on_scheduler_told",
     ev.RunContinued: "on_run_continued",
 }

@@ -61,6 +61,8 @@ class Member(msgspec.Struct, kw_only=True):
     """Above it, from the top down; empty: not known, or not to go by."""
     is_unfit: bool = False
     """It is out because of what the pre-flight found: a new guardrun looks again."""
+    refused: int = 0
+    """Its guardrun's exit status, where that was refused before it joined, and nobody starts another."""
     is_cut: bool = False
     """It is not heard because the head hears nobody: nothing is held against it."""
 
@@ -209,8 +211,13 @@ def _may_come(fleet: Fleet) -> bool:
     standings = [m.standing for m in fleet.members.values()]
     if any(m.is_cut and m.standing is Standing.LOST for m in fleet.members.values()):
         return True
-    known = sum(standing is not Standing.LEFT for standing in standings)
-    return Standing.SILENT in standings or known < fleet.plan.most + fleet.plan.spares
+    return Standing.SILENT in standings or to_come(fleet) > 0
+
+
+def to_come(fleet: Fleet) -> int:
+    """How many may still join: those of which nothing is known, and those whose guardrun may be started again."""
+    known = sum(m.standing is not Standing.LEFT or bool(m.refused) for m in fleet.members.values())
+    return max(fleet.plan.most + fleet.plan.spares - known, 0)
 
 
 def carried_over(fleet: Fleet | None, plan: FleetPlan | None) -> Fleet | None:

@@ -115,7 +115,7 @@ class Job(Training):
         host = self.lab.host(name)
         self._started += 1
         output = self.marks / f"output-{self._started}-{name}.txt"
-        own = {"GUARDRUN_NODE_STATE_DIR": str(self.marks / f"state-{name}"), "GUARDRUN_DIR": None}
+        own = {"GUARDRUN_NODE_STATE_DIR": str(self.state_of(name)), "GUARDRUN_DIR": None}
         environment = clean_environment(uuid.uuid4().hex, {**own, **(env or {})})
         guardrun = Path(sys.executable).with_name("guardrun")
         command = [*under, str(guardrun), *flags, str(self.script), "--marks", str(self.marks), *script_args]
@@ -123,6 +123,10 @@ class Job(Training):
             process = host.popen(command, environment, cwd=self.folder, stdout=out, stderr=subprocess.STDOUT)
         node = self.nodes[known_as or name] = Node(host, process, output)
         return node
+
+    def state_of(self, name: str) -> Path:
+        """Where a host keeps what it knows of itself."""
+        return self.marks / f"state-{name}"
 
     # What it says ---------------------------------------------------------------------------------------------
 
@@ -175,6 +179,13 @@ def flags(number: int, nodes: str | int = 2, spares: int = 0) -> tuple[str, ...]
     """torchrun's static flags for the host of that number; `head` leads."""
     job = (f"--nnodes={nodes}", "--nproc-per-node=1", f"--guard-spares={spares}")
     return (*job, f"--node-rank={number}", "--master-addr=head", f"--master-port={PORT}")
+
+
+def guardctl(job: Job, name: str, *arguments: str) -> str:
+    """guardctl node …, said on a host; returns what it prints."""
+    program = Path(sys.executable).with_name("guardctl")
+    state = f"GUARDRUN_NODE_STATE_DIR={job.state_of(name)}"
+    return job.lab.host(name).run("env", state, str(program), "node", *arguments)
 
 
 def kill(process: Process, signum: signal.Signals = signal.SIGKILL) -> float:

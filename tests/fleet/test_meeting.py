@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from guardrun.launcher.exits import NOT_FIT
-from tests.fleet.jobs import PORT, QUICK, Job, flags, kill
+from guardrun.launcher.exits import NOT_FIT, QUARANTINED
+from tests.fleet.jobs import PORT, QUICK, Job, flags, guardctl, kill
 from tests.support.netlab import INSIDE
 
 pytestmark = pytest.mark.real("netns")
@@ -110,3 +110,18 @@ def test_a_head_that_does_not_start_tells_those_that_wait(job: Job) -> None:
     assert job.where(0, 2) == ["head", "node1"]
     assert job.finish() == {"head": 0, "node1": 0}
     assert not list(job.folder.glob("guardrun-runs/.join*.refused"))
+
+
+def test_a_node_that_is_refused_tells_the_head(job: Job) -> None:
+    """It is under quarantine: the head says so at once, and takes it as soon as it is released and started again."""
+    (job.folder / "guardrun.toml").write_text(QUICK)
+    guardctl(job, "node1", "isolate", "node1", "--reason=a fan")
+    job.start_one("head", *flags(0), script_args=ALONE)
+    assert job.start_one("node1", *flags(1), script_args=ALONE).wait() == QUARANTINED
+    job.says("head", "guardrun: node1 takes no part: node node1 is quarantined since ")
+    assert "a fan" in job["head"].output
+    guardctl(job, "node1", "release", "node1")
+    job.start_one("node1", *flags(1), script_args=ALONE)
+    assert job.where(0, 2) == ["head", "node1"]
+    assert job.finish() == {"head": 0, "node1": 0}
+    assert not list(job.folder.glob("guardrun-runs/.join*absent*"))

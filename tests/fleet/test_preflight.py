@@ -58,7 +58,7 @@ def checked(job: Job) -> dict[str, Any]:
 
 def is_quarantined(job: Job, name: str) -> bool:
     """Whether the node's own record says so, for network."""
-    path = job.marks / f"state-{name}" / "quarantine.json"
+    path = job.state_of(name) / "quarantine.json"
     return path.is_file() and '"network"' in path.read_text()
 
 

@@ -62,7 +62,7 @@ def test_a_straggler_and_a_node_that_throttles(job: Job, tmp_path: Path) -> None
     assert throttle["action"] == "isolate_node", throttle
     assert [(one["rank"], one["node"], one["gpu"]) for one in throttle["culprits"]] == [(1, "node1", 0)]
     assert re.match(r"Rank 1 on node1: GPU 0 .*; steps have taken [1-4]\.\d times as long", throttle["summary"])
-    record = job.marks / "state-node1" / "quarantine.json"
+    record = job.state_of("node1") / "quarantine.json"
     job.wait_for(record.exists, 10.0, "node1 to keep it on record")
     assert [mark["pid"] for mark in (job.at(rank) for rank in range(3))] == [mark["pid"] for mark in first]
 

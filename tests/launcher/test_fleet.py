@@ -23,13 +23,14 @@ from guardrun.launcher.fleet import (
     open_lead,
     plan_fleet,
 )
-from guardrun.launcher.word import Asked, begin_to_lead, tell_waiting
+from guardrun.launcher.word import Asked, begin, tell_waiting
 from guardrun.supervisor.config import load_config
+from guardrun.supervisor.coordinator.absences import heed_absences
 from guardrun.supervisor.coordinator.hub import Hub
 from guardrun.supervisor.coordinator.joinfile import EVERY, NotThere, find_join_file, on_host, write_join_file
 from guardrun.supervisor.coordinator.keys import make_key_pair
 from guardrun.supervisor.coordinator.living import is_listening
-from guardrun.supervisor.coordinator.refused import find_refused
+from guardrun.supervisor.coordinator.refused import Began, find_refused
 from tests.coordinator.joins import made
 
 STEP = {
@@ -254,7 +255,7 @@ def test_a_head_that_does_not_start_leaves_word_where_the_others_look(tmp_path: 
     assert found is not None
     assert (found.text, found.exit_code) == ("A is wrong. B is; off runs all the same", 71)
     assert place.name.startswith(".join-") and find_refused(place, [], "another") is None
-    begin_to_lead(head, fleet)
+    begin(head, fleet)
     assert find_refused(place, [], fleet.key) is None
 
 
@@ -271,6 +272,36 @@ def test_a_head_that_does_not_start_leaves_word_where_the_others_look(tmp_path: 
 def test_who_leads_nothing_or_has_no_place_leaves_none(tmp_path: Path, flags: str, settings: dict[str, str]) -> None:
     tell_waiting(asked(tmp_path, flags, **settings), None, "why", 2)
     assert not list(tmp_path.rglob("*.refused"))
+
+
+@pytest.mark.parametrize("flags", ["--nnodes=2 --node-rank=1", "--nnodes=2 --node-rank=1 --master-addr=192.0.2.7"])
+@pytest.mark.parametrize("is_step", [False, True])
+def test_another_node_leaves_word_for_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, is_step: bool
+) -> None:
+    if is_step:
+        monkeypatch.setenv("SLURM_STEP_ID", "0")
+    node = asked(tmp_path, flags)
+    before_s = time.time()
+    tell_waiting(node, None, "it is quarantined.\nguardrun: release it", 69)
+    fleet = plan_fleet(node.args, node.config, {})
+    assert fleet is not None
+    place = join_path(fleet, node.config, node.directory, tmp_path)
+    if fleet.is_by_host:
+        place = place.with_name(place.name.replace(EVERY, "another-name"))
+    names = ["192.0.2.7"] if fleet.is_by_host else []
+    head = Began(before_s, before_s)
+    if names:
+        assert not heed_absences(place, fleet.key, ["192.0.2.8"], head, time.time()), "another head"
+    [said] = heed_absences(place, fleet.key, names, head, time.time())
+    assert (said.text, said.exit_code, said.slot) == ("it is quarantined. release it", 69, 1)
+    assert (said.node, said.is_final) == (socket.gethostname(), is_step)
+
+    tell_waiting(node, None, "why", 69)
+    begin(node, fleet)
+    assert not heed_absences(place, fleet.key, names, head, time.time()), "it was started again"
+    tell_waiting(node, None, "no such script", 2)
+    assert not heed_absences(place, fleet.key, names, head, time.time()), "as on all nodes, mostly"
 
 
 def test_none_is_left_where_another_leads(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""Has a person released this node? Asked while it stands idle in a job of several: it may have been left out.
+
+The record is read by a worker thread: it may lie on disks that do not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from guardrun.supervisor.core.events import NodeReleased
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.rundir import RunFile
+    from guardrun.supervisor.station import Station
+
+EVERY_S = 10.0
+MAX_REASON_CHARS = 200
+
+
+class Released(NamedTuple):
+    """A person's word."""
+
+    who: str
+    at_wall_s: float
+    reason: str
+
+
+class Releases:
+    """Tells each release once."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._due_s = time.monotonic() + EVERY_S
+        self._told_wall_s = 0.0
+        self._is_asking = False
+
+    def sample(self) -> None:
+        """Once a second, by the loop."""
+        if self._is_asking or time.monotonic() < self._due_s or not self._station.may_be_left_out:
+            return
+        self._is_asking = True
+        self._station.in_background(self._ask, lambda error: self._asked())
+
+    def _ask(self) -> NodeReleased | None:
+        released = read_released(self._station.run_file, os.environ)
+        self._asked()
+        if released is None or released.at_wall_s <= self._told_wall_s:
+            return None
+        self._told_wall_s = released.at_wall_s
+        at_s = self._station.clock.now() - max(0.0, time.time() - released.at_wall_s)
+        return NodeReleased(node=self._station.run_file.node, at_s=at_s, who=released.who, reason=released.reason)
+
+    def _asked(self) -> None:
+        self._due_s, self._is_asking = time.monotonic() + EVERY_S, False
+
+
+def read_released(run: RunFile, environ: Mapping[str, str]) -> Released | None:
+    """The newest release of this node by a person; None where there is none, or anything still keeps runs from it."""
+    from guardrun.supervisor.core.node.quarantine import MACHINES, holding
+    from guardrun.supervisor.node.places import absolute_folders, find_places, may_hold_any, names_here
+    from guardrun.supervisor.node.quarantine import read_node
+
+    table, now_wall_s = run.config.get("node", {}), time.time()
+    folders = absolute_folders(table.get("state_dir", ""), table.get("shared_dir", ""), run.cwd)
+    newest: Released | None = None
+    for name in dict.fromkeys([run.node, *names_here(environ)]):
+        places = find_places(*folders, environ, name)
+        if not may_hold_any(places):
+            continue
+        record, _ = read_node(places, name)
+        if holding(record, now_wall_s):
+            return None
+        for one in record.releases:
+            if one.who not in MACHINES and (newest is None or one.at_wall_s > newest.at_wall_s):
+                newest = Released(one.who, one.at_wall_s, one.reason[:MAX_REASON_CHARS])
+    return newest

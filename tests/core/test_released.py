@@ -1,0 +1,123 @@
+"""A node that was left out, and that a person has released, takes part again."""
+
+from __future__ import annotations
+
+import pytest
+
+from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.members import Member, Standing
+from tests.core import test_checking, test_lacking
+from tests.core.conftest import Told, kinds
+
+
+def member(told: Told, node: str = "n1") -> Member:
+    assert told.state.fleet is not None
+    return told.state.fleet.members[node]
+
+
+def placed(told: Told) -> list[str]:
+    assert told.state.fleet is not None
+    return told.state.fleet.placed
+
+
+def left_out(told: Told, spares: int = 1) -> None:
+    """n0 and n2 train; n1 has been left out."""
+    test_lacking.started(told, spares)
+    test_lacking.fails(told, 2, {0: test_lacking.WAITS})
+    test_lacking.again(told)
+    told.step(10, told.now_s + 1.0)
+    assert member(told).standing is Standing.OUT and placed(told) == ["n0", "n2"]
+
+
+def release(told: Told, at_s: float | None = None, reason: str = "", node: str = "n1") -> list[ac.Action]:
+    now_s = told.now_s + 1.0
+    return told.tell(ev.NodeReleased(node=node, at_s=now_s if at_s is None else at_s, who="ada", reason=reason), now_s)
+
+
+def loses(told: Told, node: str) -> None:
+    """A node that trains is lost, and nothing of the attempt is left."""
+    told.tell(ev.NodeLeft(node=node, why="told to end"), told.now_s + 1.0)
+    told.stopped(told.now_s + 1.0)
+    told.chosen()
+
+
+@pytest.mark.parametrize("reason", ["", "apex installed"])
+def test_it_is_the_next_spare(told: Told, reason: str) -> None:
+    left_out(told)
+    actions = release(told, reason=reason)
+    [said] = [action for action in actions if isinstance(action, ac.Say)]
+    assert said.text == f"n1 was released by ada{f' ({reason})' if reason else ''}: it waits for the next attempt"
+    assert (member(told).standing, member(told).why) == (Standing.READY, "")
+    assert told.phase is Phase.RUNNING and placed(told) == ["n0", "n2"], "nobody is disturbed for it"
+    loses(told, "n2")
+    assert placed(told) == ["n0", "n1"]
+
+
+def test_it_is_said_once(told: Told) -> None:
+    left_out(told)
+    release(told)
+    assert release(told) == []
+
+
+def test_a_release_from_before_it_was_left_out_is_none(told: Told) -> None:
+    left_out(told)
+    assert release(told, at_s=member(told).since_s - 0.1) == []
+    assert member(told).standing is Standing.OUT
+
+
+@pytest.mark.parametrize("node", ["n0", "n9"])
+def test_who_is_not_left_out_stays_as_it_is(told: Told, node: str) -> None:
+    left_out(told)
+    assert release(told, node=node) == []
+    assert member(told, "n0").is_placed
+
+
+def test_a_job_that_waits_for_nodes_goes_on_with_it_at_once(told: Told) -> None:
+    left_out(told)
+    loses(told, "n2")
+    assert told.phase is Phase.GATHERING
+    actions = release(told)
+    assert told.phase is Phase.STARTING and "StartAttempt" in kinds(actions)
+    assert placed(told) == ["n0", "n1"]
+
+
+def test_what_was_held_against_it_is_over(told: Told) -> None:
+    left_out(told)
+    told.state.nodes.isolated["n1"] = "001"
+    release(told)
+    assert "n1" not in told.state.nodes.isolated
+    told.crashed(rank=0)
+    assert member(told).standing is Standing.READY, "the next verdict does not leave it out again"
+
+
+def test_after_a_pre_flight_it_is_tried_once_more(told: Told) -> None:
+    test_checking.opened(told)
+    test_checking.checked(told, 1, {"n1": test_checking.DEAF})
+    told.fleet_started(told.now_s + 1.0)
+    told.step(10, told.now_s + 1.0)
+    release(told)
+    told.tell(ev.NodeLeft(node="n2", why="told to end"), told.now_s + 1.0)
+    told.stopped(told.now_s + 1.0)
+    told.chosen()
+    assert told.phase is Phase.CHECKING, "it may still be deaf"
+    actions = test_checking.checked(told, 2, None)
+    assert [action.nodes for action in actions if isinstance(action, ac.StartAttempt)] == [["n0", "n1"]]
+
+
+def test_it_goes_for_a_job_that_is_continued(told: Told) -> None:
+    """The node was left out, the job requeued, the node repaired and released, and given to the job again."""
+    left_out(told)
+    told.tell(ev.StopRequested(signum=15), told.now_s + 1.0)
+    plan = ev.FleetPlan(least=2, most=2, spares=1)
+    told.tell(
+        ev.RunContinued(settings=told.state.settings, node="n0", world_size=2, wall_s=0.0, session=1, fleet=plan),
+        told.now_s + 9.0,
+    )
+    told.chosen()
+    for number in range(2):
+        told.joined(f"n{number}", number)
+    assert member(told).standing is Standing.OUT and told.phase is Phase.GATHERING
+    release(told)
+    assert told.phase is Phase.STARTING and placed(told) == ["n0", "n1"]

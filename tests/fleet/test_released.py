@@ -1,0 +1,35 @@
+"""A node that was left out is repaired, and released by a person: the job takes it back."""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+import pytest
+
+from tests.fleet.jobs import Job, guardctl, kill
+from tests.fleet.test_preflight import own_copy
+from tests.fleet.training import SCRIPT
+
+pytestmark = pytest.mark.real("netns")
+
+
+@pytest.mark.timeout(120)
+def test_it_is_a_spare_again_and_trains_when_it_is_needed(job: Job) -> None:
+    (job.folder / "library.py").touch()
+    job.script = job.folder / SCRIPT.name
+    job.script.write_text(SCRIPT.read_text().replace("marks, out = ", "import library  # noqa\n\nmarks, out = ", 1))
+    with own_copy(job.lab.host("node1"), job.folder / "library.py", "import nobody_has_this\n", job.marks):
+        job.start(2, ["head", "node1", "node2"], spares=1)
+        assert job.where(1, 2) == ["head", "node2"]
+    first = job.at()
+    guardctl(job, "node1", "release", "node1", "--reason=installed")
+    user = pwd.getpwuid(os.getuid()).pw_name
+    job.says("head", f"node1 was released by {user} (installed): it waits for the next attempt")
+    assert job.at()["pid"] == first["pid"], "nobody is disturbed for it"
+
+    kill(job["node2"].launcher())
+    assert job.where(2, 2) == ["head", "node1"]
+    codes = job.finish()
+    assert (codes["head"], codes["node1"]) == (0, 0)
+    assert "the next attempt goes without node2 and with node1" in job["head"].output
