@@ -107,6 +107,7 @@ def test_clocks_that_differ(job: Job) -> None:
     told = job.incident(1)
     assert (told["cause"], [one["node"] for one in told["culprits"]]) == ("rank_blocked", ["node1"])
     took_s = time.monotonic() - hung_s
+    job.says("head", "guardrun: report: ")  # the last that is written of it
     [stacks] = (job.run_dir / "incidents").glob("001-*/stacks")
     assert (stacks / "not-fetched-node1.txt").read_text() == "1 files of node1 were too large to be fetched\n"
     assert "fetch_vocabulary_update" in next(stacks.glob("rank-1-pid-*.txt")).read_text(), "and the stacks were"
