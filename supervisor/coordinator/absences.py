@@ -103,7 +103,8 @@ class Absences:
 
     def __init__(self, daemon: Daemon, fleet: FleetFile) -> None:
         self._daemon, self._fleet = daemon, fleet
-        self._began = began(daemon.run_file.launcher_start, daemon.run_file.created_wall_s)
+        # A run that is continued was created long before this start of its guardrun.
+        self._began = began(daemon.run_file.launcher_start, time.time())
         self._due_s = 0.0
         self._is_looking = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Action, Say
+from guardrun.supervisor.core.actions import Action, Say, WithdrawIsolation
 from guardrun.supervisor.core.fleet import try_start
 from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.core.state import State
@@ -15,12 +15,15 @@ def on_node_released(state: State, event: ev.NodeReleased, now_s: float) -> list
     member = fleet.members.get(event.node) if fleet is not None else None
     if fleet is None or member is None or member.standing is not Standing.OUT or event.at_s <= member.since_s:
         return []
-    state.nodes.isolated.pop(member.node, None)
-    state.nodes.kept_out.pop(member.node, None)
+    watch = state.nodes
+    watch.isolated.pop(member.node, None)
+    watch.kept_out.pop(member.node, None)
+    undone = watch.unsettled.pop(member.node, "")
+    withdrawn: list[Action] = [WithdrawIsolation(node=member.node, incident=undone)] if undone else []
     fleet.checked = [node for node in fleet.checked if node != member.node]
     fleet.stand(member, Standing.READY)
     member.since_s, member.why, member.incident = now_s, "", ""
     member.strikes, member.returned_s, member.is_unfit = [], [], False
     reason = f" ({event.reason})" if event.reason else ""
     said = f"{member.node} was released by {event.who}{reason}: it waits for the next attempt"
-    return [Say(text=said, level="info"), *try_start(state, now_s)]
+    return [Say(text=said, level="info"), *withdrawn, *try_start(state, now_s)]

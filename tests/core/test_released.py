@@ -83,20 +83,36 @@ def test_a_job_that_waits_for_nodes_goes_on_with_it_at_once(told: Told) -> None:
     assert placed(told) == ["n0", "n1"]
 
 
-def test_what_was_held_against_it_is_over(told: Told) -> None:
-    left_out(told)
-    told.state.nodes.isolated["n1"] = "001"
-    release(told)
-    assert "n1" not in told.state.nodes.isolated
-    told.crashed(rank=0)
-    assert member(told).standing is Standing.READY, "the next verdict does not leave it out again"
-
-
-def test_after_a_pre_flight_it_is_tried_once_more(told: Told) -> None:
+def unfit(told: Told) -> None:
+    """The pre-flight has found n1 faulty; n0 and n2 train."""
     test_checking.opened(told)
     test_checking.checked(told, 1, {"n1": test_checking.DEAF})
     told.fleet_started(told.now_s + 1.0)
     told.step(10, told.now_s + 1.0)
+    assert member(told).standing is Standing.OUT and told.state.nodes.isolated == {"n1": "001"}
+
+
+def test_what_was_held_against_it_is_over(told: Told) -> None:
+    unfit(told)
+    release(told)
+    assert told.state.nodes.isolated == {} and not member(told).is_unfit
+    told.crashed(rank=0)
+    assert member(told).standing is Standing.READY, "the next verdict does not leave it out again"
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_what_is_still_to_be_done_to_keep_it_out_is_withdrawn(told: Told, is_done: bool) -> None:
+    """Slurm has not answered yet: the node would be drained after its release."""
+    unfit(told)
+    if is_done:
+        told.tell(ev.IsolationSettled(node="n1", incident="001"))
+    withdrawn = ac.WithdrawIsolation(node="n1", incident="001")
+    assert (withdrawn in release(told)) is not is_done
+    assert told.state.nodes.unsettled == {}
+
+
+def test_after_a_pre_flight_it_is_tried_once_more(told: Told) -> None:
+    unfit(told)
     release(told)
     told.tell(ev.NodeLeft(node="n2", why="told to end"), told.now_s + 1.0)
     told.stopped(told.now_s + 1.0)
