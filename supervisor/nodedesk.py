@@ -101,7 +101,7 @@ class NodeDesk:
         """Why not; empty where it is done."""
         from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation
         from guardrun.supervisor.node.client import RefusedError, Unreachable, ask
-        from guardrun.supervisor.node.places import absolute_folders, find_places
+        from guardrun.supervisor.node.places import find_places, folders_of
         from guardrun.supervisor.node.quarantine import isolate_node
 
         run = self._station.run_file
@@ -120,9 +120,7 @@ class NodeDesk:
             return str(error)
         except Unreachable as error:
             log.info("isolated_without_agent", why=str(error))
-        table = run.config.get("node", {})
-        folders = absolute_folders(table.get("state_dir", ""), table.get("shared_dir", ""), run.cwd)
-        places = find_places(*folders, os.environ, action.node)
+        places = find_places(*folders_of(run.config, run.cwd), os.environ, action.node)
         isolation = Isolation(
             cause=action.cause,
             who=AUTOMATIC,

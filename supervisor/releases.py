@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from guardrun.supervisor.core.events import NodeReleased
@@ -34,14 +35,14 @@ class Releases:
     def __init__(self, station: Station) -> None:
         self._station = station
         self._due_s = time.monotonic() + EVERY_S
+        """Never while the record is being read."""
         self._told_wall_s = 0.0
-        self._is_asking = False
 
     def sample(self) -> None:
         """Once a second, by the loop."""
-        if self._is_asking or time.monotonic() < self._due_s or not self._station.may_be_left_out:
+        if time.monotonic() < self._due_s or not self._station.may_be_left_out:
             return
-        self._is_asking = True
+        self._due_s = inf
         self._station.in_background(self._ask, lambda error: self._asked())
 
     def _ask(self) -> NodeReleased | None:
@@ -54,17 +55,16 @@ class Releases:
         return NodeReleased(node=self._station.run_file.node, at_s=at_s, who=released.who, reason=released.reason)
 
     def _asked(self) -> None:
-        self._due_s, self._is_asking = time.monotonic() + EVERY_S, False
+        self._due_s = time.monotonic() + EVERY_S
 
 
 def read_released(run: RunFile, environ: Mapping[str, str]) -> Released | None:
     """The newest release of this node by a person; None where there is none, or anything still keeps runs from it."""
     from guardrun.supervisor.core.node.quarantine import MACHINES, holding
-    from guardrun.supervisor.node.places import absolute_folders, find_places, may_hold_any, names_here
+    from guardrun.supervisor.node.places import find_places, folders_of, may_hold_any, names_here
     from guardrun.supervisor.node.quarantine import read_node
 
-    table, now_wall_s = run.config.get("node", {}), time.time()
-    folders = absolute_folders(table.get("state_dir", ""), table.get("shared_dir", ""), run.cwd)
+    now_wall_s, folders = time.time(), folders_of(run.config, run.cwd)
     newest: Released | None = None
     for name in dict.fromkeys([run.node, *names_here(environ)]):
         places = find_places(*folders, environ, name)

@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 # In place of this folder, whose modules must be found as `examples.demo.…` only.
 sys.path[0] = str(HERE.parents[1]) if sys.path[0] == str(HERE) else sys.path[0]
 
-from examples.demo.run import OUT, RUNS, Unexpected, read_incident, read_losses, seconds_between  # noqa: E402
+from examples.demo.run import OUT, RUNS, Unexpected, lost_words, read_incident, read_losses, require, seconds_between  # noqa: E402
 from tests.support.real import missing  # noqa: E402
 from tests.support.slurmlab import SlurmLab  # noqa: E402
 
@@ -100,7 +100,7 @@ def follow(story: Story, job: str) -> str:
     deadline_s = time.monotonic() + END_S
     while not has_ended:
         has_ended = story.lab.job(job).get("JobState") in ENDED
-        text = "".join(path.read_text() for path in sorted(story.folder.glob(f"*{job}*.out")))
+        text = "".join(path.read_text() for path in sorted(story.folder.glob(f"*-{job}.out")))
         lines = text[len(seen) : text.rfind("\n") + 1]
         if lines:
             story.say(lines.rstrip("\n"))
@@ -143,9 +143,7 @@ def check(ending: Ending) -> None:
             (summary["outcome"], summary["restarts"]) == ("finished", 1)
         ),
     }
-    wrong = [fact for fact, holds in facts.items() if not holds]
-    if wrong:
-        raise Unexpected("not so: " + "; ".join(wrong))
+    require(facts)
 
 
 def tell(ending: Ending) -> None:
@@ -155,7 +153,6 @@ def tell(ending: Ending) -> None:
     losses = read_losses(HERE / OUT / "metrics.jsonl")
     found_s = seconds_between(incident["onset"], incident["detected"])
     mended_s = seconds_between(incident["detected"], incident["recovered"])
-    lost = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["lost_s"].items() if seconds >= 0.5)
     print(f"""
 What happened
   verdict   {incident["summary"]}
@@ -166,7 +163,7 @@ What happened
   loss      {losses.last_before[1]:.3f} at step {losses.last_before[0]} before
             {losses.first_after[1]:.3f} at step {losses.first_after[0]} after the restart
             {losses.final[1]:.3f} at step {losses.final[0]}, the end
-  goodput   {summary["goodput"]:.0%}; lost: {lost}
+  goodput   {summary["goodput"]:.0%}; lost: {lost_words(summary)}
   report    {os.path.relpath(ending.folder)}/report.html""")
 
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -96,9 +97,19 @@ def check(incident: dict[str, Any], folder: Path, losses: Losses, summary: dict[
         "the loss went on down": losses.final[1] < losses.last_before[1],
         "the summary counts two attempts": len(summary["attempts"]) == 2,
     }
+    require(facts)
+
+
+def require(facts: Mapping[str, bool]) -> None:
+    """Raise Unexpected where any does not hold, naming it."""
     wrong = [fact for fact, holds in facts.items() if not holds]
     if wrong:
         raise Unexpected("not so: " + "; ".join(wrong))
+
+
+def lost_words(summary: dict[str, Any]) -> str:
+    """What time was lost to, by summary.json."""
+    return ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["lost_s"].items() if seconds >= 0.5)
 
 
 def tell(run: Path, status: int, took_s: float) -> None:
@@ -115,7 +126,6 @@ def tell(run: Path, status: int, took_s: float) -> None:
     resumed = incident["resumed_from"]
     found_s = seconds_between(incident["onset"], incident["detected"])
     mended_s = seconds_between(incident["detected"], incident["recovered"])
-    lost = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["lost_s"].items() if seconds >= 0.5)
     here = os.path.relpath(folder)
     print(f"""
 What happened
@@ -125,7 +135,7 @@ What happened
   loss      {losses.last_before[1]:.3f} at step {losses.last_before[0]} before the hang
             {losses.first_after[1]:.3f} at step {losses.first_after[0]} after the restart
             {losses.final[1]:.3f} at step {losses.final[0]}, the end
-  goodput   {summary["goodput"]:.0%} of {took_s:.0f} s; lost: {lost}
+  goodput   {summary["goodput"]:.0%} of {took_s:.0f} s; lost: {lost_words(summary)}
   stacks    {here}/stacks/
   report    {here}/report.html""")
 

@@ -1,53 +1,49 @@
 """A node that was refused before it joined leaves word of it: else the head would wait for it in vain.
 
 `.join-KEY.absent-NODE` beside the join file, the user's alone like that. The head takes it away as it reads it, the
-node itself when it is started again. How old it may be: as in refused.py, the other way round.
+node itself when it is started again. How long it holds: saidfile.py.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from guardrun.supervisor.coordinator.joinfile import JoinError, NotThere, join_file_path, read_own, replace_own, safe
-from guardrun.supervisor.coordinator.refused import MAX_TEXT_CHARS, STALE_S, Began, began, holds
+from guardrun.supervisor.coordinator.joinfile import join_file_path, safe
+from guardrun.supervisor.coordinator.saidfile import (
+    STALE_S,
+    Began,
+    Said,
+    began,
+    holds,
+    read_said,
+    take_back_said,
+    write_said,
+)
 from guardrun.supervisor.core.events import NodeAbsent
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.log import log
-from guardrun.supervisor.printable import encode_json
 
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon import Daemon
     from guardrun.supervisor.rundir import FleetFile
 
-SCHEMA = 1
 EVERY_S = 2.0
 MAX_HEEDED = 64
 """At a time: each is a file to be read."""
 
 
-class Absence(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a node does not take part."""
+class Absence(Said, frozen=True, kw_only=True):
+    """Why a node does not take part. names: those by which it knows the head."""
 
-    schema: int = SCHEMA
-    key: str
-    """The job's, as in FleetFile."""
     node: str
     slot: int = -1
     """Its place in the job; -1: none."""
-    names: list[str] = []
-    """By which it knows the head, where each host may have one for this key."""
-    text: str
-    """For a person: what guardrun said there."""
-    exit_code: int
     is_final: bool
     """Nobody is there to start it again: a scheduler did."""
-    said_wall_s: float
 
 
 def absence_path(join: Path, key: str, node: str) -> Path:
@@ -58,16 +54,12 @@ def absence_path(join: Path, key: str, node: str) -> Path:
 
 def leave_absence(join: Path, absence: Absence) -> None:
     """Say it, in place of what was said before. Raises OSError, JoinError where the place belongs to others."""
-    absence = msgspec.structs.replace(absence, text=absence.text[:MAX_TEXT_CHARS])
-    replace_own(absence_path(join, absence.key, absence.node), encode_json(absence))
+    write_said(absence_path(join, absence.key, absence.node), absence)
 
 
 def take_back_absence(join: Path, key: str, node: str) -> None:
     """The node is started again: what was said is over."""
-    with suppress(OSError, JoinError):
-        path = absence_path(join, key, node)
-        read_own(path)
-        path.unlink(missing_ok=True)
+    take_back_said(absence_path(join, key, node))
 
 
 def heed_absences(join: Path, key: str, names: Collection[str], head: Began, now_wall_s: float) -> list[Absence]:
@@ -78,7 +70,7 @@ def heed_absences(join: Path, key: str, names: Collection[str], head: Began, now
     pattern = absence_path(join, key, "").name
     heeded: list[Absence] = []
     for path in sorted(join.parent.glob(f"{pattern}*"))[:MAX_HEEDED]:
-        absence = _read(path)
+        absence = read_said(path, Absence)
         if absence is None or absence.key != key or (names and set(names).isdisjoint(absence.names)):
             continue
         is_old = absence.said_wall_s < head.started_s - STALE_S
@@ -90,14 +82,6 @@ def heed_absences(join: Path, key: str, names: Collection[str], head: Began, now
     return heeded
 
 
-def _read(path: Path) -> Absence | None:
-    """None where there is none, or none that may be believed."""
-    with suppress(NotThere, JoinError, OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        absence = msgspec.json.decode(read_own(path), type=Absence)
-        return absence if absence.schema == SCHEMA and 0 < absence.exit_code < 256 else None
-    return None
-
-
 class Absences:
     """The head's look at them, while it waits for nodes; by a worker thread."""
 
@@ -106,14 +90,14 @@ class Absences:
         # A run that is continued was created long before this start of its guardrun.
         self._began = began(daemon.run_file.launcher_start, time.time())
         self._due_s = 0.0
-        self._is_looking = False
+        """Never while a look is under way."""
 
     def poll(self) -> None:
         """Once a second, by the loop."""
-        is_due = time.monotonic() >= self._due_s and not self._is_looking
-        if not is_due or self._fleet.meet is not None or self._daemon.engine.state.phase is not Phase.GATHERING:
+        is_waiting = self._fleet.meet is None and self._daemon.engine.state.phase is Phase.GATHERING
+        if not is_waiting or time.monotonic() < self._due_s:
             return
-        self._is_looking = True
+        self._due_s = inf
         try:
             self._daemon.pool.submit(self._look)
         except RuntimeError:
@@ -129,7 +113,7 @@ class Absences:
             self._daemon.post(lambda: self._tell(heeded))
 
     def _tell(self, heeded: list[Absence]) -> None:
-        self._due_s, self._is_looking = time.monotonic() + EVERY_S, False
+        self._due_s = time.monotonic() + EVERY_S
         for one in heeded:
             absent = NodeAbsent(
                 node=one.node, slot=one.slot, why=one.text, exit_code=one.exit_code, is_final=one.is_final

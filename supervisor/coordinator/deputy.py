@@ -34,7 +34,8 @@ from guardrun.supervisor.coordinator.lease import STILL_S, Stillness, boot_s
 from guardrun.supervisor.coordinator.link import Head, Link
 from guardrun.supervisor.coordinator.orphaned import begin_rescue, may_rescue
 from guardrun.supervisor.coordinator.probing import About, NodeChecks, wall_base_s
-from guardrun.supervisor.coordinator.refused import began, find_refused, holds
+from guardrun.supervisor.coordinator.refused import find_refused
+from guardrun.supervisor.coordinator.saidfile import began, holds
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev

@@ -5,9 +5,9 @@ from __future__ import annotations
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.endings import finish
-from guardrun.supervisor.core.fleet import FIRST_SPARE, try_start
+from guardrun.supervisor.core.fleet import try_start
 from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Fleet, Member, Standing, missing_words, to_come
+from guardrun.supervisor.core.members import Member, Standing, may_be_enough, missing_words
 from guardrun.supervisor.core.state import State
 
 MAX_WHY_CHARS = 500
@@ -20,7 +20,7 @@ def on_node_absent(state: State, event: ev.NodeAbsent, now_s: float) -> list[Act
         return []
     member = fleet.members.get(event.node)
     if member is None:
-        order = event.slot if event.slot >= 0 else FIRST_SPARE + len(fleet.members)
+        order = fleet.order_of(event.slot)
         member = fleet.members[event.node] = Member(node=event.node, order=order, ranks=0, standing=Standing.LEFT)
     elif member.standing in (Standing.READY, Standing.SILENT):
         return []  # another guardrun's: this one has joined
@@ -32,13 +32,7 @@ def on_node_absent(state: State, event: ev.NodeAbsent, now_s: float) -> list[Act
     member.since_s, member.why, member.refused = now_s, why, event.exit_code if event.is_final else 0
     if state.phase is not Phase.GATHERING:
         return actions
-    if state.attempt is None and member.refused and _is_hopeless(fleet):
+    if state.attempt is None and member.refused and not may_be_enough(fleet):
         reason = f"too few nodes: {missing_words(fleet)}"
         return [*actions, *finish(state, "interrupted", member.refused, reason, now_s)]
     return actions + try_start(state, now_s)
-
-
-def _is_hopeless(fleet: Fleet) -> bool:
-    """Nobody that could still come makes them enough."""
-    there = sum(m.standing in (Standing.READY, Standing.SILENT) for m in fleet.members.values())
-    return there + to_come(fleet) < fleet.plan.least

@@ -10,7 +10,7 @@ from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, CheckNodes, Culprit, Incident, Isolate, Say
 from guardrun.supervisor.core.incidents import remember, write
 from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Fleet, Member, Standing, to_come
+from guardrun.supervisor.core.members import Fleet, Member, Standing, may_be_enough
 from guardrun.supervisor.core.node.finding import Response
 from guardrun.supervisor.core.node.responses import DEFAULTS, finding_id
 from guardrun.supervisor.core.state import State
@@ -142,8 +142,8 @@ def look_again(state: State) -> None:
 
 def too_few(fleet: Fleet) -> str:
     """Why no run is possible with those that are left; empty where one is, or may become so."""
-    may_train = [m for m in fleet.members.values() if m.standing in (Standing.READY, Standing.SILENT)]
     unfit = [m.node for m in fleet.members.values() if m.is_unfit]
-    if not unfit or len(may_train) + to_come(fleet) >= fleet.plan.least:
+    if not unfit or may_be_enough(fleet):
         return ""
+    may_train = [m for m in fleet.members.values() if m.standing in (Standing.READY, Standing.SILENT)]
     return f"the pre-flight leaves {len(may_train)} of {fleet.plan.least} nodes: without {', '.join(unfit)}"

@@ -23,8 +23,6 @@ SILENCES = 1.5
 """So many times the longest silence that has ended by itself…"""
 MOST_SILENCES = 2.0
 """… but no more than so many times [fleet] lost_s."""
-FIRST_SPARE = 1_000_000
-"""Orders of nodes that no scheduler has numbered come after those that one has."""
 
 
 # Joining and leaving -----------------------------------------------------------------------------------
@@ -37,7 +35,7 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
         return []
     member = fleet.members.get(event.node)
     if member is None:
-        order = event.slot if event.slot >= 0 else FIRST_SPARE + len(fleet.members)
+        order = fleet.order_of(event.slot)
         member = fleet.members[event.node] = Member(
             node=event.node, order=order, ranks=event.ranks, since_s=now_s, switches=event.switches
         )

@@ -13,6 +13,8 @@ from guardrun.supervisor.core.switches import by_switch, nearest
 
 MAX_NAMED = 8
 """Of thousands of nodes."""
+FIRST_SPARE = 1_000_000
+"""Orders of nodes that no scheduler has numbered come after those that one has."""
 
 
 class Standing(str, Enum):
@@ -107,6 +109,10 @@ class Fleet(msgspec.Struct, kw_only=True):
         """Nodes that the run would rather not get again, by name."""
         gone = [m for m in self.members.values() if m.standing in (Standing.OUT, Standing.LOST)]
         return sorted(m.node for m in gone if m.standing is Standing.OUT or not m.is_cut)
+
+    def order_of(self, slot: int) -> int:
+        """The order of a node that is new. slot: as NodeJoined has it."""
+        return slot if slot >= 0 else FIRST_SPARE + len(self.members)
 
     def stand(self, member: Member, standing: Standing) -> None:
         """Have a member stand otherwise."""
@@ -218,6 +224,12 @@ def to_come(fleet: Fleet) -> int:
     """How many may still join: those of which nothing is known, and those whose guardrun may be started again."""
     known = sum(m.standing is not Standing.LEFT or bool(m.refused) for m in fleet.members.values())
     return max(fleet.plan.most + fleet.plan.spares - known, 0)
+
+
+def may_be_enough(fleet: Fleet) -> bool:
+    """Those that are there, and all that may still join, would do."""
+    there = sum(m.standing in (Standing.READY, Standing.SILENT) for m in fleet.members.values())
+    return there + to_come(fleet) >= fleet.plan.least
 
 
 def carried_over(fleet: Fleet | None, plan: FleetPlan | None) -> Fleet | None:

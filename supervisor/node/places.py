@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from guardrun.supervisor.node.state import SYSTEM_FOLDER, state_folder, user_folder
@@ -25,6 +25,12 @@ class Folders(NamedTuple):
 def absolute_folders(state_dir: str, shared_dir: str, cwd: str | os.PathLike[str]) -> Folders:
     """The folders of [node], as configured for whoever works in cwd."""
     return Folders(*(os.path.join(cwd, name) if name else "" for name in (state_dir, shared_dir)))
+
+
+def folders_of(config: Mapping[str, Any], cwd: str) -> Folders:
+    """The folders of [node] in a run's effective configuration, as run.json has it."""
+    table = config.get("node", {})
+    return absolute_folders(table.get("state_dir", ""), table.get("shared_dir", ""), cwd)
 
 
 class Place(NamedTuple):

@@ -17,7 +17,7 @@ from guardrun.supervisor.coordinator.absences import (
     take_back_absence,
 )
 from guardrun.supervisor.coordinator.joinfile import EVERY, NotThere, find_join_file, join_file_path, on_host
-from guardrun.supervisor.coordinator.refused import RESTART_S, STALE_S, Began
+from guardrun.supervisor.coordinator.saidfile import RESTART_S, STALE_S, Began
 
 BEGAN_S = 1000.0
 HEAD = Began(BEGAN_S, BEGAN_S + 4.0)

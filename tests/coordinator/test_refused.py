@@ -22,18 +22,14 @@ from guardrun.supervisor.coordinator.joinfile import (
     write_join_file,
 )
 from guardrun.supervisor.coordinator.refused import (
-    RESTART_S,
-    STALE_S,
-    Began,
     Refused,
-    began,
     find_refused,
-    holds,
     leave_word,
     now_refused,
     refused_path,
     take_back,
 )
+from guardrun.supervisor.coordinator.saidfile import RESTART_S, STALE_S, Began, began, holds
 from tests.coordinator.joins import made
 
 WORDS = now_refused("12.0", "node-a", ["node-a", "10.0.0.1"], "port 29500 is taken", 71)

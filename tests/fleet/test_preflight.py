@@ -50,6 +50,18 @@ def own_copy(host: Host, path: Path, content: str, folder: Path) -> Iterator[Non
         host.run("umount", str(path))
 
 
+@contextmanager
+def lacking_a_module(job: Job, name: str) -> Iterator[None]:
+    """The job's script imports a library, which on this host imports what is not there."""
+    library = job.folder / "library.py"
+    library.write_text("VERSION = 2\n")
+    script = SCRIPT.read_text().replace("marks, out = ", "import library  # noqa\n\nmarks, out = ", 1)
+    job.script = job.folder / SCRIPT.name
+    job.script.write_text(script)
+    with own_copy(job.lab.host(name), library, "import nobody_has_this\n", job.marks):
+        yield
+
+
 def checked(job: Job) -> dict[str, Any]:
     """What the engine was told last."""
     told = [line["event"] for line in job.events() if line["event"]["type"] == "nodes_checked"]
@@ -100,12 +112,7 @@ def test_without_a_spare_the_run_ends_and_says_why(job: Job) -> None:
 
 
 def test_other_code_on_a_node_is_said_and_a_spare_takes_over_where_its_import_fails(job: Job) -> None:
-    library = job.folder / "library.py"
-    library.write_text("VERSION = 2\n")
-    script = SCRIPT.read_text().replace("marks, out = ", "import library  # noqa\n\nmarks, out = ", 1)
-    job.script = job.folder / SCRIPT.name
-    job.script.write_text(script)
-    with own_copy(job.lab.host("node1"), library, "import nobody_has_this\n", job.marks):
+    with lacking_a_module(job, "node1"):
         job.start(2, ["head", "node1", "node2"], TRIED, spares=1)
         assert job.where(1, 2) == ["head", "node2"]
     assert "pre-flight: node1 would run other code: library.py differs from the other nodes'" in job["head"].output

@@ -8,18 +8,14 @@ import pwd
 import pytest
 
 from tests.fleet.jobs import Job, guardctl, kill
-from tests.fleet.test_preflight import own_copy
-from tests.fleet.training import SCRIPT
+from tests.fleet.test_preflight import lacking_a_module
 
 pytestmark = pytest.mark.real("netns")
 
 
 @pytest.mark.timeout(120)
 def test_it_is_a_spare_again_and_trains_when_it_is_needed(job: Job) -> None:
-    (job.folder / "library.py").touch()
-    job.script = job.folder / SCRIPT.name
-    job.script.write_text(SCRIPT.read_text().replace("marks, out = ", "import library  # noqa\n\nmarks, out = ", 1))
-    with own_copy(job.lab.host("node1"), job.folder / "library.py", "import nobody_has_this\n", job.marks):
+    with lacking_a_module(job, "node1"):
         job.start(2, ["head", "node1", "node2"], spares=1)
         assert job.where(1, 2) == ["head", "node2"]
     first = job.at()

@@ -30,7 +30,8 @@ from guardrun.supervisor.coordinator.hub import Hub
 from guardrun.supervisor.coordinator.joinfile import EVERY, NotThere, find_join_file, on_host, write_join_file
 from guardrun.supervisor.coordinator.keys import make_key_pair
 from guardrun.supervisor.coordinator.living import is_listening
-from guardrun.supervisor.coordinator.refused import Began, find_refused
+from guardrun.supervisor.coordinator.refused import find_refused
+from guardrun.supervisor.coordinator.saidfile import Began
 from tests.coordinator.joins import made
 
 STEP = {
