@@ -28,6 +28,16 @@ ALLOWED_FDS = ("/dev/null", "/dev/urandom", "/dev/nvidia", "/dev/shm/nvidia")
 """Prefixes of targets: opened once by libraries and kept."""
 
 
+_kept_pids: set[int] = set()
+_kept_fds: set[int] = set()
+
+
+def keep(pid: int, fd: int) -> None:
+    """A process and a descriptor that stay for the life of this process, whichever test came first."""
+    _kept_pids.add(pid)
+    _kept_fds.add(fd)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What the test process holds at one moment."""
@@ -77,7 +87,9 @@ def compare(before: Snapshot, after: Snapshot) -> list[Leak]:
     leaks = [
         Leak("process", str(process), process)
         for key, process in after.processes.items()
-        if key not in before.processes and not any(name in process.command for name in ALLOWED_PROCESSES)
+        if key not in before.processes
+        and process.pid not in _kept_pids
+        and not any(name in process.command for name in ALLOWED_PROCESSES)
     ]
     leaks += [
         Leak("thread", f"thread {thread.name!r}")
@@ -87,7 +99,7 @@ def compare(before: Snapshot, after: Snapshot) -> list[Leak]:
     leaks += [
         Leak("fd", f"descriptor {fd} → {target}")
         for fd, target in after.fds.items()
-        if before.fds.get(fd) != target and not target.startswith(ALLOWED_FDS)
+        if before.fds.get(fd) != target and fd not in _kept_fds and not target.startswith(ALLOWED_FDS)
     ]
     return leaks
 

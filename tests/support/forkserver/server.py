@@ -1,0 +1,267 @@
+"""A Python that has imported what launchers and ranks import, and forks them: started by `client.py`, one a test process.
+
+Requests come as JSON with descriptors over a socket (SOCK_SEQPACKET), one at a time; the answer is the new process's
+pid. It is forked twice, so that it becomes a child of the test process (a subreaper), which waits for it as for any
+other. Ends when the socket is closed.
+
+A guardrun that was forked here forks its own children, too: its supervisor and its ranks (`_fork_in_place`). Whatever
+no fork can stand in for is started as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    PATH = sys.path[1:]
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from tests.support.forkserver.stash import Recorder, Stash
+
+FRESH = list(sys.modules)
+RECORDER = Recorder()
+if __name__ == "__main__":  # What comes now is found in children as if they had imported it themselves.
+    RECORDER.begin()
+
+import gc
+import importlib
+import json
+import pkgutil
+import signal
+import socket
+import subprocess
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.forkserver import process, program
+from tests.support.forkserver.process import Origin, Request, become
+
+IMPORTED = (
+    "torch", "torch.distributed.run", "torch.nn.parallel", "torch.utils.data", "torch.distributed.checkpoint",
+    "torch._dynamo", "torch.distributed.fsdp", "safetensors.torch",
+    "numpy", "zmq", "msgspec", "structlog", "rich.console", "rich.table", "rich.live", "psutil", "pynvml",
+    "argparse", "asyncio", "tempfile", "uuid", "zipfile", "multiprocessing", "concurrent.futures",
+)  # fmt: skip
+PACKAGES = ("guardrun.launcher", "guardrun.supervisor", "guardrun.slurm", "guardrun.systemd")
+"""All of their modules, too."""
+GUARDRUN = "guardrun"
+READ_AGAIN: dict[str, Callable[[Any], object]] = {
+    "torch.distributed": lambda module: module.set_debug_level_from_env(),
+}
+"""What a module reads from the environment when it is imported, and how to have it do so again."""
+MAX_REQUEST_BYTES = 1 << 20
+
+
+def import_all() -> None:
+    """Import what is to be there already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in IMPORTED:
+            importlib.import_module(name)
+        for package in PACKAGES:
+            folder = importlib.import_module(package)
+            for found in pkgutil.walk_packages(folder.__path__, f"{package}."):
+                if not found.name.endswith("__main__"):
+                    importlib.import_module(found.name)
+
+
+class Forker:
+    """Forks processes, here or in a process that was forked here."""
+
+    def __init__(self, origin: Origin, stash: Stash, environment: dict[str, str]) -> None:
+        """environment: as it was before anything was imported."""
+        self._origin, self._stash, self._environment = origin, stash, environment
+        self._execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+    def serve(self, connection: socket.socket) -> None:
+        """Answer requests until there is nobody to ask."""
+        while True:
+            text, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 16)
+            if not text:
+                return
+            asked = json.loads(text)
+            pid = self._fork_for_parent(asked, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            connection.send(str(pid).encode())
+
+    def _fork_for_parent(self, asked: dict[str, Any], descriptors: list[int]) -> int:
+        """Fork twice: the one between ends, and its child is our parent's."""
+        reader, writer = os.pipe()
+        waits, goes = os.pipe()
+        between = os.fork()
+        if between == 0:
+            pid = os.fork()
+            if pid:
+                os.write(writer, str(pid).encode())
+                os._exit(0)
+            os.close(goes)
+            os.read(waits, 1)  # Until the one between is no more, nor our server's end.
+            self._become_asked(asked, descriptors)
+        os.waitpid(between, 0)
+        pid = int(os.read(reader, 64))
+        for descriptor in (reader, writer, waits, goes):
+            os.close(descriptor)
+        return pid
+
+    def _become_asked(self, asked: dict[str, Any], descriptors: list[int]) -> None:
+        parsed = program.parse_command(asked["command"], asked["environment"])
+        assert parsed is not None
+        numbers = asked["descriptors"]
+        for name in asked["namespaces"]:
+            enter_namespace(asked["namespaces_of"], name)
+        request = Request(
+            program=parsed,
+            environment=asked["environment"],
+            cwd=asked["cwd"],
+            umask=asked["umask"],
+            is_new_session=asked["is_new_session"],
+            descriptors=dict(zip(numbers, descriptors, strict=True)),
+        )
+        if asked["forks"]:
+            forker = self
+
+            def execute_child(popen: subprocess.Popen[Any], *arguments: Any) -> None:
+                if not forker._fork_in_place(popen, arguments):
+                    forker._execute(popen, *arguments)
+
+            subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+        become(request, self._origin, self._stash)
+
+    def _fork_in_place(self, popen: subprocess.Popen[Any], arguments: tuple[Any, ...]) -> bool:
+        """Be asked for a child process by subprocess; False where it is to be started as ever."""
+        started = Started(*arguments)
+        environment = dict(os.environ) if started.env is None else started.env
+        if not started.is_plain() or not all(isinstance(value, str) for value in environment.values()):
+            return False
+        parsed = program.parse_command(started.args, environment)
+        if parsed is None or not program.is_alike(environment, self._environment):
+            return False
+        is_daemon = parsed.arguments[-1:] == ["guardrund"]
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pid = os.fork()
+        if pid == 0:
+            subprocess.Popen._execute_child = self._execute  # type: ignore[attr-defined]
+            request = Request(
+                program=parsed,
+                environment=environment,
+                cwd=os.fspath(started.cwd or os.getcwd()),
+                umask=current_umask(),
+                is_new_session=started.start_new_session,
+                descriptors=started.descriptors(),
+            )
+            become(request, self._origin, self._stash, forget=() if is_daemon else (GUARDRUN,))
+        popen.pid = pid
+        popen._child_created = True  # type: ignore[attr-defined]
+        started.close_child_ends(popen)
+        return True
+
+
+class Started:
+    """The arguments of Popen._execute_child, by name."""
+
+    NAMES = (
+        "args", "executable", "preexec_fn", "close_fds", "pass_fds", "cwd", "env", "startupinfo", "creationflags",
+        "shell", "p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite", "restore_signals",
+        "gid", "gids", "uid", "umask", "start_new_session",
+    )  # fmt: skip
+
+    def __init__(self, *arguments: Any) -> None:
+        self.__dict__.update(zip(self.NAMES, arguments, strict=False))
+        self.more = arguments[len(self.NAMES) :]
+        """process_group, in Python 3.11 and newer."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+    def is_plain(self) -> bool:
+        """Say whether nothing is asked for that only an exec gives."""
+        return (
+            threading.current_thread() is threading.main_thread()
+            and isinstance(self.args, (list, tuple))
+            and self.executable is None
+            and self.preexec_fn is None
+            and self.close_fds
+            and not self.shell
+            and self.restore_signals
+            and self.gid is None
+            and self.gids is None
+            and self.uid is None
+            and self.umask == -1
+            and all(value == -1 for value in self.more)
+            and (self.cwd is None or os.path.isdir(self.cwd))
+        )
+
+    def descriptors(self) -> dict[int, int]:
+        """Number in the child → number here."""
+        standard = {0: self.p2cread, 1: self.c2pwrite, 2: self.errwrite}
+        wanted = {number: number if there == -1 else there for number, there in standard.items()}
+        wanted |= {number: number for number in self.pass_fds}
+        return {number: there for number, there in wanted.items() if is_open(there)}
+
+    def close_child_ends(self, popen: subprocess.Popen[Any]) -> None:
+        """As _execute_child does at its end."""
+        devnull = getattr(popen, "_devnull", None)
+        for mine, theirs in (
+            (self.p2cread, self.p2cwrite),
+            (self.c2pwrite, self.c2pread),
+            (self.errwrite, self.errread),
+        ):
+            if mine != -1 and theirs != -1 and mine != devnull:
+                os.close(mine)
+        if devnull is not None:
+            os.close(devnull)
+        popen._closed_child_pipe_fds = True  # type: ignore[attr-defined]
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def current_umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def enter_namespace(pid: int, name: str) -> None:
+    """As nsenter does."""
+    libc = process.ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)
+    try:
+        if libc.setns(descriptor, 0) != 0:
+            raise OSError(process.ctypes.get_errno(), f"setns({name} of {pid})")
+    finally:
+        os.close(descriptor)
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    environment = dict(os.environ)
+    meta_path = [finder for finder in sys.meta_path if finder is not RECORDER]
+    origin = Origin.take(modules=FRESH, path=PATH, meta_path=meta_path)
+    from guardrun.hooks.imports import HOOKS
+
+    import_all()
+    RECORDER.end()
+    stash = Stash(RECORDER, FRESH, HOOKS, READ_AGAIN)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.collect()
+    gc.freeze()
+    Forker(origin, stash, environment).serve(connection)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
