@@ -12,6 +12,7 @@ Marks
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import leaks, real, turns
+from tests.support.forkserver import client
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.processes import become_subreaper
 from tests.support.slurmlab import SlurmLab
@@ -35,6 +37,10 @@ settings.load_profile("default")
 def pytest_configure(config: pytest.Config) -> None:
     """Make every orphan below a test a child of this process, where the leak guard sees it."""
     become_subreaper()
+    # One thread a process is what CI's two cores have room for, and what the fork server's libraries have read.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        client.install()  # Not where tests are only given out.
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -98,6 +104,15 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{real.REQUIRE_VARIABLE} is set and real part {', '.join(required)} was skipped: {reason}"
     return report
+
+
+@pytest.fixture(autouse=True)
+def _cold(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have processes executed, as they are outside tests, where a test is about that."""
+    before = client.cold
+    client.cold = before or _is(request.node, "cold")
+    yield
+    client.cold = before
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.forkserver.client import ForkingPopen
 from tests.support.processes import Process, kill_marked, marked
 from tests.support.waiting import wait_until
 
@@ -88,7 +87,7 @@ class GuardrunRun:
         command = program or ([str(script)] if script.exists() else [sys.executable, "-m", "guardrun"])
         self._began_s = time.monotonic()
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
-            self.process = ForkingPopen(
+            self.process = subprocess.Popen(
                 [*command, *arguments],
                 cwd=folder,
                 env=environment,

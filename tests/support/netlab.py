@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Literal
 
+from tests.support.forkserver import client
 from tests.support.processes import Process, kill, read_all, reap
 
 PREFIX = "10.77.0"
@@ -109,7 +110,12 @@ class Host:
     ) -> subprocess.Popen[Any]:
         """Start a program there; the pid is its own. It is ended with the lab. env: all of it; None: ours."""
         command = self.namespaces.inside("env", f"--chdir={cwd or os.getcwd()}", *argv)
-        process = subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=text)
+        if client.can_fork(argv, dict(os.environ if env is None else env)):
+            command = list(argv)
+        with client.namespaces_of(self.namespaces.pid):
+            process = subprocess.Popen(
+                command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=text
+            )
         self._started.append(process)
         return process
 

@@ -1,11 +1,9 @@
 """Starts Pythons by forking a process that has imported torch and guardrun already, where that makes no difference.
 
-    ForkingPopen(["/…/bin/guardrun", "--nproc-per-node=2", "train.py"], env=…, cwd=…, start_new_session=True)
-
-is a `subprocess.Popen` whose process shows the same command line, environment, session, descriptors and stack as if it
-had been executed; it is this process's child. What a fork cannot stand in for (other interpreters, flags that change
-the interpreter, a variable that libraries read when they are loaded) is executed as ever, and so is everything while
-`cold` is set (mark `cold`, or TEST_COLD=1).
+`install` puts it below every `subprocess.Popen` of this process: the new process shows the same command line,
+environment, session, descriptors and stack as if it had been executed, and is this process's child. What a fork cannot
+stand in for (other interpreters, flags that change the interpreter, a variable that libraries read when they are
+loaded) is executed as ever, and so is everything while `cold` is set (mark `cold`, or TEST_COLD=1).
 """
 
 from __future__ import annotations
@@ -16,15 +14,50 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.support import leaks
-from tests.support.forkserver.program import is_alike, parse_command
-from tests.support.forkserver.server import Started, current_umask
+from tests.support.forkserver.program import READ_AT_START, Program, is_alike, parse_command
+from tests.support.forkserver.started import Started, current_umask
 
 SERVER = Path(__file__).with_name("server.py")
-NAMESPACES = ("uts", "net", "mnt")
+LAUNCHERS = ("guardrun", "guardctl", "program.py", "torch.distributed.run", "guardrun.supervisor.guardctl")
+"""Scripts and modules whose own children are forked, too."""
+
+cold = bool(os.environ.get("TEST_COLD"))
+"""Execute everything."""
+
+_execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_namespaces_of = 0
+
+
+def install() -> None:
+    """From now on, for the whole process."""
+
+    def execute_child(popen: subprocess.Popen[Any], *arguments: Any) -> None:
+        if not _fork(popen, Started(*arguments)):
+            _execute(popen, *arguments)
+
+    subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+
+def can_fork(command: Sequence[str], environment: dict[str, str]) -> bool:
+    """Say whether a fork would do for a command line."""
+    return _parse(command, environment) is not None
+
+
+@contextmanager
+def namespaces_of(pid: int) -> Iterator[None]:
+    """What is forked meanwhile has that process's network, hostname and mounts."""
+    global _namespaces_of
+    before, _namespaces_of = _namespaces_of, pid
+    try:
+        yield
+    finally:
+        _namespaces_of = before
 
 
 class Server:
@@ -32,12 +65,11 @@ class Server:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.environment = server_environment()
         self._connection = ours
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(SERVER), str(theirs.fileno())],
-                env=self.environment,
+                env=server_environment(),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -54,6 +86,11 @@ class Server:
             raise RuntimeError(f"the fork server ended with {self._process.wait()}")
         return int(answer)
 
+    @property
+    def is_alive(self) -> bool:
+        """Tests of what ends all children end this one, too."""
+        return self._process.poll() is None
+
     def close(self) -> None:
         self._connection.close()
         self._process.wait()
@@ -62,57 +99,52 @@ class Server:
 _servers: dict[int, Server] = {}
 """By this process's pid: a fork of a test process has none."""
 
-cold = bool(os.environ.get("TEST_COLD"))
-"""Execute everything."""
-
 
 def server_environment() -> dict[str, str]:
-    """What the server is started with: nothing that steers a run."""
-    kept = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED")
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    """What the server is started with: what is read once, and nothing that steers a run."""
+    kept = ("PATH", "HOME", "TMPDIR")
+    environment = {name: value for name, value in os.environ.items() if name in kept or name.startswith(READ_AT_START)}
+    environment.pop("PYTHONPATH", None)
     return environment | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def get_server() -> Server:
     """This process's."""
     pid = os.getpid()
-    if pid not in _servers:
-        _servers[pid] = Server()
-    return _servers[pid]
+    server = _servers.get(pid)
+    if server is not None and not server.is_alive:
+        server.close()
+    if server is None or not server.is_alive:
+        server = _servers[pid] = Server()
+    return server
 
 
-class ForkingPopen(subprocess.Popen[Any]):
-    """A Popen whose process is forked where that makes no difference."""
+def _parse(command: Sequence[str], environment: dict[str, str]) -> Program | None:
+    if cold or not is_alike(environment, server_environment()):
+        return None
+    return parse_command(command, environment)
 
-    def __init__(self, args: Any, *, namespaces_of: int = 0, forks: bool = True, **options: Any) -> None:
-        """namespaces_of: a process whose network, hostname and mounts it is to have. forks: so are its children."""
-        self._namespaces_of = namespaces_of
-        self._forks = forks
-        super().__init__(args, **options)
 
-    def _execute_child(self, *arguments: Any) -> None:
-        if not self._fork(Started(*arguments)):
-            super()._execute_child(*arguments)  # type: ignore[misc]
-
-    def _fork(self, started: Started) -> bool:
-        environment = dict(os.environ) if started.env is None else dict(started.env)
-        if cold or not started.is_plain() or started.pass_fds:
-            return False
-        if parse_command(started.args, environment) is None or not is_alike(environment, server_environment()):
-            return False
-        descriptors = started.descriptors()
-        asked = {
-            "command": [os.fspath(word) for word in started.args],
-            "environment": environment,
-            "cwd": os.path.abspath(started.cwd or os.getcwd()),
-            "umask": current_umask(),
-            "is_new_session": bool(started.start_new_session),
-            "descriptors": list(descriptors),
-            "namespaces": NAMESPACES if self._namespaces_of else (),
-            "namespaces_of": self._namespaces_of,
-            "forks": self._forks,
-        }
-        self.pid = get_server().fork(asked, list(descriptors.values()))
-        self._child_created = True
-        started.close_child_ends(self)
-        return True
+def _fork(popen: subprocess.Popen[Any], started: Started) -> bool:
+    """Have a process forked for a Popen; False where it is to be executed."""
+    environment = dict(os.environ) if started.env is None else dict(started.env)
+    if not started.is_plain() or started.pass_fds or not all(isinstance(part, str) for part in environment.values()):
+        return False
+    program = _parse(started.args, environment)
+    if program is None:
+        return False
+    descriptors = started.descriptors()
+    asked = {
+        "command": [os.fspath(word) for word in started.args],
+        "environment": environment,
+        "cwd": os.path.abspath(started.cwd or os.getcwd()),
+        "umask": current_umask(),
+        "is_new_session": bool(started.start_new_session),
+        "descriptors": list(descriptors),
+        "namespaces_of": _namespaces_of,
+        "forks": os.path.basename(program.target) in LAUNCHERS,
+    }
+    popen.pid = get_server().fork(asked, list(descriptors.values()))
+    popen._child_created = True  # type: ignore[attr-defined]
+    started.close_child_ends(popen)
+    return True

@@ -13,7 +13,7 @@ READ_AT_START = (
     "PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_",
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "CUDA_",
     "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCH_LOGS", "TORCH_TRACE", "TORCH_CPP_",
-    "TORCH_SHOW_", "TEST_STARTUP_",
+    "TORCH_SHOW_",
 )  # fmt: skip
 """Variables that the interpreter, the C library or torch's libraries read once, when they are loaded."""
 

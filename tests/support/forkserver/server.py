@@ -24,6 +24,7 @@ RECORDER = Recorder()
 if __name__ == "__main__":  # What comes now is found in children as if they had imported it themselves.
     RECORDER.begin()
 
+import ctypes
 import gc
 import importlib
 import json
@@ -31,13 +32,13 @@ import pkgutil
 import signal
 import socket
 import subprocess
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.forkserver import process, program
+from tests.support.forkserver import program
 from tests.support.forkserver.process import Origin, Request, become
+from tests.support.forkserver.started import Started, current_umask
 
 IMPORTED = (
     "torch", "torch.distributed.run", "torch.nn.parallel", "torch.utils.data", "torch.distributed.checkpoint",
@@ -48,6 +49,7 @@ IMPORTED = (
 PACKAGES = ("guardrun.launcher", "guardrun.supervisor", "guardrun.slurm", "guardrun.systemd")
 """All of their modules, too."""
 GUARDRUN = "guardrun"
+NAMESPACES = ("uts", "net", "mnt")
 READ_AGAIN: dict[str, Callable[[Any], object]] = {
     "torch.distributed": lambda module: module.set_debug_level_from_env(),
 }
@@ -111,8 +113,8 @@ class Forker:
         parsed = program.parse_command(asked["command"], asked["environment"])
         assert parsed is not None
         numbers = asked["descriptors"]
-        for name in asked["namespaces"]:
-            enter_namespace(asked["namespaces_of"], name)
+        if asked["namespaces_of"]:
+            enter_namespaces(asked["namespaces_of"])
         request = Request(
             program=parsed,
             environment=asked["environment"],
@@ -164,85 +166,13 @@ class Forker:
         return True
 
 
-class Started:
-    """The arguments of Popen._execute_child, by name."""
-
-    NAMES = (
-        "args", "executable", "preexec_fn", "close_fds", "pass_fds", "cwd", "env", "startupinfo", "creationflags",
-        "shell", "p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite", "restore_signals",
-        "gid", "gids", "uid", "umask", "start_new_session",
-    )  # fmt: skip
-
-    def __init__(self, *arguments: Any) -> None:
-        self.__dict__.update(zip(self.NAMES, arguments, strict=False))
-        self.more = arguments[len(self.NAMES) :]
-        """process_group, in Python 3.11 and newer."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-    def is_plain(self) -> bool:
-        """Say whether nothing is asked for that only an exec gives."""
-        return (
-            threading.current_thread() is threading.main_thread()
-            and isinstance(self.args, (list, tuple))
-            and self.executable is None
-            and self.preexec_fn is None
-            and self.close_fds
-            and not self.shell
-            and self.restore_signals
-            and self.gid is None
-            and self.gids is None
-            and self.uid is None
-            and self.umask == -1
-            and all(value == -1 for value in self.more)
-            and (self.cwd is None or os.path.isdir(self.cwd))
-        )
-
-    def descriptors(self) -> dict[int, int]:
-        """Number in the child → number here."""
-        standard = {0: self.p2cread, 1: self.c2pwrite, 2: self.errwrite}
-        wanted = {number: number if there == -1 else there for number, there in standard.items()}
-        wanted |= {number: number for number in self.pass_fds}
-        return {number: there for number, there in wanted.items() if is_open(there)}
-
-    def close_child_ends(self, popen: subprocess.Popen[Any]) -> None:
-        """As _execute_child does at its end."""
-        devnull = getattr(popen, "_devnull", None)
-        for mine, theirs in (
-            (self.p2cread, self.p2cwrite),
-            (self.c2pwrite, self.c2pread),
-            (self.errwrite, self.errread),
-        ):
-            if mine != -1 and theirs != -1 and mine != devnull:
-                os.close(mine)
-        if devnull is not None:
-            os.close(devnull)
-        popen._closed_child_pipe_fds = True  # type: ignore[attr-defined]
-
-
-def is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def current_umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def enter_namespace(pid: int, name: str) -> None:
-    """As nsenter does."""
-    libc = process.ctypes.CDLL(None, use_errno=True)
-    descriptor = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY)
-    try:
+def enter_namespaces(pid: int) -> None:
+    """Have the network, hostname and mounts that a process has, as by nsenter."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in NAMESPACES]
+    for descriptor in opened:
         if libc.setns(descriptor, 0) != 0:
-            raise OSError(process.ctypes.get_errno(), f"setns({name} of {pid})")
-    finally:
+            raise OSError(ctypes.get_errno(), f"setns({os.readlink(f'/proc/self/fd/{descriptor}')} of {pid})")
         os.close(descriptor)
 
 
