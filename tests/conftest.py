@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import leaks, real, turns
+from tests.support import leaks, real, timing, turns
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.processes import become_subreaper
 from tests.support.slurmlab import SlurmLab
@@ -33,8 +33,9 @@ settings.load_profile("default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make every orphan below a test a child of this process, where the leak guard sees it."""
+    """Make every orphan below a test a child of this process, where the leak guard sees it; and measure."""
     become_subreaper()
+    timing.register(config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
