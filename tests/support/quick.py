@@ -55,7 +55,6 @@ PARTS = {
     "netns": "a network of several nodes is laid",
     "sshfs": "a remote file system is mounted",
     "mkfs.ext4": "a file system is made",
-    "gdb": "another interpreter's memory is read",
     "transformers": "takes ten seconds to import",
     "accelerate": "takes ten seconds to import",
     "lightning": "takes ten seconds to import",
