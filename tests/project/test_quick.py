@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.project.purity import ROOT
-from tests.support.quick import FIXTURES, FOLDERS, KEPT, MARKS, PARTS, reason_to_leave_out
+from tests.support.quick import FIXTURES, KEPT, MARKS, PARTS, PLACES, reason_to_leave_out
 from tests.support.real import PARTS as KNOWN_PARTS
 
 BEHAVIOURS = (
@@ -35,7 +35,7 @@ def test_what_must_be_shown_by_real_processes_is_among_the_quick_ones(behaviour:
 
 
 def test_the_tables_name_what_there_is() -> None:
-    assert all((ROOT / folder).is_dir() for folder in FOLDERS)
+    assert all((ROOT / place).exists() for place in PLACES)
     assert set(PARTS) <= set(KNOWN_PARTS)
     defined = "".join(path.read_text() for path in (ROOT / "tests").rglob("conftest.py"))
     assert all(f"def {fixture}(" in defined for fixture in FIXTURES)
@@ -54,6 +54,7 @@ def test_the_rule() -> None:
     assert reason_to_leave_out("tests/ctl/test_live.py::test_a", fixtures={"tmp_path", "launcher"}).startswith(
         "launcher"
     )
+    assert reason_to_leave_out("tests/hooks/test_spent.py::test_a").startswith("tests/hooks/test_spent.py: ")
     assert reason_to_leave_out("tests/edges/test_a.py::test_a") == ""
 
 

@@ -62,16 +62,21 @@ PARTS = {
 }
 """Real parts (tests/support/real.py) → why their tests are left out."""
 
-FOLDERS = {
+PLACES = {
     "tests/bench": "compares with torchrun",
+    "tests/diagnose/test_guarded.py": "a whole run, diagnosed from its beginning to its end",
+    "tests/diagnose/test_torchrun.py": "a job of torchrun's that hangs in one way after the other",
     "tests/edge": "whole runs of guardrun",
     "tests/fleet": "whole runs on several nodes",
     "tests/gym": "whole runs with planted faults",
+    "tests/hooks/test_spent.py": "a training of several ranks for each case",
+    "tests/preflight/test_full.py": "devices are tried for real",
+    "tests/preflight/test_trial_parts.py": "devices are tried for real",
     "tests/realworld": "whole runs of others' trainers",
     "tests/sim": "weeks of virtual time",
     "tests/torchrun": "whole runs beside torchrun's",
 }
-"""Folders of stories → what they are made of."""
+"""Folders, and files of others, that are stories → what they are made of."""
 
 FIXTURES = {
     "guardrun_starter": "a whole run of guardrun",
@@ -87,8 +92,8 @@ def reason_to_leave_out(
     path, _, name = nodeid.partition("::")
     if f"{path}::{name.partition('[')[0]}" in KEPT.values():
         return ""
-    folders = {str(folder) for folder in PurePosixPath(path).parents}
-    for table, found in ((MARKS, marks), (PARTS, parts), (FOLDERS, folders), (FIXTURES, fixtures)):
+    places = {path, *map(str, PurePosixPath(path).parents)}
+    for table, found in ((MARKS, marks), (PARTS, parts), (PLACES, places), (FIXTURES, fixtures)):
         for key, why in table.items():
             if key in found:
                 return f"{key}: {why}"
