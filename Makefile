@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | gym | soak | sim | clean
+# make demo | test | test-quick | test-flaky | lint | bench | gym | soak | sim | clean
 #
 # Each sets up what it needs in .venv first: nothing but Python 3.10 or newer with its venv module, and a package index
 # (pip's own configuration says which), has to be there. PYTHON=… names the interpreter. torch comes first, so that
@@ -24,14 +24,19 @@ PYTEST_ARGS ?=
 WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 8 ? n + 1 : 8 )))
 GYM_ARGS ?=
 SIM_ARGS ?=
+# of test-flaky: how many runs, and which tests (as for pytest's -k)
+N ?= 10
+K ?=
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo demo-slurm test lint bench gym gym-hour soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test test-quick test-flaky lint bench gym gym-hour soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
 	@echo "make demo-slurm  a Slurm job of three nodes and a spare, on this machine; a node goes dark (as root, with slurm-wlm and munge)"
 	@echo "make test    all tests (PYTEST_ARGS='tests/core -x' for some, WORKERS=0 one after the other)"
+	@echo "make test-quick   what one runs before a commit: which tests that is, says tests/support/quick.py"
+	@echo "make test-flaky   all tests, or some, many times beside busy processes and a slow disk (N=10, K='hang and not fleet')"
 	@echo "make lint    style, types, and what may import what"
 	@echo "make bench   guardrun beside torchrun, in figures"
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
@@ -46,8 +51,16 @@ demo: $(VENV)/.stamp
 demo-slurm: $(VENV)/.stamp
 	@$(BIN)/python examples/demo/on_slurm.py
 
-test: $(VENV)/.stamp-dev
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: $(VENV)/.stamp-test
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+
+test-quick: $(VENV)/.stamp-test
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -p tests.support.quick $(PYTEST_ARGS)
+
+test-flaky: $(VENV)/.stamp-test
+	@$(BIN)/python -m tests.support.flaky --runs $(N) $(if $(K),-k '$(K)') -- $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp-dev
 	@$(BIN)/ruff check .
@@ -72,7 +85,7 @@ sim: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/sim/run.py $(SIM_ARGS)
 
 setup: $(VENV)/.stamp
-setup-dev: $(VENV)/.stamp-dev
+setup-dev: $(VENV)/.stamp-test
 
 # The first interpreter that is new enough and can make environments.
 define FIND_PYTHON
@@ -105,6 +118,11 @@ $(VENV)/.stamp: $(SOURCES) | $(BIN)/python
 $(VENV)/.stamp-dev: $(VENV)/.stamp
 	@echo "Installing what tests and lints need"
 	@$(PIP) install -q -c constraints.txt -e '.[dev,realworld]'
+	@touch $@
+
+# Interpreters that a run of the tests starts say what starting cost: a .pth file has them do so.
+$(VENV)/.stamp-test: $(VENV)/.stamp-dev tests/support/startup_log.py
+	@$(BIN)/python -m tests.support.startup_log
 	@touch $@
 
 # ft_launcher, apart from what guardrun is tested with, but over the same torch: a .pth file leads there.

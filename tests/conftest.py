@@ -7,6 +7,7 @@ Fixtures
 Marks
     real(part): see tests/support/real.py
     alone, idle: see tests/support/turns.py
+    cold: its processes are executed, none is forked; see tests/support/forkserver/client.py
     leaks(kind, …): this test may leave a "process", "thread" or "fd"; say why beside it
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import leaks, real, turns
+from tests.support import leaks, real, timing, turns
 from tests.support.forkserver import client
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.processes import become_subreaper
@@ -35,8 +36,9 @@ settings.load_profile("default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make every orphan below a test a child of this process, where the leak guard sees it."""
+    """Make every orphan below a test a child of this process, where the leak guard sees it; and measure."""
     become_subreaper()
+    timing.register(config)
     # One thread a process is what CI's two cores have room for, and what the fork server's libraries have read.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):

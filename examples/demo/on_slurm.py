@@ -28,7 +28,17 @@ HERE = Path(__file__).resolve().parent
 # In place of this folder, whose modules must be found as `examples.demo.…` only.
 sys.path[0] = str(HERE.parents[1]) if sys.path[0] == str(HERE) else sys.path[0]
 
-from examples.demo.run import OUT, RUNS, Unexpected, lost_words, read_incident, read_losses, require, seconds_between  # noqa: E402
+from examples.demo.run import (  # noqa: E402
+    OUT,
+    QUIET,
+    RUNS,
+    Unexpected,
+    lost_words,
+    read_incident,
+    read_losses,
+    require,
+    seconds_between,
+)
 from tests.support.real import missing  # noqa: E402
 from tests.support.slurmlab import SlurmLab  # noqa: E402
 
@@ -74,7 +84,7 @@ def play(story: Story) -> Ending:
     Raises Unexpected where it takes too long, or there is not exactly one incident.
     """
     programs = Path(sys.executable).parent
-    environment = {**story.environment, "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin"}
+    environment = {**QUIET, **story.environment, "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin"}
     command = [
         "sbatch",
         f"--nodes={NODES}",

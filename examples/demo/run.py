@@ -23,6 +23,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 RUNS = Path("guardrun-runs")
 OUT = Path("out")
+# Said once a process, between the lines that matter: torchrun's banner about the threads it allows each rank, and
+# torch's about NumPy, which nothing here uses. What the caller has set stays.
+QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:Failed to initialize NumPy:UserWarning"}
 
 
 class Unexpected(Exception):
@@ -44,10 +47,14 @@ def run_training(ranks: int) -> tuple[int, float]:
     command = [str(program), f"--nproc_per_node={ranks}", "train.py"]
     print(f"$ cd {os.path.relpath(HERE, os.environ.get('PWD', '.'))}\n$ guardrun {' '.join(command[1:])}\n", flush=True)
     began = time.monotonic()
-    # What would lead the run elsewhere, or make it continue another, stays out.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GUARDRUN_")}
-    status = subprocess.run(command, cwd=HERE, env=environment, check=False).returncode
+    status = subprocess.run(command, cwd=HERE, env=training_environment(), check=False).returncode
     return status, time.monotonic() - began
+
+
+def training_environment() -> dict[str, str]:
+    """This process's, without what would lead the run elsewhere or make it continue another; and quiet."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GUARDRUN_")}
+    return QUIET | inherited
 
 
 def read_incident(run: Path) -> tuple[Path, dict[str, Any]]:

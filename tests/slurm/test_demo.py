@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo import on_slurm
+from tests.support.demolines import foreign_lines
 from tests.support.slurmlab import SlurmLab
 
 GUARDRUN = Path(sys.executable).with_name("guardrun")
@@ -34,6 +35,8 @@ def test_a_node_goes_dark_and_the_spare_takes_over(slurm_lab: SlurmLab, tmp_path
     assert ending.summary["last_step"] == 60
     # Where it stood, and where it went on from: nothing but what came after the last whole checkpoint was done twice.
     assert ending.incident["resumed_from"]["step"] >= dark_at - 15
+    foreign = [line for line in foreign_lines(ending.output) if not line.startswith(("srun: ", "slurmstepd: "))]
+    assert foreign == []
     # Whoever watches sees all of it, once, and the moment of the fault.
     told = "\n".join(said)
     assert told.count("step   20 ") >= 1 and told.count("n2 goes dark") == 1
