@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | gym | soak | sim | clean
+# make demo | test | lint | mutants | bench | gym | soak | sim | clean
 #
 # Each sets up what it needs in .venv first: nothing but Python 3.10 or newer with its venv module, and a package index
 # (pip's own configuration says which), has to be there. PYTHON=… names the interpreter. torch comes first, so that
@@ -23,16 +23,18 @@ PYTEST_ARGS ?=
 # One that waits beside as many that compute as there are CPUs (tests/support/turns.py). 0: one after the other, as for --pdb.
 WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 8 ? n + 1 : 8 )))
 GYM_ARGS ?=
+MUTANTS_ARGS ?=
 SIM_ARGS ?=
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo demo-slurm test lint bench gym gym-hour soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test lint mutants bench gym gym-hour soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
 	@echo "make demo-slurm  a Slurm job of three nodes and a spare, on this machine; a node goes dark (as root, with slurm-wlm and munge)"
 	@echo "make test    all tests (PYTEST_ARGS='tests/core -x' for some, WORKERS=0 one after the other)"
 	@echo "make lint    style, types, and what may import what"
+	@echo "make mutants    mistakes planted in a copy: does a test notice each? (MUTANTS_ARGS='-j 2', '--suite quick')"
 	@echo "make bench   guardrun beside torchrun, in figures"
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
 	@echo "make gym-hour   an hour of decoys in one run"
@@ -53,8 +55,11 @@ lint: $(VENV)/.stamp-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests/conftest.py tests/support tests/project tests/bench tests/gym benchmarks examples/demo/run.py
+	@$(BIN)/mypy tests/conftest.py tests/support tests/mutants tests/project tests/bench tests/gym benchmarks examples/demo/run.py
 	@$(BIN)/python -m pytest -q tests/project/test_purity.py tests/project/test_layout.py tests/project/test_docs.py
+
+mutants: $(VENV)/.stamp-dev
+	@$(BIN)/python tests/mutants/run.py $(MUTANTS_ARGS)
 
 bench: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/run.py
