@@ -1,4 +1,4 @@
-# make demo | test | test-quick | test-flaky | lint | bench | gym | soak | sim | clean
+# make demo | test | test-quick | test-flaky | lint | mutants | bench | gym | soak | sim | clean
 #
 # Each sets up what it needs in .venv first: nothing but Python 3.10 or newer with its venv module, and a package index
 # (pip's own configuration says which), has to be there. PYTHON=… names the interpreter. torch comes first, so that
@@ -23,13 +23,14 @@ PYTEST_ARGS ?=
 # One that waits beside as many that compute as there are CPUs (tests/support/turns.py). 0: one after the other, as for --pdb.
 WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 8 ? n + 1 : 8 )))
 GYM_ARGS ?=
+MUTANTS_ARGS ?=
 SIM_ARGS ?=
 # of test-flaky: how many runs, and which tests (as for pytest's -k)
 N ?= 10
 K ?=
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo demo-slurm test test-quick test-flaky lint bench gym gym-hour soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test test-quick test-flaky lint mutants bench gym gym-hour soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
@@ -38,6 +39,7 @@ help:
 	@echo "make test-quick   what one runs before a commit: which tests that is, says tests/support/quick.py"
 	@echo "make test-flaky   all tests, or some, many times beside busy processes and a slow disk (N=10, K='hang and not fleet')"
 	@echo "make lint    style, types, and what may import what"
+	@echo "make mutants    mistakes planted in a copy: does a test notice each? (MUTANTS_ARGS='-j 2', '--suite quick')"
 	@echo "make bench   guardrun beside torchrun, in figures"
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
 	@echo "make gym-hour   an hour of decoys in one run"
@@ -66,8 +68,11 @@ lint: $(VENV)/.stamp-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests/conftest.py tests/support tests/project tests/bench tests/gym benchmarks examples/demo/run.py
+	@$(BIN)/mypy tests/conftest.py tests/support tests/mutants tests/project tests/bench tests/gym benchmarks examples/demo/run.py
 	@$(BIN)/python -m pytest -q tests/project/test_purity.py tests/project/test_layout.py tests/project/test_docs.py
+
+mutants: $(VENV)/.stamp-dev
+	@$(BIN)/python tests/mutants/run.py $(MUTANTS_ARGS)
 
 bench: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/run.py

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from guardrun.launcher.checkpoints.dcp import METADATA, check_dcp, parse_extents
+from guardrun.launcher.checkpoints.torchfile import CRC_LIMIT_BYTES
 from guardrun.launcher.checkpoints.torchzip import Span, read_records
 from guardrun.launcher.checkpoints.verdicts import Torn, Whole
 from tests.checkpoints.conftest import Write
@@ -41,6 +42,14 @@ def test_every_cut_of_the_data_is_found(folder: Path) -> None:
         assert isinstance(_check(folder), Torn), size
     (folder / DATA).write_bytes(whole[:-1])
     assert isinstance(_check(folder), Torn)
+
+
+def test_a_cut_is_found_where_there_is_too_much_to_compare_checksums(folder: Path) -> None:
+    sizes = {str(path): path.stat().st_size for path in folder.iterdir()}
+    large = {str(folder / "__1_0.distcp"): CRC_LIMIT_BYTES + 1}
+    assert check_dcp(str(folder), sizes | large) == Whole()
+    sizes[str(folder / DATA)] -= 1
+    assert f"bytes of {DATA}" in str(check_dcp(str(folder), sizes | large))
 
 
 def test_every_cut_of_the_metadata_is_found(folder: Path) -> None:

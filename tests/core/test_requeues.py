@@ -42,6 +42,15 @@ def test_after_sigterm_it_is_tried_until_the_ranks_would_be_killed(told: Told) -
     assert asked(told.stopped(24.0)).until_s == pytest.approx(50.0 - LAST_S, abs=0.01)
 
 
+def test_a_job_that_is_cancelled_after_a_warning_is_not_started_again(told: Told) -> None:
+    told.running(is_named=True)
+    told.tell(ev.SchedulerTold(end_s=4000.0, may_requeue=True), 5.0)
+    noticed(told)
+    told.tell(ev.SchedulerTold(end_s=60.0, why="cancelled", may_requeue=True), 21.0)
+    secured(told, 23.0)
+    assert finish(told.stopped(24.0)).requeue == ""
+
+
 @pytest.mark.parametrize(
     ("answer", "state"),
     [

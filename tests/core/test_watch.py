@@ -144,6 +144,22 @@ def test_somebody_busy_is_watched_with_growing_patience(told: Told) -> None:
     assert told.incidents == {}
 
 
+def test_what_one_look_shows_and_the_next_does_not_is_no_hang(told: Told) -> None:
+    computing = Activity("computing in one place", stacks=act.COMPUTING[:1], cpu=1.0)
+    idle = Activity("idle there", stacks=act.COMPUTING[:1])
+    told.running()
+    suspected(told)
+    while told.now_s < 200:  # long past all patience with a rank that idles
+        look(told, computing, act.WAITING, at_s=told.now_s + 0.2)
+        assert kinds(told.tick()) == ["TakeLook"]
+    assert look(told, idle, act.WAITING, at_s=told.now_s + 0.2) == []
+    assert kinds(told.tick()) == ["TakeLook"]
+    assert look(told, computing, act.WAITING, at_s=told.now_s + 0.2) == []
+    for expected in ([], ["WriteIncident", "StopAttempt"]):
+        assert kinds(told.tick()) == ["TakeLook"]
+        assert kinds(look(told, idle, act.WAITING, at_s=told.now_s + 0.2)) == expected
+
+
 def test_a_stopped_process_is_acted_on_within_seconds(told: Told) -> None:
     told.running()
     report(told, 1, 5.0, state="T")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from guardrun.hooks.rank import Rank
 from tests.hooks.bed import Bed
 
 
@@ -11,3 +12,10 @@ from tests.hooks.bed import Bed
 def bed() -> Iterator[Bed]:
     with Bed() as bed:
         yield bed
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    """One in this process, that nobody watches."""
+    monkeypatch.setenv("RANK", "0")
+    return Rank({"sockets": "/nowhere"}, 0)

@@ -5,17 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from guardrun.hooks import huggingface, lightning
 from guardrun.hooks.board import Field
 from guardrun.hooks.rank import Rank
-
-
-@pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    monkeypatch.setenv("RANK", "0")
-    return Rank({"sockets": "/nowhere"}, 0)
 
 
 def failures(rank: Rank) -> list[str]:

@@ -230,6 +230,23 @@ def test_sweep_finds_what_left_the_tree_and_spares_the_supervisor() -> None:
             child.stdout.close()
 
 
+def test_sweep_finds_what_is_no_descendant_by_the_runs_mark() -> None:
+    token = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    away = subprocess.Popen(sleep, env={**os.environ, "GUARDRUN_TOKEN": token})
+    stranger = subprocess.Popen(sleep, env={**os.environ, "GUARDRUN_TOKEN": f"{token}-2"})
+    program = f"from guardrun.launcher.sweep import Sweeper; print(Sweeper({token!r}, list).sweep())"
+    try:
+        swept = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+        assert swept.stdout == "[]\n"
+        assert away.wait(5) == -signal.SIGKILL
+        assert stranger.poll() is None
+    finally:
+        for process in (away, stranger):
+            process.kill()
+            process.wait()
+
+
 def test_orphans_are_reaped_and_exit_codes_are_left_to_their_owners() -> None:
     orphaning = "import os, time\nif os.fork() == 0:\n    time.sleep(0.1)\n    os._exit(0)\nos._exit(5)"
     process = subprocess.Popen([sys.executable, "-c", orphaning])

@@ -168,11 +168,14 @@ def test_a_spoilt_file_is_read_from_its_copy_and_set_aside_by_the_next_writer(pl
     assert len(aside) == (0 if how == "gone" else 1)
 
 
-def test_neither_file_nor_copy_is_told_and_never_passes_for_free(places: list[Place]) -> None:
+@pytest.mark.parametrize("spoil_copy", [lambda copy: copy.write_text("{"), Path.unlink], ids=["corrupt", "gone"])
+def test_neither_file_nor_copy_is_told_and_never_passes_for_free(
+    places: list[Place], spoil_copy: Callable[[Path], object]
+) -> None:
     place = places[0]
     isolate_node([place], NODE, ISOLATION, NOW_S)
     place.path.write_text("{")
-    place.path.with_name("quarantine.json.copy").write_text("{")
+    spoil_copy(place.path.with_name("quarantine.json.copy"))
     isolations, troubles = read_holding([place], NODE, NOW_S)
     assert isolations == [] and "is corrupt" in troubles[0] and "quarantine is not known from it" in troubles[0]
     assert read_all([place]).troubles == troubles

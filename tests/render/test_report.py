@@ -140,7 +140,11 @@ def test_any_evidence_makes_a_sound_page(evidence: dict[str, Any]) -> None:
     check(report_html(incident_json(hang(evidence=evidence), run_file(), wall), []))
 
 
-@given(st.text(max_size=200))
+MARKUP = st.lists(st.sampled_from(["<b>", "</td>", "<", ">", "&", '"', "'", "x", " "]), max_size=20).map("".join)
+"""What no chance would put together."""
+
+
+@given(st.text(max_size=200) | MARKUP)
 def test_any_text_stays_text(text: str) -> None:
     incident = hang(summary=text, advice=text, evidence={"traceback": text, "ranks": [{"rank": 1, "at": text}]})
     look = rank_look(1)

@@ -1,0 +1,118 @@
+"""Mistakes in what decides: supervisor/core, and the other parts that touch nothing."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation
+
+CORE: tuple[Mutation, ...] = (
+    Mutation(
+        name="busy_is_no_alibi",
+        file="supervisor/core/hang.py",
+        before="if not living or any(j.doing is Doing.BUSY for j in living):",
+        after="if not living or all(j.doing is Doing.BUSY for j in living):",
+        breaks="a hang is told while some rank still gets somewhere",
+        quick=("tests/core/test_hang.py::test_nobody_is_suspected_while_somebody_gets_somewhere",),
+    ),
+    Mutation(
+        name="least_patience_of_rivals",
+        file="supervisor/core/hang.py",
+        before="patience_s=max(_patience_s(rival, not waiting, settings) for rival in rivals),",
+        after="patience_s=min(_patience_s(rival, not waiting, settings) for rival in rivals),",
+        breaks="the quickest kind of doubt decides, though the most doubtful rank may be the one to blame",
+        quick=("tests/core/test_hang.py::test_the_most_doubtful_rival_sets_the_patience",),
+    ),
+    Mutation(
+        name="cpu_limit_is_a_stop",
+        file="supervisor/core/judge.py",
+        before=" and state == before.process.state and after.process.switches == before.process.switches:",
+        after=" and state == before.process.state:",
+        breaks="a rank that a CPU limiter stops and continues counts as stopped: proof of a hang",
+        quick=("tests/core/test_judge.py::test_a_process_that_was_let_run_in_between_is_not_stopped",),
+    ),
+    Mutation(
+        name="verdict_after_one_look",
+        file="supervisor/core/watch.py",
+        before="if left_s <= 0.05 and is_confirmed:",
+        after="if left_s <= 0.05:",
+        breaks="one look is enough for a verdict: what was seen need not be seen again",
+        quick=("tests/core/test_watch.py::test_what_one_look_shows_and_the_next_does_not_is_no_hang",),
+    ),
+    Mutation(
+        name="one_restart_too_many",
+        file="supervisor/core/policy.py",
+        before="if state.restarts >= state.settings.max_restarts:",
+        after="if state.restarts > state.settings.max_restarts:",
+        breaks="the job is restarted once more than allowed",
+        quick=("tests/core/test_policy.py::test_max_restarts",),
+    ),
+    Mutation(
+        name="progress_renews_no_budget",
+        file="supervisor/core/policy.py",
+        before="state.no_progress = state.no_progress + 1 if is_no_further else 0",
+        after="state.no_progress = state.no_progress + 1 if is_no_further else state.no_progress",
+        breaks="restarts without progress are counted over the whole run: a long one is given up for nothing",
+        quick=("tests/core/test_policy.py::test_progress_in_between_starts_the_count_anew",),
+    ),
+    Mutation(
+        name="chance_turned_round",
+        file="supervisor/core/strikes.py",
+        before="if comb(others, count - 1) <= CHANCE * nodes ** (count - 1):",
+        after="if comb(others, count - 1) >= CHANCE * nodes ** (count - 1):",
+        breaks="failures that chance explains are held against a node, and those that it does not are not",
+        quick=("tests/core/test_strikes.py::test_how_often_is_more_than_chance_depends_on_how_many_nodes_there_are",),
+    ),
+    Mutation(
+        name="silence_outweighs_progress",
+        file="supervisor/core/fleet.py",
+        before="return max(at_s, silence_began_s(attempt) + still_s)",
+        after="return min(at_s, silence_began_s(attempt) + still_s)",
+        breaks="a node that is only not heard is given up although the job advances",
+        quick=("tests/core/test_fleet.py::test_a_silent_node_is_lost_after_its_time_and_a_spare_takes_its_place",),
+    ),
+    Mutation(
+        name="last_to_fall_is_blamed",
+        file="supervisor/core/crash.py",
+        before="first = min(guilty, key=lambda one: _when(one.fall))",
+        after="first = max(guilty, key=lambda one: _when(one.fall))",
+        breaks="of several errors the last is told as the cause",
+        quick=("tests/core/test_crash.py::test_the_earlier_of_two_independent_falls",),
+    ),
+    Mutation(
+        name="victims_are_guilty",
+        file="supervisor/core/crash.py",
+        before="guilty = [one for one in weighed if not one.is_victim and _is_suspect(one.fall)]",
+        after="guilty = [one for one in weighed if _is_suspect(one.fall)]",
+        breaks="a rank that only lost its connection to the one that fell is told as the culprit",
+        quick=("tests/core/test_crash.py::test_the_first_to_raise_is_not_always_to_blame",),
+    ),
+    Mutation(
+        name="unloadable_checkpoint_again",
+        file="supervisor/core/orders.py",
+        before="""\
+    state.ordered_s = now_s
+    return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]
+""",
+        after="""\
+    state.ordered_s = now_s
+    return [ChooseCheckpoint(choice=state.choice)]
+""",
+        breaks="the checkpoint that the script could not load is chosen for each attempt again",
+        quick=("tests/core/test_recurrence.py::test_a_checkpoint_that_could_not_be_loaded_is_avoided",),
+    ),
+    Mutation(
+        name="cancelled_job_requeued",
+        file="supervisor/core/requeues.py",
+        before='if wish == "never" or notice.why == CANCELLED:',
+        after='if wish == "never":',
+        breaks="a job that a person has cancelled is put back into the queue",
+        quick=("tests/core/test_requeues.py::test_a_job_that_is_cancelled_after_a_warning_is_not_started_again",),
+    ),
+    Mutation(
+        name="release_lifts_everybodys",
+        file="supervisor/core/node/quarantine.py",
+        before="return is_believed and isolation.is_automatic and isolation.newest",
+        after="return is_believed and isolation.newest",
+        breaks="one person's release lifts what another person has isolated",
+        quick=("tests/node/test_quarantine_rules.py::test_what_holds",),
+    ),
+)
