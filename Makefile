@@ -20,8 +20,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt
 PYTHON ?=
 PYTEST_ARGS ?=
-# One that waits beside as many that compute as there are CPUs (tests/support/turns.py). 0: one after the other, as for --pdb.
-WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 8 ? n + 1 : 8 )))
+# Most tests wait most of the time; no more of them compute at once than there are CPUs (tests/support/turns.py).
+# 0: one after the other, as for --pdb.
+WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 4 ? 3 * n : 12 )))
 GYM_ARGS ?=
 MUTANTS_ARGS ?=
 SIM_ARGS ?=
@@ -53,7 +54,7 @@ demo: $(VENV)/.stamp
 demo-slurm: $(VENV)/.stamp
 	@$(BIN)/python examples/demo/on_slurm.py
 
-SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 test: $(VENV)/.stamp-test
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)

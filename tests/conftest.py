@@ -6,7 +6,7 @@ Fixtures
     slurm_lab: a real Slurm of four idle nodes, shared by the session; with @pytest.mark.real("slurm")
 Marks
     real(part): see tests/support/real.py
-    alone, idle: see tests/support/turns.py
+    alone: see tests/support/turns.py
     cold: its processes are executed, none is forked; see tests/support/forkserver/client.py
     leaks(kind, …): this test may leave a "process", "thread" or "fd"; say why beside it
 """
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import leaks, real, timing, turns
+from tests.support import leaks, real, spread, timing, turns
 from tests.support.forkserver import client
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.processes import become_subreaper
@@ -35,10 +35,18 @@ settings.register_profile(
 settings.load_profile("default")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-durations", action="store_true", help="write what tests took to tests/support/durations.json"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make every orphan below a test a child of this process, where the leak guard sees it; and measure."""
     become_subreaper()
     timing.register(config)
+    if config.pluginmanager.has_plugin("xdist"):
+        config.pluginmanager.register(spread.Spread())
     # One thread a process is what CI's two cores have room for, and what the fork server's libraries have read.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
@@ -70,8 +78,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     worker = getattr(item.config, "workerinput", None)
     if worker is None:
         return (yield)
-    is_idle = _is(item, turns.IDLE) or "slurm" in _parts(item)  # Slurm looks at its jobs every few seconds.
-    turns.OWN.begin(turns.run_folder(worker["testrunuid"]), is_alone=_is(item, turns.ALONE), is_idle=is_idle)
+    folder = turns.run_folder(worker["testrunuid"])
+    turns.OWN.begin(folder, is_alone=_is(item, turns.ALONE), is_waiting=not turns.computes(item.nodeid))
     try:
         return (yield)
     finally:

@@ -275,7 +275,6 @@ def test_an_agent_that_does_not_answer_costs_a_second(agent: AgentBed) -> None:
         process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.idle
 def test_many_connections_keep_nobody_else_out(agent: AgentBed) -> None:
     process = agent.start()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -293,7 +292,6 @@ def test_many_connections_keep_nobody_else_out(agent: AgentBed) -> None:
             connection.close()
 
 
-@pytest.mark.idle
 def test_a_set_clock_is_noticed_and_stops_nothing(agent: AgentBed) -> None:
     agent.start()
     clock = agent.folder / "readings.clock"

@@ -82,7 +82,6 @@ def devices() -> Iterator[list[CpuGroup]]:
         yield [stack.enter_context(cpu_group(f"device-{rank}", WHOLE_SHARE)) for rank in range(2)]
 
 
-@pytest.mark.idle  # The ranks have next to nothing to compute on.
 @pytest.mark.timeout(400)
 def test_a_throttling_gpu_from_its_first_degree_to_the_nodes_release(
     booted: Booted, folder: Path, stub: NvmlStub, devices: list[CpuGroup]

@@ -24,7 +24,6 @@ def isolate(agent: AgentBed, readings: str, *wanted: str) -> None:
     wait_until(lambda: causes(agent) == sorted(wanted), 20, f"isolations for {wanted}")
 
 
-@pytest.mark.idle
 def test_a_link_that_is_up_again_and_stays_so_ends_its_quarantine(agent: AgentBed) -> None:
     agent.start("--calm", "1")
     isolate(agent, DOWN, "network")

@@ -56,7 +56,6 @@ def hot(folder: Path) -> Iterator[None]:
     (folder / "hot").unlink()
 
 
-@pytest.mark.idle
 @pytest.mark.real("cc")
 def test_a_throttling_device_is_told_quarantined_and_released(edge: EdgeRuns, stub: NvmlStub) -> None:
     script, env = edge.folder / "train.py", environment(stub, edge.folder)

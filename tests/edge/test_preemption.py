@@ -214,7 +214,6 @@ def test_while_an_attempt_is_being_stopped(edge: EdgeRuns) -> None:
 # Under Slurm -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.idle
 def test_the_time_limit_is_seen_coming_and_the_job_is_requeued(edge: EdgeRuns) -> None:
     slurm = FakeSlurm(edge.folder, end_s=26)
     slurm.away.touch()

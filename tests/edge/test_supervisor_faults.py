@@ -136,7 +136,6 @@ def test_a_supervisor_killed_knows_its_run_s_checkpoints_again(edge: EdgeRuns) -
     assert only(finished)["resumed_from"]["step"] == 400
 
 
-@pytest.mark.idle
 def test_a_run_stopped_as_a_whole_and_continued_later_is_nobody_s_hang(edge: EdgeRuns) -> None:
     """As `scontrol suspend` or a paused machine does it."""
     run = edge.start("plain.py", "--steps", "300", "--step-s", "0.01", config=RESUME + QUICK)

@@ -17,14 +17,14 @@ from tests.support.waiting import wait_until
 class Guest:
     """Takes its turn in a thread, and leaves when it is told to."""
 
-    def __init__(self, folder: Path, is_alone: bool, is_idle: bool) -> None:
+    def __init__(self, folder: Path, is_alone: bool, is_waiting: bool) -> None:
         self.is_in = threading.Event()
         self._leave = threading.Event()
-        self._thread = threading.Thread(target=self._stay, args=(folder, is_alone, is_idle))
+        self._thread = threading.Thread(target=self._stay, args=(folder, is_alone, is_waiting))
         self._thread.start()
 
-    def _stay(self, folder: Path, is_alone: bool, is_idle: bool) -> None:
-        with turn(folder, is_alone=is_alone, is_idle=is_idle, seats=2):
+    def _stay(self, folder: Path, is_alone: bool, is_waiting: bool) -> None:
+        with turn(folder, is_alone=is_alone, is_waiting=is_waiting, seats=2):
             self.is_in.set()
             self._leave.wait(20)
         self.is_in.clear()
@@ -40,8 +40,8 @@ def room(tmp_path: Path) -> Iterator[ExitStack]:
         yield stack
 
 
-def enter(room: ExitStack, folder: Path, *, is_alone: bool = False, is_idle: bool = False) -> Guest:
-    guest = Guest(folder, is_alone, is_idle)
+def enter(room: ExitStack, folder: Path, *, is_alone: bool = False, is_waiting: bool = False) -> Guest:
+    guest = Guest(folder, is_alone, is_waiting)
     room.callback(guest.leave)
     return guest
 
@@ -83,7 +83,7 @@ def test_those_who_compute_need_a_seat_and_those_who_wait_for_other_things_none(
     assert first.is_in.wait(5) and second.is_in.wait(5)
     third = enter(room, folder)
     wait_until(lambda: is_locked(folder / "queue"), 5, "it to queue")
-    idle = [enter(room, folder, is_idle=True) for _ in range(3)]
+    idle = [enter(room, folder, is_waiting=True) for _ in range(3)]
     assert all(one.is_in.wait(5) for one in idle)
     assert not third.is_in.is_set()
     second.leave()
@@ -93,15 +93,15 @@ def test_those_who_compute_need_a_seat_and_those_who_wait_for_other_things_none(
 
 def test_tests_that_want_to_be_alone_are_so_together(room: ExitStack, tmp_path: Path) -> None:
     folder, own = tmp_path / "turns", Turns()
-    own.begin(folder, is_alone=True, is_idle=False)
+    own.begin(folder, is_alone=True, is_waiting=False)
     other = enter(room, folder)
     own.end(is_next_alone=True)
-    own.begin(folder, is_alone=True, is_idle=False)
+    own.begin(folder, is_alone=True, is_waiting=False)
     assert not other.is_in.wait(0.1)
     own.end(is_next_alone=False)
     assert other.is_in.wait(5)
-    own.begin(folder, is_alone=False, is_idle=False)
+    own.begin(folder, is_alone=False, is_waiting=False)
     own.end(is_next_alone=True)
     other.leave()
-    own.begin(folder, is_alone=True, is_idle=False)
+    own.begin(folder, is_alone=True, is_waiting=False)
     own.end(is_next_alone=False)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import real
+from tests.support import real, spread
 from tests.support.startup_log import VARIABLE, StartupCost, StartupLog, is_installed
 
 SLOWEST_FILES = 10
@@ -49,6 +49,8 @@ class Measured:
     files: dict[str, FileCost] = field(default_factory=dict)
     unexplained: dict[str, float] = field(default_factory=dict)
     """Test → seconds, of those that take more than TOLD_S and have no docstring."""
+    durations: dict[str, float] = field(default_factory=dict)
+    """Test → seconds, set-up and teardown included."""
     cpu_s: float = 0.0
     """Of all that the processes did, between tests as well."""
     workers: int = 0
@@ -57,19 +59,21 @@ class Measured:
         for name, cost in other.files.items():
             self.files.setdefault(name, FileCost()).add(cost)
         self.unexplained.update(other.unexplained)
+        self.durations.update(other.durations)
         self.cpu_s += other.cpu_s
         self.workers += other.workers
 
     def to_plain(self) -> dict[str, Any]:
         """As pytest-xdist can send it: builtin types only."""
         files = {name: [cost.tests, cost.wall_s, cost.cpu_s] for name, cost in self.files.items()}
-        return {"files": files, "unexplained": self.unexplained, "cpu_s": self.cpu_s}
+        durations = {test: took_s for test, took_s in self.durations.items() if took_s >= spread.WRITTEN_S}
+        return {"files": files, "unexplained": self.unexplained, "durations": durations, "cpu_s": self.cpu_s}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Measured:
         """What a worker sent."""
         files = {name: FileCost(*figures) for name, figures in plain["files"].items()}
-        return cls(files, dict(plain["unexplained"]), plain["cpu_s"], workers=1)
+        return cls(files, dict(plain["unexplained"]), dict(plain["durations"]), plain["cpu_s"], workers=1)
 
 
 def used_cpu_s(*, with_children: bool = True) -> float:
@@ -100,6 +104,7 @@ class Meter:
         finally:
             cost = FileCost(1, time.monotonic() - began_s, used_cpu_s() - began_cpu_s)
             self.measured.files.setdefault(item.nodeid.partition("::")[0], FileCost()).add(cost)
+            self.measured.durations[item.nodeid] = cost.wall_s
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -141,6 +146,8 @@ class Report:
         if self._all.workers:
             self._own.measured.cpu_s = used_cpu_s(with_children=False)  # each worker told of itself
         self._all.add(self._own.measured)
+        if session.config.getoption("write_durations", False):
+            spread.write_durations(self._all.durations)
         if (
             is_strict()
             and any(took_s > FAILS_S for took_s in self._all.unexplained.values())

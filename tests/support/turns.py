@@ -3,8 +3,8 @@
 All take turns by two locks: `room`, which any number share and a test marked `alone` has to itself, and `gate`, through
 which everybody must to get there, so that one who wants to be alone is not kept waiting by ever new ones.
 
-And each holds one of as many seats as there are CPUs, but for those marked `idle`, which wait nearly all the time: with
-a worker more than there are CPUs, none of these is without work meanwhile, nor has any more to do than without it.
+And each that computes (COMPUTING) holds one of as many seats as there are CPUs. The others wait most of their time, for
+processes that they have started; there are several workers to a CPU, so that none is without work meanwhile.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from pathlib import Path
 
 import pytest
 
-ALONE, IDLE = "alone", "idle"
+from tests.support.spread import unit_of, weigh
+
+ALONE = "alone"
 SEATS = len(os.sched_getaffinity(0))
 SEAT_POLL_S = 0.003
-EARLY = (
-    ("edge", "slurm", "fleet", "agent", "realworld", "gym"),
-    ("torchrun", "hooks", "launcher", "preflight", "diagnose", "sim"),
-)
-"""Folders with files that take minutes, and with such that take most of one: no worker is left with one in the end."""
+COMPUTING = ("core", "sim", "checkpoints", "render", "config", "supervisor", "bench", "realworld")
+"""Folders whose tests take a seat each; those of others wait for processes most of the time."""
 
 
 def run_folder(run_uid: str) -> Path:
@@ -40,17 +39,22 @@ def remove_folder(run_uid: str) -> None:
 
 
 @contextmanager
-def turn(folder: Path, *, is_alone: bool = False, is_idle: bool = False, seats: int = SEATS) -> Iterator[None]:
+def turn(folder: Path, *, is_alone: bool = False, is_waiting: bool = False, seats: int = SEATS) -> Iterator[None]:
     """Wait until this test may run."""
     folder.mkdir(mode=0o700, exist_ok=True)
     with ExitStack() as held:
-        if not is_alone and not is_idle:
+        if not is_alone and not is_waiting:
             _take_seat(held, folder, seats)
         room = held.enter_context(_opened(folder / "room"))
         with _opened(folder / "gate") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)
             fcntl.flock(room, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
         yield
+
+
+def computes(nodeid: str) -> bool:
+    """Say whether a test takes a seat."""
+    return nodeid.removeprefix("tests/").partition("/")[0] in COMPUTING
 
 
 class Turns:
@@ -60,10 +64,10 @@ class Turns:
         self._held = ExitStack()
         self._is_alone = False
 
-    def begin(self, folder: Path, *, is_alone: bool, is_idle: bool) -> None:
+    def begin(self, folder: Path, *, is_alone: bool, is_waiting: bool) -> None:
         """Wait until a test may run."""
         if not self._is_alone:
-            self._held.enter_context(turn(folder, is_alone=is_alone, is_idle=is_idle))
+            self._held.enter_context(turn(folder, is_alone=is_alone, is_waiting=is_waiting))
             self._is_alone = is_alone
 
     def end(self, *, is_next_alone: bool) -> None:
@@ -107,15 +111,15 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def sort_for_workers(items: list[pytest.Item]) -> None:
-    """Files with tests that want to be alone, these tests first: in the beginning nobody waits for others to end.
+    """Tests that want to be alone first: in the beginning nobody waits for others to end.
 
-    Then what is to be started early; otherwise as they are, in random order.
+    Then the units that take longest; otherwise as they are, in random order.
     """
-    alone = {item for item in items if item.get_closest_marker(ALONE)}
-    of_alone = {item.path for item in alone}
-    items.sort(key=lambda item: (item.path not in of_alone, item not in alone, _turn_of(item.nodeid)))
+    alone = {unit_of(item.nodeid) for item in items if item.get_closest_marker(ALONE)}
+    weights = weigh(item.nodeid for item in items)
 
+    def rank(item: pytest.Item) -> tuple[bool, bool, float, str]:
+        unit = unit_of(item.nodeid)
+        return (unit not in alone, not item.get_closest_marker(ALONE), -weights[unit], unit if weights[unit] else "")
 
-def _turn_of(nodeid: str) -> int:
-    folder = nodeid.removeprefix("tests/").partition("/")[0]
-    return next((number for number, folders in enumerate(EARLY) if folder in folders), len(EARLY))
+    items.sort(key=rank)
