@@ -6,7 +6,6 @@ Fixtures
     slurm_lab: a real Slurm of four idle nodes, shared by the session; with @pytest.mark.real("slurm")
 Marks
     real(part): see tests/support/real.py
-    alone: see tests/support/turns.py
     cold: its processes are executed, none is forked; see tests/support/forkserver/client.py
     leaks(kind, …): this test may leave a "process", "thread" or "fd"; say why beside it
 """
@@ -65,25 +64,14 @@ def pytest_configure_node(node: Any) -> None:
     node.config.guardrun_run_uid = node.workerinput["testrunuid"]
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker: what takes longest first; the order is otherwise the random one."""
-    if hasattr(config, "workerinput"):
-        turns.sort_for_workers(items)
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Beside other workers, a test takes turns; its time limit begins when it is its turn."""
+    """Beside other workers, a test that computes takes a seat; its time limit begins when it has one."""
     worker = getattr(item.config, "workerinput", None)
-    if worker is None:
+    if worker is None or not turns.computes(item.nodeid):
         return (yield)
-    folder = turns.run_folder(worker["testrunuid"])
-    turns.OWN.begin(folder, is_alone=_is(item, turns.ALONE), is_waiting=not turns.computes(item.nodeid))
-    try:
+    with turns.seat(turns.run_folder(worker["testrunuid"])):
         return (yield)
-    finally:
-        turns.OWN.end(is_next_alone=nextitem is not None and _is(nextitem, turns.ALONE))
 
 
 def _is(item: pytest.Item, mark: str) -> bool:

@@ -429,16 +429,15 @@ def test_what_the_run_started_from_is_eligible(tmp_path: Path, clock: Clock, wri
     assert taken(chooser.choose()) == "ckpt_20.pt"
 
 
-@pytest.mark.alone
 def test_a_dataset_of_many_files_is_soon_left_alone(tmp_path: Path, write: Write) -> None:
     write(tmp_path, {f"sample_{number}.pt": "@cache" for number in range(60)})
     chooser = Chooser(BEGAN)
-    began = time.perf_counter()
+    began = time.process_time()  # What others on the machine do is none of it.
     for number in range(60):
         assert chooser.is_checkpoint_path(str(tmp_path / f"sample_{number}.pt")) is None
     for number in range(2000):
         chooser.is_checkpoint_path(str(tmp_path / f"sample_{number}.pt"))
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
 
 
 # A restart of the supervisor ----------------------------------------------------------------------------------------
@@ -584,7 +583,6 @@ def test_each_self_resuming_format_is_asked(
 # Speed --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("layout", ["files", "folders"])
 def test_choosing_among_200_takes_milliseconds(tmp_path: Path, clock: Clock, write: Write, layout: str) -> None:
     chooser = Chooser(BEGAN, str(tmp_path))
@@ -601,9 +599,9 @@ def test_choosing_among_200_takes_milliseconds(tmp_path: Path, clock: Clock, wri
     assert chooser.prevalidate().checkpoint is not None
     times = []
     for _ in range(7):
-        began = time.perf_counter()
+        began = time.process_time()
         choice = chooser.choose()
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
         assert choice.checkpoint is not None and choice.checkpoint.step in (40, 200)
     assert min(times) <= 0.02, times
 

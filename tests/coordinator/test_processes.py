@@ -14,6 +14,8 @@ from tests.coordinator.processes import Start, journalled, sent, starting
 from tests.support.netlab import Lab
 
 TERM_S = 3.0
+BUSY_S = 2.0
+"""What a machine on which others are at work adds."""
 
 
 @pytest.fixture
@@ -71,7 +73,6 @@ def test_a_stopped_deputy_is_given_up_and_comes_back_whole(start: Start, tmp_pat
     assert journalled(tmp_path, "a") == [str(number) for number in range(count)]
 
 
-@pytest.mark.alone
 @pytest.mark.real("netns")
 def test_links_that_are_cut(start: Start, tmp_path: Path) -> None:
     """Three nodes at once: cut off, deaf, and mute. Each knows before the head may think so; all come back whole."""
@@ -91,7 +92,7 @@ def test_links_that_are_cut(start: Start, tmp_path: Path) -> None:
             over = links[node].wait_for("lease", "over", after_s=cut_s)
             gone = hub.wait_for("gone", node, after_s=cut_s)
             assert over.at_s <= gone.at_s
-            assert over.at_s - cut_s <= TERM_S + 0.5
+            assert over.at_s - cut_s <= TERM_S + BUSY_S
         restored_s = time.monotonic()
         for node in nodes:
             links[node].wait_for("Lost")

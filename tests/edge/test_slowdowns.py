@@ -9,9 +9,6 @@ import pytest
 
 from tests.edge.runs import EdgeRuns, only, own_lines, ranks_of
 
-# What they wait for, and for how long, is what is told: others' load would be, too.
-pytestmark = pytest.mark.alone
-
 WINDOWS = """
 [slowdown]
 window_s = 3

@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,12 +44,18 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     assert job.where(0, 3) == ["head", "node1", "node2"]
     job.advance(20)
     run = str(job.run_dir)
-    ranks = json.loads(guardctl(job, "status", "--json", run))["ranks"]
+    status = ["status", "--json", run]
+
+    def as_much_of_all() -> list[dict[str, Any]]:
+        """Once a node has reported for a second, as much is known of its ranks as of the head's own."""
+        ranks: list[dict[str, Any]] = json.loads(guardctl(job, *status))["ranks"]
+        known = [{key for key, value in rank.items() if value is not None} for rank in ranks]
+        needed = {"step_time_s", "last_beat_s", "last_progress_s", "data_share", "gc_share"}
+        return ranks if known and all(needed <= of_one and known[0] <= of_one for of_one in known) else []
+
+    ranks = job.wait_for(as_much_of_all, 10.0, "as much to be known of all ranks")
     assert {rank["global_rank"]: rank["node"] for rank in ranks} == {0: "head", 1: "node1", 2: "node2"}
-    # In step with each other, they are shown to be: all at that moment, and with all that the head's own have.
-    known = {key for key, value in ranks[0].items() if value is not None}
-    assert all(known <= {key for key, value in rank.items() if value is not None} for rank in ranks)
-    assert {"step_time_s", "last_beat_s", "last_progress_s", "data_share", "gc_share"} <= known
+    # In step with each other, they are shown to be: all at that moment.
     assert all(rank["age_s"] < 1.0 and abs(rank["step"] - ranks[0]["step"]) <= 3 for rank in ranks), ranks
 
     def stacks_show_all() -> bool:

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.support.waiting import wait_until
+
+T = TypeVar("T")
 
 SCRIPT = Path(__file__).parent / "scripts" / "train.py"
 MAX_LOST = 15
@@ -109,8 +111,9 @@ class Training:
         """What guardrun has said: for whoever reads why a test failed."""
         raise NotImplementedError
 
-    def wait_for(self, read: Callable[[], object], timeout_s: float, what: str) -> None:
+    def wait_for(self, read: Callable[[], T], timeout_s: float, what: str) -> T:
+        """What is read, once it is anything."""
         try:
-            wait_until(read, timeout_s, what, every_s=0.05)
+            return wait_until(read, timeout_s, what, every_s=0.05)
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.outputs()}") from None

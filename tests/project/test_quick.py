@@ -46,7 +46,7 @@ def test_the_tables_name_what_there_is() -> None:
 def test_the_rule() -> None:
     kept = KEPT["a supervisor is killed"]
     assert reason_to_leave_out("tests/core/test_hang.py::test_a") == ""
-    assert reason_to_leave_out(kept, {"slow", "alone"}, {"py-spy"}) == ""
+    assert reason_to_leave_out(kept, {"slow"}, {"py-spy"}) == ""
     assert reason_to_leave_out(f"{kept}[two]", {"slow"}) == ""
     assert reason_to_leave_out(f"{kept}_and_more") == "tests/edge: whole runs of guardrun"
     assert reason_to_leave_out("tests/core/test_hang.py::test_a", {"slow"}).startswith("slow: ")

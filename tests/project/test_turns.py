@@ -1,4 +1,4 @@
-"""Who waits for whom where tests run side by side."""
+"""Who waits for whom where tests run side by side, and what is begun first."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.turns import Turns, turn
+from tests.support import spread
+from tests.support.turns import computes, seat
 from tests.support.waiting import wait_until
 
 
 class Guest:
-    """Takes its turn in a thread, and leaves when it is told to."""
+    """Takes a seat in a thread, and leaves when it is told to."""
 
-    def __init__(self, folder: Path, is_alone: bool, is_waiting: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self.is_in = threading.Event()
         self._leave = threading.Event()
-        self._thread = threading.Thread(target=self._stay, args=(folder, is_alone, is_waiting))
+        self._thread = threading.Thread(target=self._stay, args=(folder,))
         self._thread.start()
 
-    def _stay(self, folder: Path, is_alone: bool, is_waiting: bool) -> None:
-        with turn(folder, is_alone=is_alone, is_waiting=is_waiting, seats=2):
+    def _stay(self, folder: Path) -> None:
+        with seat(folder, seats=2):
             self.is_in.set()
             self._leave.wait(20)
         self.is_in.clear()
@@ -40,8 +41,8 @@ def room(tmp_path: Path) -> Iterator[ExitStack]:
         yield stack
 
 
-def enter(room: ExitStack, folder: Path, *, is_alone: bool = False, is_waiting: bool = False) -> Guest:
-    guest = Guest(folder, is_alone, is_waiting)
+def enter(room: ExitStack, folder: Path) -> Guest:
+    guest = Guest(folder)
     room.callback(guest.leave)
     return guest
 
@@ -55,53 +56,60 @@ def is_locked(path: Path) -> bool:
         return False
 
 
-def test_one_who_wants_to_be_alone_waits_for_those_inside_and_those_who_come_wait_for_it(
-    room: ExitStack, tmp_path: Path
-) -> None:
-    folder = tmp_path / "turns"
-    first, second = (enter(room, folder) for _ in range(2))
-    assert first.is_in.wait(5) and second.is_in.wait(5), "several at once"
-    alone = enter(room, folder, is_alone=True)
-    wait_until(lambda: is_locked(folder / "gate"), 5, "it to stand at the gate")
-    first.leave()
-    assert not alone.is_in.wait(0.1)
-    later = enter(room, folder)
-    assert not later.is_in.wait(0.1), "it would keep the other waiting"
-    second.leave()
-    assert alone.is_in.wait(5) and not later.is_in.is_set()
-    alone.leave()
-    assert later.is_in.wait(5)
-    later.leave()
-    wait_until(lambda: not later.is_in.is_set(), 5, "an empty room")
-
-
-def test_those_who_compute_need_a_seat_and_those_who_wait_for_other_things_none(
-    room: ExitStack, tmp_path: Path
-) -> None:
+def test_those_who_compute_wait_for_a_seat(room: ExitStack, tmp_path: Path) -> None:
     folder = tmp_path / "turns"
     first, second = (enter(room, folder) for _ in range(2))
     assert first.is_in.wait(5) and second.is_in.wait(5)
     third = enter(room, folder)
     wait_until(lambda: is_locked(folder / "queue"), 5, "it to queue")
-    idle = [enter(room, folder, is_waiting=True) for _ in range(3)]
-    assert all(one.is_in.wait(5) for one in idle)
     assert not third.is_in.is_set()
     second.leave()
     assert third.is_in.wait(5)
     assert first.is_in.is_set()
 
 
-def test_tests_that_want_to_be_alone_are_so_together(room: ExitStack, tmp_path: Path) -> None:
-    folder, own = tmp_path / "turns", Turns()
-    own.begin(folder, is_alone=True, is_waiting=False)
-    other = enter(room, folder)
-    own.end(is_next_alone=True)
-    own.begin(folder, is_alone=True, is_waiting=False)
-    assert not other.is_in.wait(0.1)
-    own.end(is_next_alone=False)
-    assert other.is_in.wait(5)
-    own.begin(folder, is_alone=False, is_waiting=False)
-    own.end(is_next_alone=True)
-    other.leave()
-    own.begin(folder, is_alone=True, is_waiting=False)
-    own.end(is_next_alone=False)
+def test_stories_of_processes_compute_little() -> None:
+    assert computes("tests/sim/test_fleet.py::test_a") and not computes("tests/edge/test_hangs.py::test_a")
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    durations = {
+        "tests/edge/test_signals.py::test_long": 30.0,
+        "tests/edge/test_hangs.py::test_shared": 20.0,
+        "tests/slurm/test_head.py::test_b": 50.0,
+        "tests/slurm/test_job.py::test_c": 40.0,
+    }
+    monkeypatch.setattr(spread, "read_durations", lambda: durations)
+    spread.units_of_slurm.cache_clear()
+
+
+def test_what_takes_long_is_a_unit_of_its_own_unless_it_shares_something(known: None) -> None:
+    long, short, shared = (
+        "tests/edge/test_signals.py::test_long",
+        "tests/edge/test_signals.py::test_short",
+        "tests/edge/test_hangs.py::test_shared",
+    )
+    assert [spread.unit_of(test) for test in (long, short, shared)] == [
+        long,
+        "tests/edge/test_signals.py",
+        "tests/edge/test_hangs.py",
+    ]
+
+
+def test_as_many_slurms_as_are_wanted_share_the_work(known: None) -> None:
+    units = spread.units_of_slurm()
+    spread.units_of_slurm.cache_clear()
+    assert set(units.values()) == {f"slurm {number + 1}" for number in range(spread.SLURMS)}
+    assert units["tests/slurm/test_head.py"] != units["tests/slurm/test_job.py"]
+    assert spread.unit_of("tests/slurm/test_head.py::test_b") == units["tests/slurm/test_head.py"]
+
+
+def test_the_longest_units_come_first(known: None) -> None:
+    tests = [
+        "tests/core/test_judge.py::test_a",
+        "tests/edge/test_hangs.py::test_shared",
+        "tests/edge/test_signals.py::test_long",
+        "tests/edge/test_hangs.py::test_other",
+    ]
+    assert spread.order(tests) == [tests[2], tests[1], tests[3], tests[0]]

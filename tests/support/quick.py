@@ -44,7 +44,6 @@ KEPT = {
 
 MARKS = {
     SLOW: "takes more than a few seconds, and others show nearly the same",
-    "alone": "beside it no other test runs",
 }
 """Marks → why their tests are left out."""
 

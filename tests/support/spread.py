@@ -11,7 +11,7 @@ PYTEST_ARGS=--write-durations` writes it anew. It changes the order, nothing els
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,14 @@ def unit_of(test: str) -> str:
     return test if test in read_durations() and not is_shared(path) else path
 
 
-def weigh(tests: Iterable[str]) -> dict[str, float]:
-    """Per unit of these tests, the seconds that it takes."""
+def order(tests: Sequence[str]) -> list[str]:
+    """The same tests, by units, those that take longest first; the others stay as they are."""
     durations = read_durations()
     weights: dict[str, float] = {}
     for test in tests:
         unit = unit_of(test)
         weights[unit] = weights.get(unit, 0.0) + durations.get(test, 0.0)
-    return weights
+    return sorted(tests, key=lambda test: (-weights[unit_of(test)], unit_of(test) if weights[unit_of(test)] else ""))
 
 
 class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -95,6 +95,13 @@ class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]
 
 class Spread:
     """The plugin: in the process that gives tests out, and in its workers."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """In a worker: the order is otherwise the random one, and the same in all."""
+        if hasattr(config, "workerinput"):
+            place = {test: number for number, test in enumerate(order([item.nodeid for item in items]))}
+            items.sort(key=lambda item: place[item.nodeid])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> UnitScheduling:

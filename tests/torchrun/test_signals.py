@@ -59,7 +59,6 @@ def test_signals_to_handle(beside: Beside) -> None:
         assert heard(starter.folder) == [f"heard-{rank}-0 SIGUSR2" for rank in range(2)]
 
 
-@pytest.mark.alone
 def test_shutdown_timeout(beside: Beside) -> None:
     """A rank that hears and stays is ended after --shutdown-timeout."""
     statuses, took_s = end_both(beside, ["--shutdown-timeout=2"], DEAF, signal.SIGTERM)

@@ -46,7 +46,11 @@ class Request:
     umask: int
     is_new_session: bool
     descriptors: dict[int, int] = field(default_factory=dict)
-    """Number there → number here; all others are closed."""
+    """Number there → number here; all others are closed, …"""
+    kept: set[int] = field(default_factory=set)
+    """… but these."""
+    ready: int = -1
+    """A descriptor that is closed once the process shows what it is to show, as Popen returns after the exec."""
 
 
 @dataclass
@@ -86,7 +90,7 @@ def become(request: Request, origin: Origin, stash: Stash, *, forget: tuple[str,
 def _be_one_to_the_kernel(request: Request) -> None:
     if request.is_new_session:
         os.setsid()
-    _place_descriptors(request.descriptors)
+    _place_descriptors(request.descriptors, request.kept | {request.ready})
     os.chdir(request.cwd)
     os.umask(request.umask)
     signal.set_wakeup_fd(-1)
@@ -101,23 +105,23 @@ def _be_one_to_the_kernel(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     show(request.program, request.environment)
+    os.close(request.ready)
 
 
-def _place_descriptors(wanted: dict[int, int]) -> None:
+def _place_descriptors(wanted: dict[int, int], kept: set[int]) -> None:
     """Give each its number, whatever has that now; then close all others."""
-    high = max([*wanted, *wanted.values(), 2]) + 1
+    high = max([*wanted, *wanted.values(), *kept, 2]) + 1
     aside = {}
     for number, here in wanted.items():
         os.dup2(here, high + number, inheritable=False)
         aside[number] = high + number
     for number, there in aside.items():
         os.dup2(there, number)
-    last = -1
-    for number in [*sorted(aside), None]:
-        begin, end = last + 1, number if number is not None else os.sysconf("SC_OPEN_MAX")
-        if begin < end:
-            os.closerange(begin, end)
-        last = number if number is not None else last
+    begin = 0
+    for number in [*sorted({*aside, *kept}), os.sysconf("SC_OPEN_MAX")]:
+        if begin < number:
+            os.closerange(begin, number)
+        begin = number + 1
 
 
 def _be_one_to_python(request: Request, origin: Origin, stash: Stash, forget: tuple[str, ...]) -> None:
@@ -137,6 +141,7 @@ def _be_one_to_python(request: Request, origin: Origin, stash: Stash, forget: tu
     sys.path[:] = list(dict.fromkeys([*entries, *origin.path]))
     sys.path_importer_cache.clear()
     main = ModuleType("__main__")
+    main.__annotations__ = {}
     main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     sys.modules["__main__"] = main
     if entries:
@@ -163,8 +168,8 @@ def _make_streams(is_unbuffered: bool, origin: Origin) -> None:
                 encoding=origin.encoding,
                 errors="backslashreplace" if number == 2 else origin.errors,
                 newline=None if number == 0 else "\n",
-                line_buffering=number == 2 or os.isatty(number),
-                write_through=is_raw,
+                line_buffering=not is_unbuffered and (number == 2 or os.isatty(number)),
+                write_through=is_unbuffered,
             )
             stream.mode = mode  # type: ignore[misc]
         setattr(sys, name, stream)
@@ -195,7 +200,6 @@ def _begin_module(name: str) -> None:
 
 def _begin_code(program: Program) -> None:
     main = vars(sys.modules["__main__"])
-    main["__annotations__"] = {}
     if program.kind == "code":
         sys.path.insert(0, "")
         from importlib.machinery import BuiltinImporter

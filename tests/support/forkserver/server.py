@@ -39,6 +39,7 @@ from typing import Any
 from tests.support.forkserver import program
 from tests.support.forkserver.process import Origin, Request, become
 from tests.support.forkserver.started import Started, current_umask
+from tests.support.leaks import read_fds
 
 IMPORTED = (
     "torch", "torch.distributed.run", "torch.nn.parallel", "torch.utils.data", "torch.distributed.checkpoint",
@@ -94,6 +95,7 @@ class Forker:
         """Fork twice: the one between ends, and its child is our parent's."""
         reader, writer = os.pipe()
         waits, goes = os.pipe()
+        shown, ready = os.pipe()
         between = os.fork()
         if between == 0:
             pid = os.fork()
@@ -102,14 +104,16 @@ class Forker:
                 os._exit(0)
             os.close(goes)
             os.read(waits, 1)  # Until the one between is no more, nor our server's end.
-            self._become_asked(asked, descriptors)
+            self._become_asked(asked, descriptors, ready)
         os.waitpid(between, 0)
         pid = int(os.read(reader, 64))
-        for descriptor in (reader, writer, waits, goes):
+        for descriptor in (reader, writer, waits, goes, ready):
             os.close(descriptor)
+        os.read(shown, 1)
+        os.close(shown)
         return pid
 
-    def _become_asked(self, asked: dict[str, Any], descriptors: list[int]) -> None:
+    def _become_asked(self, asked: dict[str, Any], descriptors: list[int], ready: int) -> None:
         parsed = program.parse_command(asked["command"], asked["environment"])
         assert parsed is not None
         numbers = asked["descriptors"]
@@ -122,6 +126,7 @@ class Forker:
             umask=asked["umask"],
             is_new_session=asked["is_new_session"],
             descriptors=dict(zip(numbers, descriptors, strict=True)),
+            ready=ready,
         )
         if asked["forks"]:
             forker = self
@@ -146,10 +151,14 @@ class Forker:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
+        shown, ready = os.pipe()
+        before = read_fds()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pid = os.fork()
         if pid == 0:
+            # libuv, below torch's store, makes itself a new pipe in a child, and closes that in the child's children.
+            born = {number for number, target in read_fds().items() if before.get(number) != target}
             subprocess.Popen._execute_child = self._execute  # type: ignore[attr-defined]
             request = Request(
                 program=parsed,
@@ -158,8 +167,13 @@ class Forker:
                 umask=current_umask(),
                 is_new_session=started.start_new_session,
                 descriptors=started.descriptors(),
+                kept=born,
+                ready=ready,
             )
             become(request, self._origin, self._stash, forget=() if is_daemon else (GUARDRUN,))
+        os.close(ready)
+        os.read(shown, 1)
+        os.close(shown)
         popen.pid = pid
         popen._child_created = True  # type: ignore[attr-defined]
         started.close_child_ends(popen)

@@ -1,0 +1,239 @@
+"""A process that the tests fork finds itself as one that was executed does: held against each other, one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.forkserver import client
+from tests.support.processes import read_process
+from tests.support.waiting import wait_until
+
+INTROSPECT = Path(__file__).parent / "scripts" / "introspect.py"
+
+
+def both(start: Callable[[], Any]) -> tuple[Any, Any]:
+    """What comes of it forked, and executed."""
+    assert not client.cold
+    forked = start()
+    client.cold = True
+    try:
+        return forked, start()
+    finally:
+        client.cold = False
+
+
+def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**client.server_environment(), "WHO": "me"}
+    del environment["PYTHONUNBUFFERED"]
+    environment |= options.pop("env", {})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment, **options
+    )
+
+
+def python(code: str, *arguments: str, **options: Any) -> tuple[int, str, str]:
+    done = run(sys.executable, "-c", code, *arguments, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["SCRIPT", "a", "b c", ""], {}),
+        (["-u", "SCRIPT"], {"start_new_session": True}),
+        (["-m", "introspect", "x"], {"env": {"PYTHONPATH": str(INTROSPECT.parent)}}),
+        (["-c", "import sys; sys.path.insert(0, sys.argv[1]); import introspect", str(INTROSPECT.parent)], {}),
+        (["SCRIPT"], {"stdin": subprocess.DEVNULL, "env": {"PYTHONUNBUFFERED": "1", "LONG": "x" * 5000}}),
+    ],
+    ids=["script", "unbuffered, in a session of its own", "module", "code", "no input"],
+)
+def test_a_process_finds_what_it_finds_when_it_is_executed(
+    words: list[str], options: dict[str, Any], tmp_path: Path
+) -> None:
+    command = [sys.executable, *(word.replace("SCRIPT", str(INTROSPECT)) for word in words)]
+
+    def introspect() -> dict[str, Any]:
+        done = run(*command, cwd=tmp_path, **options)
+        assert done.returncode == 0, done
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    forked, executed = both(introspect)
+    assert forked.pop("is forked") and not executed.pop("is forked")
+    for name, value in executed.items():
+        assert forked[name] == value, name
+    assert forked["parent"] == os.getpid()
+    assert forked["torch"] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "pass",
+        "import sys; sys.exit(7)",
+        "import sys; sys.exit('what went wrong')",
+        "raise SystemExit(300)",
+        "def f():\n    raise ValueError('x')\nf()",
+        "raise KeyboardInterrupt",
+        "import sys; sys.excepthook = lambda *what: print('mine', what[0].__name__); 1 / 0",
+        "import atexit; atexit.register(print, 'at the end'); print('first')",
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()",
+        "import os; os.write(1, b'raw'); print('buffered', end='')",
+        "import os; os._exit(4)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+        "import os; os.abort()",
+        "import ctypes; ctypes.string_at(0)",
+        "class A:\n    def __del__(self): print('gone')\na = A()",
+        "import sys; print(input())",
+        "if",
+    ],
+)
+def test_it_ends_as_one_that_was_executed(code: str) -> None:
+    forked, executed = both(lambda: python(code, stdin=subprocess.DEVNULL))
+    assert forked == executed
+
+
+def test_what_cannot_be_opened_is_said_alike(tmp_path: Path) -> None:
+    def start() -> tuple[int, str, str]:
+        done = run(sys.executable, "none.py", cwd=tmp_path)
+        return done.returncode, done.stdout, done.stderr
+
+    forked, executed = both(start)
+    assert forked == executed and forked[0] == 2
+
+
+def test_torch_is_whole_and_reads_its_environment_anew() -> None:
+    code = """
+import sys
+assert "torch" not in sys.modules and "forkserver" in str(sys.meta_path)
+import torch, torch.distributed as dist
+assert torch.tensor([1.0, 2.0]).sum() == 3 and sys.modules["torch"] is torch and dist.is_available()
+assert dist.get_debug_level() == dist.DebugLevel.DETAIL
+"""
+    assert python(code, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) == (0, "", "")
+
+
+def test_a_finder_meets_modules_in_their_order_and_what_it_changes_is_handed_on() -> None:
+    """As guardrun's hooks do: whoever took a name from a changed module has the changed one."""
+    code = """
+import sys
+seen = []
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name not in ("torch.serialization", "torch"):
+            return None
+        seen.append(name)
+        spec = next(spec for one in sys.meta_path if one is not self and (spec := one.find_spec(name, path, target)))
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            del spec.loader.exec_module
+            execute(module)
+            seen.append(name)
+            if name == "torch.serialization":
+                module.save = len
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Finder())
+import torch
+print(seen, torch.save, torch.serialization.save is torch.save)
+"""
+    forked, executed = both(lambda: python(code))
+    assert forked == executed
+    assert forked[1].startswith("['torch', 'torch.serialization', 'torch.serialization', 'torch'] <built-in")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_reach_it(signum: signal.Signals) -> None:
+    def start() -> int:
+        code = "import time; print(flush=True); time.sleep(60)"
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signum)
+            return process.wait(20)
+
+    forked, executed = both(start)
+    assert forked == executed == -signum
+
+
+def test_what_a_fork_cannot_stand_in_for_is_executed() -> None:
+    """Flags and variables that are read when an interpreter or a library starts."""
+    code = "import sys, time; print('tests.support.forkserver' in str(sys.meta_path), sys.flags.isolated)"
+    assert run(sys.executable, "-c", code).stdout == "True 0\n"
+    assert run(sys.executable, "-I", "-c", code).stdout == "False 1\n"
+    assert run(sys.executable, "-c", code, env={"OMP_NUM_THREADS": "2"}).stdout == "False 0\n"
+    assert run(sys.executable, "-c", code, env={"PYTHONHASHSEED": "1"}).stdout == "False 0\n"
+
+
+@pytest.mark.cold
+def test_one_that_is_marked_cold_is_executed() -> None:
+    assert python("import sys; print('forkserver' in str(sys.meta_path))") == (0, "False\n", "")
+
+
+def test_descriptors_that_are_not_given_are_closed_there() -> None:
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    try:
+        code = f"import os\ntry: os.fstat({writer})\nexcept OSError: print('closed')"
+        assert python(code) == (0, "closed\n", "")
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_its_end_is_this_process_s_to_take_and_its_parent_is_this_process() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        found = read_process(process.pid)
+        assert found is not None and found.ppid == os.getpid()
+        assert found.command == f"{sys.executable} -c import time; time.sleep(60)"
+    finally:
+        process.kill()
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_where_the_server_was_ended_another_one_takes_its_place() -> None:
+    first = client.get_server()
+    first._process.kill()
+    wait_until(lambda: not first.is_alive, 10, "the server's end")
+    assert python("print(1)") == (0, "1\n", "")
+    assert client.get_server() is not first
+
+
+def test_a_fork_costs_a_tenth_of_a_start() -> None:
+    """In CPU seconds, which others' load does not change."""
+
+    def start() -> float:
+        before = sum(os.times()[2:4])
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        return sum(os.times()[2:4]) - before
+
+    client.get_server()
+    python("pass")
+    forked, executed = both(lambda: min(start() for _ in range(3)))
+    assert forked < executed / 4, (forked, executed)
+
+
+def test_time_is_not_faked() -> None:
+    """A process begins when it is forked, not when its server did."""
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        found = read_process(process.pid)
+        assert found is not None
+        assert found.start / os.sysconf("SC_CLK_TCK") >= began - 0.1
+    finally:
+        process.kill()
+        process.wait(10)
