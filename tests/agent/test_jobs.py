@@ -23,6 +23,8 @@ from tests.agent.bed import AgentBed, start_time
 from tests.support.waiting import wait_until
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
+MARK = f"mark-{os.getpid()}"
+"""Others' tests may look for marks on this machine at the same time."""
 LEAVES_A_PROCESS = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -49,7 +51,7 @@ def start() -> Iterator[Start]:
         process.wait(10)
 
 
-def registration(process: subprocess.Popen[bytes], run_id: str = "r1", token: str = "mark-1") -> RegisterJob:
+def registration(process: subprocess.Popen[bytes], run_id: str = "r1", token: str = MARK) -> RegisterJob:
     return RegisterJob(
         run_id=run_id,
         run_dir="/tmp/r1",
@@ -68,7 +70,7 @@ def is_running(pid: int) -> bool:
 
 def test_what_a_killed_launcher_left_is_ended_and_told(agent: AgentBed, start: Start, tmp_path: Path) -> None:
     agent.start("--patience", "0.5")
-    launcher = start(LEAVES_A_PROCESS, str(tmp_path / "pid"), token="mark-1")
+    launcher = start(LEAVES_A_PROCESS, str(tmp_path / "pid"), token=MARK)
     decoy = start("import time; time.sleep(600)", token="mark-2")
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 20, "the launcher's child")
     child = int((tmp_path / "pid").read_text())
@@ -93,14 +95,14 @@ def test_a_launcher_that_dies_while_no_agent_is_there_is_buried_all_the_same(
     agent: AgentBed, start: Start, tmp_path: Path
 ) -> None:
     first = agent.start("--patience", "0.5")
-    launcher = start(LEAVES_A_PROCESS, str(tmp_path / "pid"), token="mark-1")
+    launcher = start(LEAVES_A_PROCESS, str(tmp_path / "pid"), token=MARK)
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 20, "the launcher's child")
     child = int((tmp_path / "pid").read_text())
     client = AgentClient(registration(launcher), agent.socket)
     try:
         wait_until(lambda: [n for n in client.read() if isinstance(n, Facts)], 20, "an answer")
         book = agent.state / "jobs.json"
-        wait_until(lambda: book.exists() and "mark-1" in book.read_text(), 20, "the job in the book")
+        wait_until(lambda: book.exists() and MARK in book.read_text(), 20, "the job in the book")
     finally:
         client.close()
     agent.end(first, signal.SIGKILL)
@@ -113,7 +115,7 @@ def test_a_launcher_that_dies_while_no_agent_is_there_is_buried_all_the_same(
 
 def test_policy_act_false_only_tells(agent: AgentBed, start: Start, tmp_path: Path) -> None:
     agent.start("--patience", "0.2", env={"GUARDRUN_POLICY_ACT": "false"})
-    launcher = start(LEAVES_A_PROCESS, str(tmp_path / "pid"), token="mark-1")
+    launcher = start(LEAVES_A_PROCESS, str(tmp_path / "pid"), token=MARK)
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 20, "the launcher's child")
     child = int((tmp_path / "pid").read_text())
     client = AgentClient(registration(launcher), agent.socket)

@@ -9,6 +9,9 @@ from guardrun.hooks.collector import parse_threshold
 from guardrun.hooks.messages import GcHeld, HookFailed
 from tests.hooks.bed import Bed, finish
 
+pytestmark = pytest.mark.cold
+"""How many objects a process has, and how long they take to collect, is what these are about."""
+
 SLOW = """
 import gc, sys, time
 from guardrun.hooks import step

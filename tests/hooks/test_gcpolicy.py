@@ -9,6 +9,9 @@ import pytest
 from guardrun.hooks.messages import HookFailed, Noted
 from tests.hooks.bed import Bed
 
+pytestmark = pytest.mark.cold
+"""gc.get_freeze_count() and what is collected are what these are about."""
+
 WATCH = """
 import gc, json, os, sys, time
 from guardrun.hooks import rank, step

@@ -237,3 +237,20 @@ def test_time_is_not_faked() -> None:
     finally:
         process.kill()
         process.wait(10)
+
+
+def test_a_module_that_was_asked_of_its_package_is_imported() -> None:
+    """Its package has it already, in the server."""
+    code = """
+import sys, torch.distributed
+try:
+    torch.distributed.checkpoint.state_dict_saver
+except AttributeError as error:
+    print(error)
+from torch.distributed.checkpoint import state_dict_saver
+print(sys.modules["torch.distributed.checkpoint.state_dict_saver"] is state_dict_saver)
+from torch._dynamo import code_context
+print(type(code_context).__name__)
+"""
+    forked, executed = both(lambda: python(code))
+    assert forked == executed

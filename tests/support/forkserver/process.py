@@ -16,6 +16,7 @@ import io
 import os
 import signal
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -126,6 +127,10 @@ def _place_descriptors(wanted: dict[int, int], kept: set[int]) -> None:
 
 def _be_one_to_python(request: Request, origin: Origin, stash: Stash, forget: tuple[str, ...]) -> None:
     program = request.program
+    atexit._clear()  # Modules ask again when they are imported.
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    for info in weakref.finalize._registry.values():  # type: ignore[attr-defined]
+        info.atexit = False
     sys.meta_path[:] = origin.meta_path
     for package in forget:
         stash.forget(package)

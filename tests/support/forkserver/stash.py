@@ -11,6 +11,7 @@ in the meantime, the names that others took from it are changed with it (`_hand_
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import sys
 from importlib import import_module
@@ -32,16 +33,21 @@ class Recorder:
         """Per module, the names that its code asked for, in order."""
         self.beside: dict[str, list[str]] = {}
         """Per module, those that its code put into sys.modules without an import that was seen."""
+        self.at_exit: dict[str, list[tuple[Any, Any, Any]]] = {}
+        """Per module, what its code wanted to be called at the end, and how."""
         self._running: list[str] = []
         self._import = builtins.__import__
+        self._register = atexit.register
 
     def begin(self) -> None:
         sys.meta_path.insert(0, self)  # type: ignore[arg-type]
         builtins.__import__ = self._note_import
+        atexit.register = self._note_at_exit
 
     def end(self) -> None:
         sys.meta_path.remove(self)  # type: ignore[arg-type]
         builtins.__import__ = self._import
+        atexit.register = self._register
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -87,6 +93,11 @@ class Recorder:
                 self._note(f"{whole}.{part}")
         return module
 
+    def _note_at_exit(self, function: Any, /, *arguments: Any, **options: Any) -> Any:
+        if self._running:
+            self.at_exit.setdefault(self._running[-1], []).append((function, arguments, options))
+        return self._register(function, *arguments, **options)
+
     def _note(self, name: str) -> None:
         if name in sys.modules:
             asked = self.asked.setdefault(self._running[-1], [])
@@ -115,8 +126,10 @@ class Stash:
         self._specs = recorder.specs
         self._asked = recorder.asked
         self._beside = recorder.beside
+        self._at_exit = recorder.at_exit
         self._modules = {name: module for name, module in sys.modules.items() if name not in self._base}
         self._takers = self._find_takers(watched)
+        self._hidden = self._find_hidden()
         self._claimed: dict[str, dict[str, Any]] = {}
         """Modules that another finder wants to see executed, and what they held before it did."""
 
@@ -124,6 +137,12 @@ class Stash:
         """Leave in sys.modules what a fresh interpreter has."""
         for name in [name for name in sys.modules if name not in self._base]:
             del sys.modules[name]
+        # `from package import module` asks the package first: it knows what has been imported, and nothing else.
+        for name, module in self._modules.items():
+            package, _, part = name.rpartition(".")
+            names = getattr(self._modules.get(package), "__dict__", None)
+            if isinstance(names, dict) and names.get(part) is module:
+                del names[part]
         sys.meta_path.insert(_place_before_path_finder(), self)  # type: ignore[arg-type]
 
     def forget(self, prefix: str) -> None:
@@ -150,6 +169,8 @@ class Stash:
         def exec_module(_: ModuleType) -> None:
             loader.__dict__.pop("exec_module", None)
             self._ask_again(name)
+            for function, arguments, options in self._at_exit.get(name, ()):
+                atexit.register(function, *arguments, **options)
             if name in self._read_again:
                 self._read_again[name](module)
 
@@ -164,6 +185,9 @@ class Stash:
             if other in self._specs:
                 import_module(other)
                 self._hand_on(other)
+                if other in self._hidden:
+                    package, _, part = other.rpartition(".")
+                    setattr(self._modules[package], part, self._hidden[other])
             else:
                 sys.modules[other] = self._modules[other]
         for other in self._beside.get(name, ()):
@@ -181,6 +205,16 @@ class Stash:
                 for holder, as_name in holders:
                     if holder.get(as_name) is before.get(key):
                         holder[as_name] = now[key]
+
+    def _find_hidden(self) -> dict[str, Any]:
+        """Per module whose package knows something else by its name (`from .x import x`), what that is."""
+        hidden = {}
+        for name, module in self._modules.items():
+            package, _, part = name.rpartition(".")
+            names = getattr(self._modules.get(package), "__dict__", None)
+            if isinstance(names, dict) and part in names and names[part] is not module:
+                hidden[name] = names[part]
+        return hidden
 
     def _find_takers(self, watched: Iterable[str]) -> dict[str, dict[str, list[tuple[dict[str, Any], str]]]]:
         """Per watched module and name, where else the same object is known by a module's global."""
