@@ -157,6 +157,7 @@ def test_one_client_asks_no_more_than_is_answered(agent: AgentBed, raw: Raw) -> 
     assert isinstance(raw.hear(), Answer)
 
 
+@pytest.mark.cold
 def test_those_who_do_not_read_cost_bounded_memory_together(agent: AgentBed) -> None:
     process = agent.start()
     agent.tell("".join(f"disk:/{'x' * 400}{n} note {'y' * 400}{n}\n" for n in range(4000)))

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from guardrun.launcher.checkpoints.formats.table import FORMATS
 
 DOCS = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
 
+@pytest.mark.cold
 def test_choosing_brings_no_torch_and_no_unpickler_into_the_process() -> None:
     code = (
         "import sys; before = set(sys.modules)\n"

@@ -4,11 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import guardrun.supervisor.collect
 
 HEAVY = {"torch", "numpy", "psutil", "rich", "zmq", "structlog", "pynvml", "multiprocessing", "asyncio"}
 
 
+@pytest.mark.cold
 def test_the_collectors_bring_nothing_heavy_into_the_supervisor() -> None:
     folder = Path(guardrun.supervisor.collect.__file__).parent
     names = [f"guardrun.supervisor.collect.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"]

@@ -15,7 +15,7 @@ from tests.edge.runs import QUICK, RESUME, EdgeRuns, finish, only, ranks_of
 from tests.support.guardrun_run import Finished
 
 # Patience is measured here, and seven hangs in a row are waited for.
-pytestmark = [pytest.mark.real("py-spy"), pytest.mark.alone, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real("py-spy"), pytest.mark.timeout(400)]
 
 
 class Case(NamedTuple):

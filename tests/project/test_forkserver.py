@@ -36,9 +36,7 @@ def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     environment = {**client.server_environment(), "WHO": "me"}
     del environment["PYTHONUNBUFFERED"]
     environment |= options.pop("env", {})
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=environment, **options
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment, **options)
 
 
 def python(code: str, *arguments: str, **options: Any) -> tuple[int, str, str]:

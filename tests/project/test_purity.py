@@ -69,11 +69,13 @@ def modules_after(statement: str, folder: Path) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.cold
 def test_the_supervisor_loads_nothing_heavy(tmp_path: Path) -> None:
     loaded = modules_after("import guardrun.supervisor.guardrund, guardrun.supervisor.daemon", tmp_path)
     assert loaded & {"torch", "numpy", "rich", "psutil", "pynvml", "hypothesis"} == set()
 
 
+@pytest.mark.cold
 def test_hooks_load_neither_torch_nor_zmq_by_themselves(tmp_path: Path) -> None:
     loaded = modules_after("import guardrun.hooks", tmp_path)
     assert loaded & {"torch", "zmq", "numpy", "rich", "psutil"} == set()

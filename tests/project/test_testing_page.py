@@ -89,7 +89,7 @@ def test_every_behaviour_is_shown_by_tests() -> None:
 
 def test_every_mark_is_explained() -> None:
     marks = re.findall(r'^  "(\w+)(?:\(.*?\))?: ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert {"real", "alone", "slow"} <= set(marks)
+    assert {"real", "cold", "slow"} <= set(marks)
     assert [mark for mark in marks if f"| `{mark}" not in PAGE.read_text()] == []
 
 

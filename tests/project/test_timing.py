@@ -115,7 +115,7 @@ def test_files_of_several_workers_are_added_up_the_ten_slowest_are_told() -> Non
     everything = Measured(workers=0, cpu_s=1.0)
     for worker in range(2):
         files = {f"tests/test_{n:02}.py": FileCost(1, float(n), 0.5) for n in range(worker, 14)}
-        everything.add(Measured.from_plain(Measured(files, {f"slow-{worker}": 30.0 + worker}, 20.0).to_plain()))
+        everything.add(Measured.from_plain(Measured(files, {f"slow-{worker}": 30.0 + worker}, cpu_s=20.0).to_plain()))
     lines = report_lines(everything, 61.4, StartupCost(30, 0.6, 4, 7.6, 26))
     assert lines[0] == "61 s for 27 tests in 2 workers; 41 CPU seconds"
     assert lines[1].startswith(

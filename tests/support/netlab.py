@@ -113,9 +113,7 @@ class Host:
         if client.can_fork(argv, dict(os.environ if env is None else env)):
             command = list(argv)
         with client.namespaces_of(self.namespaces.pid):
-            process = subprocess.Popen(
-                command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=text
-            )
+            process = subprocess.Popen(command, env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr, text=text)
         self._started.append(process)
         return process
 

@@ -37,7 +37,11 @@ found = {
     "finders": [name for one in sys.meta_path if (name := getattr(one, "__name__", type(one).__name__)) != "Stash"],
     "torch": [name for name in ("torch", "numpy", "guardrun", "zmq") if name in sys.modules],
     "frames": FRAMES,
-    "main": {name: str(value).split(" at 0x")[0] for name, value in vars(main).items() if name.startswith("__") and name != "__loader__"},
+    "main": {
+        name: str(value).split(" at 0x")[0]
+        for name, value in vars(main).items()
+        if name.startswith("__") and name != "__loader__"
+    },
     "loader": type(main.__loader__).__name__,
     "signals": {str(one): str(signal.getsignal(one)).split(" at ", maxsplit=1)[0] for one in signal.valid_signals()},
     "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),

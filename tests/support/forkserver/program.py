@@ -63,9 +63,7 @@ def is_alike(environment: Mapping[str, str], server: Mapping[str, str]) -> bool:
 
 def _read_once(environment: Mapping[str, str]) -> dict[str, str]:
     return {
-        name: value
-        for name, value in environment.items()
-        if name.startswith(READ_AT_START) and name not in MADE_UP_FOR
+        name: value for name, value in environment.items() if name.startswith(READ_AT_START) and name not in MADE_UP_FOR
     }
 
 

@@ -141,7 +141,7 @@ class Stash:
         for name, module in self._modules.items():
             package, _, part = name.rpartition(".")
             names = getattr(self._modules.get(package), "__dict__", None)
-            if isinstance(names, dict) and names.get(part) is module:
+            if name in self._specs and isinstance(names, dict) and names.get(part) is module:
                 del names[part]
         sys.meta_path.insert(_place_before_path_finder(), self)  # type: ignore[arg-type]
 
