@@ -86,6 +86,7 @@ def devices() -> Iterator[list[CpuGroup]]:
 def test_a_throttling_gpu_from_its_first_degree_to_the_nodes_release(
     booted: Booted, folder: Path, stub: NvmlStub, devices: list[CpuGroup]
 ) -> None:
+    """Long: a machine is booted, and a device throttles for as long as it takes to be believed."""
     run = booted.start(*TRAIN, "--steps=100000")
     launcher = 0
     try:

@@ -94,6 +94,7 @@ def test_what_a_killed_launcher_left_is_ended_and_told(agent: AgentBed, start: S
 def test_a_launcher_that_dies_while_no_agent_is_there_is_buried_all_the_same(
     agent: AgentBed, start: Start, tmp_path: Path
 ) -> None:
+    """Long on a busy machine: two agents are started, one after the other."""
     first = agent.start("--patience", "0.5")
     launcher = start(LEAVES_A_PROCESS, str(tmp_path / "pid"), token=MARK)
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 20, "the launcher's child")

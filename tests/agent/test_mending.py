@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 
-import pytest
-
 from tests.agent.bed import AgentBed
 from tests.support.guardrun_run import clean_environment
 from tests.support.real import find_program

@@ -187,6 +187,7 @@ def test_full_leaves_out_who_is_not_reached() -> None:
 
 
 def test_thousands_of_nodes_are_tried_in_time_that_grows_with_their_number() -> None:
+    """Long: four thousand nodes, and twice as many."""
     nodes = Nodes(4000)
     nodes.deaf, nodes.torch = {"n1234"}, {"n77": "2.5.1"}
     began_s = time.process_time()

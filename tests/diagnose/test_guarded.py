@@ -27,6 +27,7 @@ idle_patience_s = 14
 
 
 def test_a_run_from_its_first_steps_to_its_violent_end(tmp_path: Path) -> None:
+    """Long: one run in each of its states, looked at in each."""
     starter, job = start_commanded(tmp_path, None, config=WATCHED)
     try:
         healthy(ask(job))

@@ -183,6 +183,7 @@ def without_pyspy() -> Iterator[list[str]]:
 def test_without_py_spy_the_ranks_own_stacks_name_the_line_and_that_is_said(
     edge: EdgeRuns, without_pyspy: list[str]
 ) -> None:
+    """Long on a busy machine: without py-spy, a hang is looked at for longer."""
     arguments = ["--plan", "0:block@15:1", "--steps", "30"]
     finished = edge.run("train.py", *arguments, config=RESUME + QUICK, program=without_pyspy)
     incident = only(finished)

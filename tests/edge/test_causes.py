@@ -44,6 +44,7 @@ def test_the_installed_torch_says_what_the_patterns_expect(tmp_path: Path) -> No
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_told_named_and_not_taken_again(edge: EdgeRuns) -> None:
+    """Long: four attempts, one after the other."""
     finished = edge.run("train.py", "--plan", "0:flip@25:0,0:kill@27:0", "--steps", "30")
     out = edge.folder / "out"
     assert finished.returncode == 0, finished

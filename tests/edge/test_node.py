@@ -58,6 +58,7 @@ def hot(folder: Path) -> Iterator[None]:
 
 @pytest.mark.real("cc")
 def test_a_throttling_device_is_told_quarantined_and_released(edge: EdgeRuns, stub: NvmlStub) -> None:
+    """Long: a device throttles until it is believed, and is cool again until that is."""
     script, env = edge.folder / "train.py", environment(stub, edge.folder)
     script.write_text(SCRIPT)
     run = edge.start(str(script), config=CONFIG, env=env)

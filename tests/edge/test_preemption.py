@@ -215,6 +215,7 @@ def test_while_an_attempt_is_being_stopped(edge: EdgeRuns) -> None:
 
 
 def test_the_time_limit_is_seen_coming_and_the_job_is_requeued(edge: EdgeRuns) -> None:
+    """Long: the limit is 26 s away, so that there is time to see it coming."""
     slurm = FakeSlurm(edge.folder, end_s=26)
     slurm.away.touch()
     run = edge.start(

@@ -23,6 +23,7 @@ def runs(tmp_path: Path) -> Iterator[EdgeRuns]:
 
 
 def test_a_rank_that_becomes_slow_is_told_while_training_goes_on(runs: EdgeRuns) -> None:
+    """Long: what is usual is learned for half a minute before anything is slow."""
     finished = runs.run("slow.py", "--steps=560", "--slow=2@400:0.05", config=WINDOWS, ranks=3, timeout_s=150)
     assert finished.returncode == 0, finished
     incident = only(finished)

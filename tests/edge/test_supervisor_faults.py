@@ -55,6 +55,7 @@ def wait_for_another(run: GuardrunRun, old: Process, timeout_s: float) -> float:
 
 @pytest.mark.real("py-spy")
 def test_a_supervisor_killed_and_one_stopped_are_not_felt_and_a_hang_afterwards_is_found(edge: EdgeRuns) -> None:
+    """Long: a supervisor that is stopped is given up after a while only."""
     arguments = ["--times", "times", "--when", "now:block", "--steps", "4000", "--step-s", str(STEP_S)]
     run = edge.start("train.py", *arguments, "--save-every", "50", config=RESUME + QUICK)
     wait_until(lambda: len(steps_of(run)) >= 100, 60, "a hundred steps")

@@ -15,6 +15,7 @@ LONG_S = 15.0
 
 
 def test_ranks_that_need_no_others_are_gone_before_the_next_attempt(job: Job) -> None:
+    """Long: a lease has to end."""
     job.start(2, ["head", "node1", "node2"], spares=1, script_args=["--alone"])
     job.first_steps(0, 2)
     [rank] = job["node1"].ranks()

@@ -22,6 +22,7 @@ ALONE = ("--alone",)
 
 
 def test_who_does_not_belong_is_told_why(job: Job) -> None:
+    """Long: one after the other is refused."""
     job.start(2, ["head", "node1"], script_args=ALONE)
     job.first_steps(0, 2)
 

@@ -69,6 +69,7 @@ def test_cut_one_way_then_the_other(job: Job) -> None:
 
 
 def test_a_job_shrinks_grows_and_ends_without_its_head(job: Job) -> None:
+    """Long: leases end, one after the other."""
     job.start("1:2", ["head", "node1"], config=QUICK + "head_gone_s = 3\n")
     assert job.where(0, 2) == ["head", "node1"]
     job.advance(15)

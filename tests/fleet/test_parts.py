@@ -24,6 +24,7 @@ def replaced(job: Job, name: str, old: int) -> None:
 
 
 def test_supervisors_and_launchers(job: Job) -> None:
+    """Long: each part of two nodes is killed and stopped in turn."""
     job.start(2, ["head", "node1"])
     pids = [mark["pid"] for mark in job.first_steps(0, 2)]
 

@@ -139,6 +139,7 @@ def test_another_torch_on_a_node_is_said_and_stops_nobody(job: Job, level: str) 
 
 @pytest.mark.timeout(240)
 def test_full_says_whose_link_is_slow(job: Job) -> None:
+    """Long: data crosses a link that is slow."""
     job.lab.slow(job.lab.host("node2"), SLOW_BITS_PER_S)
     job.start(3, ["head", "node1", "node2"], FULL, config=CONFIG)
     assert job.where(0, 3, timeout_s=150.0) == ["head", "node1", "node2"]

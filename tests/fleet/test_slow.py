@@ -33,6 +33,7 @@ def trained_s(job: Job, since_s: float) -> bool:
 
 @pytest.mark.timeout(240)
 def test_a_straggler_and_a_node_that_throttles(job: Job, tmp_path: Path) -> None:
+    """Long: what is usual is learned first, and each slowness has to last to be believed."""
     stub = NvmlStub(build_library(tmp_path / "nvml"), tmp_path / "readings")
     stub.set(gpus=1)
     (job.folder / "guardrun.toml").write_text(CONFIG)

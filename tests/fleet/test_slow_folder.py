@@ -35,6 +35,7 @@ def slow(job: Job, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.timeout(240)
 def test_a_job_does_not_feel_it(job: Job, slow: Path) -> None:
+    """Long: every file operation on the folder of runs takes its time."""
     job.start(2, NAMES, f"--guard-dir={slow}", spares=1)
     first = job.first_steps(0, 2)
     job.advance(60)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.real("netns")
 
 
 def test_a_node_and_then_the_head_are_stopped(job: Job) -> None:
+    """Long: contact is lost, and leases end, one after the other."""
     job.start(2, ["head", "node1", "node2"], spares=1)
     ranks = [mark["pid"] for mark in job.first_steps(0, 2)]
     job.wait_until_tied("node1")

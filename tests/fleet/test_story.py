@@ -40,6 +40,7 @@ def between(job: Job, earlier: str, later: str, attempt: int) -> float:
 
 
 def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
+    """Long: three faults in one run, each with the patience that users get."""
     job.start(3, ["head", "node1", "node2", "node3", "node4"], spares=2, config=CONFIG)
     assert job.where(0, 3) == ["head", "node1", "node2"]
     job.advance(20)

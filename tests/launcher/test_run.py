@@ -277,6 +277,7 @@ def test_unwritable_run_directory_does_not_stop_training(launcher: GuardrunStart
 
 
 def test_functions_as_ranks(launcher: GuardrunStarter, tmp_path: Path) -> None:
+    """Long on a busy machine: torch starts functions by spawn, which imports everything anew."""
     (tmp_path / "good.py").write_text(
         "import os, sys; os.write(1, f'ran {os.environ[\"RANK\"]} {sys.argv[1:]}\\n'.encode())"
     )

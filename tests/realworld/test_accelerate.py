@@ -15,6 +15,7 @@ SCRIPTS = "accelerate.test_utils.scripts"
 
 @pytest.mark.parametrize("script", ["test_sync", "test_ops"])
 def test_own_scripts_run_as_under_torchrun(guardrun_starter: GuardrunStarter, script: str) -> None:
+    """Long: accelerate is imported by each rank."""
     done = guardrun_starter.run(["--nproc_per_node=2", "-m", f"{SCRIPTS}.{script}"], env=CPU, timeout_s=90)
     assert done.returncode == 0, done
     assert done.incidents == [] and "guardrun:" not in done.stderr

@@ -45,6 +45,7 @@ def test_fit_goes_on_after_a_rank_was_killed(guardrun_starter: GuardrunStarter) 
 
 
 def test_one_that_is_cut_short_is_passed_over(guardrun_starter: GuardrunStarter) -> None:
+    """Long: Lightning is imported by each rank of two attempts."""
     folder = guardrun_starter.folder
     torn, whole = checkpoint(folder, 3 * EVERY), checkpoint(folder, 2 * EVERY)
     run = start(guardrun_starter, FLAGS, CONFIG)

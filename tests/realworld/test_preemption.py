@@ -55,6 +55,7 @@ def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: di
 
 @pytest.mark.real("transformers")
 def test_transformers(guardrun_starter: GuardrunStarter) -> None:
+    """Long: transformers is imported by each rank of two runs."""
     out = guardrun_starter.folder / "out"
     # Of its own accord it would save at the end alone.
     script = [str(SCRIPTS / "trainer.py"), *huggingface.FLAGS, "--save_steps=1000"]
@@ -69,6 +70,7 @@ def test_transformers(guardrun_starter: GuardrunStarter) -> None:
 
 @pytest.mark.real("lightning")
 def test_lightning_trainer(guardrun_starter: GuardrunStarter) -> None:
+    """Long: Lightning is imported by each rank of two runs."""
     script = [str(SCRIPTS / "lit.py"), "--every=1000"]
     incident = warn(guardrun_starter, [*script, f"--max_steps={STEPS}"], test_lightning.CONFIG)
     saved = incident["evidence"]["checkpoint"]

@@ -20,6 +20,7 @@ OWN_FLAGS += ["--eval_strategy=steps", f"--eval_steps={EVERY}", "--load_best_mod
 
 
 def test_sft_goes_on_after_a_rank_was_killed(guardrun_starter: GuardrunStarter) -> None:
+    """Long: TRL and what it stands on is imported by each rank of two attempts."""
     prepare = [sys.executable, str(SCRIPTS / "prepare.py"), str(guardrun_starter.folder)]
     subprocess.run(prepare, check=True, capture_output=True, timeout=60)
     out = guardrun_starter.folder / "out"

@@ -219,6 +219,7 @@ def test_a_healthy_run_is_never_touched(
 def test_a_fault_out_of_the_blue_is_found_named_and_mended(
     ranks: int, plan: Plan, fault: act.Activity, at_s: float, seed: int
 ) -> None:
+    """Long: many runs of virtual time, each with another fault."""
     cluster = Cluster(ranks, plan=plan, seed=seed)
     cluster.do(fault, ranks - 1, at_s)
     cluster.run(UNTIL_S)

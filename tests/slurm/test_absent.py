@@ -61,6 +61,7 @@ def test_without_a_spare_the_run_ends(slurm_lab: SlurmLab, tmp_path: Path) -> No
 
 @pytest.mark.timeout(120)
 def test_a_spare_takes_its_place_at_once(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long on a busy machine: four nodes' processes are started by Slurm, and import torch."""
     step = Step(slurm_lab, tmp_path, nodes=2, spares=1)
     assert step.where(0, 2) == ["n1", "n3"]
     (step.marks / "end").touch()

@@ -22,6 +22,7 @@ SMALL = ("--steps=60", "--save-every=10", "--batch-size=4", "--width=32")
 @pytest.mark.real("slurm")
 @pytest.mark.timeout(300)
 def test_a_node_goes_dark_and_the_spare_takes_over(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long: it is the demo, whole."""
     for name in ("train.py", "guardrun.toml"):
         shutil.copy(on_slurm.HERE / name, tmp_path)
     said: list[str] = []

@@ -56,6 +56,7 @@ class SlurmJob(Training):
 
 @pytest.mark.timeout(300)
 def test_a_drain_in_mid_run_and_scancel(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long: Slurm looks at its nodes and jobs every few seconds."""
     job = SlurmJob(slurm_lab, tmp_path, nodes=2, spares=2)
     first = job.first_steps(0, 2)
     assert [mark["node"] for mark in first] == ["n1", "n2"]

@@ -47,6 +47,7 @@ def test_only_a_run_that_would_be_continued_is_requeued(
 @pytest.mark.real("slurm")
 @pytest.mark.timeout(400)
 def test_the_job_goes_on_without_the_node_of_its_head(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long: Slurm gives a node up after its own time-out, and requeues no sooner than it likes."""
     for name in ("train.py", "guardrun.toml"):
         shutil.copy(HERE / name, tmp_path)
     environment = {**QUICKER, "GUARDRUN_FLEET_HEAD_GONE_S": "5", "PATH": f"{GUARDRUN.parent}:/usr/bin:/bin"}

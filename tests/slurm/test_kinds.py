@@ -108,6 +108,7 @@ srun --het-group=0,1 --no-kill --kill-on-bad-exit=0 --wait=0 \\
 
 @pytest.mark.timeout(240)
 def test_a_run_over_the_components_of_a_heterogeneous_job(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long: three nodes, a hang and its patience, as Slurm starts them."""
     (tmp_path / "guardrun.toml").write_text(QUICK)
     text = HETEROGENEOUS.format(guardrun=GUARDRUN, script=SCRIPT, marks=tmp_path / "marks")
     job = slurm_lab.submit(text, cwd=tmp_path)
@@ -129,6 +130,7 @@ def test_a_run_over_the_components_of_a_heterogeneous_job(slurm_lab: SlurmLab, t
 
 @pytest.mark.timeout(240)
 def test_an_allocation_has_spares_and_ends_when_there_are_none_left(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long: nodes are lost one after the other, each after its time."""
     (tmp_path / "guardrun.toml").write_text(f"{QUICK}join_timeout_s = 5\n")
     step = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", str(GUARDRUN), "--nproc-per-node=1"]
     command = [*step, "--guard-spares=1", str(SCRIPT), "--marks", str(tmp_path / "marks")]

@@ -85,6 +85,7 @@ def test_a_warning_that_meets_every_process(slurm_lab: SlurmLab, tmp_path: Path)
 
 
 def test_a_preemption_with_a_grace_time(groups_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long: Slurm preempts, waits for the grace time, and requeues."""
     job = submit(groups_lab, tmp_path)
     wait_for_training(groups_lab, job, tmp_path)
     urgent = groups_lab.submit("sleep 3", "-N1", "-n1", "--exclusive", "--partition=urgent")

@@ -14,6 +14,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,7 @@ class Server:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection = ours
+        self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(SERVER), str(theirs.fileno())],
@@ -80,8 +82,9 @@ class Server:
 
     def fork(self, asked: dict[str, Any], descriptors: list[int]) -> int:
         """The pid of a new child of this process."""
-        socket.send_fds(self._connection, [json.dumps(asked).encode()], descriptors)
-        answer = self._connection.recv(64)
+        with self._lock:
+            socket.send_fds(self._connection, [json.dumps(asked).encode()], descriptors)
+            answer = self._connection.recv(64)
         if not answer:
             raise RuntimeError(f"the fork server ended with {self._process.wait()}")
         return int(answer)
@@ -96,6 +99,7 @@ class Server:
         self._process.wait()
 
 
+_starting = threading.Lock()
 _servers: dict[int, Server] = {}
 """By this process's pid: a fork of a test process has none."""
 
@@ -111,12 +115,13 @@ def server_environment() -> dict[str, str]:
 def get_server() -> Server:
     """This process's."""
     pid = os.getpid()
-    server = _servers.get(pid)
-    if server is not None and not server.is_alive:
-        server.close()
-    if server is None or not server.is_alive:
-        server = _servers[pid] = Server()
-    return server
+    with _starting:
+        server = _servers.get(pid)
+        if server is not None and not server.is_alive:
+            server.close()
+        if server is None or not server.is_alive:
+            server = _servers[pid] = Server()
+        return server
 
 
 def _parse(command: Sequence[str], environment: dict[str, str]) -> Program | None:

@@ -152,7 +152,7 @@ def _be_one_to_python(request: Request, origin: Origin, stash: Stash, forget: tu
     if entries:
         import site
 
-        site.execsitecustomize()  # type: ignore[attr-defined]
+        site.execsitecustomize()
 
 
 def _make_streams(is_unbuffered: bool, origin: Origin) -> None:
@@ -166,7 +166,7 @@ def _make_streams(is_unbuffered: bool, origin: Origin) -> None:
             pass
         else:
             is_raw = is_unbuffered and number > 0
-            raw: Any = open(number, mode + "b", buffering=0 if is_raw else -1, closefd=False)
+            raw: Any = open(number, mode + "b", buffering=0 if is_raw else -1, closefd=False)  # noqa: SIM115
             (raw if is_raw else raw.raw).name = f"<{name}>"
             stream = io.TextIOWrapper(
                 raw,
@@ -254,7 +254,7 @@ def _report(error: BaseException) -> None:
     except SystemExit:
         raise
     except BaseException:
-        sys.__excepthook__(*sys.exc_info())  # type: ignore[arg-type]
+        sys.__excepthook__(*sys.exc_info())
 
 
 def _end(status: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""A Python that has imported what launchers and ranks import, and forks them: started by `client.py`, one a test process.
+"""A Python that has imported what launchers and ranks import, and forks them: `client.py` starts one a test process.
 
 Requests come as JSON with descriptors over a socket (SOCK_SEQPACKET), one at a time; the answer is the new process's
 pid. It is forked twice, so that it becomes a child of the test process (a subreaper), which waits for it as for any
@@ -24,6 +24,7 @@ RECORDER = Recorder()
 if __name__ == "__main__":  # What comes now is found in children as if they had imported it themselves.
     RECORDER.begin()
 
+# ruff: noqa: E402
 import ctypes
 import gc
 import importlib
@@ -32,6 +33,7 @@ import pkgutil
 import signal
 import socket
 import subprocess
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -142,6 +144,8 @@ class Forker:
         """Be asked for a child process by subprocess; False where it is to be started as ever."""
         started = Started(*arguments)
         environment = dict(os.environ) if started.env is None else started.env
+        if threading.current_thread() is not threading.main_thread():
+            return False  # Nobody else's thread lives on in a child, and the main thread is to be the main thread.
         if not started.is_plain() or not all(isinstance(value, str) for value in environment.values()):
             return False
         parsed = program.parse_command(started.args, environment)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 from typing import Any
 
 
@@ -28,8 +27,7 @@ class Started:
     def is_plain(self) -> bool:
         """Say whether nothing is asked for that only an exec gives."""
         return (
-            threading.current_thread() is threading.main_thread()
-            and isinstance(self.args, (list, tuple))
+            isinstance(self.args, (list, tuple))
             and self.executable is None
             and self.preexec_fn is None
             and self.close_fds

@@ -40,12 +40,12 @@ class Recorder:
         self._register = atexit.register
 
     def begin(self) -> None:
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
         builtins.__import__ = self._note_import
         atexit.register = self._note_at_exit
 
     def end(self) -> None:
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         builtins.__import__ = self._import
         atexit.register = self._register
 
@@ -143,7 +143,7 @@ class Stash:
             names = getattr(self._modules.get(package), "__dict__", None)
             if name in self._specs and isinstance(names, dict) and names.get(part) is module:
                 del names[part]
-        sys.meta_path.insert(_place_before_path_finder(), self)  # type: ignore[arg-type]
+        sys.meta_path.insert(_place_before_path_finder(), self)
 
     def forget(self, prefix: str) -> None:
         """Let modules be imported anew, from their files."""
