@@ -51,6 +51,11 @@ class Daemon:
         return self._process.poll() is None
 
     @property
+    def has_ended_well(self) -> bool:
+        """With exit code 0: it has said that the run is over, or was never told one."""
+        return self._process.poll() == 0
+
+    @property
     def ending(self) -> str:
         """How it ended, in words."""
         code = self._process.returncode

@@ -11,9 +11,12 @@ from guardrun.launcher.control import Control, Fact, Order
 from guardrun.launcher.daemon import DAEMON_COMMAND, Daemon
 from guardrun.launcher.saying import Log, say
 from guardrun.launcher.vigil import Vigil
+from guardrun.supervisor.wire import Finish
 
 END_PATIENCE_S = 10.0
 """How long guardrund may take to end once the run has: a slow disk is waited for, a dead one not."""
+LAST_WORD_S = 1.0
+"""How long what it sent before it ended well may take to be read here: its end may be seen sooner."""
 
 
 class Supervision:
@@ -36,6 +39,10 @@ class Supervision:
         self._command = command
         self._vigil = Vigil(now_s)
         self._restart_s: float | None = None
+        self._ended_s: float | None = None
+        """When it was seen to have ended well, before its last word was read."""
+        self._is_finished = False
+        """It has said that the run is over, and ends by itself."""
         self.is_given_up = False
 
     def tell(self, make: Callable[[int], Fact]) -> None:
@@ -44,7 +51,7 @@ class Supervision:
 
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._control.socket, zmq.POLLIN)
-        if self._daemon is not None and self._daemon.fileno is not None:
+        if self._daemon is not None and self._daemon.fileno is not None and self._daemon.is_alive:
             poller.register(self._daemon.fileno, zmq.POLLIN)
 
     def pids(self) -> set[int]:
@@ -57,12 +64,16 @@ class Supervision:
         orders, is_alive = self._control.read()
         if is_alive:
             self._vigil.heard(now_s)
+        self._is_finished |= any(isinstance(order, Finish) for order in orders)
         self._watch(now_s)
         return orders
 
     def seconds_to_restart(self, now_s: float) -> float | None:
-        """Until the next supervisor is to be started; None where none is."""
-        return None if self._restart_s is None else max(0.0, self._restart_s - now_s)
+        """Until the next supervisor is to be started, or this one's last word is waited for no longer; else None."""
+        due_s = self._restart_s
+        if self._ended_s is not None and not self._is_finished:
+            due_s = self._ended_s + LAST_WORD_S
+        return None if due_s is None else max(0.0, due_s - now_s)
 
     def finish(self) -> None:
         """The run is over: wait for the supervisor to end."""
@@ -77,6 +88,8 @@ class Supervision:
                 self._start(now_s)
             return
         if not self._daemon.is_alive:
+            if self._is_finished or self._is_last_word_due(now_s):
+                return
             self._bury(now_s, f"ended unexpectedly ({self._daemon.ending})")
         elif self._vigil.is_wedged(now_s, self._daemon.is_stopped):
             reason = "was stopped" if self._daemon.is_stopped else "no longer answered"
@@ -85,10 +98,19 @@ class Supervision:
         elif self._vigil.is_ping_due(now_s):
             self._control.ping()
 
+    def _is_last_word_due(self, now_s: float) -> bool:
+        """Say whether a supervisor that has ended well may have said something that is still on its way."""
+        if self._daemon is None or not self._daemon.has_ended_well:
+            return False
+        if self._ended_s is None:
+            self._ended_s = now_s
+        return now_s - self._ended_s < LAST_WORD_S
+
     def _bury(self, now_s: float, reason: str) -> None:
         if self._daemon is not None:
             self._daemon.close()
             self._daemon = None
+        self._ended_s = None
         self._restart_s = self._vigil.died(now_s)
         self._log.write("supervisor_lost", reason=reason, is_given_up=self._restart_s is None)
         if self._restart_s is not None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 READ_AT_START = (
     "PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_",
-    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "CUDA_",
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_",
     "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_", "TORCH_LOGS", "TORCH_TRACE", "TORCH_CPP_",
     "TORCH_SHOW_",
 )  # fmt: skip
