@@ -6,11 +6,15 @@ import signal
 
 import pytest
 
-from tests.fleet.jobs import Job, flags, kill
+from tests.fleet.jobs import QUICK, Job, flags, kill
 from tests.support.processes import is_alive
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real("netns")
+
+
+PATIENT = QUICK.replace("lost_s = 8", "lost_s = 20")
+"""A supervisor that was stopped is silent until another one has taken its place: on a busy machine nearly that long."""
 
 
 def replaced(job: Job, name: str, old: int) -> None:
@@ -25,7 +29,7 @@ def replaced(job: Job, name: str, old: int) -> None:
 
 def test_supervisors_and_launchers(job: Job) -> None:
     """Long: each part of two nodes is killed and stopped in turn."""
-    job.start(2, ["head", "node1"])
+    job.start(2, ["head", "node1"], config=PATIENT)
     pids = [mark["pid"] for mark in job.first_steps(0, 2)]
 
     # A supervisor alone: training does not notice.

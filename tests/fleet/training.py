@@ -87,7 +87,7 @@ class Training:
         self.wait_for(lambda: len(self.incidents()) >= number, timeout_s, f"incident {number}")
         return self.incidents()[number - 1]
 
-    def recovered(self, number: int, timeout_s: float = 10.0) -> dict[str, Any]:
+    def recovered(self, number: int, timeout_s: float = 30.0) -> dict[str, Any]:
         """Wait until training is past where that incident stopped it."""
         self.wait_for(
             lambda: self.incidents()[number - 1]["recovered"], timeout_s, f"incident {number} to be recovered from"

@@ -88,6 +88,7 @@ def test_signals_reach_the_main_thread(bed: Bed) -> None:
 
 
 def test_stacks_are_written_on_a_signal_even_while_the_gil_is_held(bed: Bed) -> None:
+    """Long on a busy machine: whoever holds the GIL does so for seconds."""
     process = bed.start(["-c", "import ctypes\ndef hold(): ctypes.PyDLL(None).sleep(20)\nhold()"])
     signum = bed.wait_until(Field.DUMP_SIGNAL)
     wait_until(lambda: _waits_in_c(process.pid), 20, "the sleep in C")

@@ -205,6 +205,7 @@ def test_sweep_finds_what_left_the_tree_and_spares_the_supervisor() -> None:
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
     marked = {**os.environ, "GUARDRUN_TOKEN": token}
     sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    others = read_children(os.getpid())  # of this test process: what other tests share
     supervisor = subprocess.Popen(sleep, env=marked, start_new_session=True)
     earlier = subprocess.Popen(sleep)
     # Ignores SIGTERM, in a session of its own.
@@ -214,7 +215,7 @@ def test_sweep_finds_what_left_the_tree_and_spares_the_supervisor() -> None:
     )
     try:
         assert child.stdout is not None and child.stdout.readline()
-        sweeper = Sweeper(token, lambda: [supervisor.pid], [earlier.pid])
+        sweeper = Sweeper(token, lambda: [supervisor.pid], [*others, earlier.pid])
         assert child.pid in [stat.pid for stat in sweeper.signal_all(signal.SIGTERM)]
         assert child.poll() is None
         assert sweeper.sweep() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def test_the_table() -> None:
     assert sum(bool(mutation.quick) for mutation in MUTATIONS) >= BY_QUICK
     assert all(mutation.file.startswith(PURE) for mutation in CORE)
     assert not any(mutation.file.startswith(PURE) for mutation in EDGE)
+
+
+def test_quick_tests_are_among_those_that_are_run_before_a_commit() -> None:
+    wanted = sorted({test.partition("[")[0] for mutation in MUTATIONS for test in mutation.quick})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "tests.support.quick", *wanted]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    selected = {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert [test for test in wanted if test not in selected] == [], done.stdout[-2000:]
 
 
 def test_a_mutation_whose_place_is_gone_or_not_the_only_one_says_so() -> None:

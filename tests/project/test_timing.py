@@ -70,6 +70,7 @@ def run_pytest(
 
 @pytest.mark.parametrize("options", [(), ("-n", "2", "--dist", "loadfile")], ids=["one process", "workers"])
 def test_the_report_has_time_files_and_slow_tests(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Long on a busy machine: pytest runs in pytest."""
     done = run_pytest(tmp_path, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     where = "2 workers" if options else "one process"

@@ -108,6 +108,7 @@ fleets = st.builds(
     fleets,
 )
 def test_whatever_befalls_a_fleet(what: list[Failure], parameters: Parameters) -> None:
+    """Long: many fleets, each with other faults."""
     story = Story(parameters, sorted(what, key=lambda failure: failure.at_s))
     reached: list[int] = []
     until_s = 5 * HOUR_S

@@ -145,6 +145,7 @@ def test_only_what_bears_both_marks_is_ended(sleeper: Callable[..., int]) -> Non
 def test_what_was_ended_is_in_the_nodes_history(
     sleeper: Callable[..., int], agent: AgentBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Long on a busy machine: Slurm ends a job that does not want to end."""
     agent.start()
     monkeypatch.setenv("GUARDRUN_AGENT_SOCKET", str(agent.socket))
     pid = sleeper(GUARDRUN_TOKEN="t", SLURM_JOB_ID="4712")

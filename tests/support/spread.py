@@ -22,7 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT = Path(__file__).parents[2]
 DURATIONS = Path(__file__).with_name("durations.json")
 WRITTEN_S = 2.0
-SLURMS = 3
+SLURMS = 2
 """Tests of Slurm wait nearly all the time; a Slurm of their own takes four seconds to start."""
 
 

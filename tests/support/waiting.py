@@ -8,17 +8,28 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+SOON_S = 0.01
+"""Who asks as often as this wants to act at a certain moment, and goes on asking."""
+LATER_S = 0.25
+"""Nobody else asks more often than needed: what has taken seconds may be seen a twentieth of that later."""
+
 
 def wait_until(read: Callable[[], T], timeout_s: float, what: str, every_s: float = 0.02) -> T:
     """Call `read` until it answers something true, and return that.
 
+    every_s: how often at first.
+
     Raises TimeoutError naming `what` after timeout_s.
     """
-    deadline_s = time.monotonic() + timeout_s
+    began_s = time.monotonic()
+    deadline_s = began_s + timeout_s
     while True:
         answer = read()
         if answer:
             return answer
         if time.monotonic() >= deadline_s:
             raise TimeoutError(f"waited {timeout_s:g} s for {what}; last seen: {answer!r}")
-        time.sleep(every_s)
+        wait_s = every_s
+        if every_s > SOON_S:
+            wait_s = min(every_s + 0.05 * (time.monotonic() - began_s), max(every_s, LATER_S))
+        time.sleep(wait_s)

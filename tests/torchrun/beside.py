@@ -154,7 +154,8 @@ def check_same(our_ranks: Seen, their_ranks: Seen) -> None:
             if ours["environment"].get(name) != theirs["environment"].get(name)
         }
         assert differences == {}, f"rank-attempt {who}, guardrun's and torchrun's: {differences}"
-        assert ours == theirs, who
+        others = {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
+        assert others == {}, f"rank-attempt {who}, guardrun's and torchrun's: {others}"
 
 
 def is_launchers(line: str) -> bool:

@@ -97,6 +97,14 @@ class Steps:
         return int.from_bytes(os.pread(self._fd, 8, 8 * rank), "little")
 
 
+def wait_to_be_watched() -> None:
+    """Save nothing before guardrun knows what was there: without torch, a rank may be quicker than its supervisor."""
+    run = Path("guardrun-runs") / os.environ.get("GUARDRUN_RUN_ID", "none")
+    until_s = time.monotonic() + 3.0
+    while ATTEMPT == "0" and run.is_dir() and not (run / "events.jsonl").exists() and time.monotonic() < until_s:
+        time.sleep(0.005)
+
+
 def tear() -> None:
     """A save that is cut short by a kill."""
     path = out / "ckpt_99.safetensors"
@@ -120,6 +128,7 @@ def main() -> None:
     start = load(Path(arguments.resume)) if arguments.resume else 0
     names = ("GUARDRUN_RESUME_FROM", "GUARDRUN_RESUME_STEP", "MY_RESUME")
     say(f"starts at step {start} " + " ".join(f"{name}={os.environ.get(name)}" for name in names))
+    wait_to_be_watched()
     steps = Steps()
     for step in range(start + 1, arguments.steps + 1):
         time.sleep(arguments.step_s)
