@@ -22,7 +22,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 # Most tests wait most of the time; no more of them compute at once than there are CPUs (tests/support/turns.py).
 # 0: one after the other, as for --pdb.
-WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 4 ? 2 * n + 1 : 9 )))
+WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 4 ? 2 * n : 8 )))
 GYM_ARGS ?=
 MUTANTS_ARGS ?=
 SIM_ARGS ?=

@@ -13,7 +13,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.real("netns")
 
 
-PATIENT = QUICK.replace("lost_s = 8", "lost_s = 20")
+PATIENT = QUICK.replace("lost_s = 8\nterm_s = 5", "lost_s = 20\nterm_s = 15")
 """A supervisor that was stopped is silent until another one has taken its place: on a busy machine nearly that long."""
 
 

@@ -35,7 +35,7 @@ EDGE: tuple[Mutation, ...] = (
         before="    finally:\n        _change_environment(before)",
         after="    finally:\n        pass",
         breaks="what an attempt's ranks were told (which checkpoint, which board) stays in guardrun's own environment",
-        quick=("tests/launcher/test_run.py::test_ranks_restart_with_the_checkpoints_arguments",),
+        slow=("tests/launcher/test_run.py::test_ranks_restart_with_the_checkpoints_arguments",),
     ),
     Mutation(
         name="step_not_on_the_board",

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests.support.guardrun_run import clean_environment
 from tests.support.ports import free_ports
-from tests.support.processes import Process, descendants, kill, read_process
+from tests.support.processes import Process, descendants, is_alive, kill, read_process
 from tests.support.slurmlab_conf import LabSettings, render_conf
 from tests.support.waiting import wait_until
 
@@ -195,9 +195,15 @@ class SlurmLab:
         self._inits[node] = self._order(f"slurmd {node}")
 
     def stop_controller(self) -> None:
-        """slurmctld is killed: every question to Slurm waits, or fails."""
+        """slurmctld is ended: every question to Slurm waits, or fails. It saves first what it knows of nodes and jobs."""
         init = read_process(self._inits.pop("slurmctld"))
-        for process in [*descendants(init.pid), init] if init else []:
+        below = descendants(init.pid) if init else []
+        for process in below:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+        with suppress(TimeoutError):
+            wait_until(lambda: not any(is_alive(process.pid) for process in below), 10.0, "slurmctld's end")
+        for process in [*below, init] if init else []:
             kill(process)
 
     def start_controller(self) -> None:

@@ -114,6 +114,7 @@ def tear() -> None:
 
 
 def main() -> None:
+    wait_to_be_watched()
     if arguments.ignore_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if arguments.ignore_sigint:
@@ -128,7 +129,6 @@ def main() -> None:
     start = load(Path(arguments.resume)) if arguments.resume else 0
     names = ("GUARDRUN_RESUME_FROM", "GUARDRUN_RESUME_STEP", "MY_RESUME")
     say(f"starts at step {start} " + " ".join(f"{name}={os.environ.get(name)}" for name in names))
-    wait_to_be_watched()
     steps = Steps()
     for step in range(start + 1, arguments.steps + 1):
         time.sleep(arguments.step_s)
