@@ -195,7 +195,7 @@ class SlurmLab:
         self._inits[node] = self._order(f"slurmd {node}")
 
     def stop_controller(self) -> None:
-        """slurmctld is ended: every question to Slurm waits, or fails. It saves first what it knows of nodes and jobs."""
+        """slurmctld is ended, once it has saved what it knows: every question to Slurm waits, or fails."""
         init = read_process(self._inits.pop("slurmctld"))
         below = descendants(init.pid) if init else []
         for process in below:
