@@ -13,6 +13,7 @@ Marks
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Make every orphan below a test a child of this process, where the leak guard sees it; and measure."""
     become_subreaper()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A shell's background: Ctrl-C is among what is tested.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     timing.register(config)
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.register(spread.Spread())

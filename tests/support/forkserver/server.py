@@ -204,7 +204,8 @@ def main() -> None:
     import_all()
     RECORDER.end()
     stash = Stash(RECORDER, FRESH, HOOKS, READ_AGAIN)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.collect()
     gc.freeze()
     Forker(origin, stash, environment).serve(connection)
