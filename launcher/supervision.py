@@ -51,7 +51,8 @@ class Supervision:
 
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._control.socket, zmq.POLLIN)
-        if self._daemon is not None and self._daemon.fileno is not None and self._daemon.is_alive:
+        is_end_seen = self._is_finished or self._ended_s is not None
+        if self._daemon is not None and self._daemon.fileno is not None and not is_end_seen:
             poller.register(self._daemon.fileno, zmq.POLLIN)
 
     def pids(self) -> set[int]:

@@ -58,7 +58,6 @@ class Request:
 class Origin:
     """What a fresh interpreter looks like; taken by the server, before it imported anything else."""
 
-    modules: list[str]
     path: list[str]
     """Without the script's folder."""
     meta_path: list[Any]
@@ -67,9 +66,8 @@ class Origin:
     errors: str
 
     @classmethod
-    def take(cls, modules: list[str], path: list[str], meta_path: list[Any]) -> Origin:
+    def take(cls, path: list[str], meta_path: list[Any]) -> Origin:
         return cls(
-            modules=modules,
             path=path,
             meta_path=meta_path,
             hooks={name: getattr(sys, name) for name in ("excepthook", "displayhook", "unraisablehook")},

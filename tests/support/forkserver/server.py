@@ -198,7 +198,7 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     environment = dict(os.environ)
     meta_path = [finder for finder in sys.meta_path if finder is not RECORDER]
-    origin = Origin.take(modules=FRESH, path=PATH, meta_path=meta_path)
+    origin = Origin.take(path=PATH, meta_path=meta_path)
     from guardrun.hooks.imports import HOOKS
 
     import_all()
