@@ -29,6 +29,7 @@ from guardrun.supervisor.collect.cleanup import end_run
 from guardrun.supervisor.collect.oom import OomWatch
 from guardrun.supervisor.collect.procfs import read_stat
 from guardrun.supervisor.collect.sampler import Sampler
+from guardrun.supervisor.coordinator.sockets import ENDED_LINGER_MS
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.desk import Desk
@@ -283,6 +284,7 @@ class Station(ABC):
 
     def _bind(self, kind: int, name: str, limit_bytes: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
+        socket.set(zmq.LINGER, ENDED_LINGER_MS)
         socket.set(zmq.MAXMSGSIZE, limit_bytes)
         socket.set(zmq.RCVHWM, 20000)
         ensure_socket_folder(self.sockets)

@@ -21,9 +21,16 @@ UNSENT_MESSAGES = 1000
 """Kept by ZeroMQ for one deputy that does not read."""
 
 
+ENDED_LINGER_MS = 0
+"""ZMQ_LINGER from before a socket is bound or connected, whatever it is closed with. A connection that ends by itself
+is given what its listener was made with, endless unless it is said: its session then waits for somebody to read what
+was under way, and nobody does. Where both ends close at the same moment, zmq_ctx_term never returned (libzmq 4.3.5)."""
+
+
 def make_router(context: Context, keys: KeyPair, handshake_ms: int) -> zmq.Socket[bytes]:
     """The coordinator's, not bound yet. handshake_ms: a stranger that says nothing is cut off after this."""
     socket = context.socket(zmq.ROUTER)
+    socket.set(zmq.LINGER, ENDED_LINGER_MS)
     socket.curve_server = True
     socket.curve_secretkey = keys.secret.encode()
     socket.set(zmq.IPV6, 1)
@@ -43,6 +50,7 @@ def make_router(context: Context, keys: KeyPair, handshake_ms: int) -> zmq.Socke
 def make_dealer(context: Context, keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
     """A deputy's, for one connection: ZeroMQ makes no second one."""
     socket = context.socket(zmq.DEALER)
+    socket.set(zmq.LINGER, ENDED_LINGER_MS)
     socket.curve_serverkey = server_key.encode()
     socket.curve_publickey = keys.public.encode()
     socket.curve_secretkey = keys.secret.encode()

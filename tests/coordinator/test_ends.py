@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import zmq
+from pytest import MonkeyPatch
 
 from guardrun.supervisor.coordinator import hub as hub_module
 from guardrun.supervisor.coordinator import link as link_module
@@ -15,6 +20,7 @@ from guardrun.supervisor.coordinator.keys import make_key_pair
 from guardrun.supervisor.coordinator.lease import boot_s
 from guardrun.supervisor.coordinator.link import Head, Refused, Welcomed
 from guardrun.supervisor.coordinator.wire import MAX_BODY_BYTES
+from guardrun.supervisor.station import Station
 from tests.coordinator.ends import Bench, kinds, opened
 
 
@@ -218,6 +224,29 @@ def test_what_is_too_large_is_not_taken(ends: Bench) -> None:
     assert link.send(bytes(MAX_BODY_BYTES - 300_000))
     ends.until(lambda: ends.bodies("a"))
     assert [len(body) for body in ends.bodies("a")] == [MAX_BODY_BYTES - 300_000]
+
+
+def test_no_socket_is_opened_with_an_endless_linger(ends: Bench, tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """A listener hands on what it was made with: two ends that closed at once waited for each other for ever.
+
+    That takes some 5,000 tries to be seen; this is what it came of.
+    """
+    lingers: list[int] = []
+    for name in ("bind", "connect"):
+
+        def opened(socket: Any, place: str, open_it: Any = getattr(zmq.Socket, name)) -> Any:
+            lingers.append(socket.get(zmq.LINGER))
+            return open_it(socket, place)
+
+        monkeypatch.setattr(zmq.Socket, name, opened)
+    ends.open_hub()
+    ends.open_link("a")
+    ends.joined("a")
+    with zmq.Context() as context:
+        station = cast(Station, SimpleNamespace(_context=context, sockets=tmp_path))
+        Station._bind(station, zmq.ROUTER, "control", 1000).close()
+    assert len(lingers) == 6  # hub, doorman, station, link, and whoever reads the two monitors
+    assert set(lingers) == {0}
 
 
 def test_what_a_deputy_had_to_drop_is_said(ends: Bench) -> None:
