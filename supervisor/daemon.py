@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import zmq
 
 from guardrun.hooks.messages import CheckpointLoaded
@@ -172,6 +173,8 @@ class Daemon(Station):
             self.saving.note_answers()
         now_s = self.clock.now()
         self.timeline.feed(event, now_s)
+        if isinstance(event, ev.PreemptionNoticed):
+            event = msgspec.structs.replace(event, is_why_asked=self.schedule.is_asked)
         try:
             actions = self.engine.handle(event, now_s)
         except Exception as error:

@@ -523,6 +523,8 @@ class PreemptionNoticed(_Event, frozen=True, kw_only=True, tag="preemption_notic
     """Ranks that have one, and were not given it."""
     at_s: float = 0.0
     """When guardrun got the signal, before it gave it to any rank; 0: as this is told."""
+    is_why_asked: bool = False
+    """The scheduler is asked why: a SchedulerTold with its word follows."""
 
 
 class SchedulerTold(_Event, frozen=True, kw_only=True, tag="scheduler_told"):

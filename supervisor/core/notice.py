@@ -27,6 +27,10 @@ class Notice(msgspec.Struct, kw_only=True):
     """When the scheduler will end the job; 0 = unknown, or never."""
     why: str = ""
     """The scheduler's own word, as SchedulerTold has it."""
+    is_why_awaited: bool = False
+    """SIGTERM came, and the scheduler has not said yet who wants the end."""
+    is_held: bool = False
+    """Nothing is alive, and that word is waited for: a person's scancel is no preemption."""
     may_requeue: bool = False
     """As the scheduler has it: a batch job that was not submitted with --no-requeue."""
     is_forwarded: bool = False

@@ -10,7 +10,8 @@
 It is no failure: it uses up no restart and no patience with progress, and the same command again goes on from the
 checkpoint. What falls meanwhile is told as ever, but nothing is started any more. SIGTERM says too little (a person's
 scancel, a preemption and a time limit all send it): the ranks are asked at once, and the scheduler, too; where it says
-that a person ends the job, the ranks are ended as by Ctrl-C.
+that a person ends the job, the ranks are ended as by Ctrl-C. Ranks that are gone before it has answered, as those to
+which it sends SIGTERM itself, are called nothing until it has, or the deadline is there.
 """
 
 from __future__ import annotations
@@ -54,10 +55,12 @@ def on_preemption_noticed(state: State, event: ev.PreemptionNoticed, now_s: floa
     if notice.cause:
         if event.signum == TERM:
             notice.signum, notice.deadline_s = TERM, min(notice.deadline_s, _deadline_s(state, TERM, now_s))
+            notice.is_why_awaited = event.is_why_asked
         return []
     notice.cause, notice.began_s = SIGNAL, min(event.at_s, now_s) or now_s
     notice.first = notice.signum = event.signum
     notice.is_forwarded, notice.catchers = event.is_forwarded, event.catchers
+    notice.is_why_awaited = event.is_why_asked and event.signum == TERM
     notice.deadline_s = _deadline_s(state, event.signum, now_s)
     return _begin(state, now_s)
 
@@ -70,8 +73,11 @@ def on_scheduler_told(state: State, event: ev.SchedulerTold, now_s: float) -> li
 def _note_end(state: State, event: ev.SchedulerTold, now_s: float) -> list[Action]:
     notice = state.notice
     notice.end_s, notice.may_requeue = event.end_s, event.may_requeue
-    if not notice.cause or notice.is_stopping or state.phase is Phase.ENDING:
+    is_late = notice.is_stopping or state.phase is Phase.ENDING
+    if not notice.cause or (is_late and not notice.is_why_awaited):
         return []
+    if event.why:
+        notice.is_why_awaited = False
     if notice.signum == TERM:
         is_step_ended = event.why == RUNNING and notice.first == TERM
         if event.why == CANCELLED or is_step_ended:
@@ -80,10 +86,12 @@ def _note_end(state: State, event: ev.SchedulerTold, now_s: float) -> list[Actio
             notice.deadline_s = max(event.end_s - _reserve_s(state), now_s)
     else:
         notice.deadline_s = _bounded_s(state, notice.deadline_s, now_s)
-    if event.why in ("", RUNNING, notice.why):
-        return []
-    notice.why = event.why
-    return tell(state, now_s)
+    is_news = event.why not in ("", RUNNING, notice.why)
+    if is_news:
+        notice.why = event.why
+    if notice.is_held:
+        return wind_up(state, now_s) if event.why else []
+    return tell(state, now_s) if is_news else []
 
 
 def on_checkpoint_asked(state: State, event: ev.CheckpointAsked, now_s: float) -> list[Action]:
@@ -144,6 +152,10 @@ def wind_up(state: State, now_s: float) -> list[Action]:
     notice = state.notice
     state.phase = Phase.ENDING
     state.ledger.switch(OTHER, now_s)
+    notice.is_held = notice.is_why_awaited and now_s < notice.deadline_s
+    if notice.is_held:
+        return []
+    notice.is_why_awaited = False
     if state.attempt is not None:
         record_attempt(state, "preempted")
     if notice.saved is None and notice.request:
@@ -178,6 +190,8 @@ def due_s(state: State) -> float | None:
         return None
     if notice.asked_s:
         return max(notice.asked_s, notice.until_s) + ANSWER_S
+    if notice.is_held:
+        return notice.deadline_s
     if not notice.cause and state.signum:
         return None
     if not notice.cause:
@@ -192,6 +206,8 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     notice, at_s = state.notice, due_s(state)
     if at_s is None or now_s < at_s:
         return []
+    if notice.is_held:
+        return wind_up(state, now_s)
     if notice.asked_s and not notice.is_sought:
         return on_no_answer(state, now_s)
     if not notice.cause:
@@ -264,7 +280,7 @@ def _stop(state: State, now_s: float) -> list[Action]:
     """Saved, or too late for it: the ranks get SIGTERM."""
     notice = state.notice
     notice.is_stopping = True
-    actions = tell(state, now_s)
+    actions = [] if notice.is_why_awaited else tell(state, now_s)
     if notice.saved is None:
         waited = f"{now_s - notice.began_s:.0f} s"
         actions.append(

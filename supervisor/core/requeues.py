@@ -49,9 +49,15 @@ def on_no_answer(state: State, now_s: float) -> list[Action]:
 def on_stop(state: State, event: ev.StopRequested, now_s: float) -> list[Action]:
     """A person, or the scheduler's last word, while the requeue is awaited."""
     notice = state.notice
+    signum = event.signum
+    if notice.is_held:
+        state.signum, state.signalled = signum, event.node
+        if signum == signal.SIGINT:
+            return finish(state, "interrupted", 128 + signum, stop_words(state), now_s)
+        notice.deadline_s = min(notice.deadline_s, now_s)  # why is waited for no longer
+        return []
     if not notice.asked_s or notice.is_sought:
         return []
-    signum = event.signum
     state.signum, state.signalled = signum, event.node
     state.requeue = "refused" if signum == signal.SIGINT else "unanswered"
     if notice.cause:

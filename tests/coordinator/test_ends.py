@@ -232,13 +232,16 @@ def test_no_socket_is_opened_with_an_endless_linger(ends: Bench, tmp_path: Path,
     That takes some 5,000 tries to be seen; this is what it came of.
     """
     lingers: list[int] = []
-    for name in ("bind", "connect"):
 
-        def opened(socket: Any, place: str, open_it: Any = getattr(zmq.Socket, name)) -> Any:
+    def noting(open_it: Any) -> Any:
+        def opened(socket: Any, place: str) -> Any:
             lingers.append(socket.get(zmq.LINGER))
             return open_it(socket, place)
 
-        monkeypatch.setattr(zmq.Socket, name, opened)
+        return opened
+
+    monkeypatch.setattr(zmq.Socket, "bind", noting(zmq.Socket.bind))
+    monkeypatch.setattr(zmq.Socket, "connect", noting(zmq.Socket.connect))
     ends.open_hub()
     ends.open_link("a")
     ends.joined("a")

@@ -121,6 +121,57 @@ def test_sigterm_leaves_what_is_left_before_sigkill(told: Told) -> None:
     assert finish(told.stopped(26.0)).exit_code == 143
 
 
+def gone(told: Told) -> list[ac.Action]:
+    """SIGTERM to every process of the job: its ranks are dead before the scheduler has said why."""
+    told.running(term_grace_s=30.0, stop_grace_s=10.0)
+    assert kinds(noticed(told, TERM, is_why_asked=True)) == ["AskCheckpoint"]
+    for rank in (0, 1):
+        told.exits(rank, -TERM, 20.1)
+    return told.stopped(20.2)
+
+
+def test_ranks_that_are_gone_before_the_scheduler_says_why_are_called_nothing(told: Told) -> None:
+    assert gone(told) == [] and not told.incidents
+    summary = finish(told.tell(ev.SchedulerTold(why="cancelled"), 22.0))
+    assert (summary.outcome, summary.exit_code, summary.attempts[0]["outcome"]) == ("interrupted", 143, "interrupted")
+    assert not told.incidents
+
+
+def test_the_scheduler_s_word_comes_after_the_ranks_ends(told: Told) -> None:
+    gone(told)
+    assert told.tell(ev.SchedulerTold(end_s=90.0), 21.0) == [], "it says when, and not why"
+    assert kinds(told.tell(ev.SchedulerTold(end_s=90.0, why="preempted"), 22.0)) == ["SeekCheckpoint"]
+    assert finish(secured(told, 22.1)).outcome == "preempted"
+    assert "(preempted)" in told.incidents["001"].summary
+
+
+def test_a_silent_scheduler_is_waited_for_while_there_is_time(told: Told) -> None:
+    gone(told)
+    assert kinds(told.tick()) == ["SeekCheckpoint"]
+    assert told.now_s == pytest.approx(35.0, abs=0.01), "15 s before SIGKILL"
+    assert finish(secured(told, 35.1)).outcome == "preempted"
+
+
+@pytest.mark.parametrize(("signum", "outcome"), [(TERM, "preempted"), (INT, "interrupted")])
+def test_a_second_signal_waits_for_no_word(told: Told, signum: int, outcome: str) -> None:
+    gone(told)
+    actions = told.tell(ev.StopRequested(signum=signum), 21.0)
+    if signum == TERM:
+        assert kinds(actions + told.tick()) == ["SeekCheckpoint"]
+        assert told.now_s == pytest.approx(21.0, abs=0.01)
+        actions = secured(told, 21.1)
+    assert finish(actions).outcome == outcome
+
+
+def test_one_who_saves_before_the_scheduler_says_why_was_cancelled_all_the_same(told: Told) -> None:
+    told.running(term_grace_s=30.0, stop_grace_s=10.0)
+    noticed(told, TERM, is_why_asked=True)
+    assert kinds(secured(told, 20.3)) == ["StopAttempt"]
+    assert told.tell(ev.SchedulerTold(why="cancelled"), 20.5) == []
+    assert finish(told.stopped(21.0)).outcome == "interrupted"
+    assert not told.incidents
+
+
 @pytest.mark.parametrize("why", ["cancelled", "running"])
 def test_scancel_of_the_job_or_of_the_step_ends_the_run_as_ever(told: Told, why: str) -> None:
     told.running()

@@ -27,6 +27,7 @@ LONG = ("--steps", "100000", "--step-s", "0.02", "--save-every", "0")
 NAMED = ("--guard-run-id", "mine")
 SLURM = """#!/bin/sh
 echo "$@" >> {calls}
+[ "$1" = show ] && [ -e {busy} ] && echo "Unable to contact slurm controller" >&2 && exit 1
 [ "$1" = show ] && cat {job} && exit
 [ "$1" = requeue ] && [ -e {away} ] && rm {away} && echo "Unable to contact slurm controller" >&2 && exit 1
 [ "$1" = requeue ] && echo requeued > {requeued}
@@ -43,6 +44,8 @@ class FakeSlurm:
 
     def __init__(self, folder: Path, state: str = "RUNNING", end_s: float = 3600.0, preempt_s: float = 0.0) -> None:
         self.calls, self.requeued, job = folder / "calls", folder / "requeued", folder / "job"
+        self.busy = folder / "busy"
+        """While it is there, nothing is told of the job."""
         self.away = folder / "away"
         """While it is there, the next order to requeue finds no controller."""
         now = time.time()
@@ -50,7 +53,9 @@ class FakeSlurm:
         job.write_text(JOB.format(state=state, end=f"{now + end_s:.0f}", preempt=preempt))
         program = folder / "bin" / "scontrol"
         program.parent.mkdir()
-        program.write_text(SLURM.format(calls=self.calls, job=job, requeued=self.requeued, away=self.away))
+        program.write_text(
+            SLURM.format(calls=self.calls, job=job, requeued=self.requeued, away=self.away, busy=self.busy)
+        )
         program.chmod(0o755)
         self.env: dict[str, str | None] = {
             "PATH": f"{program.parent}:{os.environ['PATH']}",
@@ -263,6 +268,24 @@ def test_a_signal_that_meets_every_process_of_the_job(edge: EdgeRuns) -> None:
         with suppress(ProcessLookupError):  # one that looks at the node for a moment
             os.kill(process.pid, signal.SIGUSR1)
     check_saved(finish(run, 30), 138)
+
+
+def test_scancel_that_meets_every_process_before_slurm_says_why(edge: EdgeRuns) -> None:
+    """A controller with much to do: the ranks are gone, and nothing has been said of a person or a preemption."""
+    slurm = FakeSlurm(edge.folder, state="CANCELLED")
+    run = start(edge, env=slurm.env)
+    slurm.busy.touch()
+    asked = slurm.calls.read_text().count("show")
+    for process in run.alive():
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+    wait_until(lambda: '"attempt_stopped"' in journal_of(run), 20, "the attempt's end")
+    wait_until(lambda: slurm.calls.read_text().count("show") >= asked + 2, 20, "Slurm to be asked again")
+    slurm.busy.unlink()
+    finished = finish(run, 30)
+    assert (finished.returncode, finished.incidents) == (143, [])
+    assert finished.summary is not None and finished.summary["outcome"] == "interrupted"
+    assert not slurm.requeued.exists()
 
 
 # Several nodes -----------------------------------------------------------------------------------------
