@@ -20,9 +20,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := pyproject.toml constraints.txt
 PYTHON ?=
 PYTEST_ARGS ?=
-# Most tests wait most of the time; no more of them compute at once than there are CPUs (tests/support/turns.py).
+# Most tests wait most of the time: as many workers as there are CPUs compute, the others wait (tests/support/spread.py).
 # 0: one after the other, as for --pdb.
-WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 4 ? 2 * n : 8 )))
+WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 4 ? 3 * n : 12 )))
 GYM_ARGS ?=
 MUTANTS_ARGS ?=
 SIM_ARGS ?=

@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     become_subreaper()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A shell's background: Ctrl-C is among what is tested.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     timing.register(config)
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.register(spread.Spread())

@@ -75,10 +75,10 @@ def test_stories_of_processes_compute_little() -> None:
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     durations = {
-        "tests/edge/test_signals.py::test_long": 30.0,
-        "tests/edge/test_hangs.py::test_shared": 20.0,
-        "tests/slurm/test_head.py::test_b": 50.0,
-        "tests/slurm/test_job.py::test_c": 40.0,
+        "tests/edge/test_signals.py::test_long": spread.Took(30.0, 3.0),
+        "tests/edge/test_hangs.py::test_shared": spread.Took(20.0, 15.0),
+        "tests/slurm/test_head.py::test_b": spread.Took(50.0, 5.0),
+        "tests/slurm/test_job.py::test_c": spread.Took(40.0, 4.0),
     }
     monkeypatch.setattr(spread, "read_durations", lambda: durations)
     spread.units_of_slurm.cache_clear()
@@ -113,3 +113,9 @@ def test_the_longest_units_come_first(known: None) -> None:
         "tests/edge/test_hangs.py::test_other",
     ]
     assert spread.order(tests) == [tests[2], tests[1], tests[3], tests[0]]
+
+
+def test_what_waits_is_told_from_what_computes_and_from_what_is_not_known(known: None) -> None:
+    assert spread.waits(["tests/edge/test_signals.py::test_long"])
+    assert not spread.waits(["tests/edge/test_hangs.py::test_shared", "tests/edge/test_hangs.py::test_other"])
+    assert not spread.waits(["tests/core/test_judge.py::test_a"])

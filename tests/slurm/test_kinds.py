@@ -87,7 +87,8 @@ def test_each_task_of_an_array_is_a_run_of_its_own(slurm_lab: SlurmLab, tmp_path
     wait_until(lambda: slurm_lab.job(f"{job}_7").get("Restarts") == "1", PATIENCE_S, "the requeue", every_s=0.1)
     seven.starts_again(1, 2)
     assert slurm_lab.job(f"{job}_3")["Restarts"] == "0"
-    assert len(three.incidents()) == 1 and [one["kind"] for one in seven.incidents()] == ["preemption"]
+    assert [(one["cause"], one["summary"]) for one in three.incidents()] == [(told["cause"], told["summary"])]
+    assert [one["kind"] for one in seven.incidents()] == ["preemption"]
 
     for task in (three, seven):
         task.end()

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from tests.support.processes import Process, kill, own_children, reap
+from tests.support.processes import Process, kill, own_children, reap, reap_zombies
 
 KINDS = ("process", "thread", "fd")
 
@@ -62,10 +62,8 @@ def read_fds() -> dict[int, str]:
 
 def take_snapshot() -> Snapshot:
     """Read what there is now."""
-    children = own_children()
-    zombies = [process for process in children if process.state == "Z"]
-    living = [process for process in children if process.state not in "ZX"]
-    reap(zombies)
+    reap_zombies()
+    living = [process for process in own_children() if process.state not in "ZX"]
     return Snapshot(
         processes={(process.pid, process.start): process for process in living},
         threads={thread.ident: thread for thread in threading.enumerate() if thread.ident is not None},

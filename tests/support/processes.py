@@ -149,6 +149,11 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
+def reap_zombies() -> None:
+    """Take the exit status of whatever has ended among our children: what it used counts as ours from then on."""
+    reap(process for process in own_children() if process.state == "Z")
+
+
 def reap(processes: Iterable[Process]) -> None:
     """Take the exit status of zombies among our children, by pid."""
     for process in processes:

@@ -4,39 +4,61 @@ A unit is what one worker runs together: a test of its own where it is a story t
 that share a module's fixture, or that take next to no time; the tests of a Slurm (`SLURMS` of them run at once). Units
 go to whichever worker is free, those that take longest first, so that no worker is left with one in the end.
 
-What tests take stands in durations.json, seconds of those that take more than `WRITTEN_S`: `make test
+Most long tests wait, for patience to end or for others to start, and some compute all the time. As many workers as
+there are CPUs take those that compute, the others those that wait, and when either are done, all take the rest: so the
+CPUs have work from the beginning to the end, and no more than they can do.
+
+What tests take stands in durations.json, seconds and CPU seconds of those that take more than `WRITTEN_S`: `make test
 PYTEST_ARGS=--write-durations` writes it anew. It changes the order, nothing else: a test that is not there is short.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+from tests.support.turns import SEATS
 
 ROOT = Path(__file__).parents[2]
 DURATIONS = Path(__file__).with_name("durations.json")
 WRITTEN_S = 2.0
+WAITING_SHARE = 0.4
+"""Of its time on a CPU, at most, for a unit that waits. What is not known computes: it is short."""
+COMPUTING_WORKERS = SEATS
 SLURMS = 2
 """Tests of Slurm wait nearly all the time; a Slurm of their own takes four seconds to start."""
 
 
+class Took(NamedTuple):
+    """What a test, or a unit, took."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    """Of its processes, and of all that ended below them."""
+
+
 @cache
-def read_durations() -> dict[str, float]:
-    """Seconds by test, as last written."""
-    found: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    return found
+def read_durations() -> dict[str, Took]:
+    """By test, as last written."""
+    found = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    return {test: Took(*took) for test, took in found.items()}
 
 
-def write_durations(durations: Mapping[str, float]) -> None:
+def write_durations(durations: Mapping[str, Took]) -> None:
     """Keep what is worth to be known."""
-    kept = {test: round(seconds, 1) for test, seconds in sorted(durations.items()) if seconds >= WRITTEN_S}
-    DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
+    lines = [
+        f"{json.dumps(test)}: [{took.wall_s:.1f}, {took.cpu_s:.1f}]"
+        for test, took in sorted(durations.items())
+        if took.wall_s >= WRITTEN_S
+    ]
+    DURATIONS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 @cache
@@ -47,10 +69,10 @@ def units_of_slurm() -> dict[str, str]:
         for path in sorted((ROOT / "tests" / "slurm").glob("test_*.py"))
         if "slurm_lab" in path.read_text()
     }
-    for test, seconds in read_durations().items():
+    for test, took in read_durations().items():
         path = test.partition("::")[0]
         if path in files:
-            files[path] += seconds
+            files[path] += took.wall_s
     full = [0.0] * SLURMS
     units = {}
     for path, seconds in sorted(files.items(), key=lambda one: -one[1]):
@@ -78,19 +100,33 @@ def unit_of(test: str) -> str:
 
 def order(tests: Sequence[str]) -> list[str]:
     """The same tests, by units, those that take longest first; the others stay as they are."""
-    durations = read_durations()
     weights: dict[str, float] = {}
     for test in tests:
         unit = unit_of(test)
-        weights[unit] = weights.get(unit, 0.0) + durations.get(test, 0.0)
+        weights[unit] = weights.get(unit, 0.0) + read_durations().get(test, Took()).wall_s
     return sorted(tests, key=lambda test: (-weights[unit_of(test)], unit_of(test) if weights[unit_of(test)] else ""))
 
 
+def waits(tests: Iterable[str]) -> bool:
+    """Say whether the tests of a unit mostly wait."""
+    took = [read_durations().get(test, Took()) for test in tests]
+    wall_s = sum(one.wall_s for one in took)
+    return wall_s > 0 and sum(one.cpu_s for one in took) < WAITING_SHARE * wall_s
+
+
 class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """pytest-xdist's, with these units."""
+    """pytest-xdist's, with these units: the first workers take those that compute, the others those that wait."""
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        is_waiting = self.nodes.index(node) >= COMPUTING_WORKERS
+        for unit, tests in self.workqueue.items():
+            if waits(tests) == is_waiting:
+                self.workqueue.move_to_end(unit, last=False)
+                break
+        super()._assign_work_unit(node)
 
 
 class Spread:

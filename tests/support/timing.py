@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support import real, spread
+from tests.support.processes import reap_zombies
 from tests.support.startup_log import VARIABLE, StartupCost, StartupLog, is_installed
 
 SLOWEST_FILES = 10
@@ -49,8 +50,8 @@ class Measured:
     files: dict[str, FileCost] = field(default_factory=dict)
     unexplained: dict[str, float] = field(default_factory=dict)
     """Test → seconds, of those that take more than TOLD_S and have no docstring."""
-    durations: dict[str, float] = field(default_factory=dict)
-    """Test → seconds, set-up and teardown included."""
+    durations: dict[str, spread.Took] = field(default_factory=dict)
+    """By test, set-up and teardown included."""
     cpu_s: float = 0.0
     """Of all that the processes did, between tests as well."""
     workers: int = 0
@@ -66,14 +67,15 @@ class Measured:
     def to_plain(self) -> dict[str, Any]:
         """As pytest-xdist can send it: builtin types only."""
         files = {name: [cost.tests, cost.wall_s, cost.cpu_s] for name, cost in self.files.items()}
-        durations = {test: took_s for test, took_s in self.durations.items() if took_s >= spread.WRITTEN_S}
+        durations = {test: tuple(took) for test, took in self.durations.items() if took.wall_s >= spread.WRITTEN_S}
         return {"files": files, "unexplained": self.unexplained, "durations": durations, "cpu_s": self.cpu_s}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Measured:
         """What a worker sent."""
         files = {name: FileCost(*figures) for name, figures in plain["files"].items()}
-        return cls(files, dict(plain["unexplained"]), dict(plain["durations"]), plain["cpu_s"], workers=1)
+        durations = {test: spread.Took(*took) for test, took in plain["durations"].items()}
+        return cls(files, dict(plain["unexplained"]), durations, plain["cpu_s"], workers=1)
 
 
 def used_cpu_s(*, with_children: bool = True) -> float:
@@ -98,13 +100,15 @@ class Meter:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Within the wrapper of conftest.py: it is this test's turn already."""
+        reap_zombies()  # what a session's fixture left before is no test's
         began_s, began_cpu_s = time.monotonic(), used_cpu_s()
         try:
             return (yield)
         finally:
-            cost = FileCost(1, time.monotonic() - began_s, used_cpu_s() - began_cpu_s)
-            self.measured.files.setdefault(item.nodeid.partition("::")[0], FileCost()).add(cost)
-            self.measured.durations[item.nodeid] = cost.wall_s
+            reap_zombies()
+            took = spread.Took(time.monotonic() - began_s, used_cpu_s() - began_cpu_s)
+            self.measured.files.setdefault(item.nodeid.partition("::")[0], FileCost()).add(FileCost(1, *took))
+            self.measured.durations[item.nodeid] = took
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

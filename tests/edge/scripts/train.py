@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import multiprocessing
 import os
 import signal
@@ -84,7 +85,23 @@ def leave_and_fail() -> None:
     try:
         raise KeyError("sample 99")
     finally:
+        global model
+        del model  # DDP keeps the connections otherwise
         dist.destroy_process_group()
+        wait_for("raised-0")
+
+
+def tell_end() -> None:
+    """At this rank's end, with `leave` in the plan: that it has raised; rank 0 is slower to be gone than rank 1."""
+    Path(f"raised-{RANK}").touch()
+    if RANK == "0":
+        wait_for("raised-1")
+
+
+def wait_for(name: str) -> None:
+    deadline = time.monotonic() + 20
+    while not os.path.exists(name) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def flip_newest() -> None:
@@ -154,7 +171,10 @@ def save(model: Any, optimizer: Any, step: int) -> None:
 
 def main() -> None:
     torch.manual_seed(0)
+    if ATTEMPT == "0" and any(planted.fault == "leave" for planted in plan):
+        atexit.register(tell_end)
     dist.init_process_group("gloo")
+    global model
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     start = 0
