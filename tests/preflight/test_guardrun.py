@@ -20,6 +20,7 @@ from tests.support.waiting import wait_until
 Run = Callable[..., Finished]
 ON = {"GUARDRUN_PREFLIGHT_LEVEL": None}
 SCRIPT = "import time; time.sleep({}); print('trained')"
+WAITS = "import os, time\nwhile not os.path.exists('end'): time.sleep(0.02)\nprint('trained')"
 
 
 def said(done: Finished) -> list[str]:
@@ -47,9 +48,12 @@ def test_when_none_is_started(arguments: list[str], variable: str | None, is_pla
     assert is_off(arguments, variable) is is_plain
 
 
-def test_a_healthy_node_is_recorded_and_not_talked_about(start_guardrun: Callable[..., GuardrunRun]) -> None:
-    run = start_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(2), env=ON)
+def test_a_healthy_node_is_recorded_and_not_talked_about(
+    start_guardrun: Callable[..., GuardrunRun], tmp_path: Path
+) -> None:
+    run = start_guardrun(["--nproc-per-node=1"], script=WAITS, env=ON)
     data = json.loads(wait_until(lambda: read_record(run), 60, "preflight.json"))
+    (tmp_path / "end").touch()
     assert data["level"] == "quick"
     assert {one["check"] for one in data["remarks"]} >= {"gpus", "versions", "limits", "folders", "shm", "clock"}
     assert "quarantine" not in {one["check"] for one in data["remarks"]}, "guardrun has asked that itself"
@@ -60,8 +64,11 @@ def test_a_healthy_node_is_recorded_and_not_talked_about(start_guardrun: Callabl
     assert run.alive() == []
 
 
-def test_a_warning_is_said_and_the_run_goes_on(run_guardrun: Run) -> None:
-    done = run_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(2), env={**ON, "NCCL_SOCKET_IFNAME": "nosuch"})
+def test_a_warning_is_said_and_the_run_goes_on(start_guardrun: Callable[..., GuardrunRun], tmp_path: Path) -> None:
+    run = start_guardrun(["--nproc-per-node=1"], script=WAITS, env={**ON, "NCCL_SOCKET_IFNAME": "nosuch"})
+    run.wait_for_output("NCCL_SOCKET_IFNAME=nosuch leaves nothing on this node")
+    (tmp_path / "end").touch()
+    done = run.wait()
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
     assert any("NCCL_SOCKET_IFNAME=nosuch leaves nothing on this node" in line for line in said(done))
 

@@ -12,7 +12,7 @@ from tests.project.purity import ROOT
 from tests.support.real import PARTS
 
 PAGE = ROOT / "docs" / "testing.md"
-FILE = re.compile(r"`(tests/[\w/]+\.py)`")
+FILE = re.compile(r"`(tests/[\w/]+\.py)(?:::\w+)?`")
 MADE_UP = {"flux-capacitor"}
 """Named within a test's text (tests/project/test_real_parts.py)."""
 
@@ -85,6 +85,20 @@ def test_every_behaviour_is_shown_by_tests() -> None:
     assert [behaviour for behaviour, files in table.items() if not files] == []
     simulated = ("tests/core/", "tests/sim/")
     assert [behaviour for behaviour, files in table.items() if all(name.startswith(simulated) for name in files)] == []
+
+
+def test_every_way_of_starting_is_shown_by_a_test_that_starts_cold() -> None:
+    section = PAGE.read_text().partition("### Started cold\n")[2].partition("\n## ")[0]
+    shown = re.findall(r"\| `(tests/[\w/]+\.py)(?:::(\w+))?` \|$", section, re.MULTILINE)
+    assert 15 <= len(shown) <= 20
+    started_by_others = {"tests/slurm/test_job.py", "tests/agent/test_booted.py", "tests/project/test_packaging.py"}
+    for file, test in shown:
+        tree = ast.parse((ROOT / file).read_text())
+        named = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == test]
+        assert named or not test, f"{file} has no {test}"
+        marks = [ast.unparse(mark) for node in named for mark in node.decorator_list]
+        marks += [ast.unparse(node.value) for node in tree.body if ast.unparse(node).startswith("pytestmark = ")]  # type: ignore[attr-defined]
+        assert "pytest.mark.cold" in marks or file in started_by_others, f"{file}::{test} may be forked"
 
 
 def test_every_mark_is_explained() -> None:

@@ -15,7 +15,15 @@ from tests.support.slurmlab_conf import LabSettings
 pytestmark = pytest.mark.real("slurm")
 
 TREE = "SwitchName=s0 Nodes=n1,n3\nSwitchName=s1 Nodes=n2,n4\nSwitchName=top Switches=s0,s1\n"
-SCRIPT = 'import os\nprint("rank", os.environ["RANK"], "on", os.environ["SLURMD_NODENAME"], flush=True)\n'
+SCRIPT = """
+import glob, os, time
+print("rank", os.environ["RANK"], "on", os.environ["SLURMD_NODENAME"], flush=True)
+joined = '"type":"node_joined","node":"n4"'
+deadline = time.monotonic() + 60
+while not any(joined in open(path).read() for path in glob.glob("guardrun-runs/*/events.jsonl")):
+    assert time.monotonic() < deadline, "the spare has not joined"
+    time.sleep(0.1)
+"""
 
 
 @pytest.fixture

@@ -1,0 +1,187 @@
+"""Each way of starting something of guardrun's, with every process executed: what forked tests cannot show.
+
+docs/testing.md has the table of these, and of those that are shown elsewhere.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guardrun.supervisor.node.client import ask
+from tests.support.guardrun_run import Finished, GuardrunRun, clean_environment
+from tests.support.ports import free_ports
+from tests.support.processes import is_alive
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.cold
+
+Start = Callable[..., GuardrunRun]
+Run = Callable[..., Finished]
+
+SAYS = """
+import sys
+early = sorted({"torch", "numpy", "tests"} & set(sys.modules))
+import gc, json, os
+def tell(**more):
+    line = open("/proc/self/cmdline", "rb").read().decode().split(chr(0))[1:-1]
+    print("SAID " + json.dumps({"rank": os.environ.get("RANK"), "line": line, "argv": sys.argv[1:], "early": early,
+                                "frozen": gc.get_freeze_count(), "name": __name__, **more}), flush=True)
+"""
+TRAINS = f"""{SAYS}
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+dist.destroy_process_group()
+tell(total=total.item())
+"""
+TELLS = f"{SAYS}tell()\n"
+
+
+def said(text: str) -> list[dict[str, Any]]:
+    """What the processes said of themselves, in the order of their ranks."""
+    found = [json.loads(line.partition("SAID ")[2]) for line in text.splitlines() if "SAID " in line]
+    return sorted(found, key=lambda one: one["rank"] or "")
+
+
+def check(done: Finished, ranks: int = 1, early: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """A run that ended well, of ranks that were executed: nothing but `early` was there before them."""
+    assert done.returncode == 0, done
+    assert done.summary is not None and (done.summary["outcome"], done.incidents) == ("finished", []), done
+    told = said(done.stdout)
+    assert [one["rank"] for one in told] == [str(rank) for rank in range(ranks)], done
+    assert all((one["early"], one["frozen"]) == ([*early], 0) for one in told), told
+    return told
+
+
+def test_the_tests_own_process_is_what_a_fork_would_not_be() -> None:
+    """The sign that `check` goes by: the fork server's children have objects that the collector leaves alone."""
+    assert gc.get_freeze_count() == 0
+
+
+def test_guardrun_and_a_script_with_torch(run_guardrun: Run) -> None:
+    told = check(run_guardrun(["--nproc-per-node=2"], script=TRAINS, script_args=["--lr", "1"]), 2)
+    assert [(one["total"], one["argv"], one["line"]) for one in told] == [
+        (2.0, ["--lr", "1"], ["-u", "train.py", "--lr", "1"])
+    ] * 2
+
+
+def test_python_m_guardrun(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TELLS)
+    environment = clean_environment("cold", {"GUARDRUN_DIR": str(tmp_path / "runs")})
+    command = [sys.executable, "-m", "guardrun", "--nproc-per-node=1", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [(one["rank"], one["frozen"]) for one in said(done.stdout)] == [("0", 0)]
+
+
+def test_a_module(run_guardrun: Run, tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "train.py").write_text(TELLS)
+    [told] = check(run_guardrun(["--nproc-per-node=1", "-m", "pack.train", "--lr", "1"]))
+    assert (told["line"], told["name"]) == (["-u", "-m", "pack.train", "--lr", "1"], "__main__")
+
+
+def test_a_program_that_is_no_python(run_guardrun: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TELLS)
+    [told] = check(run_guardrun(["--nproc-per-node=1", "--no-python", "/bin/sh", "-c", f"{sys.executable} train.py"]))
+    assert told["line"] == ["train.py"]
+
+
+def test_run_path(run_guardrun: Run) -> None:
+    """A function of torch's, in an interpreter that multiprocessing spawns, runs the script."""
+    [told] = check(run_guardrun(["--nproc-per-node=1", "--run-path"], script=TELLS), early=("numpy", "torch"))
+    assert told["name"] == "__main__"
+
+
+def test_torchrun_s_own_agent(run_guardrun: Run) -> None:
+    done = run_guardrun(["--guard-off", "--standalone", "--nproc-per-node=1"], script=TELLS)
+    assert done.returncode == 0 and done.run_dir is None, done
+    assert [(one["rank"], one["early"], one["frozen"]) for one in said(done.stdout)] == [("0", [], 0)]
+
+
+def test_torchrun_s_agent_watched_by_guardrun(run_guardrun: Run) -> None:
+    """Torch's agent in a process that guardrun forks."""
+    check(run_guardrun(["--guard-launcher-agent=torchrun", "--nproc-per-node=1"], script=TELLS))
+
+
+def test_two_launchers_that_meet(start_guardrun: Start) -> None:
+    port = free_ports(1)[0]
+    flags = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    runs = [start_guardrun([*flags, f"--node-rank={node}"], script=TELLS) for node in range(2)]
+    done = [run.wait(60) for run in runs]
+    assert [one.returncode for one in done] == [0, 0], done
+    told = said("".join(one.stdout for one in done))
+    assert [(one["rank"], one["frozen"]) for one in told] == [("0", 0), ("1", 0)]
+
+
+def test_a_rank_that_fell_is_started_again(run_guardrun: Run) -> None:
+    fails = f"{SAYS}tell()\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise OSError('no data')\n"
+    done = run_guardrun(["--nproc-per-node=1"], script=fails)
+    assert done.returncode == 0, done
+    assert [(one["rank"], one["frozen"]) for one in said(done.stdout)] == [("0", 0)] * 2
+    assert [incident["cause"] for incident in done.incidents] == ["exception"]
+
+
+def test_a_supervisor_that_was_killed_is_started_again(start_guardrun: Start, tmp_path: Path) -> None:
+    waits = f"{SAYS}import time\ntell()\nwhile not os.path.exists('end'): time.sleep(0.02)\n"
+    run = start_guardrun(["--nproc-per-node=1"], script=waits)
+    run.wait_for_output("SAID")
+    [first] = run.find("guardrund")
+    os.kill(first.pid, 9)
+    wait_until(lambda: [one for one in run.find("guardrund") if one.pid != first.pid], 20, "another supervisor")
+    (tmp_path / "end").touch()
+    check(run.wait(60))
+
+
+def test_children_of_a_rank(run_guardrun: Run) -> None:
+    """By multiprocessing's spawn: an interpreter of its own, which is no rank."""
+    spawns = f"""{SAYS}
+import multiprocessing
+if __name__ == "__main__":
+    tell()
+    child = multiprocessing.get_context("spawn").Process(target=print, args=("from the child",))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+    done = run_guardrun(["--nproc-per-node=1"], script=spawns)
+    check(done)
+    assert "from the child" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[str(Path(sys.executable).with_name("guardctl"))], [sys.executable, "-m", "guardrun.supervisor.guardctl"]],
+    ids=["guardctl", "python -m"],
+)
+def test_guardctl(command: list[str], tmp_path: Path) -> None:
+    environment = clean_environment("cold", {"GUARDRUN_NODE_STATE_DIR": str(tmp_path)})
+    done = subprocess.run(
+        [*command, "node", "list", "--json"], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    json.loads(done.stdout)
+
+
+def test_a_node_s_agent(tmp_path: Path) -> None:
+    guardrund = Path(sys.executable).with_name("guardrund")
+    listens = tmp_path / "run" / "agent.sock"
+    environment = clean_environment("cold", {"GUARDRUN_METRICS_NODE_LISTEN": ""})
+    command = [str(guardrund), "--node", "--state", str(tmp_path / "state"), "--socket", str(listens)]
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL) as agent:
+        try:
+            wait_until(lambda: listens.exists() or not is_alive(agent.pid), 30, "its socket")
+            assert ask("status", path=listens)["pid"] == agent.pid
+        finally:
+            agent.terminate()
+    assert agent.returncode == 0
