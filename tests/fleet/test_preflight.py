@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from guardrun.launcher.exits import NOT_FIT
+from guardrun.supervisor.core.lacking import PAST_IMPORTS
 from tests.fleet.jobs import CONFIG, Job
 from tests.fleet.training import SCRIPT
 from tests.support.netlab import Host, Lab
@@ -50,15 +51,33 @@ def own_copy(host: Host, path: Path, content: str, folder: Path) -> Iterator[Non
         host.run("umount", str(path))
 
 
+LACKS = """
+import glob, re, time
+
+def are_others_further():
+    text = "".join(open(path).read() for path in glob.glob("{runs}/*/events.jsonl"))
+    return any(int(bits) & {past} for bits in re.findall(r'"milestones":(\\d+)', text))
+
+deadline = time.monotonic() + 30
+while not are_others_further() and time.monotonic() < deadline:
+    time.sleep(0.05)
+import nobody_has_this
+"""
+
+
 @contextmanager
 def lacking_a_module(job: Job, name: str) -> Iterator[None]:
-    """The job's script imports a library, which on this host imports what is not there."""
+    """The job's script imports a library, which on this host imports what is not there.
+
+    Once the head knows that others got further: before that, nobody can tell whether they lack it, too.
+    """
     library = job.folder / "library.py"
     library.write_text("VERSION = 2\n")
     script = SCRIPT.read_text().replace("marks, out = ", "import library  # noqa\n\nmarks, out = ", 1)
     job.script = job.folder / SCRIPT.name
     job.script.write_text(script)
-    with own_copy(job.lab.host(name), library, "import nobody_has_this\n", job.marks):
+    lacks = LACKS.format(runs=job.folder / "guardrun-runs", past=PAST_IMPORTS)
+    with own_copy(job.lab.host(name), library, lacks, job.marks):
         yield
 
 

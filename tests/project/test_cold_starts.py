@@ -63,6 +63,14 @@ def check(done: Finished, ranks: int = 1, early: tuple[str, ...] = ()) -> list[d
     return told
 
 
+def answer(command: list[str], folder: Path, **variables: str) -> str:
+    """What a command that ends well writes."""
+    environment = clean_environment("cold", {**variables})
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True
+    ).stdout
+
+
 def test_the_tests_own_process_is_what_a_fork_would_not_be() -> None:
     """The sign that `check` goes by: the fork server's children have objects that the collector leaves alone."""
     assert gc.get_freeze_count() == 0
@@ -77,11 +85,9 @@ def test_guardrun_and_a_script_with_torch(run_guardrun: Run) -> None:
 
 def test_python_m_guardrun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TELLS)
-    environment = clean_environment("cold", {"GUARDRUN_DIR": str(tmp_path / "runs")})
     command = [sys.executable, "-m", "guardrun", "--nproc-per-node=1", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert [(one["rank"], one["frozen"]) for one in said(done.stdout)] == [("0", 0)]
+    output = answer(command, tmp_path, GUARDRUN_DIR=str(tmp_path / "runs"))
+    assert [(one["rank"], one["frozen"]) for one in said(output)] == [("0", 0)]
 
 
 def test_a_module(run_guardrun: Run, tmp_path: Path) -> None:
@@ -165,12 +171,7 @@ if __name__ == "__main__":
     ids=["guardctl", "python -m"],
 )
 def test_guardctl(command: list[str], tmp_path: Path) -> None:
-    environment = clean_environment("cold", {"GUARDRUN_NODE_STATE_DIR": str(tmp_path)})
-    done = subprocess.run(
-        [*command, "node", "list", "--json"], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    json.loads(done.stdout)
+    json.loads(answer([*command, "node", "list", "--json"], tmp_path, GUARDRUN_NODE_STATE_DIR=str(tmp_path)))
 
 
 def test_a_node_s_agent(tmp_path: Path) -> None:
