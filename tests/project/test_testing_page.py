@@ -97,7 +97,7 @@ def test_every_way_of_starting_is_shown_by_a_test_that_starts_cold() -> None:
         named = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == test]
         assert named or not test, f"{file} has no {test}"
         marks = [ast.unparse(mark) for node in named for mark in node.decorator_list]
-        marks += [ast.unparse(node.value) for node in tree.body if ast.unparse(node).startswith("pytestmark = ")]  # type: ignore[attr-defined]
+        marks += [ast.unparse(node.value) for node in tree.body if ast.unparse(node).startswith("pytestmark = ")]
         assert "pytest.mark.cold" in marks or file in started_by_others, f"{file}::{test} may be forked"
 
 
