@@ -50,7 +50,8 @@ def test_a_checkpoint_with_a_flipped_bit_is_told_named_and_not_taken_again(edge:
     assert finished.returncode == 0, finished
     killed, corrupt = finished.incidents
     assert killed["resumed_from"]["path"] == str(out / "ckpt_20.pt"), "its directory is whole"
-    assert (corrupt["kind"], corrupt["cause"], ranks_of(corrupt)) == ("crash", "checkpoint_corrupt", [0, 1])
+    assert (corrupt["kind"], corrupt["cause"]) == ("crash", "checkpoint_corrupt")
+    assert ranks_of(corrupt) in ([0, 1], [0], [1]), "the second may be ended before it has read as far"
     assert corrupt["evidence"]["checkpoint"] == str(out / "ckpt_20.pt")
     assert f"it was loading {out}/ckpt_20.pt" in corrupt["summary"]
     assert finished.run_dir is not None

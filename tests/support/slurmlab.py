@@ -143,7 +143,8 @@ class SlurmLab:
         try:
             wait_until(is_there, timeout_s, f"job {job} to be {' or '.join(states)}", every_s=0.1)
         except TimeoutError as error:
-            raise TimeoutError(f"{error}; it is {seen}; {self._log_tail()}") from None
+            said = self.output(job)[-4000:]
+            raise TimeoutError(f"{error}; it is {seen}; it said:\n{said}\n{self._log_tail()}") from None
         return dict(seen)
 
     def wait_node(self, node: str, *states: str, timeout_s: float = 20.0) -> None:

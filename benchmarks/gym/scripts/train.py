@@ -276,6 +276,17 @@ def main() -> None:
     dist.barrier()
     # [heartbeats] client.shutdown_workload_monitoring()
     dist.destroy_process_group()
+    let_go()
+
+
+def let_go() -> None:
+    """Wait until gloo's threads, which DDP keeps beyond destroy_process_group, have let go of their last work.
+
+    DDP's end joins them with the GIL in hand, and whoever is still at it may want that: torch waits for ever.
+    """
+    stats = [path / "stat" for path in Path("/proc/self/task").iterdir() if "gloo" in (path / "comm").read_text()]
+    while any(path.read_text().rpartition(")")[2].split()[0] != "S" for path in stats):
+        time.sleep(0.001)
 
 
 # [heartbeats] client = fault_tolerance.RankMonitorClient()
