@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import socket
 
-_BELOW_EPHEMERAL = range(15000, 32000)
-"""The kernel gives none of these to clients: a port that is free stays so unless somebody asks for it by number."""
+_BELOW_EPHEMERAL = (*range(15000, 20000), *range(30000, 32000))
+"""The kernel gives none of these to clients: a port that is free stays so unless somebody asks for it by number, and
+nobody does: those between are where jobs meet (launcher/fleet.py, meeting_port)."""
 
 
 def free_ports(count: int) -> list[int]:
