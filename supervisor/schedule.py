@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 READ_EVERY_S = 180.0
 READ_LIMIT_S = 5.0
 AGAIN_S = 1.0
-"""After a signal a scheduler that did not answer is asked again."""
+"""A scheduler that did not say why is asked again as long as that is awaited."""
 SAME_S = 2.0
 """Ends closer than this are the same: one is told in whole seconds."""
 
@@ -87,8 +87,6 @@ class Schedule:
         self._is_reading = False
         self._is_wanted = False
         """A signal came while it was being read."""
-        self._is_why_open = False
-        """A signal came, and the scheduler did not say why."""
         self._told: ev.SchedulerTold | None = None
         self._failure = ""
         self._over = threading.Event()
@@ -100,12 +98,17 @@ class Schedule:
         if self._told is None:
             self._tell(JobView(end_wall_s=end_of(self._environ)), is_signalled=False)
         if time.monotonic() >= self._read_s:
-            self._begin(is_signalled=self._is_why_open)
+            self._begin(is_signalled=self._is_why_awaited)
 
     @property
     def is_asked(self) -> bool:
         """Whether there is a scheduler that can say why the job ends."""
         return bool(self._job_id)
+
+    @property
+    def _is_why_awaited(self) -> bool:
+        """The engine's own word: a supervisor that takes over asks, too."""
+        return self._daemon.engine.state.notice.is_why_awaited
 
     def signalled(self) -> None:
         """A signal says that the job ends: ask why."""
@@ -155,14 +158,12 @@ class Schedule:
 
     def _read(self, job: JobView, is_signalled: bool) -> None:
         self._is_reading = False
-        if is_signalled:
-            self._is_why_open = bool(job.failure)
-        if self._is_why_open:
-            self._read_s = time.monotonic() + AGAIN_S
         if not job.failure:
             self._tell(job, is_signalled)
         elif job.failure != self._failure:
             log.info("scheduler_unknown", job_id=self._job_id, failure=job.failure)
+        if self._is_why_awaited:
+            self._read_s = time.monotonic() + AGAIN_S
         self._failure = job.failure
         if self._is_wanted:
             self._is_wanted = False

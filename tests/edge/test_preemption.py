@@ -270,7 +270,8 @@ def test_a_signal_that_meets_every_process_of_the_job(edge: EdgeRuns) -> None:
     check_saved(finish(run, 30), 138)
 
 
-def test_scancel_that_meets_every_process_before_slurm_says_why(edge: EdgeRuns) -> None:
+@pytest.mark.parametrize("is_killed", [False, True], ids=["", "the supervisor dies meanwhile"])
+def test_scancel_that_meets_every_process_before_slurm_says_why(edge: EdgeRuns, is_killed: bool) -> None:
     """A controller with much to do: the ranks are gone, and nothing has been said of a person or a preemption."""
     slurm = FakeSlurm(edge.folder, state="CANCELLED")
     run = start(edge, env=slurm.env)
@@ -280,6 +281,10 @@ def test_scancel_that_meets_every_process_before_slurm_says_why(edge: EdgeRuns) 
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGTERM)
     wait_until(lambda: '"attempt_stopped"' in journal_of(run), 20, "the attempt's end")
+    if is_killed:
+        [supervisor] = run.find("guardrund")
+        os.kill(supervisor.pid, signal.SIGKILL)
+        asked = slurm.calls.read_text().count("show")
     wait_until(lambda: slurm.calls.read_text().count("show") >= asked + 2, 20, "Slurm to be asked again")
     slurm.busy.unlink()
     finished = finish(run, 30)
