@@ -5,7 +5,6 @@ docs/testing.md has the table of these, and of those that are shown elsewhere.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from guardrun.supervisor.node.client import ask
+from tests.support.forkserver import client
 from tests.support.guardrun_run import Finished, GuardrunRun, clean_environment
 from tests.support.ports import free_ports
 from tests.support.processes import is_alive
@@ -71,9 +71,12 @@ def answer(command: list[str], folder: Path, **variables: str) -> str:
     ).stdout
 
 
-def test_the_tests_own_process_is_what_a_fork_would_not_be() -> None:
+def test_what_is_forked_is_told_from_what_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sign that `check` goes by: the fork server's children have objects that the collector leaves alone."""
-    assert gc.get_freeze_count() == 0
+    counts = [sys.executable, "-c", "import gc; print(gc.get_freeze_count())"]
+    assert int(answer(counts, tmp_path)) == 0
+    monkeypatch.setattr(client, "cold", False)
+    assert int(answer(counts, tmp_path)) > 0
 
 
 def test_guardrun_and_a_script_with_torch(run_guardrun: Run) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from tests.support.processes import Process, kill, own_children, reap, reap_zombies
+from tests.support.processes import Process, kill, reap, reap_children
 
 KINDS = ("process", "thread", "fd")
 
@@ -62,10 +62,8 @@ def read_fds() -> dict[int, str]:
 
 def take_snapshot() -> Snapshot:
     """Read what there is now."""
-    reap_zombies()
-    living = [process for process in own_children() if process.state not in "ZX"]
     return Snapshot(
-        processes={(process.pid, process.start): process for process in living},
+        processes={(process.pid, process.start): process for process in reap_children()},
         threads={thread.ident: thread for thread in threading.enumerate() if thread.ident is not None},
         fds=read_fds(),
     )

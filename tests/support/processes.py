@@ -149,9 +149,14 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def reap_zombies() -> None:
-    """Take the exit status of whatever has ended among our children: what it used counts as ours from then on."""
-    reap(process for process in own_children() if process.state == "Z")
+def reap_children() -> list[Process]:
+    """Take the exit status of whatever has ended among our children: what it used counts as ours from then on.
+
+    Returns those that live.
+    """
+    children = own_children()
+    reap(process for process in children if process.state == "Z")
+    return [process for process in children if process.state not in "ZX"]
 
 
 def reap(processes: Iterable[Process]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support import real, spread
-from tests.support.processes import reap_zombies
+from tests.support.processes import reap_children
 from tests.support.startup_log import VARIABLE, StartupCost, StartupLog, is_installed
 
 SLOWEST_FILES = 10
@@ -100,12 +100,12 @@ class Meter:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Within the wrapper of conftest.py: it is this test's turn already."""
-        reap_zombies()  # what a session's fixture left before is no test's
+        reap_children()  # what a session's fixture left before is no test's
         began_s, began_cpu_s = time.monotonic(), used_cpu_s()
         try:
             return (yield)
         finally:
-            reap_zombies()
+            reap_children()
             took = spread.Took(time.monotonic() - began_s, used_cpu_s() - began_cpu_s)
             self.measured.files.setdefault(item.nodeid.partition("::")[0], FileCost()).add(FileCost(1, *took))
             self.measured.durations[item.nodeid] = took
