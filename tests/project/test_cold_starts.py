@@ -33,8 +33,10 @@ early = sorted({"torch", "numpy", "tests"} & set(sys.modules))
 import gc, json, os
 def tell(**more):
     line = open("/proc/self/cmdline", "rb").read().decode().split(chr(0))[1:-1]
-    print("SAID " + json.dumps({"rank": os.environ.get("RANK"), "line": line, "argv": sys.argv[1:], "early": early,
-                                "frozen": gc.get_freeze_count(), "name": __name__, **more}), flush=True)
+    said = {"rank": os.environ.get("RANK"), "line": line, "argv": sys.argv[1:], "early": early,
+            "frozen": gc.get_freeze_count(), "name": __name__, **more}
+    sys.stdout.write("SAID " + json.dumps(said) + "\\n")  # One write: print() has a second for the line's end.
+    sys.stdout.flush()
 """
 TRAINS = f"""{SAYS}
 import torch, torch.distributed as dist

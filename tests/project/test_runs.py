@@ -11,7 +11,7 @@ from tests.support.processes import is_alive
 
 HELLO = """
 import os, sys
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:])
+os.write(1, f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {sys.argv[1:]}\\n".encode())
 """
 
 STAYS = """
