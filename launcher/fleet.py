@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from guardrun.launcher.address import does_resolve, find_address, is_ipv6, is_loopback, is_own, names_of, own_names
-from guardrun.launcher.elastic import Plan, parse_nodes
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.coordinator.joinfile import (
     EVERY,
@@ -31,6 +30,7 @@ from guardrun.supervisor.core.events import FleetPlan, Settings
 from guardrun.supervisor.rundir import FleetFile
 
 if TYPE_CHECKING:
+    from guardrun.launcher.elastic import Plan
     from guardrun.slurm.environment import SlurmHere
 
 DEFAULT_NODES = "1:1"
@@ -77,6 +77,8 @@ class Fleet:
 
 def plan_fleet(args: Any, config: Config, environ: Mapping[str, str], is_node_rank_given: bool = True) -> Fleet | None:
     """None: one node. Sets args.nnodes where the scheduler says how many. Raises FleetError, or what torch raises."""
+    from guardrun.launcher.elastic import parse_nodes
+
     spares = config.fleet.spares
     step = _read_step(environ, args, spares)
     if step is not None and step.node_count > 1 and args.nnodes == DEFAULT_NODES and not args.standalone:
@@ -141,6 +143,7 @@ def _read_step(environ: Mapping[str, str], args: Any, spares: int) -> SlurmHere 
     """This step of Slurm's; None outside, and in a batch script itself. Raises FleetError where it doesn't fit."""
     if not environ.get("SLURM_JOB_ID"):
         return None
+    from guardrun.launcher.elastic import parse_nodes
     from guardrun.slurm.environment import SlurmEnvironmentError, read_slurm, refusal
 
     try:

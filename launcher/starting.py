@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,40 +20,20 @@ from guardrun.launcher.environment import DEBUG, Subject, rank_defaults
 from guardrun.launcher.notices import spared_signals
 from guardrun.launcher.opening import OpenRun
 from guardrun.launcher.proc import TOKEN_VARIABLE
+from guardrun.launcher.resuming import environment, resume_arguments, resume_environment
 from guardrun.launcher.saying import say
 from guardrun.launcher.signals import Signals
 from guardrun.launcher.sockets import ensure_socket_folder
-from guardrun.supervisor.config import Config, fill_placeholders
+from guardrun.supervisor.config import Config
 from guardrun.supervisor.core.events import Checkpoint
 from guardrun.supervisor.wire import Start
 
 INJECT = Path(guardrun.__file__).parent / "hooks" / "inject"
 """Holds sitecustomize.py and nothing else."""
 
-RESUME_FROM, RESUME_STEP = "GUARDRUN_RESUME_FROM", "GUARDRUN_RESUME_STEP"
-
 
 class StartError(Exception):
     """The ranks could not be started. Some may be running."""
-
-
-def resume_arguments(templates: list[str], checkpoint: Checkpoint | None) -> list[str]:
-    """What is appended to the script's arguments."""
-    if checkpoint is None:
-        return []
-    return [_fill(template, checkpoint) for template in templates]
-
-
-def resume_environment(templates: Mapping[str, str], checkpoint: Checkpoint | None) -> dict[str, str | None]:
-    """What tells the script, in its environment, to resume; None takes a variable away."""
-    if checkpoint is None:
-        return {RESUME_FROM: None, RESUME_STEP: None}
-    wanted: dict[str, str | None] = {name: _fill(template, checkpoint) for name, template in templates.items()}
-    return wanted | {RESUME_FROM: checkpoint.path, RESUME_STEP: str(checkpoint.step)}
-
-
-def _fill(template: str, checkpoint: Checkpoint) -> str:
-    return fill_placeholders(template, checkpoint.path, checkpoint.step, os.path.dirname(checkpoint.path))
 
 
 def hook_environment(
@@ -100,25 +80,6 @@ def run_environment(
         **resume_environment(config.checkpoint.resume_env, checkpoint),
         **hook_environment(run, attempt, environ, first_attempt),
     }
-
-
-@contextmanager
-def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Change this process's environment, which torch's process layer hands on to the ranks, for a while."""
-    before = {name: os.environ.get(name) for name in changes}
-    _change_environment(changes)
-    try:
-        yield
-    finally:
-        _change_environment(before)
-
-
-def _change_environment(changes: Mapping[str, str | None]) -> None:
-    for name, value in changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def _detail() -> dict[str, str | None]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from guardrun.launcher.exits import NOT_FIT
 from guardrun.supervisor.core.lacking import PAST_IMPORTS
@@ -148,6 +147,8 @@ def test_other_code_on_a_node_is_said_and_a_spare_takes_over_where_its_import_fa
 @pytest.mark.parametrize("level", ["off", "quick"])
 def test_another_torch_on_a_node_is_said_and_stops_nobody(job: Job, level: str) -> None:
     """Which both import and train with, as they would where everybody has installed his own."""
+    import torch  # not where this file is only collected: it takes more than a second
+
     place = Path(torch.__file__).with_name("version.py")
     here = torch.__version__
     other = place.read_text().replace(here, "2.9.1+cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 import threading
 import time
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch.distributed.run as torchrun
 import zmq
 
 from guardrun.launcher.address import names_of, own_names
@@ -45,10 +45,17 @@ STEP = {
 }
 
 
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """As torchrun does."""
+    import torch.distributed.run as torchrun  # not where this file is only collected: it takes more than a second
+
+    return torchrun.get_args_parser().parse_args(arguments)
+
+
 def plan(
     flags: str, environ: dict[str, str] | None = None, is_node_rank_given: bool = True, **settings: str
 ) -> Fleet | None:
-    args = torchrun.get_args_parser().parse_args([*flags.split(), "train.py"])
+    args = parse([*flags.split(), "train.py"])
     config = load_config(
         None, {f"--guard-{name.replace('_', '-')}": text for name, text in settings.items()}, {}, Path("/")
     )
@@ -164,7 +171,7 @@ def test_an_endpoint_that_does_not_resolve_is_said() -> None:
 
 @pytest.mark.parametrize(("endpoint", "host"), [("fe80::1:2", "fe80::1"), ("[::1]", "::1"), (" node-a:7 ", "node-a")])
 def test_endpoints_are_read_as_torchrun_reads_them(endpoint: str, host: str) -> None:
-    args = torchrun.get_args_parser().parse_args(["--nnodes=2", "--rdzv-backend=c10d", "train.py"])
+    args = parse(["--nnodes=2", "--rdzv-backend=c10d", "train.py"])
     args.rdzv_endpoint = endpoint
     fleet = plan_fleet(args, load_config(None, {}, {}, Path("/")), {})
     assert fleet is not None and fleet.endpoint == host
@@ -235,7 +242,7 @@ def test_all_nodes_work_out_the_same_port_to_meet_at() -> None:
 
 
 def asked(tmp_path: Path, flags: str, **settings: str) -> Asked:
-    args = torchrun.get_args_parser().parse_args([*flags.split(), "train.py"])
+    args = parse([*flags.split(), "train.py"])
     told = {f"--guard-{name.replace('_', '-')}": text for name, text in settings.items()}
     return Asked(args, True, load_config(None, told, {}, tmp_path), tmp_path / "runs", tmp_path)
 

@@ -21,9 +21,9 @@ from guardrun.launcher.journal_end import parse_last_second
 from guardrun.launcher.main import may_end_early
 from guardrun.launcher.opening import make_run_id
 from guardrun.launcher.proc import parse_stat, read_children, read_stat
+from guardrun.launcher.resuming import environment, resume_arguments, resume_environment
 from guardrun.launcher.signals import Signals, parse_signals
 from guardrun.launcher.sockets import NoSocketFolderError, make_socket_folder
-from guardrun.launcher.starting import environment, resume_arguments, resume_environment
 from guardrun.launcher.sweep import Sweeper, reap_orphans, send_signal, wait_for_end
 from guardrun.launcher.vigil import (
     DEATHS_WITHIN_S,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed.run as torchrun
 from hypothesis import given as given_any
 from hypothesis import strategies as st
 
@@ -31,6 +30,8 @@ def remarks(*command: str, **fields: Any) -> list[str]:
 
 def test_the_flags_are_those_of_guardrun_and_of_this_torch() -> None:
     """By name, and whether they take a value: else the script would be looked for in the wrong place."""
+    import torch.distributed.run as torchrun  # not where this file is only collected: it takes more than a second
+
     real: list[argparse.ArgumentParser] = []
 
     def make() -> argparse.ArgumentParser:
