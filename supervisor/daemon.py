@@ -48,10 +48,10 @@ class Daemon(Station):
 
     def __init__(self, run_dir: Path, run: RunFile, scribe: Scribe) -> None:
         super().__init__(run_dir, run, scribe)
-        self.chooser = open_chooser(run_dir, run)
-        self.engine, self.journal = self._recover()
         # One thread, so that a choice comes after every save that was told before it.
         self.checkpoint_pool = ThreadPoolExecutor(1, thread_name_prefix="guardrun-checkpoints")
+        self.chooser = open_chooser(run_dir, run, self.checkpoint_pool)
+        self.engine, self.journal = self._recover()
         self.saving = Saving(self)
         self.schedule = Schedule(self)
         self.performer = Performer(self)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from guardrun.supervisor.station import Station
 
 LOG_NAME = "guardrun.log"
+STUCK_PATIENCE_S = 1.0
+"""What threads get to end by themselves once everything is closed."""
 USAGE = """guardrund: started by guardrun, which gives it a run directory on standard input
 guardrund --node: the node agent, started by systemd (guardctl node-agent install)
 """
@@ -64,7 +68,19 @@ def _supervise() -> int:
     finally:
         if scribe.close() and log_file is not None:
             log_file.close()
+    end_beside_the_stuck()
     return 0
+
+
+def end_beside_the_stuck() -> None:
+    """End at once where threads of pools that are closed still stand in a file system: Python would wait for them."""
+    by_s = time.monotonic() + STUCK_PATIENCE_S
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    for thread in others:
+        if not thread.daemon:
+            thread.join(max(0.0, by_s - time.monotonic()))
+            if thread.is_alive():
+                os._exit(0)
 
 
 def _open_station(run_dir: Path, scribe: Scribe) -> Station:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 KEEP_LOOKS = 12
 CHECKPOINTS_FILE = "checkpoints.json"
+PRIOR_PATIENCE_S = 2.0
+"""How long a supervisor waits at its start for the list of what lies in the checkpoints' folder already."""
 
 
 class Performer:
@@ -259,17 +262,25 @@ class Performer:
         daemon.scribe.do(work)
 
 
-def open_chooser(run_dir: Path, run: RunFile) -> Chooser:
-    """The chooser as an earlier supervisor of the run left it, or a new one."""
+def open_chooser(run_dir: Path, run: RunFile, pool: ThreadPoolExecutor) -> Chooser:
+    """The chooser as an earlier supervisor of the run left it, or a new one.
+
+    What lies in its folder is listed on the pool's thread, before anything else there: no supervisor stands still with
+    a dead file system.
+    """
     folder = run.checkpoint_dir if not run.checkpoint_dir or os.path.isabs(run.checkpoint_dir) else ""
     try:
         state = msgspec.json.decode((run_dir / CHECKPOINTS_FILE).read_bytes())
         return Chooser.from_state(state, run.cwd)
     except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError):
         chooser = Chooser(run.created_wall_s, folder, run.checkpoint_format, 1, run.cwd)
-        chooser.prior()
-        # At once: a supervisor after this one would take what the run has written by then for older than the run.
-        keep_chooser(run_dir, chooser)
+
+        def list_prior() -> None:
+            chooser.prior()
+            # At once: a supervisor after this one would take what the run has written by then for older than the run.
+            keep_chooser(run_dir, chooser)
+
+        wait([pool.submit(list_prior)], PRIOR_PATIENCE_S)
         return chooser
 
 

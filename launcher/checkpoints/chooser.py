@@ -58,10 +58,13 @@ class Chooser:
         world_size: int = 1,
         cwd: str = "",
     ) -> None:
-        """Raises UnknownFormat. checkpoint_dir: absolute; empty: wherever the ranks are seen to save. cwd: theirs."""
-        directory = os.path.realpath(checkpoint_dir) if checkpoint_dir else ""
-        self._cwd = os.path.realpath(cwd) if cwd else ""
-        self._memory = Memory(run_started_wall_s, directory, format or AUTO, world_size)
+        """Raises UnknownFormat. checkpoint_dir: absolute; empty: wherever the ranks are seen to save. cwd: theirs.
+
+        Touches neither: where their file system is dead, whoever does waits for ever (see `prior`).
+        """
+        self._cwd = cwd
+        self._memory = Memory(run_started_wall_s, checkpoint_dir, format or AUTO, world_size)
+        self._is_located = False
         self._formats = get_formats(format)
         self._inspector = Inspector()
         self._verdicts: dict[tuple[Any, ...], Verdict] = {}
@@ -108,6 +111,7 @@ class Chooser:
 
         inode: what the rank saw there when it had written; 0: not known.
         """
+        self._locate()
         real, stat = find_saved(resolve(path), wall_s, inode)
         root = root_of(real, step, self._cwd)
         with self._lock:
@@ -159,6 +163,7 @@ class Chooser:
 
     def is_checkpoint_path(self, path: str) -> Checkpoint | None:
         """Say which checkpoint a loaded path is, or is part of; None where it is none, or nobody can tell."""
+        self._locate()
         real = resolve(path)
         root = root_of(real, cwd=self._cwd)
         with self._lock:
@@ -201,6 +206,15 @@ class Chooser:
 
     # How -----------------------------------------------------------------------------------------------------------
 
+    def _locate(self) -> None:
+        """Follow links to where the folders really are; once, before anything is compared with them."""
+        if self._is_located:
+            return
+        directory, cwd = (os.path.realpath(path) if path else "" for path in (self._memory.checkpoint_dir, self._cwd))
+        with self._lock:
+            self._memory.checkpoint_dir, self._cwd = directory, cwd
+            self._is_located = True
+
     def _warn(self, place: Place, known: Format, ours: list[Found]) -> list[Skipped]:
         target = known.takes(place)
         if target is None:
@@ -214,6 +228,7 @@ class Chooser:
         return [] if os.path.exists(path) else [Skipped(path=path, reason="is not there" + tail)]
 
     def _search(self) -> Search:
+        self._locate()
         with self._lock:
             memory = self._memory
             directory, roots, saved = memory.checkpoint_dir, [*memory.roots], [*memory.saved]

@@ -161,7 +161,8 @@ def test_one_client_asks_no_more_than_is_answered(agent: AgentBed, raw: Raw) -> 
 def test_those_who_do_not_read_cost_bounded_memory_together(agent: AgentBed) -> None:
     process = agent.start()
     agent.tell("".join(f"disk:/{'x' * 400}{n} note {'y' * 400}{n}\n" for n in range(4000)))
-    wait_until(lambda: len(agent.ask("facts")["readouts"][0].get("samples", [])) == 4000, 20, "the long readout")
+    readouts = lambda: agent.ask("facts")["readouts"]  # noqa: E731
+    wait_until(lambda: [len(one.get("samples", [])) for one in readouts()] == [4000], 20, "the long readout")
     crowd = [Raw(agent.socket) for _ in range(30)]
     try:
         for client in crowd:

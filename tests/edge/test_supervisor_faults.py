@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +21,8 @@ from guardrun.supervisor.rundir import read_run_file
 from tests.edge.runs import QUICK, RESUME, EdgeRuns, check_dates, check_replay, finish, only, own_lines, ranks_of
 from tests.edge.test_policy import guardctl
 from tests.edge.test_signals import log_of
-from tests.support.guardrun_run import GuardrunRun
+from tests.support.deadmount import dead_mount
+from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.processes import Process
 from tests.support.waiting import wait_until
 
@@ -293,3 +295,30 @@ def test_a_supervisor_that_is_back_knows_where_the_error_files_lie(edge: EdgeRun
     incident = only(finish(run))
     assert (incident["cause"], ranks_of(incident)) == ("exception", [1])
     assert "ValueError: spoilt" in incident["summary"]
+
+
+BESIDE = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+from guardrun.supervisor.guardrund import end_beside_the_stuck
+pool = ThreadPoolExecutor(1)
+pool.submit(os.stat, sys.argv[1])
+pool.shutdown(wait=False)
+end_beside_the_stuck()
+"""
+
+
+@pytest.mark.real("fuse")
+def test_a_dead_folder_of_checkpoints_holds_up_neither_the_run_nor_its_end(
+    run_guardrun: Callable[..., Finished], tmp_path: Path
+) -> None:
+    """The script never touches it: torchrun would not notice."""
+    dead = tmp_path / "dead"
+    dead.mkdir()
+    with dead_mount(dead):
+        config = f'[checkpoint]\ndir = "{dead}/out"\n'
+        done = run_guardrun(["--nproc-per-node=1"], script="print('trained')", config=config)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", ""), done
+        assert done.summary is not None and done.summary["outcome"] == "finished"
+        ended = subprocess.run([sys.executable, "-c", BESIDE, str(dead)], timeout=60, check=False)
+        assert ended.returncode == 0, "a thread that stands in it is not waited for"
