@@ -16,7 +16,8 @@ from guardrun.launcher.agent_child import AgentChild
 from guardrun.launcher.control import Order
 from guardrun.launcher.loop import Loop
 from guardrun.launcher.opening import OpenRun
-from guardrun.launcher.starting import resume_arguments, run_environment
+from guardrun.launcher.resuming import resume_arguments
+from guardrun.launcher.starting import run_environment
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.wire import Finish, Start, Stop
 

@@ -62,11 +62,15 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 # Follows each part of a path by itself and says where it is before it touches it: where the child does not come back,
 # its last word names what it touched, whatever links led there. Fields end with a NUL, records with two.
+# Nobody ends it once nobody waits for it any more: the kernel does (PR_SET_PDEATHSIG, SIGKILL; prctl(2)).
 _ASKER = r"""
-import errno, os, sys
+import ctypes, errno, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit()
 def say(*fields):
     os.write(1, b"\0".join(os.fsencode(str(field)) for field in fields) + b"\0\0")
-for path in sys.argv[1:]:
+for path in sys.argv[2:]:
     at, rest, links = "/", path.split("/"), 0
     while rest:
         name = rest.pop(0)
@@ -264,7 +268,7 @@ def _ask_one(point: str, paths: list[str], timeout_s: float, mounts: Sequence[Mo
     if since is not None:
         return Answers([], {point: round(began - since, 1)})
     child = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _ASKER, *paths],
+        [sys.executable, "-I", "-S", "-c", _ASKER, str(os.getpid()), *paths],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

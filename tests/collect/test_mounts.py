@@ -24,6 +24,7 @@ from guardrun.supervisor.collect.mounts import (
 from guardrun.supervisor.collect.procfs import parse_syscall, read_stat
 from guardrun.supervisor.core.looks import ProcessLook
 from tests.support.deadmount import dead_mount
+from tests.support.processes import descendants, is_alive
 from tests.support.waiting import wait_until
 
 MOUNTINFO = r"""
@@ -106,6 +107,17 @@ def test_a_mount_that_does_not_answer_is_named_whatever_led_there(dead: Path, tm
     assert list(answers.dead) == [str(dead)]
     assert [room.path for room in answers.rooms] == ["/dev/shm"]
     assert list(ask([str(dead)], 0.3).dead) == [str(dead)]
+
+
+@pytest.mark.real("fuse")
+def test_who_asks_for_somebody_that_is_killed_ends_with_him(dead: Path) -> None:
+    code = "import sys; from guardrun.supervisor.collect.mounts import ask; ask(sys.argv[1:], 600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(dead)]) as asks:
+        try:
+            child = wait_until(lambda: [one for one in descendants(asks.pid) if one.state == "D"], 30, "the child")[0]
+        finally:
+            asks.kill()
+    wait_until(lambda: not is_alive(child.pid), 20, "its end")
 
 
 @pytest.mark.real("fuse")

@@ -63,7 +63,7 @@ def run_pytest(
         env={**environment, "GUARDRUN_REQUIRE_REAL": required},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
 
