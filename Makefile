@@ -126,9 +126,11 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp
 	@$(PIP) install -q -c constraints.txt -e '.[dev,realworld]'
 	@touch $@
 
-# Interpreters that a run of the tests starts say what starting cost: a .pth file has them do so.
+# Interpreters that a run of the tests starts say what starting cost: a .pth file has them do so. Tests are compiled
+# here, once: each of the workers would do so at the same time, and all of them. What does not compile is told by the run.
 $(VENV)/.stamp-test: $(VENV)/.stamp-dev tests/support/startup_log.py
 	@$(BIN)/python -m tests.support.startup_log
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 	@touch $@
 
 # ft_launcher, apart from what guardrun is tested with, but over the same torch: a .pth file leads there.
