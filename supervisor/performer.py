@@ -276,7 +276,10 @@ def open_chooser(run_dir: Path, run: RunFile, pool: ThreadPoolExecutor) -> Choos
         chooser = Chooser(run.created_wall_s, folder, run.checkpoint_format, 1, run.cwd)
 
         def list_prior() -> None:
-            chooser.prior()
+            try:
+                chooser.prior()
+            except Exception:
+                log.exception("prior_not_listed")
             # At once: a supervisor after this one would take what the run has written by then for older than the run.
             keep_chooser(run_dir, chooser)
 

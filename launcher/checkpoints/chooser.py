@@ -60,7 +60,7 @@ class Chooser:
     ) -> None:
         """Raises UnknownFormat. checkpoint_dir: absolute; empty: wherever the ranks are seen to save. cwd: theirs.
 
-        Touches neither: where their file system is dead, whoever does waits for ever (see `prior`).
+        Touches neither: where their file system is dead, whoever does waits for ever. All else may.
         """
         self._cwd = cwd
         self._memory = Memory(run_started_wall_s, checkpoint_dir, format or AUTO, world_size)

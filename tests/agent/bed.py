@@ -101,7 +101,7 @@ class AgentBed:
         wait_until(answers, timeout_s, "the agent's answer")
 
     def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        return ask(verb, arguments, path=self.socket, timeout_s=5.0)
+        return ask(verb, arguments, path=self.socket, timeout_s=30.0)
 
     def history(self, **arguments: Any) -> dict[str, Any]:
         return self.ask("history", **arguments)
@@ -120,7 +120,7 @@ class AgentBed:
     def end(self, process: subprocess.Popen[bytes], signum: int = signal.SIGTERM) -> int:
         """End one, and wait; answers its exit status."""
         process.send_signal(signum)
-        return process.wait(20)
+        return process.wait(60)
 
     def close(self) -> None:
         for process in self._processes:

@@ -55,7 +55,7 @@ def hello(protocol: int = PROTOCOL, oldest: int = 1) -> Hello:
     return Hello(protocol=protocol, oldest=oldest, version="9.9", program="test")
 
 
-def read_until(client: AgentClient, kind: type, timeout_s: float = 15.0) -> list[object]:
+def read_until(client: AgentClient, kind: type, timeout_s: float = 60.0) -> list[object]:
     """Poll the client's descriptor, as a supervisor does, until something of a kind has come."""
     heard: list[object] = []
     poller = select.poll()

@@ -29,11 +29,11 @@ from tests.support.waiting import wait_until
 def test_facts_are_for_everybody_and_acts_are_not(agent: AgentBed, open_folder: Path) -> None:
     agent.start()
     code = """
-print(ask("facts", path=path, timeout_s=5)["readouts"][0]["sensor"])
+print(ask("facts", path=path, timeout_s=30)["readouts"][0]["sensor"])
 for verb in ("isolate", "release"):
     for run_id in ("", "somebody-elses"):
         try:
-            ask(verb, {"run_id": run_id}, path=path, timeout_s=5)
+            ask(verb, {"run_id": run_id}, path=path, timeout_s=30)
         except RefusedError as refused:
             print(refused)
 """
@@ -68,11 +68,11 @@ other = register(os.getppid(), "theirs")
 read(other, lambda: other.refusal)
 print(other.is_connected, other.refusal.replace(str(os.getppid()), "PID"))
 mine = register(os.getpid(), "mine")
-read(mine, lambda: any(job["run_id"] == "mine" for job in ask("jobs", path=path, timeout_s=5)["jobs"]))
+read(mine, lambda: any(job["run_id"] == "mine" for job in ask("jobs", path=path, timeout_s=30)["jobs"]))
 asked = {"run_id": "mine", "cause": "gpu_xid", "reason": "Xid 79.", "is_automatic": True}
-held = ask("isolate", asked, path=path, timeout_s=5)["quarantine"]["holding"]
+held = ask("isolate", asked, path=path, timeout_s=30)["quarantine"]["holding"]
 print([(one["cause"], one["who"], one["run_id"]) for one in held])
-print(ask("release", {"run_id": "mine", "reason": "mended"}, path=path, timeout_s=5))
+print(ask("release", {"run_id": "mine", "reason": "mended"}, path=path, timeout_s=30))
 """
     assert as_nobody(code, agent.socket).splitlines() == [
         "True run theirs: its launcher, process PID, is not yours",

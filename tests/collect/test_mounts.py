@@ -103,7 +103,7 @@ def test_a_mount_that_does_not_answer_is_named_whatever_led_there(dead: Path, tm
     link.symlink_to(dead / "below")
     began = time.monotonic()
     answers = ask([str(link / "checkpoints"), "/dev/shm"], 0.7)
-    assert 0.7 <= time.monotonic() - began < 5
+    assert 0.7 <= time.monotonic() - began < 30
     assert list(answers.dead) == [str(dead)]
     assert [room.path for room in answers.rooms] == ["/dev/shm"]
     assert list(ask([str(dead)], 0.3).dead) == [str(dead)]

@@ -110,7 +110,7 @@ def test_silence_ends_in_time() -> None:
     began = time.monotonic()
     with ras("", hangs=True) as address, pytest.raises(TimeoutError):
         ask_ras(address, limit_s=0.3)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("answer", ['{"communicators": [{"ranks": [{"rank": "x"}]}]}', "{", '{"communicators": 3}'])

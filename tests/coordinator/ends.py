@@ -76,7 +76,7 @@ class Bench:
         for link in self.links:
             self.got[link] += link.read(ready)
 
-    def until(self, read: Callable[[], T], timeout_s: float = 10.0) -> T:
+    def until(self, read: Callable[[], T], timeout_s: float = 60.0) -> T:
         """Turn until `read` says something true."""
         deadline_s = time.monotonic() + timeout_s
         while not (answer := read()):

@@ -293,5 +293,5 @@ def test_what_is_ended_in_the_middle_leaves_no_process(lab: Callable[..., Lab]) 
     assert is_alive(pid)
     began_s = time.monotonic()
     node.end()
-    assert not is_alive(pid) and time.monotonic() - began_s < 2.5
+    assert not is_alive(pid) and time.monotonic() - began_s < 20
     wait_until(lambda: worker._echo is None, 5.0, "the listener's end")

@@ -32,7 +32,7 @@ def test_a_world_of_one_without_a_rank(bare: Bare, ask: Ask) -> None:
 
 
 def test_ranks_on_other_nodes_are_not_forgotten(bare: Bare, ask: Ask) -> None:
-    pid = bare.start(SLEEP, RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", WORLD_SIZE="4", MASTER_PORT="1")
+    pid = bare.start(SLEEP, RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", WORLD_SIZE="4", MASTER_PORT=bare.mark[:5])
     told = ask("--pid", pid, "--gap", 0.3).told
     assert told.target.world_size == 4
     [unseen] = [u for u in told.unseen if u.what == "ranks 1-3"]
@@ -45,7 +45,7 @@ def test_ranks_here_of_a_run_that_another_node_leads(bare: Bare, ask: Ask, tmp_p
     run = run_file(run_id="wide-1", node="node-b", socket_dir="/nonexistent")
     (tmp_path / "guardrun-runs" / "wide-1").mkdir(parents=True)
     write_run_file(tmp_path / "guardrun-runs" / "wide-1", run)
-    own = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "4", "MASTER_PORT": "1", "GUARDRUN_RUN_ID": "wide-1"}
+    own = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "4", "MASTER_PORT": bare.mark[:5], "GUARDRUN_RUN_ID": "wide-1"}
     pid = bare.start(SLEEP, RANK="1", LOCAL_RANK="0", **own)
     told = ask("--gap", 0.3).told
     assert (told.target.kind, told.target.source, told.target.run_id) == ("run", "guardctl", "wide-1")

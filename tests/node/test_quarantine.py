@@ -260,7 +260,7 @@ def test_a_file_that_this_user_may_not_read_is_told(tmp_path: Path) -> None:
 
 def test_a_dead_shared_folder_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a pipe that nobody writes never returns, as nothing does on a dead mount."""
-    monkeypatch.setattr(quarantine, "SHARED_PATIENCE_S", 0.2)
+    monkeypatch.setattr(quarantine, "SHARED_PATIENCE_S", 1.0)
     place = Place(tmp_path / "quarantine" / f"{NODE}.json", is_shared=True)
     place.path.parent.mkdir()
     os.mkfifo(place.path)
@@ -271,7 +271,7 @@ def test_a_dead_shared_folder_is_not_waited_for(tmp_path: Path, monkeypatch: pyt
         assert read_node([place], NODE) == (Record(), troubles)
         with pytest.raises(OSError, match="does not answer"):
             isolate_node([place._replace(is_written=True)], NODE, ISOLATION, NOW_S)
-        assert time.monotonic() - began_s < 0.1, "not asked again so soon"
+        assert time.monotonic() - began_s < 1.0, "not asked again so soon"
     finally:
         for pipe in (place.path, place.path.with_name(f"{NODE}.json.copy")):  # lets the reader go
             if pipe.exists():

@@ -73,7 +73,7 @@ def test_a_device_that_hangs_is_told_and_ended(trial: Callable[..., Trial]) -> N
     assert answer.is_hanging and "product" in answer.error
     began_s = time.monotonic()
     assert ask_all([one], "pattern", 10.0)[one.device].error == answer.error, "never asked again"
-    assert time.monotonic() - began_s < 1
+    assert time.monotonic() - began_s < 8
 
 
 def test_a_device_whose_process_is_killed(trial: Callable[..., Trial]) -> None:

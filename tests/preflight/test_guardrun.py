@@ -132,7 +132,7 @@ def test_ctrl_c_ends_the_trial(start_guardrun: Callable[..., GuardrunRun], tmp_p
     run = start_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(0), env=env)
     wait_until(lambda: run.find("launcher.trial"), 60, "the devices' processes")
     run.send(signal.SIGINT)
-    done = run.wait(20)
+    done = run.wait(60)
     assert (done.returncode, done.stdout, done.run_dir) == (130, "", None), done
     wait_until(lambda: not run.alive(), 30, "the end of what was started")  # it imports torch first
 

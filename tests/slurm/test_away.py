@@ -180,7 +180,7 @@ def test_what_could_not_be_drained_is_said_with_what_to_type(
     bed.drains.drain(ISOLATE)
     began_s = time.monotonic()
     bed.drains.close()
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 30
     assert bed.settled == [], "who goes on with the run tries again"
     assert [text.partition("by hand: ")[2] for text in bed.said] == [BY_HAND]
 
@@ -252,7 +252,7 @@ def requeued(slurm: Slurm, patience_s: float, wait: float = 0.02) -> tuple[ev.Re
 
     environ = {**slurm.environ, "SLURM_JOB_ID": "2", "SLURM_RESTART_COUNT": "1"}
     begin_requeue(environ, ["n2"], patience_s, Asker(lambda text, level: said.append(text), pause, answered))
-    assert is_told.wait(20)
+    assert is_told.wait(60)
     return told[0], said
 
 

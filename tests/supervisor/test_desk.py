@@ -44,11 +44,11 @@ def bench(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def test_ten_thousand_malformed_messages_are_counted_and_slow_nothing(bench: Bench) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     for n in range(10_000):
         assert bench.desk.receive(os.urandom(n % 200)) == []
     assert bench.desk.malformed == 10_000
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
     assert bench.say(msg.Ended(attempt=0, global_rank=0, pid=1, at_ns=1)) == [ev.RankEnded(attempt=0, global_rank=0)]
 
 

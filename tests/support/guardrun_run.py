@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes import Process, kill_marked, marked
-from tests.support.waiting import wait_until
+from tests.support.waiting import LEAST_S, wait_until
 
 MARK = "TEST_RUN_MARK"
 """Environment variable that every process of a run inherits. Not GUARDRUN_…: guardrun warns of unknown ones."""
@@ -152,7 +152,8 @@ class GuardrunRun:
         self.process.send_signal(signum)
 
     def wait(self, timeout_s: float = 120.0) -> Finished:
-        """Wait for the end. Raises AssertionError with all output where it does not come."""
+        """Wait for the end. Raises AssertionError with all output where it does not come in timeout_s, or LEAST_S."""
+        timeout_s = max(timeout_s, LEAST_S)
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -14,14 +14,20 @@ LATER_S = 0.25
 """Nobody else asks more often than needed: what has taken seconds may be seen a twentieth of that later."""
 
 
+LEAST_S = 60.0
+"""However short the wait that somebody asked for: on a machine that does ten other things seconds say nothing."""
+
+
 def wait_until(read: Callable[[], T], timeout_s: float, what: str, every_s: float = 0.02) -> T:
     """Call `read` until it answers something true, and return that.
 
     every_s: how often at first.
 
-    Raises TimeoutError naming `what` after timeout_s.
+    Raises TimeoutError naming `what` after timeout_s, or LEAST_S where that is longer: how quick something is, is not
+    shown by this.
     """
     began_s = time.monotonic()
+    timeout_s = max(timeout_s, LEAST_S)
     deadline_s = began_s + timeout_s
     while True:
         answer = read()
