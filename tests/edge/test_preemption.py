@@ -44,6 +44,7 @@ class FakeSlurm:
 
     def __init__(self, folder: Path, state: str = "RUNNING", end_s: float = 3600.0, preempt_s: float = 0.0) -> None:
         self.calls, self.requeued, job = folder / "calls", folder / "requeued", folder / "job"
+        self.calls.touch()
         self.busy = folder / "busy"
         """While it is there, nothing is told of the job."""
         self.away = folder / "away"
