@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos import Transformer
 from lightning.pytorch.loggers import CSVLogger
+
+
+STEP_S = 0.03
+"""What a device would take."""
 
 
 class Counting(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -25,10 +30,11 @@ class Counting(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 class Model(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.model = Transformer(vocab_size=64, ninp=64, nhead=2, nhid=128, nlayers=2)
+        self.model = Transformer(vocab_size=64, ninp=32, nhead=2, nhid=32, nlayers=1)
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_index: int) -> torch.Tensor:
         inputs, target = batch
+        time.sleep(STEP_S)
         loss = torch.nn.functional.nll_loss(self.model(inputs, target).flatten(0, -2), target.flatten())
         self.log("loss", loss)
         return loss
@@ -63,7 +69,7 @@ def main() -> None:
             )
         ],
     )
-    loader = torch.utils.data.DataLoader(Counting(), batch_size=16)
+    loader = torch.utils.data.DataLoader(Counting(), batch_size=4)
     trainer.fit(Model(), loader, ckpt_path=arguments.ckpt_path)
     if trainer.is_global_zero:
         print(f"ended at step {trainer.global_step} with loss {trainer.callback_metrics['loss']:.4f}", flush=True)
