@@ -67,6 +67,14 @@ class Told:
             assert msgspec.json.encode(again.handle(event, at_s)) == actions
         assert msgspec.json.decode(again.snapshot()) == msgspec.json.decode(self.engine.snapshot())
 
+    def branch(self) -> Told:
+        """Another, which goes on from here: as the next supervisor would, from a snapshot."""
+        other = Told()
+        other._first = self.engine.snapshot()
+        other.engine = Engine.restore(other._first)
+        other.now_s, other.incidents = self.now_s, dict(self.incidents)
+        return other
+
     # To where a test begins ------------------------------------------------------------------------------------
 
     def opened(self, ranks: int = 2, fleet: ev.FleetPlan | None = None, **settings: object) -> list[ac.Action]:

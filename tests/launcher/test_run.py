@@ -274,16 +274,3 @@ def test_unwritable_run_directory_does_not_stop_training(launcher: GuardrunStart
     assert done.stderr.count("cannot write in") == 1
     kept = tmp_path / "t" / f"guardrun-runs-{os.getuid()}" / "latest"
     assert read_facts(kept)[-1]["type"] == "stopped"
-
-
-def test_functions_as_ranks(launcher: GuardrunStarter, tmp_path: Path) -> None:
-    """Long on a busy machine: torch starts functions by spawn, which imports everything anew."""
-    (tmp_path / "good.py").write_text(
-        "import os, sys; os.write(1, f'ran {os.environ[\"RANK\"]} {sys.argv[1:]}\\n'.encode())"
-    )
-    good = launcher.run(["--run-path", "--nproc-per-node=2", str(tmp_path / "good.py"), "one"])
-    assert good.returncode == 0, good
-    assert sorted(good.stdout.splitlines()) == ["ran 0 ['one']", "ran 1 ['one']"]
-    (tmp_path / "bad.py").write_text("raise ValueError('spoilt')")
-    bad = launcher.run(["--run-path", "--max-restarts=0", str(tmp_path / "bad.py")])
-    assert bad.returncode == 1 and "ValueError: spoilt" in bad.stderr, bad

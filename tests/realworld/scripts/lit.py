@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos import Transformer
 from lightning.pytorch.loggers import CSVLogger
 
-
 STEP_S = 0.03
 """What a device would take."""
 
