@@ -20,6 +20,8 @@ from tests.support.waiting import wait_until
 Run = Callable[..., Finished]
 ON = {"GUARDRUN_PREFLIGHT_LEVEL": None}
 SCRIPT = "import time; time.sleep({}); print('trained')"
+PRE_FLIGHT_S = 240.0
+"""For a word of the pre-flight on a busy machine: it is nice to everybody else."""
 WAITS = "import os, time\nwhile not os.path.exists('end'): time.sleep(0.02)\nprint('trained')"
 
 
@@ -52,7 +54,7 @@ def test_a_healthy_node_is_recorded_and_not_talked_about(
     start_guardrun: Callable[..., GuardrunRun], tmp_path: Path
 ) -> None:
     run = start_guardrun(["--nproc-per-node=1"], script=WAITS, env=ON)
-    data = json.loads(wait_until(lambda: read_record(run), 60, "preflight.json"))
+    data = json.loads(wait_until(lambda: read_record(run), PRE_FLIGHT_S, "preflight.json"))
     (tmp_path / "end").touch()
     assert data["level"] == "quick"
     assert {one["check"] for one in data["remarks"]} >= {"gpus", "versions", "limits", "folders", "shm", "clock"}
@@ -66,7 +68,7 @@ def test_a_healthy_node_is_recorded_and_not_talked_about(
 
 def test_a_warning_is_said_and_the_run_goes_on(start_guardrun: Callable[..., GuardrunRun], tmp_path: Path) -> None:
     run = start_guardrun(["--nproc-per-node=1"], script=WAITS, env={**ON, "NCCL_SOCKET_IFNAME": "nosuch"})
-    run.wait_for_output("NCCL_SOCKET_IFNAME=nosuch leaves nothing on this node")
+    run.wait_for_output("NCCL_SOCKET_IFNAME=nosuch leaves nothing on this node", PRE_FLIGHT_S)
     (tmp_path / "end").touch()
     done = run.wait()
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
@@ -147,13 +149,12 @@ def test_a_run_shorter_than_its_pre_flight_leaves_nothing(start_guardrun: Callab
 def test_a_run_waits_for_no_dead_mount_and_leaves_no_process(
     start_guardrun: Callable[..., GuardrunRun], tmp_path: Path
 ) -> None:
-    """Long on a busy machine: the pre-flight is nice to everybody else."""
     folder = tmp_path / "dead"
     folder.mkdir()
     with dead_mount(folder):
         config = f'[checkpoint]\ndir = "{folder}/out"\n'
         run = start_guardrun(["--nproc-per-node=1"], script=WAITS, config=config, env=ON)
-        run.wait_for_output("does not answer: whatever touches it hangs", 240)
+        run.wait_for_output("does not answer: whatever touches it hangs", PRE_FLIGHT_S)
         assert run.find("train.py"), "it has not waited"
         run.process.kill()
         wait_until(lambda: not run.find("guardrun-preflight"), 10, "the end of the pre-flight")

@@ -10,7 +10,7 @@ import pytest
 
 from guardrun.launcher.exits import QUARANTINED
 from tests.fleet.training import SCRIPT, Training
-from tests.slurm.test_demo import GUARDCTL, GUARDRUN
+from tests.slurm.test_demo import GUARDCTL
 from tests.support.slurmlab import SlurmLab
 
 pytestmark = pytest.mark.real("slurm")
@@ -32,8 +32,9 @@ class Step(Training):
         lab.run(GUARDCTL, "node", "isolate", "n2", "--reason=a fan", env={"SLURMD_NODENAME": "n2"})
         flags = f"--nproc-per-node=1 --guard-spares={spares} --guard-run-id=one"
         self._lab = lab
+        guardrun = f"{lab.programs}/guardrun {flags} {SCRIPT} --marks {self.marks}"
         self.job = lab.submit(
-            f"srun --no-kill --kill-on-bad-exit=0 --wait=0 {GUARDRUN} {flags} {SCRIPT} --marks {self.marks}",
+            f"srun --no-kill --kill-on-bad-exit=0 --wait=0 {guardrun}",
             f"-N{nodes + spares}",
             f"-wn[1-{nodes + spares}]",
             cwd=self.folder,

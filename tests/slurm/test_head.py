@@ -12,7 +12,7 @@ import pytest
 from examples.demo.on_slurm import HERE, last_step
 from guardrun.supervisor.coordinator.orphaned import may_rescue
 from guardrun.supervisor.rundir import RunFile, read_run_file
-from tests.slurm.test_demo import GUARDCTL, GUARDRUN, QUICKER
+from tests.slurm.test_demo import QUICKER
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until
 
@@ -50,10 +50,10 @@ def test_the_job_goes_on_without_the_node_of_its_head(slurm_lab: SlurmLab, tmp_p
     """Long: Slurm gives a node up after its own time-out, and requeues no sooner than it likes."""
     for name in ("train.py", "guardrun.toml"):
         shutil.copy(HERE / name, tmp_path)
-    environment = {**QUICKER, "GUARDRUN_FLEET_HEAD_GONE_S": "5", "PATH": f"{GUARDRUN.parent}:/usr/bin:/bin"}
+    environment = {**QUICKER, "GUARDRUN_FLEET_HEAD_GONE_S": "5", "PATH": f"{slurm_lab.programs}:/usr/bin:/bin"}
     flags = ("--nodes=2", "--spares=1", "--nproc-per-node=1", "--cpus-per-task=1", "--json", "--submit")
     script = ("train.py", f"--steps={STEPS}", "--save-every=10", "--update-at=0", "--batch-size=4", "--width=32")
-    done = slurm_lab.run(GUARDCTL, "sbatch", *flags, "--", *script, env=environment, cwd=tmp_path)
+    done = slurm_lab.run(*slurm_lab.guardctl, "sbatch", *flags, "--", *script, env=environment, cwd=tmp_path)
     job = str(json.loads(done.stdout)["job"])
     wait_until(lambda: last_step(tmp_path) >= 15, 120, "training on two nodes", every_s=0.1)
 

@@ -12,7 +12,6 @@ import pytest
 
 from tests.fleet.jobs import QUICK
 from tests.fleet.training import SCRIPT, Training
-from tests.slurm.test_demo import GUARDCTL, GUARDRUN
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until
 
@@ -67,8 +66,8 @@ def test_each_task_of_an_array_is_a_run_of_its_own(slurm_lab: SlurmLab, tmp_path
     flags = ("--nodes=2", "--nproc-per-node=1", "--cpus-per-task=1", "--array=3,7", "--output=out-%A_%a", "--json")
     script = (SCRIPT, "--marks", f"{tmp_path}/task-$SLURM_ARRAY_TASK_ID", "--out", "out-$SLURM_ARRAY_TASK_ID")
     done = slurm_lab.run(
-        GUARDCTL, "sbatch", *flags, "--submit", "--", *script,
-        env={"PATH": f"{GUARDRUN.parent}:/usr/bin:/bin"}, cwd=tmp_path, timeout_s=PATIENCE_S,
+        *slurm_lab.guardctl, "sbatch", *flags, "--submit", "--", *script,
+        env={"PATH": f"{slurm_lab.programs}:/usr/bin:/bin"}, cwd=tmp_path, timeout_s=PATIENCE_S,
     )  # fmt: skip
     job = json.loads(done.stdout)["job"]
     three, seven = (
@@ -111,7 +110,7 @@ srun --het-group=0,1 --no-kill --kill-on-bad-exit=0 --wait=0 \\
 def test_a_run_over_the_components_of_a_heterogeneous_job(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     """Long: three nodes, a hang and its patience, as Slurm starts them."""
     (tmp_path / "guardrun.toml").write_text(QUICK)
-    text = HETEROGENEOUS.format(guardrun=GUARDRUN, script=SCRIPT, marks=tmp_path / "marks")
+    text = HETEROGENEOUS.format(guardrun=slurm_lab.programs / "guardrun", script=SCRIPT, marks=tmp_path / "marks")
     job = slurm_lab.submit(text, cwd=tmp_path)
     run = Part(tmp_path, "marks", "mixed", lambda: slurm_lab.output(job))
     assert run.where(0, 3) == ["n1", "n2", "n3"]
@@ -133,7 +132,14 @@ def test_a_run_over_the_components_of_a_heterogeneous_job(slurm_lab: SlurmLab, t
 def test_an_allocation_has_spares_and_ends_when_there_are_none_left(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     """Long: nodes are lost one after the other, each after its time."""
     (tmp_path / "guardrun.toml").write_text(f"{QUICK}join_timeout_s = 5\n")
-    step = ["srun", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", str(GUARDRUN), "--nproc-per-node=1"]
+    step = [
+        "srun",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        str(slurm_lab.programs / "guardrun"),
+        "--nproc-per-node=1",
+    ]
     command = [*step, "--guard-spares=1", str(SCRIPT), "--marks", str(tmp_path / "marks")]
     said = tmp_path / "said"
     with said.open("wb") as file:
@@ -164,8 +170,8 @@ def test_steps_side_by_side_are_runs_of_their_own(slurm_lab: SlurmLab, tmp_path:
     """Two steps of two nodes each in one job, and then one of all four."""
     (tmp_path / "guardrun.toml").write_text(ITS_OWN)
     lines = [
-        f"srun -N2 {where} {GUARDRUN} --nproc-per-node=1 --guard-run-id={name} {SCRIPT} --marks {tmp_path}/{name} "
-        f"--out out-{name}"
+        f"srun -N2 {where} {slurm_lab.programs}/guardrun --nproc-per-node=1 --guard-run-id={name} {SCRIPT} "
+        f"--marks {tmp_path}/{name} --out out-{name}"
         for name, where in (("a", "-w n1,n2"), ("b", "-w n3,n4"))
     ]
     job = slurm_lab.submit(" &\n".join(lines) + " &\nwait", "-N4", cwd=tmp_path)

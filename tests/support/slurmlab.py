@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tests.support.forkserver.alone import make_programs
 from tests.support.guardrun_run import clean_environment
 from tests.support.ports import free_ports
 from tests.support.processes import Process, descendants, is_alive, kill, read_process
@@ -42,6 +43,8 @@ class SlurmLab:
         self.folder = Path(tempfile.mkdtemp(prefix="slurmlab-"))
         self.state = self.folder / "state"
         """Where guardrun keeps what it knows of the nodes; a test finds it empty."""
+        self.programs = make_programs(self.folder / "venv")
+        """Where a guardrun lies that forks what it starts."""
         self._inits: dict[str, int] = {}
         """Pids below which daemons live, by the daemon's node, or its name."""
         try:
@@ -66,6 +69,11 @@ class SlurmLab:
     def munge_socket(self) -> str:
         """Of the lab's own munged."""
         return f"{self.folder}/munge.sock"
+
+    @property
+    def guardctl(self) -> tuple[str, ...]:
+        """guardctl as one whose scripts start the guardrun of `programs`."""
+        return str(self.programs / "python"), "-m", "guardrun.supervisor.guardctl"
 
     # Asking Slurm ------------------------------------------------------------------------------------------------
 

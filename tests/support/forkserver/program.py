@@ -17,6 +17,9 @@ READ_AT_START = (
 )  # fmt: skip
 """Variables that the interpreter, the C library or torch's libraries read once, when they are loaded."""
 
+BECOME = "--become"
+"""`server.py --become COMMAND…`"""
+
 MADE_UP_FOR = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 
 

@@ -6,6 +6,8 @@ other. Ends when the socket is closed.
 
 A guardrun that was forked here forks its own children, too: its supervisor and its ranks (`_fork_in_place`). Whatever
 no fork can stand in for is started as ever.
+
+`server.py --become GUARDRUN ARGUMENT…` becomes that guardrun itself, where somebody else starts it (Slurm, say).
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ import socket
 import subprocess
 import threading
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from tests.support.forkserver import program
 from tests.support.forkserver.process import Origin, Request, become
-from tests.support.forkserver.started import Started, current_umask
+from tests.support.forkserver.started import Started, current_umask, is_open
 from tests.support.leaks import read_fds
 
 IMPORTED = (
@@ -51,6 +53,11 @@ IMPORTED = (
 )  # fmt: skip
 PACKAGES = ("guardrun.launcher", "guardrun.supervisor", "guardrun.slurm", "guardrun.systemd")
 """All of their modules, too."""
+FOR_ONE = (
+    "torch", "torch.distributed.run", "numpy",
+    "guardrun.launcher.launch", "guardrun.supervisor.daemon", "guardrun.supervisor.coordinator.deputy",
+)  # fmt: skip
+"""What a single guardrun is worth: the rest is imported by those who need it."""
 GUARDRUN = "guardrun"
 NAMESPACES = ("uts", "net", "mnt")
 READ_AGAIN: dict[str, Callable[[Any], object]] = {
@@ -60,13 +67,13 @@ READ_AGAIN: dict[str, Callable[[Any], object]] = {
 MAX_REQUEST_BYTES = 1 << 20
 
 
-def import_all() -> None:
+def import_all(names: Sequence[str] = IMPORTED, packages: Sequence[str] = PACKAGES) -> None:
     """Import what is to be there already."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in IMPORTED:
+        for name in names:
             importlib.import_module(name)
-        for package in PACKAGES:
+        for package in packages:
             folder = importlib.import_module(package)
             for found in pkgutil.walk_packages(folder.__path__, f"{package}."):
                 if not found.name.endswith("__main__"):
@@ -131,14 +138,33 @@ class Forker:
             ready=ready,
         )
         if asked["forks"]:
-            forker = self
-
-            def execute_child(popen: subprocess.Popen[Any], *arguments: Any) -> None:
-                if not forker._fork_in_place(popen, arguments):
-                    forker._execute(popen, *arguments)
-
-            subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+            self._fork_children()
         become(request, self._origin, self._stash)
+
+    def become(self, command: list[str]) -> NoReturn:
+        """Be that program in this process, as it was started."""
+        parsed = program.parse_command(command, os.environ)
+        assert parsed is not None, command
+        request = Request(
+            program=parsed,
+            environment=self._environment,
+            cwd=os.getcwd(),
+            umask=current_umask(),
+            is_new_session=False,
+            descriptors={number: number for number in range(3) if is_open(number)},
+            ready=os.open(os.devnull, os.O_RDONLY),
+        )
+        self._fork_children()
+        become(request, self._origin, self._stash)
+
+    def _fork_children(self) -> None:
+        """From now on, what this process starts."""
+
+        def execute_child(popen: subprocess.Popen[Any], *arguments: Any) -> None:
+            if not self._fork_in_place(popen, arguments):
+                self._execute(popen, *arguments)
+
+        subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
 
     def _fork_in_place(self, popen: subprocess.Popen[Any], arguments: tuple[Any, ...]) -> bool:
         """Be asked for a child process by subprocess; False where it is to be started as ever."""
@@ -195,20 +221,24 @@ def enter_namespaces(pid: int) -> None:
 
 
 def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    is_one = sys.argv[1] == program.BECOME
     environment = dict(os.environ)
     meta_path = [finder for finder in sys.meta_path if finder is not RECORDER]
     origin = Origin.take(path=PATH, meta_path=meta_path)
     from guardrun.hooks.imports import HOOKS
 
-    import_all()
+    import_all(FOR_ONE, ()) if is_one else import_all()
     RECORDER.end()
+    origin.meta_path = [finder for finder in origin.meta_path if finder in sys.meta_path]  # Some wait for one import.
     stash = Stash(RECORDER, FRESH, HOOKS, READ_AGAIN)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.collect()
     gc.freeze()
-    Forker(origin, stash, environment).serve(connection)
+    forker = Forker(origin, stash, environment)
+    if is_one:
+        forker.become(sys.argv[2:])
+    forker.serve(socket.socket(fileno=int(sys.argv[1])))
     os._exit(0)
 
 
