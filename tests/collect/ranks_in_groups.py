@@ -46,7 +46,7 @@ dist.monitored_barrier()
 if me == 1:
     open(os.path.join(signs, "missing"), "w").close()
     stop_until("hold")
-    ctypes.PyDLL(None).usleep(1_500_000)
+    ctypes.PyDLL(None).usleep(4_000_000)
     stop_until("come")
 reduce_in_pairs(torch.ones(4, 5))
 

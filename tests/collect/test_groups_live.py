@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from guardrun.supervisor.collect.look import take_look
 from guardrun.supervisor.core.events import Rank
 from guardrun.supervisor.core.looks import Call, GroupLook, RankLook
 from tests.hooks.bed import Bed, finish
+from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
 SCRIPT = Path(__file__).parent / "ranks_in_groups.py"
@@ -29,9 +29,7 @@ class Job:
     """Two ranks, and looks at them."""
 
     def __init__(self, bed: Bed, signs: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        [port] = free_ports(1)
         self.bed = bed
         self.signs = signs
         more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
@@ -89,7 +87,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Ra
         wait_until((job.signs / "missing").exists, 60, "a rank that doesn't come")
         seen["asleep"] = job.look_until(lambda looks: any(d == "pair" for d, _ in pending(looks[0])), "rank 0's wait")
         job.sign("hold")
-        time.sleep(0.3)  # Into the call that holds the GIL; it lasts 1.5 s.
+        time.sleep(0.3)  # Into the call that holds the GIL; it lasts 4 s.
         seen["gil held"] = job.look()
         os.kill(job.processes[1].pid, signal.SIGSTOP)
         seen["stopped"] = job.look_until(lambda looks: looks[1].process.state == "T", "a stop")

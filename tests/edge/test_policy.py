@@ -102,7 +102,7 @@ def test_the_notify_command_gets_each_incident_and_is_never_waited_for(edge: Edg
     finished = run.wait()
     try:
         assert finished.returncode == 0
-        assert finished.took_s < 30
+        assert finished.took_s < 55
         told = [Path(line) for line in (edge.folder / "told").read_text().splitlines()]
         assert [json.loads(path.read_text())["cause"] for path in told] == ["killed", "exit_code"]
         assert all(path.is_absolute() and path.name == "incident.json" for path in told)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ import pytest
 from guardrun.hooks.board import OPS, Field, Milestone
 from guardrun.hooks.messages import Beat, HookFailed
 from tests.hooks.bed import Bed, finish
+from tests.support.ports import free_ports
 
 SCRIPT = str(Path(__file__).parent / "ranks" / "groups.py")
 
@@ -31,9 +31,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     signs = tmp_path_factory.mktemp("signs")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NCCL_TIMEOUT": "123.5"}
     with Bed(world_size=2) as bed:
         ranks = [bed.start([SCRIPT, str(signs)], rank=rank, more=more) for rank in range(2)]

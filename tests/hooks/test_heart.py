@@ -25,12 +25,12 @@ def test_a_rank_shows_itself_and_beats(bed: Bed) -> None:
     assert bed.milestones() == {Milestone.HOOKED}
     first = board[Field.HEART_NS]
     second = bed.wait_until(Field.HEART_NS, lambda value: value != first)
-    assert 0.5e9 < second - first < 1.5e9
+    assert 0.5e9 < second - first < 10e9
 
 
 def test_a_held_gil_stops_the_heart_and_nothing_else(bed: Bed) -> None:
     """The board can still be read, and the heart's age tells."""
-    code = "import ctypes, time; time.sleep(0.5); from guardrun.hooks import step; step(3); ctypes.PyDLL(None).sleep(3)"
+    code = "import ctypes, time; time.sleep(0.5); from guardrun.hooks import step; step(3); ctypes.PyDLL(None).sleep(6)"
     process = bed.start(["-c", code])
     bed.wait_until(Field.STEP)
     heart = bed.board()[Field.HEART_NS]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import socket
 
+_RANDOM = random.SystemRandom()
+"""Not the one that pytest-randomly seeds alike before each test: two tests at a time would find the same ports."""
 _BELOW_EPHEMERAL = (*range(15000, 20000), *range(30000, 32000))
 """The kernel gives none of these to clients: a port that is free stays so unless somebody asks for it by number, and
 nobody does: those between are where jobs meet (launcher/fleet.py, meeting_port)."""
@@ -13,7 +15,7 @@ nobody does: those between are where jobs meet (launcher/fleet.py, meeting_port)
 def free_ports(count: int) -> list[int]:
     """Ports on which nobody listens. Raises OSError where there are not enough."""
     found: list[int] = []
-    for port in random.sample(_BELOW_EPHEMERAL, 200):
+    for port in _RANDOM.sample(_BELOW_EPHEMERAL, 200):
         if len(found) == count:
             return found
         with socket.socket() as one:
