@@ -122,6 +122,7 @@ def test_a_level_that_is_none(run_guardrun: Run) -> None:
 
 
 def test_full_tries_the_devices_before_the_first_attempt(run_guardrun: Run, tmp_path: Path) -> None:
+    """Long on a busy machine: the devices' processes import torch."""
     env = {**ON, "GUARDRUN_NODE_STATE_DIR": str(tmp_path / "state")}
     done = run_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(2), env=env)
     assert (done.returncode, done.stdout) == (0, "trained\n"), done

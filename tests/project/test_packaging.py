@@ -104,6 +104,7 @@ def environment(archives: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.mark.parametrize("what", ["sdist", "pip install ."])
 def test_the_sdist_and_the_tree_can_be_installed(what: str, archives: Path, tmp_path: Path) -> None:
+    """Long on a busy machine: pip builds and installs."""
     programs = install(next(archives.glob("*.tar.gz")) if what == "sdist" else ROOT, tmp_path)
     assert "usage: guardctl" in run(programs / "guardctl", "--help", cwd=tmp_path).lower()
 

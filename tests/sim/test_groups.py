@@ -71,6 +71,7 @@ def test_culprits_in_two_sub_groups_are_both_named() -> None:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_ten_minutes_of_other_work_are_left_alone(decoy: Activity, ranks: int) -> None:
+    """Long with 1024 ranks: each of them is played."""
     cluster = grouped(ranks)
     cluster.do(decoy, global_rank=ranks // 2 + 5, at_s=60, seconds=600)
     cluster.run(until_s=720)

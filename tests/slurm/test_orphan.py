@@ -130,6 +130,7 @@ def write_journal(folder: Path) -> Path:
 
 @pytest.mark.real("slurm")
 def test_a_batch_script_requeues_a_run_whose_head_was_killed(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long on a busy machine: Slurm starts a job twice."""
     guardctl = find_program("guardctl")
     written = slurm_lab.run(guardctl or "", "sbatch", "--time=10", "--cpus-per-task=1", "--", "train.py", cwd=tmp_path)
     # The first time it is killed while it isolates a node; the second time the run comes to an end, a bad one.
