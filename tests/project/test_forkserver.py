@@ -10,14 +10,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.forkserver import client
+from tests.support.forkserver import client, program
 from tests.support.processes import read_process
 from tests.support.waiting import wait_until
 
+ROOT = Path(__file__).parents[2]
 INTROSPECT = Path(__file__).parent / "scripts" / "introspect.py"
 
 
@@ -178,6 +180,21 @@ def test_what_a_fork_cannot_stand_in_for_is_executed() -> None:
 @pytest.mark.cold
 def test_one_that_is_marked_cold_is_executed() -> None:
     assert python("import sys; print('forkserver' in str(sys.meta_path))") == (0, "False\n", "")
+
+
+def test_where_the_kernel_cannot_show_it_everything_is_executed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "from tests.support.forkserver import process; print(process.can_show()); "
+        "process.PR_SET_MM_MAP = 4321; print(process.can_show())"
+    )
+    assert run(sys.executable, "-c", code, cwd=ROOT).stdout == "True\nFalse\n"
+    monkeypatch.setattr(client, "_is_unable", False)
+    monkeypatch.setattr(client, "get_server", lambda: SimpleNamespace(fork=lambda asked, descriptors: program.UNABLE))
+    for _ in range(2):
+        assert python("import sys; print('forkserver' in str(sys.meta_path))") == (0, "False\n", "")
+    assert client._is_unable and capfd.readouterr().err.count(client.UNABLE_WORDS) == 1
 
 
 def test_descriptors_that_are_not_given_are_closed_there() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import leaks
-from tests.support.forkserver.program import READ_AT_START, Program, is_alike, parse_command
+from tests.support.forkserver.program import READ_AT_START, UNABLE, Program, is_alike, parse_command
 from tests.support.forkserver.started import Started, current_umask
 
 SERVER = Path(__file__).with_name("server.py")
@@ -31,6 +31,12 @@ LAUNCHERS = ("guardrun", "guardctl", "program.py", "torch.distributed.run", "gua
 cold = bool(os.environ.get("TEST_COLD"))
 """Execute everything."""
 
+UNABLE_WORDS = (
+    "tests: this kernel lets no process show another command line (CONFIG_CHECKPOINT_RESTORE): "
+    "every process is executed, which takes three times as long"
+)
+
+_is_unable = False
 _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _namespaces_of = 0
 
@@ -125,13 +131,14 @@ def get_server() -> Server:
 
 
 def _parse(command: Sequence[str], environment: dict[str, str]) -> Program | None:
-    if cold or not is_alike(environment, server_environment()):
+    if cold or _is_unable or not is_alike(environment, server_environment()):
         return None
     return parse_command(command, environment)
 
 
 def _fork(popen: subprocess.Popen[Any], started: Started) -> bool:
     """Have a process forked for a Popen; False where it is to be executed."""
+    global _is_unable
     environment = dict(os.environ) if started.env is None else dict(started.env)
     if not started.is_plain() or started.pass_fds or not all(isinstance(part, str) for part in environment.values()):
         return False
@@ -149,7 +156,13 @@ def _fork(popen: subprocess.Popen[Any], started: Started) -> bool:
         "namespaces_of": _namespaces_of,
         "forks": os.path.basename(program.target) in LAUNCHERS,
     }
-    popen.pid = get_server().fork(asked, list(descriptors.values()))
+    pid = get_server().fork(asked, list(descriptors.values()))
+    if pid == UNABLE:
+        _is_unable = True
+        assert sys.__stderr__ is not None
+        sys.__stderr__.write(f"\n{UNABLE_WORDS}\n")
+        return False
+    popen.pid = pid
     popen._child_created = True  # type: ignore[attr-defined]
     started.close_child_ends(popen)
     return True

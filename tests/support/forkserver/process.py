@@ -287,6 +287,19 @@ class _MemoryMap(ctypes.Structure):
     )  # fmt: skip
 
 
+def can_show() -> bool:
+    """Whether this kernel lets a process show what was not executed (CONFIG_CHECKPOINT_RESTORE); tried in a child."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            show(Program("code", "", [], False, ["shown"], "shown"), {})
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
+
+
 def show(program: Program, environment: dict[str, str]) -> None:
     """Let /proc/PID/cmdline, environ and comm show these, as ps and guardrun read them."""
     libc = ctypes.CDLL(None, use_errno=True)

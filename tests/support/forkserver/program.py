@@ -17,6 +17,8 @@ READ_AT_START = (
 )  # fmt: skip
 """Variables that the interpreter, the C library or torch's libraries read once, when they are loaded."""
 
+UNABLE = -1
+"""The server's answer in place of a pid, where no forked process can pass for an executed one."""
 BECOME = "--become"
 """`server.py --become COMMAND…`"""
 

@@ -41,7 +41,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tests.support.forkserver import program
-from tests.support.forkserver.process import Origin, Request, become
+from tests.support.forkserver.process import Origin, Request, become, can_show
 from tests.support.forkserver.started import Started, current_umask, is_open
 from tests.support.leaks import read_fds
 
@@ -90,12 +90,13 @@ class Forker:
 
     def serve(self, connection: socket.socket) -> None:
         """Answer requests until there is nobody to ask."""
+        is_able = can_show()
         while True:
             text, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 16)
             if not text:
                 return
             asked = json.loads(text)
-            pid = self._fork_for_parent(asked, descriptors)
+            pid = self._fork_for_parent(asked, descriptors) if is_able else program.UNABLE
             for descriptor in descriptors:
                 os.close(descriptor)
             connection.send(str(pid).encode())
