@@ -144,6 +144,8 @@ class Forker:
 
     def become(self, command: list[str]) -> NoReturn:
         """Be that program in this process, as it was started."""
+        if not can_show():
+            os.execv(command[0], command)
         parsed = program.parse_command(command, os.environ)
         assert parsed is not None, command
         request = Request(
