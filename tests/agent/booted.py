@@ -31,6 +31,15 @@ def missing_part() -> str:
     return "" if Path("/usr/lib/systemd/systemd").exists() or Path("/lib/systemd/systemd").exists() else "no systemd"
 
 
+UNMOUNT = """
+trap '' INT TERM
+cat
+umount --lazy "$1/root" 2>/dev/null
+umount --lazy "$1" 2>/dev/null
+"""
+"""Once nobody is there any more."""
+
+
 class Booted:
     """A running system; `run` runs a program in it."""
 
@@ -38,10 +47,11 @@ class Booted:
         """Mount and boot. Raises CalledProcessError or TimeoutError, with what it said, where that can't be done."""
         self._folder = folder
         self._console = folder.parent / "console.log"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(folder)], check=True, timeout=10)
-        self._mounts = [folder]
+        # A run of the tests that is interrupted ends its workers at once: what they leave goes with their pipe.
+        self._unmounts = subprocess.Popen(["sh", "-c", UNMOUNT, "sh", str(folder)], stdin=subprocess.PIPE)
         self._process: subprocess.Popen[bytes] | None = None
         try:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(folder)], check=True, timeout=10)
             self._boot()
         except BaseException:
             self.close()
@@ -53,7 +63,6 @@ class Booted:
             part.mkdir()
         options = f"lowerdir=/,upperdir={upper},workdir={work}"
         subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(root)], check=True, timeout=10)
-        self._mounts.append(root)
         units = root / "etc/systemd/system"
         (root / "etc/machine-id").write_text("")
         # An image without the agent, whatever this machine has.
@@ -66,7 +75,18 @@ class Booted:
             drop_in = root / "usr/lib/systemd/system/guardrund.service.d/checkout.conf"
             drop_in.parent.mkdir(parents=True, exist_ok=True)
             drop_in.write_text(f"[Service]\nBindReadOnlyPaths={' '.join(sorted(binds))}\n")
-        command = ["systemd-nspawn", "-D", str(root), "--boot", "--register=no", "--keep-unit", "--private-network"]
+        command = [
+            "setpriv",
+            "--pdeathsig",
+            "TERM",
+            "systemd-nspawn",
+            "-D",
+            str(root),
+            "--boot",
+            "--register=no",
+            "--keep-unit",
+            "--private-network",
+        ]
         command += ["-M", f"guardrun-{os.getpid()}", "--console=pipe", *(f"--bind-ro={path}" for path in binds)]
         command += ["--capability=CAP_SYSLOG", *(["--bind=/dev/kmsg"] if os.path.exists("/dev/kmsg") else [])]
         with self._console.open("wb") as console:
@@ -153,9 +173,9 @@ class Booted:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait(10)
-        for path in reversed(self._mounts):
-            subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=10, capture_output=True)
-        self._mounts.clear()
+        assert self._unmounts.stdin is not None
+        self._unmounts.stdin.close()
+        self._unmounts.wait(60)
 
 
 def _is_covered(path: Path) -> bool:

@@ -349,8 +349,12 @@ def test_pauses_grow_while_it_stays_silent(stub: NvmlStub, gpu_sensor: Make) -> 
     assert sensor.pid == 0
     read(sensor, tried_s + 10.0)
     assert sensor.pid == 0, "it has been tried again too early"
-    # NVML comes up, so the next process hangs in its first turn, too.
-    wait_until(lambda: read(sensor, time.monotonic() + 21.0).is_silent, PATIENCE_S, "the second silence")
+
+    def is_silent_again() -> bool:
+        """NVML comes up, so the next process hangs in its first turn, too, and is ended."""
+        return read(sensor, time.monotonic() + 21.0).is_silent and sensor.pid == 0
+
+    wait_until(is_silent_again, PATIENCE_S, "the second silence")
     read(sensor, time.monotonic() + 30.0)
     assert sensor.pid == 0, "the second pause is no longer than the first"
 
