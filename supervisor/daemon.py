@@ -6,6 +6,7 @@ a while says so to the engine (TimeSkipped).
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 MAX_EARLY = 1000
 """Events kept until the launcher is there. It is within milliseconds; a stopped one must not fill the memory."""
+GREET_S = 10.0
+"""A supervisor that is started again waits so long for its launcher, which may be the one that does not answer."""
 
 
 class Daemon(Station):
@@ -58,11 +61,13 @@ class Daemon(Station):
         self.answers = Answers(self)
         self._pace = Pace()
         self._said_trouble = False
+        self._early: deque[ev.Event] | None = deque(maxlen=MAX_EARLY)
+        """What has come before the run was opened or taken up; None once it is."""
+        state = self.engine.state
+        is_again = state.phase is not Phase.NEW and state.session == run.session
+        self._take_up_s = time.monotonic() + GREET_S if is_again else math.inf
         self._has_greeted = False
-        self._early: deque[ev.Event] | None = None
-        """What has come before the launcher, where it has yet to open the run, or to go on with it."""
-        if self.engine.state.phase is Phase.NEW or self.engine.state.session < run.session:
-            self._early = deque(maxlen=MAX_EARLY)
+        self._poller: zmq.Poller | None = None
         self._metrics = self._serve_metrics()
         self.fleet = self._open_fleet()
 
@@ -93,11 +98,11 @@ class Daemon(Station):
         return (me := members.get(self.run_file.node)) is not None and me.standing is Standing.OUT
 
     def due_s(self) -> float | None:
-        # What the journal waited for, of a run that is to be continued, is long past: nothing of it is alive.
+        # What the journal waited for may be long past: of a run that is to be continued nothing is alive.
         return self._pace.due_s(self.engine.next_deadline_s()) if self._early is None else None
 
     def turn(self, ready: dict[object, int]) -> None:
-        if self.fleet is not None:
+        if self.fleet is not None and self._early is None:
             self.fleet.turn(ready)
         due_s = self.due_s()
         if due_s is not None and self.clock.now() >= due_s:
@@ -105,7 +110,9 @@ class Daemon(Station):
             self._pace.ticked(self.clock.now(), has_failed, self.engine.next_deadline_s())
 
     def sampled(self) -> None:
-        if self.fleet is not None:
+        if self._early is not None and time.monotonic() >= self._take_up_s:
+            self._take_up()
+        if self.fleet is not None and self._early is None:
             self.fleet.sampled()
         self.journal.rotate_if_large(self.engine)
         self.performer.poll()
@@ -130,8 +137,7 @@ class Daemon(Station):
         return [str(self.run_dir), self.run_file.cwd, "/tmp", "/dev/shm", *self.chooser.folders()]
 
     def register(self, poller: zmq.Poller) -> None:
-        if self.fleet is not None:
-            self.fleet.register(poller)
+        self._poller = poller  # other nodes are listened to once it is known here what they are part of
 
     def serving(self, message: wire.Serving) -> None:
         if self.fleet is not None:
@@ -158,6 +164,9 @@ class Daemon(Station):
     # Events in, actions out ----------------------------------------------------------------------------------
 
     def feed(self, event: ev.Event) -> bool:
+        if self._early is not None:
+            self._early.append(event)
+            return True
         if self.fleet is None:
             return self.handle(event)
         failed = [one for one in self.fleet.told(event) if not self.handle(one)]
@@ -166,9 +175,6 @@ class Daemon(Station):
 
     def handle(self, event: ev.Event) -> bool:
         """Tell the engine, note it in the journal, carry out what it says. False where the engine raised."""
-        if self._early is not None and not isinstance(event, ev.RunOpened | ev.RunContinued):
-            self._early.append(event)
-            return True
         if isinstance(event, ev.RankExited):
             self.saving.note_answers()
         now_s = self.clock.now()
@@ -194,11 +200,11 @@ class Daemon(Station):
 
     def greeted(self, hello: wire.LauncherHello) -> None:
         """The launcher is there: open the run, go on with it, or take up where the last supervisor was."""
-        state = self.engine.state
+        is_first, self._has_greeted = not self._has_greeted, True
         run = self.run_file
         wall_s = time.time()
-        if state.phase is Phase.NEW:
-            self.feed(
+        if self.engine.state.phase is Phase.NEW:
+            self._begin(
                 ev.RunOpened(
                     run_id=run.run_id,
                     settings=run.settings,
@@ -209,8 +215,8 @@ class Daemon(Station):
                     fleet=run.fleet.plan if run.fleet else None,
                 )
             )
-        elif state.session < run.session:
-            self.feed(
+        elif self.engine.state.session < run.session:
+            self._begin(
                 ev.RunContinued(
                     settings=run.settings,
                     node=run.node,
@@ -220,24 +226,41 @@ class Daemon(Station):
                     fleet=run.fleet.plan if run.fleet else None,
                 )
             )
-        elif not self._has_greeted:
-            # First: what was being read when the last supervisor went is asked for again.
-            self.error_files, self.stderr_files = hello.error_files, hello.stderr_files
-            if self.fleet is not None:
-                self.fleet.resume()
-            self.feed(ev.SupervisorRestarted())
-            if hello.alive and hello.attempt == (state.attempt.number if state.attempt else -1):
-                self.watch(hello.attempt, hello.alive, state.attempt.resumed_from if state.attempt else None)
-        early, self._early = self._early or (), None
-        for event in early:
-            self.handle(event)
-        if self.fleet is not None and (not self._has_greeted or (self.fleet.has_left and not hello.alive)):
+        elif is_first:
+            self._greeted_again(hello)
+        if self.fleet is not None and (is_first or (self.fleet.has_left and not hello.alive)):
             self.fleet.join(hello.world_size, hello.attempt if hello.alive else -1)
-        if not self._has_greeted:
+        if is_first:
             recurrence.start_reading(self)
-        self._has_greeted = True
         if self.fleet is None:
             self.chooser.set_world_size(hello.world_size)
+
+    def _greeted_again(self, hello: wire.LauncherHello) -> None:
+        # First: what was being read when the last supervisor went is asked for again.
+        self.error_files, self.stderr_files = hello.error_files, hello.stderr_files
+        if self._early is not None:
+            self._take_up()
+        attempt = self.engine.state.attempt
+        if hello.alive and attempt is not None and hello.attempt == attempt.number:
+            self.watch(hello.attempt, hello.alive, attempt.resumed_from)
+
+    def _take_up(self) -> None:
+        """Go on where the last supervisor was."""
+        if self.fleet is not None:
+            self.fleet.resume()
+        self._begin(ev.SupervisorRestarted())
+
+    def _begin(self, event: ev.Event) -> None:
+        """What the engine hears first; then what has come meanwhile, and from now on the other nodes.
+
+        A node that joined before would be told that its ranks are nobody's: to stop them.
+        """
+        early, self._early = self._early or (), None
+        self.feed(event)
+        for one in early:
+            self.feed(one)
+        if self.fleet is not None and self._poller is not None:
+            self.fleet.register(self._poller)
 
     def _serve_metrics(self) -> MetricsServer | None:
         listen = self.run_file.config.get("metrics", {}).get("listen", "")

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -48,8 +49,7 @@ def main(source: IO[bytes] | None = None, target: IO[bytes] | None = None) -> in
     here = subject_here(os.uname().nodename)
     checks = [check for check in QUICK if check.name not in ASKED_BY_GUARDRUN]
     first = run_checks([check for check in checks if not check.needs_run], here)
-    if not _tell(target, first):
-        return 0
+    _tell(target, first)
     line = source.readline()
     if not line:
         return 0
@@ -91,15 +91,12 @@ def _full(subject: Subject) -> Report:
     return Report(*timed(subject))
 
 
-def _tell(target: IO[bytes], report: Report) -> bool:
-    """Say what refuses; False where nobody listens any more."""
+def _tell(target: IO[bytes], report: Report) -> None:
+    """Say what refuses. A guardrun that has gone on meanwhile listens no more, and is to have the rest all the same."""
     refused = [f"{one.summary} {one.advice}".strip() for one in report.remarks if one.severity is Severity.REFUSE]
-    try:
+    with suppress(OSError):
         target.write(msgspec.json.encode(Refusals(refused=refused)) + b"\n")
         target.flush()
-    except OSError:
-        return False
-    return True
 
 
 def _say(remark: Remark) -> None:

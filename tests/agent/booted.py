@@ -75,18 +75,8 @@ class Booted:
             drop_in = root / "usr/lib/systemd/system/guardrund.service.d/checkout.conf"
             drop_in.parent.mkdir(parents=True, exist_ok=True)
             drop_in.write_text(f"[Service]\nBindReadOnlyPaths={' '.join(sorted(binds))}\n")
-        command = [
-            "setpriv",
-            "--pdeathsig",
-            "TERM",
-            "systemd-nspawn",
-            "-D",
-            str(root),
-            "--boot",
-            "--register=no",
-            "--keep-unit",
-            "--private-network",
-        ]
+        command = ["setpriv", "--pdeathsig", "TERM", "systemd-nspawn", "-D", str(root), "--boot"]
+        command += ["--register=no", "--keep-unit", "--private-network"]
         command += ["-M", f"guardrun-{os.getpid()}", "--console=pipe", *(f"--bind-ro={path}" for path in binds)]
         command += ["--capability=CAP_SYSLOG", *(["--bind=/dev/kmsg"] if os.path.exists("/dev/kmsg") else [])]
         with self._console.open("wb") as console:

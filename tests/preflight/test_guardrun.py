@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from guardrun.launcher.preflight import is_off
+from guardrun.launcher.preflight import CODE, is_off
+from guardrun.supervisor.preflight.protocol import Assignment
+from guardrun.supervisor.preflight.remark import Subject
 from tests.node.nvml_stub import NvmlStub
 from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished, GuardrunRun
@@ -64,6 +70,21 @@ def test_a_healthy_node_is_recorded_and_not_talked_about(
     warned = [one for one in data["remarks"] if one["severity"] == "warn"]
     assert said(done) == [f"guardrun: pre-flight: {one['summary']} {one['advice']}" for one in warned]
     assert run.alive() == []
+
+
+def test_a_guardrun_that_has_gone_on_by_then_has_its_record_all_the_same(tmp_path: Path) -> None:
+    """It waits a tenth of a second; a check of a mount or a driver may take two."""
+    subject = Subject(node="here", cwd=str(tmp_path), environ={})
+    reader, writer = os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    for end in (reader, writer):
+        os.close(end)
+    assignment = msgspec.json.encode(Assignment(level="quick", subject=subject)).decode()
+    _, said = child.communicate(f"{assignment}\n{tmp_path}\n")
+    assert child.returncode == 0, said
+    assert json.loads((tmp_path / "preflight.json").read_text())["level"] == "quick"
 
 
 def test_a_warning_is_said_and_the_run_goes_on(start_guardrun: Callable[..., GuardrunRun], tmp_path: Path) -> None:
