@@ -20,17 +20,33 @@ _NOT_THE_USERS = (
     "/torch/optim/",
     "/torch/_",
 )
-_WAITING_FILES = (
+_CALL_FILES = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/c10d_logger.py",
     "torch/distributed/rendezvous.py",
     "torch/distributed/_functional_collectives.py",
+)
+"""Whatever is called here and below it waits for others."""
+_WRAPPER_FILES = (
     "torch/nn/parallel/distributed.py",
     "torch/distributed/fsdp/",
     "torch/distributed/_composable/",
     "torch/distributed/utils.py",
 )
-_INIT_FUNCTIONS = frozenset({"init_process_group", "new_group", "_new_process_group_helper", "init_device_mesh"})
+"""These wait for others in C++, or call a model, which does not."""
+_WAY_FILES = (
+    "torch/_ops.py",
+    "torch/_library/",
+    "torch/overrides.py",
+    "torch/_compile.py",
+    "torch/_dynamo/eval_frame.py",
+    "torch/cuda/streams.py",
+    "torch/utils/_contextlib.py",
+    "guardrun/hooks/",
+    "/contextlib.py",
+)
+"""On the way into a wait: operators, synchronisations with a device, decorators."""
+_INIT_FUNCTIONS = frozenset({"init_process_group", "new_group", "_new_process_group_helper"})
 _INIT_FILES = ("torch/distributed/rendezvous.py",)
 _IMPORTING = "<frozen importlib"
 _BACKWARD = "_engine_run_backward"
@@ -83,17 +99,37 @@ def calls_packages(frames: list[Frame]) -> bool:
     return any(part in frame.file for frame in inner_library_frames(frames) for part in _PACKAGES)
 
 
+def communication(frames: list[Frame]) -> list[Frame]:
+    """The innermost frames, as far as they are torch's communication; empty where the stack does not end in it.
+
+    Below DistributedDataParallel's forward, or FSDP's, there may be the model's own: that waits for nobody.
+    """
+    found: list[Frame] = []
+    for frame in frames:
+        if any(part in frame.file for part in (*_CALL_FILES, *_WRAPPER_FILES)):
+            if frame.function == "<module>":
+                return []  # it is being imported
+            found.append(frame)
+        elif not any(part in frame.file for part in _WAY_FILES):
+            break
+    return found
+
+
+def is_call_of_others(frame: Frame) -> bool:
+    """Whether a frame of `communication` does nothing but wait for others, with the CPU in use or not."""
+    return any(part in frame.file for part in _CALL_FILES)
+
+
 def waits_in_collective(frames: list[Frame]) -> bool:
-    """Whether the stack ends inside torch's communication, called from the user's code."""
-    return any(part in frame.file for frame in inner_calls(frames) for part in _WAITING_FILES)
+    """Whether the stack ends inside torch's communication."""
+    return bool(communication(frames))
 
 
 def waits_in_init(frames: list[Frame]) -> bool:
     """Whether the stack ends in process-group creation or its rendezvous."""
     return any(
-        (last_name(frame) in _INIT_FUNCTIONS and "torch/distributed" in frame.file)
-        or any(part in frame.file for part in _INIT_FILES)
-        for frame in inner_calls(frames)
+        last_name(frame) in _INIT_FUNCTIONS or any(part in frame.file for part in _INIT_FILES)
+        for frame in communication(frames)
     )
 
 

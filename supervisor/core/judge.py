@@ -224,12 +224,19 @@ def _standing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
 
 
 def _is_waiting(before: RankLook, after: RankLook, stack: list[Frame]) -> bool:
-    """Whether it waits for others. Where no hooks count collectives, CPU and bytes must say that it is still there."""
+    """Whether it waits for others: not where it computes here and there, as in pickling what is to be sent.
+
+    Where no hooks count collectives, CPU and bytes must say that it is still there; likewise in a wrapper of torch's.
+    """
+    if _cpu(before, after) > QUIET_CPU and len({*sampled(before), *sampled(after)}) > 1:
+        return False
     if after.in_collective:
         return True
-    if not fr.waits_in_collective(stack):
+    found = fr.communication(stack)
+    if not found:
         return False
-    return after.heart_s > 0 or (_cpu(before, after) <= QUIET_CPU and not _bytes_move(before, after))
+    is_counted = after.heart_s > 0 and fr.is_call_of_others(found[0])
+    return is_counted or (_cpu(before, after) <= QUIET_CPU and not _bytes_move(before, after))
 
 
 def _is_gil_held(before: RankLook, after: RankLook) -> bool:
@@ -358,7 +365,8 @@ def _waits_in(look: RankLook, stack: list[Frame]) -> str:
     """The communication function nearest to the user's code, as a user would name it."""
     if look.in_collective:
         return look.in_collective
-    inner = [f for f in fr.inner_library_frames(stack) if "torch/distributed" in f.file]
+    inner = fr.communication(stack)
+    inner = [frame for frame in inner if fr.is_call_of_others(frame)] or inner
     # The wrappers are torch's loggers around each function.
     named = [name for f in inner if (name := fr.last_name(f)) != "wrapper"]
     return named[-1] if named else "the backward pass" if fr.is_in_backward(stack) else "a collective"

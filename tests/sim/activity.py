@@ -137,7 +137,32 @@ LOADING_LIBRARY = Activity("loading a library", stacks=(users("load", 69),), sta
 BACKWARD = Activity(
     "a long backward", stacks=(users("train", 60, torchs("_engine_run_backward", "autograd/graph.py")),), cpu=1.0
 )
+_PACKAGED = Frame("sdpa", "/opt/venv/lib/python3.11/site-packages/transformers/modeling.py", 9)
+_DDP = (torchs("_run_ddp_forward", "nn/parallel/distributed.py"), torchs("forward", "nn/parallel/distributed.py"))
+_FSDP = (torchs("forward", "distributed/fsdp/fully_sharded_data_parallel.py"),)
+FIRST_FORWARD_DDP = Activity(
+    "a model of a package under DDP", stacks=((_PACKAGED, _MODULE, *_DDP, _MODULE, *_MAIN),), cpu=1.0
+)
+FIRST_FORWARD_FSDP = Activity(
+    "a model of a package under FSDP", stacks=((_PACKAGED, _MODULE, *_FSDP, _MODULE, *_MAIN),), cpu=1.0
+)
+COMPILING_UNDER_DDP = Activity(
+    "compiling below DDP", stacks=((torchs("compile", "_inductor/x.py"), _MODULE, *_DDP, *_MAIN),), child_cpu=0.9
+)
+PICKLING = Activity(
+    "pickling what is to be sent",
+    stacks=tuple(
+        users("state", line, torchs("_object_to_tensor", "distributed/distributed_c10d.py")) for line in (7, 8)
+    )
+    + (users("__getstate__", 9, torchs("all_gather_object", "distributed/distributed_c10d.py")), *COMPUTING[:3]),
+    in_collective="all_gather_object",
+    cpu=1.0,
+)
 BUSY_DECOYS = (
+    FIRST_FORWARD_DDP,
+    FIRST_FORWARD_FSDP,
+    COMPILING_UNDER_DDP,
+    PICKLING,
     EVALUATING,
     EVALUATING_ELSEWHERE,
     EVALUATING_IN_THREADS,
