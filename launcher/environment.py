@@ -76,7 +76,7 @@ DEFAULTS: tuple[Default, ...] = (
         "`INFO`",
         "Process groups, and DDP's unused parameters, are named in errors. Costs nothing visible; DETAIL would make "
         "small collectives two to three times slower: it is set for the one attempt that follows on a mismatch of "
-        "collectives.",
+        "collectives, unless calls were seen whose sizes may differ from rank to rank.",
     ),
     Default(
         ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE",),

@@ -69,17 +69,18 @@ def _mismatch(base: Finding, living: list[Judgement], groups: Counter[tuple[str,
 
 
 def _recorded(base: Finding, mismatch: Mismatch, settings: Settings) -> Finding:
-    """Ranks have recorded calls that can never meet: no doubt is left but about who is wrong."""
+    """Ranks have recorded calls that cannot meet. Where two sides are still in them, nothing can end that."""
     culprits = mismatch.culprits
+    is_certain = mismatch.is_pending
     return msgspec.structs.replace(
         base,
         cause="collective_mismatch",
         culprits=culprits,
         waiting=[rank for rank in base.waiting if rank not in culprits],
-        confidence=0.97 if culprits else 0.9,
-        patience_s=settings.mismatch_patience_s,
+        confidence=(0.97 if culprits else 0.9) - (0.0 if is_certain else 0.1),
+        patience_s=settings.mismatch_patience_s if is_certain else base.patience_s,
         why_nobody="" if culprits else mismatch.why,
-        is_certain=True,
+        is_certain=is_certain,
         told=mismatch_text(mismatch),
     )
 

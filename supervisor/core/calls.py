@@ -9,8 +9,8 @@ from guardrun.supervisor.core.looks import Call, Frame
 
 _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "barrier"})
 """Operations that every member must call with as many elements. The others (all_to_all, scatter, …) may differ."""
-_UNEVEN = frozenset({"all_gather", "reduce_scatter"})
-"""In their forms with a list of tensors these may be uneven; those with one tensor may not."""
+_LISTS = frozenset({"all_gather", "reduce_scatter"})
+"""Functions that take a list of tensors, which NCCL lets be uneven; their forms with one tensor may not be."""
 _SUFFIXES = ("_object_list", "_object", "_coalesced", "_into_tensor", "_tensor", "_single", "_base")
 
 
@@ -26,19 +26,24 @@ def family(op: str) -> str:
     return {"allreduce": "all_reduce", "allgather": "all_gather", "monitored_barrier": "barrier"}.get(name, name)
 
 
-def _signature(call: Call) -> tuple[object, ...]:
+def may_be_uneven(call: Call, backend: str) -> bool:
+    """Whether members may call it with as many elements as each likes, and torch's own comparison would raise."""
+    return backend != "gloo" and (call.op in _LISTS or family(call.op) == "all_to_all")
+
+
+def _signature(call: Call, backend: str) -> tuple[object, ...]:
     """Equal for two calls that can meet."""
     kind = family(call.op)
-    if kind not in _SAME_SIZES or (kind in _UNEVEN and len(call.sizes) != 1) or call.op.endswith(("object", "list")):
+    if kind not in _SAME_SIZES or may_be_uneven(call, backend) or call.op.endswith(("object", "list")):
         return (kind,)
     if kind == "barrier" or not call.sizes:
         return (kind,)
     return (kind, sum(prod(size) for size in call.sizes), call.dtype)
 
 
-def meet(one: Call, other: Call) -> bool:
+def meet(one: Call, other: Call, backend: str = "") -> bool:
     """Whether two calls of the same number can meet; what is not told (sizes) is taken for equal."""
-    a, b = _signature(one), _signature(other)
+    a, b = _signature(one, backend), _signature(other, backend)
     return a[0] == b[0] and (len(a) != len(b) or a == b)
 
 

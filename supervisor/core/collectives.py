@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from guardrun.supervisor.core.calls import is_point_to_point, meet
+from guardrun.supervisor.core.calls import is_point_to_point, may_be_uneven, meet
 from guardrun.supervisor.core.frames import is_users, user_frame
 from guardrun.supervisor.core.looks import Call, Frame, GroupLook, RankLook
 from guardrun.supervisor.core.strays import Side, blamed
@@ -54,6 +54,8 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
     """Empty where it cannot be told."""
     why: str
     """How the culprits were told, or why they were not."""
+    is_pending: bool = True
+    """Ranks of two sides at least are still in these calls: nothing can end that."""
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +67,8 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     mismatch: Mismatch | None = None
     is_all_in: bool = False
     """Everybody who waits has company: every member of its group that is known has issued the same call."""
+    is_uneven: bool = False
+    """Some of the calls may have other sizes on each rank, which torch's own comparison takes for a mistake."""
 
 
 class _Group:
@@ -73,10 +77,19 @@ class _Group:
     def __init__(self, name: str) -> None:
         self.name = name
         self.desc = ""
+        self.backend = ""
         self.members: set[int] = set()
         self.issued: dict[int, int] = {}
         self.calls: dict[int, dict[int, Call]] = {}
         """rank → number → call; without point-to-point."""
+
+    def is_in(self, rank: int, seq: int) -> bool:
+        """Whether a rank has issued this call, and it is not completed."""
+        call = self.calls[rank].get(seq)
+        return call is not None and call.state != "completed"
+
+    def is_uneven(self) -> bool:
+        return any(may_be_uneven(call, self.backend) for calls in self.calls.values() for call in calls.values())
 
 
 def match(looks: Iterable[RankLook]) -> Match:
@@ -90,6 +103,7 @@ def match(looks: Iterable[RankLook]) -> Match:
         roots=_roots(waits),
         mismatch=mismatch,
         is_all_in=bool(waits) and not any(wait.waits_for or wait.unseen for wait in waits.values()),
+        is_uneven=any(group.is_uneven() for group in groups.values()),
     )
 
 
@@ -99,6 +113,7 @@ def _groups(looks: list[RankLook]) -> dict[Key, _Group]:
         for told in look.groups:
             group = groups.setdefault(key_of(told), _Group(told.name))
             group.desc = group.desc or told.desc
+            group.backend = group.backend or told.backend
             group.members.update(told.ranks, [look.global_rank])
             group.issued[look.global_rank] = told.issued
             group.calls[look.global_rank] = {call.seq: call for call in told.calls if not is_point_to_point(call)}
@@ -215,7 +230,9 @@ def _by_sides(groups: dict[Key, _Group], looks: list[RankLook]) -> Mismatch | No
             sides = _sides(group, seq)
             if len(sides) > 1 and any(_is_held(group, side, seq) for side in sides):
                 culprits, why = blamed(sides, looks)
-                return Mismatch(form=SIDES, sides=_placed(sides, looks), culprits=culprits, why=why)
+                in_it = [side for side in sides if any(group.is_in(rank, seq) for rank in side.ranks)]
+                placed = _placed(sides, looks)
+                return Mismatch(form=SIDES, sides=placed, culprits=culprits, why=why, is_pending=len(in_it) > 1)
     return None
 
 
@@ -244,7 +261,7 @@ def _sides(group: _Group, seq: int) -> list[Side]:
         if call is None:
             continue
         for known, ranks in sides:
-            if meet(known, call):
+            if meet(known, call, group.backend):
                 ranks.append(rank)
                 break
         else:

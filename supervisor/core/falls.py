@@ -193,7 +193,9 @@ def _crash_evidence(state: State, crash: Crash, found: Blame, falls: list[Fall])
     evidence = crash_evidence(attempt, crash, found, falls)
     if found.cause == "collective_mismatch":
         looks = last_calls(crash.traces)
-        evidence |= of_collectives(match(looks), looks)
+        met = match(looks)
+        state.is_detail_bad = state.is_detail_bad or met.is_uneven
+        evidence |= of_collectives(met, looks)
     if found.left_early:
         evidence["left_early"] = found.left_early
     if wrong := wrong_with(state, found.culprits):

@@ -246,7 +246,7 @@ class State(msgspec.Struct, kw_only=True):
     is_detailed: bool = False
     """The next (or current) attempt follows on a mismatch of collectives, and has torch compare them."""
     is_detail_bad: bool = False
-    """Such an attempt fell before it got anywhere: torch itself does not always survive that."""
+    """Such an attempt fell before it got anywhere, as torch does not always survive that, or would for nothing."""
     best_step: int = 0
     restarts: int = 0
     no_progress: int = 0

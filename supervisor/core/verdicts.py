@@ -73,6 +73,7 @@ def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Acti
     by_rank, looks = seen.by_rank, seen.event.ranks
     attempt, suspicion = attempt_of(state), state.suspicion
     assert suspicion is not None
+    state.is_detail_bad = state.is_detail_bad or seen.matched.is_uneven
     lasted = told_s(state, found, looks, now_s)
     may_act = state.settings.act and not state.is_held
     known = suspicion.incident_id

@@ -170,6 +170,7 @@ def test_a_broadcast_that_its_source_has_left_is_still_found() -> None:
     ]
     found = match(looks)
     assert found.mismatch is not None and found.mismatch.sides[0].call.seq == 1
+    assert not found.mismatch.is_pending, "one side has completed it: that is no proof that the other never will"
 
 
 def test_groups_entered_in_different_orders_are_a_circle() -> None:
@@ -221,7 +222,12 @@ def test_groups_with_one_name_and_other_members_are_told_apart() -> None:
 
 def test_uneven_shapes_are_legal_where_torch_allows_them() -> None:
     assert meet(Call(1, "all_to_all_single", [[4]]), Call(1, "all_to_all_single", [[9]]))
-    assert meet(Call(1, "all_gather", [[4], [5]]), Call(1, "all_gather", [[9], [1]]))
+    assert meet(Call(1, "reduce_scatter", [[4], [5]]), Call(1, "reduce_scatter", [[9], [1]]), "nccl")
+    for backend in ("nccl", "xccl", ""):
+        assert meet(Call(1, "all_gather", [[5, 8]]), Call(1, "all_gather", [[7, 8]]), backend)
+    assert not meet(Call(1, "all_gather", [[5, 8]]), Call(1, "all_gather", [[7, 8]]), "gloo")
+    assert not meet(Call(1, "all_gather_into_tensor", [[5]]), Call(1, "all_gather_into_tensor", [[7]]), "nccl")
+    assert not meet(Call(1, "reduce_scatter_tensor", [[5]]), Call(1, "reduce_scatter_tensor", [[7]]), "nccl")
     assert meet(Call(1, "all_reduce", [[2, 3]], "float32"), Call(1, "all_reduce", [[6]], "float32"))
     assert meet(Call(1, "all_reduce"), Call(1, "all_reduce", [[6]], "float32"))
     assert not meet(Call(1, "all_reduce", [[6]], "float32"), Call(1, "all_reduce", [[6]], "float64"))

@@ -76,7 +76,10 @@ def test_what_is_called_from_below_a_wrapper_waits_for_nobody(inner: list[Frame]
     ("inner", "names"),
     [
         ([*DDP], ["_run_ddp_forward", "forward"]),
-        ([at("_sync_module_states", "distributed/utils.py"), *DDP], ["_sync_module_states", "_run_ddp_forward", "forward"]),
+        (
+            [at("_sync_module_states", "distributed/utils.py"), *DDP],
+            ["_sync_module_states", "_run_ddp_forward", "forward"],
+        ),
         ([at("synchronize", "cuda/streams.py"), *FSDP], ["forward"]),
         ([at("all_reduce", "distributed/distributed_c10d.py"), PACKAGED, MODULE, *DDP], ["all_reduce"]),
         ([*WAIT_TENSOR, *USER], ["wait_tensor"]),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.looks import Call, Frame, GroupLook, ProcessLook, RankLook, ThreadLook
@@ -178,6 +181,44 @@ def test_the_attempt_after_a_mismatch_alone_is_detailed(told: Told) -> None:
     told.stopped()
     [start] = [action for action in told.chosen() if isinstance(action, ac.StartAttempt)]
     assert not start.is_detailed
+
+
+@pytest.mark.parametrize(
+    ("op", "is_detailed"), [("all_gather", False), ("all_to_all_single", False), ("broadcast", True)]
+)
+def test_no_comparison_where_calls_were_seen_that_may_be_uneven(told: Told, op: str, is_detailed: bool) -> None:
+    """torch's own comparison would end a job that all_gathers shards of several sizes over NCCL."""
+    told.running(3)
+    waits(told, 4.5, 0, 1, 2)
+    uneven = Call(40, op, [[5]], "float32", "completed", 40.0, STEP_LINE)
+
+    def with_uneven(shown: tuple[list[Frame], str, list[GroupLook]]) -> tuple[list[Frame], str, list[GroupLook]]:
+        stack, called, [group] = shown
+        return stack, called, [msgspec.structs.replace(group, calls=[uneven, *group.calls])]
+
+    odd = in_call("barrier", frame=ODD_LINE)
+    look_until(told, *map(with_uneven, (in_call(), odd, in_call())), limit_s=12.0)
+    assert told.incidents["001"].cause == "collective_mismatch"
+    told.stopped()
+    [start] = [action for action in told.chosen() if isinstance(action, ac.StartAttempt)]
+    assert start.is_detailed is is_detailed
+
+
+def test_a_mismatch_of_which_one_side_is_past_waits_for_more_than_proof_does(told: Told) -> None:
+    """Rank 1 has completed what it called as number 61 and waits in the next call, all others in 61."""
+    told.running(3)
+    waits(told, 4.5, 0, 1, 2)
+    stack, _, [group] = in_call("broadcast", frame=ODD_LINE)
+    done = msgspec.structs.replace(group.calls[-1], state="completed")
+    following = Call(62, "all_reduce", [[512]], "float32", "issued", 62.0, STEP_LINE)
+    past = msgspec.structs.replace(group, issued=62, calls=[*group.calls[:-1], done, following])
+    shown = (in_call(), (stack, "all_reduce", [past]), in_call())
+    assert look_until(told, *shown, limit_s=40.0) == []
+    assert "StopAttempt" in kinds(look_until(told, *shown, limit_s=90.0))
+    assert (told.incidents["001"].cause, [c.rank for c in told.incidents["001"].culprits]) == (
+        "collective_mismatch",
+        [1],
+    )
 
 
 def test_an_attempt_that_dies_of_the_comparison_costs_nothing_and_is_the_last_of_its_kind(told: Told) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.collectives import match
 from guardrun.supervisor.core.crash import Fall, blame
@@ -17,7 +19,8 @@ PEER_LOST = ErrorRecord(
 
 
 def trace(rank: int, *calls: Call, error: ErrorRecord | None = None) -> ExitTrace:
-    group = GroupLook(name="0", desc="default_pg", ranks=[0, 1, 2], issued=max(c.seq for c in calls), calls=list(calls))
+    group = GroupLook(name="0", desc="default_pg", backend="gloo", ranks=[0, 1, 2], calls=list(calls))
+    group = msgspec.structs.replace(group, issued=max(c.seq for c in calls))
     return ExitTrace(global_rank=rank, groups=[group], error=error)
 
 

@@ -50,9 +50,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 def _waits_in(bed: Bed, op: str, since_ns: int) -> bool:
-    """Whether rank 0 has been in this call for a while: its heart has beaten in it."""
+    """Whether rank 0 has been in this call for a while (its heart has beaten in it), and rank 1 is in none."""
     board = bed.board(0)
-    return since_ns != 0 and board[Field.COLLECTIVE_OP] == OPS.index(op) and board[Field.HEART_NS] > since_ns
+    is_long = since_ns != 0 and board[Field.COLLECTIVE_OP] == OPS.index(op) and board[Field.HEART_NS] > since_ns
+    return is_long and bed.board(1)[Field.COLLECTIVE_SINCE_NS] == 0
 
 
 def test_a_rank_that_waits_in_init_shows_it(pair: Pair) -> None:
