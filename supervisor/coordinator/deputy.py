@@ -6,6 +6,7 @@ for as long, they are ended; the job may go on without this node from then on.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -48,6 +49,8 @@ from guardrun.supervisor.station import Station
 REREAD_S = 1.0
 """How often the join file is read while there is no contact."""
 FAREWELL_S = 3.0
+WAKE_S = 5.0
+"""A node that did not run asks for so long whether its ranks are still meant, before it goes by what it missed."""
 MAX_SAID = 10
 """Of what hooks had to say, for whoever asks."""
 MEET_AGAIN = 2
@@ -80,6 +83,8 @@ class Deputy(Station):
         self._progress_s = time.monotonic()
         self._reread_s = 0.0
         self._began_s = time.monotonic()
+        self._sampled_s = boot_s()
+        self._woken_s = -math.inf
         settings = run.settings
         self._headless = Headless(
             fleet.join_file, settings.join_timeout_s, settings.head_gone_s, self._began_s, fleet.awaited
@@ -129,8 +134,12 @@ class Deputy(Station):
             self._reread_s = now + REREAD_S
             self._read_join_file()
             self._heed_refusal()
-        self._keep_lease(now)
-        self._miss_head(now)
+        before_s, self._sampled_s = self._sampled_s, boot_s()
+        if self._sampled_s - before_s > links.ASLEEP_S:
+            self._woken_s = now
+        if now >= self._woken_s + WAKE_S:
+            self._keep_lease(now)
+            self._miss_head(now)
         if self.is_running:
             self._asking.sample(self.sampler.boards)
             self._tell_answers()

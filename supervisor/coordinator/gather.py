@@ -117,8 +117,8 @@ class Gather:
         self.orders: list[tuple[str, Down]] = []
         """Node, order: for the caller to send and clear."""
         self._heard_s: dict[str, float] = {}
-        self._silent: dict[str, bool] = {}
-        """Nodes that are silent → their connection was closed."""
+        self._silent: dict[str, float] = {}
+        """Nodes that are silent → when their connection was closed; 0.0: it was not."""
         self._attempt: _Attempt | None = None
         self._look: tuple[ac.TakeLook, _Asked] | None = None
         self._exits: tuple[ac.ReadExits, _Asked] | None = None
@@ -237,10 +237,10 @@ class Gather:
         return [ev.NodeHeard(node=node)]
 
     def dropped(self, node: str, now_s: float) -> list[ev.Event]:
-        """A node's end of the connection was closed."""
+        """A node's end of the connection was closed: a sign of life of its kernel's."""
         if self._silent.get(node) or node not in self._heard_s:
             return []  # known already; or it has said that it ends
-        self._silent[node] = True
+        self._silent[node] = now_s
         return [ev.NodeSilent(node=node, since_s=self._heard_s.get(node, now_s), is_dropped=True)]
 
     def told(self, node: str, event: ev.Event, now_s: float) -> list[ev.Event]:
@@ -298,7 +298,7 @@ class Gather:
         out: list[ev.Event] = []
         for node, at_s in self._heard_s.items():
             if now_s - at_s >= SILENT_S and node not in self._silent:
-                self._silent[node] = False
+                self._silent[node] = 0.0
                 out.append(ev.NodeSilent(node=node, since_s=at_s))
         return out + self._progress(now_s) + self._overdue(now_s)
 
@@ -364,8 +364,9 @@ class Gather:
         """Whether the engine has given a node up by now: what it starts later is no part of the attempt."""
         if node not in self._silent:
             return node not in self._heard_s
-        patience_s = min(DROPPED_S, self._lost_s) if self._silent[node] else self._lost_s
-        return now_s >= self._heard_s.get(node, now_s) + patience_s + SETTLE_S
+        if closed_s := self._silent[node]:
+            return now_s >= closed_s + min(DROPPED_S, self._lost_s) + SETTLE_S
+        return now_s >= self._heard_s.get(node, now_s) + self._lost_s + SETTLE_S
 
     def _try_over(self, current: _Attempt, now_s: float) -> list[ev.Event]:
         """Nothing of the attempt is alive on any node, as far as that can be known."""

@@ -44,6 +44,8 @@ from guardrun.supervisor.printable import encode_msgpack
 
 __all__ = ["Body", "Counters", "Head", "Link", "Lost", "Missed", "Refused", "Welcomed", "What"]
 
+ASLEEP_S = 2.0
+"""Between two turns of a loop that turns once a second: it, or all of its node, was frozen, suspended or starved."""
 PULSE_S = 1.0
 SILENT_S = 4.0
 """Without an answer to four pulses in a row the connection is taken for dead."""
@@ -104,6 +106,7 @@ class Link:
         self.obstacle = Obstacle.NONE
         """Of the last connection that got no Welcome."""
         self.is_joined = False
+        self._read_s = boot_s()
         self._due_s = time.monotonic()
         """The next pulse where joined, the end of patience where not, the next try where there is no socket."""
         self._heard_s = 0.0
@@ -125,6 +128,7 @@ class Link:
         """What has come, in order, and whatever is due. To be called after every poll."""
         happened: list[What] = []
         now_s = time.monotonic()
+        self._wake(now_s, happened)
         if self._connection is not None and self._connection.socket in ready:
             self._read_frames(happened)
         if self._connection is not None and self._connection.monitor.socket in ready:
@@ -132,6 +136,18 @@ class Link:
         if now_s >= self.due_s():
             self._turn(now_s, happened)
         return happened
+
+    def _wake(self, now_s: float, happened: list[What]) -> None:
+        """Where this process did not run: the coordinator was not silent, or may have gone on without this node."""
+        before_s, self._read_s = self._read_s, boot_s()
+        if not self.is_joined or self._read_s - before_s <= ASLEEP_S:
+            return
+        if self._lease.is_held(self._read_s):
+            self._heard_s = now_s
+        else:
+            self._lose(
+                now_s, Lost("this node did not run"), happened
+            )  # joining again tells whether its ranks are meant
 
     def send(self, body: bytes, replaces: str = "") -> bool:
         """Send a packet, now or when there is contact. replaces: takes the place of an older one of that key.

@@ -174,7 +174,7 @@ def _on_time_skipped(state: State, event: ev.TimeSkipped, now_s: float) -> list[
         state.crash.decide_by_s += event.gap_s
     state.ordered_s = min(state.ordered_s + event.gap_s, now_s)
     for member in state.fleet.silent if state.fleet else ():
-        member.since_s = now_s
+        member.since_s = member.dropped_s = now_s
     state.ledger.reclassify(OTHER, now_s - event.gap_s, now_s)
     return []
 

@@ -58,7 +58,7 @@ def on_node_silent(state: State, event: ev.NodeSilent, now_s: float) -> list[Act
     if fleet is None or member is None or member.standing not in (Standing.READY, Standing.SILENT):
         return []
     fleet.stand(member, Standing.SILENT)
-    member.since_s, member.is_dropped = event.since_s, event.is_dropped
+    member.since_s, member.is_dropped, member.dropped_s = event.since_s, event.is_dropped, now_s
     return []
 
 
@@ -134,7 +134,7 @@ def due_s(state: State) -> float | None:
 def _lost_s(state: State, member: Member) -> float:
     """When a silent node is lost, if nothing changes: neither it is heard nor does the job advance."""
     patience_s = min(DROPPED_S, state.settings.lost_s) if member.is_dropped else _patience_s(state)
-    at_s = member.since_s + patience_s
+    at_s = (member.dropped_s if member.is_dropped else member.since_s) + patience_s
     attempt = state.attempt
     if attempt is None or state.phase is not Phase.RUNNING or not trains(state, member):
         return at_s

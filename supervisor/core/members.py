@@ -44,6 +44,8 @@ class Member(msgspec.Struct, kw_only=True):
     """When it came to stand so; of a silent one, when it was last heard."""
     is_dropped: bool = False
     """Its connection was closed."""
+    dropped_s: float = 0.0
+    """When, as the head saw it: a node that was frozen closes it when it wakes up, and joins again."""
     is_placed: bool = False
     """It is one of the attempt's."""
     why: str = ""

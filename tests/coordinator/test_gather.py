@@ -233,6 +233,20 @@ def test_a_silent_node_is_waited_for_until_the_engine_has_given_it_up(is_dropped
     assert {rank.node for rank in started.ranks} == {"a", "b"}
 
 
+def test_after_a_silence_a_closure_counts_from_when_it_was_seen() -> None:
+    """As where a node was frozen: its last word is long past when it wakes up."""
+    job = Job()
+    job.order()
+    job.starts("a")
+    job.starts("b")
+    job.pass_s(LOST_S - 2.0, "a", "b")
+    job.events += job.gather.dropped("c", job.now_s)
+    job.pass_s(DROPPED_S, "a", "b")
+    assert not job.told(ev.AttemptStarted)
+    job.pass_s(SETTLE_S, "a", "b")
+    assert job.told(ev.AttemptStarted)
+
+
 def test_a_deputy_that_is_killed_while_an_attempt_starts_is_waited_for() -> None:
     job = Job()
     job.order()

@@ -14,6 +14,8 @@ from tests.coordinator.processes import Start, journalled, sent, starting
 from tests.support.netlab import Lab
 
 TERM_S = 3.0
+STOPPED_S = 5.0
+"""Longer than a deputy waits for an answer."""
 BUSY_S = 2.0
 """What a machine on which others are at work adds."""
 
@@ -39,6 +41,29 @@ def test_a_coordinator_that_is_killed_again_and_again_loses_nothing(start: Start
         count = sent(link)
         assert journalled(tmp_path, node) == [str(number) for number in range(count)]
         assert count > 100
+
+
+@pytest.mark.parametrize(("term_s", "asks_anew"), [(60.0, False), (1.0, True)])
+def test_a_deputy_that_was_stopped_keeps_its_connection_while_its_lease_holds(
+    start: Start, tmp_path: Path, term_s: float, asks_anew: bool
+) -> None:
+    """That nothing was heard while it did not run is nobody's silence; after its lease the others may have gone on."""
+    hub = start("hub_process", tmp_path, "127.0.0.1", term_s)
+    hub.wait_for("listening")
+    link = start("link_process", tmp_path, "127.0.0.1", "a", 0.2)
+    hub.wait_for("Joined", "a")
+    link.wait_for("lease", "held")
+    os.kill(link.process.pid, signal.SIGSTOP)
+    time.sleep(STOPPED_S)
+    os.kill(link.process.pid, signal.SIGCONT)
+    woken_s = time.monotonic()
+    if asks_anew:
+        link.wait_for("Lost", after_s=woken_s)
+        hub.wait_for("Back", "a", after_s=woken_s)
+    hub.say("a orders arrive")
+    link.wait_for("Body", "orders", after_s=woken_s)
+    assert bool(hub.find("Dropped", "a") or hub.find("Back", "a")) is asks_anew
+    sent(link)
 
 
 def test_a_stopped_coordinator_is_waited_for_and_orders_arrive_once(start: Start, tmp_path: Path) -> None:

@@ -291,6 +291,30 @@ def test_a_node_that_is_heard_again_in_time_is_not_lost(told: Told) -> None:
     assert "node_lost" not in {i.cause for i in told.state.incidents.values()}
 
 
+@pytest.mark.parametrize("frozen_s", [7.0, 12.0, 24.0])
+def test_a_node_that_was_frozen_closes_its_connection_as_it_wakes_up_and_is_back(told: Told, frozen_s: float) -> None:
+    """The patience after a closure counts from the closure: from the last word heard it would be over at once."""
+    running(told)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0, is_dropped=True), 3.0 + frozen_s)
+    while (due_s := told.engine.next_deadline_s()) is not None and due_s < 7.5 + frozen_s:
+        assert "StopAttempt" not in kinds(told.tick())
+    told.tell(ev.NodeJoined(node="n1", slot=1, ranks=2, attempt=0), 7.5 + frozen_s)
+    told.step(20, 8.0 + frozen_s)
+    for _ in range(3):
+        told.tick()
+    assert not told.state.incidents and told.state.fleet is not None
+    assert told.state.fleet.members["n1"].standing is Standing.READY
+
+
+def test_a_node_whose_connection_was_closed_and_that_is_not_back_is_lost_soon(told: Told) -> None:
+    running(told)
+    told.tell(ev.NodeSilent(node="n1", since_s=3.0, is_dropped=True), 4.0)
+    told.tick()
+    assert incident(told).cause == "node_lost"
+    assert told.now_s == pytest.approx(4.0 + 5.0, abs=0.1)
+
+
 def test_the_time_after_which_a_node_is_lost_is_measured(told: Told) -> None:
     """A network that takes 24 s to fail over is given more than 25 s the next time, but not for ever."""
     running(told)

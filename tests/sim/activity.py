@@ -149,12 +149,14 @@ FIRST_FORWARD_FSDP = Activity(
 COMPILING_UNDER_DDP = Activity(
     "compiling below DDP", stacks=((torchs("compile", "_inductor/x.py"), _MODULE, *_DDP, *_MAIN),), child_cpu=0.9
 )
+_C10D = "distributed/distributed_c10d.py"
 PICKLING = Activity(
     "pickling what is to be sent",
-    stacks=tuple(
-        users("state", line, torchs("_object_to_tensor", "distributed/distributed_c10d.py")) for line in (7, 8)
-    )
-    + (users("__getstate__", 9, torchs("all_gather_object", "distributed/distributed_c10d.py")), *COMPUTING[:3]),
+    stacks=(
+        users("state", 7, torchs("_object_to_tensor", _C10D)),
+        users("__getstate__", 9, torchs("all_gather_object", _C10D)),
+        *COMPUTING[:3],
+    ),
     in_collective="all_gather_object",
     cpu=1.0,
 )
