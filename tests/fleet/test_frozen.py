@@ -12,7 +12,7 @@ from tests.support.processes import is_alive
 
 pytestmark = pytest.mark.real("netns")
 
-PATIENT = QUICK.replace("lost_s = 8\nterm_s = 5", "lost_s = 40\nterm_s = 8")
+PATIENT = QUICK.replace("lost_s = 8\nterm_s = 5", "lost_s = 20\nterm_s = 8")
 
 
 def freeze(job: Job, *names: str, seconds: float) -> None:
@@ -26,11 +26,11 @@ def freeze(job: Job, *names: str, seconds: float) -> None:
 
 
 def test_a_node_that_is_frozen_goes_on_where_it_was(job: Job) -> None:
-    """Long: within its lease, beyond it, and the whole job at once, as `scontrol suspend` does it."""
+    """Long: within its lease, beyond it, and the whole job at once, for longer than a node may be silent."""
     job.start(2, ["head", "node1", "node2"], spares=1, config=PATIENT)
     pids = [mark["pid"] for mark in job.first_steps(0, 2)]
     job.wait_until_tied("node1")
-    for names, seconds in ((["node1"], 6.0), (["node1"], 12.0), (["head", "node1", "node2"], 12.0)):
+    for names, seconds in ((["node1"], 6.0), (["node1"], 12.0), (["head", "node1", "node2"], 24.0)):
         freeze(job, *names, seconds=seconds)
         job.in_touch("node1")
         job.advance(10)
