@@ -1,8 +1,11 @@
-"""Which checkpoint to resume from: the newest whole one that this run wrote or started from.
+"""Which checkpoint to resume from: the newest whole one that this run wrote, or was resumed from by guardrun.
 
 Rules:
-- Newest is what was written last (the latest mtime among its files), whatever its number says. Among saves that the
-  hooks saw their order counts, whatever the clock says: it may have been set back in between.
+- Newest is what has the highest step, by its name or by what the hooks counted when it was saved, then what was written
+  last (the latest mtime among its files): an attempt that began anew writes earlier steps later. Without a step it is
+  as far as what was written before it. Among saves that the hooks saw their order counts, whatever the clock says: it
+  may have been set back in between.
+- What the script loads to begin with (a base model, another run's end) is not this run's.
 - A run wrote what its hooks saw, what appeared or changed in `[checkpoint] dir` since the run began, and what is
   no older than the first file that it was seen to write in the same folder: a save that a crash cut short is never
   reported.
@@ -123,11 +126,17 @@ class Chooser:
                 self._memory.roots.setdefault(root, stat.mtime_ns)
 
     def saw_loaded(self, path: str) -> Checkpoint | None:
-        """Note a load that a rank reported; where it was a checkpoint, the run started from it (returned)."""
-        checkpoint = self.is_checkpoint_path(path)
-        if checkpoint is not None:
-            self._remember_start(checkpoint.path)
-        return checkpoint
+        """Which checkpoint a load that a rank reported was: one of this run's, or of those that lie in `dir`.
+
+        None where it was none, or another's: a base model's steps are not this run's.
+        """
+        found = self._find_loaded(path)
+        if found is None:
+            return None
+        one, checkpoint = found
+        directory = self._memory.checkpoint_dir
+        is_inside = bool(directory) and one.root == directory
+        return checkpoint if is_inside or self._is_eligible(one, False) else None
 
     # What there is -----------------------------------------------------------------------------------------------
 
@@ -141,8 +150,7 @@ class Chooser:
         skipped = self._troubles(result)
         eligible = [one for one in result.found if self._is_eligible(one, resume_first)]
         times = self._times()
-        eligible.sort(key=lambda one: (self._written_ns(one, times), one.candidate.step or -1), reverse=True)
-        for one in self._pool(eligible):
+        for one in self._pool(self._newest_first(eligible, times)):
             verdict = Torn(UNREADABLE) if self._is_unreadable(one.candidate, unwanted) else self._check(one)
             if isinstance(verdict, Whole):
                 if resume_first:
@@ -163,6 +171,10 @@ class Chooser:
 
     def is_checkpoint_path(self, path: str) -> Checkpoint | None:
         """Say which checkpoint a loaded path is, or is part of; None where it is none, or nobody can tell."""
+        found = self._find_loaded(path)
+        return found[1] if found is not None else None
+
+    def _find_loaded(self, path: str) -> tuple[Found, Checkpoint] | None:
         self._locate()
         real = resolve(path)
         root = root_of(real, cwd=self._cwd)
@@ -187,7 +199,7 @@ class Chooser:
             if is_ours or not is_judged(candidate) or self._tier([one]) is Tier.TRAINING:
                 self._misses[root] = set()
                 verdict = self._check(one)
-                return self._checkpoint(candidate, verdict if isinstance(verdict, Whole) else Whole())
+                return one, self._checkpoint(candidate, verdict if isinstance(verdict, Whole) else Whole())
         misses.add(real)
         return None
 
@@ -284,6 +296,17 @@ class Chooser:
         candidate, by_stat = one.candidate, self._by_stat
         names = {candidate.path, *candidate.files, *(by_stat[s] for s in candidate.files.values() if s in by_stat)}
         return max(candidate.written_ns, *(times.get(name, 0) for name in names))
+
+    def _newest_first(self, eligible: list[Found], times: dict[str, int]) -> list[Found]:
+        """By step, then by time. What has no step is as far as the furthest of what was written before it."""
+        furthest, ranked = -1, []
+        for written_ns, number in sorted((self._written_ns(one, times), n) for n, one in enumerate(eligible)):
+            one = eligible[number]
+            counted = [save.step for save in self._saves_of(one.candidate)]
+            step = max([one.candidate.step if one.candidate.step is not None else -1, *counted])
+            furthest = max(furthest, step)
+            ranked.append((step if step >= 0 else furthest, written_ns, number))
+        return [eligible[number] for _, _, number in sorted(ranked, reverse=True)]
 
     def _saves_of(self, candidate: Candidate) -> list[Saved]:
         saved, by_stat = self._memory.saved, self._by_stat

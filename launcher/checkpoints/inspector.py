@@ -12,7 +12,7 @@ from guardrun.launcher.checkpoints.places import FileStat
 from guardrun.launcher.checkpoints.safetensors import check_safetensors
 from guardrun.launcher.checkpoints.torchfile import (
     Contents,
-    check_pickle,
+    check_companion,
     check_torch_file,
     describe_torch_file,
 )
@@ -21,6 +21,7 @@ from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole, explain
 TORCH_ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 MAX_TEXT_BYTES = 64 << 20
 _MAX_REMEMBERED = 20_000
+_JSON_BEGINS = frozenset('{["-0123456789tfnNI')
 
 
 class Inspector:
@@ -32,7 +33,7 @@ class Inspector:
         self._contents: dict[tuple[str, FileStat], Contents | None] = {}
 
     def check(self, path: str, stat: FileStat) -> Verdict:
-        """Say whether a file is whole; one of no known kind (a log, a YAML file) is."""
+        """Say whether a file is whole, by what it holds; one of no known kind (a log, a raw array) is."""
         key = (path, stat)
         if key not in self._verdicts:
             if len(self._verdicts) > _MAX_REMEMBERED:
@@ -45,16 +46,27 @@ class Inspector:
         if name.endswith(".safetensors"):
             return check_safetensors(path)
         if name.endswith(".json"):
-            return self.json(path)[1]
-        if name.endswith((".pkl", ".pickle")):
-            return check_pickle(path)
-        if name.endswith(TORCH_ENDINGS):
-            return check_torch_file(path, deep=self._deep)
+            return self._check_json(path)
+        if name.endswith((".pkl", ".pickle", *TORCH_ENDINGS)):
+            return check_companion(path, deep=self._deep)
         return Whole()
+
+    def _check_json(self, path: str) -> Verdict:
+        """JSON, or JSON lines; what does not begin like either is of another kind."""
+        text, verdict = self.text(path)
+        if isinstance(verdict, Torn) or len(text) >= MAX_TEXT_BYTES:
+            return verdict
+        begin = text.lstrip("\ufeff \t\r\n")[:1]
+        if text.strip("\0 \r\n") and begin not in _JSON_BEGINS:
+            return Whole()
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) > 1 and all(map(_is_json, lines)):
+            return Whole()
+        return self.json(path)[1]
 
     def check_torch(self, path: str, stat: FileStat) -> Verdict:
         """Say whether a file of torch.save's is whole, whatever its name."""
-        if path.lower().endswith((".safetensors", *TORCH_ENDINGS)):
+        if path.lower().endswith(".safetensors"):
             return self.check(path, stat)
         key = (f"torch {path}", stat)
         if key not in self._verdicts:
@@ -82,7 +94,7 @@ class Inspector:
         if isinstance(verdict, Torn):
             return None, verdict
         try:
-            return json.loads(text), Whole()
+            return json.loads(text.removeprefix("\ufeff")), Whole()
         except (ValueError, RecursionError):
             return None, Torn("is damaged (no JSON)" if text.strip("\0 \n") else "the file is empty")
 
@@ -93,3 +105,11 @@ class Inspector:
                 return file.read(MAX_TEXT_BYTES).decode("utf-8", "replace"), Whole()
         except OSError as error:
             return "", Torn(explain(error))
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -8,12 +8,23 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from guardrun.launcher.checkpoints.pickles import BadPickle, Bounded, Name, Node, TooLong, Walk, walk_pickle
-from guardrun.launcher.checkpoints.torchzip import BadZip, Record, Span, check_crc, has_checksums, read_records
+from guardrun.launcher.checkpoints.torchzip import (
+    BadZip,
+    OtherFormatError,
+    Record,
+    Span,
+    check_crc,
+    has_checksums,
+    read_records,
+)
 from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole, explain
 
 CRC_LIMIT_BYTES = 64 << 20
 """Up to this size every byte is read and compared with its CRC: 0.1 s from a page cache."""
 PICKLE_LIMIT_BYTES = 32 << 20
+HEAD_BYTES = 1 << 20
+ZEROS_BYTES = 512
+"""So many of them at a file's beginning are what a file system leaves of a file that never reached the disk."""
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 """torch/serialization.py, MAGIC_NUMBER."""
 
@@ -78,7 +89,7 @@ def check_zip(span: Span, *, deep: bool = False) -> None:
     records = read_records(span)
     data = records.get("data.pkl")
     if data is None:
-        raise BadZip("is a zip archive, but none of torch.save's (no data.pkl)")
+        raise OtherFormatError("is a zip archive, but none of torch.save's (no data.pkl)")
     if "version" not in records and ".data/version" not in records:
         raise BadZip("lacks its version record")
     if has_checksums(records):
@@ -104,7 +115,7 @@ def _check_legacy(file: IO[bytes], size: int) -> None:
     """Check a file from before torch 1.6 (or `_use_new_zipfile_serialization=False`). Raises BadZip, BadPickle."""
     source = Bounded(file, size)
     if walk_pickle(source)[0] != LEGACY_MAGIC:
-        raise BadZip("is a pickle, but none of torch.save's")
+        raise OtherFormatError("is a pickle, but none of torch.save's")
     walk_pickle(source)  # The protocol's version.
     walk_pickle(source)  # The writing machine.
     _, walk = walk_pickle(source)
@@ -155,17 +166,33 @@ def check_torch_file(path: str, *, deep: bool = False) -> Verdict:
     return Whole()
 
 
-def check_pickle(path: str) -> Verdict:
-    """Say whether a plain pickle reaches its end."""
+def check_companion(path: str, *, deep: bool = False) -> Verdict:
+    """Say whether a file beside those that torch.save wrote is all there, by its first bytes, whatever its name.
+
+    Of a format that is not known here nobody can tell: it is, but for a beginning of zeros.
+    """
     try:
         with open(path, "rb") as file:
-            walk_pickle(Bounded(file, os.fstat(file.fileno()).st_size))
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(HEAD_BYTES)
+            if not head:
+                return Torn("the file is empty")
+            if len(head) >= ZEROS_BYTES and not head[:ZEROS_BYTES].strip(b"\0"):
+                return Torn("begins with zeros")
+            file.seek(0)
+            if head[:4] == b"PK\3\4":
+                check_zip(Span(file.fileno(), 0, size), deep=deep)
+            elif head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5") and b"joblib" not in head:
+                # joblib writes arrays between a pickle's opcodes, where only itself finds its way.
+                _check_legacy(file, size)
     except OSError as error:
         return Torn(explain(error))
+    except (OtherFormatError, TooLong):
+        pass
     except BadPickle as error:
         return Torn(f"is a damaged pickle ({error})")
-    except TooLong:
-        pass
+    except BadZip as error:
+        return Torn(str(error))
     return Whole()
 
 

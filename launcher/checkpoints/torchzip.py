@@ -35,6 +35,10 @@ class BadZip(ValueError):
     """The reason that the archive is torn."""
 
 
+class OtherFormatError(BadZip):
+    """Whole for all that is known here, but none of torch.save's."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Part of an open file."""
@@ -153,7 +157,6 @@ def read_records(span: Span) -> dict[str, Record]:
         end = at + _ENTRY.size + name_length + extra_length + comment_length
         if (
             signature != _ENTRY_SIGNATURE
-            or method
             or flags & _ENCRYPTED
             or is_folder
             or comment_length
@@ -161,6 +164,8 @@ def read_records(span: Span) -> dict[str, Record]:
             or end > len(data)
         ):
             raise BadZip("has a damaged zip directory (entry)")
+        if method:
+            raise OtherFormatError("holds compressed records, which torch.save's archives never do")
         raw = data[at + _ENTRY.size : at + _ENTRY.size + name_length]
         extra = data[at + _ENTRY.size + name_length : end]
         size, packed, header_offset = _read_zip64_field(extra, fields[9], fields[8], fields[16])

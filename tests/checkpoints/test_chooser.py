@@ -89,11 +89,37 @@ def test_the_newest_seen_is_taken(tmp_path: Path, clock: Clock, write: Write) ->
     assert checkpoint == Checkpoint(path=str(tmp_path / "ckpt_60.pt"), step=60, format="file", written_wall_s=clock.now)
 
 
-def test_written_last_wins_over_the_higher_number(tmp_path: Path, clock: Clock, write: Write) -> None:
+def test_the_furthest_wins_over_what_was_written_last(tmp_path: Path, clock: Clock, write: Write) -> None:
+    """An attempt that began anew writes what the one before had already."""
     chooser = Chooser(BEGAN)
-    save(chooser, clock, write, tmp_path / "ckpt_60.pt", kind="@weights")
-    save(chooser, clock, write, tmp_path / "ckpt_40.pt", kind="@weights")
+    for step in (10, 20, 30, 10):
+        save(chooser, clock, write, tmp_path / f"checkpoint-{step}.pt", step=step)
+    assert taken(chooser.choose()) == "checkpoint-30.pt"
+
+
+def test_places_that_take_turns_are_told_by_the_steps_that_were_counted(
+    tmp_path: Path, clock: Clock, write: Write
+) -> None:
+    chooser = Chooser(BEGAN)
+    for step in (10, 20, 30):
+        save(chooser, clock, write, tmp_path / f"ckpt_{step // 10 % 2}.pt", step=step)
+        assert taken(chooser.choose()) == f"ckpt_{step // 10 % 2}.pt"
+
+
+def test_a_resume_that_nobody_saw_counts_from_its_own_name(tmp_path: Path, clock: Clock, write: Write) -> None:
+    chooser = Chooser(BEGAN)
+    for name, counted in ((30, 30), (40, 10)):
+        save(chooser, clock, write, tmp_path / f"ckpt_{name}.pt", step=counted)
     assert taken(chooser.choose()) == "ckpt_40.pt"
+
+
+def test_what_has_no_step_is_as_far_as_what_was_written_before_it(tmp_path: Path, clock: Clock, write: Write) -> None:
+    chooser = Chooser(BEGAN, str(tmp_path))
+    chooser.prior()
+    for name in ("ckpt_20.pt", "ckpt_last.pt", "ckpt_10.pt"):
+        write(tmp_path, {name: "@training"})
+        clock.touch(tmp_path / name)
+    assert taken(chooser.choose()) == "ckpt_last.pt"
 
 
 def test_a_save_that_a_crash_cut_short_is_named_and_the_one_before_taken(
@@ -379,7 +405,7 @@ def test_what_appears_or_changes_in_dir_since_the_run_began_is_its_own(
     chooser = Chooser(BEGAN, str(tmp_path))
     chooser.prior()
     assert chooser.choose() == Choice()
-    assert taken(chooser.choose(resume_first=True)) in ("ckpt_10.pt", "ckpt_20.pt")
+    assert taken(Chooser(BEGAN, str(tmp_path)).choose(resume_first=True)) == "ckpt_20.pt"
     clock.touch(tmp_path / "deep/er/ckpt_10.pt")
     assert taken(chooser.choose()) == "ckpt_10.pt"
     write(tmp_path, {"deep/er/ckpt_30.pt": "@training"})
@@ -416,17 +442,37 @@ def test_dir_that_is_not_there_is_none(tmp_path: Path) -> None:
 # Started from -------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_run_started_from_is_eligible(tmp_path: Path, clock: Clock, write: Write) -> None:
+def test_what_the_script_loads_to_begin_with_is_not_this_runs(tmp_path: Path, clock: Clock, write: Write) -> None:
+    """Resumed from its base at step 900, a fine-tuning of 100 steps would be over at once, with exit status 0."""
     write(tmp_path, {"old/ckpt_900.pt": "@training", "old/base_weights.pt": "@weights", "data/tokens.pt": "@cache"})
     clock.touch(tmp_path / "old")
     chooser = Chooser(BEGAN)
     assert chooser.saw_loaded(str(tmp_path / "data/tokens.pt")) is None
     assert chooser.saw_loaded(str(tmp_path / "old/base_weights.pt")) is None, "weights to begin with are no resume"
-    loaded = chooser.saw_loaded(str(tmp_path / "old/ckpt_900.pt"))
-    assert loaded is not None and loaded.step == 40
-    assert taken(chooser.choose()) == "ckpt_900.pt"
+    assert chooser.saw_loaded(str(tmp_path / "old/ckpt_900.pt")) is None
+    assert chooser.choose() == Choice()
     save(chooser, clock, write, tmp_path / "new/ckpt_20.pt")
     assert taken(chooser.choose()) == "ckpt_20.pt"
+    loaded = chooser.saw_loaded(str(tmp_path / "new/ckpt_20.pt"))
+    assert loaded is not None and loaded.step == 40, "its own"
+
+
+def test_what_lies_in_dir_counts_the_steps_but_is_not_taken_unasked(tmp_path: Path, clock: Clock, write: Write) -> None:
+    write(tmp_path, {"ckpt_40.pt": "@training"})
+    clock.touch(tmp_path)
+    chooser = Chooser(BEGAN, str(tmp_path))
+    chooser.prior()
+    loaded = chooser.saw_loaded(str(tmp_path / "ckpt_40.pt"))
+    assert loaded is not None and loaded.step == 40
+    assert chooser.choose() == Choice()
+
+
+def test_what_guardrun_resumed_from_stays_eligible(tmp_path: Path, clock: Clock, write: Write) -> None:
+    write(tmp_path, {"ckpt_40.pt": "@training"})
+    clock.touch(tmp_path)
+    chooser = Chooser(BEGAN, str(tmp_path))
+    chooser.prior()
+    assert taken(chooser.choose(resume_first=True)) == taken(chooser.choose()) == "ckpt_40.pt"
 
 
 def test_a_dataset_of_many_files_is_soon_left_alone(tmp_path: Path, write: Write) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import pickle
 import shutil
+import struct
+import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from guardrun.launcher.checkpoints.chooser import Chooser
@@ -443,3 +451,62 @@ def test_a_file_kind_that_the_checkpoint_before_had_must_be_there(tmp_path: Path
     choice = Chooser(0.0, str(tmp_path), "folder").choose(resume_first=True)
     assert choice.checkpoint is not None and choice.checkpoint.step == 20
     assert "lacks extra.pt" in choice.skipped[0].reason
+
+
+def companions(torch: ModuleType, folder: Path) -> dict[str, bytes]:
+    """Files that people keep beside a checkpoint's own, named as they name them."""
+    torch.save({"python": 1, "torch": torch.get_rng_state()}, folder / "random_states_0.pkl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated; its files are there.
+        torch.jit.save(torch.jit.script(torch.nn.Linear(4, 2)), str(folder / "scripted.pt"))
+    found = {path.name: path.read_bytes() for path in folder.iterdir()}
+    arrays = io.BytesIO()
+    np.savez(arrays, a=np.arange(9))
+    one = io.BytesIO()
+    np.save(one, np.arange(9))
+    return {
+        **found,
+        "scaler.pkl": pickle.dumps({"mean": 1.5}),
+        "pipeline.pkl": b"\x80\x04\x95\x20" + b"\0" * 7 + b"\x8c\x13joblib.numpy_pickle\x94" + bytes(range(256)),
+        "vectorizer.pkl": gzip.compress(pickle.dumps([1, 2])),
+        "vocabulary.bin": zlib.compress(b"words" * 99),
+        "tokens.bin": bytes(range(256)) * 9,
+        "counts.bin": struct.pack("<q", 0),
+        "embeddings.bin": one.getvalue(),
+        "arrays.pt": arrays.getvalue(),
+        "log.json": b'{"loss": 1.5}\n{"loss": NaN}\n',
+        "history.json": gzip.compress(b"[]"),
+        "state.json": b"\xef\xbb\xbf{}",
+        "notes.tar": b"notes",
+    }
+
+
+def test_a_companion_of_whatever_kind_condemns_no_checkpoint(torch: ModuleType, tmp_path: Path, write: Write) -> None:
+    """Each by itself, in a folder as accelerate's save_state makes it, or as people do."""
+    (tmp_path / "made").mkdir()
+    for name, data in companions(torch, tmp_path / "made").items():
+        folder = tmp_path / name.replace(".", "-")
+        write(folder, {"checkpoint_20/model.pt": "@weights"})
+        (folder / "checkpoint_20" / name).write_bytes(data)
+        choice = Chooser(0.0, str(folder), "folder").choose(resume_first=True)
+        assert choice.checkpoint is not None and choice.checkpoint.step == 20, choice.skipped
+
+
+@pytest.mark.parametrize("name", ["random_states_0.pkl", "scripted.pt", "scaler.pkl", "arrays.pt"])
+def test_one_that_is_cut_short_does(torch: ModuleType, tmp_path: Path, write: Write, name: str) -> None:
+    (tmp_path / "made").mkdir()
+    data = companions(torch, tmp_path / "made")[name]
+    for number, torn in enumerate((data[:-4], b"\0" * 600, b"")):
+        folder = tmp_path / str(number)
+        write(folder, {"checkpoint_20/model.pt": "@weights"})
+        (folder / "checkpoint_20" / name).write_bytes(torn)
+        choice = Chooser(0.0, str(folder), "folder").choose(resume_first=True)
+        assert choice.checkpoint is None and name in choice.skipped[0].reason
+
+
+def test_json_that_is_cut_short_does(tmp_path: Path, write: Write) -> None:
+    for number, text in enumerate(('{\n  "a": 1,\n  "b"', '{"a": 1}\n{"a', "", "\0\0\0\0")):
+        folder = tmp_path / str(number)
+        write(folder, {"checkpoint_20/model.pt": "@weights"})
+        (folder / "checkpoint_20/state.json").write_text(text)
+        assert Chooser(0.0, str(folder), "folder").choose(resume_first=True).checkpoint is None

@@ -40,7 +40,7 @@ class Lightning:
         if not candidate.files:
             return Torn("the folder is empty")
         if candidate.is_one_file:
-            verdict = inspector.check(candidate.path, candidate.files[candidate.path])
+            verdict = inspector.check_torch(candidate.path, candidate.files[candidate.path])
             if isinstance(verdict, Torn):
                 return verdict
             contents = inspector.describe(candidate.path, candidate.files[candidate.path])

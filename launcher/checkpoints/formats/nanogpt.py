@@ -26,7 +26,7 @@ class NanoGpt:
 
     def check(self, candidate: Candidate, inspector: Inspector, world_size: int) -> Verdict:
         """Whole: the archive; the step is its `iter_num`."""
-        verdict = inspector.check(candidate.path, candidate.files[candidate.path])
+        verdict = inspector.check_torch(candidate.path, candidate.files[candidate.path])
         if isinstance(verdict, Torn):
             return verdict
         contents = inspector.describe(candidate.path, candidate.files[candidate.path])

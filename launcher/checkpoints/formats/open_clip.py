@@ -29,7 +29,7 @@ class OpenClip:
 
     def check(self, candidate: Candidate, inspector: Inspector, world_size: int) -> Verdict:
         """Whole: the archive."""
-        return inspector.check(candidate.path, candidate.files[candidate.path])
+        return inspector.check_torch(candidate.path, candidate.files[candidate.path])
 
     def takes(self, place: Place) -> str | None:
         """`--resume latest` takes `epoch_latest.pt`, else the highest epoch."""
