@@ -39,6 +39,13 @@ class Fall(msgspec.Struct, frozen=True, kw_only=True):
     """Where a fatal signal met it, innermost first; empty where none did, or nothing tells."""
 
 
+class Beside(msgspec.Struct, frozen=True):
+    """Ranks that raised something else at once."""
+
+    ranks: list[int]
+    what: str
+
+
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on a crash."""
 
@@ -64,6 +71,8 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """Where a fatal signal met it."""
     left_early: list[int] = []
     """Ranks that had ended with exit code 0 when others lost them in a collective."""
+    beside: list[Beside] = []
+    """Other errors of the same moment; their ranks are culprits as well."""
 
 
 # What a rank says when its peer has gone: gloo's and NCCL's wording in torch 2.6 to 2.13, and the store's.
@@ -88,6 +97,15 @@ _BY_SIGNAL = {
     signal.SIGBUS: "bus_error",
 }
 _NEVER_AGAIN = frozenset({"import_error"})
+_MEANT = {
+    SYSTEM_EXIT: "the script has ended itself",
+    "KeyboardInterrupt": "the script was interrupted",
+    "BrokenPipeError": "nobody reads its output any more",
+}
+"""What ends a run under torchrun, and would not be another way the next time."""
+AT_ONCE_S = 1.0
+"""Errors of several ranks, none of which follows on another's by what it says."""
+MAX_BESIDE = 2
 _SAME_TWICE = frozenset({"exception", "cuda_oom", "host_oom", "collective_mismatch", "checkpoint_corrupt", "disk_full"})
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _OWN_CAUSES = frozenset({"gpu_lost", "cuda_oom", "host_oom", "disk_full", "checkpoint_corrupt", "import_error"})
@@ -121,11 +139,28 @@ def blame(falls: list[Fall], readings: list[Reading] | None = None) -> Blame:
         return _nobody(weighed)
     first = min(guilty, key=lambda one: _when(one.fall))
     cause = first.told.cause
-    return _blame(
+    beside = _beside(first, guilty)
+    alike = [one.fall.global_rank for one in guilty if one.key == first.key]
+    found = _blame(
         first,
-        culprits=sorted(one.fall.global_rank for one in guilty if one.key == first.key),
+        culprits=sorted([*alike, *(rank for other in beside for rank in other.ranks)]),
         confidence=0.95 if first.fall.error or cause not in ("exit_code", "killed") else 0.9,
     )
+    return msgspec.structs.replace(found, beside=beside)
+
+
+def _beside(first: _Weighed, guilty: list[_Weighed]) -> list[Beside]:
+    """Exceptions that were raised at the same moment, where the first is one, too."""
+    if first.fall.error is None:
+        return []
+    others: dict[str, list[_Weighed]] = {}
+    for one in guilty:
+        if one.fall.error and one.key != first.key and _when(one.fall) - _when(first.fall) <= AT_ONCE_S:
+            others.setdefault(one.key, []).append(one)
+    return [
+        Beside(sorted(one.fall.global_rank for one in alike), _what(alike[0].fall, alike[0].told.cause, alike[0].layer))
+        for alike in list(others.values())[:MAX_BESIDE]
+    ]
 
 
 def is_lasting(cause: str, error: str) -> bool:
@@ -137,6 +172,8 @@ def why_repeated(cause: str, error: str, is_same_as_last: bool) -> str:
     """Why trying again would only repeat it; empty where it may help. error: the exception's type, if any."""
     if is_lasting(cause, error):
         return "it would only happen again"
+    if cause in ("exception", "exit_code") and (why := _MEANT.get(error.rsplit(".", 1)[-1])):
+        return why
     if is_same_as_last and cause in _SAME_TWICE:
         return "the same error at the same step twice"
     return ""
@@ -157,8 +194,19 @@ def is_peer_lost(fall: Fall) -> bool:
 def _weigh(fall: Fall, readings: list[Reading]) -> _Weighed:
     told = cause_with_device(_told(fall), readings)
     layers = layers_of(fall.error) if fall.error else []
-    layer = told.layer or next((one for one in layers if one.relation is Relation.QUOTED), None)
+    layer = told.layer or _quoted(layers) or _root(layers)
     return _Weighed(fall, told, layer, _is_victim(fall, layers, told), _key(fall, told.cause, layer))
+
+
+def _quoted(layers: list[Layer]) -> Layer | None:
+    """The first that happened elsewhere, or in a group, and is no group itself."""
+    quoted = [one for one in layers if one.relation is Relation.QUOTED]
+    return next((one for one in quoted if not one.error.endswith("ExceptionGroup")), quoted[0] if quoted else None)
+
+
+def _root(layers: list[Layer]) -> Layer | None:
+    """What it was all raised from; None where it was raised from nothing."""
+    return next((one for one in reversed(layers) if one.relation is Relation.CAUSE), None)
 
 
 def _told(fall: Fall) -> Told:
@@ -264,8 +312,15 @@ def _raised(error: ErrorRecord, layer: Layer | None) -> str:
     elif match := _CHILD.search(error.message):
         where += f", in child process {match[1]}"
     elif layer and layer.relation is not Relation.ITSELF and layer.error != error.error:
-        where += f" (told as {error.error.rsplit('.', 1)[-1]})"
+        where += f" (told as {_outer(error, layer)})"
     return f"raised {text}{where}"
+
+
+def _outer(error: ErrorRecord, layer: Layer) -> str:
+    """What a wrapper is called, and says, where those are its own words."""
+    name = error.error.rsplit(".", 1)[-1]
+    said = " ".join(error.message.split())[:100].rstrip(". ")
+    return f"{name}: {said}" if said and layer.relation is Relation.CAUSE else name
 
 
 def _exited(exitcode: int | None, error: ErrorRecord) -> str:

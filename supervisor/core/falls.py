@@ -213,9 +213,12 @@ def _crash_sentence(state: State, found: Blame, evidence: dict[str, Any]) -> str
     attempt = attempt_of(state)
     step = _step_words(attempt)
     if found.culprits:
-        many = len(found.culprits) > 1 and found.what.startswith("was ")
+        beside = {rank for other in found.beside for rank in other.ranks}
+        first = [rank for rank in found.culprits if rank not in beside]
+        many = len(first) > 1 and found.what.startswith("was ")
         what = f"were {found.what.removeprefix('was ')}" if many else found.what
-        return f"{who(attempt, found.culprits)} {what}{step}{words(found, evidence)}."
+        others = "".join(f", and {_later(attempt, other.ranks)} {other.what}" for other in found.beside)
+        return f"{who(attempt, first)} {what}{others}{step}{words(found, evidence)}."
     if found.cause == "collective_mismatch":
         return f"Collectives did not meet{step}: {found.why_nobody}."
     if found is NO_TRACE:
@@ -225,9 +228,14 @@ def _crash_sentence(state: State, found: Blame, evidence: dict[str, Any]) -> str
         early = who(attempt, found.left_early)
         return (
             f"{early} ended with exit code 0{step} while others still expected it in a collective, and "
-            f"{who(attempt, fallen).lower()} {found.what}: which of them is wrong cannot be told."
+            f"{_later(attempt, fallen)} {found.what}: which of them is wrong cannot be told."
         )
     return f"{who(attempt, fallen)} {found.what}{step}, but who is to blame cannot be told: {found.why_nobody}."
+
+
+def _later(attempt: Attempt, ranks: list[int]) -> str:
+    """Whose, within a sentence."""
+    return who(attempt, ranks).replace("Rank", "rank", 1)
 
 
 def _step_words(attempt: Attempt) -> str:

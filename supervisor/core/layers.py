@@ -26,6 +26,11 @@ _FRAME = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$')
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: ?(.*))?$")
 _RANK_PREFIX = re.compile(r"^\[\w+\]: ?", re.MULTILINE)
 """torch prints `[rank0]: ` before each line (torch/distributed/distributed_c10d.py, _distributed_excepthook)."""
+_GROUP_BAR = re.compile(r"^\s*\| ?", re.MULTILINE)
+_GROUP_MEMBER = re.compile(r"^\s*\+[-+]{3,} \d+ -+$", re.MULTILINE)
+_GROUP_END = re.compile(r"^\s*\+[-+]{3,}(?: \.\.\. -+)?\n?", re.MULTILINE)
+"""How Python draws what an ExceptionGroup holds: bars before its lines, rules between its members, which may be without
+a traceback of their own."""
 _CAUSE = "The above exception was the direct cause of the following exception:"
 _CONTEXT = "During handling of the above exception, another exception occurred:"
 
@@ -96,6 +101,8 @@ def error_in_log(text: str) -> ErrorRecord | None:
 def _groups(text: str) -> list[tuple[Relation, list[_Block]]]:
     """Tracebacks of a chain, oldest first: how each belongs to the next, and it with what it quotes."""
     groups: list[tuple[Relation, list[_Block]]] = []
+    if "Exception Group Traceback" in text:
+        text = _GROUP_BAR.sub("", _GROUP_END.sub("", _GROUP_MEMBER.sub(_BEGIN, text)))
     rest, relation = text, Relation.ITSELF
     while rest:
         ends = [(at, mark) for mark in (_CAUSE, _CONTEXT) if (at := rest.find(mark)) >= 0]

@@ -25,8 +25,9 @@ def remind(state: State, fleet: Fleet, now_s: float) -> list[Action]:
     """Say it again, where that is due."""
     if not fleet.say_s or now_s < fleet.say_s or fleet.requeue_s:
         return []
+    again_s = fleet.since_s + AGAIN_S
+    fleet.say_s = again_s if now_s < again_s else now_s + RARELY_S
     waited_s = now_s - fleet.since_s
-    fleet.say_s = fleet.since_s + AGAIN_S if waited_s < AGAIN_S else now_s + RARELY_S
     text = f"waiting for nodes: {present_words(fleet)}; {state.settings.join_timeout_s - waited_s:.0f} s at most"
     if state.attempt is None:
         text += ". They find this one by the folder of runs, which all must share, or by --guard-join"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
 from guardrun.supervisor.core.crash import Fall, blame, is_peer_lost, is_shared_memory, why_repeated
 from guardrun.supervisor.core.events import ErrorRecord
+from guardrun.supervisor.core.layers import layers_of
 from guardrun.supervisor.core.looks import Frame
 
 TORCH = 'File "/x/site-packages/torch/distributed/distributed_c10d.py", line 2, in all_reduce'
@@ -174,6 +177,74 @@ def test_what_is_not_tried_again() -> None:
 def test_the_users_own_frame_is_named() -> None:
     frames = [("/home/user/train.py", "train", 60), ("/x/site-packages/torch/nn/functional.py", "linear", 9)]
     assert blame([fall(error=error(frames=frames))]).what == "raised ValueError: bad in train (train.py:60)"
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "why"),
+    [
+        ("exit_code", "SystemExit", "the script has ended itself"),
+        ("exception", "KeyboardInterrupt", "the script was interrupted"),
+        ("exception", "builtins.BrokenPipeError", "nobody reads its output any more"),
+    ],
+)
+def test_what_is_meant_is_not_tried_again(cause: str, kind: str, why: str) -> None:
+    assert why_repeated(cause, kind, False) == why
+    assert not why_repeated("killed", kind, False)
+
+
+def test_what_an_exception_was_raised_from_is_what_is_told() -> None:
+    try:
+        try:
+            int("x")
+        except ValueError as root:
+            raise RuntimeError("step 12 failed") from root
+    except RuntimeError as raised:
+        told = error("RuntimeError", "step 12 failed", traceback="".join(traceback.format_exception(raised)))
+    found = blame([fall(error=told)])
+    assert found.what.startswith("raised ValueError: invalid literal for int() with base 10: 'x'")
+    assert found.what.endswith("(told as RuntimeError: step 12 failed)")
+
+
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/home/me/train.py", line 24, in main
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Exception Group Traceback (most recent call last):
+    |   File "/home/me/train.py", line 17, in inner
+    | ExceptionGroup: two (2 sub-exceptions)
+    +-+---------------- 1 ----------------
+      | Traceback (most recent call last):
+      |   File "/home/me/train.py", line 9, in load
+      | ValueError: bad sample 3
+      +---------------- 2 ----------------
+      | KeyError: 'x'
+      +------------------------------------
+"""
+"""As Python 3.11 and later draw it; the last member was never raised."""
+
+
+def test_of_a_group_of_exceptions_the_first_that_is_none_is_told() -> None:
+    told = error("ExceptionGroup", "unhandled errors in a TaskGroup (1 sub-exception)", traceback=GROUP)
+    layers = layers_of(told)
+    assert [layer.error for layer in layers] == ["ExceptionGroup", "ExceptionGroup", "ValueError", "KeyError"]
+    assert layers[2].message == "bad sample 3" and layers[2].frames == [("/home/me/train.py", "load", 9)]
+    what = "raised ValueError: bad sample 3 in load (train.py:9) (told as ExceptionGroup)"
+    assert blame([fall(error=told)]).what == what
+
+
+def test_errors_of_one_moment_are_all_told() -> None:
+    falls = [
+        fall(0, error=error("ValueError", "bad", at_s=10.0)),
+        fall(1, error=error("KeyError", "'x'", at_s=10.4)),
+        fall(2, error=error("OSError", "late", at_s=13.0)),
+        fall(3, error=PEER_LOST),
+    ]
+    found = blame(falls)
+    assert found.culprits == [0, 1]
+    assert (found.what, [(other.ranks, other.what) for other in found.beside]) == (
+        "raised ValueError: bad",
+        [([1], "raised KeyError: 'x'")],
+    )
 
 
 def test_where_a_signal_met_a_rank() -> None:

@@ -33,8 +33,6 @@ CASES = [
     Case("bus", 0, "bus_error", r"was ended by signal 7 \(SIGBUS\) in touch_past_end \(faults\.py:\d+\)"),
     Case("kill", 1, "killed", r"was ended by signal 9 \(SIGKILL\)"),
     Case("exit", 0, "exit_code", r"exited with code 3"),
-    Case("sys_exit", 1, "exit_code", r"exited with code 1: no such data set, in give_up \(faults\.py:\d+\)"),
-    Case("interrupt", 0, "exception", r"raised KeyboardInterrupt in interrupt \(faults\.py:\d+\)"),
     Case("term", 0, "killed", r"was ended by signal 15 \(SIGTERM\)"),
 ]
 
@@ -122,6 +120,34 @@ def test_what_would_only_happen_again_is_not_retried(edge: EdgeRuns, fault: str,
     assert words in incident["summary"]
     assert incident["action"] == "give_up"
     assert own_lines(finished)[-1] == "giving up: it would only happen again"
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "words", "why"),
+    [
+        (
+            "sys_exit",
+            "exit_code",
+            r"exited with code 1: no such data set, in give_up \(faults\.py:\d+\)",
+            "has ended itself",
+        ),
+        ("interrupt", "exception", r"raised KeyboardInterrupt in interrupt \(faults\.py:\d+\)", "was interrupted"),
+    ],
+)
+def test_what_the_script_means_is_not_retried(edge: EdgeRuns, fault: str, cause: str, words: str, why: str) -> None:
+    finished = edge.run("plain.py", "--plan", f"*:{fault}@15:1")
+    incident = only(finished)
+    assert (incident["cause"], incident["action"], ranks_of(incident)) == (cause, "give_up", [1])
+    assert re.search(words, incident["summary"]), incident["summary"]
+    assert finished.returncode == (1 if fault == "sys_exit" else 130)
+    assert own_lines(finished)[-1] == f"giving up: the script {why}"
+
+
+def test_nobody_who_has_closed_the_scripts_output_has_it_started_again(edge: EdgeRuns) -> None:
+    """As `guardrun … | head` does."""
+    finished = edge.run("plain.py", "--plan", "*:broken_pipe@15:1")
+    assert (finished.returncode, only(finished)["action"]) == (1, "give_up")
+    assert own_lines(finished)[-1] == "giving up: nobody reads its output any more"
 
 
 def test_the_same_exception_at_the_same_step_is_not_retried_a_second_time(edge: EdgeRuns) -> None:

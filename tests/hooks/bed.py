@@ -173,7 +173,7 @@ class Bed:
         return {milestone for milestone in Milestone if bits & milestone}
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:
+def finish(process: subprocess.Popen[str], timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
     """Wait for a process's end."""
     out, err = process.communicate(timeout=timeout_s)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.sim import account as use
@@ -106,6 +106,9 @@ fleets = st.builds(
 @given(
     st.lists(failures, min_size=1, max_size=12),
     fleets,
+)
+@example(  # a minute after it began to wait, by less than a float can tell
+    [Failure(2009.539799918012, Truth.GPU_GONE, 1, 1.0)], replace(SMALL, nodes=2, spares=0, least=0, ranks_a_node=1)
 )
 def test_whatever_befalls_a_fleet(what: list[Failure], parameters: Parameters) -> None:
     """Long: many fleets, each with other faults."""
