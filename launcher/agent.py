@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from signal import SIGKILL, Signals
 
 from guardrun.launcher.agent_child import AgentChild, Failure
+from guardrun.launcher.handles import Handle
 from guardrun.launcher.proc import DEAD, read_children, read_environment, read_stat, signal_group
 from guardrun.supervisor.core.events import Rank
 
@@ -30,7 +31,7 @@ gives the others 30 s to end, otherwise."""
 @dataclass
 class _Found:
     rank: Rank
-    pidfd: int
+    handle: Handle
     error_file: str
     exitcode: int | None = None
     missed_s: float = 0.0
@@ -120,17 +121,17 @@ class AgentAttempt:
             global_rank, local_rank, count = (int(environment[name]) for name in names)
             self._known.add(pid)
             try:
-                pidfd = os.pidfd_open(pid)
-            except OSError:
+                handle = Handle(pid)
+            except ProcessLookupError:
                 continue
             rank = Rank(global_rank=global_rank, local_rank=local_rank, pid=pid, node=self.node)
-            found = _Found(rank, pidfd, environment.get("TORCHELASTIC_ERROR_FILE", ""))
+            found = _Found(rank, handle, environment.get("TORCHELASTIC_ERROR_FILE", ""))
             self._coming[pid] = (count, found)
             self._since_s = now_s if self._since_s is None else self._since_s
 
     def filenos(self) -> list[int]:
-        own = [self.child.pidfd] if self.child.pidfd is not None else []
-        return own + [found.pidfd for found in self._found.values() if found.is_alive]
+        filenos = [self.child.fileno, *(found.handle.fileno for found in self._found.values() if found.is_alive)]
+        return [fileno for fileno in filenos if fileno is not None]
 
     def poll(self) -> list[tuple[Rank, int]]:
         """The ranks that have ended since, and their exit codes; one that the agent took is told once it can be."""
@@ -152,7 +153,7 @@ class AgentAttempt:
         except ProcessLookupError:
             found.missed_s = time.monotonic()
         if not found.is_alive:
-            os.close(found.pidfd)
+            found.handle.close()
 
     def _missed_exitcode(self, found: _Found) -> int | None:
         """What the agent's doings say of an exit code that it took; None: nothing yet."""
@@ -200,14 +201,14 @@ class AgentAttempt:
     def close(self, is_everything_dead: bool) -> None:
         self._close_found()
         for _, found in self._coming.values():
-            os.close(found.pidfd)
+            found.handle.close()
         self._coming = {}
         self.child.close()
 
     def _close_found(self) -> None:
         for found in self._found.values():
             if found.is_alive:
-                os.close(found.pidfd)
+                found.handle.close()
         self._found = {}
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from guardrun.launcher.handles import Handle
 from guardrun.launcher.saying import flush_streams
 
 PR_SET_PDEATHSIG = 1
@@ -54,7 +55,7 @@ class AgentChild:
             _live(reader, failures_writer, parent, run)
         os.close(reader)
         os.close(failures_writer)
-        self.pidfd: int | None = os.pidfd_open(self.pid)
+        self._handle = Handle(self.pid)
         self._exitcode: int | None = None
         self._failures: list[Failure] | None = None
 
@@ -65,6 +66,11 @@ class AgentChild:
         except BrokenPipeError:
             pass
         self._close_writer()
+
+    @property
+    def fileno(self) -> int | None:
+        """Readable once it has ended; None: `poll`."""
+        return self._handle.fileno
 
     def poll(self) -> int | None:
         """Its exit code, as subprocess has it; None while it lives."""
@@ -91,10 +97,10 @@ class AgentChild:
     def close(self) -> None:
         """Close descriptors; ends a child that has not begun."""
         self._close_writer()
-        if self.pidfd is not None:
-            os.close(self.pidfd)
+        self._handle.close()
+        if self._failures_reader >= 0:
             os.close(self._failures_reader)
-            self.pidfd = None
+            self._failures_reader = -1
 
     def _close_writer(self) -> None:
         if self._writer >= 0:

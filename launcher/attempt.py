@@ -1,4 +1,4 @@
-"""An attempt: the ranks that torch's process layer started, watched by pidfd, signalled by process group."""
+"""An attempt: the ranks that torch's process layer started, watched, and signalled by process group."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from guardrun.launcher.elastic import Failures, close_context, describe_failure, pass_error_on
+from guardrun.launcher.handles import Handle
 from guardrun.launcher.proc import signal_group
 from guardrun.launcher.saying import flush_streams
 from guardrun.supervisor.core.events import Rank
@@ -61,7 +62,8 @@ class Attempt(Protocol):
 class _Watched:
     rank: Rank
     read_exitcode: Callable[[], int | None]
-    pidfd: int | None = None
+    handle: Handle | None
+    """None: it had ended already."""
     exitcode: int | None = None
 
 
@@ -82,7 +84,8 @@ class LocalAttempt:
     _returned: set[int] = field(default_factory=set)
 
     def filenos(self) -> list[int]:
-        return [one.pidfd for one in self._watched if one.pidfd is not None]
+        handles = [one.handle for one in self._watched if one.exitcode is None and one.handle is not None]
+        return [handle.fileno for handle in handles if handle.fileno is not None]
 
     def alive(self) -> list[Rank]:
         return [one.rank for one in self._watched if one.exitcode is None]
@@ -100,9 +103,8 @@ class LocalAttempt:
                 one.exitcode = exitcode
                 self._show_error(one.rank, exitcode)
                 ended.append((one.rank, exitcode))
-                if one.pidfd is not None:
-                    os.close(one.pidfd)
-                    one.pidfd = None
+                if one.handle is not None:
+                    one.handle.close()
         return ended
 
     def exitcodes(self) -> dict[int, int]:
@@ -135,9 +137,8 @@ class LocalAttempt:
 
     def close(self, is_everything_dead: bool) -> None:
         for one in self._watched:
-            if one.pidfd is not None:
-                os.close(one.pidfd)
-                one.pidfd = None
+            if one.handle is not None:
+                one.handle.close()
         close_context(self.context, is_everything_dead)
         self.store = None
         flush_streams()
@@ -170,7 +171,7 @@ def watch_context(number: int, context: Any, store: Any, node: str, first_rank: 
         Rank(global_rank=first_rank + local, local_rank=local, pid=pid, node=node)
         for local, pid in sorted(pids.items())
     ]
-    watched = [_Watched(rank, _exitcode_reader(context, rank.local_rank), _open_pidfd(rank.pid)) for rank in ranks]
+    watched = [_Watched(rank, _exitcode_reader(context, rank.local_rank), _open(rank.pid)) for rank in ranks]
     errors, stderrs = (
         {first_rank + local: file for local, file in (files or {}).items() if file and file != os.devnull}
         for files in (context.error_files, context.stderrs)
@@ -178,11 +179,11 @@ def watch_context(number: int, context: Any, store: Any, node: str, first_rank: 
     return LocalAttempt(number, ranks, context, store, errors, stderrs, watched)
 
 
-def _open_pidfd(pid: int) -> int | None:
-    """None where it has ended and been waited for already, or the kernel has no pidfds: then polling has to do."""
+def _open(pid: int) -> Handle | None:
+    """None where it has ended and been waited for already."""
     try:
-        return os.pidfd_open(pid)
-    except OSError:
+        return Handle(pid)
+    except ProcessLookupError:
         return None
 
 

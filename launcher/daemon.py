@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from guardrun.launcher.handles import Handle
 from guardrun.launcher.proc import read_stat
 
 DAEMON_CODE = (
@@ -31,11 +32,7 @@ class Daemon:
         """Start it: it loads what it needs and waits for its run. Raises OSError where it cannot be started."""
         self._process = subprocess.Popen(list(command), stdin=subprocess.PIPE, start_new_session=True)
         self.is_assigned = False
-        self._pidfd: int | None = None
-        try:
-            self._pidfd = os.pidfd_open(self._process.pid)
-        except OSError:
-            pass
+        self._handle = Handle(self._process.pid)
 
     @property
     def pid(self) -> int:
@@ -43,8 +40,8 @@ class Daemon:
 
     @property
     def fileno(self) -> int | None:
-        """Readable once it has ended."""
-        return self._pidfd
+        """Readable once it has ended; None: `is_alive`, which SIGCHLD is a reason to ask."""
+        return self._handle.fileno
 
     @property
     def is_alive(self) -> bool:
@@ -99,9 +96,7 @@ class Daemon:
             self._stdin().close()
         except OSError:
             pass
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        self._handle.close()
 
     def discard(self) -> None:
         """There will be no run: end it at once."""

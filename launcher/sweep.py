@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
+from guardrun.launcher.handles import send_signal, wait_for_end
 from guardrun.launcher.proc import (
     DEAD,
     Stat,
@@ -89,7 +89,8 @@ class Sweeper:
         """Signal everything that is left; returns who that was."""
         found = self.find()
         for stat in found:
-            send_signal(stat, signum)
+            with suppress(OSError):
+                send_signal(stat.pid, stat.start, signum)
         return found
 
     def sweep(self, limit_s: float = 5.0) -> list[int]:
@@ -99,7 +100,7 @@ class Sweeper:
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
                 return [stat.pid for stat in found]
-            wait_for_end([stat.pid for stat in found], min(remaining_s, 0.5))
+            wait_for_end([(stat.pid, stat.start) for stat in found], min(remaining_s, 0.5))
         return []
 
 
@@ -108,45 +109,6 @@ def _owner(pid: int) -> int:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return -1
-
-
-def send_signal(stat: Stat, signum: signal.Signals) -> bool:
-    """Signal this very process, never another that has its pid by now. False where it is gone."""
-    try:
-        pidfd = os.pidfd_open(stat.pid)
-    except OSError:
-        return False
-    try:
-        now = read_stat(stat.pid)
-        if now is None or now.start != stat.start:
-            return False
-        signal.pidfd_send_signal(pidfd, signum)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(pidfd)
-
-
-def wait_for_end(pids: Collection[int], limit_s: float) -> None:
-    """Wait until all have ended, at most limit_s."""
-    deadline_s = time.monotonic() + limit_s
-    poller = select.poll()
-    pidfds: list[int] = []
-    for pid in pids:
-        with suppress(OSError):
-            pidfd = os.pidfd_open(pid)
-            pidfds.append(pidfd)
-            poller.register(pidfd, select.POLLIN)
-    open_ = len(pidfds)
-    try:
-        while open_ and (remaining_s := deadline_s - time.monotonic()) > 0:
-            for pidfd, _ in poller.poll(remaining_s * 1000):
-                poller.unregister(pidfd)
-                open_ -= 1
-    finally:
-        for pidfd in pidfds:
-            os.close(pidfd)
 
 
 def reap_orphans(managed: Collection[int]) -> None:

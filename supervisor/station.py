@@ -21,13 +21,13 @@ import msgspec
 import zmq
 
 from guardrun.hooks.messages import MAX_MESSAGE_BYTES, CheckpointLoaded
+from guardrun.launcher.handles import Handle
 from guardrun.launcher.occupied import Occupied
 from guardrun.launcher.sockets import ensure_socket_folder
 from guardrun.supervisor import wire
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.cleanup import end_run
 from guardrun.supervisor.collect.oom import OomWatch
-from guardrun.supervisor.collect.procfs import read_stat
 from guardrun.supervisor.collect.sampler import Sampler
 from guardrun.supervisor.coordinator.sockets import ENDED_LINGER_MS
 from guardrun.supervisor.core import actions as ac
@@ -82,7 +82,7 @@ class Station(ABC):
         self._control = self._bind(zmq.ROUTER, wire.CONTROL_SOCKET, wire.MAX_CONTROL_BYTES)
         self._decoder: msgspec.msgpack.Decoder[wire.ToSupervisor] = msgspec.msgpack.Decoder(wire.ToSupervisor)
         self._launcher: bytes | None = None
-        self._launcher_fd = _open_launcher(run)
+        self._launcher_process = _open_launcher(run)
         self._stand_in = StandIn(self) if run.fleet is not None else None
         self._next_sample = 0.0
         self.malformed = 0
@@ -173,8 +173,9 @@ class Station(ABC):
         poller.register(self._beats, zmq.POLLIN)
         poller.register(self._control, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
-        if self._launcher_fd >= 0:
-            poller.register(self._launcher_fd, zmq.POLLIN)
+        launcher = self._launcher_process
+        if launcher is not None and launcher.fileno is not None:
+            poller.register(launcher.fileno, zmq.POLLIN)
         self.register(poller)
         last = time.monotonic()
         while not self.is_over:
@@ -186,7 +187,8 @@ class Station(ABC):
                 if self._stand_in is not None:
                     self._stand_in.outstanding.skipped(now - last)
             last = now
-            if self._launcher_fd < 0 or self._launcher_fd in ready:
+            # Without a descriptor: at each turn, which is once a second at least.
+            if launcher is None or (launcher.fileno in ready if launcher.fileno is not None else launcher.has_ended()):
                 self._launcher_died()
                 return
             if self._control in ready:
@@ -215,8 +217,8 @@ class Station(ABC):
         self.oom.close()
         os.close(self._wake)
         self._occupied.release()
-        if self._launcher_fd >= 0:
-            os.close(self._launcher_fd)
+        if self._launcher_process is not None:
+            self._launcher_process.close()
 
     def _wait_s(self) -> float:
         wait_s = self._next_sample - time.monotonic()
@@ -413,14 +415,9 @@ def _resumes_by_configuration(run: RunFile) -> bool:
     return bool(table.get("resume_args") or table.get("resume_env"))
 
 
-def _open_launcher(run: RunFile) -> int:
-    """A pidfd of the launcher; -1 where it is already gone (or its pid is somebody else's)."""
+def _open_launcher(run: RunFile) -> Handle | None:
+    """None where it is already gone."""
     try:
-        fd = os.pidfd_open(run.launcher_pid)
-    except OSError:
-        return -1
-    stat = read_stat(run.launcher_pid)
-    if stat is None or stat.start != run.launcher_start:
-        os.close(fd)
-        return -1
-    return fd
+        return Handle(run.launcher_pid, run.launcher_start)
+    except ProcessLookupError:
+        return None

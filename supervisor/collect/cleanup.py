@@ -6,16 +6,14 @@ For a supervisor whose launcher was killed, and as the last sweep of a launcher 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Iterable, Mapping
 
-from guardrun.supervisor.collect.handles import HAS_PIDFD, open_process, send_signal
+from guardrun.launcher.handles import send_signal, wait_for_end
 from guardrun.supervisor.collect.procfs import read_stat
 from guardrun.supervisor.collect.table import ProcessTable, processes_with_marker
 
-_POLL_S = 0.02
 _ROUND_S = 1.0
 
 
@@ -36,33 +34,13 @@ def end_processes(processes: Iterable[tuple[int, int]], timeout_s: float = 5.0) 
     A process that is not that one any more is left alone. Zombies count as ended.
     """
     processes = list(processes)
-    deadline = time.monotonic() + timeout_s
     for pid, start in processes:
         try:
             send_signal(pid, start, signal.SIGKILL)
         except OSError:
             continue
-    for pid, start in processes:
-        _wait_end(pid, start, deadline)
+    wait_for_end(processes, timeout_s)
     return [pid for pid, start in processes if _is_alive(pid, start)]
-
-
-def _wait_end(pid: int, start: int, deadline: float) -> None:
-    if HAS_PIDFD:
-        try:
-            fd = open_process(pid, start)
-        except OSError:
-            pass
-        else:
-            try:
-                poll = select.poll()
-                poll.register(fd, select.POLLIN)
-                poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-                return
-            finally:
-                os.close(fd)
-    while time.monotonic() < deadline and _is_alive(pid, start):
-        time.sleep(_POLL_S)
 
 
 def end_run(

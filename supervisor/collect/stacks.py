@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from guardrun.launcher.handles import send_signal
 from guardrun.supervisor.collect.faulttext import parse_faulthandler
-from guardrun.supervisor.collect.handles import send_signal
 from guardrun.supervisor.collect.procfs import read_bytes, read_exe, read_stat, read_status
 from guardrun.supervisor.collect.pyspy import GONE, NO_PYTHON, TIMEOUT_S, dump_pyspy
 from guardrun.supervisor.core.looks import ThreadLook

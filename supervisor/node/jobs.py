@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from guardrun.launcher.handles import Handle
 from guardrun.supervisor.collect.cleanup import end_processes
-from guardrun.supervisor.collect.handles import open_process
 from guardrun.supervisor.collect.procfs import read_boot_id, read_cmdline, read_stat
 from guardrun.supervisor.collect.table import ProcessTable, processes_with_marker
 from guardrun.supervisor.node.wire import RegisterJob
@@ -198,9 +198,9 @@ class Jobs:
             self.trouble = f"{self._path}: {error.strerror}"
 
 
-def open_launcher(job: Job) -> int:
-    """A descriptor that is readable once the job's launcher has ended. Raises OSError where it has."""
-    return open_process(job.launcher_pid, job.launcher_start)
+def open_launcher(job: Job) -> Handle:
+    """The job's launcher, to be told of its end. Raises ProcessLookupError where that has come."""
+    return Handle(job.launcher_pid, job.launcher_start)
 
 
 def sweep(job: Job, living_tokens: Iterable[str], may_end: bool) -> tuple[list[Left], list[Left]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 from typing import TYPE_CHECKING
 
+from guardrun.launcher.handles import Handle
 from guardrun.supervisor.core.node.facts import Readout
 from guardrun.supervisor.core.node.finding import Finding
 from guardrun.supervisor.core.node.holders import parse_holders
@@ -23,8 +23,8 @@ class Undertaker:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._watched: dict[tuple[int, int], int] = {}
-        """A pidfd by (pid, start) of a launcher."""
+        self._watched: dict[tuple[int, int], Handle] = {}
+        """By (pid, start) of a launcher."""
         self._swept: set[int] = set()
         """id() of the jobs that are being swept."""
 
@@ -39,15 +39,16 @@ class Undertaker:
         if key in self._watched:
             return
         try:
-            fd = open_launcher(job)
+            launcher = open_launcher(job)
         except ProcessLookupError:
             self._agent.jobs.launcher_gone(job, self._agent.now_s)
             return
-        except OSError as error:  # no descriptors left: the next chores find out by looking
-            log.warning("launcher_not_watched", run_id=job.run_id, error=str(error))
+        if launcher.fileno is None:
+            launcher.close()  # the next chores find out by looking
             return
-        self._watched[key] = fd
-        self._agent.selector.register(fd, selectors.EVENT_READ, lambda mask, now_s: self._ended(key, now_s))
+        self._watched[key] = launcher
+        ended = lambda mask, now_s: self._ended(key, now_s)  # noqa: E731
+        self._agent.selector.register(launcher.fileno, selectors.EVENT_READ, ended)
 
     def look(self, now_s: float) -> None:
         """Sweep what is due."""
@@ -58,14 +59,15 @@ class Undertaker:
                 self._start_sweep(job)
 
     def close(self) -> None:
-        for fd in self._watched.values():
-            os.close(fd)
+        for launcher in self._watched.values():
+            launcher.close()
         self._watched.clear()
 
     def _ended(self, key: tuple[int, int], now_s: float) -> None:
-        fd = self._watched.pop(key)
-        self._agent.selector.unregister(fd)
-        os.close(fd)
+        launcher = self._watched.pop(key)
+        assert launcher.fileno is not None
+        self._agent.selector.unregister(launcher.fileno)
+        launcher.close()
         for job in self._agent.jobs.living():
             if (job.launcher_pid, job.launcher_start) == key:
                 log.info("launcher_ended", run_id=job.run_id)
