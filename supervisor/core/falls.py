@@ -35,6 +35,12 @@ NOTHING = ev.ExitTrace(global_rank=-1)
 _CRASHED = (-4, -6, -7, -8, -11, 132, 134, 135, 136, 139)
 """Exit codes of signals that a fault raises: a stop doesn't send them."""
 
+_STOPS = (0, 1, -2, 130, -15, 143, -9, 137)
+"""How ranks end that are told to: by the signal, or by what their scripts make of it."""
+OFFSET_S = 0.05
+"""By how much the clocks of two nodes may be taken wrong: an exit of its own that is dated so little after the stop was
+on its way then."""
+
 NO_TRACE = Blame(
     cause="unknown",
     culprits=[],
@@ -53,16 +59,17 @@ def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Act
     rank = attempt.ranks.get(event.global_rank)
     if event.attempt != attempt.number or rank is None or rank.exitcode is not None:
         return []
-    note_exit(attempt, rank, event.exitcode, event.at_s)
+    at_s = min(event.at_s, now_s)  # another node's clock may be ahead; what it led to cannot come before it
+    note_exit(attempt, rank, event.exitcode, at_s)
     if state.phase is not Phase.RUNNING:
         return []
     if event.exitcode != 0 and is_end_of_notice(state, event.exitcode):
         # Those that save by themselves are left the time for it.
         is_over = not attempt.alive or not state.notice.is_forwarded
-        return stop(state, event.at_s, now_s) if is_over else []
+        return stop(state, at_s, now_s) if is_over else []
     if event.exitcode != 0:
-        attempt.fell_s = min(attempt.fell_s or event.at_s, event.at_s)
-        began_s = min(state.crash.began_s if state.crash else event.at_s, event.at_s)
+        attempt.fell_s = min(attempt.fell_s or at_s, at_s)
+        began_s = min(state.crash.began_s if state.crash else at_s, at_s)
         state.crash = Crash(began_s=began_s, decide_by_s=now_s + SETTLE_S)
     if not attempt.fell_s:
         return []
@@ -287,6 +294,8 @@ def is_ours(state: State, rank: RankState) -> bool:
     A crash that was under way then (a core dump takes its time) is not ours, nor a SIGKILL that we had not sent yet.
     """
     began_s = attempt_of(state).stop_began_s
+    if began_s and rank.exitcode not in _STOPS and state.fleet is not None:
+        began_s += OFFSET_S
     if not began_s or rank.exited_s <= began_s or rank.exitcode in (None, *_CRASHED):
         return False
     if rank.exitcode in (-9, 137):

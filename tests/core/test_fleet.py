@@ -407,6 +407,25 @@ def test_the_killed_node_behind_its_peers_errors_is_named(told: Told) -> None:
     assert start.nodes == ["n0", "n2"]
 
 
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_an_exit_on_a_node_whose_clock_is_ahead_is_its_own(told: Told, is_told_first: bool) -> None:
+    """Its rank ends with 3; the head's loses it, and may be told of sooner."""
+    running(told)
+    lost = ev.ErrorRecord(error="RuntimeError", message="Connection closed by peer", traceback="torch/distributed/x.py")
+    fell = ev.RankExited(attempt=0, global_rank=2, pid=1, exitcode=3, at_s=10.012)
+    if is_told_first:
+        told.tell(fell, 10.0)
+    told.tell(ev.RankRaised(attempt=0, global_rank=0, error=lost), 10.001)
+    told.tell(ev.RankExited(attempt=0, global_rank=0, pid=2, exitcode=1, at_s=10.002), 10.003)
+    if not is_told_first:
+        told.tell(fell, 10.01)
+    told.stopped(11.0)
+    told.read(11.1)
+    assert (incident(told).cause, [c.rank for c in incident(told).culprits]) == ("exit_code", [2]), incident(
+        told
+    ).summary
+
+
 def test_a_spare_that_is_lost_is_only_said(told: Told) -> None:
     running(told)
     told.tell(ev.NodeSilent(node="n2", since_s=3.0), 8.0)
