@@ -22,12 +22,14 @@ from guardrun.supervisor.collect.bounded import run_bounded
 from guardrun.supervisor.collect.groups import LAST_CALLS, LAST_CALLS_OF_MANY, MANY_RANKS, Asked, read_groups
 from guardrun.supervisor.collect.lookfiles import RAS_FILE, write_look, write_text
 from guardrun.supervisor.collect.procfs import (
+    Io,
     Stat,
     ThreadStat,
     age_s,
     read_cmdline,
     read_io,
     read_kernel_stack,
+    read_own_io,
     read_stat,
     read_threads,
     read_wchan,
@@ -195,7 +197,7 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
     ]
     wchan = read_wchan(pid) if stat.state in _WAITING else ""
     target.kernel_stack = read_kernel_stack(pid) if stat.state in _WAITING else ""
-    io_bytes = read_io(pid)
+    io = read_own_io(pid) if target.is_rank else Io(read_io(pid))
     began = time.monotonic()
     dump = _dump(target, effort)
     variety = _sample(target, stat, began, dump, effort) if target.is_rank else []
@@ -211,7 +213,9 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
         wchan=wchan,
         cpu_s=round(stat.cpu_s - sum(thread.cpu_s for thread in ours), 2),
         switches=sum(thread.switches for thread in threads) - sum(thread.switches for thread in ours),
-        io_bytes=io_bytes,
+        io_bytes=io.bytes,
+        beside_bytes=io.beside_bytes,
+        beside_reads=io.beside_reads,
         faults=stat.faults - sum(thread.faults for thread in ours) if stat.faults >= 0 else -1,
         threads=_merge(dump.threads, threads, {thread.tid for thread in ours}),
         variety=variety,

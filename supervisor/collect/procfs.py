@@ -162,21 +162,51 @@ def read_threads(pid: int) -> list[ThreadStat]:
     return threads
 
 
-def parse_io(text: str) -> int:
-    """rchar + wchar of /proc/PID/io: bytes through read and write, not through send and receive."""
+class IoCounts(NamedTuple):
+    """/proc/PID/io: what went through read and write, not through send and receive."""
+
+    rchar: int = 0
+    wchar: int = 0
+    syscr: int = 0
+    """Calls of read."""
+
+
+class Io(NamedTuple):
+    """As ProcessLook has it."""
+
+    bytes: int
+    beside_bytes: int = 0
+    beside_reads: int = 0
+
+
+def parse_io(text: str) -> IoCounts:
+    """Raises ValueError."""
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return int(fields.get("rchar", "0")) + int(fields.get("wchar", "0"))
+    return IoCounts(*(int(fields.get(name, "0")) for name in IoCounts._fields))
+
+
+def _read_io(path: str) -> IoCounts | None:
+    data = read_bytes(path)
+    if not data:
+        return None
+    try:
+        return parse_io(data.decode("ascii", "replace"))
+    except ValueError:
+        return None
 
 
 def read_io(pid: int) -> int:
     """Bytes read and written so far; -1 where that can't be known."""
-    data = read_bytes(f"/proc/{pid}/io")
-    if not data:
-        return -1
-    try:
-        return parse_io(data.decode("ascii", "replace"))
-    except ValueError:
-        return -1
+    counts = _read_io(f"/proc/{pid}/io")
+    return counts.rchar + counts.wchar if counts is not None else -1
+
+
+def read_own_io(pid: int) -> Io:
+    """Likewise, apart from what threads other than the main one have read."""
+    main, whole = _read_io(f"/proc/{pid}/task/{pid}/io"), _read_io(f"/proc/{pid}/io")
+    if whole is None or main is None:
+        return Io(-1 if whole is None else whole.rchar + whole.wchar)
+    return Io(main.rchar + whole.wchar, max(0, whole.rchar - main.rchar), max(0, whole.syscr - main.syscr))
 
 
 def read_wchan(pid: int) -> str:

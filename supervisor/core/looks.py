@@ -49,7 +49,12 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     switches: int = 0
     """Likewise."""
     io_bytes: int = 0
-    """rchar + wchar of /proc/PID/io; -1 where it may not be read."""
+    """Bytes read and written so far (rchar + wchar of /proc/PID/io), of a rank without what its other threads have
+    read; -1 where it may not be read."""
+    beside_bytes: int = 0
+    """What those have read, …"""
+    beside_reads: int = 0
+    """… in so many calls. Monitors read /proc, a page a call at most, whatever the rank does."""
     faults: int = -1
     """Page faults so far, minor and major; -1 unknown."""
     threads: list[ThreadLook] = []

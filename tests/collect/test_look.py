@@ -15,6 +15,7 @@ from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.boards import open_boards
 from guardrun.supervisor.collect.look import LookResult, limit_s, short_command, take_look
 from guardrun.supervisor.collect.procfs import read_stat
+from guardrun.supervisor.core.judge import QUIET_IO_BYTES_S, Doing, judge
 from guardrun.supervisor.core.looks import ProcessLook, RankLook
 from tests.collect.conftest import Script, StartScript
 from tests.support.waiting import wait_until
@@ -130,6 +131,38 @@ class Looker:
 @pytest.fixture
 def looker(tmp_path: Path, clock: EngineClock) -> Looker:
     return Looker(tmp_path, clock)
+
+
+BESIDE = """
+import sys, threading, time
+def monitor():
+    while True:
+        for name in ("stat", "status", "io", "smaps", "../meminfo", "../stat", "../self/mountinfo"):
+            with open(f"/proc/self/{name}") as file:
+                file.read()
+        time.sleep(0.1)
+def load():
+    with open(sys.executable, "rb") as file:
+        while True:
+            file.seek(0)
+            while file.read(65536):
+                time.sleep(0.1)
+threading.Thread(target=BESIDE, daemon=True).start()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("beside", "expected"), [("monitor", Doing.IDLE), ("load", Doing.BUSY)])
+def test_what_other_threads_read_is_told_apart(
+    start_script: StartScript, looker: Looker, beside: str, expected: Doing
+) -> None:
+    script = start_script(BESIDE.replace("BESIDE", beside))
+    before = looker.one(script)
+    time.sleep(2.0)
+    after = looker.one(script)
+    assert after.process.beside_bytes - before.process.beside_bytes > 2 * QUIET_IO_BYTES_S, "it has read a lot"
+    assert judge(before, after).doing is expected
 
 
 def functions(process: ProcessLook) -> list[str]:

@@ -49,14 +49,14 @@ def test_status_tells_handlers_and_switches() -> None:
 
 
 def test_io_sums_what_was_read_and_written() -> None:
-    assert parse_io("rchar: 10\nwchar: 5\nsyscr: 3\nread_bytes: 100\n") == 15
+    assert parse_io("rchar: 10\nwchar: 5\nsyscr: 3\nread_bytes: 100\n") == (10, 5, 3)
 
 
 def test_every_reader_is_calm_about_a_process_that_is_gone() -> None:
     assert read_stat(NOBODY) is None
     assert procfs.read_status(NOBODY) is None
     assert read_threads(NOBODY) == []
-    assert procfs.read_io(NOBODY) == -1
+    assert procfs.read_io(NOBODY) == procfs.read_own_io(NOBODY).bytes == -1
     assert procfs.read_wchan(NOBODY) == ""
     assert procfs.read_kernel_stack(NOBODY) == ""
     assert procfs.read_cmdline(NOBODY) == []
@@ -77,6 +77,7 @@ def test_our_own_process_reads_right() -> None:
         assert {os.getpid(), thread.native_id} <= {each.tid for each in threads}
         assert sum(each.switches for each in threads) > 0
         assert procfs.read_io(os.getpid()) > 0
+        assert procfs.read_own_io(os.getpid()).bytes > 0
         assert len(procfs.read_boot_id()) == 36
     finally:
         stop.set()

@@ -162,6 +162,14 @@ def test_a_stale_heart_alone_is_no_held_gil_where_bytes_move() -> None:
     assert doing(*reading) is Doing.BUSY
 
 
+def test_a_thread_that_monitors_is_no_progress_and_one_that_reads_data_is() -> None:
+    """psutil, wandb and GPU loggers read /proc again and again, a page a call at most."""
+    still = look(10)
+    assert doing(still, look(18, beside_bytes=40_000_000, beside_reads=20_000)) is Doing.IDLE
+    assert doing(still, look(18, beside_bytes=40_000_000, beside_reads=5_000)) is Doing.BUSY
+    assert doing(still, look(18, io_bytes=1_000_000, beside_reads=20_000)) is Doing.BUSY
+
+
 def test_unreadable_counters_are_no_evidence() -> None:
     assert doing(look(10, io_bytes=-1, socket_bytes=-1, faults=-1), look(18, io_bytes=-1)) is Doing.IDLE
     assert doing(look(10, socket_bytes=-1), look(18, socket_bytes=10**9)) is Doing.IDLE
