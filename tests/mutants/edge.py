@@ -66,8 +66,8 @@ EDGE: tuple[Mutation, ...] = (
     Mutation(
         name="oldest_checkpoint_chosen",
         file="launcher/checkpoints/chooser.py",
-        before="one.candidate.step or -1), reverse=True)",
-        after="one.candidate.step or -1))",
+        before="for _, _, number in sorted(ranked, reverse=True)]",
+        after="for _, _, number in sorted(ranked)]",
         breaks="the oldest whole checkpoint is resumed from, not the newest",
         quick=(
             "tests/checkpoints/test_chooser.py::test_what_the_script_could_not_load_is_not_taken_until_it_is_written_anew",
