@@ -192,8 +192,9 @@ class AgentAttempt:
     def managed(self) -> set[int]:
         return {self.child.pid}
 
-    def describe_failure(self, stopped_by_us: list[int]) -> str:
-        return "torchrun's agent has ended"
+    def describe_failure(self, exitcodes: dict[int, int], stopped_by_us: list[int]) -> str:
+        """The agent has done that."""
+        return ""
 
     def pass_error_on(self, exitcodes: dict[int, int]) -> None:
         """The agent has done that."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from guardrun.launcher.elastic import Failures, close_context, describe_failure, pass_error_on
+from guardrun.launcher.elastic import Failed, Failures, close_context, describe_failure, pass_error_on
 from guardrun.launcher.handles import Handle
 from guardrun.launcher.proc import signal_group
 from guardrun.launcher.saying import flush_streams
@@ -48,8 +48,11 @@ class Attempt(Protocol):
     def managed(self) -> set[int]:
         """Child processes whose exit codes are waited for here."""
 
-    def describe_failure(self, stopped_by_us: list[int]) -> str:
-        """torchrun's own report of the ranks that failed."""
+    def describe_failure(self, exitcodes: dict[int, int], stopped_by_us: list[int]) -> str:
+        """torchrun's own report of the ranks that failed; empty where none did by itself, or somebody else reports it.
+
+        exitcodes: in the order in which they came.
+        """
 
     def pass_error_on(self, exitcodes: dict[int, int]) -> None:
         """Hand the first failed rank's error file on. exitcodes: in the order in which they came."""
@@ -82,6 +85,8 @@ class LocalAttempt:
     """Per global rank."""
     _watched: list[_Watched] = field(default_factory=list)
     _returned: set[int] = field(default_factory=set)
+    name: str = ""
+    """Of the script, as torchrun calls it."""
 
     def filenos(self) -> list[int]:
         handles = [one.handle for one in self._watched if one.exitcode is None and one.handle is not None]
@@ -117,17 +122,21 @@ class LocalAttempt:
     def managed(self) -> set[int]:
         return {rank.pid for rank in self.ranks}
 
-    def describe_failure(self, stopped_by_us: list[int]) -> str:
-        return describe_failure(getattr(self.context, "name", ""), self.failures(stopped_by_us))
+    def describe_failure(self, exitcodes: dict[int, int], stopped_by_us: list[int]) -> str:
+        failed = self.failures()
+        if not failed.keys() - set(stopped_by_us):
+            return ""
+        came = {rank: place for place, rank in enumerate(exitcodes)}
+        order = sorted(failed, key=lambda rank: (rank in stopped_by_us, came.get(rank, len(came))))
+        return describe_failure(self.name, {rank: failed[rank] for rank in order})
 
-    def failures(self, stopped_by_us: list[int]) -> Failures:
-        """Those that failed by themselves; all where none did."""
-        failed = {
-            one.rank.global_rank: (one.rank.pid, one.exitcode, self.error_files.get(one.rank.global_rank, ""))
-            for one in self._watched
-            if one.exitcode
+    def failures(self) -> Failures:
+        """Those that did not end with 0, whether by themselves or because they were stopped."""
+        return {
+            rank.global_rank: Failed(rank.local_rank, rank.pid, exitcode, self.error_files.get(rank.global_rank, ""))
+            for rank, exitcode in ((one.rank, one.exitcode) for one in self._watched)
+            if exitcode
         }
-        return {rank: failure for rank, failure in failed.items() if rank not in stopped_by_us} or failed
 
     def pass_error_on(self, exitcodes: dict[int, int]) -> None:
         for rank, code in exitcodes.items():
@@ -164,7 +173,9 @@ class LocalAttempt:
             self.context._worker_finished_event.set()
 
 
-def watch_context(number: int, context: Any, store: Any, node: str, first_rank: int = 0) -> LocalAttempt:
+def watch_context(
+    number: int, context: Any, store: Any, node: str, first_rank: int = 0, *, name: str = ""
+) -> LocalAttempt:
     """Watch the ranks of a PContext that has been started; the first of them is first_rank in the job."""
     pids: dict[int, int] = context.pids()
     ranks = [
@@ -176,7 +187,7 @@ def watch_context(number: int, context: Any, store: Any, node: str, first_rank: 
         {first_rank + local: file for local, file in (files or {}).items() if file and file != os.devnull}
         for files in (context.error_files, context.stderrs)
     )
-    return LocalAttempt(number, ranks, context, store, errors, stderrs, watched)
+    return LocalAttempt(number, ranks, context, store, errors, stderrs, watched, name=name)
 
 
 def _open(pid: int) -> Handle | None:

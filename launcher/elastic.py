@@ -14,10 +14,11 @@ import copy
 import inspect
 import os
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed.run as torchrun
 from torch.distributed import TCPStore
@@ -35,8 +36,17 @@ DEFAULT_PORT = 29500
 """What torchrun takes where --master-port is not given (torch/distributed/run.py, `run`)."""
 
 
-Failures = dict[int, tuple[int, int, str]]
-"""Per rank its pid, exit code and error file."""
+class Failed(NamedTuple):
+    """A rank that failed."""
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    error_file: str
+
+
+Failures = dict[int, Failed]
+"""Per global rank."""
 
 make_parser: Callable[[], Any] = torchrun.get_args_parser
 
@@ -56,6 +66,15 @@ class Plan:
     def world_size(self) -> int:
         """Ranks on this node."""
         return int(self.config.nproc_per_node)
+
+    @property
+    def name(self) -> str:
+        """What runs, as torchrun's report of a failure calls it (torch/distributed/launcher/api.py)."""
+        if not isinstance(self.entrypoint, str):
+            return self.entrypoint.__name__
+        if self.entrypoint != sys.executable:
+            return self.entrypoint
+        return next((argument for argument in self.arguments if not argument.startswith("-")), "")
 
     @property
     def is_first_node(self) -> bool:
@@ -288,18 +307,21 @@ def close_context(context: Any, is_everything_dead: bool) -> None:
 
 
 def describe_failure(name: str, failures: Failures) -> str:
-    """torchrun's own report of failed ranks."""
+    """torchrun's own report of failed ranks, the first of them as the root cause, as the error that it ends with."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    return str(ChildFailedError(name=name, failures=_process_failures(failures)))
+    error = ChildFailedError(name=name, failures=_process_failures(failures))
+    return f"{ChildFailedError.__module__}.{ChildFailedError.__qualname__}: {error}"
 
 
 def _process_failures(failures: Failures) -> dict[int, Any]:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     return {
-        rank: ProcessFailure(local_rank=rank, pid=pid, exitcode=code, error_file=file)
-        for rank, (pid, code, file) in failures.items()
+        rank: ProcessFailure(
+            local_rank=failed.local_rank, pid=failed.pid, exitcode=failed.exitcode, error_file=failed.error_file
+        )
+        for rank, failed in failures.items()
     }
 
 

@@ -165,7 +165,7 @@ class Launch:
             loop.shutdown_timeout_s = shutdown_timeout_s(plan.config)
             status = self._supervise(loop, config, plan.config)
             if isinstance(loop.attempt, LocalAttempt):
-                starter.elastic.record_events(None if loop.is_signalled else loop.attempt.failures([]))
+                starter.elastic.record_events(None if loop.is_signalled else loop.attempt.failures())
             return status
         finally:
             remove_socket_folder(sockets)
@@ -273,6 +273,8 @@ class Launch:
                 run.ownership.release()
             occupied.release()
         loop.pass_error_on()
+        if status != 0:
+            loop.report_failure()
         log.write("ended", exit_status=status)
         return status
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -129,6 +131,14 @@ class Loop:
         """Leave the first failed rank's error file for whoever started guardrun, as torchrun does."""
         if self.attempt is not None and not self.is_signalled:
             self.attempt.pass_error_on(self._exitcodes)
+
+    def report_failure(self) -> None:
+        """Which ranks failed, as torchrun ends with it: scripts look for that."""
+        if self.attempt is None or self.is_signalled:
+            return
+        if report := self.attempt.describe_failure(self._exitcodes, self.stopped_by_us):
+            with suppress(OSError, ValueError):
+                print(report, file=sys.stderr, flush=True)
 
     # One turn --------------------------------------------------------------------------------------------------
 
@@ -270,8 +280,8 @@ class Loop:
             is_head=self.run.file.fleet is not None and self.run.file.fleet.is_head,
         )
         order = fallback.next_order(view, self.max_restarts, self.stop_grace_s)
-        if isinstance(order, Finish) and order.exit_code != 0 and self.attempt is not None:
-            say(fallback.end_words(view) or self.attempt.describe_failure(self.stopped_by_us))
+        if isinstance(order, Finish) and order.exit_code != 0 and (words := fallback.end_words(view)):
+            say(words)
         return order
 
     def _obey(self, order: Order, now_s: float) -> None:

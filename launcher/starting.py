@@ -128,7 +128,7 @@ class Starter:
             raise StartError(f"{type(error).__name__}: {error}") from error
         finally:
             self.signals.handle_again()
-        return watch_context(number, context, store, self.run.file.node, first_rank)
+        return watch_context(number, context, store, self.run.file.node, first_rank, name=plan.name)
 
     def _make_boards(self, number: int, first_rank: int) -> None:
         """A rank without a board still trains, watched from outside: no room for one is no error."""

@@ -65,6 +65,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
         "test_exit_statuses",
         "test_error_files_without_record",
     ),
+    "which ranks failed is said at the end, the first of them as the root cause": ("test_the_report_of_failed_ranks",),
     "signals reach the ranks and leave nothing; guardrun ends with 128 and the signal's number, torchrun with 1": (
         "test_ranks_hear_what_the_launcher_got",
         "test_signals_to_handle",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,24 @@ def test_exit_statuses(beside: Beside, wish: dict[str, Any], status: int) -> Non
     assert len(ours.incidents) == (1 if status else 0)
     if status:
         assert "exitcode" in theirs.stderr and "rank 1" in ours.stderr.lower(), ours
+
+
+def report(result: Finished) -> list[str]:
+    """What the launcher says of failed ranks at its end, without times, pids and what stands in error files."""
+    lines = result.stderr.splitlines()
+    begin = next(n for n, line in enumerate(lines) if "ChildFailedError" in line and not line.startswith(" "))
+    kept = [
+        line for line in lines[begin:] if not line.startswith(("  time ", "  error_file", "  traceback", "[", "==="))
+    ]
+    return [re.sub(r"pid: \d+", "pid", line).rstrip() for line in kept]
+
+
+@pytest.mark.parametrize("wish", [{"exit": 3}, {"signal": "SIGKILL"}], ids=["exit-3", "SIGKILL"])
+def test_the_report_of_failed_ranks(beside: Beside, wish: dict[str, Any]) -> None:
+    ours, theirs = beside.run([*BOTH, "probe.py", json.dumps(wish | {"rank": 1, "others_stay": True})])
+    assert report(ours) == report(theirs), ours
+    assert "Root Cause (first observed failure):" in report(ours) and "probe.py FAILED" in report(ours)
+    assert ours.stderr.rstrip().endswith("=" * 20)
 
 
 def test_functions_that_fail(beside: Beside) -> None:
