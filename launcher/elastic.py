@@ -127,6 +127,7 @@ def plan_launch(args: Any) -> Plan:
     finally:
         torchrun.elastic_launch = launch
     [(config, entrypoint)] = caught
+    _check_event_handler(getattr(config, "event_log_handler", "null"))
     return Plan(config, entrypoint, arguments, is_port_chosen)
 
 
@@ -139,7 +140,26 @@ def check_launch(args: Any) -> int:
     if args.log_dir is None:
         with suppress(OSError):
             os.rmdir(plan.config.logs_specs.root_log_dir)  # made by looking; the agent makes its own
+    _check_backend(plan.config.rdzv_backend)
     return plan.world_size
+
+
+def _check_event_handler(name: str) -> None:
+    """Raise ValueError where torch has none of that name: events are written when training is over."""
+    from torch.distributed.elastic.events import handlers
+
+    known = getattr(handlers, "_log_handlers", None)
+    if known is not None and name not in known:
+        raise ValueError(f"--event-log-handler: torch has no handler {name!r}, but {', '.join(sorted(known))}")
+
+
+def _check_backend(name: str) -> None:
+    """Raise ValueError where nobody has registered a rendezvous of that name, in the words of torchrun's agent."""
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    known = getattr(rendezvous_handler_registry, "_registry", None)
+    if known is not None and name not in known:
+        raise ValueError(f"The rendezvous backend {name!r} is not registered. Did you forget to call `register`?")
 
 
 _ELSEWHERE = object()

@@ -33,6 +33,8 @@ class Signals:
         self._owner = os.getpid()
         self._pending: deque[signal.Signals] = deque()
         self._before: dict[signal.Signals, Any] = {}
+        self._left_out: set[signal.Signals] = set()
+        """Ignored when this began, and to stay so."""
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._inherited: Handler | None = None
@@ -49,6 +51,8 @@ class Signals:
         """Take all back: torch's process layer installs its own handlers whenever it starts ranks."""
         for signum in list(self._before):
             self._take(signum)
+        for signum in self._left_out:
+            signal.signal(signum, signal.SIG_IGN)
 
     def replace_torch_handler(self) -> None:
         """Have torch's process layer install this object's handler where it would install its own.
@@ -91,7 +95,8 @@ class Signals:
     def _take(self, signum: signal.Signals) -> None:
         before = signal.getsignal(signum)
         if signum == signal.SIGHUP and before == signal.SIG_IGN:
-            return  # nohup: the user wants the run to outlive the terminal
+            self._left_out.add(signum)  # nohup: the user wants the run to outlive the terminal
+            return
         handler = self._ignore if signum == signal.SIGCHLD else self._note
         if before != handler:
             signal.signal(signum, handler)
@@ -101,6 +106,8 @@ class Signals:
         """SIGCHLD only has to wake the loop."""
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
+        if signum in self._left_out:
+            return  # torch's process layer has taken it over for a moment
         if os.getpid() == self._owner:
             self._pending.append(signal.Signals(signum))
         elif self._inherited is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,18 @@ def test_a_signal_ends_the_ranks_and_the_run_with_its_own_status(
     assert finished.summary is not None
     assert finished.summary["outcome"] == "interrupted"
     assert finished.summary["reason"] == f"signal {int(signum)}" or signum.name in finished.summary["reason"]
+
+
+def test_nohup_outlives_its_terminal(edge: EdgeRuns) -> None:
+    """torch's process layer takes SIGHUP over whenever it starts ranks; the second attempt's, too."""
+    program = ["nohup", str(Path(sys.executable).with_name("guardrun"))]
+    run = edge.start("plain.py", "--plan", "0:kill@15:1", "--steps", "200", "--step-s", "0.02", program=program)
+    for attempt in range(2):
+        run.wait_for_output(f"attempt {attempt} rank 0: starts at step")
+        run.send(signal.SIGHUP)
+    finished = finish(run)
+    assert finished.returncode == 0, finished
+    assert [one["cause"] for one in finished.incidents] == ["killed"]
 
 
 def test_a_second_ctrl_c_ends_ranks_that_do_not_listen_at_once(edge: EdgeRuns) -> None:

@@ -61,7 +61,8 @@ def record(folder: Path, job: str, name: str) -> dict[str, Any]:
 def check_requeued(lab: SlurmLab, job: str, folder: Path) -> dict[str, Any]:
     """It has saved, is requeued, and ends well from there; answers the incident."""
     (folder / "enough").touch()
-    wait_until(lambda: lab.job(job).get("Restarts") == "1", 60, "the requeue", every_s=0.1)
+    # Slurm may look at who is to be preempted a minute later, where it was at something else.
+    wait_until(lambda: lab.job(job).get("Restarts") == "1", 180, f"the requeue of {lab.job(job)}", every_s=0.1)
     assert lab.wait_state(job, "COMPLETED", "FAILED", timeout_s=90)["JobState"] == "COMPLETED", lab.output(job)
     first = record(folder, job, "summary.0.json")
     assert (first["outcome"], first["restarts"]) == ("preempted", 0)

@@ -43,6 +43,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     "wrong values are refused in torchrun's words, with status 2 and before anything is started": (
         "test_refused_with_torchruns_words",
         "test_a_script_that_does_not_exist",
+        "test_an_event_handler_that_torch_does_not_know",
     ),
     "--standalone, --master-addr, --master-port, --node-rank 0 and static endpoints are one node": (
         "test_one_node_however_it_is_written",

@@ -38,6 +38,12 @@ REFUSED: dict[str, Case] = {
         "'--no-python' flag and the '--module' flag",
         "",
     ),
+    "unknown-backend": (
+        ["--rdzv-backend=nosuch", "--rdzv-endpoint=localhost:1", "probe.py"],
+        {},
+        "The rendezvous backend 'nosuch' is not registered",
+        "",
+    ),
     "several-nodes-no-ranks": (["--nnodes=2", "--nproc-per-node=gpu", "probe.py"], {}, "Cuda is not available", ""),
 }
 
@@ -90,6 +96,14 @@ def test_refused_with_torchruns_words(beside: Beside) -> None:
     assert tuple(beside.seen()) == ({}, {})
     assert not (beside.starters["ours"].folder / "guardrun-runs").exists()
     assert list((beside.starters["ours"].folder / "t").glob("guardrun-*")) == []
+
+
+def test_an_event_handler_that_torch_does_not_know(beside: Beside) -> None:
+    """torchrun's agent falls over it; guardrun writes events when training is over, and says so before."""
+    ours, theirs = beside.run(["--event-log-handler=nosuch", RESTARTS, "probe.py"])
+    assert (ours.returncode, theirs.returncode) == (2, 1)
+    assert "torch has no handler 'nosuch', but console, " in ours.stderr and "KeyError: 'nosuch'" in theirs.stderr
+    assert tuple(beside.seen()) == ({}, {})
 
 
 def test_a_script_that_does_not_exist(beside: Beside) -> None:
