@@ -110,8 +110,9 @@ QUIET_CPU = 0.1
 QUIET_IO_BYTES_S = 16 * 1024
 """Above this, bytes move: the hooks' own thread and a store's keep-alives stay two orders below it."""
 QUIET_SOCKET_BYTES_S = 4 * 1024
-PAGE_BYTES = 4096
-"""What one read of a file in /proc returns at most, mostly: files of data are read in larger pieces."""
+SMALL_READ_BYTES = 2048
+"""What a read of a file in /proc returns at most, on average: the end of a file is a read, too, and most are short. Data is
+read in larger pieces; SQLite's pages have 4096."""
 QUIET_SWITCHES_S = 2
 """Context switches a second of a process in which everything waits, but for a timer or two."""
 QUIET_FAULTS_S = 200
@@ -274,8 +275,8 @@ def _bytes_move(before: RankLook, after: RankLook) -> str:
     """What it reads, writes, sends or receives, in words; empty where nothing worth telling."""
     seconds = after.at_s - before.at_s
     old, new = before.process, after.process
-    in_pages = PAGE_BYTES * (new.beside_reads - old.beside_reads)
-    beside = max(0, new.beside_bytes - old.beside_bytes - in_pages)
+    small = SMALL_READ_BYTES * (new.beside_reads - old.beside_reads)
+    beside = max(0, new.beside_bytes - old.beside_bytes - small)
     io_rate = (new.io_bytes - old.io_bytes + beside) / seconds
     if io_rate > QUIET_IO_BYTES_S:
         return f"reads and writes {io_rate / 1024:.0f} KiB a second"

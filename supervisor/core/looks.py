@@ -54,7 +54,7 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     beside_bytes: int = 0
     """What those have read, …"""
     beside_reads: int = 0
-    """… in so many calls. Monitors read /proc, a page a call at most, whatever the rank does."""
+    """… in so many calls. Monitors read /proc, little a call, whatever the rank does."""
     faults: int = -1
     """Page faults so far, minor and major; -1 unknown."""
     threads: list[ThreadLook] = []

@@ -163,10 +163,10 @@ def test_a_stale_heart_alone_is_no_held_gil_where_bytes_move() -> None:
 
 
 def test_a_thread_that_monitors_is_no_progress_and_one_that_reads_data_is() -> None:
-    """psutil, wandb and GPU loggers read /proc again and again, a page a call at most."""
+    """psutil, wandb and GPU loggers read /proc again and again, little a call; SQLite reads pages of 4096 bytes."""
     still = look(10)
     assert doing(still, look(18, beside_bytes=40_000_000, beside_reads=20_000)) is Doing.IDLE
-    assert doing(still, look(18, beside_bytes=40_000_000, beside_reads=5_000)) is Doing.BUSY
+    assert doing(still, look(18, beside_bytes=40_960_000, beside_reads=10_000)) is Doing.BUSY
     assert doing(still, look(18, io_bytes=1_000_000, beside_reads=20_000)) is Doing.BUSY
 
 
