@@ -111,7 +111,7 @@ QUIET_IO_BYTES_S = 16 * 1024
 """Above this, bytes move: the hooks' own thread and a store's keep-alives stay two orders below it."""
 QUIET_SOCKET_BYTES_S = 4 * 1024
 SMALL_READ_BYTES = 2048
-"""What a read of a file in /proc returns at most, on average: the end of a file is a read, too, and most are short. Data
+"""What a read of a file in /proc returns at most, on average: its end is a read, too, and most are short. Data
 is read in larger pieces; SQLite's pages have 4096."""
 QUIET_SWITCHES_S = 2
 """Context switches a second of a process in which everything waits, but for a timer or two."""
