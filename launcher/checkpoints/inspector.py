@@ -60,9 +60,9 @@ class Inspector:
         if text.strip("\0 \r\n") and begin not in _JSON_BEGINS:
             return Whole()
         lines = [line for line in text.splitlines() if line.strip()]
-        if len(lines) > 1 and all(map(_is_json, lines)):
+        if len(lines) > 1 and all(isinstance(_parse_json(line)[1], Whole) for line in lines):
             return Whole()
-        return self.json(path)[1]
+        return _parse_json(text)[1]
 
     def check_torch(self, path: str, stat: FileStat) -> Verdict:
         """Say whether a file of torch.save's is whole, whatever its name."""
@@ -91,12 +91,7 @@ class Inspector:
     def json(self, path: str) -> tuple[Any, Verdict]:
         """Read a JSON file: (value, Whole) or (None, Torn)."""
         text, verdict = self.text(path)
-        if isinstance(verdict, Torn):
-            return None, verdict
-        try:
-            return json.loads(text.removeprefix("\ufeff")), Whole()
-        except (ValueError, RecursionError):
-            return None, Torn("is damaged (no JSON)" if text.strip("\0 \n") else "the file is empty")
+        return (None, verdict) if isinstance(verdict, Torn) else _parse_json(text)
 
     def text(self, path: str) -> tuple[str, Verdict]:
         """Read a small text file."""
@@ -107,9 +102,8 @@ class Inspector:
             return "", Torn(explain(error))
 
 
-def _is_json(line: str) -> bool:
+def _parse_json(text: str) -> tuple[Any, Verdict]:
     try:
-        json.loads(line)
+        return json.loads(text.removeprefix("\ufeff")), Whole()
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None, Torn("is damaged (no JSON)" if text.strip("\0 \n") else "the file is empty")

@@ -6,7 +6,6 @@ for as long, they are ended; the job may go on without this node from then on.
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import socket
@@ -31,7 +30,7 @@ from guardrun.supervisor.coordinator.introduce import IntroductionError, introdu
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, NotThere, find_join_file
 from guardrun.supervisor.coordinator.keys import KeyPair
 from guardrun.supervisor.coordinator.lastwords import is_silent
-from guardrun.supervisor.coordinator.lease import STILL_S, Stillness, boot_s
+from guardrun.supervisor.coordinator.lease import STILL_S, Stillness, Waking, boot_s
 from guardrun.supervisor.coordinator.link import Head, Link
 from guardrun.supervisor.coordinator.orphaned import begin_rescue, may_rescue
 from guardrun.supervisor.coordinator.probing import About, NodeChecks, wall_base_s
@@ -49,8 +48,6 @@ from guardrun.supervisor.station import Station
 REREAD_S = 1.0
 """How often the join file is read while there is no contact."""
 FAREWELL_S = 3.0
-WAKE_S = 5.0
-"""A node that did not run asks for so long whether its ranks are still meant, before it goes by what it missed."""
 MAX_SAID = 10
 """Of what hooks had to say, for whoever asks."""
 MEET_AGAIN = 2
@@ -83,8 +80,7 @@ class Deputy(Station):
         self._progress_s = time.monotonic()
         self._reread_s = 0.0
         self._began_s = time.monotonic()
-        self._sampled_s = boot_s()
-        self._woken_s = -math.inf
+        self._waking = Waking(boot_s())
         settings = run.settings
         self._headless = Headless(
             fleet.join_file, settings.join_timeout_s, settings.head_gone_s, self._began_s, fleet.awaited
@@ -134,10 +130,7 @@ class Deputy(Station):
             self._reread_s = now + REREAD_S
             self._read_join_file()
             self._heed_refusal()
-        before_s, self._sampled_s = self._sampled_s, boot_s()
-        if self._sampled_s - before_s > links.ASLEEP_S:
-            self._woken_s = now
-        if now >= self._woken_s + WAKE_S:
+        if not self._waking.turn(boot_s(), has_contact=self._contact_lost_s(now) <= 0):
             self._keep_lease(now)
             self._miss_head(now)
         if self.is_running:

@@ -101,6 +101,29 @@ class Stillness:
         return max(STILL_S, min(STEPS * max(self._gaps_s, default=0.0), MOST_STILL_S))
 
 
+ASLEEP_S = 2.0
+"""Between two turns of a loop that turns once a second: it, or all of its node, was frozen, suspended or starved."""
+WAKE_S = 5.0
+"""A node that did not run asks for so long whether its ranks are still meant, before it goes by what it missed."""
+
+
+class Waking:
+    """Whether a node is still to ask: once for each loss of contact, as a loop that is always late has a lease, too."""
+
+    def __init__(self, now_s: float) -> None:
+        """now_s: as everywhere here, of `boot_s`."""
+        self._turned_s = now_s
+        self._asks_until_s = now_s
+        self._had_contact = True
+
+    def turn(self, now_s: float, has_contact: bool) -> bool:
+        """To be called at each turn of the loop."""
+        if now_s - self._turned_s > ASLEEP_S and self._had_contact:
+            self._asks_until_s = now_s + WAKE_S
+        self._turned_s, self._had_contact = now_s, has_contact
+        return now_s < self._asks_until_s
+
+
 def head_term_s(term_s: float) -> float:
     """How long the head's clock must run to be sure that a node's clock has shown term_s."""
     return term_s * (1 + CLOCK_RATE) / (1 - CLOCK_RATE)

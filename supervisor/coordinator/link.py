@@ -24,7 +24,7 @@ from guardrun.supervisor.coordinator.channel import Channel
 from guardrun.supervisor.coordinator.connection import Connection, Head
 from guardrun.supervisor.coordinator.headless import Obstacle
 from guardrun.supervisor.coordinator.keys import KeyPair
-from guardrun.supervisor.coordinator.lease import NodeLease, boot_s
+from guardrun.supervisor.coordinator.lease import ASLEEP_S, NodeLease, boot_s
 from guardrun.supervisor.coordinator.offset import Offset
 from guardrun.supervisor.coordinator.tidings import Body, Lost, Missed, Refused, Welcomed, What
 from guardrun.supervisor.coordinator.wire import (
@@ -44,8 +44,6 @@ from guardrun.supervisor.printable import encode_msgpack
 
 __all__ = ["Body", "Counters", "Head", "Link", "Lost", "Missed", "Refused", "Welcomed", "What"]
 
-ASLEEP_S = 2.0
-"""Between two turns of a loop that turns once a second: it, or all of its node, was frozen, suspended or starved."""
 PULSE_S = 1.0
 SILENT_S = 4.0
 """Without an answer to four pulses in a row the connection is taken for dead."""
@@ -145,9 +143,8 @@ class Link:
         if self._lease.is_held(self._read_s):
             self._heard_s = now_s
         else:
-            self._lose(
-                now_s, Lost("this node did not run"), happened
-            )  # joining again tells whether its ranks are meant
+            # Joining again tells whether its ranks are still meant.
+            self._lose(now_s, Lost("this node did not run"), happened)
 
     def send(self, body: bytes, replaces: str = "") -> bool:
         """Send a packet, now or when there is contact. replaces: takes the place of an older one of that key.

@@ -77,7 +77,7 @@ def _recorded(base: Finding, mismatch: Mismatch, settings: Settings) -> Finding:
         cause="collective_mismatch",
         culprits=culprits,
         waiting=[rank for rank in base.waiting if rank not in culprits],
-        confidence=(0.97 if culprits else 0.9) - (0.0 if is_certain else 0.1),
+        confidence=(0.97 if culprits else 0.9) if is_certain else (0.87 if culprits else 0.8),
         patience_s=settings.mismatch_patience_s if is_certain else base.patience_s,
         why_nobody="" if culprits else mismatch.why,
         is_certain=is_certain,

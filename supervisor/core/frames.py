@@ -120,11 +120,6 @@ def is_call_of_others(frame: Frame) -> bool:
     return any(part in frame.file for part in _CALL_FILES)
 
 
-def waits_in_collective(frames: list[Frame]) -> bool:
-    """Whether the stack ends inside torch's communication."""
-    return bool(communication(frames))
-
-
 def waits_in_init(frames: list[Frame]) -> bool:
     """Whether the stack ends in process-group creation or its rendezvous."""
     return any(

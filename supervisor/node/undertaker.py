@@ -47,8 +47,8 @@ class Undertaker:
             launcher.close()  # the next chores find out by looking
             return
         self._watched[key] = launcher
-        ended = lambda mask, now_s: self._ended(key, now_s)  # noqa: E731
-        self._agent.selector.register(launcher.fileno, selectors.EVENT_READ, ended)
+        fileno, selector = launcher.fileno, self._agent.selector
+        selector.register(fileno, selectors.EVENT_READ, lambda mask, now_s: self._ended(key, now_s))
 
     def look(self, now_s: float) -> None:
         """Sweep what is due."""

@@ -14,9 +14,11 @@ from guardrun.supervisor.coordinator.lease import (
     MOST_STILL_S,
     STEPS,
     STILL_S,
+    WAKE_S,
     HeadLease,
     NodeLease,
     Stillness,
+    Waking,
     boot_s,
     head_term_s,
 )
@@ -160,3 +162,19 @@ def test_who_begins_in_the_middle_allows_for_what_it_has_not_seen() -> None:
         assert still.limit_s == MOST_STILL_S
     still.note(moved(1, KEPT + 2), KEPT + 2.0)
     assert still.limit_s == STILL_S
+
+
+def test_a_node_that_did_not_run_asks_before_it_goes_by_its_lease() -> None:
+    waking = Waking(100.0)
+    assert not waking.turn(101.0, has_contact=True)
+    assert waking.turn(120.0, has_contact=False), "frozen for 19 s"
+    assert waking.turn(120.0 + WAKE_S - 0.1, has_contact=False)
+    assert not waking.turn(120.0 + WAKE_S, has_contact=False)
+    assert not waking.turn(126.0, has_contact=True)
+    assert waking.turn(140.0, has_contact=False), "it was in contact in between"
+
+
+def test_a_loop_that_is_always_late_heeds_its_lease_all_the_same() -> None:
+    waking = Waking(100.0)
+    asks = [waking.turn(at_s, has_contact=False) for at_s in (103.0, 106.0, 109.0, 112.0)]
+    assert asks == [True, True, False, False]

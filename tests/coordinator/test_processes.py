@@ -55,8 +55,8 @@ def test_a_deputy_that_was_stopped_keeps_its_connection_while_its_lease_holds(
     link.wait_for("lease", "held")
     os.kill(link.process.pid, signal.SIGSTOP)
     time.sleep(STOPPED_S)
-    os.kill(link.process.pid, signal.SIGCONT)
     woken_s = time.monotonic()
+    os.kill(link.process.pid, signal.SIGCONT)
     if asks_anew:
         link.wait_for("Lost", after_s=woken_s)
         hub.wait_for("Back", "a", after_s=woken_s)

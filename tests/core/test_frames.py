@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core.frames import communication, waits_for_data, waits_in_collective, waits_in_init
+from guardrun.supervisor.core.frames import communication, waits_for_data, waits_in_init
 from guardrun.supervisor.core.looks import Frame
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
@@ -16,7 +16,7 @@ IMPORT = [
 
 
 def test_a_call_of_a_collective_waits() -> None:
-    assert waits_in_collective([Frame("all_reduce", f"{TORCH}/distributed/distributed_c10d.py", 2800), *USER])
+    assert communication([Frame("all_reduce", f"{TORCH}/distributed/distributed_c10d.py", 2800), *USER])
 
 
 @pytest.mark.parametrize(
@@ -26,14 +26,14 @@ def test_a_call_of_a_collective_waits() -> None:
 def test_a_module_that_is_being_imported_does_not(file: str) -> None:
     stack = [Frame("custom_op", f"{TORCH}/_library/custom_ops.py", 268), Frame("<module>", f"{TORCH}/{file}", 9)]
     stack += [*IMPORT, Frame("<module>", f"{TORCH}/__init__.py", 445), *IMPORT, *USER]
-    assert not waits_in_collective(stack)
+    assert not communication(stack)
     assert not waits_in_init(stack)
     assert not waits_for_data(stack)
 
 
 def test_an_import_within_a_collective_is_no_wait_either() -> None:
     stack = [Frame("<module>", f"{TORCH}/_inductor/config.py", 7), *IMPORT]
-    assert not waits_in_collective([*stack, Frame("all_reduce", f"{TORCH}/distributed/distributed_c10d.py", 2), *USER])
+    assert not communication([*stack, Frame("all_reduce", f"{TORCH}/distributed/distributed_c10d.py", 2), *USER])
 
 
 def test_a_rendezvous_is_a_wait_in_process_group_creation() -> None:
@@ -69,7 +69,7 @@ WAIT_TENSOR = [
     ids=["package, DDP", "package, FSDP", "a module in C++", "compiling", "the user's code"],
 )
 def test_what_is_called_from_below_a_wrapper_waits_for_nobody(inner: list[Frame]) -> None:
-    assert not waits_in_collective([*inner, *USER])
+    assert not communication([*inner, *USER])
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def test_the_users_innermost_frame() -> None:
 
 
 def test_what_a_stack_waits_for() -> None:
-    assert fr.waits_in_collective(list(waiting("all_reduce")))
-    assert not fr.waits_in_collective(list(users("compute", 1)))
+    assert fr.communication(list(waiting("all_reduce")))
+    assert not fr.communication(list(users("compute", 1)))
     init = list(users("main", 1, torchs("init_process_group", "distributed/distributed_c10d.py")))
     assert fr.waits_in_init(init)
     assert not fr.waits_in_init(list(waiting("barrier")))
