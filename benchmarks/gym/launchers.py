@@ -74,7 +74,7 @@ OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """For torchrun's restarts: without it, and with a static rendezvous even so, ranks meet the addresses of the attempt
 before in its store, and most restarts over gloo fail. This way they work."""
 LAUNCHERS = (
-    Launcher("guardrun", beside_python("guardrun"), (), "--master-port={}"),
+    Launcher("guardrun", beside_python("guardrun"), ("--guard-hang-sensitivity=eager",), "--master-port={}"),
     Launcher(
         "torchrun",
         beside_python("torchrun"),
