@@ -24,6 +24,7 @@ PYTEST_ARGS ?=
 # 0: one after the other, as for --pdb.
 WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 4 ? 3 * n : 12 )))
 GYM_ARGS ?=
+LIFE_ARGS ?=
 MUTANTS_ARGS ?=
 SIM_ARGS ?=
 # of test-flaky: how many runs, and which tests (as for pytest's -k)
@@ -31,7 +32,7 @@ N ?= 10
 K ?=
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo demo-slurm test test-quick test-flaky lint mutants bench gym gym-hour soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test test-quick test-flaky lint mutants bench gym gym-hour gym-life gym-night soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
@@ -44,6 +45,8 @@ help:
 	@echo "make bench   guardrun beside torchrun, in figures"
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
 	@echo "make gym-hour   an hour of decoys in one run"
+	@echo "make gym-life   scripts of daily life that look like a hang, under torchrun and guardrun (LIFE_ARGS='--only judge*')"
+	@echo "make gym-night   the same in random order, until they have made eight hours of jobs"
 	@echo "make soak    the simulations, much longer"
 	@echo "make sim     10,000 nodes for two weeks in simulation, beside torchrun (two hours; SIM_ARGS=--quick)"
 	@echo "make clean   remove .venv and whatever was built or run here"
@@ -83,6 +86,12 @@ gym: $(VENV)/.stamp-dev .gym/venv/.stamp
 
 gym-hour: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/gym/run.py --hour --results .gym/hour.jsonl $(GYM_ARGS)
+
+gym-life: $(VENV)/.stamp-dev
+	@$(BIN)/python benchmarks/gym/life.py $(LIFE_ARGS)
+
+gym-night: $(VENV)/.stamp-dev
+	@$(BIN)/python benchmarks/gym/life.py --night 8 --results .gym/night.jsonl $(LIFE_ARGS)
 
 soak: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/core tests/sim $(PYTEST_ARGS)

@@ -9,7 +9,7 @@ import fcntl
 import os
 from time import monotonic_ns
 
-from guardrun.hooks import collector, gcpolicy, imports, process, raised, stacks
+from guardrun.hooks import collector, gcpolicy, holding, imports, process, raised, stacks
 from guardrun.hooks import heart as _heart
 from guardrun.hooks import rank as _rank
 from guardrun.hooks.board import MAGIC, Board, Field, Milestone, board_name, create_board
@@ -17,7 +17,15 @@ from guardrun.hooks.rank import Rank
 
 
 def activate(settings: dict[str, object]) -> None:
-    """Start the hooks. A part that fails is left out and reported; raises only where nothing can work."""
+    """Start the hooks. A part that fails is left out and reported; raises only where nothing can work.
+
+    Where this is no rank yet, but a child of multiprocessing that may become one, they are started by it then.
+    """
+    if "RANK" not in os.environ:
+        from guardrun.hooks import spawned
+
+        spawned.wait(activate, settings)
+        return
     attempt = settings["attempt"]
     if attempt is None:
         # torchrun's own agent numbers its attempts, from 0, in the environment of the ranks it starts.
@@ -33,6 +41,7 @@ def activate(settings: dict[str, object]) -> None:
     _rank.active = rank
     for name, start in (
         ("process", process.start),
+        ("holding", holding.start),
         ("imports", imports.start),
         ("collector", collector.start),
         ("gc policy", gcpolicy.start),

@@ -87,6 +87,10 @@ class Field(IntEnum):
     """SPENT_STEPS once more; another number while these six are being written."""
     JOINT_SEQ = 39
     """GROUP_SEQ, of process groups with ranks on other nodes only."""
+    SAVE_HELD = 40
+    """A save is kept waiting: it would write over a checkpoint that nobody has opened (hooks/holding.py)."""
+    MAY_SAVE = 41
+    """Written by the supervisor: somebody has opened one."""
 
 
 class Milestone(IntEnum):

@@ -224,8 +224,11 @@ class CallsPage:
                 words[at + _FLAGS] |= _RAISED
             words[at + _DONE_NS] = now_ns
 
-    def note_groups(self, since_ns: int = 0) -> None:
-        """Groups were made (since since_ns) or destroyed: bring the table up to date. Never raises."""
+    def note_groups(self, since_ns: int = 0, timeout_ns: int = 0) -> None:
+        """Groups were made (since since_ns, with that timeout) or destroyed: bring the table up to date.
+
+        Never raises.
+        """
         try:
             world = self._c10d._world
             self._slots.clear()
@@ -234,7 +237,7 @@ class CallsPage:
                 name = str(world.pg_names.get(group) or group.group_name)
                 living.add(name)
                 if name not in self._by_name:
-                    self._add_group(name, group, world, since_ns)
+                    self._add_group(name, group, world, since_ns, timeout_ns)
                 if name in self._by_name:
                     self._slots[id(group)] = self._by_name[name]
             for name in [name for name in self._by_name if name not in living]:
@@ -249,7 +252,7 @@ class CallsPage:
             if slot is not None:
                 self._words[slot.at + Group.SEQ_HEART] = seq
 
-    def _add_group(self, name: str, group: Any, world: Any, made_ns: int) -> None:
+    def _add_group(self, name: str, group: Any, world: Any, made_ns: int, timeout_ns: int) -> None:
         index = next((i for i in range(MAX_GROUPS) if not self._words[GROUPS_AT + i * GROUP_WORDS] & 1), None)
         if index is None:
             return
@@ -261,7 +264,7 @@ class CallsPage:
         words[at + Group.RANKS] = self._intern(pack_ranks(ranks))
         words[at + Group.BACKEND] = self._intern(str(world.pg_backend_config.get(group) or world.pg_map[group][0]))
         words[at + Group.SEQ_CALL] = words[at + Group.SEQ_HEART] = words[at + Group.SEQ_P2P] = 0
-        words[at + Group.MADE_NS] = made_ns
+        words[at + Group.MADE_NS], words[at + Group.TIMEOUT_NS] = made_ns, timeout_ns
         words[at] = turn << 1 | 1
         words[Head.GROUPS] = max(words[Head.GROUPS], index + 1)
         self._by_name[name] = Slot(index, turn, ranks)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 SIZE_BYTES = 65536
-MAGIC = 0x67756172_64_CA11_01
+MAGIC = 0x67756172_64_CA11_02
 
 MAX_GROUPS = 64
 MAX_STRINGS = 384
@@ -63,6 +63,8 @@ class Group(IntEnum):
     SEQ_P2P = 7
     """How much of torch's count were sends and receives: gloo counts these too, NCCL doesn't."""
     MADE_NS = 8
+    TIMEOUT_NS = 9
+    """That the script itself gave it; 0 none, or torch's own default."""
 
 
 class Record(IntEnum):
@@ -107,7 +109,7 @@ class Flag(IntEnum):
 RECORDER_THREAD = "pt_workerserver"
 """The name of each of the worker server's threads."""
 
-GROUP_WORDS = 9
+GROUP_WORDS = 10
 GROUP_BITS = 8
 RECORD_WORDS = 24
 GROUPS_AT = 32

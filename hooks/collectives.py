@@ -4,8 +4,8 @@ A wrapper shows on the board which call the training thread is in, and since whe
 and FSDP's own collectives don't pass here: torch's sequence numbers, which the heart reads, count those too.
 
 torch.compile: dynamo replaces some collectives by traceable ones, looked up by the function object. Those tables are
-made from this module's names after we have wrapped them, so the wrapper is the key. What dynamo inlines instead it
-must inline without us: `_torchdynamo_inline` leads it to the original.
+made from this module's names after we have wrapped them, so the wrapper is the key (hooks/dynamo.py). What dynamo
+inlines instead it must inline without us: `_torchdynamo_inline` leads it to the original.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _PROGRESS_NS, _TOTAL = int(Field.PROGRESS_NS), int(Field.COLLECTIVE_TOTAL_NS)
 NOT_FUNCTIONS = ("none", "wait")
 GROUP_MAKERS = ("new_group", "split_group")
 TIMEOUT = "NCCL_TIMEOUT"
+USUAL_TIMEOUT, USUAL_NCCL_TIMEOUT = timedelta(minutes=30), timedelta(minutes=10)
+"""default_pg_timeout and default_pg_nccl_timeout of torch (distributed/constants.py)."""
+_MOST_NS = 1 << 62
 
 
 def install(module: Any, rank: Rank) -> None:
@@ -62,7 +65,10 @@ def wrap_collective(original: Function, rank: Rank, op: int) -> Function:
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
         words = rank.words
-        if words[_SINCE] or get_ident() != rank.owner_ident:
+        is_owner = get_ident() == rank.owner_ident
+        if not is_owner or rank.aside:
+            _note_user(rank, signature, args, kwargs, is_owner)
+        if words[_SINCE] or not is_owner:
             return original(*args, **kwargs)
         words[_OP] = op
         words[_SINCE] = began_ns = monotonic_ns()
@@ -85,15 +91,35 @@ def wrap_collective(original: Function, rank: Rank, op: int) -> Function:
         return result
 
     if isfunction(original):
-        collective._torchdynamo_inline = original  # type: ignore[attr-defined]  # dynamo's own convention
+        # Dynamo's own convention, and what it calls a function that it is given in a P2POp.
+        collective._torchdynamo_inline = original  # type: ignore[attr-defined]
+        collective.__code__ = collective.__code__.replace(co_name=original.__name__)  # type: ignore[attr-defined]
     return collective
+
+
+def _note_user(rank: Rank, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], is_owner: bool) -> None:
+    """Note who uses a process group of its own: the thread that trains, or only others, as for a check of health."""
+    group = kwargs.get("group")
+    if group is None and len(args) > signature.group_at:
+        group = args[signature.group_at]
+    name = getattr(group, "group_name", None)
+    if name is None:
+        return
+    if is_owner:
+        rank.aside.discard(name)
+        rank.shared.add(name)
+    elif name not in rank.shared:
+        rank.aside.add(name)
 
 
 def read_signature(original: Function) -> Signature:
     """Read where a function takes its tensors and its group, through torch's own wrappers around it."""
-    code = getattr(unwrap(original), "__code__", None)
-    parameters = code.co_varnames[: code.co_argcount] if code is not None else ()
-    return Signature(getattr(original, "__name__", ""), list(parameters))
+    return Signature(getattr(original, "__name__", ""), _parameters(original))
+
+
+def _parameters(function: Function) -> list[str]:
+    code = getattr(unwrap(function), "__code__", None)
+    return list(code.co_varnames[: code.co_argcount]) if code is not None else []
 
 
 def _wrap_wait(original: Function, rank: Rank) -> Function:
@@ -127,26 +153,31 @@ def _wrap_wait(original: Function, rank: Rank) -> Function:
 
 
 def _wrap_group_maker(original: Function, rank: Rank) -> Function:
+    at = _position(original, "timeout")
+
     @functools.wraps(original)
     def make_group(*args: Any, **kwargs: Any) -> Any:
-        return _timed_init(original, rank, args, kwargs)
+        return _timed_init(original, rank, args, kwargs, at)
 
     return make_group
 
 
 def _wrap_init(original: Function, rank: Rank) -> Function:
+    at = _position(original, "timeout")
+
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         rank.owner_ident = get_ident()  # Whoever makes the process group trains, main thread or not.
         rank.mark(Milestone.INIT_ENTERED)
-        result = _timed_init(original, rank, args, kwargs)
+        result = _timed_init(original, rank, args, kwargs, at)
         rank.mark(Milestone.INIT_DONE)
         return result
 
     return init_process_group
 
 
-def _timed_init(original: Function, rank: Rank, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _timed_init(original: Function, rank: Rank, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_at: int) -> Any:
+    """timeout_at: which argument its timeout is, where it is given without its name."""
     words = rank.words
     if words[Field.INIT_SINCE_NS]:
         return original(*args, **kwargs)
@@ -158,9 +189,23 @@ def _timed_init(original: Function, rank: Rank, args: tuple[Any, ...], kwargs: d
     words[Field.GROUPS] += 1
     words[Field.PROGRESS_NS] = monotonic_ns()
     if rank.calls is not None:
-        rank.calls.note_groups(since_ns)
+        timeout = kwargs.get("timeout", args[timeout_at] if 0 <= timeout_at < len(args) else None)
+        rank.calls.note_groups(since_ns, _own_timeout_ns(timeout))
         recorder.start(rank, rank.calls)
     return result
+
+
+def _position(function: Function, name: str) -> int:
+    """Which argument it is; -1 where there is none of that name."""
+    parameters = _parameters(function)
+    return parameters.index(name) if name in parameters else -1
+
+
+def _own_timeout_ns(timeout: object) -> int:
+    """A timeout that somebody has thought about: not torch's own defaults, which frameworks pass on."""
+    if not isinstance(timeout, timedelta) or timeout in (USUAL_TIMEOUT, USUAL_NCCL_TIMEOUT):
+        return 0
+    return min(int(timeout.total_seconds() * 1e9), _MOST_NS)
 
 
 def _wrap_destroyer(original: Function, rank: Rank) -> Function:

@@ -9,6 +9,7 @@ from typing import Any
 
 from guardrun.hooks.board import Field
 from guardrun.hooks.files import Function, PathOf, note_saved, replace, to_path, wrap_load, wrap_save
+from guardrun.hooks.holding import hold
 from guardrun.hooks.rank import Rank
 
 NAME = "dcp"
@@ -58,6 +59,8 @@ def _wrap_async(original: Function, rank: Rank, path_of: PathOf, pending: set[st
     def async_save(*args: Any, **kwargs: Any) -> Any:
         began_ns = monotonic_ns()
         step = rank.step_now()
+        if rank.held:
+            hold(rank, path_of, args, kwargs)
         path = path_of(args, kwargs)
         if path is not None:
             pending.add(path)

@@ -15,6 +15,7 @@ from typing import Any
 
 from guardrun.hooks.api import RESUME_FROM
 from guardrun.hooks.board import PHASES, Field
+from guardrun.hooks.holding import hold
 from guardrun.hooks.rank import Rank
 
 Function = Callable[..., Any]
@@ -58,6 +59,8 @@ def wrap_save(original: Function, rank: Rank, path_of: PathOf, writer: str) -> F
         ident = get_ident()
         if ident in _saving:
             return original(*args, **kwargs)
+        if rank.held:
+            hold(rank, path_of, args, kwargs)
         words = rank.words
         is_owner = ident == rank.owner_ident
         began_ns = monotonic_ns()

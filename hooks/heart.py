@@ -55,6 +55,8 @@ class Heart:
         """A hooks.sender.Sender; False once it is certain that there is none."""
         self._saved_path = list(sys.path)
         self._group_seq = 0
+        self._frozen: dict[str, int] = {}
+        """Per group that only other threads use: its count when training was first seen to advance without it."""
         self._still_ns = 0
         """Its progress when it told its batch."""
 
@@ -105,7 +107,7 @@ class Heart:
         if self._rank.gc_policy is not None:
             self._rank.gc_policy.on_beat(now_ns)
         seqs = {} if self._rank.is_ended else read_group_seqs()
-        total = sum(seqs.values())
+        total = self._total(seqs)
         words[Field.JOINT_SEQ] = sum(seqs.get(name, 0) for name in find_joint_groups()) if seqs else 0
         if total > self._group_seq and words[Field.PROGRESS_NS] < now_ns:
             words[Field.PROGRESS_NS] = now_ns
@@ -121,6 +123,15 @@ class Heart:
             self._still_ns = progress_ns
             beat["data"] = batches.describe_still()
         self._send("Beat", beat)
+
+    def _total(self, seqs: dict[str, int]) -> int:
+        """Collectives so far that say that training advances: a check of health goes on while it stands still."""
+        words, aside = self._rank.words, self._rank.aside
+        self._frozen = {name: count for name, count in self._frozen.items() if name in aside}
+        if aside and (words[Field.PULSES] or words[Field.BATCHES] or words[Field.API_CALLS]):
+            for name in aside & seqs.keys():
+                self._frozen.setdefault(name, seqs[name])
+        return sum(self._frozen.get(name, count) for name, count in seqs.items())
 
     def _send(self, kind: str, fields: dict[str, object]) -> None:
         rank = self._rank

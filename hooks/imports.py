@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from guardrun.hooks.rank import Rank
+    from guardrun.hooks.spawned import Waiting
 
 # Module → where its hook is: a module of ours, and its function unless that is `install(module, rank)`.
 # Hooks for a module that a version of torch lacks just never run.
@@ -29,6 +30,7 @@ HOOKS = {
     "torch.distributed.checkpoint.state_dict_saver": "guardrun.hooks.dcp:install_save",
     "torch.distributed.checkpoint.state_dict_loader": "guardrun.hooks.dcp:install_load",
     "torch.distributed.distributed_c10d": "guardrun.hooks.collectives",
+    "torch.distributed._functional_collectives": "guardrun.hooks.dynamo:install_remaps",
     "torch.nn.parallel.distributed": "guardrun.hooks.spent",
     "torch._dynamo.trace_rules": "guardrun.hooks.dynamo",
     "safetensors.torch": "guardrun.hooks.safetensors_files",
@@ -41,21 +43,24 @@ HOOKS = {
 
 
 def start(rank: Rank) -> None:
-    """Wait for the modules; those that are there already (a sitecustomize imported them) are hooked at once."""
-    finder = Finder(rank, dict(HOOKS))
-    sys.meta_path.insert(0, finder)
-    for name in HOOKS:
-        module = sys.modules.get(name)
-        if module is not None and not getattr(module.__spec__, "_initializing", False):
-            finder.install(name, module)
+    """Wait for the modules; those that are there already are hooked at once."""
+    Finder(rank, dict(HOOKS)).start()
 
 
 class Finder:
     """A meta path finder that finds nothing of its own."""
 
-    def __init__(self, rank: Rank, waiting: dict[str, str]) -> None:
+    def __init__(self, rank: Rank | Waiting, waiting: dict[str, str]) -> None:
         self._rank = rank
         self._waiting = waiting
+
+    def start(self) -> None:
+        """Wait for the modules; those that are there (a sitecustomize, a function's rank) are hooked at once."""
+        sys.meta_path.insert(0, self)
+        for name in list(self._waiting):
+            module = sys.modules.get(name)
+            if module is not None and not getattr(module.__spec__, "_initializing", False):
+                self.install(name, module)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -65,6 +65,12 @@ class Rank:
         self.outbox = Outbox()
         self.owner_ident = get_ident()
         """The thread that trains. What others wait for says nothing about whether training goes on."""
+        self.held: tuple[str, ...] = ()
+        """Checkpoints that are not to be written over before it is seen that the script resumes."""
+        self.aside: set[str] = set()
+        """Process groups, by name, that only other threads than the one that trains have been seen to use; …"""
+        self.shared: set[str] = set()
+        """… and those of them that it turned out to use as well."""
         self.counts_itself = False
         """The script calls step(): optimizers don't count."""
         self.phase = PHASES[0]
@@ -190,6 +196,7 @@ class Rank:
             self.gc_policy.give_back()
         self.words = private_words()
         self.calls = None
+        self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()
         self._milestone_lock = allocate_lock()

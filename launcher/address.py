@@ -10,6 +10,8 @@ from functools import cache
 
 NOWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Of networks that do not exist (RFC 5737, RFC 3849): asking for the way there sends nothing."""
+LOOPBACK_S = 5.0
+"""For finding out that it does not answer: it answers at once, or refuses."""
 
 
 def find_address(local_addr: str | None = None) -> str:
@@ -45,6 +47,27 @@ def _look_up(host: str) -> list[tuple[int, tuple[object, ...]]]:
 def does_resolve(host: str) -> bool:
     """Whether anything is known here of a host's name."""
     return bool(_look_up(host))
+
+
+def loopback_trouble(limit_s: float = LOOPBACK_S) -> str:
+    """Why nothing on this host can be reached at `localhost`, as torch's store must be; empty: it can be."""
+    try:
+        found = socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"the name localhost does not resolve ({error}): it belongs in /etc/hosts"
+    troubles: dict[str, None] = {}
+    for family, kind, protocol, _, address in found:
+        try:
+            with (
+                socket.create_server(("", 0), family=family) as server,
+                socket.socket(family, kind, protocol) as client,
+            ):
+                client.settimeout(limit_s / len(found))
+                client.connect((address[0], server.getsockname()[1], *address[2:]))
+                return ""
+        except OSError as error:
+            troubles[f"{address[0]}: {error.strerror or error}"] = None
+    return f"this machine can't reach itself at localhost ({'; '.join(troubles)}): is its loopback interface up?"
 
 
 def is_loopback(host: str) -> bool:

@@ -16,19 +16,14 @@ from guardrun.supervisor.wire import (
     CONTROL_SOCKET,
     MAX_CONTROL_BYTES,
     Ack,
-    Exited,
+    Fact,
     Finish,
     LauncherHello,
-    Serving,
-    Signalled,
     Start,
-    Started,
     Stop,
-    Stopped,
     ToLauncher,
 )
 
-Fact = Serving | Started | Exited | Stopped | Signalled
 Order = Start | Stop | Finish
 
 RECONNECT_MS = 20

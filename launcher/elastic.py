@@ -11,6 +11,7 @@ Nothing here runs before torch has been imported, which takes seconds: import th
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import os
 import socket
@@ -26,7 +27,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from guardrun.launcher.address import find_address
+from guardrun.launcher.address import find_address, loopback_trouble
 from guardrun.supervisor.wire import Place
 
 LOCAL_BACKENDS = ("static", "c10d")
@@ -184,8 +185,9 @@ class _Rendezvous:
 class Elastic:
     """Starts attempts through torch's process layer, each with a store of its own."""
 
-    def __init__(self, plan: Plan, max_restarts: int) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, max_restarts: int, run: Callable[[Callable[[], Any]], Any]) -> None:
+        """run: makes calls that may wait for a network, so that a signal ends the waiting."""
+        self.plan, self._run = plan, run
         config = plan.config
         if getattr(config, "signals_to_handle", None):  # as launch_agent does; ranks inherit it
             os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
@@ -217,21 +219,26 @@ class Elastic:
         place = place or Place(group_rank=0, nodes=1, first_rank=0, world_size=count)
         address, port, store = place.address, place.port, None
         if not address:
-            address, store = self._make_store(place)
+            address, store = self._run(functools.partial(self._make_store, place))
             port = store.port
             on_serving(address, port)
         self._spec.args = tuple(arguments)
         agent._remaining_restarts = self._spec.max_restarts - attempt
         group = agent.get_worker_group()
-        size = place.world_size
-        ranks = [(local, place.first_rank + local) for local in range(count)]
         group.workers = [
-            Worker(local_rank=local, global_rank=rank, role_rank=rank, world_size=size, role_world_size=size)
-            for local, rank in ranks
+            Worker(
+                local_rank=local,
+                global_rank=place.first_rank + local,
+                role_rank=(place.role_rank if place.role_size else place.first_rank) + local,
+                world_size=place.world_size,
+                role_world_size=place.role_size or place.world_size,
+            )
+            for local in range(count)
         ]
         group.store, group.group_rank, group.group_world_size = store or _ELSEWHERE, place.group_rank, place.nodes
         group.master_addr, group.master_port = address, port
         agent._pcontext = None
+        self._stop_helpers()
         try:
             agent._start_workers(group)
         finally:
@@ -242,8 +249,13 @@ class Elastic:
             worker.id = str(pid)
         return store, agent._pcontext
 
-    def stop_helpers(self) -> None:
-        """End what the agent keeps for an attempt besides its ranks: file timer and health check, where asked for."""
+    def _stop_helpers(self) -> None:
+        """End what is kept for an attempt besides its ranks, where asked for: file timer, health check, fork server."""
+        # A fork server's children would have the environment that it was started with.
+        server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+        if server is not None:
+            with suppress(Exception):
+                server._stop()
         for name in ("_worker_watchdog", "_health_check_server"):
             helper = getattr(self._agent, name, None)
             if helper is not None:
@@ -251,11 +263,12 @@ class Elastic:
                     helper.stop()
                 setattr(self._agent, name, None)
 
-    def record_events(self, failures: Failures | None) -> None:
-        """Write torchrun's events of a run's end to where --event-log-handler says: one a rank, and the agent's.
+    def end(self, failures: Failures | None) -> None:
+        """Of the run: end the helpers, and write torchrun's events of its end, one a rank, and the agent's.
 
         failures: of the last attempt, those of the ranks that were stopped among them; None where a signal ended it.
         """
+        self._stop_helpers()
         handler = getattr(self.plan.config, "event_log_handler", "null")
         if handler == "null":
             return
@@ -308,6 +321,9 @@ class Elastic:
 
 
 def _serve(port: int) -> Any:
+    """Raises OSError; TCPStore itself would try to reach its own server for five minutes."""
+    if trouble := loopback_trouble():
+        raise OSError(trouble)
     return TCPStore(host_name="localhost", port=port, is_master=True, wait_for_workers=False, multi_tenant=True)
 
 

@@ -285,5 +285,6 @@ def fleet_file(fleet: Fleet, plan: Plan, config: Config, join: Path, is_head: bo
         address=named or find_address(local),
         port=0 if config.fleet.join == MUNGE else config.fleet.port,
         term_s=config.fleet.term_s,
+        role=str(getattr(plan.config, "role", "")),
         work=hashlib.sha256(json.dumps(plan.arguments).encode()).hexdigest()[:16],
     )

@@ -142,7 +142,9 @@ class Launch:
             except FleetError as error:
                 raise UsageError(str(error)) from None
         try:
-            sockets = make_socket_folder(os.environ)
+            with suppress(OSError):
+                asked.directory.mkdir(parents=True, exist_ok=True)
+            sockets = make_socket_folder(os.environ, [asked.directory, Path(self._cwd)])
         except NoSocketFolderError as error:
             return self._run_plain(str(error), part)
         try:
@@ -160,12 +162,12 @@ class Launch:
                 write_run_file(run.path, run.file)
             if plan is None:
                 return self._run_agent(run, config, args, world_size, signals)
-            starter = Starter(elastic.Elastic(plan, config.restart.max_restarts), run, config, signals)
+            starter = Starter(elastic.Elastic(plan, config.restart.max_restarts, signals.run), run, config, signals)
             loop = make_loop(Loop, run, config, starter, signals)
             loop.shutdown_timeout_s = shutdown_timeout_s(plan.config)
             status = self._supervise(loop, config, plan.config)
             if isinstance(loop.attempt, LocalAttempt):
-                starter.elastic.record_events(None if loop.is_signalled else loop.attempt.failures())
+                starter.elastic.end(None if loop.is_signalled else loop.attempt.failures())
             return status
         finally:
             remove_socket_folder(sockets)
@@ -259,7 +261,7 @@ class Launch:
         )
         loop.attach(supervision, self._earlier)
         try:
-            for left in sweep_left_behind(os.environ):
+            for left in sweep_left_behind(os.environ, [loop.run.path.parent, Path(self._cwd)]):
                 log.write("swept", folder=str(left))
             status = loop.go()
         finally:
@@ -296,6 +298,7 @@ def make_loop(kind: type[Loop], run: OpenRun, config: Config, starter: Starts, s
         log=Log(run.path),
         max_restarts=config.restart.max_restarts,
         stop_grace_s=config.restart.stop_grace_s,
+        linger_s=config.launcher.linger_s,
         is_first_ordered=run.is_continued or config.checkpoint.resume_first or run.file.fleet is not None,
     )
 

@@ -22,6 +22,7 @@ from guardrun.launcher import fallback
 from guardrun.launcher.attempt import Attempt
 from guardrun.launcher.control import Order
 from guardrun.launcher.notices import catches, give
+from guardrun.launcher.opened import OpenWatch, watch
 from guardrun.launcher.opening import OpenRun
 from guardrun.launcher.proc import DEAD, read_stat
 from guardrun.launcher.saying import Log, say
@@ -32,7 +33,18 @@ from guardrun.launcher.supervision import Supervision
 from guardrun.launcher.sweep import Sweeper, reap_orphans
 from guardrun.launcher.turning import keep_turning
 from guardrun.supervisor.core.events import Checkpoint, Rank
-from guardrun.supervisor.wire import Exited, Finish, LauncherHello, Serving, Signalled, Start, Started, Stop, Stopped
+from guardrun.supervisor.wire import (
+    Exited,
+    Finish,
+    LauncherHello,
+    Opened,
+    Serving,
+    Signalled,
+    Start,
+    Started,
+    Stop,
+    Stopped,
+)
 
 IDLE_S = 1.0
 """The loop turns at least this often."""
@@ -77,6 +89,8 @@ class Loop:
     """Ranks that have a handler for a notice are given it."""
     shutdown_timeout_s: float = 30.0
     """Between a signal from the user, passed on to the ranks, and SIGKILL."""
+    linger_s: float = 0.0
+    """What ranks that ended well have left running is given so long."""
     poll_s: float = RESULT_POLL_S
     """How often attempts that need it are polled."""
     is_over: bool = True
@@ -94,6 +108,8 @@ class Loop:
     _start_error: str = ""
     _serving: tuple[str, int] | None = None
     """Where the store of the last attempt is served, if it is here and other nodes need it."""
+    _opens: OpenWatch | None = None
+    """Until somebody has read from a checkpoint of the run in this attempt."""
     _outcome: Outcome | None = None
     """Of the last attempt that was stopped."""
     supervision: Supervision = field(init=False)
@@ -153,6 +169,7 @@ class Loop:
         now_s = time.monotonic()
         for signum in self.signals.take():
             self._heed(signum, now_s)
+        self._note_opens()
         self._note_exits(now_s)
         for order in self.supervision.step(now_s):
             self._obey(order, now_s)
@@ -173,6 +190,8 @@ class Loop:
         if self.attempt is not None and not self.is_over:
             for fileno in self.attempt.filenos():
                 poller.register(fileno, zmq.POLLIN)
+        if self._opens is not None:
+            poller.register(self._opens.fileno(), zmq.POLLIN)
         poller.poll(math.ceil(self._patience_s() * 1000))
 
     def _patience_s(self) -> float:
@@ -227,6 +246,7 @@ class Loop:
         self.number, self.checkpoint = order.attempt, order.checkpoint
         self._exitcodes, self.stopped_by_us, self._starts = {}, [], self._starts + 1
         self._serving, self._outcome = None, None
+        trouble = self._watch_opens(order.siblings)
         try:
             attempt = self.starter.start(order, lambda address, port: self._tell_serving(order, address, port))
         except StartError as error:
@@ -237,6 +257,35 @@ class Loop:
             return
         self.attempt, self.is_over, self._start_error = attempt, False, ""
         self._tell_started(attempt, order.checkpoint)
+        if trouble:
+            self._tell_opened("", trouble)
+
+    def _watch_opens(self, siblings: list[str]) -> str:
+        """Watch the run's checkpoints, before anything of the attempt lives. Why that is not possible; empty: it is."""
+        self._end_watch()
+        if siblings:
+            try:
+                self._opens = watch(siblings)
+            except OSError as error:
+                self.log.write("opens_not_watched", error=str(error))
+                return str(error)
+        return ""
+
+    def _note_opens(self) -> None:
+        path = self._opens.read() if self._opens is not None else ""
+        if path:
+            self._end_watch()
+            self._tell_opened(path)
+
+    def _end_watch(self) -> None:
+        if self._opens is not None:
+            self._opens.close()
+            self._opens = None
+
+    def _tell_opened(self, path: str, trouble: str = "") -> None:
+        number = self.number
+        self.log.write("checkpoint_opened", attempt=number, path=path, trouble=trouble)
+        self.supervision.tell(lambda seq: Opened(seq=seq, attempt=number, path=path, trouble=trouble))
 
     def _tell_serving(self, order: Start, address: str, port: int) -> None:
         if order.place is None:
@@ -310,7 +359,7 @@ class Loop:
             self._stopping.hurry(now_s, grace_s)
             return
         self.log.write("stop_began", attempt=self.number, grace_s=grace_s, signal=int(signum))
-        self._stopping = Stopping(self.attempt, self.sweeper, now_s, grace_s, signum)
+        self._stopping = Stopping(self.attempt, self.sweeper, now_s, grace_s, signum, linger_s=self.linger_s, say=say)
 
     def _advance_stop(self, now_s: float) -> None:
         if self._stopping is None or self.attempt is None:
@@ -320,6 +369,8 @@ class Loop:
             return
         self._note_exits(now_s)
         self._stopping, self.is_over, self.stopped_by_us = None, True, outcome.stopped_by_us
+        self._note_opens()
+        self._end_watch()
         self.attempt.close(is_everything_dead=not self.attempt.alive())
         self._tell_stopped(outcome)
         self._finish_by_s = now_s + FINISH_PATIENCE_S
@@ -391,6 +442,9 @@ class Loop:
     def _interrupt(self, signum: signal.Signals, now_s: float) -> None:
         """The user, or a scheduler, wants an end: the ranks get the same signal; a second Ctrl-C ends them at once."""
         self.log.write("signalled", signal=int(signum))
+        is_alone = self.run.file.fleet is None
+        if self._signum is None and is_alone and self._stopping is not None and self._stopping.end_waiting(now_s):
+            return  # training has ended well: what is interrupted is the waiting for what it left
         if self._signum is None:
             self._signum = signum
             self._finish_by_s = now_s + FINISH_PATIENCE_S

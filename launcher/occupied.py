@@ -13,7 +13,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -76,13 +76,16 @@ class Occupied:
             self._fd = -1
 
 
-def sweep_left_behind(environ: Mapping[str, str]) -> list[Path]:
-    """Remove the folders that are left of guardruns which were killed; those that were there."""
+def sweep_left_behind(environ: Mapping[str, str], otherwise: Iterable[Path] = ()) -> list[Path]:
+    """Remove the folders that are left of guardruns which were killed; those that were there.
+
+    otherwise: as in make_socket_folder.
+    """
     boot_id = read_boot_id()
     if not boot_id:
         return []
     swept: list[Path] = []
-    for parent in candidates(environ):
+    for parent in dict.fromkeys([*candidates(environ), *otherwise]):
         try:
             with os.scandir(parent) as entries:
                 names = [entry.name for entry in islice(entries, MOST_ENTRIES) if _NAME.fullmatch(entry.name)]

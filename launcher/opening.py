@@ -175,7 +175,8 @@ def _continue_run(path: Path, wish: Wish, sockets: Path, node: str) -> OpenRun:
         before = read_run_file(path)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         raise RunIdError(f"{path} exists and holds no run of guardrun's: {way_out}") from None
-    if (outcome := read_outcome(path)) in ENDED_OUTCOMES:
+    outcome, may_go_on = read_outcome(path)
+    if outcome in ENDED_OUTCOMES and not may_go_on:
         raise RunIdError(f"run {wish.run_id} has ended ({outcome.replace('_', ' ')}): {way_out}")
     if owner := find_living_owner(path, before, node):
         raise RunIdError(f"run {wish.run_id} is running, {owner}: {way_out}, or end it first")
@@ -221,7 +222,21 @@ def _run_file(wish: Wish, run_id: str, sockets: Path, node: str) -> RunFile:
         notify_command=config.notify.command,
         agent="torchrun" if wish.is_torchrun_agent else "guardrun",
         config=redact_values({**config.as_dict(), "origins": config.origins}),
+        slurm_job=_slurm_job(),
     )
+
+
+def _slurm_job() -> str:
+    """This guardrun's job in Slurm; empty where there is none, or its variables make no sense."""
+    if not os.environ.get("SLURM_JOB_ID"):
+        return ""
+    from guardrun.slurm.environment import SlurmEnvironmentError, read_slurm
+
+    try:
+        here = read_slurm(os.environ)
+    except SlurmEnvironmentError:
+        return ""
+    return here.job if here is not None else ""
 
 
 def point_latest(directory: Path, run_id: str) -> None:

@@ -87,11 +87,12 @@ def _is_touched(path: Path, patience_s: float) -> bool:
     return False
 
 
-def read_outcome(run_dir: Path) -> str:
-    """summary.json's outcome; empty where the run has not ended."""
+def read_outcome(run_dir: Path) -> tuple[str, bool]:
+    """summary.json's outcome (empty where the run has not ended), and whether it may be gone on with all the same."""
     try:
         summary = json.loads((run_dir / "summary.json").read_bytes())
     except (OSError, ValueError):
-        return ""
-    outcome = summary.get("outcome", "") if isinstance(summary, dict) else ""
-    return outcome if isinstance(outcome, str) else ""
+        return "", False
+    if not isinstance(summary, dict) or not isinstance(outcome := summary.get("outcome", ""), str):
+        return "", False
+    return outcome, summary.get("may_go_on") is True

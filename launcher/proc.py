@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -43,6 +43,34 @@ def read_stat(pid: int) -> Stat | None:
             return parse_stat(file.read())
     except (OSError, ValueError, IndexError):
         return None
+
+
+def read_name(pid: int) -> str:
+    """What a process is called, for a line: `python upload.py`; empty where it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = [word.decode("utf-8", "replace") for word in file.read(4096).rstrip(b"\0").split(b"\0") if word]
+    except OSError:
+        return ""
+    return short_command(words)
+
+
+def short_command(argv: Sequence[str]) -> str:
+    """A process's program and, of a Python, its script or module; no further argument, since they may hold secrets."""
+    if not argv:
+        return ""
+    program = os.path.basename(argv[0])
+    if "python" not in program:
+        return program[:120]
+    kept = [program]
+    for argument in argv[1:]:
+        kept.append(argument)
+        if argument == "-c":
+            kept[-1] = "-c …"
+            break
+        if not argument.startswith("-"):
+            break
+    return " ".join(kept)[:120]
 
 
 def signal_group(pid: int, signum: signal.Signals) -> None:

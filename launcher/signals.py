@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's --signals-to-handle."""
 
 Handler = Callable[[int, FrameType | None], Any]
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """A signal has come, which does not let anybody wait any longer."""
 
 
 def parse_signals(text: str) -> list[signal.Signals]:
@@ -80,6 +88,42 @@ class Signals:
         while self._pending:
             taken.append(self._pending.popleft())
         return taken
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Make a call by a thread of its own, which a signal that comes meanwhile leaves behind.
+
+        Raises Interrupted then (the signal is still to be taken), and what the call raises.
+        """
+        answers: deque[tuple[T | None, BaseException | None]] = deque()
+        lock, is_awaited = threading.Lock(), True
+
+        def job() -> None:
+            try:
+                answers.append((work(), None))
+            except BaseException as error:
+                answers.append((None, error))
+            with lock:
+                if is_awaited:
+                    os.write(self._writer, b"\0")
+
+        threading.Thread(target=job, name="guardrun-waits", daemon=True).start()
+        poller = select.poll()
+        poller.register(self._reader, select.POLLIN)
+        try:
+            while not answers:
+                if self._pending:
+                    raise Interrupted(f"{self._pending[0].name} came first")
+                poller.poll(1000)
+                with suppress(BlockingIOError):
+                    os.read(self._reader, 4096)
+        finally:
+            with lock:
+                is_awaited = False
+            os.write(self._writer, b"\0")  # what came meanwhile is still to be looked at
+        result, error = answers[0]
+        if error is not None:
+            raise error
+        return cast("T", result)
 
     def fileno(self) -> int:
         return self._reader

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,20 +23,23 @@ class NoSocketFolderError(Exception):
     """No folder is writable and near enough to the root for a Unix socket's name."""
 
 
+MAX_PARENT_BYTES = MAX_SOCKET_BYTES - len(f"/{PREFIX}12345678{LONGEST_NAME}")
+
+
 def candidates(environ: Mapping[str, str]) -> list[Path]:
     """Where the socket folder may be made, best first."""
     named = [environ.get("XDG_RUNTIME_DIR"), environ.get("TMPDIR"), "/tmp", "/dev/shm"]
     return [Path(name) for name in dict.fromkeys(named) if name and os.path.isabs(name)]
 
 
-def make_socket_folder(environ: Mapping[str, str]) -> Path:
-    """Make the run's socket folder, with room for at least a board.
+def make_socket_folder(environ: Mapping[str, str], otherwise: Iterable[Path] = ()) -> Path:
+    """Make the run's socket folder, with room for at least a board. otherwise: where, if not in the usual places.
 
-    Raises NoSocketFolderError, saying what was tried.
+    Raises NoSocketFolderError, saying what was tried, and what is needed.
     """
     tried: list[str] = []
-    for parent in candidates(environ):
-        if len(os.fsencode(parent)) + len(PREFIX) + 9 + len(LONGEST_NAME) > MAX_SOCKET_BYTES:
+    for parent in dict.fromkeys([*candidates(environ), *otherwise]):
+        if len(os.fsencode(parent)) > MAX_PARENT_BYTES:
             tried.append(f"{parent}: too long for a Unix socket's name")
             continue
         try:
@@ -46,11 +50,17 @@ def make_socket_folder(environ: Mapping[str, str]) -> Path:
         try:
             create_board(str(folder / "probe"))
             (folder / "probe").unlink()
+            with socket.socket(socket.AF_UNIX) as probe:  # not every file system has them
+                probe.bind(str(folder / "probe"))
+            (folder / "probe").unlink()
             return folder
         except OSError as error:
             tried.append(f"{parent}: {error.strerror}")
             shutil.rmtree(folder, ignore_errors=True)
-    raise NoSocketFolderError("no folder for guardrun's sockets: " + "; ".join(tried))
+    raise NoSocketFolderError(
+        f"no folder for guardrun's sockets ({'; '.join(tried)}): let TMPDIR be one of this user's that can be written, "
+        f"on a file system with Unix sockets, its name at most {MAX_PARENT_BYTES} bytes long"
+    )
 
 
 def ensure_socket_folder(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from guardrun.launcher.opening import OpenRun
 from guardrun.launcher.proc import TOKEN_VARIABLE
 from guardrun.launcher.resuming import environment, resume_arguments, resume_environment
 from guardrun.launcher.saying import say
-from guardrun.launcher.signals import Signals
+from guardrun.launcher.signals import Interrupted, Signals
 from guardrun.launcher.sockets import ensure_socket_folder
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.core.events import Checkpoint
@@ -37,11 +37,17 @@ class StartError(Exception):
 
 
 def hook_environment(
-    run: OpenRun, attempt: int | None, environ: Mapping[str, str], first_attempt: int = 0
+    run: OpenRun,
+    attempt: int | None,
+    environ: Mapping[str, str],
+    first_attempt: int = 0,
+    *,
+    held: Sequence[str] = (),
 ) -> dict[str, str | None]:
     """What brings the hooks into a rank, and marks it.
 
-    attempt: None where torchrun's agent numbers them; its first one is first_attempt here.
+    attempt: None where torchrun's agent numbers them; its first one is first_attempt here. held: checkpoints that are
+    not to be written over before one has been opened.
     """
     before = environ.get("PYTHONPATH")
     hooks = {
@@ -53,6 +59,7 @@ def hook_environment(
         "pythonpath": before,
         "gc": run.file.config.get("gc", {}),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
+        **({"held": list(held)} if held else {}),
     }
     return {
         "GUARDRUN_HOOKS": json.dumps(hooks),
@@ -63,7 +70,13 @@ def hook_environment(
 
 
 def run_environment(
-    run: OpenRun, config: Config, attempt: int | None, checkpoint: Checkpoint | None, first_attempt: int = 0
+    run: OpenRun,
+    config: Config,
+    attempt: int | None,
+    checkpoint: Checkpoint | None,
+    first_attempt: int = 0,
+    *,
+    held: Sequence[str] = (),
 ) -> dict[str, str | None]:
     """All that guardrun adds to this process's environment for an attempt's ranks (None: takes away)."""
     environ = os.environ
@@ -78,8 +91,16 @@ def run_environment(
     return {
         **rank_defaults(subject, environ),
         **resume_environment(config.checkpoint.resume_env, checkpoint),
-        **hook_environment(run, attempt, environ, first_attempt),
+        **hook_environment(run, attempt, environ, first_attempt, held=held),
     }
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _detail() -> dict[str, str | None]:
@@ -109,11 +130,14 @@ class Starter:
     def start(self, order: Start, on_serving: Callable[[str, int], object]) -> LocalAttempt:
         """Start an attempt's ranks. on_serving: as in Elastic.start. Raises StartError."""
         number, checkpoint, place = order.attempt, order.checkpoint, order.place
+        if number and not _has_working_folder():
+            say(f"the working folder {self.run.file.cwd} has been removed: paths relative to it lead nowhere any more")
         first_rank = place.first_rank if place is not None else 0
         self._make_boards(number, first_rank)
         plan = self.elastic.plan
         arguments = plan.arguments + resume_arguments(self.config.checkpoint.resume_args, checkpoint)
-        changes = run_environment(self.run, self.config, number, checkpoint)
+        held = order.siblings if order.is_guarded else ()
+        changes = run_environment(self.run, self.config, number, checkpoint, held=held)
         if place is not None and place.run_id:
             changes["GUARDRUN_RUN_ID"] = place.run_id
         if order.is_detailed and DEBUG in changes:
@@ -125,7 +149,8 @@ class Starter:
         except Exception as error:
             if (signum := getattr(error, "sigval", None)) is not None:  # torch's handler came first
                 self.signals.add(signum)
-            raise StartError(f"{type(error).__name__}: {error}") from error
+            is_own_words = isinstance(error, Interrupted) or type(error) is OSError
+            raise StartError(str(error) if is_own_words else f"{type(error).__name__}: {error}") from error
         finally:
             self.signals.handle_again()
         return watch_context(number, context, store, self.run.file.node, first_rank, name=plan.name)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import zmq
 
-from guardrun.launcher.control import Control, Fact, Order
+from guardrun.launcher.control import Control, Order
 from guardrun.launcher.daemon import DAEMON_COMMAND, Daemon
 from guardrun.launcher.saying import Log, say
 from guardrun.launcher.vigil import Vigil
-from guardrun.supervisor.wire import Finish
+from guardrun.supervisor.wire import Fact, Finish
 
 END_PATIENCE_S = 10.0
 """How long guardrund may take to end once the run has: a slow disk is waited for, a dead one not."""

@@ -105,16 +105,20 @@ def read_others_drains(nodes: Iterable[str], slurm: Slurm) -> dict[str, str] | N
     return {node: f"{reason}; {who}" for node, (reason, who) in named.items() if not is_ours(reason)}
 
 
-def undrain(node: str, slurm: Slurm | None = None) -> Drained:
-    """Lift guardrun's own drain of a node, and no other. A node that is down stays down."""
+def undrain(node: str, slurm: Slurm | None = None, *, reason: str = "") -> Drained:
+    """Lift guardrun's own drain of a node, and no other. A node that is down stays down.
+
+    reason: that very drain alone; empty: whichever run's it is.
+    """
     slurm = slurm or Slurm.here()
     before = read_node(node, slurm)
     if isinstance(before, Failure):
         return _failed(node, "returned to service", before)
     if not before.is_drained:
         return Drained(DrainState.NOTHING, f"{node} is not drained")
-    if not is_ours(before.reason):
-        return Drained(DrainState.OTHERS, f"{node} stays drained, it is not guardrun's drain: {_said(before)}")
+    if not is_ours(before.reason) or reason not in ("", before.reason):
+        whose = "another run's" if is_ours(before.reason) else "not guardrun's"
+        return Drained(DrainState.OTHERS, f"{node} stays drained, it is {whose} drain: {_said(before)}")
     answer = slurm.run("scontrol", "update", f"nodename={node}", "state=undrain")
     if isinstance(answer, Failure):
         return _failed(node, "returned to service", answer)

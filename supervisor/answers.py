@@ -1,4 +1,4 @@
-"""What guardctl asks of a live supervisor: status, stacks, look, hold, unhold, checkpoint."""
+"""What guardctl asks of a live supervisor: status, stacks, look, hold, unhold, checkpoint, restart."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Standing
+from guardrun.supervisor.core.stalls import outlook, short
 from guardrun.supervisor.diagnose.lookanswer import LOOK, LookAnswer, trimmed
 from guardrun.supervisor.rankrows import RankRow
 
@@ -32,7 +33,7 @@ class Answers:
 
     def answer(self, peer: bytes, ask: wire.Ask) -> None:
         """Answer one question, now or when a look has been taken."""
-        verbs = {"hold": self._hold, "unhold": self._hold}
+        verbs = {"hold": self._hold, "unhold": self._hold, "restart": self._restart}
         if ask.verb == "status":
             self._status(peer)
         elif ask.verb == "stacks":
@@ -86,6 +87,7 @@ class Answers:
             "node": state.node,
             "uptime_s": round(now_s - state.opened_s, 1),
             "held": state.is_held,
+            "stall": self._stall(now_s),
             "restarts": state.restarts,
             "goodput": round(state.ledger.goodput(now_s), 4),
             "lost_s": state.ledger.lost_s(now_s),
@@ -117,7 +119,7 @@ class Answers:
         if state.is_held:
             return "held"
         if state.suspicion is not None:
-            return "suspicious"
+            return "stalled" if state.suspicion.stall is not None else "suspicious"
         return "training" if state.attempt and state.attempt.has_progress else "starting"
 
     def _rank(self, rank: ev.Rank, row: RankRow, age_s: float) -> dict[str, Any]:
@@ -197,6 +199,35 @@ class Answers:
         who = str(ask.arguments.get("who", "somebody"))[:100]
         self._daemon.feed(ev.HoldSet(is_held=ask.verb == "hold", who=who))
         return wire.Answer(is_ok=True, data={"held": self._daemon.engine.state.is_held})
+
+    def _restart(self, ask: wire.Ask) -> wire.Answer:
+        who = str(ask.arguments.get("who", "somebody"))[:100]
+        state = self._daemon.engine.state
+        if state.phase is not Phase.RUNNING or state.attempt is None:
+            return wire.Answer(is_ok=False, error=f"no attempt runs that could be ended: it is {state.phase.value}")
+        number = state.attempt.number
+        self._daemon.feed(ev.RestartAsked(who=who))
+        return wire.Answer(is_ok=True, data={"attempt": number})
+
+    def _stall(self, now_s: float) -> dict[str, Any] | None:
+        """What holds the run up right now, as it was told; None where nothing does, or it is an incident."""
+        state = self._daemon.engine.state
+        stall = state.suspicion.stall if state.suspicion is not None and state.phase is Phase.RUNNING else None
+        if stall is None or state.attempt is None or (state.suspicion is not None and state.suspicion.incident_id):
+            return None
+        known = [state.attempt.ranks[rank].rank for rank in stall.culprits if rank in state.attempt.ranks]
+        may_act = state.settings.act and not state.is_held and stall.acts_s is not None
+        return {
+            "summary": stall.summary,
+            "place": short(stall.place),
+            "spot": stall.spot,
+            "cause": stall.cause,
+            "who": [{"rank": rank.global_rank, "node": rank.node, "pid": rank.pid} for rank in known],
+            "seconds": round(now_s - stall.onset_s, 1),
+            "told_s_ago": round(now_s - stall.told_s, 1),
+            "acts_in_s": round(max(0.0, stall.acts_s - now_s), 1) if may_act and stall.acts_s is not None else None,
+            "outlook": outlook(state, stall, now_s),
+        }
 
     def _checkpoint(self, peer: bytes) -> None:
         """Ask the ranks, by way of should_checkpoint(), to save at one and the same call."""

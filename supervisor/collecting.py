@@ -37,7 +37,7 @@ def begin_look(
     folders, batches = station.folders(), dict(station.desk.batches)
 
     def work() -> ev.Event:
-        result = take(folder=folder, folders=folders, write=write)
+        result = take(folder=folder, folders=folders, write=write, may_pause=True)
         done()
         return ev.LookTaken(
             look=action.look,

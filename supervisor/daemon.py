@@ -25,6 +25,7 @@ from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.journal import Journal, recover
+from guardrun.supervisor.keeping import Keeping
 from guardrun.supervisor.log import log
 from guardrun.supervisor.pace import Pace
 from guardrun.supervisor.performer import Performer, open_chooser
@@ -55,6 +56,7 @@ class Daemon(Station):
         self.checkpoint_pool = ThreadPoolExecutor(1, thread_name_prefix="guardrun-checkpoints")
         self.chooser = open_chooser(run_dir, run, self.checkpoint_pool)
         self.engine, self.journal = self._recover()
+        self.keeping = Keeping(self)
         self.saving = Saving(self)
         self.schedule = Schedule(self)
         self.performer = Performer(self)

@@ -12,6 +12,7 @@ import msgspec
 
 from guardrun.hooks import messages as msg
 from guardrun.hooks.board import MAGIC, Field
+from guardrun.launcher.checkpoints.steps import step_family
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.boards import phase_of, shares_of, step_of
 from guardrun.supervisor.collect.procfs import age_s, read_stat
@@ -148,6 +149,7 @@ class Desk:
     def _saved(self, message: msg.CheckpointSaved) -> list[ev.Event]:
         wall_s = time.time() - (time.monotonic_ns() - message.ended_ns) / 1e9
         self._on_saved(message.path, message.step, wall_s, message.inode)
+        family, named_step = step_family(message.path)
         return [
             ev.CheckpointSaved(
                 attempt=message.attempt,
@@ -156,6 +158,8 @@ class Desk:
                 step=message.step,
                 duration_s=(message.ended_ns - message.began_ns) / 1e9,
                 inode=message.inode,
+                family=family,
+                named_step=named_step,
             )
         ]
 

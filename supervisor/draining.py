@@ -1,6 +1,6 @@
 """Nodes that are isolated are taken out of service in Slurm, too, where the job runs there; asked until it answers.
 
-One that was lost, and is back before that, is left alone (`withdraw`).
+One that was lost, and is back before that, is left alone (`withdraw`); a drain that was under way then is undone.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class Drains:
             return f"{action.node} is back: it is not drained" if is_slurm else ""
         done = self._try(action)
         if not done.is_silent:
-            self._settle(action, done)
-            return done.text
+            return self._settle(action, done)
         threading.Thread(target=self._persist, args=(action,), name="drain", daemon=True).start()
         return f"{done.text}; it is asked again for {PATIENCE_S / 60:.0f} minutes"
 
@@ -104,8 +103,8 @@ class Drains:
             self._give_up(action, done.text)
             self._closing.wait()
             done = self._try(action)
-        if not done.is_silent and self._settle(action, done):
-            self._say(done.text, "info")
+        if not done.is_silent and (text := self._settle(action, done)):
+            self._say(text, "info")
 
     def _try(self, action: Isolate) -> Drained:
         from guardrun.slurm.commands import TIMEOUT_S, Slurm
@@ -127,17 +126,30 @@ class Drains:
     def _is_pending(self, action: Isolate) -> bool:
         return self._pending.get(action.node, (None, ""))[0] is action
 
-    def _settle(self, action: Isolate, done: Drained) -> bool:
-        """False where it has been given up, or withdrawn, meanwhile; a drain that was made all the same is told."""
+    def _settle(self, action: Isolate, done: Drained) -> str:
+        """What to tell; empty where it was given up, or withdrawn, meanwhile. What was made all the same is undone."""
         with self._change:
             is_mine, how = self._is_pending(action), self._pending.get(action.node, (None, ""))[1]
             if is_mine:
                 del self._pending[action.node]
                 self._change.notify_all()
-        if is_mine or (done.is_done and self.is_withdrawn(action)):
+        if is_mine:
             parts = [*(["drained"] if done.is_done else []), *([how] if how else [])]
             self._settled(action, " and ".join(parts))
-        return is_mine
+            return done.text
+        return self._undo(action) if done.is_done and self.is_withdrawn(action) else ""
+
+    def _undo(self, action: Isolate) -> str:
+        """The node came back while Slurm took the order."""
+        from guardrun.slurm.commands import Slurm
+        from guardrun.slurm.drain import undrain
+
+        lifted = undrain(action.node, Slurm(self._environ), reason=self._reason(action))
+        log.info("undrained", node=action.node, state=lifted.state.value, text=lifted.text)
+        if lifted.is_done:
+            return f"{action.node} is back: its drain, which was under way, is undone"
+        self._settled(action, "drained")
+        return lifted.text
 
     def _give_up(self, action: Isolate, why: str) -> None:
         """Not settled: whoever continues the run tries again."""

@@ -49,6 +49,7 @@ VERBS: tuple[Verb, ...] = (
     replay.VERB,
     order.HOLD,
     order.UNHOLD,
+    order.RESTART,
     order.CHECKPOINT,
 )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,22 +91,13 @@ class NodeFeed:
 
     def step(self, using: Using) -> NodeTold | None:
         """Take in what there is to hear. None: nothing that the engine does not know."""
-        changed: list[Finding] = []
-        for news in self._client.read():
-            if isinstance(news, Welcome):
-                self._end_senses()
-                log.info("node_agent", version=news.version, protocol=news.protocol)
-                changed += self._isolated(news.quarantine)
-            elif isinstance(news, QuarantineIs):
-                changed += self._isolated(news.quarantine)
-            elif isinstance(news, Facts):
-                self._take(news.readouts)
-            elif isinstance(news, Findings):
-                changed += self._all_of(news)
-        if not self._client.is_connected and time.monotonic() - self._began_s > self._patience_s:
-            changed += self._sense(using)
+        known = set(self._findings)
+        latest: dict[str, Finding] = {}
+        """By id: one may be in several messages of the same second, and be over in the last."""
+        for changed in self._hear(using):
+            latest |= {finding.id: finding for finding in changed if self._concerns(finding, using)}
+        findings = [self._as_engine(one) for one in latest.values() if one.id in known or not one.is_over]
         devices = self._find_devices(using.pids)
-        findings = [self._as_engine(finding) for finding in changed if self._concerns(finding, using)]
         gauges = self._gauges_to_tell()
         if not (findings or devices or gauges):
             return None
@@ -120,6 +111,22 @@ class NodeFeed:
         self._end_senses()
 
     # What is heard -----------------------------------------------------------------------------------------------
+
+    def _hear(self, using: Using) -> Iterator[list[Finding]]:
+        """What each message changes; each is to be taken in before the next is asked for."""
+        for news in self._client.read():
+            if isinstance(news, Welcome):
+                self._end_senses()
+                log.info("node_agent", version=news.version, protocol=news.protocol)
+                yield self._isolated(news.quarantine)
+            elif isinstance(news, QuarantineIs):
+                yield self._isolated(news.quarantine)
+            elif isinstance(news, Facts):
+                self._take(news.readouts)
+            elif isinstance(news, Findings):
+                yield self._all_of(news)
+        if not self._client.is_connected and time.monotonic() - self._began_s > self._patience_s:
+            yield self._sense(using)
 
     def _all_of(self, news: Findings) -> list[Finding]:
         """What has changed; a whole account ends what is not in it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from guardrun.supervisor import wire
 from guardrun.supervisor.collecting import begin_exits, begin_look, look_name
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.keeping import elsewhere
 from guardrun.supervisor.log import log
 from guardrun.supervisor.printable import encode_json
 from guardrun.supervisor.rankrows import shares_json
@@ -81,7 +83,9 @@ class Performer:
         def work() -> None:
             chooser.saw_saved(path, step, wall_s, inode)
             self._keep_chooser()
-            self._daemon.saving.seen(chooser.prevalidate())
+            newest = chooser.prevalidate()
+            self._daemon.saving.seen(newest)
+            self._daemon.keeping.seen(newest)
 
         self._daemon.in_background(work, lambda error: None, self._daemon.checkpoint_pool)
 
@@ -103,7 +107,7 @@ class Performer:
         def work() -> ev.Event | None:
             found = daemon.chooser.saw_loaded(message.path)
             if found is None:
-                return None
+                return elsewhere(daemon.chooser, message.attempt, message.path)
             self._keep_chooser()
             daemon.desk.set_base(message.attempt, message.global_rank, found.step)
             return ev.CheckpointLoaded(
@@ -118,8 +122,7 @@ class Performer:
         if self._daemon.fleet is not None:
             self._daemon.fleet.start(action)
             return
-        start = wire.Start(attempt=action.attempt, checkpoint=action.checkpoint, is_detailed=action.is_detailed)
-        self._daemon.send(start)
+        self._daemon.send(wire.start_of(action))
 
     def _check_nodes(self, action: ac.CheckNodes) -> None:
         assert self._daemon.fleet is not None
@@ -146,21 +149,14 @@ class Performer:
 
     def _look(self, action: ac.TakeLook) -> None:
         daemon = self._daemon
-        daemon.scribe.put(self._prune_looks)
+        suspicion = daemon.engine.state.suspicion
+        told = suspicion.stall.looks if suspicion is not None and suspicion.stall is not None else []
+        daemon.scribe.put(functools.partial(prune_looks, daemon.run_dir, list(told)))
         if daemon.fleet is not None:
             daemon.fleet.look(action)
             return
         folder = daemon.run_dir / look_name(action.attempt, action.look)
         begin_look(daemon, action, folder, daemon.scribe.put)
-
-    def _prune_looks(self) -> None:
-        """Looks that led to nothing; those of an incident lie in its own folder."""
-        try:
-            looks = sorted((self._daemon.run_dir / "looks").iterdir(), key=lambda path: path.stat().st_mtime)
-        except OSError:
-            return
-        for old in looks[:-KEEP_LOOKS]:
-            shutil.rmtree(old, ignore_errors=True)
 
     def _read_exits(self, action: ac.ReadExits) -> None:
         if self._daemon.fleet is not None:
@@ -177,12 +173,13 @@ class Performer:
             choice = daemon.chooser.choose(resume_first, action.avoid)
             if resume_first or action.avoid:
                 self._keep_chooser()
-            return ev.CheckpointChosen(
+            chosen = ev.CheckpointChosen(
                 choice=action.choice,
                 checkpoint=choice.checkpoint,
                 skipped=choice.skipped,
                 warnings=daemon.chooser.warn_torn_latest(),
             )
+            return daemon.keeping.prepare(chosen, choice, action.avoid)
 
         instead = lambda error: ev.CheckpointChosen(choice=action.choice, error=error)  # noqa: E731
         self._daemon.in_background(work, instead, daemon.checkpoint_pool)
@@ -240,6 +237,8 @@ class Performer:
     def _finish(self, action: ac.FinishRun) -> None:
         daemon = self._daemon
         self._write_summary(action.summary)
+        if action.summary.outcome == "finished":
+            daemon.scribe.do(daemon.keeping.let_go)
         is_preempted = action.summary.outcome == "preempted"
         order = wire.Finish(exit_code=action.exit_code, is_preempted=is_preempted)
         daemon.send(order)
@@ -260,6 +259,17 @@ class Performer:
                 daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
 
         daemon.scribe.do(work)
+
+
+def prune_looks(run_dir: Path, told: Sequence[str]) -> None:
+    """Looks that led to nothing; those of an incident lie in its own folder. told: of a stall, which may become one."""
+    try:
+        looks = sorted((run_dir / "looks").iterdir(), key=lambda path: path.stat().st_mtime)
+    except OSError:
+        return
+    for old in looks[:-KEEP_LOOKS]:
+        if f"looks/{old.name}" not in told:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def open_chooser(run_dir: Path, run: RunFile, pool: ThreadPoolExecutor) -> Chooser:

@@ -46,6 +46,8 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     """On which the head listens; 0: any."""
     term_s: float = 15.0
+    role: str = ""
+    """torchrun's --role: its ranks are counted together with those of other nodes that have the same."""
     work: str = ""
     """What every node must have alike: a digest of the script and its arguments."""
 
@@ -85,6 +87,8 @@ class RunFile(msgspec.Struct, kw_only=True):
     """The effective configuration, for guardctl config."""
     fleet: FleetFile | None = None
     """None: a job of one node."""
+    slurm_job: str = ""
+    """In which it began, or was continued: `5`, and `5_3` for a task of an array; empty outside Slurm."""
 
     def date_s(self, at_s: float) -> float:
         """Seconds since the epoch of a time of the engine's; the same in every session, whatever became of the clock.

@@ -19,7 +19,7 @@ import msgspec
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.preemption import RUNNING
+from guardrun.supervisor.core.requeues import RUNNING
 from guardrun.supervisor.log import log
 from guardrun.supervisor.requeuing import Asker, begin_requeue, own_restarts
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from guardrun.hooks.board import Field
 from guardrun.hooks.messages import MAX_MESSAGE_BYTES, CheckpointLoaded
 from guardrun.launcher.handles import Handle
 from guardrun.launcher.occupied import Occupied
@@ -50,7 +51,7 @@ BEATS_A_TURN = 2000
 """Frames taken from the ranks' socket before the other work gets its turn."""
 WORKERS = 3
 
-FromLauncher = wire.LauncherHello | wire.Serving | wire.Started | wire.Exited | wire.Stopped | wire.Signalled
+FromLauncher = wire.LauncherHello | wire.Fact
 
 
 class Station(ABC):
@@ -344,6 +345,8 @@ class Station(ABC):
             self._started(message)
         elif isinstance(message, wire.Serving):
             self.serving(message)
+        elif isinstance(message, wire.Opened):
+            self._opened(message)
         elif isinstance(message, wire.Exited):
             # The boards outlive their ranks: where it fell is what its last words there say.
             self._sample(time.monotonic())
@@ -385,6 +388,12 @@ class Station(ABC):
         self.error_files, self.stderr_files = message.error_files, message.stderr_files
         self.watch(message.attempt, message.ranks, message.checkpoint)
         self.feed(ev.AttemptStarted(attempt=message.attempt, ranks=message.ranks, resumed_from=message.checkpoint))
+
+    def _opened(self, message: wire.Opened) -> None:
+        if not message.trouble and message.attempt == self.desk.attempt:
+            for reader in self.sampler.boards.values():
+                reader.write(Field.MAY_SAVE, 1)
+        self.feed(ev.CheckpointOpened(attempt=message.attempt, path=message.path, trouble=message.trouble))
 
     def watch(self, attempt: int, ranks: list[ev.Rank], checkpoint: ev.Checkpoint | None) -> None:
         """These are this node's ranks from now on."""

@@ -131,6 +131,8 @@ class Timeline:
                 self._gauge(event.gauges)
             case ev.HoldSet():
                 self._mark("held" if event.is_held else "unheld", event.who, now_s)
+            case ev.RestartAsked():
+                self._mark("restart", event.who, now_s)
 
     def _mark(self, kind: str, text: str, at_s: float, rank: int = -1) -> None:
         self._marks.append(Mark(at_s=at_s, kind=kind, text=text[:200], rank=rank))

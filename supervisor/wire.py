@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.core.actions import StartAttempt
 from guardrun.supervisor.core.events import Checkpoint, Rank
 
 MAX_CONTROL_BYTES = 1024 * 1024
@@ -64,6 +65,16 @@ class Started(_Wire, frozen=True, kw_only=True, tag="started"):
     """Per global rank, where its stderr goes to a file."""
 
 
+class Opened(_Wire, frozen=True, kw_only=True, tag="opened"):
+    """Somebody here has read from a checkpoint of the run, for the first time in this attempt."""
+
+    seq: int
+    attempt: int
+    path: str = ""
+    trouble: str = ""
+    """Not empty: nobody can see it here."""
+
+
 class Exited(_Wire, frozen=True, kw_only=True, tag="exited"):
     seq: int
     attempt: int
@@ -112,6 +123,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_rank: int
     """Global rank of its first."""
     world_size: int
+    role_rank: int = 0
+    """Of its first, among the ranks of all nodes that have the same --role, …"""
+    role_size: int = 0
+    """… and how many these are; 0: not known, every node has the same."""
     address: str = ""
     """Where the store is served (MASTER_ADDR); empty: here."""
     port: int = 0
@@ -124,8 +139,23 @@ class Start(_Wire, frozen=True, kw_only=True, tag="start"):
     checkpoint: Checkpoint | None = None
     is_detailed: bool = False
     """With TORCH_DISTRIBUTED_DEBUG=DETAIL, unless the user has set it."""
+    siblings: list[str] = []
+    is_guarded: bool = False
+    """As StartAttempt has them."""
     place: Place | None = None
     """None: the job has this node alone."""
+
+
+def start_of(action: StartAttempt, place: Place | None = None) -> Start:
+    """The engine's order for one launcher."""
+    return Start(
+        attempt=action.attempt,
+        checkpoint=action.checkpoint,
+        is_detailed=action.is_detailed,
+        siblings=action.siblings,
+        is_guarded=action.is_guarded,
+        place=place,
+    )
 
 
 class Stop(_Wire, frozen=True, kw_only=True, tag="stop"):
@@ -147,7 +177,7 @@ class Finish(_Wire, frozen=True, kw_only=True, tag="finish"):
 
 
 class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
-    """verb: status, stacks, look, hold, unhold, checkpoint."""
+    """verb: status, stacks, look, hold, unhold, checkpoint, restart."""
 
     verb: str
     arguments: dict[str, Any] = {}
@@ -159,5 +189,7 @@ class Answer(_Wire, frozen=True, kw_only=True, tag="answer"):
     error: str = ""
 
 
-ToSupervisor = LauncherHello | Serving | Started | Exited | Stopped | Signalled | Ask
+Fact = Serving | Started | Opened | Exited | Stopped | Signalled
+"""What launchers number and keep until it is acknowledged."""
+ToSupervisor = LauncherHello | Fact | Ask
 ToLauncher = Ack | Start | Stop | Finish

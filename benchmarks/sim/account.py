@@ -68,6 +68,12 @@ class Training:
             self.work_s += (now_s - self._last_s) / self.slow
             self._last_s = now_s
 
+    def shift(self, gap_s: float) -> None:
+        """Nothing was done for so long, up to now."""
+        self._last_s += gap_s
+        if self.work_s == 0.0:
+            self.first_s += gap_s
+
     def slow_down(self, now_s: float, factor: float) -> None:
         self.advance(now_s)
         self.slow = factor

@@ -48,12 +48,46 @@ class Attempt:
         """Exit codes of ranks that ended by themselves."""
         self.oom_kills = 0
         self._told_progress = 0
+        self._standing: set[str] = set()
+        """Nodes that do not run just now; …"""
+        self._stood_s = 0.0
+        """… since when the others have waited for one."""
 
     def fail(self, now_s: float) -> None:
         """It gets no further."""
         if self.failed_s is None:
             self.failed_s = now_s
             self.training.advance(now_s)
+
+    @property
+    def is_standing(self) -> bool:
+        """It gets no further just now, and will."""
+        return bool(self._standing)
+
+    def stand(self, node: Node, now_s: float) -> None:
+        """A node does not run: all others wait for it."""
+        self.training.advance(now_s)
+        if not self._standing:
+            self._stood_s = now_s
+        self._standing.add(node.name)
+
+    def go_on(self, node: Node, now_s: float) -> None:
+        """It runs again."""
+        if node.name in self._standing:
+            self._standing.discard(node.name)
+            if not self._standing:
+                self._shift(now_s - self._stood_s)
+
+    def skip(self, gap_s: float) -> None:
+        """Nothing ran for so long."""
+        self._stood_s += gap_s
+        if self.failed_s is None and not self._standing:
+            self._shift(gap_s)
+
+    def _shift(self, gap_s: float) -> None:
+        self.training.shift(gap_s)
+        if self.training.work_s == 0.0:
+            self.started_s += gap_s
 
     def rank_on(self, node: Node, luck: float) -> int:
         """Some rank of a node."""
@@ -67,6 +101,8 @@ class Attempt:
 
     def report(self, now_s: float) -> ev.NodeReport | None:
         """What has changed since the last report; None: nothing, or nobody is heard."""
+        if self._standing:
+            return None
         has_begun = now_s >= self.training.first_s
         if has_begun:
             self.training.advance(now_s)
@@ -85,7 +121,8 @@ class Attempt:
     def looks(self, now_s: float) -> tuple[list[RankLook], dict[int, str]]:
         """All ranks of nodes that are heard, and why the others are missing."""
         world = len(self.places) * self.size
-        if self.failed_s is None:
+        since_s = self._stood_s if self._standing else self.failed_s
+        if since_s is None:
             return looks.working(world, now_s)
         order = max(2, self._progress)
         shown, missing = [], {}
@@ -101,7 +138,7 @@ class Attempt:
                 elif rank == self.culprit:
                     shown.append(looks.blocked(rank, now_s, order, self.hang is Truth.STORAGE_HANG))
                 else:
-                    shown.append(looks.waiting(rank, now_s, self.failed_s, order))
+                    shown.append(looks.waiting(rank, now_s, since_s, order))
         return shown, missing
 
     def traces(self) -> list[ev.ExitTrace]:

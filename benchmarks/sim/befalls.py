@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from benchmarks.sim import hiccups
 from benchmarks.sim.attempt import PEER_LOST, Attempt
 from benchmarks.sim.failures import AGAIN_S, SENSED, Failure, Truth
 from benchmarks.sim.nodes import Node
@@ -53,6 +54,10 @@ def befall(world: World, failure: Failure) -> None:
             _goes(world, world.nodes[other], failure.lasts_s, is_dead=False)
     elif truth is Truth.CONTACT:
         _mute(world, node, failure.lasts_s)
+    elif truth is Truth.FREEZE:
+        hiccups.freeze(world, node, failure.lasts_s)
+    elif truth is Truth.SUSPEND:
+        hiccups.suspend(world, failure.lasts_s)
     elif truth in (Truth.NODE_DEAD, Truth.CONTAINER):
         node.is_touched = True
         _goes(world, node, failure.lasts_s, is_dead=True, is_closed=truth is Truth.CONTAINER)

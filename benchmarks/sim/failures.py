@@ -39,6 +39,8 @@ class Truth(str, Enum):
     NAN = "a loss that is no number"
     OUTAGE = "a switch that is down"
     CONTACT = "a node that is not heard for a while"
+    FREEZE = "a node that does not run for a while"
+    SUSPEND = "a job that is suspended for a while"
 
 
 TRUTHS: dict[Truth, float] = {
@@ -68,6 +70,8 @@ TRUTHS: dict[Truth, float] = {
 }
 """Per cent of the failures."""
 
+OWN = frozenset({Truth.GPU_GONE, Truth.GPU_BAD, Truth.NIC_BAD, Truth.CONTAINER, Truth.NODE_DEAD})
+"""A node's own."""
 AGAIN_S: dict[Truth, float] = {Truth.GPU_GONE: 30.0, Truth.GPU_BAD: 1800.0, Truth.NIC_BAD: 1800.0}
 """A bad node's next failure after an attempt has started there: mean."""
 SENSED: dict[Truth, float] = {Truth.GPU_GONE: 0.9, Truth.GPU_BAD: 0.8, Truth.NIC_BAD: 0.5}
@@ -100,6 +104,10 @@ def draw(parameters: Parameters) -> list[Failure]:
     found += [_one(parameters, chance, t, Truth.OUTAGE) for t in _times(chance, outages_a_day, parameters.wall_s)]
     losses_a_day = parameters.rate * parameters.contact_losses_a_node_day * parameters.pool
     found += [_one(parameters, chance, t, Truth.CONTACT) for t in _times(chance, losses_a_day, parameters.wall_s)]
+    freezes_a_day = parameters.freezes_a_node_year * parameters.pool / 365
+    found += [_one(parameters, chance, t, Truth.FREEZE) for t in _times(chance, freezes_a_day, parameters.wall_s)]
+    suspends = _times(chance, parameters.suspends_a_day, parameters.wall_s)
+    found += [_one(parameters, chance, t, Truth.SUSPEND) for t in suspends]
     return sorted(found, key=lambda failure: failure.at_s)
 
 
@@ -124,5 +132,9 @@ def _one(parameters: Parameters, chance: random.Random, at_s: float, truth: Trut
         lasts_s = chance.uniform(6.0, 60.0)
     elif truth is Truth.CONTAINER:
         lasts_s = chance.uniform(30.0, 300.0)
+    elif truth is Truth.FREEZE:
+        lasts_s = chance.uniform(1.0, 60.0)
+    elif truth is Truth.SUSPEND:
+        lasts_s = chance.uniform(1.0, 3600.0)
     # Never the first node: that the head itself dies is not simulated.
     return Failure(at_s, truth, chance.randrange(1, parameters.pool), round(lasts_s, 3), chance.random())

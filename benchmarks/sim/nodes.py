@@ -26,6 +26,8 @@ class Node:
     """Its connection said so at once when it went."""
     is_muted: bool = False
     """Only the way to the head is interrupted."""
+    is_frozen: bool = False
+    """Nothing on it runs; it will, as if nothing had been."""
     bad: Truth | None = None
     """It makes attempts fail until it is repaired."""
     bad_s: float = 0.0
@@ -45,7 +47,7 @@ class Node:
 
     @property
     def is_heard(self) -> bool:
-        return self.is_up and not self.is_muted
+        return self.is_up and not self.is_muted and not self.is_frozen
 
     @property
     def is_usable(self) -> bool:

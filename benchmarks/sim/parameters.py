@@ -41,6 +41,10 @@ class Parameters:
     """Mean."""
     contact_losses_a_node_day: float = 0.001
     """The head does not hear a node for up to a minute, and training goes on."""
+    freezes_a_node_year: float = 0.0
+    """A node does not run for 1 to 60 s, and is well (a live migration, a hypervisor that swaps)."""
+    suspends_a_day: float = 0.0
+    """The job's nodes are suspended together for up to an hour (gang scheduling)."""
     repair_s: float = 8 * 3600.0
     """Mean time until a node that is out, or dead, is back."""
     found_s: float = DAY_S

@@ -3,6 +3,7 @@
     python benchmarks/sim/run.py                          two weeks, two rates, 3 seeds and 1: two hours on a core
     python benchmarks/sim/run.py --quick                  two days of 1,000 nodes, one seed: a minute
     python benchmarks/sim/run.py --nodes 2000 --days 7    another size; --days 7,3 --seeds 3,1: as many for each rate
+    python benchmarks/sim/run.py --hiccups                2,048 nodes for a year, frozen and suspended now and then
     python benchmarks/sim/run.py --write-docs             also puts the tables into docs/simulation.md
     python benchmarks/sim/run.py --anew                   forget results of earlier calls (build/sim-*.jsonl)
 
@@ -22,7 +23,7 @@ sys.path[0] = str(ROOT)
 
 from benchmarks.sim.failures import AGAIN_S, SENSED, TRUTHS  # noqa: E402
 from benchmarks.sim.parameters import Parameters  # noqa: E402
-from benchmarks.sim.table import play_all, play_load, table  # noqa: E402
+from benchmarks.sim.table import play_all, play_hiccups, play_load, table  # noqa: E402
 
 BEGIN, END = "<!-- figures: make sim SIM_ARGS=--write-docs -->", "<!-- end of figures -->"
 
@@ -34,6 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", default="3,1", help="likewise")
     parser.add_argument("--rates", default="1,10", help="times the published rate")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--hiccups", action="store_true")
     parser.add_argument("--anew", action="store_true")
     parser.add_argument("--write-docs", action="store_true")
     parser.add_argument("--no-load", action="store_true", help="without the day in which every rank is told")
@@ -65,6 +67,10 @@ def _assumed(parameters: Parameters) -> str:
 def main() -> int:
     """Play, and print."""
     args = _arguments()
+    if args.hiccups:
+        nodes = 256 if args.quick else 2048
+        print(play_hiccups(Parameters(nodes=nodes, pool=nodes + nodes // 2, days=60 if args.quick else 365), _show))
+        return 0
     if args.quick:
         args.nodes, args.days, args.seeds = 1000, "2", "1"
     parameters = replace(Parameters(), nodes=args.nodes, pool=args.nodes + max(600, args.nodes // 5))

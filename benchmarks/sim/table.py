@@ -12,11 +12,12 @@ from pathlib import Path
 
 from benchmarks.sim import account as use
 from benchmarks.sim.account import Account
-from benchmarks.sim.failures import draw
+from benchmarks.sim.failures import OWN, Truth, draw
 from benchmarks.sim.load import peak_bytes
 from benchmarks.sim.parameters import DAY_S, Parameters
 from benchmarks.sim.torchrun import AS_INSTALLED, Torchrun
 from benchmarks.sim.world import World
+from guardrun.supervisor.core.members import Standing
 
 Show = Callable[[str], None]
 
@@ -142,6 +143,34 @@ def play_load(parameters: Parameters, show: Show) -> str:
         f"({per_stop:,.0f} a stop), {spent_s:.0f} s of CPU time, the virtual world's included; the largest event "
         f"({load.largest}) {load.largest_s:.1f} s; peak memory {peak_bytes() / 2**20:,.0f} MiB"
     )
+
+
+def play_hiccups(parameters: Parameters, show: Show) -> str:
+    """Nodes that do not run for a while, and are well: by themselves, and beside failures of nodes and scripts."""
+    gc.disable()
+    chosen = replace(parameters, spares=16, freezes_a_node_year=4.0, suspends_a_day=1.0, outages_a_switch_year=0.0)
+    every = draw(chosen)
+    hiccups = [failure for failure in every if failure.truth in (Truth.FREEZE, Truth.SUSPEND)]
+    frozen = sum(failure.truth is Truth.FREEZE for failure in hiccups)
+    lines = [
+        f"{chosen.nodes:,} nodes and 16 spares of {chosen.pool:,}, {chosen.days:g} days: "
+        f"{frozen:,} freezes of 1 to 60 s, {len(hiccups) - frozen} suspends of the whole job for up to an hour; "
+        "half of all links close on waking.\n"
+    ]
+    for name, failures in (("nothing else", hiccups), ("the usual failures beside them", every)):
+        world = World(chosen, failures, progress=lambda now_s: show(f"hiccups: day {now_s / DAY_S:.0f}")).run()
+        gc.collect()
+        failed = {chosen.names[failure.node] for failure in failures if failure.truth in OWN}
+        fleet = world.engine.state.fleet
+        out = [m.node for m in fleet.members.values() if m.standing is Standing.OUT] if fleet else []
+        account = world.account
+        lines.append(
+            f"- {name}: ETTR {account.ratio:.1%}, {account.stops:,} stops; left out and failed: "
+            f"{sum(node in failed for node in out)}; innocents left out: {sum(node not in failed for node in out)}, "
+            f"drained: {account.quarantined_innocents}"
+        )
+    gc.enable()
+    return "\n".join(lines)
 
 
 # Showing -----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from benchmarks.sim.failures import Failure, Truth, draw
 from benchmarks.sim.load import Load
 from benchmarks.sim.nodes import Node
 from benchmarks.sim.parameters import Parameters
+from guardrun.supervisor.config.tables import FleetTable
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.engine import Engine
@@ -74,7 +75,10 @@ class World:
         self.mark_s = 0.0
         """Time is booked up to here."""
         self.settings = ev.Settings(
-            max_restarts=parameters.max_restarts, max_no_progress=parameters.max_no_progress, groups_losses=True
+            max_restarts=parameters.max_restarts,
+            max_no_progress=parameters.max_no_progress,
+            groups_losses=True,
+            isolate_lost_s=FleetTable().isolate_lost_s,
         )
         self.incidents: dict[str, ac.Incident] = {}
         self.finished: list[ac.Summary] = []
@@ -123,6 +127,15 @@ class World:
         self._book_end()
         self.account.evicted = len(self.evictions)
         return self
+
+    def skip(self, gap_s: float) -> None:
+        """Nothing of the job ran for so long, up to a now that much later."""
+        self.now_s += gap_s
+        self._heap = [(at_s + gap_s, number, call) for at_s, number, call in self._heap]
+        for node in self.allocation:
+            node.heard_s += gap_s
+        if self.attempt is not None:
+            self.attempt.skip(gap_s)
 
     # The run's life ------------------------------------------------------------------------------------------
 
@@ -218,6 +231,8 @@ class World:
             self._note_incident(action.incident)
         elif isinstance(action, ac.Isolate):
             self._isolate(action)
+        elif isinstance(action, ac.WithdrawIsolation):
+            self._take_back(action)
         elif isinstance(action, ac.FinishRun):
             self._ended(action.summary)
 
@@ -288,13 +303,20 @@ class World:
             tell(self, node, attempt.rank_on(node, 0.0))
 
     def _began(self, attempt: Attempt) -> None:
-        if self.attempt is attempt and attempt.failed_s is None:
+        if self.attempt is not attempt or attempt.failed_s is not None or attempt.stop_s is not None:
+            return
+        if attempt.is_standing or self.now_s < attempt.training.first_s:
+            self.after(1.0, lambda: self._began(attempt))
+        else:
             self._book(use.STARTING, attempt.training.first_s)
             self._report(attempt)
             self._step(attempt)
 
     def _step(self, attempt: Attempt) -> None:
         if self.attempt is not attempt or attempt.failed_s is not None or attempt.stop_s is not None:
+            return
+        if attempt.is_standing:
+            self.after(1.0, lambda: self._step(attempt))
             return
         attempt.training.advance(self.now_s)
         if attempt.training.saved_step > self.saved_step and self.now_s < self.space_s:
@@ -356,8 +378,11 @@ class World:
 
         self.after(wait_s, tell)
 
-    def heard_again(self, node: Node) -> None:
-        """It is back: with its ranks where only the contact was interrupted for less than their lease."""
+    def heard_again(self, node: Node, *, is_whole: bool = False) -> None:
+        """It is back: with its ranks where only the contact was interrupted for less than their lease.
+
+        is_whole: with them, even if they are not meant any more.
+        """
         was_silent, node.is_silent = node.is_silent, False
         if node not in self.allocation:
             return
@@ -370,7 +395,8 @@ class World:
                 self.feed(ev.NodeHeard(node=node.name))
             return
         slot = self.allocation.index(node)
-        self.feed(ev.NodeJoined(node=node.name, slot=slot, ranks=self.parameters.ranks_a_node))
+        number = attempt.number if is_whole and attempt is not None and node in attempt.nodes else -1
+        self.feed(ev.NodeJoined(node=node.name, slot=slot, ranks=self.parameters.ranks_a_node, attempt=number))
         if attempt is not None and attempt is self.attempt and attempt.stop_s is None and node in attempt.nodes:
             for event in attempt.ended_on(node, self.now_s):
                 self.feed(event)
@@ -381,7 +407,21 @@ class World:
         if action.cause == "node_lost":
             self.account.quarantined_innocents += is_innocent
         self._quarantine(node)
-        self.after(DRAINED_S, lambda: self.feed(ev.IsolationSettled(node=action.node, incident=action.incident)))
+        number = node.quarantines
+
+        def settled() -> None:
+            if node.quarantines == number:
+                self.feed(ev.IsolationSettled(node=action.node, incident=action.incident))
+
+        self.after(DRAINED_S, settled)
+
+    def _take_back(self, action: ac.WithdrawIsolation) -> None:
+        """A quarantine for a node's loss is not carried out."""
+        node = self.nodes[action.node]
+        if node.is_quarantined:
+            node.quarantines += 1
+            node.is_quarantined = False
+            self.account.quarantined_innocents -= not node.is_touched
 
     def _quarantine(self, node: Node) -> None:
         node.is_quarantined = True

@@ -36,6 +36,7 @@ from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
 from guardrun.supervisor.core.events import Checkpoint, Skipped
 
 MAX_SKIPPED = 20
+MAX_SIBLINGS = 32
 UNREADABLE = "the script could not load it"
 _MAX_REMEMBERED = 20_000
 _MISSES = 20
@@ -48,6 +49,11 @@ class Choice:
 
     checkpoint: Checkpoint | None = None
     skipped: list[Skipped] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    """The checkpoint's."""
+    siblings: list[str] = field(default_factory=list)
+    """This run's, newest first, at most MAX_SIBLINGS: to read from any of them is to resume."""
+    format: Format | None = None
 
 
 class Chooser:
@@ -150,12 +156,20 @@ class Chooser:
         skipped = self._troubles(result)
         eligible = [one for one in result.found if self._is_eligible(one, resume_first)]
         times = self._times()
-        for one in self._pool(self._newest_first(eligible, times)):
+        pool = self._pool(self._newest_first(eligible, times))
+        for one in pool:
             verdict = Torn(UNREADABLE) if self._is_unreadable(one.candidate, unwanted) else self._check(one)
             if isinstance(verdict, Whole):
                 if resume_first:
                     self._remember_start(one.candidate.path)
-                return Choice(self._checkpoint(one.candidate, verdict), skipped)
+                siblings = [one, *(other for other in pool if other is not one)][:MAX_SIBLINGS]
+                return Choice(
+                    self._checkpoint(one.candidate, verdict),
+                    skipped,
+                    files=sorted(one.candidate.files),
+                    siblings=[other.candidate.path for other in siblings],
+                    format=one.format,
+                )
             if len(skipped) < MAX_SKIPPED:
                 skipped.append(Skipped(path=one.candidate.path, reason=verdict.reason))
         return Choice(None, skipped)

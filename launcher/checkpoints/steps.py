@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 
+_CLIMB = 3
 _EXTENSION = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors|tar|pkl|pickle|model)+$", re.I)
 _NOISE = re.compile(r"[_.-]?(?<![a-z])(?:rank|r)[_-]?\d+(?=[_.-]|$)|-v\d+$|[_-]?\d+-of-\d+|[_-]?mp_rank_\d+", re.I)
 _SAID = re.compile(
@@ -37,6 +39,22 @@ def parse_step(name: str) -> int | None:
     if match := _NAMED.search(stem) or _TRAILING.search(stem):
         return int(match.group(1))
     return None
+
+
+def step_family(path: str) -> tuple[str, int]:
+    """What a saved path's checkpoint has in common with others of its kind, and its step; ("", 0): no name says one.
+
+    By the last names alone, whatever links lead there: `out/checkpoint-#` of `…/out/checkpoint-40/optimizer.pt`.
+    """
+    folder, name = os.path.split(path)
+    for _ in range(_CLIMB):
+        step = parse_step(name)
+        if step is not None:
+            return os.path.join(os.path.basename(folder), family_of(name)), step
+        folder, name = os.path.split(folder)
+        if not STEP_FOLDER.search(name):
+            break
+    return "", 0
 
 
 def family_of(name: str) -> str:

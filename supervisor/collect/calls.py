@@ -33,6 +33,8 @@ class PageGroup(NamedTuple):
     made_ns: int
     is_anew: bool
     """Its entry was another group's before, perhaps one of the same name."""
+    timeout_s: float = 0.0
+    """That the script itself gave it; 0 none."""
 
 
 class PageCall(NamedTuple):
@@ -152,6 +154,7 @@ def _groups(words: tuple[int, ...], strings: list[str]) -> dict[int, PageGroup]:
             issued_by_heart=max(-1, words[at + Group.SEQ_HEART] - p2p),
             made_ns=words[at + Group.MADE_NS],
             is_anew=state >> 1 > 1,
+            timeout_s=max(0, words[at + Group.TIMEOUT_NS]) / 1e9,
         )
     return groups
 

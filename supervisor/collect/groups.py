@@ -146,6 +146,7 @@ class _Joiner:
             issued=issued,
             completed=self._completed(collectives, issued),
             calls=sorted(wanted, key=lambda call: (call.at_s, call.seq)),
+            timeout_s=group.timeout_s if group is not None else 0.0,
             source=BOTH if group is not None and self.entries else HOOKS if group is not None else RECORDER,
         )
 

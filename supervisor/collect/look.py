@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from guardrun.hooks.board import Field
 from guardrun.hooks.callspage import RECORDER_THREAD
+from guardrun.launcher.proc import short_command
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.blocked import Background, explain
 from guardrun.supervisor.collect.boards import BLANK, BoardReader, collective_of, phase_of, shares_of
@@ -37,10 +38,11 @@ from guardrun.supervisor.collect.procfs import (
 from guardrun.supervisor.collect.pyspy import TIMEOUT_S
 from guardrun.supervisor.collect.ras import LIMIT_S, read_ras
 from guardrun.supervisor.collect.sockets import read_tcp_bytes, socket_bytes
-from guardrun.supervisor.collect.stacks import PYSPY, Fallback, StackDump, dump_stacks
+from guardrun.supervisor.collect.stacks import Fallback, StackDump, dump_stacks
+from guardrun.supervisor.collect.standstill import NATIVE, NONE, Standstill, read_standstill
 from guardrun.supervisor.collect.table import ProcessTable
 from guardrun.supervisor.core.events import Rank
-from guardrun.supervisor.core.looks import Frame, GroupLook, ProcessLook, RankLook, Reading, ThreadLook
+from guardrun.supervisor.core.looks import PYSPY, Frame, GroupLook, ProcessLook, RankLook, Reading, ThreadLook
 
 MAX_CHILDREN = 32
 MAX_THREADS = 12
@@ -80,6 +82,7 @@ class Target:
     """When its counters were read."""
     groups: list[GroupLook] = field(default_factory=list)
     groups_trouble: str = ""
+    standstill: Standstill = NONE
 
 
 class Effort(NamedTuple):
@@ -93,6 +96,8 @@ class Effort(NamedTuple):
     pyspy: str | None
     calls: int
     """How many completed calls of each process group to keep."""
+    table: ProcessTable
+    may_pause: bool
 
 
 def limit_s(ranks: int) -> float:
@@ -112,18 +117,20 @@ def take_look(
     pyspy: str | None = None,
     write: Callable[[Callable[[], object]], object] = lambda work: work(),
     folders: Sequence[str] = (),
+    may_pause: bool = False,
 ) -> LookResult:
     """Look at every rank and all below it; takes limit_s(len(ranks)) at most.
 
     Raw stacks go to folder, where it can be written, by way of write: it is given the work, and may do it later.
     boards are Sampler.boards. pyspy is the program to run, found where None. folders: those whose file systems are
-    asked as well.
+    asked as well. may_pause: a rank that seems to stand still for ever may be paused for a moment, once, for native
+    frames: that is how it is proven.
     """
     began = time.monotonic()
     deadline = began + limit_s(len(ranks))
     calls = LAST_CALLS if len(ranks) < MANY_RANKS else LAST_CALLS_OF_MANY
-    effort = Effort(deadline, samples, os.fspath(sockets_dir), attempt, pyspy, calls)
     table = ProcessTable.read()
+    effort = Effort(deadline, samples, os.fspath(sockets_dir), attempt, pyspy, calls, table, may_pause)
     tcp = read_tcp_bytes()
     targets, missing = _find_targets(ranks, boards, table)
     beside = Background(folders, [target.stat.pid for target in targets][:MAX_ASKED], table)
@@ -186,6 +193,10 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
     stat = read_stat(pid)
     if stat is None or stat.start != target.stat.start:
         return _unseen(target, None)
+    if target.is_rank and stat.state == "S" and not collective_of(target.words):
+        target.standstill = read_standstill(
+            pid, effort.table, deadline=effort.deadline, pyspy=effort.pyspy, may_pause=effort.may_pause
+        )
     target.at_s = clock.now()
     threads = read_threads(pid)
     heart_tid = target.words[Field.HEART_TID] if target.words[Field.PID] == pid else 0
@@ -219,6 +230,7 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
         faults=stat.faults - sum(thread.faults for thread in ours) if stat.faults >= 0 else -1,
         threads=_merge(dump.threads, threads, {thread.tid for thread in ours}),
         variety=variety,
+        pauses=NATIVE.pauses(pid) if target.is_rank else 0,
         source=dump.source,
         trouble=dump.trouble,
     )
@@ -331,24 +343,8 @@ def _join(
         batches=words[Field.BATCHES],
         data_share=data_share,
         gc_share=gc_share,
+        standstill=target.standstill.why,
+        standstill_key=target.standstill.key,
         groups=target.groups,
         groups_trouble=target.groups_trouble,
     )
-
-
-def short_command(argv: Sequence[str]) -> str:
-    """A process's program and, of a Python, its script or module; no further argument, since they may hold secrets."""
-    if not argv:
-        return ""
-    program = os.path.basename(argv[0])
-    if "python" not in program:
-        return program[:120]
-    kept = [program]
-    for argument in argv[1:]:
-        kept.append(argument)
-        if argument == "-c":
-            kept[-1] = "-c …"
-            break
-        if not argument.startswith("-"):
-            break
-    return " ".join(kept)[:120]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from guardrun.supervisor.collect.stacks import PYSPY, StackDump
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.collect.stacks import StackDump
+from guardrun.supervisor.core.looks import PYSPY, Frame, ProcessLook, RankLook, ThreadLook
 
 _STATES = {
     "R": "running",

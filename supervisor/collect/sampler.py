@@ -172,6 +172,7 @@ class Sampler:
             in_save_since_s=at_ns(words[Field.SAVE_SINCE_NS]),
             waits_since_s=at_ns(waits_since_ns(words, time.monotonic_ns())),
             joint=words[Field.JOINT_SEQ],
+            is_save_held=bool(words[Field.SAVE_HELD]),
         )
 
     def _key(self, report: RankReport, now_s: float) -> tuple[object, ...]:
@@ -187,5 +188,6 @@ class Sampler:
             report.gc_since_s,
             report.in_save_since_s,
             report.waits_since_s,
+            report.is_save_held,
             report.heart_s > 0 and now_s - report.heart_s > HEART_STALE_S,
         )

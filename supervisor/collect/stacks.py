@@ -15,7 +15,7 @@ from guardrun.launcher.handles import send_signal
 from guardrun.supervisor.collect.faulttext import parse_faulthandler
 from guardrun.supervisor.collect.procfs import read_bytes, read_exe, read_stat, read_status
 from guardrun.supervisor.collect.pyspy import GONE, NO_PYTHON, TIMEOUT_S, dump_pyspy
-from guardrun.supervisor.core.looks import ThreadLook
+from guardrun.supervisor.core.looks import PYSPY, ThreadLook
 
 _SIGNAL_STATES = "RS"
 _MAPS_BYTES = 1 << 20
@@ -23,7 +23,6 @@ _FAULT_WAIT_S = 1.0
 _FAULT_POLL_S = 0.01
 _FAULT_BYTES = 256 * 1024
 
-PYSPY = "py-spy"
 FAULTHANDLER = "faulthandler"
 
 

@@ -78,14 +78,15 @@ def processes_with_marker(
     uid = os.geteuid() if uid is None else uid
     found = []
     for stat in (table or ProcessTable.read()).stats.values():
-        if stat.is_dead or stat.ppid == 0 or not _is_of_user(stat.pid, uid):
+        if stat.is_dead or stat.ppid == 0 or not is_of_user(stat.pid, uid):
             continue
         if marker in read_environ(stat).split(b"\0"):
             found.append((stat.pid, stat.start))
     return found
 
 
-def _is_of_user(pid: int, uid: int) -> bool:
+def is_of_user(pid: int, uid: int) -> bool:
+    """Whether a process is a user's; False where it is gone."""
     try:
         return os.stat(f"/proc/{pid}").st_uid == uid
     except OSError:

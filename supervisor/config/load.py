@@ -6,6 +6,7 @@ GUARDRUN_<TABLE>_<KEY>, --guard-<table>-<key>. All problems of all layers are co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ class _Pile:
             if key in KEYS[table]:
                 self.put(table, key, value, f"{file}: {prefix}{table}.{key}", file)
             else:
-                hint = nearest(key, list(KEYS[table])) or _elsewhere(key)
+                hint = _replaced(f"{table}.{key}") or nearest(key, list(KEYS[table])) or _elsewhere(key)
                 hint = hint or f"; valid keys: {', '.join(KEYS[table])}"
                 self.problems.append(f"{file}: unknown key {prefix}{table}.{key}{hint}")
 
@@ -168,7 +169,7 @@ def _put_environment(pile: _Pile, environ: Mapping[str, str]) -> None:
         if name in VARIABLES:
             pile.put_text(*VARIABLES[name], environ[name], name)
         else:
-            hint = _nearest_after(PREFIX, name, list(VARIABLES))
+            hint = _replaced(name) or _nearest_after(PREFIX, name, list(VARIABLES))
             pile.warnings.append(f"{name}: guardrun knows no such environment variable{hint}")
 
 
@@ -179,7 +180,8 @@ def _put_flags(pile: _Pile, flags: dict[str, Any]) -> None:
         name = flag.replace("_", "-") if flag.startswith("--") else f"{FLAG_PREFIX}{flag}".translate({46: 45, 95: 45})
         target = FLAGS.get(name) or OTHER_FLAGS.get(name)
         if target is None:
-            pile.problems.append(f"unknown flag {name}{_nearest_after(FLAG_PREFIX, name, list(FLAGS))}")
+            hint = _replaced(name) or _nearest_after(FLAG_PREFIX, name, list(FLAGS))
+            pile.problems.append(f"unknown flag {name}{hint}")
         elif isinstance(value, str):
             pile.put_text(*target, value, name)
         else:
@@ -198,6 +200,13 @@ def _unknown_table(prefix: str, table: str, value: Any) -> str:
         valid = ", ".join(f"[{prefix}{name}]" for name in TABLES)
         return f"unknown table [{prefix}{table}]{nearest(table, list(TABLES)) or f'; valid tables: {valid}'}"
     return f"unknown key {prefix}{table}: keys stand in a table{_elsewhere(table)}"
+
+
+def _replaced(name: str) -> str:
+    """What has taken the place of a key, variable or flag that there is no more."""
+    if re.search(r"\bhang\W\w+\Wpatience\Ws$", re.sub(r"\W|_", ".", name.lower())):
+        return '; hang.sensitivity ("eager", "normal" or "patient") and hang.scale have taken its place'
+    return ""
 
 
 def _elsewhere(key: str) -> str:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from guardrun.supervisor.core.events import Settings
+from guardrun.supervisor.core.patience import Sensitivity, patience
 
 Seconds = Annotated[float, Meta(ge=0)]
 PositiveSeconds = Annotated[float, Meta(gt=0)]
@@ -70,22 +71,34 @@ class RestartTable(_Table, frozen=True, kw_only=True):
 
 class LauncherTable(_Table, frozen=True, kw_only=True):
     agent: Literal["guardrun", "torchrun"] = "guardrun"
+    linger_s: Seconds = 60.0
+    """What training left running when it ended well (an upload) is given so long; 0: it is told to end at once."""
 
 
 class HangTable(_Table, frozen=True, kw_only=True):
     floor_s: Seconds = _ENGINE.floor_s
     hard_timeout_s: Seconds = _ENGINE.hard_timeout_s
     """0 = never."""
+    sensitivity: Sensitivity = "normal"
+    """A column of core/patience.py."""
+    tell_s: PositiveSeconds = 15.0
+    scale: PositiveSeconds = 1.0
+    """Of every time in that column but those with proof: drills need not wait for minutes."""
     look_gap_s: PositiveSeconds = _ENGINE.look_gap_s
     look_every_s: PositiveSeconds = _ENGINE.look_every_s
-    idle_patience_s: Seconds = _ENGINE.idle_patience_s
-    data_patience_s: Seconds = _ENGINE.data_patience_s
-    gil_patience_s: Seconds = _ENGINE.gil_patience_s
-    spin_patience_s: Seconds = _ENGINE.spin_patience_s
-    save_patience_s: Seconds = _ENGINE.save_patience_s
-    stopped_patience_s: Seconds = _ENGINE.stopped_patience_s
-    traced_patience_s: Seconds = _ENGINE.traced_patience_s
-    mismatch_patience_s: Seconds = _ENGINE.mismatch_patience_s
+
+    def settings(self) -> dict[str, Any]:
+        """What of it the engine decides by."""
+        return {
+            "floor_s": self.floor_s,
+            "hard_timeout_s": self.hard_timeout_s,
+            "tell_s": self.tell_s,
+            "look_gap_s": self.look_gap_s,
+            "look_every_s": self.look_every_s,
+            "is_sure": self.sensitivity != "eager",
+            "spares_ended": True,
+            **patience(self.sensitivity, self.scale),
+        }
 
 
 class PolicyTable(_Table, frozen=True, kw_only=True):
@@ -141,6 +154,7 @@ class FleetTable(_Table, frozen=True, kw_only=True):
     """munged's, where it is not the usual one."""
     lost_s: PositiveSeconds = _ENGINE.lost_s
     term_s: PositiveSeconds = _ENGINE.term_s
+    isolate_lost_s: Seconds = 90.0
     last_call_s: Seconds = _ENGINE.last_call_s
     join_timeout_s: PositiveSeconds = _ENGINE.join_timeout_s
     head_gone_s: PositiveSeconds = _ENGINE.head_gone_s
@@ -157,8 +171,9 @@ class PreemptionTable(_Table, frozen=True, kw_only=True):
     term_grace_s: PositiveSeconds = _ENGINE.term_grace_s
     save_before_end_s: Seconds = _ENGINE.save_before_end_s
     """0 = a time limit is not looked at."""
-    requeue: Literal["auto", "always", "never"] = "auto"
-    """auto: a batch job that may be requeued, of a run that has a name."""
+    requeue: Literal["auto", "time_limit", "always", "never"] = "auto"
+    """auto: a batch job that may be requeued, of a run that has a name, but not beyond its time limit; time_limit:
+    that, too; always: whatever ends it."""
 
 
 class NotifyTable(_Table, frozen=True, kw_only=True):
@@ -207,9 +222,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """The part that the engine decides by."""
         return Settings(
             **msgspec.structs.asdict(self.restart),
-            **msgspec.structs.asdict(self.hang),
+            **self.hang.settings(),
             lost_s=self.fleet.lost_s,
             term_s=self.fleet.term_s,
+            isolate_lost_s=self.fleet.isolate_lost_s,
             last_call_s=self.fleet.last_call_s,
             join_timeout_s=self.fleet.join_timeout_s,
             head_gone_s=self.fleet.head_gone_s,
@@ -219,10 +235,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             act=self.policy.act,
             responses=self.policy.responses,
             resume_first=self.checkpoint.resume_first,
+            resumes=bool(self.checkpoint.resume_args or self.checkpoint.resume_env),
+            minds_resuming=True,
+            minds_codes=True,
+            restarts_anyway=self.origins.get("restart.max_restarts") == "--max-restarts",
             grace_s=self.preemption.grace_s,
             term_grace_s=self.preemption.term_grace_s,
             save_before_end_s=self.preemption.save_before_end_s,
-            requeue=self.preemption.requeue,
+            requeue="auto" if self.preemption.requeue == "time_limit" else self.preemption.requeue,
+            goes_past_limit=self.preemption.requeue in ("time_limit", "always"),
+            bounds_requeues=True,
             gc_policy=self.gc.policy,
             check_nodes=self.preflight.level,
             **msgspec.structs.asdict(self.slowdown),

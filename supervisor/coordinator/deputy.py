@@ -130,7 +130,7 @@ class Deputy(Station):
             self._reread_s = now + REREAD_S
             self._read_join_file()
             self._heed_refusal()
-        if not self._waking.turn(boot_s(), has_contact=self._contact_lost_s(now) <= 0):
+        if not self._waking.turn(boot_s(), self._contact_lost_s(now)):
             self._keep_lease(now)
             self._miss_head(now)
         if self.is_running:
@@ -242,6 +242,7 @@ class Deputy(Station):
             "address": self._fleet.address,
             "attempt": self._attempt,
             "switches": self._fleet.switches,
+            "role": self._fleet.role,
             **self._versions,
         }
 

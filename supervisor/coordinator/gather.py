@@ -7,7 +7,7 @@ waited for beyond what its order may take; for its ranks' end, beyond its lease.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.fleet import DROPPED_S
 from guardrun.supervisor.core.looks import Reading
-from guardrun.supervisor.wire import Place, Start, Stop
+from guardrun.supervisor.wire import Place, Stop, start_of
 
 SILENT_S = 5.0
 """Nothing heard of a node for so long: it pulses once a second."""
@@ -46,6 +46,7 @@ _OF_RANKS = (
     ev.GcHeld,
     ev.CheckpointSaved,
     ev.CheckpointLoaded,
+    ev.CheckpointOpened,
     ev.HooksMissing,
 )
 _KILLED = (-9, 137)
@@ -71,6 +72,8 @@ class _Attempt:
 
     order: ac.StartAttempt
     firsts: list[int]
+    by_role: dict[str, tuple[int, int]]
+    """Per node: its first rank among those of its role, and how many these are."""
     ordered: set[str] = field(default_factory=set)
     """Nodes that have been told to start: what each of them has is not known before it says so."""
     started: dict[str, ev.AttemptStarted] = field(default_factory=dict)
@@ -125,19 +128,21 @@ class Gather:
 
     # Orders of the engine ------------------------------------------------------------------------------------
 
-    def start(self, order: ac.StartAttempt, sizes: Mapping[str, int]) -> None:
-        """Have an attempt started. sizes: ranks of each node."""
+    def start(self, order: ac.StartAttempt, sizes: Mapping[str, int], roles: Mapping[str, str] | None = None) -> None:
+        """Have an attempt started. sizes, roles: ranks and --role of each node."""
         known = self._attempt
         if known is None or known.order.attempt != order.attempt or known.order.nodes != order.nodes:
             firsts = [0]
             for node in order.nodes:
                 firsts.append(firsts[-1] + sizes[node])
-            self._attempt = known = _Attempt(order, firsts)
+            self._attempt = known = _Attempt(order, firsts, _by_role(order.nodes, sizes, roles or {}))
         self._order_start(known, order.nodes[:1])
         if known.store is not None:
             self._order_start(known, order.nodes[1:])
 
-    def resume(self, attempt: int, ranks: Iterable[ev.Rank], now_s: float) -> None:
+    def resume(
+        self, attempt: int, ranks: Iterable[ev.Rank], now_s: float, roles: Mapping[str, str] | None = None
+    ) -> None:
         """A head that was started anew: this attempt has been told already; what its nodes last said is not known."""
         by_node: dict[str, list[ev.Rank]] = {}
         for rank in ranks:
@@ -145,7 +150,8 @@ class Gather:
         firsts = [min(rank.global_rank for rank in group) for group in by_node.values()]
         total = sum(map(len, by_node.values()))
         order = ac.StartAttempt(attempt=attempt, nodes=list(by_node))
-        self._attempt = _Attempt(order, [*firsts, total], is_told=True, since_s=now_s, last_stopped_s=now_s)
+        by_role = _by_role(order.nodes, {node: len(group) for node, group in by_node.items()}, roles or {})
+        self._attempt = _Attempt(order, [*firsts, total], by_role, is_told=True, since_s=now_s, last_stopped_s=now_s)
         for node, group in by_node.items():
             self._attempt.still[node] = Stillness(is_partial=True)
             self._attempt.started[node] = ev.AttemptStarted(attempt=attempt, ranks=group)
@@ -183,19 +189,19 @@ class Gather:
             current.ordered.add(node)
             group_rank = current.places[node]
             address, port = current.store if current.store and group_rank else ("", 0)
+            role_rank, role_size = current.by_role[node]
             place = Place(
                 group_rank=group_rank,
                 nodes=len(order.nodes),
                 first_rank=current.firsts[group_rank],
                 world_size=current.firsts[-1],
+                role_rank=role_rank,
+                role_size=role_size,
                 address=address,
                 port=port,
                 run_id=self._run_id,
             )
-            start = Start(
-                attempt=order.attempt, checkpoint=order.checkpoint, is_detailed=order.is_detailed, place=place
-            )
-            self.orders.append((node, start))
+            self.orders.append((node, start_of(order, place)))
 
     # What nodes tell -----------------------------------------------------------------------------------------
 
@@ -507,3 +513,13 @@ def _first_not_in(nodes: list[str], first: int, *answers: Container[str]) -> int
 def _of_node(node: str, part: ev.LookTaken | ev.ExitsRead) -> list[Reading]:
     """What is odd on a node, with its name; that all is well on a thousand of them is not worth telling."""
     return [msgspec.structs.replace(r, note=f"{node}: {r.note}".rstrip(": ")) for r in part.readings if r.is_odd]
+
+
+def _by_role(nodes: list[str], sizes: Mapping[str, int], roles: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """As torchrun counts ROLE_RANK and ROLE_WORLD_SIZE: per node, its first of the former, and the latter."""
+    counts: Counter[str] = Counter()
+    firsts = {}
+    for node in nodes:
+        firsts[node] = counts[roles.get(node, "")]
+        counts[roles.get(node, "")] += sizes[node]
+    return {node: (firsts[node], counts[roles.get(node, "")]) for node in nodes}

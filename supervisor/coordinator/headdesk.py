@@ -33,7 +33,7 @@ from guardrun.supervisor.coordinator.joinfile import (
     remove_join_file,
     write_join_file,
 )
-from guardrun.supervisor.coordinator.joining import Present, newer_if_gone, switches_of
+from guardrun.supervisor.coordinator.joining import Present, newer_if_gone, role_of, switches_of
 from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
 from guardrun.supervisor.coordinator.lastwords import last_words, leaving_words
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS, Join
@@ -42,6 +42,7 @@ from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.leaving import may_leave
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Standing
+from guardrun.supervisor.keeping import elsewhere
 from guardrun.supervisor.log import log
 from guardrun.supervisor.printable import encode_json, encode_msgpack
 from guardrun.supervisor.rankrows import Shares
@@ -223,7 +224,8 @@ class HeadDesk:
         """This supervisor is not the first: the others were told what the journal says."""
         state, now_s = self._daemon.engine.state, self._daemon.clock.now()
         if state.attempt is not None and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.ENDING):
-            self.gather.resume(state.attempt.number, [rank.rank for rank in state.attempt.ranks.values()], now_s)
+            ranks = [rank.rank for rank in state.attempt.ranks.values()]
+            self.gather.resume(state.attempt.number, ranks, now_s, self._roles())
         for member in state.fleet.members.values() if state.fleet is not None else ():
             if member.standing in (Standing.READY, Standing.SILENT):
                 self.gather.heard(member.node, now_s)
@@ -234,8 +236,10 @@ class HeadDesk:
         self.gather.joined(self._me, attempt, self._daemon.clock.now())
         fleet = self._daemon.engine.state.fleet
         if fleet is None or self._me not in fleet.members or fleet.members[self._me].standing is Standing.LEFT:
-            switches = self._fleet.switches
-            self._daemon.handle(ev.NodeJoined(node=self._me, slot=self._fleet.slot, ranks=ranks, switches=switches))
+            own = self._fleet
+            self._daemon.handle(
+                ev.NodeJoined(node=self._me, slot=own.slot, ranks=ranks, switches=own.switches, role=own.role)
+            )
         self.send_orders()
 
     def leave(self) -> None:
@@ -261,8 +265,12 @@ class HeadDesk:
         fleet = self._daemon.engine.state.fleet
         sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
         self._daemon.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
-        self.gather.start(action, sizes)
+        self.gather.start(action, sizes, self._roles())
         self.send_orders()
+
+    def _roles(self) -> dict[str, str]:
+        fleet = self._daemon.engine.state.fleet
+        return {node: member.role for node, member in fleet.members.items()} if fleet else {}
 
     def stop(self, action: ac.StopAttempt) -> None:
         self.gather.stop(action)
@@ -413,9 +421,16 @@ class HeadDesk:
         attempt = info.get("attempt", -1)
         log.info("node_joined", node=node, slot=slot, info=info)
         self._compare(node, info)
-        switches = switches_of(info)
-        joined = ev.NodeJoined(node=node, slot=slot, ranks=info["ranks"], attempt=attempt, switches=switches)
-        self._daemon.handle(joined)
+        self._daemon.handle(
+            ev.NodeJoined(
+                node=node,
+                slot=slot,
+                ranks=info["ranks"],
+                attempt=attempt,
+                switches=switches_of(info),
+                role=role_of(info),
+            )
+        )
         self.gather.joined(node, attempt, now_s, is_new)
         self.send_orders()
 
@@ -503,7 +518,7 @@ class HeadDesk:
         def work() -> ev.Event | None:
             found = daemon.chooser.saw_loaded(loaded.path)
             if found is None:
-                return None
+                return elsewhere(daemon.chooser, loaded.attempt, loaded.path)
             base = msg.SetBase(attempt=loaded.attempt, global_rank=loaded.global_rank, step=found.step)
             daemon.post(lambda: self._send(node, base))
             return ev.CheckpointLoaded(

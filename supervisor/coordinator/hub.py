@@ -203,12 +203,14 @@ class Hub:
 
     def _read_frames(self, happened: list[tuple[str, What]]) -> None:
         socket, routes, decode = self._socket, self._peers.by_route, self._decoder.decode
-        now_s = self._now()
         for _ in range(FRAMES_A_TURN):
             try:
                 route = socket.recv(_NOW)
             except zmq.Again:
                 return
+            # Of each frame: one that comes while others are read was not heard when they were, and the clocks' offset
+            # would be taken for surer than it is.
+            now_s = self._now()
             peer = routes.get(route)
             if peer is None:
                 self._from_stranger(route, now_s, happened)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from guardrun.supervisor.coordinator.wire import Join
 
-MAX_LEVELS, MAX_SWITCH_CHARS = 16, 256
+MAX_LEVELS, MAX_SWITCH_CHARS, MAX_ROLE_CHARS = 16, 256, 256
 """More than networks have; a scheduler's list of switches of one level is one name."""
 GONE_S = 10.0
 """A connected rival that has said nothing for so long is taken for gone: it sends something every second."""
@@ -34,6 +34,12 @@ def switches_of(info: Mapping[str, Any]) -> list[str]:
     if not isinstance(told, list) or len(told) > MAX_LEVELS:
         return []
     return told if all(isinstance(one, str) and len(one) <= MAX_SWITCH_CHARS for one in told) else []
+
+
+def role_of(info: Mapping[str, Any]) -> str:
+    """The --role of a node that joins, as it tells it; the same for all where that is no name."""
+    told = info.get("role")
+    return told if isinstance(told, str) and len(told) <= MAX_ROLE_CHARS else ""
 
 
 def newer_if_gone(join: Join, rivals: Sequence[Present]) -> str:

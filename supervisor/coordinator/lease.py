@@ -114,13 +114,12 @@ class Waking:
         """now_s: as everywhere here, of `boot_s`."""
         self._turned_s = now_s
         self._asks_until_s = now_s
-        self._had_contact = True
 
-    def turn(self, now_s: float, has_contact: bool) -> bool:
-        """To be called at each turn of the loop."""
-        if now_s - self._turned_s > ASLEEP_S and self._had_contact:
+    def turn(self, now_s: float, lost_s: float) -> bool:
+        """To be called at each turn of the loop. lost_s: how long ago the lease ended; 0: it is held."""
+        if now_s - self._turned_s > ASLEEP_S and now_s - lost_s > self._turned_s:
             self._asks_until_s = now_s + WAKE_S
-        self._turned_s, self._had_contact = now_s, has_contact
+        self._turned_s = now_s
         return now_s < self._asks_until_s
 
 

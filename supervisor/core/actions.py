@@ -28,6 +28,10 @@ class StartAttempt(_Action, frozen=True, kw_only=True, tag="start_attempt"):
     """Resume from this."""
     is_detailed: bool = False
     """torch itself compares collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL): after a mismatch, in that attempt alone."""
+    siblings: list[str] = []
+    """Checkpoints of this run: it is told when somebody opens one."""
+    is_guarded: bool = False
+    """Until then, ranks that would write over one are kept waiting for a moment."""
     nodes: list[str] = []
     """In the order of group ranks; empty: this node alone."""
 
@@ -123,6 +127,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     """none, restart, isolate_node, give_up"""
     resumed_from: Checkpoint | None = None
+    acted_s: float | None = None
+    """Of a hang: when something was done about it; detected_s is when it was told."""
     recovered_s: float | None = None
     looks: list[str] = []
     """Folders with raw stacks, relative to the run directory."""
@@ -178,6 +184,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     lost_s: dict[str, float]
     """detecting, stopping, starting, redoing, other"""
     last_step: int | None
+    stalls: list[dict[str, Any]] = []
+    """That were told and became no incident: place, seconds, who."""
+    resumes: str = ""
+    """What was learned of the script: opens, ignores (core/resumption.py); empty: nothing."""
+    may_go_on: bool = False
+    """It has ended, but only for want of a word on how the script resumes: the same run id goes on with it."""
     requeue: str = ""
     """Whether the scheduler was to start the job again: empty (no), or as State.requeue has it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import pauses, preemption, requeues
+from guardrun.supervisor.core import incidents, pauses, preemption, requeues, restarts, resumption, stalls
 from guardrun.supervisor.core.actions import Action, Say, StopAttempt
 from guardrun.supervisor.core.crash import blame
 from guardrun.supervisor.core.endings import finish, record_attempt, stop_words
@@ -30,11 +30,19 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
         # Starting anew where there may be checkpoints would overwrite them: that is not ours to decide.
         return finish(state, "gave_up", 1, f"no checkpoint could be chosen: {event.error}", now_s)
     state.checkpoint = event.checkpoint
+    resumption.on_chosen(state, event)
+    if event.checkpoint is not None:
+        state.saved_step = max(state.saved_step, event.checkpoint.step)
     actions: list[Action] = [
         Say(text=f"{word} checkpoint {s.path}: {s.reason}", level="warn")
         for word, found in (("skipped", event.skipped), ("beware of", event.warnings))
         for s in found[:3]
     ]
+    if event.keep_trouble:
+        actions.append(Say(text=event.keep_trouble, level="warn"))
+    if reason := resumption.why_not(state):
+        return actions + resumption.give_up(state, reason, now_s)
+    state.mending_incident = state.resuming_incident
     if state.resuming_incident:
         evidence = state.incidents[state.resuming_incident].evidence
         if event.skipped:
@@ -60,10 +68,13 @@ def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> 
         number=event.attempt,
         started_s=now_s,
         resumed_from=event.resumed_from,
+        is_guarded=state.is_guarded,
         ranks={r.global_rank: RankState(rank=r) for r in event.ranks},
         alive=len(event.ranks),
     )
     state.suspicion, state.look_since_s, state.crash = None, None, None
+    state.restart_by = ""
+    state.is_restart = False
     if state.signum:
         state.phase = Phase.ENDING
         return []
@@ -112,6 +123,8 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
     attempt.alive = 0
     attempt.stopped, attempt.collecting = {}, {}
     attempt.ended_s = now_s
+    if state.suspicion and state.suspicion.stall and not state.suspicion.incident_id:
+        stalls.note(state, state.suspicion.stall, now_s)
     state.suspicion, state.look_since_s = None, None
     actions: list[Action] = []
     if event.survivors:
@@ -124,8 +137,12 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
         state.phase = Phase.STOPPING
         state.ledger.switch(STOPPING, now_s)
     if state.crash is None and all(_ended_well(state, r) for r in attempt.ranks.values()):
-        actions += pauses.on_good_end(state, now_s)
+        actions += pauses.on_good_end(state, now_s) + incidents.on_good_end(state, now_s)
         return actions + finish(state, "finished", 0, "training ended well", now_s)
+    if attempt.is_refused:
+        return actions + resumption.on_stopped(state, now_s)
+    if restarts.is_due(state):
+        return actions + restarts.go_on(state, now_s)
     if state.crash is None and not state.verdict_incident:
         state.crash = Crash(began_s=attempt.fell_s or now_s, decide_by_s=now_s)
     if state.crash is None and state.verdict_incident:
@@ -140,8 +157,14 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
 
 
 def _ended_well(state: State, rank: RankState) -> bool:
-    """Whether a rank's script came to its end; its process may have lingered until it was stopped."""
-    return rank.exitcode == 0 or (rank.has_ended and rank.error is None and is_ours(state, rank))
+    """Whether a rank's script came to its end; its process may have lingered until it was stopped.
+
+    One that was stopped before may end with 0 as well: by a handler that saves, say.
+    """
+    began_s = attempt_of(state).stop_began_s
+    if rank.exitcode == 0 and (not began_s or rank.exited_s <= began_s):
+        return True
+    return rank.has_ended and rank.error is None and (rank.exitcode == 0 or is_ours(state, rank))
 
 
 def on_unheld(state: State, now_s: float) -> list[Action]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from guardrun.supervisor.core.actions import Action, Say, WithdrawIsolation
+from guardrun.supervisor.core.incidents import change
 from guardrun.supervisor.core.members import Member
 from guardrun.supervisor.core.state import State
 
@@ -17,6 +18,9 @@ def take_back(state: State, member: Member) -> list[Action]:
     if incident is not None and incident.cause == "node_lost":
         del watch.unsettled[node]
         member.incident = ""
+        if watch.awaited.pop(node, None) is not None:
+            is_last = incident.id not in watch.unsettled.values() and incident.action == "isolate_node"
+            return [change(state, incident.id, action="restart")] if is_last else []
         return [WithdrawIsolation(node=node, incident=incident.id)]
     told, member.incident = member.incident, ""
     how = watch.kept_out.pop(node, "")

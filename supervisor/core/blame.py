@@ -15,7 +15,9 @@ from guardrun.supervisor.core.strikes import MEMORY_S, held_against, is_doubt, k
 OWN = frozenset({"gpu_lost", "node_lost"})
 """A device's or a node's own: it is left out at once. What sensors find has its response (core/nodes.py)."""
 RETURNS = 2
-"""A node that is lost, and back before the next attempt, takes part in it; not so often in a week."""
+"""A node that is lost, and back before the next attempt, takes part in it; not so often in a week, …"""
+WHOLE_RETURNS = 4
+"""… nor so often where it brought its ranks along: what froze it, or cut it off, need not be its own."""
 UNSETTLED_S = 86400.0
 """An isolation that was cut short longer ago is not gone on with: who has looked at the node since knows better."""
 
@@ -66,7 +68,7 @@ def isolate_again(state: State, now_s: float) -> list[Action]:
     return [
         isolation(state, node, incident.id)
         for node, incident in told.items()
-        if now_s - incident.detected_s < UNSETTLED_S
+        if node not in state.nodes.awaited and now_s - incident.detected_s < UNSETTLED_S
     ]
 
 
@@ -92,7 +94,8 @@ def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
         if name == node and incident.cause == "node_lost" and member.standing is Standing.READY:
             # It is back already, and may take part; not if that becomes a habit.
             member.returned_s = [*(at_s for at_s in member.returned_s if now_s - at_s <= MEMORY_S), now_s]
-            is_kept = len(member.returned_s) < RETURNS
+            most = WHOLE_RETURNS if member.is_whole and state.settings.isolate_lost_s else RETURNS
+            is_kept = len(member.returned_s) < most
         else:
             is_kept = member.standing in (Standing.LOST, Standing.LEFT)
         if not is_kept:
@@ -100,7 +103,8 @@ def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
             member.since_s = now_s
             member.why = f"incident {told}: {why or state.incidents[told].cause}"
         is_back = state.settings.groups_losses and member.standing is Standing.READY and not member.incident
-        if (name == node and not is_back) or told == incident.id:
+        is_spared = is_back and incident.cause == "node_lost" and bool(state.settings.isolate_lost_s)
+        if (name == node and not is_back) or (told == incident.id and not is_spared):
             actions.append(change(state, incident.id, action="isolate_node"))
     if not node and incident.cause == "node_lost":
         # Several, of which none is more to blame than another: who is back by now takes part, however often.

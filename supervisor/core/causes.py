@@ -2,7 +2,9 @@
 
 An exception is looked through (`core/layers.py`): first itself and what it quotes, then what it was raised from. What
 was merely being handled when it was raised counts only where it is a fault of the machine (`_MACHINE`): a script that
-tries an import, and goes on without it, does not die of that. Patterns are in `core/patterns.py`.
+tries an import, and goes on without it, does not die of that. Or where what was raised says nothing of its own: torch
+tells of a dead data worker in a signal handler, and a Condition that is waited on then only says that its lock is not
+locked. Patterns are in `core/patterns.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ _MACHINE = frozenset({"cuda_oom", "gpu_lost", "nccl_error", "disk_full", "host_o
 _FROM_LOG = _MACHINE | {"collective_mismatch"}
 _DEVICE_DOUBTS = frozenset({"nccl_error", "gpu_lost", "abort", "unknown"})
 _CUDA_HINTS = frozenset({"illegal_access", "launch_failure"})
+_SAYS_NOTHING = re.compile(r"^(?:release unlocked lock|cannot release un-acquired lock)$")
+"""Modules/_threadmodule.c: an exception came in between a lock's release and its being acquired again."""
 _LOST = re.compile(r"\blost\b|off the bus|uncorrectable|\bXid\b", re.IGNORECASE)
 _WHAT = re.compile(r"what\(\):\s*(.*)", re.DOTALL)
 _LAST_LINES = re.compile(
@@ -43,9 +47,12 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 def cause_of_error(error: ErrorRecord, is_disk_full: bool = False) -> Told:
     """What an exception says. is_disk_full: a folder that ranks write to has no room."""
     hinted = Told(cause="exception")
+    says_nothing = _SAYS_NOTHING.match(error.message) is not None
     for layer in layers_of(error):
         found = match(layer, is_disk_full, error.traceback)
-        if found is None or (layer.relation is Relation.CONTEXT and found.cause not in _MACHINE):
+        if found is None:
+            continue
+        if layer.relation is Relation.CONTEXT and found.cause not in _MACHINE and not says_nothing:
             continue
         told = Told(cause=found.cause, hint=found.hint, layer=None if layer.relation is Relation.ITSELF else layer)
         if found.cause != "exception":

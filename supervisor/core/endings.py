@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from guardrun.supervisor.core import awaited
 from guardrun.supervisor.core.actions import Action, FinishRun, Summary
 from guardrun.supervisor.core.ledger import OTHER
 from guardrun.supervisor.core.machine import Phase
@@ -19,7 +20,7 @@ def finish(state: State, outcome: str, exit_code: int, reason: str, now_s: float
     state.ledger.switch(OTHER, now_s)
     state.phase = Phase.ENDED
     state.outcome, state.exit_code, state.give_up_reason = outcome, exit_code, reason
-    return [FinishRun(exit_code=exit_code, summary=summary(state, now_s))]
+    return [*awaited.at_end(state), FinishRun(exit_code=exit_code, summary=summary(state, now_s))]
 
 
 def stop_words(state: State) -> str:
@@ -60,6 +61,9 @@ def summary(state: State, now_s: float) -> Summary:
         goodput=round(state.ledger.goodput(now_s), 4),
         lost_s=state.ledger.lost_s(now_s),
         last_step=state.best_step or None,
+        stalls=list(state.stalls),
+        resumes=state.resumes,
+        may_go_on=state.may_go_on,
         requeue=state.requeue,
     )
 

@@ -31,6 +31,8 @@ from guardrun.supervisor.core import (
     preemption,
     released,
     requeues,
+    restarts,
+    resumption,
     watch,
 )
 from guardrun.supervisor.core import events as ev
@@ -92,7 +94,7 @@ class Engine:
         times = [falls.due_s(self.state), orders.due_s(self.state), fleet.due_s(self.state)]
         times.append(preemption.due_s(self.state))
         if self.state.phase is Phase.RUNNING:
-            times.append(watch.deadline_s(self.state))
+            times += [watch.deadline_s(self.state), resumption.due_s(self.state)]
         due_s = min((t for t in times if t is not None), default=None)
         # The next microsecond, which is all that `handle` knows: a tick must not come just before it is due.
         return None if due_s is None else (math.floor(due_s * 1e6) + 1) / 1e6
@@ -130,10 +132,11 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     nodes.forget_findings(state)
     state.resuming_incident = state.notice.incident_id or state.resuming_incident
     state.notice = Notice(since_s=now_s)
-    state.is_detailed = False
+    state.is_detailed = state.is_restart = state.may_go_on = False
     state.suspicion, state.look_since_s, state.crash = None, None, None
     state.verdict_incident, state.signum, state.signalled, state.is_held = "", 0, "", False
     state.outcome, state.give_up_reason, state.exit_code, state.requeue = "running", "", 0, ""
+    state.nodes.awaited.clear()
     # Nothing is known of the time since the last event: whatever ran then was not this run for long.
     state.ledger.reclassify(OTHER, state.last_s, now_s)
     state.ledger.switch(STARTING, now_s)
@@ -175,6 +178,7 @@ def _on_time_skipped(state: State, event: ev.TimeSkipped, now_s: float) -> list[
     state.ordered_s = min(state.ordered_s + event.gap_s, now_s)
     for member in state.fleet.silent if state.fleet else ():
         member.since_s = member.dropped_s = now_s
+    state.nodes.awaited = {node: at_s + event.gap_s for node, at_s in state.nodes.awaited.items()}
     state.ledger.reclassify(OTHER, now_s - event.gap_s, now_s)
     return []
 
@@ -196,6 +200,8 @@ def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
     actions = falls.on_tick(state, now_s) + orders.on_tick(state, now_s) + fleet.on_tick(state, now_s)
     actions += preemption.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
+        actions += resumption.on_report(state, now_s)
+    if state.phase is Phase.RUNNING:
         due_s = watch.deadline_s(state)
         if due_s is not None and now_s >= due_s:
             actions += watch.on_tick(state, now_s)
@@ -204,14 +210,20 @@ def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
 
 def _on_checkpoint_loaded(state: State, event: ev.CheckpointLoaded, now_s: float) -> list[Action]:
     if state.attempt and event.attempt == state.attempt.number:
-        state.attempt.has_resumed = True
+        resumption.note_resumed(state, state.attempt)
+    return []
+
+
+def _on_checkpoint_opened(state: State, event: ev.CheckpointOpened, now_s: float) -> list[Action]:
+    resumption.on_opened(state, event)
     return []
 
 
 def _on_checkpoint_saved(state: State, event: ev.CheckpointSaved, now_s: float) -> list[Action]:
     """The journal remembers it; choosing is the edge's. What is written anew is worth another try."""
     state.avoid = [path for path in state.avoid if event.path != path and not event.path.startswith(f"{path}/")]
-    return []
+    requeues.note_saved(state, max(event.step, event.named_step))
+    return resumption.on_saved(state, event, now_s) if state.phase is Phase.RUNNING else []
 
 
 def _on_hooks_missing(state: State, event: ev.HooksMissing, now_s: float) -> list[Action]:
@@ -242,6 +254,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_tick": _on_tick,
     "on_checkpoint_loaded": _on_checkpoint_loaded,
     "on_checkpoint_saved": _on_checkpoint_saved,
+    "on_checkpoint_opened": _on_checkpoint_opened,
     "on_past_read": incidents.on_past_read,
     "on_node_told": nodes.on_node_told,
     "on_not_isolated": nodes.on_not_isolated,
@@ -260,6 +273,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_secured": preemption.on_checkpoint_secured,
     "on_requeued": _on_requeued,
     "on_hooks_missing": _on_hooks_missing,
+    "on_restart_asked": restarts.on_restart_asked,
     "on_attempt_started": attempts.on_attempt_started,
     "on_attempt_restarted": attempts.on_attempt_restarted,
     "on_attempt_not_started": attempts.on_attempt_not_started,

@@ -45,6 +45,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     data_patience_s: float = 60.0
     gil_patience_s: float = 60.0
     spin_patience_s: float = 120.0
+    native_patience_s: float = 0.0
+    """Where native code computes that was called from the user's own line, if this is longer. 0: in journals from
+    before."""
     save_patience_s: float = 300.0
     """While a rank saves, or is in a phase that its script has named (eval, save, …)."""
     traced_patience_s: float = 20.0
@@ -52,8 +55,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stopped_patience_s: float = 3.0
     mismatch_patience_s: float = 5.0
     """Ranks that are seen in collectives which can never meet."""
+    awake_patience_s: float = 30.0
+    """As idle_patience_s, of a rank that wakes up now and then."""
+    proof_patience_s: float = 15.0
+    """A standstill that nothing is left to end."""
+    tell_s: float = 0.0
+    """A stall is told after so long. 0: it is not, as in journals from before."""
+    is_sure: bool = False
+    """What nobody is seen to wait for is acted on at the hard limit alone, and a place at which the run has been
+    stopped before gets more patience. False: eager, and in journals from before."""
+    spares_ended: bool = False
+    """Once a rank has ended with 0 nothing is stopped any more. False: in journals from before."""
     act: bool = True
     resume_first: bool = False
+    resumes: bool = False
+    """The user has said how the script is told to resume ([checkpoint] resume_args, resume_env)."""
+    minds_codes: bool = False
+    """A script that ends itself with the same code at the same step, twice, has said what it has to say. False: in
+    journals from before."""
+    minds_resuming: bool = False
+    """A restart that does not take up what is there is ended (core/resumption.py). False: in journals from before."""
+    restarts_anyway: bool = False
+    """The user has asked for restarts as torchrun makes them (--max-restarts): whether they resume is the script's."""
     is_torchrun_agent: bool = False
     """torchrun's own agent runs the attempts and restarts them by its own rules."""
     gc_policy: str = "off"
@@ -70,6 +93,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """So long before the job's time limit the ranks are asked to save; 0 = never."""
     requeue: str = "auto"
     """auto, always, never"""
+    goes_past_limit: bool = True
+    """A job that its time limit ends is requeued like any other. True: in journals from before, too."""
+    bounds_requeues: bool = False
+    """A run that gets no further is not requeued for ever. False: in journals from before."""
     is_named: bool = False
     """The user has named the run: the same command goes on with it."""
     lost_s: float = 25.0
@@ -85,6 +112,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ends_alone: bool = False
     """A node without contact goes on only while its ranks do something with those of others. False: while they do
     anything, in journals from before."""
+    isolate_lost_s: float = 0.0
+    """A lost node is isolated once it has not been back for so long. 0: at once, as in journals from before."""
     check_nodes: str = "off"
     """Several nodes are tried together before they train: off, quick, full."""
     groups_losses: bool = False
@@ -196,6 +225,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every ten seconds or so; by itself no reason for a report."""
     joint: int = 0
     """Collectives that ranks of other nodes have part in, by torch's count."""
+    is_save_held: bool = False
+    """It wants to write over a checkpoint that nobody is known to have opened (hooks/holding.py)."""
 
 
 class NodeReport(_Event, frozen=True, kw_only=True, tag="node_report"):
@@ -296,6 +327,10 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint_saved")
     duration_s: float
     inode: int = 0
     """0: not known."""
+    family: str = ""
+    """Its path without the numbers in its name, where the name says a step; else empty."""
+    named_step: int = 0
+    """That step."""
 
 
 class CheckpointLoaded(_Event, frozen=True, kw_only=True, tag="checkpoint_loaded"):
@@ -305,6 +340,16 @@ class CheckpointLoaded(_Event, frozen=True, kw_only=True, tag="checkpoint_loaded
     global_rank: int
     path: str
     step: int
+
+
+class CheckpointOpened(_Event, frozen=True, kw_only=True, tag="checkpoint_opened"):
+    """Somebody on a node has read from a checkpoint of this run, for the first time in this attempt. Or a rank has
+    loaded another's, before its first step."""
+
+    attempt: int
+    path: str = ""
+    trouble: str = ""
+    """Not empty: nobody there could see it."""
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -322,6 +367,18 @@ class CheckpointChosen(_Event, frozen=True, kw_only=True, tag="checkpoint_chosen
     skipped: list[Skipped] = []
     warnings: list[Skipped] = []
     """What a script that resumes by itself would take, where that is torn."""
+    family: str = ""
+    """The checkpoint's, as CheckpointSaved has it."""
+    siblings: list[str] = []
+    """This run's checkpoints, the chosen one among them: to open any of them is to resume."""
+    resumes_itself: bool = False
+    """Scripts that write this format look for their newest checkpoint by themselves."""
+    resume_way: str = ""
+    """How a script that writes it is told, in a few words."""
+    kept: str = ""
+    """Where it is kept from the next attempt; empty: nowhere."""
+    keep_trouble: str = ""
+    """Why not, or not wholly."""
     error: str = ""
 
 
@@ -401,6 +458,8 @@ class NodeJoined(_Event, frozen=True, kw_only=True, tag="node_joined"):
     """Of which it has ranks; -1: none."""
     switches: list[str] = []
     """Above it, from the top of the network down, where its scheduler says so."""
+    role: str = ""
+    """torchrun's --role there."""
 
 
 class NodeSilent(_Event, frozen=True, kw_only=True, tag="node_silent"):
@@ -496,12 +555,22 @@ class PastRead(_Event, frozen=True, kw_only=True, tag="past_read"):
     """What earlier runs have left about incidents; once a supervisor, soon after its start."""
 
     places: list[PastPlace]
+    stalls: dict[str, float] = {}
+    """Stalls that ended by themselves: place (core/stalls.py, short) → longest seconds."""
+    resumes: str = ""
+    """What the last run that learned it has learned of this very script and its arguments: opens, ignores."""
 
 
 class HoldSet(_Event, frozen=True, kw_only=True, tag="hold_set"):
     """A person asked for hands off (or back on)."""
 
     is_held: bool
+    who: str
+
+
+class RestartAsked(_Event, frozen=True, kw_only=True, tag="restart_asked"):
+    """A person wants the attempt ended, and the next begun, now."""
+
     who: str
 
 
@@ -588,6 +657,7 @@ Event = (
     | AttemptStopped
     | CheckpointSaved
     | CheckpointLoaded
+    | CheckpointOpened
     | CheckpointChosen
     | LookTaken
     | GcHeld
@@ -604,6 +674,7 @@ Event = (
     | HooksMissing
     | PastRead
     | HoldSet
+    | RestartAsked
     | PreemptionNoticed
     | SchedulerTold
     | CheckpointAsked

@@ -24,5 +24,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What the culprits do."""
     is_certain: bool = False
     """Shown by what the ranks recorded: waits for no floor either, but counts from the last progress."""
+    is_alone: bool = False
+    """Nobody is seen to wait for the culprits."""
+    is_still: bool = False
+    """Nothing of the culprits runs: they sleep, and do not wake up."""
+    is_native: bool = False
+    """What the culprits run is native code that computes: most likely work."""
+    proof: str = ""
+    """Why nothing is left that could end the culprits' wait, as a clause."""
     told: str = ""
     """What they recorded, in words: a clause with the culprits as its subject, a sentence where there are none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.core import checking, contact, requeues, sizes, together, waiting
+from guardrun.supervisor.core import awaited, checking, contact, requeues, sizes, together, waiting
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.back import take_back
@@ -37,11 +37,17 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
     if member is None:
         order = fleet.order_of(event.slot)
         member = fleet.members[event.node] = Member(
-            node=event.node, order=order, ranks=event.ranks, since_s=now_s, switches=event.switches
+            node=event.node,
+            order=order,
+            ranks=event.ranks,
+            since_s=now_s,
+            switches=event.switches,
+            role=event.role,
         )
         return sizes.say_odd(fleet, fleet.placed, member) + take_back(state, member) + try_start(state, now_s)
     has_changed, member.ranks = member.ranks != event.ranks, event.ranks
     member.is_dropped, member.switches, member.refused = False, event.switches, 0
+    member.role, member.is_whole = event.role, event.attempt >= 0
     if member.standing is Standing.OUT:
         return []
     was = member.standing
@@ -120,6 +126,8 @@ def due_s(state: State) -> float | None:
     times += [state.last_s for node in fleet.quiet if _is_only_missed(state, fleet.members[node])]
     if (check_s := checking.due_s(state)) is not None:
         times.append(check_s)
+    if (isolate_s := awaited.due_s(state)) is not None:
+        times.append(isolate_s)
     if state.phase is Phase.GATHERING:
         waits_s = [state.settings.last_call_s, state.settings.join_timeout_s]
         times += [fleet.since_s + w for w in waits_s if fleet.since_s + w > state.last_s]
@@ -168,7 +176,7 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     fleet = state.fleet
     if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
         return []
-    actions: list[Action] = []
+    actions = awaited.on_tick(state, now_s)
     if state.settings.groups_losses:
         actions += _give_up_together(state, fleet, now_s)
     for member in [fleet.members[node] for node in fleet.quiet]:
@@ -221,7 +229,8 @@ def _wait_on(state: State, fleet: Fleet, now_s: float) -> list[Action]:
         fleet.requeue_s = now_s
         state.outcome, state.exit_code, state.give_up_reason = "interrupted", 1, reason
         said = Say(text=f"{reason}: the job is requeued, to get others", level="warn")
-        return [said, requeues.requeue(state, fleet.gone, now_s + requeues.PATIENCE_S, now_s)]
+        kept_out = awaited.at_end(state)
+        return [said, *kept_out, requeues.requeue(state, fleet.gone, now_s + requeues.PATIENCE_S, now_s)]
     return _give_up(state, reason, now_s) if is_over else []
 
 

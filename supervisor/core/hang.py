@@ -44,6 +44,7 @@ _CAUSE = {
 }
 
 
+_STILL = frozenset({Doing.IO_BLOCKED, Doing.DATA, Doing.IDLE, Doing.UNSEEN})
 _LONG_WORK = frozenset({Doing.IO_BLOCKED, Doing.IDLE, Doing.UNSEEN, Doing.SPINNING, Doing.GIL_HELD})
 """What a rank in a save may well look like: one write to slow storage moves no counter until it returns."""
 
@@ -58,7 +59,7 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
     proven = [j for j in living if j.doing is Doing.STOPPED] or [j for j in living if j.doing is Doing.TRACED]
     waiting = [j for j in living if j.doing is Doing.WAITING]
     if proven:
-        return _of(proven, proven, _numbers(waiting), settings)
+        return _of(proven, proven, _numbers(waiting), settings, is_alone=not waiting)
     if not living or any(j.doing is Doing.BUSY for j in living):
         return None
     doubtful = [j for j in living if j.doing in DOUBTFUL]
@@ -70,9 +71,12 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
         if not waiting:
             return _lingering(leaving)
         return all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched)
-    rivals, held_up = _by_waits(stuck, waiting, matched) or _split(stuck, waiting)
+    by_waits = _by_waits(stuck, waiting, matched)
+    rivals, held_up = by_waits or _split(stuck, waiting)
     first = min(rivals, key=lambda j: _PRECEDENCE.index(j.doing)).doing
-    found = _of([j for j in rivals if j.doing is first], rivals, _numbers(held_up), settings)
+    # Who stands elsewhere, or has been in fewer collectives, may be waited for: that they are, nobody has seen.
+    is_alone = not (waiting or by_waits)
+    found = _of([j for j in rivals if j.doing is first], rivals, _numbers(held_up), settings, is_alone=is_alone)
     return _as_init(found, living)
 
 
@@ -80,8 +84,13 @@ def _numbers(judged: list[Judgement]) -> list[int]:
     return [j.global_rank for j in judged]
 
 
-def _of(culprits: list[Judgement], rivals: list[Judgement], waiting: list[int], settings: Settings) -> Finding:
-    """The finding on these culprits. rivals: all that may be to blame; the most doubtful of them sets the patience."""
+def _of(
+    culprits: list[Judgement], rivals: list[Judgement], waiting: list[int], settings: Settings, *, is_alone: bool
+) -> Finding:
+    """The finding on these culprits. rivals: all that may be to blame; the most doubtful of them sets the patience.
+
+    is_alone: nobody is seen to wait for them. What looks like a deadlock then may wait for a signal.
+    """
     doing = culprits[0].doing
     cause, confidence = _CAUSE[doing]
     return Finding(
@@ -91,13 +100,23 @@ def _of(culprits: list[Judgement], rivals: list[Judgement], waiting: list[int], 
         confidence=confidence if waiting or doing in (Doing.STOPPED, Doing.TRACED) else round(confidence - 0.2, 2),
         patience_s=max(_patience_s(rival, not waiting, settings) for rival in rivals),
         is_proof=doing in (Doing.STOPPED, Doing.TRACED),
-        is_certain=all(rival.is_broken for rival in rivals),
+        is_certain=all(rival.is_broken or (rival.proof and not is_alone) for rival in rivals),
+        is_alone=is_alone,
+        is_still=all(rival.doing in _STILL and not rival.is_awake and not rival.is_in_doubt for rival in rivals),
+        is_native=settings.native_patience_s > 0 and all(rival.is_native for rival in rivals),
+        proof=next((rival.proof for rival in culprits if rival.proof), ""),
         doing=doing,
     )
 
 
 def _patience_s(rival: Judgement, nobody_waits: bool, settings: Settings) -> float:
+    if rival.proof:
+        return settings.proof_patience_s
     patience_s = settings.stopped_patience_s if rival.is_broken else _by_doing_s(rival.doing, nobody_waits, settings)
+    if rival.is_native:
+        patience_s = max(patience_s, settings.native_patience_s)
+    if rival.is_awake:
+        patience_s = max(patience_s, settings.awake_patience_s)
     if rival.is_in_long_work and rival.doing in _LONG_WORK:
         return max(patience_s, settings.save_patience_s)
     return max(patience_s, settings.spin_patience_s) if rival.is_in_doubt else patience_s
@@ -128,6 +147,7 @@ def _doubtful(doubtful: list[Judgement], waiting: list[int], settings: Settings)
         waiting=sorted(waiting),
         confidence=0.5,
         patience_s=settings.hard_timeout_s,
+        is_alone=not waiting,
         doing=min((j.doing for j in doubtful), key=lambda doing: doing is Doing.UNLOOKED),
     )
 
@@ -143,6 +163,7 @@ def _lingering(leaving: list[Judgement]) -> Finding | None:
         confidence=0.8,
         patience_s=LEAVING_PATIENCE_S,
         doing=Doing.LEAVING,
+        is_alone=True,
     )
 
 

@@ -15,7 +15,7 @@ from enum import Enum
 import msgspec
 
 from guardrun.supervisor.core import frames as fr
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook
+from guardrun.supervisor.core.looks import PYSPY, Frame, ProcessLook, RankLook, ThreadLook
 from guardrun.supervisor.core.workers import cannot_deliver, clause, mount_words, workers_of
 
 
@@ -89,12 +89,18 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """How far it is in the order of collectives: more is further."""
     is_in_doubt: bool = False
     """For IDLE: a process below it uses a little of the CPU, as a slow one at work may, or one that polls."""
+    is_awake: bool = False
+    """For IDLE: its main thread wakes up now and then, as one that polls, retries or runs an event loop does."""
+    is_native: bool = False
+    """For GIL_HELD and SPINNING: what runs is native code, called from there. A fit, a search, a parse looks so."""
     is_starved: bool = False
     """It is ready to run, and gets little of a core: the node is busy."""
     detail: str = ""
     """For DATA: what its workers do (`DataLoader worker 4711 is in …`). For IO_BLOCKED: what it waits for."""
     is_broken: bool = False
     """For DATA: a worker is dead or stopped, so that no batch will come from it."""
+    proof: str = ""
+    """Why nothing is left that could end its wait, as a clause; empty where something may."""
 
 
 _LINGERING = frozenset(
@@ -180,9 +186,12 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         is_in_long_work=bool(after.in_save_since_s) or after.phase in _LONG_PHASES,
         order=max(after.group_seq, after.collectives),
         is_in_doubt=doing is Doing.IDLE and _children_cpu(before, after) > IDLE_CHILD_CPU,
+        is_awake=doing is Doing.IDLE and _wakes_up(before, after),
+        is_native=_computes_natively(doing, before, after),
         is_starved=after.process.state == "R" and _cpu(before, after) < STARVED_CPU,
         detail=mount_words(after.process) if doing is Doing.IO_BLOCKED else clause(workers),
         is_broken=cannot_deliver(workers, before),
+        proof=_proof(before, after) if doing in (Doing.IDLE, Doing.DATA) else "",
     )
 
 
@@ -253,6 +262,23 @@ def _is_gil_held(before: RankLook, after: RankLook) -> bool:
         and after.at_s - after.heart_s > HEART_STALE_S
         and after.process.state in "RS"
     )
+
+
+def _computes_natively(doing: Doing, before: RankLook, after: RankLook) -> bool:
+    """Whether native code runs that Python has called: it keeps the GIL all the time, or it has let go of it.
+
+    A loop in Python holds it nearly always, and hands it on every 5 ms. Not where a device is used: who waits for one
+    (`loss.item()`) runs in native code as well, and does not compute.
+    """
+    if any("nccl" in group.backend for group in after.groups) or after.gpu_busy >= 0:
+        return False
+    processes = (before.process, after.process)
+    # Not by how much it uses: on a node that is busy besides it may be little.
+    if not all(process.state == "R" for process in processes):
+        return False
+    if doing not in (Doing.SPINNING, Doing.IDLE):
+        return doing is Doing.GIL_HELD
+    return all(process.source == PYSPY and not _owns_gil(process) for process in processes)
 
 
 def _owns_gil(process: ProcessLook) -> bool:
@@ -353,11 +379,33 @@ def _quiet(before: RankLook, after: RankLook, stack: list[Frame], is_same: bool)
 
 
 def _main_cpu(before: RankLook, after: RankLook) -> float | None:
-    old = next((t for t in before.process.threads if t.is_main), None)
-    new = next((t for t in after.process.threads if t.is_main), None)
+    old, new = _main_thread(before.process), _main_thread(after.process)
     if old is None or new is None or not new.cpu_s:
         return None
     return (new.cpu_s - old.cpu_s) / (after.at_s - before.at_s)
+
+
+def _wakes_up(before: RankLook, after: RankLook) -> bool:
+    """Whether its main thread has run in between: each time it goes to sleep is a context switch.
+
+    Stacks that are read from outside wake nobody; a pause does, and what is asked of the process itself (faulthandler).
+    """
+    old, new = _main_thread(before.process), _main_thread(after.process)
+    if old is None or new is None or not old.switches or before.process.source != PYSPY:
+        return False
+    if after.process.pauses != before.process.pauses or after.process.pauses % 2:
+        return False
+    return new.switches > old.switches
+
+
+def _proof(before: RankLook, after: RankLook) -> str:
+    """Why nothing could end its wait, where both looks show the same."""
+    is_same = bool(after.standstill_key) and after.standstill_key == before.standstill_key
+    return after.standstill if is_same and not _wakes_up(before, after) else ""
+
+
+def _main_thread(process: ProcessLook) -> ThreadLook | None:
+    return next((thread for thread in process.threads if thread.is_main), None)
 
 
 def _main_stack(process: ProcessLook) -> list[Frame]:

@@ -9,6 +9,9 @@ from typing import Any
 
 import msgspec
 
+PYSPY = "py-spy"
+"""Source of stacks that were read from outside, without waking the process."""
+
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
     """One Python frame."""
@@ -62,6 +65,8 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     variety: list[list[Frame]] = []
     """Where a busy main thread was: the distinct innermost frames (at most 6, innermost first) of several samples taken
     within a fraction of a second. Empty where it used no CPU, or could be sampled once only."""
+    pauses: int = 0
+    """How often guardrun has begun and ceased to pause it for native frames: odd while it may be paused."""
     source: str = ""
     """Where the stacks are from: py-spy, faulthandler, or nothing."""
     trouble: str = ""
@@ -110,6 +115,8 @@ class GroupLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Number of the last one completed; -1 unknown."""
     calls: list[Call] = []
     """The last ones, oldest first, what is not completed among them; bounded."""
+    timeout_s: float = 0.0
+    """That the script itself has given it (`timeout=`); 0: none, or not known."""
     source: str = ""
     """flight recorder, hooks, or both."""
 
@@ -154,6 +161,10 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     phase: str = ""
     groups: list[GroupLook] = []
     """Its process groups, as the flight recorder and the hooks have them; bounded."""
+    standstill: str = ""
+    """Why nothing in this machine could end its wait any more, as a clause; empty where something could."""
+    standstill_key: str = ""
+    """What each of its threads waits for: equal in two looks, it was the same standstill in between."""
     groups_trouble: str = ""
     """Why `groups` is empty or says less than it might."""
     data_share: float = -1.0

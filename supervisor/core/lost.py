@@ -6,7 +6,7 @@ from typing import Any
 
 from guardrun.supervisor.core import together
 from guardrun.supervisor.core.actions import Action, Culprit, Incident, Say
-from guardrun.supervisor.core.blame import isolation
+from guardrun.supervisor.core.awaited import isolate_lost
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.incidents import change, culprits_of, open_incident, write
 from guardrun.supervisor.core.machine import Phase
@@ -134,7 +134,7 @@ def _follow_up(state: State, incident: Incident, to_blame: list[Member], now_s: 
         return actions
     state.crash = None
     if len(to_blame) <= MANY:
-        actions += _isolate(state, incident.id, to_blame)
+        actions += _isolate(state, incident.id, to_blame, now_s)
     if state.phase is Phase.RUNNING:
         return actions + stop_for(state, incident.id, onset_s=incident.onset_s, now_s=now_s)
     # Its peers fell first, and the rest is being stopped for them already.
@@ -142,12 +142,12 @@ def _follow_up(state: State, incident: Incident, to_blame: list[Member], now_s: 
     return actions + go_on(state, now_s)
 
 
-def _isolate(state: State, incident_id: str, members: list[Member]) -> list[Action]:
+def _isolate(state: State, incident_id: str, members: list[Member], now_s: float) -> list[Action]:
     actions: list[Action] = []
     for member in members:
         if member.standing is not Standing.LEFT:  # who has ended its guardrun there is not known to be the node
             member.incident = incident_id
-            actions.append(isolation(state, member.node, incident_id))
+            actions += isolate_lost(state, member.node, incident_id, now_s)
     return actions
 
 
@@ -183,7 +183,7 @@ def _lose_too(state: State, attempt: Attempt, members: list[Member], cut: list[s
             evidence={**incident.evidence, "nodes": nodes, "lost": lost},
         )
     )
-    return actions + _isolate(state, incident.id, more) if len(nodes) <= MANY else actions
+    return actions + _isolate(state, incident.id, more, now_s) if len(nodes) <= MANY else actions
 
 
 def _tell_cut(state: State, cut: list[str], members: list[Member], now_s: float) -> list[Action]:

@@ -57,12 +57,15 @@ class Member(msgspec.Struct, kw_only=True):
     """Failures on it for which no cause was found."""
     returned_s: list[float] = []
     """When it was back, before the next attempt, after it had been given up."""
+    is_whole: bool = False
+    """It came back with its ranks: it was frozen or cut off, and is neither dead nor new."""
     contact_lost: int = 0
     """How often it was silent for long while the job went on."""
     is_missed: bool = False
     """It is so now, and that has been said."""
     switches: list[str] = []
     """Above it, from the top down; empty: not known, or not to go by."""
+    role: str = ""
     is_unfit: bool = False
     """It is out because of what the pre-flight found: a new guardrun looks again."""
     refused: int = 0

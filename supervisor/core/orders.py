@@ -30,7 +30,10 @@ def stop(state: State, onset_s: float, now_s: float) -> list[Action]:
 
 def _stop_order(state: State) -> Action:
     is_last = bool(state.notice.cause or state.signum)
-    return StopAttempt(attempt=attempt_of(state).number, grace_s=state.settings.stop_grace_s, is_last=is_last)
+    attempt = attempt_of(state)
+    # Whoever has begun anew beside a checkpoint is given no moment in which a handler might save.
+    grace_s = 0.0 if attempt.is_refused else state.settings.stop_grace_s
+    return StopAttempt(attempt=attempt.number, grace_s=grace_s, is_last=is_last)
 
 
 def choose(state: State, now_s: float) -> list[Action]:
@@ -50,6 +53,8 @@ def start(state: State) -> Action:
         attempt=state.next_attempt,
         checkpoint=state.checkpoint,
         is_detailed=state.is_detailed,
+        siblings=list(state.siblings) if state.checkpoint is not None else [],
+        is_guarded=state.is_guarded,
         nodes=list(state.fleet.placed) if state.fleet is not None else [],
     )
 

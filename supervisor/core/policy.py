@@ -10,7 +10,7 @@ from guardrun.supervisor.core.advice import advice_for, data_words
 from guardrun.supervisor.core.blame import is_of_node, leave_out
 from guardrun.supervisor.core.crash import why_repeated
 from guardrun.supervisor.core.endings import finish, record_attempt
-from guardrun.supervisor.core.incidents import change
+from guardrun.supervisor.core.incidents import change, mark
 from guardrun.supervisor.core.ledger import STARTING
 from guardrun.supervisor.core.orders import choose
 from guardrun.supervisor.core.preemption import wind_up
@@ -18,6 +18,8 @@ from guardrun.supervisor.core.requeues import may_move, move
 from guardrun.supervisor.core.state import State, attempt_of
 
 MAX_STOPS = 20
+AT_ONCE_S = 15.0
+"""A program that ends with the same code within so long, without a step, is not told apart by trying it again."""
 _DATA = ("batch", "epoch", "indices")
 
 
@@ -32,10 +34,13 @@ def go_on(state: State, now_s: float) -> list[Action]:
         attempt.incident_id, state.verdict_incident = incident.id, ""
         return [change(state, incident.id, action="none"), *wind_up(state, now_s)]
     has_died_of_detail = state.is_detailed and not attempt.has_progress and incident.cause != "collective_mismatch"
-    reason, poison = ("", False) if has_died_of_detail and state.settings.act else _why_not(state)
+    is_asked, state.restart_by = bool(state.restart_by), ""
+    is_free = is_asked or (has_died_of_detail and state.settings.act)
+    reason, poison = ("", False) if is_free else _why_not(state)
     more = lacking.told(state, incident)
     attempt.incident_id = incident.id
     record_attempt(state, incident.cause)
+    mark(state, incident)
     state.verdict_incident = ""
     if reason and state.fleet is None and state.node in state.nodes.isolated and may_move(state):
         return [change(state, incident.id, action="isolate_node"), *move(state, reason, now_s)]
@@ -49,9 +54,10 @@ def go_on(state: State, now_s: float) -> list[Action]:
         return actions + finish(state, outcome, state.exit_code or 1, reason, now_s)
     if has_died_of_detail:
         state.is_detail_bad = True  # not training's own failure: it costs no budget, and is not tried again
-    else:
+    elif not is_asked:
         state.restarts += 1
     state.next_attempt = attempt.number + 1
+    state.is_restart = True
     state.resuming_incident = incident.id
     state.is_detailed = incident.cause == "collective_mismatch" and not state.is_detailed and not state.is_detail_bad
     state.ledger.switch(STARTING, now_s)
@@ -87,6 +93,11 @@ def _why_not(state: State) -> tuple[str, bool]:
         return "torchrun's agent has ended", False
     if incident.kind == "crash":
         why = why_repeated(incident.cause, str(incident.evidence.get("error", "")), is_same)
+        if is_same and incident.cause == "exit_code":
+            if _has_ended_at_once(state):
+                why = why or "it ended so at once, twice, without a step"
+            elif state.settings.minds_codes and attempt.step:
+                why = why or "it ended itself so at the same step twice"
         if why and not lacking.node_to_swap(state, incident):
             return lacking.why_given_up(state, incident, why), False
     if state.no_progress >= state.settings.max_no_progress > 0:
@@ -96,6 +107,15 @@ def _why_not(state: State) -> tuple[str, bool]:
     if state.restarts >= state.settings.max_restarts:
         return _used_up(state.settings.max_restarts), False
     return "", False
+
+
+def _has_ended_at_once(state: State) -> bool:
+    """Whether this attempt and the one before it were over before they can have done anything."""
+    attempt, before = attempt_of(state), state.attempts[-1] if state.attempts else None
+    if before is None or before["last_step"] or attempt.step or attempt.ended_s is None:
+        return False
+    lasted_s = (attempt.ended_s - attempt.started_s, before["ended_s"] - before["started_s"])
+    return bool(max(lasted_s) < AT_ONCE_S)
 
 
 def _stop(attempt: int, step: int, incident: Incident) -> dict[str, Any]:

@@ -31,17 +31,15 @@ from guardrun.supervisor.core.requeues import (
     ANSWER_S,
     CANCELLED,
     RESERVE_S,
+    RUNNING,
     TERM,
     ask,
+    note_saved,
     on_no_answer,
     order,
     requeue_or_finish,
 )
 from guardrun.supervisor.core.state import State
-
-RUNNING = "running"
-"""The job goes on, as far as the scheduler knows: whoever sent SIGTERM wants this step of it to end."""
-
 
 # Facts -------------------------------------------------------------------------------------------------
 
@@ -79,7 +77,7 @@ def _note_end(state: State, event: ev.SchedulerTold, now_s: float) -> list[Actio
     if event.why:
         notice.is_why_awaited = False
     if notice.signum == TERM:
-        is_step_ended = event.why == RUNNING and notice.first == TERM
+        is_step_ended = event.why == RUNNING and notice.first == TERM  # whoever sent it wants this step to end
         if event.why == CANCELLED or is_step_ended:
             return _end_as_told(state, now_s)
         if event.why and event.end_s > now_s:
@@ -113,6 +111,7 @@ def on_checkpoint_secured(state: State, event: ev.CheckpointSecured, now_s: floa
         return []
     if event.checkpoint is not None and notice.saved is None:
         notice.saved, notice.saved_s = event.checkpoint, now_s
+        note_saved(state, event.checkpoint.step)
     if notice.is_sought:
         notice.is_sought, notice.asked_s = False, 0.0
         return requeue_or_finish(state, now_s)

@@ -18,6 +18,7 @@ def on_node_released(state: State, event: ev.NodeReleased, now_s: float) -> list
     watch = state.nodes
     watch.isolated.pop(member.node, None)
     watch.kept_out.pop(member.node, None)
+    watch.awaited.pop(member.node, None)
     undone = watch.unsettled.pop(member.node, "")
     withdrawn: list[Action] = [WithdrawIsolation(node=member.node, incident=undone)] if undone else []
     fleet.checked = [node for node in fleet.checked if node != member.node]

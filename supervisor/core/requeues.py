@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 
+from guardrun.supervisor.core import awaited
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, Requeue, Say
 from guardrun.supervisor.core.endings import finish, stop_words, summary
 from guardrun.supervisor.core.ledger import OTHER
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.notice import TIME_LIMIT
 from guardrun.supervisor.core.noticewords import tell
 from guardrun.supervisor.core.state import State
 
@@ -18,6 +20,10 @@ PATIENCE_S = 600.0
 """A scheduler that does not answer is asked again for so long at most: its controller is restarted in less."""
 LAST_S = 2.0
 """Before the job's end: for the record of a requeue that could not be made."""
+WARNED_S = 1800.0
+"""A warning signal that comes so long before the job's time limit, or later, is that limit's."""
+RUNNING = "running"
+"""SchedulerTold.why: the job goes on, as far as the scheduler knows."""
 CANCELLED = "cancelled"
 """SchedulerTold.why: a person wants the end."""
 TERM = int(signal.SIGTERM)
@@ -97,7 +103,7 @@ def move(state: State, reason: str, now_s: float) -> list[Action]:
     state.ledger.switch(OTHER, now_s)
     state.outcome, state.exit_code, state.give_up_reason = "interrupted", state.exit_code or 1, reason
     said = Say(text=f"{reason}: the job is requeued, to get another", level="warn")
-    return [said, ask(state, now_s)]
+    return [said, *awaited.at_end(state), ask(state, now_s)]
 
 
 def ask(state: State, now_s: float) -> Requeue:
@@ -122,7 +128,36 @@ def requeue_or_finish(state: State, now_s: float) -> list[Action]:
     actions = tell(state, now_s)
     if not _wants_requeue(state):
         return actions + finish_run(state, now_s)
+    if _get_no_further(state):
+        times = state.settings.max_no_progress
+        far = f"than a checkpoint of step {state.saved_step}" if state.saved_step else "and saved nothing"
+        state.notice.requeue_why = f"{times} requeues in a row got no further {far}"
+        return actions + finish_run(state, now_s)
     return [*actions, order(state, now_s)]
+
+
+def note_saved(state: State, step: int) -> None:
+    """A checkpoint is known: the run has got so far, whatever becomes of it."""
+    state.saves += 1
+    state.saved_step = max(state.saved_step, step)
+
+
+def _get_no_further(state: State) -> bool:
+    """Whether as many requeues in a row as restarts may be have got no further. Books this one."""
+    before, now = state.requeued_at, (state.saved_step, state.saves)
+    is_further = before is None or now[0] > before[0] or (not now[0] and now[1] > before[1])
+    state.idle_requeues = 0 if is_further else state.idle_requeues + 1
+    state.requeued_at = now
+    return bool(state.settings.bounds_requeues and state.idle_requeues >= state.settings.max_no_progress > 0)
+
+
+def _is_time_limit(state: State) -> bool:
+    """Whether it is the job's own time limit that ends it, as far as that can be told of its warning signal."""
+    notice = state.notice
+    if TIME_LIMIT in (notice.cause, notice.why):
+        return True
+    is_warned = notice.signum != TERM and notice.why in ("", RUNNING)
+    return is_warned and 0 < notice.end_s - notice.began_s <= max(state.settings.grace_s, WARNED_S)
 
 
 def _wants_requeue(state: State) -> bool:
@@ -130,7 +165,12 @@ def _wants_requeue(state: State) -> bool:
     if wish == "never" or notice.why == CANCELLED:
         return False
     # A script that was given the signal may requeue by itself; a run without a name could not be continued.
-    return wish == "always" or (notice.may_requeue and state.settings.is_named and not notice.is_forwarded)
+    if wish != "always" and not (notice.may_requeue and state.settings.is_named and not notice.is_forwarded):
+        return False
+    if notice.cause and not state.settings.goes_past_limit and _is_time_limit(state):
+        notice.requeue_why = 'its time limit is a limit; [preemption] requeue = "time_limit" goes beyond it'
+        return False
+    return True
 
 
 def order(state: State, now_s: float) -> Action:
@@ -151,5 +191,6 @@ def finish_run(state: State, now_s: float) -> list[Action]:
     notice = state.notice
     actions = tell(state, now_s)
     if notice.requeue_why and not notice.is_requeued:
-        actions.append(Say(text=f"the job could not be requeued: {notice.requeue_why}", level="bad"))
+        how = "could not be" if state.requeue else "is not"
+        actions.append(Say(text=f"the job {how} requeued: {notice.requeue_why}", level="bad"))
     return actions + finish(state, *_outcome(state), now_s)

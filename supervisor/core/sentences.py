@@ -43,7 +43,8 @@ def hang_sentence(attempt: Attempt, found: Finding, judged: dict[int, Judgement]
             text = f"ended without reaching process-group creation, {silent_s:.0f} s ago or more"
         else:
             text = f"{has} not got through process-group creation: {text}"
-    return f"{subject} {text}{waits}."
+    proof = f", and {found.proof}" if found.proof else ""
+    return f"{subject} {text}{proof}{waits}."
 
 
 def _detail(found: Finding, judged: dict[int, Judgement]) -> str:

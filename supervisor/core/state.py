@@ -41,11 +41,33 @@ class RankState(msgspec.Struct, kw_only=True):
     """Between its last two advances, as far as reports show."""
     step: int = 0
     milestones: int = 0
+    is_save_held: bool = False
     phase: str = ""
     exitcode: int | None = None
     exited_s: float = 0.0
     error: ErrorRecord | None = None
     has_ended: bool = False
+
+
+class Stall(msgspec.Struct, kw_only=True):
+    """A suspicion with somebody to name: told, and so far nothing more."""
+
+    summary: str
+    culprits: list[int]
+    place: str
+    """Of the first culprit, as Judgement has it."""
+    spot: str
+    cause: str
+    onset_s: float
+    told_s: float
+    acts_s: float | None
+    """When it would be acted on, if it stays as it is; None: not by itself."""
+    looks: list[str] = []
+    """Folders of those that it was told by."""
+    is_said: bool = False
+    """On the terminal: each place once a run."""
+    doubts: int = 0
+    """Looks in a row that have shown somebody at work since."""
 
 
 class Suspicion(msgspec.Struct, kw_only=True):
@@ -66,6 +88,12 @@ class Suspicion(msgspec.Struct, kw_only=True):
     """Per rank that runs in code of its own: what looks have shown of it since."""
     places: dict[int, str] = {}
     """Per rank that is not waiting for others: where it was last seen. Remembered when the stall ends by itself."""
+    awake: set[int] = set()
+    """Ranks that were seen to wake up since anything else about them moved."""
+    stall: Stall | None = None
+    """What it was found to be, once that has lasted long enough to be told."""
+    is_forced: bool = False
+    """A person wants it ended: what the next look finds is the verdict."""
     busy_looks: int = 0
     found_key: str = ""
     """What the last look was found to say; a verdict needs it said twice in a row."""
@@ -151,6 +179,8 @@ class Nodes(msgspec.Struct, kw_only=True):
     """Node → the incident for which it was put under quarantine."""
     unsettled: dict[str, str] = {}
     """Node → the incident for which it is being isolated: not known yet to be done."""
+    awaited: dict[str, float] = {}
+    """Node that was lost → when it is isolated, unless it is back by then (core/awaited.py)."""
     kept_out: dict[str, str] = {}
     """Node that was lost, and is not back → what keeps other runs from it: drained, under quarantine."""
     next_s: float = 0.0
@@ -164,7 +194,19 @@ class Attempt(msgspec.Struct, kw_only=True):
     started_s: float
     resumed_from: Checkpoint | None = None
     has_resumed: bool = False
-    """A rank was seen to load the checkpoint (or is known to take it)."""
+    """Somebody was seen to load, or to open, a checkpoint of the run (or is known to take it)."""
+    is_guarded: bool = False
+    """guardrun has begun it beside a checkpoint: it is to take that up (core/resumption.py)."""
+    is_blind: bool = False
+    """On some node nobody can see what is opened."""
+    unopened_since_s: float = 0.0
+    """Since when it has trained on, or wanted to save, without anybody having opened a checkpoint; 0 = it has not."""
+    ends_anew_s: float = 0.0
+    """When that will have been for long enough; likewise."""
+    began_anew: str = ""
+    """How that was seen, in words."""
+    is_refused: bool = False
+    """It is ended for it."""
     ranks: dict[int, RankState] = {}
     alive: int = 0
     stopped: dict[int, float] = {}
@@ -225,10 +267,22 @@ class State(msgspec.Struct, kw_only=True):
     incidents: dict[str, Incident] = {}
     open_incidents: list[str] = []
     """Not recovered yet."""
+    marks: dict[str, dict[int, int]] = {}
+    """Of open incidents that have ended an attempt: how far its ranks had come, in what counts as progress."""
     next_incident: int = 1
     gaps: Gaps = msgspec.field(default_factory=Gaps)
     remembered: dict[str, float] = {}
     """Stalls that ended by themselves: place → longest seconds."""
+    past_stalls: dict[str, float] = {}
+    """The same of earlier runs, by places as core/stalls.py shortens them."""
+    stalls: list[dict[str, Any]] = []
+    """Those of this run that had been told, as summary.json shows them; the last ones."""
+    told_places: list[str] = []
+    """Places at which a stall has been said on the terminal."""
+    stops_at: dict[str, int] = {}
+    """How often the run has been stopped for a hang at a place."""
+    restart_by: str = ""
+    """Who wants this attempt ended, and the next begun, now."""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     suspicion: Suspicion | None = None
     crash: Crash | None = None
@@ -268,9 +322,35 @@ class State(msgspec.Struct, kw_only=True):
     verdict_incident: str = ""
     resuming_incident: str = ""
     """The one that the next attempt is to mend."""
+    mending_incident: str = ""
+    """The one that the current attempt was begun for."""
+    is_restart: bool = False
+    """The next attempt is guardrun's own wish, rather than a person's or a scheduler's who has started it anew."""
+    resumes: str = ""
+    """What has been learned of the script: opens, ignores (core/resumption.py); empty: nothing."""
+    bases: list[str] = []
+    """Checkpoints, not of this run, that attempts which resumed nothing have begun with."""
+    resumes_itself: bool = False
+    resume_way: str = ""
+    resumed_family: str = ""
+    siblings: list[str] = []
+    kept: str = ""
+    """Of the last choice, as CheckpointChosen has them."""
+    is_guarded: bool = False
+    """The next attempt is to be."""
+    may_go_on: bool = False
+    """As Summary has it."""
     outcome: str = "running"
     give_up_reason: str = ""
     exit_code: int = 0
+    saved_step: int = 0
+    """Furthest step of any checkpoint that is known."""
+    saves: int = 0
+    """Checkpoints that ranks were seen to save, and those that the run was resumed from."""
+    requeued_at: tuple[int, int] | None = None
+    """These two when the job was last to be requeued; None: it never was."""
+    idle_requeues: int = 0
+    """Requeues in a row that got no further."""
     requeue: str = ""
     """asked, done, refused, unanswered (nobody knows; to be asked for again); empty: it was not wanted."""
     checkpoint: Checkpoint | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from guardrun.supervisor.core import stalls
 from guardrun.supervisor.core.actions import Action, Say
 from guardrun.supervisor.core.collectives import match
 from guardrun.supervisor.core.evidence import of_collectives, of_judged, of_readings, stack_of
@@ -14,14 +15,12 @@ from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.nodes import wrong_with
 from guardrun.supervisor.core.orders import stop_for
+from guardrun.supervisor.core.patience import NEVER_S
 from guardrun.supervisor.core.seen import Seen
 from guardrun.supervisor.core.sentences import hang_sentence
 from guardrun.supervisor.core.state import State, attempt_of, silence_began_s
 from guardrun.supervisor.core.workers import of_workers
 
-STALL_MARGIN = 2.0
-"""A stall that once ended by itself after d seconds is given twice that the next time, at the same place."""
-NEVER_S = 1e9
 WATCHED_LOOK_S = 60.0
 """Between looks at a hang that is only watched."""
 
@@ -52,19 +51,17 @@ def told_s(state: State, found: Finding, looks: list[RankLook], now_s: float) ->
 
 def left_s(state: State, found: Finding, seen: Seen, now_s: float) -> float:
     """How much longer it may be so before it is a hang; 0 or less: it is one."""
-    lasted, by_rank = lasted_s(state, found, seen.event.ranks, now_s), seen.by_rank
+    lasted = lasted_s(state, found, seen.event.ranks, now_s)
     if found.is_proof or found.is_certain:
         return found.patience_s - lasted
     # The job as a whole must have been silent for longer than is usual for it, and for this place.
-    usual_s = state.gaps.suspicious_after_s(state.settings.floor_s)
-    places = {by_rank[rank].place for rank in found.culprits if rank in by_rank}
-    usual_s = max([usual_s, *(STALL_MARGIN * state.remembered.get(place, 0.0) for place in places)])
-    patience_s, hard_s = found.patience_s, state.settings.hard_timeout_s
-    if not attempt_of(state).has_progress and not found.waiting:
-        # It may wait for data that another job prepares, or have no steps at all: nobody is seen to be held up by it.
-        patience_s = hard_s or NEVER_S
-    if hard_s:
-        usual_s, patience_s = min(usual_s, hard_s), min(patience_s, hard_s)
+    usual_s = max(
+        state.gaps.suspicious_after_s(state.settings.floor_s), stalls.MARGIN * stalls.known_s(state, found, seen)
+    )
+    patience_s = stalls.patience_s(state, found, seen)
+    if patience_s >= NEVER_S:
+        return NEVER_S
+    usual_s = min(usual_s, max(state.settings.hard_timeout_s, patience_s)) if state.settings.hard_timeout_s else usual_s
     return max(patience_s - lasted, usual_s - (now_s - silence_began_s(attempt_of(state))))
 
 
@@ -75,7 +72,7 @@ def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Acti
     assert suspicion is not None
     state.is_detail_bad = state.is_detail_bad or seen.matched.is_uneven
     lasted = told_s(state, found, looks, now_s)
-    may_act = state.settings.act and not state.is_held
+    may_act = suspicion.is_forced or (state.settings.act and not state.is_held and not is_near_end(state))
     known = suspicion.incident_id
     if not known and found.doing is Doing.COLLECTING:
         known = next((attempt.gc_incidents[r] for r in found.culprits if r in attempt.gc_incidents), "")
@@ -86,12 +83,13 @@ def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Acti
     evidence = evidence_of(state, found, by_rank, looks, lasted) | of_readings(seen.event.readings)
     if loops := {r: suspicion.loops[r].spots for r in found.culprits if r in suspicion.loops}:
         evidence["seen_at"] = {str(rank): spots for rank, spots in loops.items()}
+    stall = suspicion.stall
     onset_s = max(now_s - lasted, 0.0)
     # A script that has come to its end is not started anew because its process lingers.
     action = "restart" if may_act and found.doing is not Doing.LEAVING else "none"
     actions: list[Action] = []
     if known:
-        actions.append(change(state, known, evidence=evidence, summary=summary, action=action))
+        actions.append(change(state, known, evidence=evidence, summary=summary, action=action, acted_s=now_s))
     else:
         known = open_incident(
             state,
@@ -101,20 +99,35 @@ def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Acti
             summary=summary,
             culprits=found.culprits,
             onset_s=onset_s,
-            now_s=now_s,
+            now_s=now_s if stall is None else stall.told_s,
+            acted_s=now_s if may_act else None,
             evidence=evidence,
-            looks=list(suspicion.looks[-2:]),
+            looks=list(dict.fromkeys([*(stall.looks if stall is not None else []), *suspicion.looks[-2:]])),
             action=action,
         ).id
         said = f"incident {known}: {state.incidents[known].summary}"
         actions += [Say(text=said, level="bad"), write(state, known, is_new=True)]
         actions += _tell_stack_trouble(state, looks)
     if may_act:
+        if not (found.is_proof or found.is_certain) and (place := stalls.place_of(found, seen)):
+            state.stops_at[place] = state.stops_at.get(place, 0) + 1
         return actions + stop_for(state, known, onset_s=onset_s, now_s=now_s)
     suspicion.incident_id = known
     suspicion.next_look_s = now_s + WATCHED_LOOK_S
-    why = "held by a person" if state.is_held else "[policy] act = false"
-    return [*actions, Say(text=f"nothing is changed: {why}", level="info")]
+    return [*actions, Say(text=f"nothing is changed: {_why_not(state)}", level="info")]
+
+
+def is_near_end(state: State) -> bool:
+    """Whether a rank has come to its end, so that a restart would repeat what is done."""
+    return state.settings.spares_ended and stalls.has_ended(state)
+
+
+def _why_not(state: State) -> str:
+    if state.is_held:
+        return "held by a person"
+    return (
+        "[policy] act = false" if not state.settings.act else "a rank has come to its end, so the run is near its own"
+    )
 
 
 def evidence_of(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import nodes, pauses, pressure, slowdowns, verdicts
+from guardrun.supervisor.core import nodes, pauses, pressure, restarts, resumption, slowdowns, stalls, verdicts
 from guardrun.supervisor.core.actions import Action, TakeLook
 from guardrun.supervisor.core.collectives import match, waits_on_device
 from guardrun.supervisor.core.finding import Finding
@@ -61,6 +61,8 @@ def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Act
         actions += nodes.on_report(state, now_s)
     if attempt.gc_held:
         actions += pauses.on_progress(state, now_s)
+    if state.phase is Phase.RUNNING:
+        actions += resumption.on_report(state, now_s)
     return actions + _advanced(state, advanced_s, now_s) if advanced_s else actions
 
 
@@ -80,7 +82,7 @@ def _take_report(attempt: Attempt, rank: RankState, report: ev.RankReport, now_s
             attempt.waiting.pop(number, None)
     if report.joint:
         attempt.tied.add(rank.rank.node)
-    rank.milestones = report.milestones
+    rank.milestones, rank.is_save_held = report.milestones, report.is_save_held
     rank.phase = report.phase
     rank.step = max(rank.step, report.step)
     attempt.step = max(attempt.step, rank.step)
@@ -115,19 +117,23 @@ def _advanced(state: State, at_s: float, now_s: float) -> list[Action]:
         state.gaps.add(gap_s, at_s)
     attempt.has_progress = True
     attempt.progress_s = max(attempt.progress_s, at_s)
+    actions: list[Action] = []
     if state.suspicion and not attempt.stopped:
-        _remember(state, state.suspicion, gap_s)
-        _end_suspicion(state, now_s)
+        actions = _over(state, state.suspicion, gap_s, now_s)
     use = TRAINING if attempt.step > state.best_step or not state.best_step else REDOING
     if use != state.ledger.use:
         state.ledger.switch(use, now_s)
-    return close_recovered(state, now_s) if state.open_incidents else []
+    return actions + close_recovered(state, now_s) if state.open_incidents else actions
 
 
-def _remember(state: State, suspicion: Suspicion, lasted_s: float) -> None:
+def _over(state: State, suspicion: Suspicion, lasted_s: float, now_s: float) -> list[Action]:
     """It ended by itself: the same stall gets more patience next time."""
     for place in suspicion.places.values():
         state.remembered[place] = max(lasted_s, state.remembered.get(place, 0.0))
+    is_forced = suspicion.is_forced
+    actions = stalls.withdraw(state, suspicion, now_s)
+    _end_suspicion(state, now_s)
+    return actions + restarts.stop(state, now_s) if is_forced else actions
 
 
 def _end_suspicion(state: State, now_s: float) -> None:
@@ -234,8 +240,7 @@ def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Actio
     suspicion.places = {r: j.place for r, j in by_rank.items() if j.place and j.doing is not Doing.WAITING}
     actions = pauses.on_look(state, by_rank, event.ranks, now_s)
     if found is None:
-        _nothing_found(state, judged, now_s)
-        return actions
+        return actions + _nothing_found(state, judged, now_s)
     return actions + _found(state, found, Seen(by_rank, event, matched), now_s)
 
 
@@ -256,6 +261,7 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
         judgement = judge(old, look, has_ended=rank in attempt.ranks and attempt.ranks[rank].has_ended)
         judgement = over_looks(suspicion.loops, judgement, old, look, suspicion.unmoved_since_s[rank])
         judgement = with_device(judgement, old, look)
+        judgement = _with_waking(suspicion, judgement)
         judged.append(judgement)
         if judgement.doing is Doing.SPINNING and rank in suspicion.loops:
             suspicion.unmoved_since_s[rank] = suspicion.loops[rank].began_s(look.at_s)
@@ -268,6 +274,18 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
         if number not in seen and state.exitcode is None:
             judged.append(unlooked(number, event.missing.get(number, "")))
     return judged
+
+
+def _with_waking(suspicion: Suspicion, judgement: Judgement) -> Judgement:
+    """The judgement on a rank that sleeps, with whether it has been seen to wake up since anything else moved."""
+    rank = judgement.global_rank
+    if judgement.doing is not Doing.IDLE:
+        suspicion.awake.discard(rank)
+    elif judgement.is_awake:
+        suspicion.awake.add(rank)
+    elif rank in suspicion.awake:
+        return msgspec.structs.replace(judgement, is_awake=True)
+    return judgement
 
 
 def with_device(judgement: Judgement, before: RankLook, after: RankLook) -> Judgement:
@@ -289,25 +307,36 @@ def _found(state: State, found: Finding, seen: Seen, now_s: float) -> list[Actio
     left_s = verdicts.left_s(state, found, seen, now_s)
     key = f"{found.cause}:{found.culprits}:{found.told}"
     is_confirmed, suspicion.found_key = found.is_proof or key == suspicion.found_key, key
-    if left_s <= 0.05 and is_confirmed:
+    if suspicion.is_forced or (left_s <= 0.05 and is_confirmed):
         return verdicts.verdict(state, found, seen, now_s)
+    actions = []
+    if is_confirmed:
+        lasted_s = verdicts.told_s(state, found, seen.event.ranks, now_s)
+        actions = stalls.on_found(state, found, seen, lasted_s=lasted_s, left_s=left_s, now_s=now_s)
     suspicion.busy_looks = suspicion.busy_looks + 1 if found.doing in DOUBTFUL else 0
-    # Soon enough to decide in time, seldom enough to cost nothing.
+    # Soon enough to tell and to decide in time, seldom enough to cost nothing.
     shortest_s = QUICK_LOOK_S if is_confirmed or found.is_certain else state.settings.look_gap_s
-    suspicion.next_look_s = now_s + max(shortest_s, min(left_s, _wait_s(state, suspicion)))
-    return []
+    due_s = [left_s, _wait_s(state, suspicion)]
+    if suspicion.stall is None:
+        due_s.append(silence_began_s(attempt_of(state)) + stalls.tell_s(state, found) - now_s)
+    suspicion.next_look_s = now_s + max(shortest_s, min(due_s))
+    return actions
 
 
-def _nothing_found(state: State, judged: list[Judgement], now_s: float) -> None:
+def _nothing_found(state: State, judged: list[Judgement], now_s: float) -> list[Action]:
     """Somebody gets somewhere, or seems to: look again later, ever more seldom unless it may be in a loop."""
     suspicion = state.suspicion
     assert suspicion is not None
+    if suspicion.is_forced:
+        return restarts.stop(state, now_s)
+    actions = stalls.on_nothing_found(state, suspicion, now_s)
     suspicion.found_key = ""
     if now_s - silence_began_s(attempt_of(state)) < state.settings.floor_s:
         _no_proof(state, now_s)
-        return
+        return actions
     suspicion.busy_looks = 0 if may_loop(suspicion.loops, judged) else suspicion.busy_looks + 1
     suspicion.next_look_s = now_s + _wait_s(state, suspicion)
+    return actions
 
 
 def _wait_s(state: State, suspicion: Suspicion) -> float:

@@ -65,7 +65,7 @@ def _seconds(text: str) -> float:
 
 
 def _pid(text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) < 1 << 31:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
         raise argparse.ArgumentTypeError(f"expected a process id, not {text!r}")
     return int(text)
 

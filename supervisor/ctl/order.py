@@ -1,4 +1,4 @@
-"""`guardctl hold`, `unhold`, `checkpoint`: asking a run's supervisor to do something."""
+"""`guardctl hold`, `unhold`, `restart`, `checkpoint`: asking a run's supervisor to do something."""
 
 from __future__ import annotations
 
@@ -48,9 +48,11 @@ def _order(verb: str, done: str) -> Verb:
 _HELP = {
     "hold": "hands off: watch and explain, but stop and restart nothing, until unhold",
     "unhold": "act again",
+    "restart": "end this attempt now and go on from the newest checkpoint",
     "checkpoint": "ask the ranks to save at their next should_checkpoint()",
 }
 
 HOLD = _order("hold", "held: guardrun watches and changes nothing until guardctl unhold")
 UNHOLD = _order("unhold", "no longer held: guardrun acts again")
+RESTART = _order("restart", "asked: this attempt ends, and the next goes on from the newest checkpoint")
 CHECKPOINT = _order("checkpoint", "asked: each rank's next should_checkpoint() says yes")

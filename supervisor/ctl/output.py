@@ -30,7 +30,7 @@ class Output:
         self._file = file or sys.stdout
         self.is_terminal = self._file.isatty()
         columns = environ.get("COLUMNS", "")
-        width = int(columns) if columns.isdigit() and int(columns) > 0 else None if self.is_terminal else PIPE_COLUMNS
+        width = int(columns) if columns.isdecimal() and int(columns) > 0 else None if self.is_terminal else PIPE_COLUMNS
         self.console = Console(
             file=self._file,
             width=width,

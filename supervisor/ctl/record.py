@@ -144,8 +144,8 @@ def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
 
 def short_incident(record: dict[str, Any]) -> dict[str, Any]:
     """An incident as lists show it: without evidence and advice."""
-    keys = ("id", "attempt", "kind", "cause", "confidence", "summary", "culprits", "onset", "detected", "step")
-    return {key: record.get(key) for key in (*keys, "action", "resumed_from", "recovered", "folder")}
+    keys = ("id", "attempt", "kind", "cause", "confidence", "summary", "culprits", "onset", "detected")
+    return {key: record.get(key) for key in (*keys, "acted", "step", "action", "resumed_from", "recovered", "folder")}
 
 
 def recorded_status(run_dir: Path, run: RunFile, state: str) -> dict[str, Any]:
@@ -162,6 +162,7 @@ def recorded_status(run_dir: Path, run: RunFile, state: str) -> dict[str, Any]:
         "node": run.node,
         "uptime_s": ended.get("wall_s", round(recorded.last_s, 3)),
         "held": recorded.is_held,
+        "stall": None,
         "ranks": [_rank(rank) for _, rank in sorted(recorded.ranks.items())],
         "incidents": incidents,
         "restarts": ended.get("restarts", recorded.attempt or 0),

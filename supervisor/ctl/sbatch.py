@@ -131,7 +131,7 @@ def _wish(call: Call, quarantined: list[str]) -> JobWish:
         command=tuple(arguments.command),
         nodes=arguments.nodes,
         spares=arguments.spares,
-        ranks=arguments.nproc_per_node or (count if count.isdigit() else "auto"),
+        ranks=arguments.nproc_per_node or (count if count.isdecimal() else "auto"),
         name=arguments.job_name or _script_name(arguments.command),
         guardrun=_guardrun(),
         options=options,

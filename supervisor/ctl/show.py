@@ -46,7 +46,7 @@ def _find(call: Call) -> dict[str, Any]:
         return records[-1]
     number = name.split("-", 1)[0]
     for record in records:
-        if number.isdigit() and str(record.get("id", "")).isdigit() and int(record["id"]) == int(number):
+        if number.isdecimal() and str(record.get("id", "")).isdecimal() and int(record["id"]) == int(number):
             return record
     known = ", ".join(str(record.get("id")) for record in records)
     there = f"there are: {known}" if records else "it has none"

@@ -207,7 +207,11 @@ def _job_data(
 
 
 def _find_run(job: SlurmJob, call: Call) -> tuple[Path | None, RunFile | None]:
-    """guardrun's run in this job: by the name that guardrun.sbatch gives it, else the newest of its time and nodes."""
+    """guardrun's run in this job: the newest that says so.
+
+    Else, of runs that say nothing of a job, by the name that guardrun.sbatch gives it, and the newest of its time and
+    nodes.
+    """
     folders = [guard_dir(call.arguments.guard_dir, call.environ, call.cwd)]
     if job.work_dir:
         folders.append(Path(job.work_dir) / DEFAULT_DIR)
@@ -219,6 +223,10 @@ def _find_run(job: SlurmJob, call: Call) -> tuple[Path | None, RunFile | None]:
                 runs.append((path, read_run(path)))
             except CtlError:
                 continue
+        for path, run in runs:
+            if run.slurm_job == job.job:
+                return path, run
+        runs = [(path, run) for path, run in runs if not run.slurm_job]
         for path, run in runs:
             if run.run_id in named:
                 return path, run

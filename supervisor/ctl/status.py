@@ -29,6 +29,7 @@ _STYLES = {
     "training": "green",
     "ended": "green",
     "suspicious": "yellow",
+    "stalled": "yellow",
     "held": "yellow",
     "unreachable": "red",
     "unfinished": "red",
@@ -157,6 +158,10 @@ def _head(status: dict[str, Any]) -> Text:
         "held: guardrun changes nothing" if status["held"] else "",
     ]
     text.append("".join(f" · {clean(fact)}" for fact in facts if fact))
+    stall = status.get("stall")
+    if stall:
+        text.append(f"\n{clean(str(stall['summary']))}", "bold yellow")
+        text.append(f"\n{clean(str(stall['outlook']))}")
     checkpoint = status["checkpoint"]
     if checkpoint:
         text.append(f"\ncheckpoint: step {checkpoint['step']}, {clean(checkpoint['path'])}")

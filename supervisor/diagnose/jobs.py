@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from guardrun.supervisor.collect.look import short_command
+from guardrun.launcher.proc import short_command
 from guardrun.supervisor.collect.procfs import read_cmdline
 from guardrun.supervisor.collect.table import ProcessTable
 from guardrun.supervisor.diagnose.processes import CONVENTIONS, View

@@ -17,6 +17,7 @@ from guardrun.supervisor.core.incidents import culprits_of
 from guardrun.supervisor.core.judge import Doing
 from guardrun.supervisor.core.looks import RankLook
 from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.core.patience import NEVER_S
 from guardrun.supervisor.core.sentences import hang_sentence
 from guardrun.supervisor.core.state import Attempt, State, Suspicion, silence_began_s
 from guardrun.supervisor.diagnose import answer as an
@@ -182,7 +183,7 @@ def _with_history(case: Case, found: Finding) -> an.Diagnosis:
         diagnosis.why = f"nothing has advanced for {duration(case.silent_s)}"
     else:
         diagnosis.confidence = round(found.confidence * 0.7, 2)
-        diagnosis.patience_left_s = round(left_s, 1)
+        diagnosis.patience_left_s = round(left_s, 1) if left_s < NEVER_S else None
         diagnosis.why = _why_not_yet(case, left_s)
     if incident is not None:
         diagnosis.why += f"; it is incident {incident['id']} of the run"
@@ -196,7 +197,9 @@ def _is_sure(found: Finding) -> bool:
 
 def _why_not_yet(case: Case, left_s: float) -> str:
     settings = case.state.settings
-    if not settings.act or case.state.is_held:
+    if left_s >= NEVER_S:
+        would = "guardrun leaves it alone: nobody is seen to wait for it"
+    elif not settings.act or case.state.is_held:
         would = f"guardrun would call it a hang in {duration(left_s)} (and is told to change nothing)"
     else:
         would = f"guardrun calls it a hang, and restarts the ranks, if it lasts {duration(left_s)} longer"

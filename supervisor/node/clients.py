@@ -193,12 +193,14 @@ def listen(path: Path) -> socket.socket:
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    beside = path.with_name(".new")  # no longer than the path, whose length has a limit
     try:
-        path.unlink(missing_ok=True)
-        listener.bind(os.fspath(path))
-        path.chmod(0o666)  # who is there is asked of the kernel, and what they may depends on that
+        beside.unlink(missing_ok=True)
+        listener.bind(os.fspath(beside))
+        beside.chmod(0o666)  # who is there is asked of the kernel, and what they may depends on that
         listener.setblocking(False)
         listener.listen(socket.SOMAXCONN)
+        beside.replace(path)  # Whoever finds it may connect at once.
     except OSError:
         listener.close()
         raise

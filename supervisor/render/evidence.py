@@ -61,7 +61,7 @@ def entries(evidence: dict[str, Any], key: str) -> list[dict[str, Any]]:
         data = [
             {"rank": int(name), **(value if isinstance(value, dict) else {"exit": value})}
             for name, value in data.items()
-            if str(name).isdigit()
+            if str(name).isdecimal()
         ]
     return [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
 

@@ -43,6 +43,7 @@ def incident_json(incident: Incident, run: RunFile, wall: Callable[[float], floa
         "culprits": [msgspec.to_builtins(culprit) for culprit in incident.culprits],
         "onset": iso_time(wall(incident.onset_s)),
         "detected": iso_time(wall(incident.detected_s)),
+        "acted": None if incident.acted_s is None else iso_time(wall(incident.acted_s)),
         "step": incident.step,
         "evidence": msgspec.to_builtins(incident.evidence, str_keys=True),
         "advice": incident.advice,
@@ -151,14 +152,26 @@ def _keep_stacks(run_dir: Path, looks: list[str], stacks: Path) -> None:
             # It was the last one then, and its files are still at the top.
             _move_top(stacks, target)
     if looks and (run_dir / looks[-1]).is_dir():
+        # What is there of that look stays: whoever reads it meanwhile must not find half of it.
         for path in _top(stacks):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            _drop_others(run_dir / looks[-1] / path.name, path)
         _link_tree(run_dir / looks[-1], stacks)
 
 
 def _top(stacks: Path) -> list[Path]:
     """What the last look has left in stacks/."""
     return [path for path in stacks.iterdir() if not _EARLIER.fullmatch(path.name)]
+
+
+def _drop_others(source: Path, target: Path) -> None:
+    """Remove the file, or what is in the folder, that is not the source's."""
+    if source.is_dir() and target.is_dir():
+        for path in target.iterdir():
+            _drop_others(source / path.name, path)
+    elif target.is_dir():
+        shutil.rmtree(target)
+    elif not source.is_file() or not os.path.samefile(source, target):
+        target.unlink()
 
 
 def _move_top(stacks: Path, target: Path) -> None:

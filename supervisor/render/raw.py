@@ -30,7 +30,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def _natural(part: str) -> tuple[int, str]:
-    return (int(part), "") if part.isdigit() else (-1, part)
+    return (int(part), "") if part.isdecimal() else (-1, part)
 
 
 def read_stacks(folder: Path) -> list[Stack]:

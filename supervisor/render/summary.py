@@ -44,8 +44,11 @@ def summary_json(
         "restarts": summary.restarts,
         "last_step": summary.last_step,
         **({"requeue": summary.requeue} if summary.requeue else {}),
+        **({"resumes": summary.resumes} if summary.resumes else {}),
+        **({"may_go_on": True} if summary.may_go_on else {}),
         "attempts": [_attempt(attempt, wall) for attempt in summary.attempts],
         "incidents": msgspec.to_builtins(summary.incidents, str_keys=True),
+        "stalls": msgspec.to_builtins(summary.stalls, str_keys=True),
         **({"shares": shares} if shares else {}),
     }
 

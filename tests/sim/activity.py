@@ -57,14 +57,24 @@ class Activity:
     io: float = 0.0
     sockets: float = 0.0
     faults: float = 0.0
+    wakes: float = 0.0
+    """Times that its main thread wakes up, while it sleeps."""
     child_cpu: float | None = None
     """Cores of a child process; None: it has none."""
     has_gil: bool = True
     """Its hooks' thread beats."""
+    is_native: bool = False
+    """What its main thread runs is native code, which has let go of the GIL, or keeps it from the others."""
     takes_sigterm: bool = True
+    standstill: str = ""
     is_collecting: bool = False
     is_waiting_for_data: bool = False
     in_collective: str = ""
+
+    @property
+    def owns_gil(self) -> bool:
+        """py-spy sees its main thread keep the GIL: a loop of Python's nearly always does."""
+        return self.cpu > 0.5 and self.state in "RS" and not (self.is_native and self.has_gil)
 
     @property
     def is_fault(self) -> bool:
@@ -133,6 +143,10 @@ SAVING = Activity("saving", stacks=(users("save", 75, torchs("_save", "serializa
 UPLOADING = Activity("uploading", stacks=(users("upload", 77),), sockets=1e6)
 COMPILING = Activity("compiling", stacks=(users("compile", 66),), child_cpu=0.9)
 PARSING = Activity("parsing", stacks=(users("read_annotations", 68),), cpu=1.0, faults=20_000, has_gil=False)
+FITTING = Activity("fitting natively", stacks=(users("fit", 64),), state="R", cpu=1.0, is_native=True)
+SEARCHING = Activity(
+    "searching natively", stacks=(users("search", 63),), state="R", cpu=1.0, has_gil=False, is_native=True
+)
 LOADING_LIBRARY = Activity("loading a library", stacks=(users("load", 69),), state="D", faults=2_000)
 BACKWARD = Activity(
     "a long backward", stacks=(users("train", 60, torchs("_engine_run_backward", "autograd/graph.py")),), cpu=1.0
@@ -175,6 +189,8 @@ BUSY_DECOYS = (
     LOADING_LIBRARY,
     BACKWARD,
 )
+NATIVE_DECOYS = (FITTING, SEARCHING)
+"""Where guardrun is eager they look like a loop, or like a library's deadlock."""
 PAUSING = Activity("pausing", stacks=(users("pause", 65),))
 DATA_SLOW = Activity("data slow", stacks=DATA_DEAD.stacks, is_waiting_for_data=True, child_cpu=0.0)
 COLLECTING_BRIEFLY = Activity("collecting briefly", stacks=COMPUTING[:1], cpu=1.0, is_collecting=True, has_gil=False)

@@ -59,6 +59,8 @@ class Launcher:
             attempt=action.attempt, ranks=[rank.rank for rank in ranks.values()], resumed_from=action.checkpoint
         )
         cluster.fact(started)
+        if action.checkpoint is not None:
+            cluster.fact(ev.CheckpointOpened(attempt=action.attempt, path=action.checkpoint.path))
         self._plan_save(job)
 
     def _plan_save(self, job: Job) -> None:

@@ -256,3 +256,25 @@ def test_a_virtual_torchrun_books_all_its_time() -> None:
         assert account.stops > 0 and 0 < account.ratio < 1
         worse = Torchrun(parameters, draw(parameters), recovers=0.3).run()
         assert worse.ratio <= account.ratio
+
+
+@pytest.mark.parametrize("lasts_s", [3.0, 20.0, 45.0, 60.0])
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_node_that_does_not_run_for_a_while_is_neither_left_out_nor_kept_from_others(
+    lasts_s: float, spares: int
+) -> None:
+    """It costs a stop where it is gone for longer than a node may be."""
+    story = play(HOUR_S, Failure(600.0, Truth.FREEZE, 1, lasts_s), spares=spares)
+    assert story.causes == (["node_lost"] if lasts_s > 40 else [])
+    assert story.world.account.quarantined_innocents == 0
+    fleet = story.world.engine.state.fleet
+    assert fleet is not None and {member.standing for member in fleet.members.values()} == {Standing.READY}
+    assert not any(incident.action == "isolate_node" for incident in story.world.incidents.values())
+    assert best_step(story.world) > 400
+
+
+def test_a_job_that_is_suspended_together_trains_on() -> None:
+    suspends = [Failure(at_s, Truth.SUSPEND, 1, lasts_s) for at_s, lasts_s in ((35.0, 900.0), (1500.0, 20.0))]
+    story = play(2 * HOUR_S, *suspends, nodes=8, pool=16)
+    assert story.causes == [] and story.world.account.stops == 0
+    assert best_step(story.world) > 1000

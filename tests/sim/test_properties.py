@@ -18,7 +18,7 @@ from tests.sim.training import Job, Plan
 # Shrinking a story takes longer than reading it; a soak may take its time.
 _EXAMPLES = settings.default.max_examples if settings.default else 100
 played = settings(
-    max_examples=max(1, _EXAMPLES * 2 // 5),
+    max_examples=max(1, _EXAMPLES // 4),
     phases=[Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if _EXAMPLES > 100 else [])],
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from guardrun.supervisor.core.events import ErrorRecord, Rank, RankReport
-from guardrun.supervisor.core.looks import GroupLook, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.core.looks import PYSPY, GroupLook, ProcessLook, RankLook, ThreadLook
 from tests.sim import activity as act
 from tests.sim.activity import Activity
 from tests.sim.groups import Layout
@@ -46,6 +46,7 @@ class VirtualRank:
     faults: float = 0.0
     child_cpu_s: float = 0.0
     switches: float = 0.0
+    main_switches: float = 100.0
     heart_s: float = 0.0
     extra: int = 0
     """Progress of its own: saves, phases."""
@@ -71,6 +72,7 @@ class VirtualRank:
         self.child_cpu_s += (doing.child_cpu or 0.0) * dt
         if doing.state not in "Tt":
             self.switches += 10 * dt
+        self.main_switches += doing.wakes * dt
         if doing.has_gil:
             self.heart_s = now_s
         self.since_s = now_s
@@ -96,9 +98,15 @@ class VirtualRank:
             faults=int(self.faults),
             threads=[
                 ThreadLook(
-                    tid=self.rank.pid, is_main=True, cpu_s=round(self.main_cpu_s, 2), frames=list(self.stack_at(at_s))
+                    tid=self.rank.pid,
+                    is_main=True,
+                    owns_gil=doing.owns_gil,
+                    cpu_s=round(self.main_cpu_s, 2),
+                    switches=int(self.main_switches),
+                    frames=list(self.stack_at(at_s)),
                 )
             ],
+            source=PYSPY,
             variety=[] if is_quiet else [list(self.stack_at(at_s + gap)[:6]) for gap in (0.0, 0.15, 0.3)],
         )
 

@@ -1,0 +1,57 @@
+"""Functions as ranks (torchrun's --run-path): the child of multiprocessing learns in torch's `_wrap` which rank it is.
+
+Its interpreter starts as those of helpers of multiprocessing do (the fork server, the resource tracker), which are no
+ranks. So nothing is started before torch calls the rank's function; what the hooks want of torch is imported by then.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+
+from guardrun.hooks.imports import Finder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+HOOKS = {"torch.distributed.elastic.multiprocessing.api": "guardrun.hooks.spawned"}
+
+
+class Waiting:
+    """In a rank's place until there is one."""
+
+    def __init__(self, activate: Callable[[dict[str, object]], None], settings: dict[str, object]) -> None:
+        self.activate = activate
+        self.settings = settings
+
+    def fail(self, hook: str, error: BaseException) -> None:
+        """One line on stderr; training goes on."""
+        text = f"guardrun: hooks are off in this rank: {hook}: {type(error).__name__}: {error}\n"
+        try:
+            os.write(2, text.encode("utf-8", "replace"))
+        except OSError:  # A closed stderr: there is nobody to tell.
+            pass
+
+
+def wait(activate: Callable[[dict[str, object]], None], settings: dict[str, object]) -> None:
+    """Have hooks activated once torch calls a rank's function here, if it ever does."""
+    Finder(Waiting(activate, settings), dict(HOOKS)).start()
+
+
+def install(module: ModuleType, waiting: Waiting) -> None:
+    """Be asked by torch's `_wrap`, which is given every rank's environment and sets this one's."""
+    original = module._wrap
+
+    @functools.wraps(original)
+    def _wrap(local_rank: int, fn: Any, args: Any, envs: dict[int, dict[str, str]], *more: Any, **named: Any) -> Any:
+        try:
+            os.environ.update(envs[local_rank])
+            waiting.activate(waiting.settings)
+        except Exception as error:
+            waiting.fail("--run-path", error)
+        return original(local_rank, fn, args, envs, *more, **named)
+
+    module.__dict__["_wrap"] = _wrap
