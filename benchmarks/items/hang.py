@@ -18,11 +18,12 @@ class Planned:
 
     cause: str
     patience_s: float
-    """By default; the engine's Settings have it."""
+    """Where it is eager; core/patience.py has it."""
     after_s: float = 0.0
     """When to start it beside the others, so that no two of them are at work, starting or restarting, at once."""
 
 
+EAGER = ("--guard-hang-sensitivity=eager",)
 TOGETHER = (
     Planned("gil_held", 60),
     Planned("rank_blocked", 30, after_s=9),
@@ -45,7 +46,7 @@ class Hung:
 
 
 class HangItem:
-    """With guardrun's default patience. torchrun has no verdict: it waits for the backend's timeout, half an hour."""
+    """With an eager guardrun's patience. torchrun has no verdict: it waits for the backend's timeout, half an hour."""
 
     name = "hang"
     title = "Hang to verdict"
@@ -96,7 +97,7 @@ def side_by_side(planned: Sequence[Planned], bench: Bench) -> tuple[list[Hung], 
 def measure_one(planned: Planned, bench: Bench) -> Hung:
     """Have rank 1 hang, and wait for what guardrun makes of it. Raises CannotMeasure where it is something else."""
     time.sleep(planned.after_s)
-    with Job(Launcher.GUARDRUN, "train.py", ["--hang", planned.cause]) as job:
+    with Job(Launcher.GUARDRUN, "train.py", ["--hang", planned.cause], flags=EAGER) as job:
         hung_ns = job.wait_for("hung", ranks=1)[0].at_ns
         moments = job.wait_for("first", attempt=1, timeout_s=planned.patience_s + 60)
         record = wait_for_record(job.run_dir, lambda record: record.incident(0) is not None, "an incident")

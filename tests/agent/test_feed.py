@@ -116,6 +116,26 @@ def test_what_an_agent_that_is_back_does_not_know_any_more_is_over(agent: AgentB
     assert told(feed) == [("is_hot/cpu", True)]
 
 
+def test_what_several_messages_say_in_one_second_is_told_once(
+    scripted: ScriptedAgent, make: Make, tmp_path: Path
+) -> None:
+    feed = make(tmp_path / "scripted.sock")
+    feed.step(USING)
+    scripted.say(told_hot("cpu", "memory", is_whole=True), told_hot("cpu"), told_hot(is_whole=True), told_hot("gpu:A"))
+    assert told(feed) == [("is_hot/gpu:A", False)], "what was over before it was told is not told"
+    scripted.say(told_hot("cpu"), told_hot("cpu", "gpu:A", is_whole=True), told_hot("cpu", is_whole=True))
+    assert told(feed) == [("is_hot/cpu", False), ("is_hot/gpu:A", True)]
+
+
+def told_hot(*subjects: str, is_whole: bool = False) -> Findings:
+    now_s = time.monotonic()
+    found = [
+        Finding(id=f"is_hot/{subject}", cause="is_hot", subject=subject, since_s=now_s, told_s=now_s, summary="Hot.")
+        for subject in subjects
+    ]
+    return Findings(at_s=now_s, findings=found, is_whole=is_whole)
+
+
 def test_own_senses_until_there_is_an_agent(agent: AgentBed, make: Make) -> None:
     feed = make(agent.socket, patience_s=0.0)
     wait_until(lambda: feed.step(USING) or feed.has_senses, 10, "senses of its own")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.launcher.checkpoints.steps import family_of, parse_step
+from guardrun.launcher.checkpoints.steps import family_of, parse_step, step_family
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,19 @@ def test_the_step_is_read(name: str, step: int | None) -> None:
 
 def test_a_family_differs_in_numbers_only() -> None:
     assert family_of("ckpt_40.pt") == family_of("ckpt_1000.pt") != family_of("ckpt.pt")
+
+
+@pytest.mark.parametrize(
+    ("path", "family", "step"),
+    [
+        ("/w/out/ckpt_40.pt", "out/ckpt_#.pt", 40),
+        ("/w/out/checkpoint-40", "out/checkpoint-#", 40),
+        ("/w/out/checkpoint-40/optimizer.pt", "out/checkpoint-#", 40),
+        ("/w/out/iter_0000040/mp_rank_00/model.pt", "", 0),
+        ("/w/out/ckpt.pt", "", 0),
+        ("/w/run-7/ckpt.pt", "", 0),
+        ("/ckpt.pt", "", 0),
+    ],
+)
+def test_the_family_of_a_saved_path(path: str, family: str, step: int) -> None:
+    assert step_family(path) == (family, step)

@@ -106,7 +106,8 @@ def test_noise_is_torn_and_never_raises(tmp_path: Path, noise: bytes, start: byt
 def test_damaged_legacy_files_never_raise(samples: dict[str, bytes], tmp_path: Path, data: st.DataObject) -> None:
     changed = bytearray(samples["legacy"])
     for _ in range(data.draw(st.integers(1, 4))):
-        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+        # It holds addresses, whose digits differ from run to run: what is drawn must not.
+        changed[data.draw(st.integers(0, 9999)) % len(changed)] = data.draw(st.integers(0, 255))
     path = tmp_path / "x.pt"
     path.write_bytes(changed)
     check_torch_file(str(path))

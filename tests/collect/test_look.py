@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from guardrun.hooks.board import OPS, PHASES, Board
+from guardrun.launcher.proc import short_command
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.boards import open_boards
-from guardrun.supervisor.collect.look import LookResult, limit_s, short_command, take_look
+from guardrun.supervisor.collect.look import LookResult, limit_s, take_look
 from guardrun.supervisor.collect.procfs import read_stat
 from guardrun.supervisor.core.judge import QUIET_IO_BYTES_S, Doing, judge
 from guardrun.supervisor.core.looks import ProcessLook, RankLook

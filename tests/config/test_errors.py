@@ -22,6 +22,11 @@ def problems(cwd: Path, text: str = "", *, environ: dict[str, str] | None = None
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        (
+            "[hang]\nidle_patience_s = 30",
+            'guardrun.toml: unknown key hang.idle_patience_s; hang.sensitivity ("eager", "normal" or "patient") and '
+            "hang.scale have taken its place",
+        ),
         ("[hang]\nflor_s = 1", "guardrun.toml: unknown key hang.flor_s; did you mean floor_s?"),
         (
             "[hang]\nmax_restarts = 1",
@@ -116,6 +121,16 @@ def test_all_mistakes_of_all_layers_at_once(tmp_path: Path) -> None:
         "unknown flag --guard-hang-florr-s; did you mean --guard-hang-floor-s?",
         '--guard-restart-max-restarts: expected a whole number, 0 or more, got the string "many"',
     ]
+
+
+def test_keys_for_patience_have_gone_and_it_is_said_what_took_their_place(tmp_path: Path) -> None:
+    hint = '; hang.sensitivity ("eager", "normal" or "patient") and hang.scale have taken its place'
+    assert problems(tmp_path, "", **{"--guard-hang-data-patience-s": 20}) == [
+        f"unknown flag --guard-hang-data-patience-s{hint}"
+    ]
+    variable = "GUARDRUN_HANG_SPIN_PATIENCE_S"
+    config = load_config(None, {}, {variable: "20"}, tmp_path, tmp_path / "none")
+    assert config.warnings == [f"{variable}: guardrun knows no such environment variable{hint}"]
 
 
 def test_syntax_errors_have_their_line(tmp_path: Path) -> None:

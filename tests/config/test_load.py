@@ -13,6 +13,7 @@ from guardrun.supervisor.config import Config, load_config
 from guardrun.supervisor.config.tables import TABLES, FormatName
 from guardrun.supervisor.config.toml import read_toml_text
 from guardrun.supervisor.core.events import Settings
+from guardrun.supervisor.core.patience import patience
 
 
 @pytest.fixture
@@ -39,12 +40,28 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+AS_NOW: dict[str, Any] = {
+    "ends_alone": True,
+    "groups_losses": True,
+    "tells_lacking": True,
+    "minds_resuming": True,
+    "minds_codes": True,
+    "goes_past_limit": False,
+    "bounds_requeues": True,
+    "is_sure": True,
+    "spares_ended": True,
+    "isolate_lost_s": 90.0,
+    **patience("normal"),
+}
+"""What a configuration of today says to an engine that also decides journals from before."""
+
+
 def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
     config = load(cwd)
     assert config.as_dict() | {"hang": {}} == {
         "checkpoint": {"dir": "", "format": "auto", "resume_args": [], "resume_env": {}, "resume_first": False},
         "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0},
-        "launcher": {"agent": "guardrun"},
+        "launcher": {"agent": "guardrun", "linger_s": 60.0},
         "hang": {},
         "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "warmup_steps": 5, "every_steps": 100},
@@ -68,6 +85,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
             "munge_socket": "",
             "lost_s": 25.0,
             "term_s": 15.0,
+            "isolate_lost_s": 90.0,
             "last_call_s": 30.0,
             "join_timeout_s": 600.0,
             "head_gone_s": 60.0,
@@ -75,9 +93,8 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "notify": {"command": []},
     }
     assert (config.hang.floor_s, config.hang.hard_timeout_s) == (10.0, 1800.0)
-    assert config.settings() == Settings(
-        check_nodes=config.preflight.level, ends_alone=True, groups_losses=True, tells_lacking=True
-    )
+    assert (config.hang.sensitivity, config.hang.tell_s) == ("normal", 15.0)
+    assert config.settings() == Settings(check_nodes=config.preflight.level, tell_s=15.0, **AS_NOW)
     assert set(config.origins.values()) == {"default"}
     assert config.warnings == []
 
@@ -172,10 +189,10 @@ def test_environment_values(cwd: Path, name: str, text: str, key: str, value: An
 
 
 def test_unknown_environment_variables_only_warn(cwd: Path) -> None:
-    config = load(cwd, environ={"GUARDRUN_HANG_FLOR_S": "1", "GUARDRUN_SOMETHING_ELSE": "1"})
+    config = load(cwd, environ={"GUARDRUN_HANG_FLOR_S": "1", "GUARDRUN_XYZZY": "1"})
     assert config.warnings == [
         "GUARDRUN_HANG_FLOR_S: guardrun knows no such environment variable; did you mean GUARDRUN_HANG_FLOOR_S?",
-        "GUARDRUN_SOMETHING_ELSE: guardrun knows no such environment variable",
+        "GUARDRUN_XYZZY: guardrun knows no such environment variable",
     ]
 
 
@@ -197,7 +214,7 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
     text = dict.fromkeys(TABLES, "")
     wanted = {}
     for number, field in enumerate(msgspec.structs.fields(Settings), start=1):
-        if field.type not in (int, float):
+        if field.type not in (int, float) or field.name in patience("normal"):
             continue
         [table] = [name for name, keys in TABLES.items() if field.name in keys.__struct_fields__]
         text[table] += f"{field.name} = {number}\n"
@@ -210,9 +227,24 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
     )
     settings = load(cwd).settings()
     others: dict[str, Any] = {"act": False, "resume_first": True, "is_torchrun_agent": True, "gc_policy": "freeze"}
-    others |= {"check_nodes": Config().preflight.level, "ends_alone": True, "groups_losses": True}
-    others |= {"tells_lacking": True}
-    assert settings == Settings(**wanted, **others, responses={"gpu_xid_79": "note"})
+    others |= {"check_nodes": Config().preflight.level, **AS_NOW}
+    assert settings == Settings(**{**others, **wanted}, responses={"gpu_xid_79": "note"})
+
+
+def test_sensitivity_and_scale_say_how_patient_the_engine_is(cwd: Path) -> None:
+    def settings(**flags: Any) -> Settings:
+        return load(cwd, flags={f"hang.{key}": value for key, value in flags.items()}).settings()
+
+    eager, normal, patient = (settings(sensitivity=name) for name in ("eager", "normal", "patient"))
+    assert [s.idle_patience_s for s in (eager, normal)] == [30, 300]
+    assert [s.awake_patience_s for s in (eager, normal)] == [30, 600]
+    assert [s.is_sure for s in (eager, normal, patient)] == [False, True, True]
+    assert patient.idle_patience_s > 1e6
+    assert patient.stopped_patience_s == normal.stopped_patience_s == 3
+    assert settings(sensitivity="eager", scale=0.1).data_patience_s == pytest.approx(6)
+    assert msgspec.structs.replace(eager, tell_s=0.0, spares_ended=False) == Settings(
+        check_nodes="quick", **{**AS_NOW, "is_sure": False, "spares_ended": False, **patience("eager")}
+    ), "eager is what journals from before were decided by"
 
 
 def test_a_hard_limit_below_the_floor_warns(cwd: Path) -> None:

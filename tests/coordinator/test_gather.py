@@ -98,6 +98,19 @@ class Job:
 # Starting ------------------------------------------------------------------------------------------------
 
 
+def test_ranks_are_counted_by_the_role_of_their_node_too() -> None:
+    job = Job()
+    sizes, roles = {"a": 2, "b": 3, "c": 1}, {"a": "trainer", "b": "evaluator", "c": "trainer"}
+    job.gather.start(ac.StartAttempt(attempt=0, nodes=job.nodes), sizes, roles)
+    job.gather.serving(0, "10.0.0.1", 4000)
+    places = {node: order.place for node, order in job.orders() if isinstance(order, Start)}
+    assert {node: (p.first_rank, p.role_rank, p.role_size) for node, p in places.items() if p is not None} == {
+        "a": (0, 0, 3),
+        "b": (2, 0, 3),
+        "c": (5, 2, 3),
+    }
+
+
 def test_the_first_node_serves_the_store_before_the_others_are_told() -> None:
     job = Job()
     job.order()
@@ -108,7 +121,15 @@ def test_the_first_node_serves_the_store_before_the_others_are_told() -> None:
     start = orders["c"]
     assert isinstance(start, Start)
     assert start.place == Place(
-        group_rank=2, nodes=3, first_rank=4, world_size=6, address="10.0.0.1", port=4000, run_id="run"
+        group_rank=2,
+        nodes=3,
+        first_rank=4,
+        world_size=6,
+        role_rank=4,
+        role_size=6,
+        address="10.0.0.1",
+        port=4000,
+        run_id="run",
     )
     job.gather.serving(1, "10.0.0.9", 1)  # of another attempt
     assert not job.orders()

@@ -166,15 +166,15 @@ def test_who_begins_in_the_middle_allows_for_what_it_has_not_seen() -> None:
 
 def test_a_node_that_did_not_run_asks_before_it_goes_by_its_lease() -> None:
     waking = Waking(100.0)
-    assert not waking.turn(101.0, has_contact=True)
-    assert waking.turn(120.0, has_contact=False), "frozen for 19 s"
-    assert waking.turn(120.0 + WAKE_S - 0.1, has_contact=False)
-    assert not waking.turn(120.0 + WAKE_S, has_contact=False)
-    assert not waking.turn(126.0, has_contact=True)
-    assert waking.turn(140.0, has_contact=False), "it was in contact in between"
+    assert not waking.turn(101.0, lost_s=0.0)
+    assert waking.turn(120.0, lost_s=12.0), "frozen for 19 s"
+    assert waking.turn(121.0, lost_s=13.0)
+    assert waking.turn(140.0, lost_s=11.5), "it was in contact in between, and frozen again before the next turn"
+    assert waking.turn(140.0 + WAKE_S - 0.1, lost_s=16.4)
+    assert not waking.turn(140.0 + WAKE_S, lost_s=16.5)
 
 
 def test_a_loop_that_is_always_late_heeds_its_lease_all_the_same() -> None:
     waking = Waking(100.0)
-    asks = [waking.turn(at_s, has_contact=False) for at_s in (103.0, 106.0, 109.0, 112.0)]
+    asks = [waking.turn(at_s, lost_s=at_s - 101.0) for at_s in (103.0, 106.0, 109.0, 112.0)]
     assert asks == [True, True, False, False]

@@ -176,6 +176,32 @@ def test_layers_from_the_outside_in() -> None:
     assert (context.relation, context.error) == (Relation.CONTEXT, "ModuleNotFoundError")
 
 
+KILLED = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Bus error. "
+IN_A_WAIT = f"""Traceback (most recent call last):
+  File "/usr/lib/python3.11/threading.py", line 324, in wait
+    gotit = False
+  File "/home/user/venv/lib/python3.11/site-packages/torch/utils/data/_utils/signal_handling.py", line 73, in handler
+    _error_if_any_worker_fails()
+{KILLED}
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/user/train.py", line 12, in main
+    for batch in loader:
+  File "/usr/lib/python3.11/threading.py", line 275, in __exit__
+    return self._lock.__exit__(*args)
+RuntimeError: {{}}
+"""
+"""Recorded with torch 2.13.0 on CPython 3.11: the worker died while the loader started its queue's thread."""
+
+
+@pytest.mark.parametrize(("last", "cause"), [("release unlocked lock", "bus_error"), ("no batch left", "exception")])
+def test_what_a_signal_handler_said_below_words_that_say_nothing(last: str, cause: str) -> None:
+    record = ErrorRecord(error="RuntimeError", message=last, traceback=IN_A_WAIT.format(last))
+    assert cause_of_error(record).cause == cause
+
+
 @pytest.mark.parametrize(
     "text", ["", "Traceback (most recent call last)", "Traceback (most recent call last):\n  File", "\x00"]
 )

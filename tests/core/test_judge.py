@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from guardrun.supervisor.core.judge import Doing, Judgement, judge
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.core.looks import PYSPY, Frame, GroupLook, ProcessLook, RankLook, ThreadLook
 from tests.sim import activity as act
 from tests.sim.activity import Activity, torchs, users, waiting
 from tests.sim.training import VirtualRank, make_ranks
@@ -153,6 +153,49 @@ def test_without_hooks_the_gil_is_held_where_a_sleeping_main_thread_keeps_it() -
     assert doing(first, second) is Doing.GIL_HELD
     assert doing(first, look(13.0, heart_s=0.0)) is Doing.IDLE
     assert doing(first, look(13.0, heart_s=0.0, threads=holds, cpu_s=2.0)) is not Doing.GIL_HELD
+
+
+@pytest.mark.parametrize(
+    ("activity", "expected"),
+    [
+        (act.FITTING, (Doing.SPINNING, True)),
+        (act.SEARCHING, (Doing.GIL_HELD, True)),
+        (act.SPIN, (Doing.SPINNING, False)),
+        (act.GIL_HELD, (Doing.GIL_HELD, False)),
+        (act.HANG, (Doing.IDLE, False)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_native_code_that_computes_is_told_from_a_loop_and_from_a_sleep(
+    activity: Activity, expected: tuple[Doing, bool]
+) -> None:
+    found = as_seen(activity)
+    assert (found.doing, found.is_native) == expected
+
+
+@pytest.mark.parametrize(("state", "is_native"), [("R", True), ("S", False)], ids=["starved", "asleep"])
+def test_native_code_that_is_given_no_cpu_is_not_asleep(state: str, is_native: bool) -> None:
+    """On a node that others keep busy: runnable in both looks, and next to nothing used in between."""
+    runs = {"stack": act.FITTING.stacks[0], "state": state, "source": PYSPY}
+    found = judge(look(10, cpu_s=5.0, **runs), look(18, cpu_s=5.1, **runs))  # type: ignore[arg-type]
+    assert (found.doing, found.is_native) == (Doing.IDLE, is_native)
+
+
+def test_who_may_wait_for_a_device_is_not_said_to_compute() -> None:
+    """`loss.item()` runs in native code at full speed until the device is done."""
+    runs = {"stack": act.FITTING.stacks[0], "state": "R", "source": PYSPY}
+
+    def is_native(**fields: object) -> bool:
+        first = look(10, cpu_s=0.0, **runs, **fields)  # type: ignore[arg-type]
+        return judge(first, look(18, cpu_s=8.0, main_cpu_s=9.0, **runs, **fields)).is_native  # type: ignore[arg-type]
+
+    assert is_native()
+    assert is_native(groups=[GroupLook(name="0", backend="gloo")])
+    assert not is_native(groups=[GroupLook(name="0", backend="nccl")])
+    assert not is_native(groups=[GroupLook(name="0", backend="cpu:gloo,cuda:nccl")])
+    assert not is_native(gpu_busy=0.0)
+    runs["source"] = "faulthandler"
+    assert not is_native(), "who holds the GIL is not told there"
 
 
 def test_a_stale_heart_alone_is_no_held_gil_where_bytes_move() -> None:

@@ -190,3 +190,40 @@ def test_every_attempt_is_recorded_once(told: Told) -> None:
     summary = finish(told.tell(ev.StopRequested(signum=15), 50.1) + told.stopped(50.5))
     assert [a["attempt"] for a in summary.attempts] == [0, 1]
     assert told.phase is Phase.ENDED
+
+
+@pytest.mark.parametrize(("step", "code", "is_over"), [(60, 3, True), (61, 3, False), (60, 4, False)])
+def test_a_script_that_ends_itself_so_at_the_same_step_is_believed(
+    told: Told, step: int, code: int, is_over: bool
+) -> None:
+    """A quality gate, say: whichever rank was seen to end first."""
+    told.running(minds_codes=True)
+    told.step(60, told.now_s + 1.0)
+    assert kinds(told.crashed(exitcode=3, rank=0))[-1] == "ChooseCheckpoint"
+    told.restarted(step)
+    actions = told.crashed(exitcode=code, rank=1)
+    assert (kinds(actions)[-1] == "FinishRun") == is_over
+    if is_over:
+        assert finish(actions).reason == "it ended itself so at the same step twice"
+
+
+def test_a_program_that_ends_so_at_once_is_tried_twice_and_no_more(told: Told) -> None:
+    told.opened()
+    told.started(at_s=1.0)
+    assert kinds(told.crashed(exitcode=3))[-1] == "ChooseCheckpoint"
+    told.chosen()
+    told.started(1, at_s=told.now_s + 1.0)
+    summary = finish(told.crashed(exitcode=3))
+    assert (summary.outcome, summary.restarts, summary.exit_code) == ("gave_up", 1, 3)
+    assert summary.reason == "it ended so at once, twice, without a step"
+
+
+@pytest.mark.parametrize("after_s", [60.0, 600.0])
+def test_one_that_takes_its_time_is_tried_again(told: Told, after_s: float) -> None:
+    told.opened()
+    told.started(at_s=1.0)
+    told.now_s += after_s
+    told.crashed(exitcode=3)
+    told.chosen()
+    told.started(1, at_s=told.now_s + 1.0)
+    assert kinds(told.crashed(exitcode=3))[-1] == "ChooseCheckpoint"

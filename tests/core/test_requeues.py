@@ -114,3 +114,93 @@ def test_an_isolation_that_may_not_be_is_not_tried_again(told: Told) -> None:
     left(told)
     told.tell(ev.NotIsolated(node="node-a", incident="001", why="ada has released it"))
     assert isolated(go_on(told, 10.0)) == []
+
+
+# A time limit is a limit ---------------------------------------------------------------------------------------------
+
+USR1, TERM = int(signal.SIGUSR1), int(signal.SIGTERM)
+NOW = {"is_named": True, "goes_past_limit": False, "bounds_requeues": True}
+
+
+def ends(told: Told, *, end_s: float, signum: int = USR1, why: str = "running", step: int = 20) -> list[ac.Action]:
+    """The job is about to end; a checkpoint is there, nothing is alive any more."""
+    if signum:
+        told.tell(ev.SchedulerTold(end_s=end_s, may_requeue=True), told.now_s)
+        told.tell(ev.PreemptionNoticed(signum=signum), told.now_s + 1)
+        told.tell(ev.SchedulerTold(end_s=end_s, may_requeue=True, why=why), told.now_s)
+    else:
+        told.tell(ev.SchedulerTold(end_s=told.now_s + 4, may_requeue=True), told.now_s)
+        told.tick()
+    if step:
+        secured(told, told.now_s + 1, ev.Checkpoint(path=f"/out/{step}", step=step))
+    else:
+        while told.state.attempt is not None and not told.state.notice.is_stopping:
+            told.tick()
+    actions = told.stopped(told.now_s + 1)
+    return secured(told, told.now_s, None) if any(isinstance(one, ac.SeekCheckpoint) for one in actions) else actions
+
+
+@pytest.mark.parametrize(
+    ("signum", "left_s", "why", "is_limit"),
+    [
+        (0, 0, "", True),
+        (USR1, 180, "running", True),
+        (TERM, 30, "time_limit", True),
+        (USR1, 180, "preempted", False),
+        (TERM, 30, "preempted", False),
+        (USR1, 80_000, "running", False),
+        (USR1, 0, "running", False),
+    ],
+    ids=["near", "its warning", "its SIGTERM", "preempted", "preempted by SIGTERM", "by hand", "without a limit"],
+)
+def test_a_job_is_requeued_beyond_its_limit_only_where_that_is_wanted(
+    told: Told, signum: int, left_s: float, why: str, is_limit: bool
+) -> None:
+    told.running(**NOW)  # type: ignore[arg-type]
+    other = told.branch()
+    other.state.settings = ev.Settings(is_named=True)
+    other._first = other.engine.snapshot()
+    end_s = told.now_s + left_s if left_s else 0.0
+    actions = ends(told, end_s=end_s, signum=signum, why=why)
+    asked_for = [one for one in actions if isinstance(one, ac.Requeue)]
+    assert bool(asked_for) != is_limit
+    if is_limit:
+        ended = finish(actions)
+        assert (ended.outcome, ended.requeue) == ("preempted", "")
+        said = [one.text for one in actions if isinstance(one, ac.Say)]
+        assert any("is not requeued: its time limit is a limit" in text for text in said)
+    assert asked(ends(other, end_s=end_s, signum=signum, why=why)), "time_limit, and journals from before"
+    other.check()
+
+
+# No further ----------------------------------------------------------------------------------------------------------
+
+
+def again(told: Told, session: int, resumed: int) -> None:
+    """The requeued job: the next guardrun goes on with the run."""
+    told.tell(ev.Requeued(is_done=True), told.now_s + 0.5)
+    now = ev.Settings(is_named=True, goes_past_limit=True, bounds_requeues=True)
+    told.tell(ev.RunContinued(settings=now, node="node-a", world_size=2, wall_s=0.0, session=session), told.now_s + 100)
+    told.chosen(ev.Checkpoint(path=f"/out/{resumed}", step=resumed) if resumed else None)
+    told.started(told.state.next_attempt, at_s=told.now_s + 1)
+    told.step(resumed + 5, told.now_s + 1)
+
+
+@pytest.mark.parametrize("saved", [0, 20], ids=["never saves", "saves the same step"])
+def test_a_job_that_gets_no_further_is_not_requeued_for_ever(told: Told, saved: int) -> None:
+    told.running(**{**NOW, "goes_past_limit": True})  # type: ignore[arg-type]
+    for session in range(1, 4):
+        assert asked(ends(told, end_s=told.now_s + 180, step=saved))
+        again(told, session, saved)
+    actions = ends(told, end_s=told.now_s + 180, step=saved)
+    assert finish(actions).outcome == "preempted"
+    said = [one.text for one in actions if isinstance(one, ac.Say)]
+    assert any("is not requeued: 3 requeues in a row got no further" in text for text in said), said
+
+
+def test_one_that_gets_further_is(told: Told) -> None:
+    told.running(**{**NOW, "goes_past_limit": True})  # type: ignore[arg-type]
+    for session in range(1, 12):
+        # A quarter of the sessions is cut off before their first save.
+        assert asked(ends(told, end_s=told.now_s + 180, step=10 * session if session % 4 else 0))
+        again(told, session, 10 * (session if session % 4 else session - 1))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.looks import ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.core.looks import PYSPY, GroupLook, ProcessLook, RankLook, ThreadLook
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.watch import LOOK_TIMEOUT_S
 from tests.core.conftest import Told, kinds
@@ -16,18 +17,32 @@ from tests.sim import activity as act
 from tests.sim.activity import Activity
 
 
-def look(told: Told, *doings: Activity, at_s: float, missing: dict[int, str] | None = None) -> list[ac.Action]:
-    """The answer to the look that was asked for: what each rank does, from 0 on."""
+def look(
+    told: Told,
+    *doings: Activity,
+    at_s: float,
+    missing: dict[int, str] | None = None,
+    groups: Sequence[GroupLook] = (),
+) -> list[ac.Action]:
+    """The answer to the look that was asked for: what each rank does, from 0 on. groups: as each of them tells it."""
     assert told.state.attempt is not None
     looks = []
     for rank, doing in enumerate(doings):
-        thread = ThreadLook(tid=7, is_main=True, cpu_s=1.0 + doing.cpu * at_s, frames=list(doing.stacks[0]))
+        thread = ThreadLook(
+            tid=7,
+            is_main=True,
+            owns_gil=doing.owns_gil,
+            cpu_s=1.0 + doing.cpu * at_s,
+            switches=100 + int(doing.wakes * at_s),
+            frames=list(doing.stacks[0]),
+        )
         process = ProcessLook(
             pid=told.state.attempt.ranks[rank].rank.pid,
             state=doing.state,
             cpu_s=doing.cpu * at_s,
             io_bytes=int(doing.io * at_s),
             threads=[thread],
+            source=PYSPY,
         )
         looks.append(
             RankLook(
@@ -36,6 +51,9 @@ def look(told: Told, *doings: Activity, at_s: float, missing: dict[int, str] | N
                 process=process,
                 heart_s=at_s if doing.has_gil else 1.0,
                 in_collective=doing.in_collective,
+                groups=list(groups),
+                standstill=doing.standstill,
+                standstill_key=doing.standstill,
             )
         )
     taken = ev.LookTaken(
@@ -231,6 +249,8 @@ def test_a_hang_that_may_not_be_acted_on_is_told_once(told: Told) -> None:
     assert list(told.incidents) == ["001"]
     assert told.incidents["001"].action == "none"
     report(told, 0, told.now_s + 1, progress=99, progress_s=told.now_s + 0.9)
+    assert told.incidents["001"].recovered_s is None, "the call that stands still has not come back"
+    report(told, 1, told.now_s + 1, progress=99, progress_s=told.now_s + 0.9)
     assert told.incidents["001"].recovered_s is not None
 
 

@@ -178,6 +178,7 @@ STATUS: dict[str, Any] = {
     "node": NODE,
     "uptime_s": 125.0,
     "held": False,
+    "stall": None,
     "ranks": [
         {
             "global_rank": rank,

@@ -22,7 +22,8 @@ act = false
 floor_s = 3
 look_gap_s = 1
 look_every_s = 1
-idle_patience_s = 14
+sensitivity = "eager"
+scale = 0.5
 """
 
 

@@ -178,6 +178,50 @@ def without_pyspy() -> Iterator[list[str]]:
     yield ["unshare", "--mount", "sh", "-c", hide, "sh"]
 
 
+@pytest.mark.real("mount")
+def test_where_no_usual_place_can_be_written_the_sockets_lie_in_the_folder_of_runs(edge: EdgeRuns) -> None:
+    places = (
+        'here=$PWD; mount --bind /tmp /tmp && mount -o remount,ro,bind /tmp && mount --bind "$here" "$here" '
+        '&& mount -o remount,rw,bind "$here" && mount -t tmpfs -o ro none /dev/shm && cd "$here" && exec '
+    )
+    program = ["unshare", "--mount", "sh", "-c", f'{places} {find_program("guardrun")} "$@"', "sh"]
+    env = {"TMPDIR": None, "XDG_RUNTIME_DIR": None}
+    finished = edge.run("plain.py", "--plan", "0:raise@25:1", "--steps", "40", program=program, env=env)
+    assert finished.returncode == 0, finished.stderr
+    assert only(finished)["action"] == "restart", "it was supervised"
+    assert finished.run_dir is not None
+    sockets = Path(json.loads((finished.run_dir / "run.json").read_text())["socket_dir"])
+    assert sockets.parent in (edge.folder / "guardrun-runs", edge.folder), "whichever path is short enough"
+    assert not sockets.exists()
+
+
+def test_a_working_folder_that_is_removed_is_said_once_an_incident(edge: EdgeRuns, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = edge.folder / "removes.py"
+    script.write_text(
+        "import os, shutil, sys\n"
+        f"if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    shutil.rmtree({str(gone)!r})\n    sys.exit(3)\n"
+    )
+    program = ["sh", "-c", f'cd {gone} && exec {find_program("guardrun")} "$@"', "sh"]
+    flags = (f"--guard-dir={edge.folder}/guardrun-runs",)
+    finished = edge.run(str(script), ranks=1, flags=flags, program=program, config=None)
+    assert (finished.returncode, [one["action"] for one in finished.incidents]) == (0, ["restart"])
+    said = f"the working folder {gone} has been removed: paths relative to it lead nowhere any more"
+    assert own_lines(finished).count(said) == 1
+
+
+@pytest.mark.real("netns")
+def test_a_machine_without_a_loopback_is_told_at_once(edge: EdgeRuns) -> None:
+    """torch's store tries to reach its own server for five minutes, whatever signal comes meanwhile."""
+    program = ["unshare", "--net", str(find_program("guardrun"))]
+    finished = edge.run("plain.py", "--steps", "5", program=program)
+    assert (finished.returncode, finished.incidents) == (1, [])
+    [line] = [line for line in own_lines(finished) if "could not be started" in line]
+    assert re.search(r"attempt 0 could not be started: this machine can't reach itself at localhost \(.*unreach", line)
+    assert finished.took_s < 30
+
+
 @pytest.mark.real("py-spy")
 @pytest.mark.real("mount")
 def test_without_py_spy_the_ranks_own_stacks_name_the_line_and_that_is_said(

@@ -40,7 +40,7 @@ def test_the_installed_torch_says_what_the_patterns_expect(tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     records = {name: ErrorRecord(**record) for name, record in json.loads(done.stdout).items()}
-    assert {name: cause_of_error(record).cause for name, record in records.items()} == LIVE
+    assert {name: cause_of_error(record).cause for name, record in records.items()} == LIVE, records
 
 
 def test_a_checkpoint_with_a_flipped_bit_is_told_named_and_not_taken_again(edge: EdgeRuns) -> None:
@@ -86,4 +86,4 @@ def test_what_earlier_runs_left_may_be_anything(tmp_path: Path, content: bytes) 
         (tmp_path / name / "incidents" / "001-exception").mkdir(parents=True)
         (tmp_path / name / "run.json").write_bytes(b"{}")
     (tmp_path / "before" / "incidents" / "001-exception" / "incident.json").write_bytes(content)
-    assert read_past(tmp_path / "now") == []
+    assert read_past(tmp_path / "now").places == []

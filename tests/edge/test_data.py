@@ -50,8 +50,9 @@ def test_the_evidence_has_the_workers_and_the_node(starved: Finished) -> None:
     assert [(worker["standing"], worker["state"]) for worker in died["workers"]] == [("dead", "Z")]
     names = {reading["name"] for reading in blocked["readings"]}
     assert {"load", "memory available", "processes in uninterruptible wait"} <= names
-    odd = [reading for reading in blocked["readings"] if "has not answered" in reading["note"]]
-    assert len(odd) == 1 and Path(odd[0]["name"]).name == "dead"
+    odd = [Path(reading["name"]) for reading in blocked["readings"] if "has not answered" in reading["note"]]
+    # Other tests may have dead mounts on this host at the same time.
+    assert [path.name for path in odd if path.parent.name.startswith("elsewhere")] == ["dead"]
 
 
 def test_training_goes_on_to_its_end(starved: Finished) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,22 +14,9 @@ import pytest
 from tests.edge.runs import RESUME, EdgeRuns, finish, only, own_lines, ranks_of
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.processes import is_alive, kill_marked, marked
-from tests.support.real import find_program
 from tests.support.waiting import wait_until
 
 OBSERVE = RESUME + "[policy]\nact = false\n"
-
-
-def guardctl(run: GuardrunRun, *arguments: str) -> str:
-    """Run the real command in the run's folder; its standard output."""
-    program = find_program("guardctl")
-    assert program is not None
-    environment = {**os.environ, "GUARDRUN_DIR": str(run.guard_dir)}
-    done = subprocess.run(
-        [program, *arguments], cwd=run.folder, env=environment, capture_output=True, text=True, timeout=30, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def wait_for_incident(run: GuardrunRun, timeout_s: float = 30.0) -> None:
@@ -68,14 +54,14 @@ def test_hold_keeps_hands_off_a_live_run_and_unhold_lets_it_be_mended(edge: Edge
     run = edge.start("plain.py", "--plan", "0:stop@100:1", "--steps", "200", "--step-s", "0.02", config=RESUME)
     run.wait_for_output("starts at step 0")
     wait_until(lambda: run.run_dir, 10, "the run directory")
-    assert "held" in guardctl(run, "hold", "latest").lower()
+    assert "held" in run.guardctl("hold", "latest").lower()
     wait_for_incident(run)
     incident = run.incidents()[0]
     assert (incident["cause"], incident["action"]) == ("rank_stopped", "none")
     time.sleep(2.0)  # what must not happen has no event to wait for
     assert is_alive(incident["culprits"][0]["pid"])
-    assert json.loads(guardctl(run, "status", "latest", "--json"))["held"] is True
-    guardctl(run, "unhold", "latest")
+    assert json.loads(run.guardctl("status", "latest", "--json"))["held"] is True
+    run.guardctl("unhold", "latest")
     finished = finish(run)
     assert finished.returncode == 0
     assert [i["action"] for i in finished.incidents][-1] == "restart"

@@ -220,10 +220,14 @@ def test_while_an_attempt_is_being_stopped(edge: EdgeRuns) -> None:
 # Under Slurm -------------------------------------------------------------------------------------------
 
 
-def test_the_time_limit_is_seen_coming_and_the_job_is_requeued(edge: EdgeRuns) -> None:
+@pytest.mark.parametrize("beyond", [True, False], ids=["wanted", "by default"])
+def test_the_time_limit_is_seen_coming_and_the_job_is_requeued_where_that_is_wanted(
+    edge: EdgeRuns, beyond: bool
+) -> None:
     """Long: the limit is 26 s away, so that there is time to see it coming."""
     slurm = FakeSlurm(edge.folder, end_s=26)
     slurm.away.touch()
+    wanted = "[preemption]\nrequeue = 'time_limit'\n" if beyond else ""
     run = edge.start(
         "plain.py",
         *LONG,
@@ -231,10 +235,14 @@ def test_the_time_limit_is_seen_coming_and_the_job_is_requeued(edge: EdgeRuns) -
         "save",
         flags=NAMED,
         env=slurm.env,
-        config=f"{RESUME}[restart]\nstop_grace_s = 1\n",
+        config=f"{RESUME}[restart]\nstop_grace_s = 1\n{wanted}",
     )
     finished = finish(run, 60)
     incident = check_saved(finished, 143, "time_limit")
+    if not beyond:
+        assert incident["action"] == "none" and not slurm.requeued.exists()
+        assert "the job is not requeued: its time limit is a limit; [preemption] requeue =" in finished.stderr
+        return
     assert incident["evidence"]["requeued"] is True and incident["action"] == "restart"
     assert slurm.requeued.exists()
     assert "Unable to contact slurm controller; it is asked again for" in finished.stderr

@@ -6,7 +6,7 @@ import re
 
 from tests.edge.runs import RESUME, EdgeRuns, own_lines, ranks_of
 
-QUICK_STOP = RESUME + "[restart]\nstop_grace_s = 0.5\n"
+QUICK_STOP = RESUME + "[restart]\nstop_grace_s = 0.5\n[launcher]\nlinger_s = 0\n"
 
 
 def test_nothing_of_an_attempt_is_alive_when_the_next_starts(edge: EdgeRuns) -> None:

@@ -19,7 +19,6 @@ import zmq
 from guardrun.hooks import messages as msg
 from guardrun.supervisor.rundir import read_run_file
 from tests.edge.runs import QUICK, RESUME, EdgeRuns, check_dates, check_replay, finish, only, own_lines, ranks_of
-from tests.edge.test_policy import guardctl
 from tests.edge.test_signals import log_of
 from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished, GuardrunRun
@@ -51,7 +50,7 @@ def wait_for_another(run: GuardrunRun, old: Process, timeout_s: float) -> float:
     began_s = time.monotonic()
     others = lambda: [p for p in run.find("guardrund") if (p.pid, p.start) != (old.pid, old.start)]  # noqa: E731
     wait_until(others, timeout_s, "another supervisor")
-    wait_until(lambda: '"state": "training"' in guardctl(run, "status", "latest", "--json"), timeout_s, "its answer")
+    wait_until(lambda: '"state": "training"' in run.guardctl("status", "latest", "--json"), timeout_s, "its answer")
     return time.monotonic() - began_s
 
 
@@ -228,7 +227,7 @@ def test_ten_thousand_malformed_messages_and_a_huge_one_are_counted_and_dropped(
     assert steps_a_second(edge.folder, attack) > 0.2 * usual
 
     def dropped() -> dict[str, int]:
-        status: dict[str, dict[str, int]] = msgspec.json.decode(guardctl(run, "status", "latest", "--json"))
+        status: dict[str, dict[str, int]] = msgspec.json.decode(run.guardctl("status", "latest", "--json"))
         return status["dropped"]
 
     wait_until(lambda: dropped()["malformed"] + dropped()["strangers"] >= 10_000, 20, "all to be counted")

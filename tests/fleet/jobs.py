@@ -27,11 +27,12 @@ resume_args = ["--resume", "{path}"]
 floor_s = 4
 look_gap_s = 1
 look_every_s = 2
-idle_patience_s = 5
+sensitivity = "eager"
+scale = 0.2
 [restart]
 stop_grace_s = 3
 """
-QUICK = CONFIG + "[fleet]\nlost_s = 8\nterm_s = 5\nlast_call_s = 10\n"
+QUICK = CONFIG + "[fleet]\nlost_s = 8\nterm_s = 5\nisolate_lost_s = 8\nlast_call_s = 10\n"
 """Patience for tests: what matters is the order of things, not how long they take."""
 
 

@@ -36,6 +36,8 @@ class Bed:
         self.processes: list[subprocess.Popen[str]] = []
         self.gc: dict[str, object] = {}
         """The table [gc] of the configuration."""
+        self.held: list[str] = []
+        """Checkpoints that are not to be written over before one has been opened."""
         self.heard: list[messages.RankMessage] = []
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PULL)
@@ -70,6 +72,7 @@ class Bed:
             "token": "t",
             "pythonpath": pythonpath,
             "gc": self.gc,
+            **({"held": self.held} if self.held else {}),
         }
 
     def environment(

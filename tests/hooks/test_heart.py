@@ -138,3 +138,42 @@ def test_the_outbox_is_bounded() -> None:
     closed.put("kind", {})
     assert closed.get(0) is None
     assert not closed.wait_for("flush", 10)
+
+
+ASIDE = """
+import sys, threading, time, torch, torch.distributed as dist
+from guardrun.hooks import step
+from guardrun.hooks.board import Field
+from guardrun.hooks.rank import active
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+group = dist.new_group([0])
+def seen(work, group=None, beats=2):
+    since = active.words[Field.HEART_NS]
+    before = active.words[Field.GROUP_SEQ]
+    for _ in range(3):
+        work(group)
+    while active.words[Field.HEART_NS] < since + beats * 1_000_000_000: time.sleep(0.05)
+    print(active.words[Field.GROUP_SEQ] - before, end=" ")
+def here(group): dist.all_reduce(torch.ones(1), group=group)
+def aside(group):
+    thread = threading.Thread(target=here, args=(group,))
+    thread.start()
+    thread.join()
+seen(aside, group)
+step(1)
+seen(aside, group)
+seen(aside, group)
+seen(aside)
+seen(here, group)
+dist.destroy_process_group()
+"""
+
+
+def test_collectives_of_other_threads_on_a_group_of_their_own_are_no_progress(bed: Bed, tmp_path: Path) -> None:
+    """Long on a busy machine: five times two beats."""
+    done = bed.run(ASIDE, str(tmp_path / "store"))
+    assert done.returncode == 0, done.stderr
+    # Before anything else has advanced they count. Once training uses the group, all of it does, and what was left out.
+    before, first, then, default, own = (int(word) for word in done.stdout.split())
+    assert (before, then, default) == (3, 0, 3) and first <= 3
+    assert own == 3 + 3 + (3 - first)

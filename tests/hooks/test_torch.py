@@ -127,3 +127,41 @@ def test_torch_compile_sees_no_difference(bed: Bed) -> None:
     assert json.loads(done.stdout) == json.loads(plain.stdout)
     assert bed.hear_all(HookFailed) == []
     assert bed.board()[Field.COLLECTIVES] > 0
+
+
+@pytest.mark.slow
+def test_compiled_collectives_are_as_without_us(tmp_path: Path) -> None:
+    """Long: every collective is compiled by every backend, by two ranks.
+
+    What dynamo traces is the same for all backends: without hooks, one is enough.
+    """
+    choices = ["eager", "eager-whole", "eager-whole-p2p"]
+    more = {
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    script = str(RANKS / "collectives.py")
+    plain = [{**os.environ, **more, "RANK": str(rank)} for rank in range(2)]
+    others = ["aot_eager-whole-p2p", "inductor-whole-p2p"]
+    with Bed(world_size=2) as bed:
+        ranks = [
+            *(bed.start([script, str(tmp_path / "a"), *choices, *others], rank=rank, more=more) for rank in range(2)),
+            *(bed.start([script, str(tmp_path / "b"), *choices], rank=rank, env=plain[rank]) for rank in range(2)),
+        ]
+        done = [finish(rank) for rank in ranks]
+        assert [rank.returncode for rank in done] == [0] * 4, done[0].stderr
+        assert bed.hear_all(HookFailed) == []
+    hooked, hooked_too, without, without_too = (json.loads(rank.stdout) for rank in done)
+    for with_us, alone in ((hooked, without), (hooked_too, without_too)):
+        assert {name: with_us[name] for name in alone} == alone
+        for name, seen in with_us.items():
+            function, choice = name.split(" ")
+            if choice in others and isinstance(seen[0], list):
+                assert seen == with_us[f"{function} eager-whole-p2p"], name
+    worked = {name for name, (what, *_) in hooked.items() if isinstance(what, list)}
+    assert {"reduced_by eager-whole", "scattered_by eager-whole", "sent_at_once inductor-whole-p2p"} <= worked
+    assert "sent_at_once eager-whole" not in worked, "torch's own default"
+    assert {name.split(" ")[0] for name in worked if name.endswith("inductor-whole-p2p")} == {
+        name.split(" ")[0] for name in worked if name.endswith("eager-whole-p2p")
+    }

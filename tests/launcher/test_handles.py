@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,8 +47,9 @@ except ProcessLookupError:
         ("pidfd_open,pidfd_send_signal", "ENOSYS", False),
     ],
 )
-def test_the_process_that_is_meant_and_no_other(calls: str, code: str, is_watched: bool) -> None:
-    command = [sys.executable, seccomp.__file__, calls, code, sys.executable, "-c", STORY]
+def test_the_process_that_is_meant_and_no_other(tmp_path: Path, calls: str, code: str, is_watched: bool) -> None:
+    (tmp_path / "story.py").write_text(STORY)
+    command = [sys.executable, seccomp.__file__, calls, code, str(tmp_path / "story.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.splitlines() == [
         f"watched {is_watched} False",

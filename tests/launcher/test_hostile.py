@@ -28,6 +28,10 @@ import os, pathlib, sys
 rank = os.environ["RANK"]
 pathlib.Path(f"rank-{rank}").write_bytes(repr((sys.stdin, sys.stdout, sys.stderr, os.fsencode(sys.argv[-1]))).encode())
 """
+OTHER_IS_NOTED = """
+import time
+while not os.path.exists("rank-0") or not os.path.getsize("rank-0"): time.sleep(0.01)
+"""
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ def test_arguments_and_folders_that_are_no_utf8(tmp_path: Path) -> None:
     folder.mkdir()
     starter = GuardrunStarter(folder, [GUARDRUN])
     try:
-        script = NOTE + "if rank == '1': raise ValueError(chr(0xdcff))\n"
+        script = NOTE + OTHER_IS_NOTED + "if rank == '1': raise ValueError(chr(0xdcff))\n"
         done = starter.run([*FLAGS, "--log-dir=logs", "--redirects=3"], script=script, script_args=["a\udcffb"])
     finally:
         starter.close()

@@ -117,6 +117,13 @@ def test_a_run_that_has_ended_is_not(opener: Opener, outcome: str) -> None:
         opener.open("job")
 
 
+def test_one_that_only_wants_a_word_on_how_it_resumes_goes_on(opener: Opener) -> None:
+    first = opener.open("job")
+    (first.path / "summary.json").write_text(json.dumps({"outcome": "gave_up", "may_go_on": True}))
+    dead_owner(first)
+    assert opener.open("job").is_continued
+
+
 def test_neither_is_one_that_somebody_owns(opener: Opener) -> None:
     run = opener.open("job")
     with pytest.raises(RunIdError, match=f"is running, by process {os.getpid()}"):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -23,8 +27,8 @@ from guardrun.launcher.main import may_end_early
 from guardrun.launcher.opening import make_run_id
 from guardrun.launcher.proc import parse_stat, read_children, read_stat
 from guardrun.launcher.resuming import environment, resume_arguments, resume_environment
-from guardrun.launcher.signals import Signals, parse_signals
-from guardrun.launcher.sockets import NoSocketFolderError, make_socket_folder
+from guardrun.launcher.signals import Interrupted, Signals, parse_signals
+from guardrun.launcher.sockets import MAX_PARENT_BYTES, NoSocketFolderError, make_socket_folder
 from guardrun.launcher.sweep import Sweeper, reap_orphans
 from guardrun.launcher.vigil import (
     DEATHS_WITHIN_S,
@@ -188,8 +192,23 @@ def test_socket_folder_leaves_room_for_a_sockets_name(tmp_path: Path) -> None:
 
 def test_no_socket_folder_says_what_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("guardrun.launcher.sockets.candidates", lambda environ: [tmp_path / "none"])
-    with pytest.raises(NoSocketFolderError, match="none: No such file"):
+    with pytest.raises(NoSocketFolderError, match=r"none: No such file .*let TMPDIR be one .* at most 81 bytes long"):
         make_socket_folder({})
+    assert make_socket_folder({}, [tmp_path / "nor here", tmp_path]).parent == tmp_path
+
+
+def test_the_longest_parent_that_is_taken_has_room_for_every_socket(tmp_path: Path) -> None:
+    parent = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        parent /= "d" * (MAX_PARENT_BYTES - len(str(parent)) - 1)
+        parent.mkdir()
+        folder = make_socket_folder({"TMPDIR": str(parent)})
+        assert folder.parent == parent
+        for name in ("control", "beats"):
+            with socket.socket(socket.AF_UNIX) as one:
+                one.bind(str(folder / name))
+    finally:
+        shutil.rmtree(parent.parent)
 
 
 # Processes ------------------------------------------------------------------------------------------------------
@@ -274,6 +293,25 @@ def test_signals_are_noted_and_handlers_put_back() -> None:
         signals.close()
     assert signal.getsignal(signal.SIGTERM) == before
     assert parse_signals("SIGTERM,SIGINT,SIGTERM") == [signal.SIGTERM, signal.SIGINT]
+
+
+def test_a_signal_ends_the_waiting_for_what_never_answers() -> None:
+    signals, answers = Signals(), threading.Event()
+    try:
+        assert signals.run(lambda: 7) == 7
+        with pytest.raises(KeyError):
+            signals.run(lambda: {}["none"])
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        began_s = time.monotonic()
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            signals.run(lambda: answers.wait(60))
+        assert time.monotonic() - began_s < 30
+        assert signals.take() == [signal.SIGTERM], "it is still to be acted on"
+    finally:
+        answers.set()
+        for thread in [one for one in threading.enumerate() if one.name == "guardrun-waits"]:
+            thread.join(60)
+        signals.close()
 
 
 # Judgement ------------------------------------------------------------------------------------------------------

@@ -148,6 +148,46 @@ if os.fork() == 0:
     assert stopped["exitcodes"] == {"0": -9, "1": -9, "2": -9}
 
 
+UPLOAD = """
+import os, pathlib, subprocess, sys
+code = "import os, pathlib, time\\npathlib.Path('began').touch()\\n"
+code += "while not os.path.exists('go'): time.sleep(0.05)\\npathlib.Path('uploaded').touch()"
+if os.environ["RANK"] == "0":
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True, **quiet)
+"""
+
+
+def test_what_training_left_running_is_given_time_to_end(launcher: GuardrunStarter, tmp_path: Path) -> None:
+    run = launcher.start(["--nproc-per-node=2"], script=UPLOAD)
+    run.wait_for_output("training has ended; waiting up to 60 s for what it left: ")
+    (tmp_path / "go").touch()
+    done = run.wait(30)
+    assert (done.returncode, (tmp_path / "uploaded").exists()) == (0, True)
+    assert "python" in done.stderr and "ending what" not in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--guard-launcher-linger-s=0", "--guard-launcher-linger-s=3"])
+def test_what_does_not_end_in_that_time_is_named_and_ended(
+    launcher: GuardrunStarter, tmp_path: Path, flag: str
+) -> None:
+    done = launcher.run(["--nproc-per-node=2", flag], script=UPLOAD)
+    assert done.returncode == 0
+    assert "guardrun: ending what training left running: " in done.stderr
+    assert ("waiting up to 3 s" in done.stderr) == flag.endswith("3")
+    assert not (tmp_path / "uploaded").exists()
+
+
+def test_ctrl_c_ends_the_waiting_for_what_is_left(launcher: GuardrunStarter, tmp_path: Path) -> None:
+    run = launcher.start(["--nproc-per-node=2"], script=UPLOAD)
+    run.wait_for_output("training has ended; waiting up to 60 s")
+    run.send(signal.SIGINT)
+    done = run.wait(30)
+    assert (done.returncode, "ending what training left running" in done.stderr) == (0, True), "training had ended well"
+    assert done.took_s < 30
+    assert not (tmp_path / "uploaded").exists()
+
+
 @pytest.mark.parametrize(
     ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=lambda x: str(int(x))
 )

@@ -32,8 +32,8 @@ CORE: tuple[Mutation, ...] = (
     Mutation(
         name="verdict_after_one_look",
         file="supervisor/core/watch.py",
-        before="if left_s <= 0.05 and is_confirmed:",
-        after="if left_s <= 0.05:",
+        before="(left_s <= 0.05 and is_confirmed):",
+        after="(left_s <= 0.05):",
         breaks="one look is enough for a verdict: what was seen need not be seen again",
         quick=("tests/core/test_watch.py::test_what_one_look_shows_and_the_next_does_not_is_no_hang",),
     ),

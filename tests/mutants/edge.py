@@ -124,7 +124,7 @@ EDGE: tuple[Mutation, ...] = (
     Mutation(
         name="others_drain_lifted",
         file="slurm/drain.py",
-        before="if not is_ours(before.reason):",
+        before='if not is_ours(before.reason) or reason not in ("", before.reason):',
         after="if not before.reason:",
         breaks="a release lifts a drain that an administrator has set",
         slow=("tests/slurm/test_drain.py::test_another_ones_drain_is_left_alone",),

@@ -56,6 +56,7 @@ def no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_but_the_script_and_guardrun_is_heard(no_caller: None, tmp_path: Path) -> None:
+    """Long on a busy machine: a training from its start to its end."""
     quiet = {name: value for name, value in demo.training_environment().items() if name in demo.QUIET}
     shown = train(tmp_path, quiet)
     assert "step   10  loss " in shown

@@ -227,6 +227,34 @@ def test_where_the_server_was_ended_another_one_takes_its_place() -> None:
     assert client.get_server() is not first
 
 
+FORKS_BESIDE_LOOKUPS = """
+import os, socket, sys, threading
+sys.path.insert(0, sys.argv[1])
+from tests.support.forkserver.server import fork_beside_threads
+def look_up():
+    while True:
+        socket.getaddrinfo("localhost", None)
+for _ in range(8):
+    threading.Thread(target=look_up, daemon=True).start()
+for _ in range(150):
+    pid = fork_beside_threads()
+    if pid == 0:
+        socket.getaddrinfo("localhost", None)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_no_child_waits_for_a_lock_of_a_thread_that_it_does_not_have() -> None:
+    """Of forks beside threads that look up names, some one in a hundred has the resolver's lock, and nobody in it."""
+    client.cold = True
+    try:
+        assert python(FORKS_BESIDE_LOOKUPS, str(ROOT)) == (0, "", "")
+    finally:
+        client.cold = False
+
+
 def test_a_fork_costs_a_tenth_of_a_start() -> None:
     """In CPU seconds, which others' load does not change."""
 
@@ -269,3 +297,11 @@ print(type(code_context).__name__)
 """
     forked, executed = both(lambda: python(code))
     assert forked == executed
+
+
+def test_what_torch_sets_by_itself_has_nothing_executed_that_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's inductor puts its folder into the environment of whoever compiles, a test's process as well."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nowhere")
+    environment = {**client.server_environment(), "TORCHINDUCTOR_CACHE_DIR": "/nowhere"}
+    assert client.can_fork([sys.executable, "-c", "pass"], environment)
+    assert not client.can_fork([sys.executable, "-c", "pass"], {**environment, "MALLOC_ARENA_MAX": "1"})

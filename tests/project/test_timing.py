@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.real import REQUIRE_VARIABLE
 from tests.support.startup_log import VARIABLE, StartupCost
-from tests.support.timing import FileCost, Measured, is_unexplained, report_lines, startup_line
+from tests.support.timing import UNDER_LOAD, FileCost, Measured, is_unexplained, report_lines, startup_line
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,19 +49,17 @@ def test_short():
 """
 
 
-def run_pytest(
-    folder: Path, *options: str, fails_s: float = 9.0, required: str = ""
-) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, *options: str, fails_s: float = 9.0, **variables: str) -> subprocess.CompletedProcess[str]:
     """A run of its own over two files, one that computes and one that waits."""
     (folder / "conftest.py").write_text(CONFTEST.format(fails_s=fails_s))
     (folder / "test_burns.py").write_text(BURNS)
     (folder / "test_waits.py").write_text(WAITS)
     own = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), "--confcutdir", str(folder)]
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    inherited = os.environ.keys() - {VARIABLE, UNDER_LOAD, REQUIRE_VARIABLE}
     return subprocess.run(
         [sys.executable, "-m", "pytest", *own, "-p", "no:cacheprovider", *options, str(folder)],
         cwd=ROOT,
-        env={**environment, "GUARDRUN_REQUIRE_REAL": required},
+        env={name: os.environ[name] for name in inherited} | variables,
         capture_output=True,
         text=True,
         timeout=200,
@@ -84,6 +83,7 @@ def test_the_report_has_time_files_and_slow_tests(tmp_path: Path, options: tuple
 
 
 def test_quiet_means_two_lines(tmp_path: Path) -> None:
+    """Long on a busy machine: a pytest is started, with all its plugins."""
     shown = run_pytest(tmp_path, "-q", "-k", "burns").stdout
     assert "CPU seconds" in shown and "slowest files" not in shown
 
@@ -98,11 +98,20 @@ def test_nothing_of_the_run_is_left(tmp_path: Path) -> None:
     assert not list(temporary.glob("guardrun-*"))
 
 
-@pytest.mark.parametrize(("fails_s", "required", "status"), [(0.25, "1", 1), (0.25, "", 0), (9.0, "1", 0)])
+@pytest.mark.parametrize(
+    ("fails_s", "variables", "status"),
+    [
+        (0.25, {REQUIRE_VARIABLE: "1"}, 1),
+        (0.25, {REQUIRE_VARIABLE: "1", UNDER_LOAD: "1"}, 0),
+        (0.25, {}, 0),
+        (9.0, {REQUIRE_VARIABLE: "1"}, 0),
+    ],
+    ids=["long", "under load", "not required", "short"],
+)
 def test_the_run_fails_only_where_everything_is_required_and_it_took_really_long(
-    tmp_path: Path, fails_s: float, required: str, status: int
+    tmp_path: Path, fails_s: float, variables: dict[str, str], status: int
 ) -> None:
-    done = run_pytest(tmp_path, "-k", "waits", fails_s=fails_s, required=required)
+    done = run_pytest(tmp_path, "-k", "waits", fails_s=fails_s, **variables)
     assert done.returncode == status, done.stdout
     assert "2 passed" in done.stdout
 

@@ -13,17 +13,21 @@ CPU = {**ENVIRONMENT, "ACCELERATE_USE_CPU": "true"}
 SCRIPTS = "accelerate.test_utils.scripts"
 
 
-@pytest.mark.parametrize("script", ["test_sync", "test_ops"])
-def test_own_scripts_run_as_under_torchrun(guardrun_starter: GuardrunStarter, script: str) -> None:
-    """Long: accelerate is imported by each rank."""
-    done = guardrun_starter.run(["--nproc_per_node=2", "-m", f"{SCRIPTS}.{script}"], env=CPU, timeout_s=90)
+def test_an_own_script_runs_as_under_torchrun(guardrun_starter: GuardrunStarter) -> None:
+    """Long: accelerate is imported by each rank.
+
+    Not its test_ops: on a CPU it does not a single collective after init_process_group, so that a rank may have ended
+    before the other is connected to it, under torchrun as well.
+    """
+    done = guardrun_starter.run(["--nproc_per_node=2", "-m", f"{SCRIPTS}.test_sync"], env=CPU, timeout_s=90)
     assert done.returncode == 0, done
     assert done.incidents == [] and "guardrun:" not in done.stderr
 
 
 def test_a_script_that_hangs_under_torchrun_is_found_out(guardrun_starter: GuardrunStarter) -> None:
     """Uneven inputs on gloo: one rank waits in the forward pass, the other in the barrier after the loop, for ever."""
-    flags = ["--nproc_per_node=2", "--max-restarts=0", "--guard-hang-data-patience-s=20", "--guard-hang-floor-s=5"]
+    flags = ["--nproc_per_node=2", "--max-restarts=0", "--guard-hang-floor-s=5"]
+    flags += ["--guard-hang-sensitivity=eager", "--guard-hang-scale=0.3"]
     done = guardrun_starter.run([*flags, "-m", f"{SCRIPTS}.test_distributed_data_loop"], env=CPU, timeout_s=90)
     assert done.returncode == 1, done
     [incident] = done.incidents

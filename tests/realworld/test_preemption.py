@@ -25,7 +25,7 @@ FURTHER = 60
 
 def warn(starter: GuardrunStarter, script: list[str], config: str) -> dict[str, Any]:
     """SIGUSR1 in the midst of the training; the run's incident."""
-    run = start(starter, [*NAMED, *script], config)
+    run = start(starter, script, config, NAMED)
 
     def trains() -> bool:
         assert run.process.poll() is None, f"ended too soon: {run.result()}"
@@ -46,7 +46,7 @@ def warn(starter: GuardrunStarter, script: list[str], config: str) -> dict[str, 
 
 def go_on(starter: GuardrunStarter, script: list[str], config: str, incident: dict[str, Any]) -> Finished:
     """The same run again, to a nearer end."""
-    done = start(starter, [*NAMED, *script], config).wait(WAIT_S)
+    done = start(starter, script, config, NAMED).wait(WAIT_S)
     assert done.returncode == 0, done
     [told] = done.incidents
     assert told["resumed_from"] == incident["evidence"]["checkpoint"] and told["recovered"] is not None

@@ -14,9 +14,6 @@ from tests.support.guardrun_run import GuardrunStarter
 pytestmark = pytest.mark.real("trl")
 
 OWN_FLAGS = ["--model_name_or_path=model", "--dataset_name=data", "--bf16=False", "--gradient_checkpointing=False"]
-# Loading the best model at the end keeps Python busy between the last collective and the end of the process group:
-# torch 2.13 hangs where a gloo thread wants the interpreter's lock while DDP's reducer is taken apart under it.
-OWN_FLAGS += ["--eval_strategy=steps", f"--eval_steps={EVERY}", "--load_best_model_at_end=True"]
 
 
 def test_sft_goes_on_after_a_rank_was_killed(guardrun_starter: GuardrunStarter) -> None:

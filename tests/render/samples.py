@@ -120,6 +120,7 @@ def hang(**changes: Any) -> Incident:
         "culprits": [Culprit(rank=1, local_rank=1, node="node-a", pid=4242)],
         "onset_s": 10.0,
         "detected_s": 43.1004,
+        "acted_s": 44.1,
         "step": 60,
         "evidence": {"silent_s": 33.1, "waiting": [0, 2, 3, 4, 5, 6, 7], "ranks": ranks},
         "advice": "Give the call a timeout.",

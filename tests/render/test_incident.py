@@ -47,6 +47,7 @@ def test_incident_json_is_what_the_contract_says() -> None:
         "culprits": [{"rank": 1, "local_rank": 1, "node": "node-a", "pid": 4242, "gpu": None}],
         "onset": "2026-11-18T11:06:50.000Z",
         "detected": "2026-11-18T11:07:23.100Z",
+        "acted": "2026-11-18T11:07:24.100Z",
         "step": 60,
         "advice": "Give the call a timeout.",
         "action": "restart",
@@ -121,6 +122,19 @@ def test_looks_that_come_later(tmp_path: Path, is_pruned: bool) -> None:
         f"look-1/{name}": "at 41.00 s of the run",
         f"look-2/{name}": "at 42.00 s of the run",
     }
+
+
+def test_writing_again_leaves_the_stacks_that_are_there_to_their_readers(tmp_path: Path) -> None:
+    incident = hang(looks=[take_look(tmp_path, "0-1"), take_look(tmp_path, "0-2", at_s=43.0)])
+    raw = tmp_path / "looks" / "0-2" / "raw"
+    raw.mkdir(exist_ok=True)
+    (raw / "pid-1.json").write_text("[]")
+    stacks = write(tmp_path, incident) / "stacks"
+    folders = [stacks, *(path for path in stacks.rglob("*") if path.is_dir())]
+    assert stacks / "raw" in folders
+    before = [(path, path.stat().st_mtime_ns) for path in folders]
+    write(tmp_path, hang(looks=incident.looks, recovered_s=99.0))
+    assert [(path, path.stat().st_mtime_ns) for path in folders] == before
 
 
 def test_a_look_that_is_gone_is_no_error(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from guardrun.supervisor.core.stacks import Stack, stacks_of
@@ -136,6 +136,7 @@ entries = st.lists(st.dictionaries(entry_keys, json_values, max_size=4), max_siz
 
 
 @given(st.dictionaries(known_keys | st.text(max_size=8), json_values | entries, max_size=6))
+@example({"ranks": [], "stacks": {"¹": None}})
 def test_any_evidence_makes_a_sound_page(evidence: dict[str, Any]) -> None:
     check(report_html(incident_json(hang(evidence=evidence), run_file(), wall), []))
 

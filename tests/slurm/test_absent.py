@@ -46,6 +46,7 @@ class Step(Training):
 
 @pytest.mark.timeout(120)
 def test_without_a_spare_the_run_ends(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long on a busy machine: two launchers import torch, and the one that is left waits for the other."""
     began_s = time.monotonic()
     step = Step(slurm_lab, tmp_path, nodes=2, spares=0)
     ended = slurm_lab.wait_state(step.job, "FAILED", timeout_s=90.0)

@@ -13,7 +13,7 @@ import pytest
 
 from guardrun.slurm.again import FIRST_S, MOST_S, Patience, ask_again
 from guardrun.slurm.commands import Slurm
-from guardrun.slurm.drain import lift_drain
+from guardrun.slurm.drain import DrainState, lift_drain, undrain
 from guardrun.slurm.orphan import rescue_job, rescue_run
 from guardrun.slurm.requeue import RequeueState, requeue
 from guardrun.supervisor import draining
@@ -144,20 +144,49 @@ def test_a_node_that_is_back_before_slurm_is_is_not_drained(
     assert "update" not in (tmp_path / "calls").read_text() and len(bed.said) == 1
 
 
-def test_a_drain_that_was_made_as_the_node_came_back_is_told(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    """The order is on its way: it can't be called back."""
-    there = tmp_path / "there"
+def drained_meanwhile(fake_slurm: FakeSlurm, folder: Path, undrain: str) -> tuple[Bed, str]:
+    """The order to drain is on its way, and can't be called back, when the node comes back; what is said of it."""
+    there, asked, go_on = folder / "there", folder / "asked", folder / "go-on"
     there.touch()
-    asked, go_on = tmp_path / "asked", tmp_path / "go-on"
-    waits = f'if [ "$1" = update ]; then touch {asked}; while [ ! -e {go_on} ]; do sleep 0.02; done; fi\n'
-    bed = Bed(fake_slurm(scontrol=waits + away_until(there)))
-    thread = threading.Thread(target=bed.drains.drain, args=(ISOLATE,))
+    script = (
+        f'case "$1 $3" in\n'
+        f'"update state=drain") touch {asked}; while [ ! -e {go_on} ]; do sleep 0.02; done;;\n'
+        f'"update state=undrain") {undrain};;\nesac\n'
+    )
+    bed = Bed(fake_slurm(scontrol=script + away_until(there)))
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: said.append(bed.drains.drain(ISOLATE)))
     thread.start()
     wait_until(asked.exists, 10, "the order")
     bed.drains.withdraw("n3", "003")
     go_on.touch()
-    thread.join(10)
+    thread.join(20)
+    return bed, said[0]
+
+
+def test_a_drain_that_was_made_as_the_node_came_back_is_undone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    bed, said = drained_meanwhile(fake_slurm, tmp_path, f"rm {tmp_path}/there.reason; exit 0")
+    assert said == "n3 is back: its drain, which was under way, is undone"
+    assert (bed.settled, bed.said) == ([], ["n3 is back before it was drained: it is not"])
+    assert not (tmp_path / "there.reason").exists()
+
+
+def test_one_that_cannot_be_undone_is_told(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    bed, said = drained_meanwhile(fake_slurm, tmp_path, "echo 'Invalid user id' >&2; exit 1")
+    assert "n3 could not be returned to service" in said
     assert (bed.settled, bed.how) == (["n3"], ["drained"])
+
+
+def test_somebody_else_s_drain_is_never_undone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """An administrator's, in the moment between guardrun's order and its own look at what is there."""
+    reason = tmp_path / "there.reason"
+    reason.write_text("guardrun: other incident 001 gpu_ecc")
+    environ = {**fake_slurm(scontrol=away_until(tmp_path / "there")).environ}
+    (tmp_path / "there").touch()
+    for there in ("guardrun: other incident 001 gpu_ecc", "bad DIMM"):
+        reason.write_text(there)
+        kept = undrain("n3", Slurm(environ), reason="guardrun: run incident 003 gpu_ecc")
+        assert (kept.state, reason.read_text()) == (DrainState.OTHERS, there)
 
 
 def test_at_the_run_s_end_it_is_tried_once_more(fake_slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -179,7 +179,9 @@ def test_the_last_line_looks_where_the_run_is(tmp_path: Path) -> None:
         done = subprocess.run(["bash"], input=render(one, read_template()), text=True, env=environ, check=False)
         assert done.returncode == 3
     srun, rescue, plain, plain_rescue = said.read_text().splitlines()
-    assert srun.endswith("--guard-run-id=foo --guard-dir=/my runs --guard-run-id foo t.py")
+    assert srun.endswith(
+        "--guard-run-id=foo --guard-preemption-requeue=time_limit --guard-dir=/my runs --guard-run-id foo t.py"
+    )
     assert rescue == "guardctl /my runs slurm rescue foo"
     assert plain.startswith("srun  --no-kill") and plain_rescue == "guardctl  slurm rescue slurm-5"
 

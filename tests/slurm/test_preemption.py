@@ -19,7 +19,10 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.real("slurm")
 
 SCRIPT = Path(__file__).parents[1] / "edge" / "scripts" / "plain.py"
-CONFIG = '[checkpoint]\ndir = "out"\nresume_args = ["--resume", "{path}"]\n[restart]\nstop_grace_s = 1\n'
+CONFIG = (
+    '[checkpoint]\ndir = "out"\nresume_args = ["--resume", "{path}"]\n'
+    '[restart]\nstop_grace_s = 1\n[preemption]\nrequeue = "time_limit"\n'
+)
 STEP_S = 0.02
 LIMIT_S = 50
 """Half of it has to be enough for the ranks to start, the other half for them to save, on a busy machine too."""

@@ -53,6 +53,7 @@ def isolate(folder: Path, node: str) -> None:
 
 
 def test_a_quarantined_node_is_refused_and_its_neighbour_is_not(tmp_path: Path, world: Wish) -> None:
+    """Long: Slurm looks at its nodes and jobs every few seconds."""
     isolate(tmp_path, "node-a")
     refusal = find_refusal(world(SLURMD_NODENAME="node-a"))
     assert refusal is not None and refusal.exit_status == QUARANTINED
@@ -187,6 +188,7 @@ def script(name: str, folder: Path) -> str:
 
 @pytest.mark.real("slurm")
 def test_no_job_starts_on_a_quarantined_node(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long: Slurm looks at its nodes and jobs every few seconds."""
     isolate(tmp_path, "n1")
     slurm_lab.set_prolog(script("prolog", tmp_path))
     job = slurm_lab.submit("hostname; echo ran on $SLURM_JOB_NODELIST", "-N2", "--requeue")

@@ -207,7 +207,10 @@ def test_a_written_script_is_what_sbatch_takes(slurm_lab: SlurmLab, tmp_path: Pa
     job = slurm_lab.run("sbatch", "--parsable", written, cwd=tmp_path).stdout.strip()
     slurm_lab.wait_state(job, "COMPLETED")
     output = (tmp_path / f"train-{job}.out").read_text()
-    given = f"--nnodes=3 --guard-spares=0 --nproc-per-node=auto --guard-run-id=slurm-{job} train.py"
+    given = (
+        f"--nnodes=3 --guard-spares=0 --nproc-per-node=auto --guard-run-id=slurm-{job} "
+        "--guard-preemption-requeue=time_limit train.py"
+    )
     assert all(f"n{index}: {given}" in output for index in (1, 2, 3))
     said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert len(said) == 3 and all(one["refusal"] == "" for one in said)

@@ -36,6 +36,7 @@ def tree_lab() -> Iterator[SlurmLab]:
 
 
 def test_ranks_are_numbered_switch_by_switch(tree_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long on a busy machine: four launchers import torch."""
     (tmp_path / "say.py").write_text(SCRIPT)
     command = (find_program("guardrun") or "", "--guard-spares=1", "--nproc-per-node=1", "say.py")
     done = tree_lab.run("srun", "-N4", *command, cwd=tmp_path, timeout_s=90)

@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
+from tests.support import timing
 from tests.support.turns import SEATS
 
 WRITTEN_BYTES = 4 << 20
@@ -93,20 +94,20 @@ def run_once(seed: int, arguments: Sequence[str]) -> Outcome:
     """One run of pytest, its output on this terminal as it comes."""
     command = [sys.executable, "-m", "pytest", f"--randomly-seed={seed}", *arguments]
     began_s, lines = time.monotonic(), []
+    environment = {**os.environ, timing.UNDER_LOAD: "1"}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
     ) as run:
         assert run.stdout is not None
         try:
             for line in run.stdout:
                 print(line, end="", flush=True)
                 lines.append(line)
-        except KeyboardInterrupt:
-            run.wait()  # Ctrl-C has met it, too
-            raise
-        except BaseException:
-            run.send_signal(signal.SIGINT)  # upon which pytest ends what its fixtures have started
-            run.wait()
+        except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt):  # Ctrl-C has met it, too
+                run.send_signal(signal.SIGINT)  # upon which pytest ends what its fixtures have started
+            for line in run.stdout:  # what has failed so far
+                print(line, end="", flush=True)
             raise
     return parse_outcome(seed, run.returncode, "".join(lines), time.monotonic() - began_s)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes import Process, kill_marked, marked
+from tests.support.real import find_program
 from tests.support.waiting import LEAST_S, wait_until
 
 MARK = "TEST_RUN_MARK"
@@ -150,6 +151,23 @@ class GuardrunRun:
     def send(self, signum: signal.Signals) -> None:
         """Signal guardrun itself, as a terminal or a scheduler would."""
         self.process.send_signal(signum)
+
+    def guardctl(self, *arguments: str) -> str:
+        """Run the real command in the run's folder; its standard output. Raises AssertionError where it fails."""
+        program = find_program("guardctl")
+        assert program is not None
+        environment = {**os.environ, "GUARDRUN_DIR": str(self.guard_dir)}
+        done = subprocess.run(
+            [program, *arguments],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def wait(self, timeout_s: float = 120.0) -> Finished:
         """Wait for the end. Raises AssertionError with all output where it does not come in timeout_s, or LEAST_S."""

@@ -18,7 +18,8 @@ KINDS = ("process", "thread", "fd")
 SETTLE_S = 3.0
 """How long something that is just ending may take to be gone."""
 
-ALLOWED_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+RESOURCE_TRACKER = "multiprocessing.resource_tracker"
+ALLOWED_PROCESSES = (RESOURCE_TRACKER, "multiprocessing.forkserver")
 """Started once by the standard library and kept for the life of the interpreter."""
 
 ALLOWED_THREADS = ("pydevd", "asyncio_")

@@ -1,14 +1,14 @@
-"""A program that the kernel refuses some system calls, as container profiles do, and all that it starts.
+"""A Python script that the kernel refuses some system calls, as container profiles do, and all that it starts.
 
-python tests/support/seccomp.py CALL[,CALL…] EPERM|ENOSYS COMMAND …
+python tests/support/seccomp.py CALL[,CALL…] EPERM|ENOSYS SCRIPT …
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import platform
+import runpy
 import struct
 import sys
 
@@ -53,4 +53,5 @@ def refuse(calls: list[str], code: int) -> None:
 
 if __name__ == "__main__":
     refuse(sys.argv[1].split(","), getattr(errno, sys.argv[2]))
-    os.execvp(sys.argv[3], sys.argv[3:])
+    del sys.argv[:3]
+    runpy.run_path(sys.argv[0], run_name="__main__")

@@ -74,7 +74,7 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "--shutdown-timeout ends those that stay": ("test_shutdown_timeout",),
     "a killed launcher: torchrun's ranks stay behind; guardrun's end": ("test_a_killed_launcher_leaves_no_rank",),
-    "several nodes, of a fixed number or elastic": (
+    "several nodes, of a fixed number or elastic, of one --role or of several": (
         "test_two_nodes_of_a_fixed_size",
         "test_an_elastic_job_of_two",
         "test_alone_in_an_elastic_job",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.torchrun.beside import (
     RESTARTS,
@@ -85,7 +87,14 @@ def finish(runs: list[GuardrunRun]) -> list[Finished]:
     return [run.wait(60) for run in runs]
 
 
-def test_two_nodes_of_a_fixed_size(beside: Beside, free_ports: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [(("trainer", "trainer"), [["0", "4"], ["2", "4"]]), (("trainer", "evaluator"), [["0", "2"], ["0", "2"]])],
+    ids=["alike", "of two roles"],
+)
+def test_two_nodes_of_a_fixed_size(
+    beside: Beside, free_ports: list[int], roles: tuple[str, str], expected: list[list[str]]
+) -> None:
     """Two launchers on loopback, static rendezvous, each with two ranks: one world of four."""
     for starter, port in zip(beside.starters.values(), free_ports, strict=True):
         nodes = [
@@ -96,14 +105,17 @@ def test_two_nodes_of_a_fixed_size(beside: Beside, free_ports: list[int]) -> Non
                 "--nproc-per-node=2",
                 "--master-addr=127.0.0.1",
                 f"--master-port={port}",
+                f"--role={role}",
             ]
-            for node in range(2)
+            for node, role in enumerate(roles)
         ]
         for result in finish(start_nodes(starter, nodes, ["probe.py"])):
             assert result.returncode == 0, result
     ranks = check_environments(beside, {f"{rank}-0" for rank in range(4)}, is_agent=False)
     assert [ranks[f"{rank}-0"]["environment"]["GROUP_RANK"] for rank in range(4)] == ["0", "0", "1", "1"]
     assert {seen["environment"]["WORLD_SIZE"] for seen in ranks.values()} == {"4"}
+    first = [ranks[f"{rank}-0"]["environment"] for rank in (0, 2)]
+    assert [[one["ROLE_RANK"], one["ROLE_WORLD_SIZE"]] for one in first] == expected
 
 
 ELASTIC = ["--nnodes=1:2", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=elastic"]

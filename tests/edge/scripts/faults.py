@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
+import itertools
 import mmap
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,12 +67,16 @@ def suffer(fault: str, seconds: float, others: dict[str, Callable[[], Any]]) -> 
     """Have it happen. others: faults that only the calling script knows."""
     known: dict[str, Callable[[], Any]] = {
         "block": fetch_vocabulary_update,
+        "deadlock": take_two_locks,
+        "stand": stand_until_told,
         "spin": wait_for_flag,
         "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
         "stop_briefly": lambda: stop_briefly(0.7),
         "gil": lambda: ctypes.PyDLL(None).sleep(1000),
         "gc": collect_garbage,
         "pause": lambda: time.sleep(seconds),
+        "fit": lambda: fit_natively(seconds),
+        "search": lambda: search_natively(seconds),
         "compile": lambda: compile_kernels(seconds),
         "raise": load_sample,
         "import": lambda: __import__("no_such_tokenizer"),
@@ -107,6 +114,45 @@ def write_to_nobody() -> None:
 def fetch_vocabulary_update() -> None:
     """A request without a timeout."""
     time.sleep(1000)
+
+
+def fit_natively(seconds: float) -> None:
+    """One call of C code that lets go of the GIL and computes, as a fit of numpy's or sklearn's does."""
+    lasts(seconds, 20_000, lambda count: hashlib.pbkdf2_hmac("sha256", b"weights", b"seed", count))
+
+
+def search_natively(seconds: float) -> None:
+    """One call of C code that keeps the GIL and computes, as a regular expression over a whole corpus does."""
+    lasts(seconds, 1_000_000, lambda count: sum(itertools.repeat(1, count)))
+
+
+def lasts(seconds: float, count: int, work: Callable[[int], object]) -> None:
+    """Have `work` done in one call that takes about so long."""
+    began_s = time.thread_time()
+    work(count)
+    work(int(count * seconds / (time.thread_time() - began_s)))
+
+
+def take_two_locks() -> None:
+    """Each of two threads holds what the other wants."""
+    mine, its, both_hold_one = threading.Lock(), threading.Lock(), threading.Barrier(2)
+
+    def other() -> None:
+        with its:
+            both_hold_one.wait()
+            mine.acquire()
+
+    threading.Thread(target=other, daemon=True).start()
+    with mine:
+        both_hold_one.wait()
+        its.acquire()
+
+
+def stand_until_told() -> None:
+    """A call that may take any time: it returns when somebody opens the named pipe `go`."""
+    os.mkfifo("go")
+    with open("go", "rb"):
+        pass
 
 
 def wait_for_flag() -> None:

@@ -81,16 +81,20 @@ def leave_children() -> None:
 
 
 class Steps:
-    """All ranks go in step, as collectives would have it: each waits until nobody is behind."""
+    """All ranks go in step, as collectives would have it: each waits until nobody is behind.
 
-    def __init__(self) -> None:
+    told: what has come meanwhile, for which one of them may have left a step before the others.
+    """
+
+    def __init__(self, told: list[int]) -> None:
+        self._told = told
         name = f"steps-{os.environ['GUARDRUN_RUN_ID']}-{ATTEMPT}"
         self._size = int(os.environ["WORLD_SIZE"])
         self._fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
 
     def arrive(self, step: int) -> None:
         os.pwrite(self._fd, step.to_bytes(8, "little"), 8 * int(RANK))
-        while any(self._of(rank) < step for rank in range(self._size)):
+        while not self._told and any(self._of(rank) < step for rank in range(self._size)):
             time.sleep(0.001)
 
     def _of(self, rank: int) -> int:
@@ -129,7 +133,7 @@ def main() -> None:
     start = load(Path(arguments.resume)) if arguments.resume else 0
     names = ("GUARDRUN_RESUME_FROM", "GUARDRUN_RESUME_STEP", "MY_RESUME")
     say(f"starts at step {start} " + " ".join(f"{name}={os.environ.get(name)}" for name in names))
-    steps = Steps()
+    steps = Steps(caught)
     for step in range(start + 1, arguments.steps + 1):
         time.sleep(arguments.step_s)
         for fault in due(plan, step) + due_now(arguments.when):

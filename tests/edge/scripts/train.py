@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -40,6 +42,7 @@ parser.add_argument("--read", default="", help="the file of the fault `read`")
 parser.add_argument("--when", default="", help="FILE:FAULT, see faults.py")
 parser.add_argument("--clock-back", type=int, default=0, help="files saved after this step are dated an hour earlier")
 parser.add_argument("--times", default="", help="write the time of each step of rank 0 to this file")
+parser.add_argument("--health", action="store_true", help="a thread that asks the other ranks whether they live")
 arguments = parser.parse_args()
 plan = parse_plan(arguments.plan)
 
@@ -169,6 +172,19 @@ def save(model: Any, optimizer: Any, step: int) -> None:
         os.utime(path, (time.time() - 3600, time.time() - 3600))
 
 
+def check_health() -> None:
+    """All ranks meet again and again on a group of their own, whatever training does."""
+    group = dist.new_group(backend="gloo")
+
+    def meet() -> None:
+        with contextlib.suppress(RuntimeError):  # at the end somebody is gone first
+            while True:
+                dist.all_reduce(torch.ones(1), group=group)
+                time.sleep(0.2)
+
+    threading.Thread(target=meet, name="health", daemon=True).start()
+
+
 def main() -> None:
     torch.manual_seed(0)
     if ATTEMPT == "0" and any(planted.fault == "leave" for planted in plan):
@@ -178,6 +194,8 @@ def main() -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     start = 0
+    if arguments.health:
+        check_health()
     if arguments.resume:
         content = torch.load(arguments.resume)
         model.module.load_state_dict(content["model"])

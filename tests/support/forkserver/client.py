@@ -25,7 +25,14 @@ from tests.support.forkserver.program import READ_AT_START, UNABLE, Program, is_
 from tests.support.forkserver.started import Started, current_umask
 
 SERVER = Path(__file__).with_name("server.py")
-LAUNCHERS = ("guardrun", "guardctl", "program.py", "torch.distributed.run", "guardrun.supervisor.guardctl")
+LAUNCHERS = (
+    "guardrun",
+    "guardctl",
+    "program.py",
+    "seccomp.py",
+    "torch.distributed.run",
+    "guardrun.supervisor.guardctl",
+)
 """Scripts and modules whose own children are forked, too."""
 
 cold = bool(os.environ.get("TEST_COLD"))
@@ -36,6 +43,8 @@ UNABLE_WORDS = (
     "every process is executed, which takes three times as long"
 )
 
+_read_at_start = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_START)}
+"""As it was before any test: a server that one of them starts serves those that come after it."""
 _is_unable = False
 _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _namespaces_of = 0
@@ -112,8 +121,8 @@ _servers: dict[int, Server] = {}
 
 def server_environment() -> dict[str, str]:
     """What the server is started with: what is read once, and nothing that steers a run."""
-    kept = ("PATH", "HOME", "TMPDIR")
-    environment = {name: value for name, value in os.environ.items() if name in kept or name.startswith(READ_AT_START)}
+    environment = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    environment |= _read_at_start
     environment.pop("PYTHONPATH", None)
     return environment | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 

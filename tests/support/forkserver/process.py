@@ -33,6 +33,7 @@ PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 15, 35, 14
 INTERRUPTED = -1
 """Python ends by SIGINT itself after a KeyboardInterrupt that nobody caught."""
 
+LIBC = ctypes.CDLL(None, use_errno=True)
 KEPT: list[Any] = []
 """What the process that was forked had and must not be destroyed here: its descriptors' numbers are others' now."""
 
@@ -78,8 +79,8 @@ class Origin:
 
 def become(request: Request, origin: Origin, stash: Stash, *, forget: tuple[str, ...] = ()) -> NoReturn:
     """Be that process, to its end. forget: packages that are to be imported from their files again."""
-    gc.collect()
-    KEPT.append((dict(sys.modules), sys.stdin, sys.stdout, sys.stderr, sys.argv, sys._getframe()))
+    gc.freeze()  # What nobody refers to any more must not be destroyed here, either.
+    KEPT.append((stash.find_others(), sys.stdin, sys.stdout, sys.stderr, sys.argv, sys._getframe()))
     _be_one_to_the_kernel(request)
     _be_one_to_python(request, origin, stash, forget)
     code = _run(request.program)
@@ -302,8 +303,7 @@ def can_show() -> bool:
 
 def show(program: Program, environment: dict[str, str]) -> None:
     """Let /proc/PID/cmdline, environ and comm show these, as ps and guardrun read them."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_NAME, os.fsencode(program.name), 0, 0, 0)
+    LIBC.prctl(PR_SET_NAME, os.fsencode(program.name), 0, 0, 0)
     arguments = b"".join(os.fsencode(word) + b"\0" for word in program.command)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
     text = ctypes.create_string_buffer(arguments + variables)
@@ -311,8 +311,8 @@ def show(program: Program, environment: dict[str, str]) -> None:
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         numbers = [int(word) if word.isdigit() else 0 for word in file.read().rpartition(")")[2].split()]
     begin = ctypes.addressof(text)
-    libc.sbrk.restype = ctypes.c_void_p
-    libc.sbrk.argtypes = (ctypes.c_ssize_t,)
+    LIBC.sbrk.restype = ctypes.c_void_p
+    LIBC.sbrk.argtypes = (ctypes.c_ssize_t,)
     layout = _MemoryMap(
         start_code=numbers[23],
         end_code=numbers[24],
@@ -320,12 +320,12 @@ def show(program: Program, environment: dict[str, str]) -> None:
         start_data=numbers[42],
         end_data=numbers[43],
         start_brk=numbers[44],
-        brk=libc.sbrk(0),
+        brk=LIBC.sbrk(0),
         arg_start=begin,
         arg_end=begin + len(arguments),
         env_start=begin + len(arguments),
         env_end=begin + len(arguments) + len(variables),
         exe_fd=-1,
     )
-    if libc.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(layout), ctypes.sizeof(layout), 0) != 0:
+    if LIBC.prctl(PR_SET_MM, PR_SET_MM_MAP, ctypes.byref(layout), ctypes.sizeof(layout), 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_MM_MAP)")

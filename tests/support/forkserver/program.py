@@ -23,6 +23,8 @@ BECOME = "--become"
 """`server.py --become COMMAND…`"""
 
 MADE_UP_FOR = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
+READ_EACH_TIME = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
+"""torch sets it itself, in a test's process as well: everything that came after that would be executed."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,8 @@ def is_alike(environment: Mapping[str, str], server: Mapping[str, str]) -> bool:
 
 
 def _read_once(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value for name, value in environment.items() if name.startswith(READ_AT_START) and name not in MADE_UP_FOR
-    }
+    others = MADE_UP_FOR | READ_EACH_TIME
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START) and name not in others}
 
 
 def _is_script_of_ours(word: str) -> bool:

@@ -27,11 +27,13 @@ if __name__ == "__main__":  # What comes now is found in children as if they had
     RECORDER.begin()
 
 # ruff: noqa: E402
+import contextlib
 import ctypes
 import gc
 import importlib
 import json
 import pkgutil
+import select
 import signal
 import socket
 import subprocess
@@ -40,7 +42,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from tests.support.forkserver import program
+from tests.support.forkserver import pages, program
 from tests.support.forkserver.process import Origin, Request, become, can_show
 from tests.support.forkserver.started import Started, current_umask, is_open
 from tests.support.leaks import read_fds
@@ -65,6 +67,8 @@ READ_AGAIN: dict[str, Callable[[Any], object]] = {
 }
 """What a module reads from the environment when it is imported, and how to have it do so again."""
 MAX_REQUEST_BYTES = 1 << 20
+LOOKUP_S = 2.0
+"""For the name of this host, in a child; twice that in the next one, on a machine that is too busy for it."""
 
 
 def import_all(names: Sequence[str] = IMPORTED, packages: Sequence[str] = PACKAGES) -> None:
@@ -186,9 +190,7 @@ class Forker:
                 stream.flush()
         shown, ready = os.pipe()
         before = read_fds()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            pid = os.fork()
+        pid = fork_beside_threads()
         if pid == 0:
             # libuv, below torch's store, makes itself a new pipe in a child, and closes that in the child's children.
             born = {number for number, target in read_fds().items() if before.get(number) != target}
@@ -213,6 +215,35 @@ class Forker:
         return True
 
 
+def fork_beside_threads() -> int:
+    """Fork, until there is a child that can look up names: nobody in a child lets go of what another thread held.
+
+    glibc's resolver has a lock that no fork resets. The thread of torch's store holds it now and then, for the name of
+    whoever has connected; a child of that moment would stand still in its first connection, for ever.
+    """
+    limit_s = LOOKUP_S
+    while True:
+        told, tell = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pid = os.fork()
+        if pid == 0:
+            os.close(told)
+            with contextlib.suppress(OSError):
+                socket.getaddrinfo("localhost", None)
+            os.write(tell, b"1")
+            os.close(tell)
+            return 0
+        os.close(tell)
+        is_free = bool(select.select([told], [], [], limit_s)[0])
+        os.close(told)
+        if is_free:
+            return pid
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        limit_s *= 2
+
+
 def enter_namespaces(pid: int) -> None:
     """Have the network, hostname and mounts that a process has, as by nsenter."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -230,14 +261,19 @@ def main() -> None:
     origin = Origin.take(path=PATH, meta_path=meta_path)
     from guardrun.hooks.imports import HOOKS
 
+    gc.disable()  # Nothing is thrown away meanwhile.
     import_all(FOR_ONE, ()) if is_one else import_all()
     RECORDER.end()
     origin.meta_path = [finder for finder in origin.meta_path if finder in sys.meta_path]  # Some wait for one import.
     stash = Stash(RECORDER, FRESH, HOOKS, READ_AGAIN)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    stash.hide()
     gc.collect()
     gc.freeze()
+    gc.enable()
+    if not is_one:
+        pages.collapse()
     forker = Forker(origin, stash, environment)
     if is_one:
         forker.become(sys.argv[2:])

@@ -134,16 +134,24 @@ class Stash:
         """Modules that another finder wants to see executed, and what they held before it did."""
 
     def hide(self) -> None:
-        """Leave in sys.modules what a fresh interpreter has."""
-        for name in [name for name in sys.modules if name not in self._base]:
-            del sys.modules[name]
+        """Leave in sys.modules what a fresh interpreter has.
+
+        In the server, before it forks, and again in a process that is forked: so that this one finds little to hide.
+        Whatever is touched there is a page that the kernel copies.
+        """
         # `from package import module` asks the package first: it knows what has been imported, and nothing else.
-        for name, module in self._modules.items():
+        for name in [name for name in sys.modules if name not in self._base]:
+            module = sys.modules.pop(name)
             package, _, part = name.rpartition(".")
             names = getattr(self._modules.get(package), "__dict__", None)
             if name in self._specs and isinstance(names, dict) and names.get(part) is module:
                 del names[part]
-        sys.meta_path.insert(_place_before_path_finder(), self)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(_place_before_path_finder(), self)
+
+    def find_others(self) -> list[ModuleType]:
+        """What has been imported here and is not the server's."""
+        return [sys.modules[name] for name in sys.modules if name not in self._modules]
 
     def forget(self, prefix: str) -> None:
         """Let modules be imported anew, from their files."""
@@ -168,22 +176,26 @@ class Stash:
 
         def exec_module(_: ModuleType) -> None:
             loader.__dict__.pop("exec_module", None)
-            self._ask_again(name)
-            for function, arguments, options in self._at_exit.get(name, ()):
-                atexit.register(function, *arguments, **options)
-            if name in self._read_again:
-                self._read_again[name](module)
+            self._follow(name, module)
 
         loader.create_module = create_module
         loader.exec_module = exec_module
         return spec
+
+    def _follow(self, name: str, module: ModuleType) -> None:
+        """Do what a module's code does besides defining its names."""
+        self._ask_again(name)
+        for function, arguments, options in self._at_exit.get(name, ()):
+            atexit.register(function, *arguments, **options)
+        if name in self._read_again:
+            self._read_again[name](module)
 
     def _ask_again(self, name: str) -> None:
         for other in self._asked.get(name, ()):
             if other in sys.modules or other not in self._modules:
                 continue
             if other in self._specs:
-                import_module(other)
+                self._import(other)
                 self._hand_on(other)
                 if other in self._hidden:
                     package, _, part = other.rpartition(".")
@@ -193,6 +205,20 @@ class Stash:
         for other in self._beside.get(name, ()):
             if other in self._modules:
                 sys.modules.setdefault(other, self._modules[other])
+
+    def _import(self, name: str) -> None:
+        """As import_module does; where no finder but this one looks out for a module, without asking them all."""
+        package, _, part = name.rpartition(".")
+        if name in self._takers or (package and package not in self._modules):
+            import_module(name)
+            return
+        if package and package not in sys.modules:
+            self._import(package)
+        if name not in sys.modules:
+            sys.modules[name] = module = self._modules[name]
+            self._follow(name, module)
+            if package:
+                setattr(self._modules[package], part, module)
 
     def _hand_on(self, name: str) -> None:
         """Give those who took names from a module what it holds now."""

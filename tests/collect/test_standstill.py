@@ -1,0 +1,337 @@
+"""A standstill that nothing can end: real processes that are in one, and as many that only look like it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from guardrun.supervisor.collect.procfs import read_stat, read_threads
+from guardrun.supervisor.collect.standstill import NATIVE, Call, Standstill, parse_call, read_standstill
+from guardrun.supervisor.collect.table import ProcessTable
+from guardrun.supervisor.core.standstill import Waiter, Waits, is_closed, key, why
+from tests.collect.conftest import StartScript
+from tests.support.waiting import wait_until
+
+HEAD = """
+import multiprocessing as mp, os, queue, signal, socket, subprocess, sys, threading, time
+def ready():
+    print('ready', flush=True)
+def child(code):
+    return subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.DEVNULL)
+"""
+
+FAULTS = {
+    "two threads take two locks in different order": """
+a, b, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+def other():
+    with b:
+        both.wait()
+        with a: pass
+threading.Thread(target=other, daemon=True).start()
+with a:
+    both.wait()
+    ready()
+    with b: pass
+""",
+    "a lock taken twice": "lock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()",
+    "a join of a thread that waits for what this one holds": """
+lock = threading.Lock()
+lock.acquire()
+thread = threading.Thread(target=lock.acquire, daemon=True)
+thread.start()
+ready()
+thread.join()
+""",
+    "a queue that nobody fills": "ready()\nqueue.Queue().get()",
+    "a simple queue that nobody fills": "ready()\nqueue.SimpleQueue().get()",
+    "a condition that nobody signals": "c = threading.Condition()\nready()\nwith c: c.wait()",
+    "the answer of a process that is dead, over a pipe whose other end was never closed": """
+mine, its = os.pipe()
+child('pass').wait()
+ready()
+os.read(mine, 1)
+""",
+    "the same, over a connection": """
+mine, its = mp.Pipe()
+child('pass').wait()
+ready()
+mine.recv()
+""",
+    "a process that is stopped": """
+below = child('import time; time.sleep(600)')
+os.kill(below.pid, signal.SIGSTOP)
+ready()
+below.wait()
+""",
+    "a process that stands still itself": """
+below = child('import threading; l = threading.Lock(); l.acquire(); l.acquire()')
+ready()
+below.wait()
+""",
+    "a lock, beside the monitor of a progress bar": """
+import types
+folder = os.path.join(sys.argv[1], 'tqdm')
+os.makedirs(folder)
+with open(os.path.join(folder, '_monitor.py'), 'w') as file:
+    file.write('def run(event):\\n    while not event.wait(10): pass\\n')
+sys.path.insert(0, folder)
+import _monitor
+threading.Thread(target=_monitor.run, args=(threading.Event(),), daemon=True).start()
+lock = threading.Lock()
+lock.acquire()
+ready()
+lock.acquire()
+""",
+}
+
+DECOYS = {
+    "sleep": "ready()\ntime.sleep(600)",
+    "a lock with a time limit": "lock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire(timeout=600)",
+    "a lock that a timer releases": """
+lock = threading.Lock()
+lock.acquire()
+timer = threading.Timer(600, lock.release)
+timer.daemon = True
+timer.start()
+ready()
+lock.acquire()
+""",
+    "a queue that a thread fills from elsewhere": """
+server = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(server.getsockname())
+q = queue.Queue()
+threading.Thread(target=lambda: q.put(client.recv(1)), daemon=True).start()
+ready()
+q.get()
+""",
+    "an answer over TCP": """
+server = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(server.getsockname())
+ready()
+client.recv(1)
+""",
+    "a client that has not come yet": "server = socket.create_server(('127.0.0.1', 0))\nready()\nserver.accept()",
+    "a process that works for a long time": """
+below = child('import time; time.sleep(600)')
+ready()
+below.wait()
+""",
+    "what such a process writes": """
+mine, its = os.pipe()
+below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], stdout=its)
+ready()
+os.read(mine, 1)
+""",
+    "what one says over a connection": """
+mine, its = mp.Pipe()
+os.set_inheritable(its.fileno(), True)
+below = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], pass_fds=[its.fileno()])
+ready()
+mine.recv()
+""",
+    "standard input": "ready()\nsys.stdin.buffer.read(1)",
+    "a named pipe, which anybody may open": """
+path = os.path.join(sys.argv[1], 'fifo')
+os.mkfifo(path)
+fd = os.open(path, os.O_RDWR)
+ready()
+os.read(fd, 1)
+""",
+    "an alarm": """
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.alarm(600)
+lock = threading.Lock()
+lock.acquire()
+ready()
+lock.acquire()
+""",
+    "a signal": "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\nready()\nsignal.sigwait([signal.SIGUSR1])",
+    "pause": "ready()\nsignal.pause()",
+    "a lock shared with other processes": "lock = mp.Lock()\nlock.acquire()\nready()\nlock.acquire()",
+    "an event loop": """
+import asyncio
+async def main():
+    ready()
+    await asyncio.Event().wait()
+asyncio.run(main())
+""",
+    "a lock beside a thread that polls": """
+import select
+lock = threading.Lock()
+lock.acquire()
+threading.Thread(target=lambda: select.select([], [], [], 600), daemon=True).start()
+ready()
+lock.acquire()
+""",
+}
+
+
+@pytest.fixture
+def stdin() -> Iterator[int]:
+    """An end of a pipe that a script reads as its standard input; the test holds the other."""
+    mine, its = os.pipe()
+    kept = os.dup(0)
+    os.dup2(mine, 0)
+    os.close(mine)
+    yield its
+    os.dup2(kept, 0)
+    os.close(kept)
+    os.close(its)
+
+
+def ask(pid: int) -> Standstill:
+    return read_standstill(pid, ProcessTable.read(), deadline=time.monotonic() + 20)
+
+
+def is_still(pid: int) -> bool:
+    """Its main thread sleeps, and did not wake up for a while."""
+
+    def main() -> tuple[str, int]:
+        return next(((t.state, t.switches) for t in read_threads(pid) if t.tid == pid), ("", 0))
+
+    before = main()
+    time.sleep(0.3)
+    return before[0] == "S" and before == main()
+
+
+@pytest.mark.real("py-spy")
+@pytest.mark.parametrize("name", FAULTS)
+def test_nothing_is_left_to_end_it(start_script: StartScript, tmp_path: object, name: str) -> None:
+    script = start_script(HEAD + FAULTS[name], str(tmp_path), ends_asleep=False)
+    wait_until(lambda: bool(ask(script.pid).why), 30, name)
+    first, again = ask(script.pid), ask(script.pid)
+    assert first == again
+    assert first.key
+
+
+@pytest.mark.real("py-spy")
+@pytest.mark.parametrize("name", DECOYS)
+def test_something_may_end_it(start_script: StartScript, stdin: int, tmp_path: object, name: str) -> None:
+    script = start_script(HEAD + DECOYS[name], str(tmp_path), ends_asleep=False)
+    wait_until(lambda: is_still(script.pid), 30, name)
+    asked = ask(script.pid)
+    wait_until(lambda: NATIVE.pauses(script.pid) % 2 == 0, 30, "an answer about native frames")
+    assert asked == ask(script.pid) == Standstill()
+
+
+@pytest.mark.real("py-spy")
+def test_a_look_for_a_person_pauses_nobody(start_script: StartScript) -> None:
+    script = start_script(HEAD + FAULTS["a lock taken twice"], ends_asleep=False)
+    wait_until(lambda: is_still(script.pid), 30, "the lock")
+    table = ProcessTable.read()
+    assert read_standstill(script.pid, table, deadline=time.monotonic() + 20, may_pause=False) == Standstill()
+    assert NATIVE.pauses(script.pid) == 0
+
+
+@pytest.mark.real("py-spy")
+def test_who_goes_on_is_another_standstill_than_before(start_script: StartScript) -> None:
+    """Stopped and let run, or woken by a signal: what was seen before does not count for what is seen now."""
+    script = start_script(
+        HEAD + "signal.signal(signal.SIGUSR1, lambda *_: None)\nlock = threading.Lock()\nlock.acquire()\nready()\n"
+        "lock.acquire()",
+        ends_asleep=False,
+    )
+    wait_until(lambda: bool(ask(script.pid).why), 30, "a standstill")
+    before = ask(script.pid)
+    os.kill(script.pid, signal.SIGUSR1)
+    wait_until(lambda: ask(script.pid).key not in ("", before.key), 30, "another")
+
+
+@pytest.mark.real("py-spy")
+def test_a_child_that_is_stopped_and_let_run_by_turns_is_another_each_time(start_script: StartScript) -> None:
+    """As under cpulimit."""
+    script = start_script(HEAD + FAULTS["a process that is stopped"], ends_asleep=False)
+    wait_until(lambda: bool(ask(script.pid).why), 30, "a standstill")
+    before = ask(script.pid)
+    [below] = [stat.pid for stat in ProcessTable.read().stats.values() if stat.ppid == script.pid]
+    os.kill(below, signal.SIGCONT)
+    os.kill(below, signal.SIGSTOP)
+    wait_until(lambda: bool(ask(script.pid).why), 30, "the next standstill")
+    assert ask(script.pid).key != before.key
+
+
+@pytest.mark.real("py-spy")
+def test_a_process_of_another_user_below_it_may_hold_anything(start_script: StartScript) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes somebody else")
+    script = start_script(
+        HEAD + "mine, its = os.pipe()\nos.set_inheritable(its, True)\n"
+        "below = subprocess.Popen(['sleep', '600'], pass_fds=[its], user=65534)\n"
+        "ready()\nos.read(mine, 1)",
+        ends_asleep=False,
+    )
+    wait_until(lambda: is_still(script.pid), 30, "the read")
+    assert ask(script.pid) == Standstill()
+
+
+def test_a_process_that_is_gone_says_nothing() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert ask(process.pid) == Standstill()
+    assert read_stat(process.pid) is None
+
+
+def test_the_supervisors_own_threads_are_no_proof() -> None:
+    """Of this very process: it runs."""
+    assert ask(os.getpid()) == Standstill()
+    assert threading.active_count() >= 1
+
+
+# Pure --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("202 0x5623 0x189 0x0 0x0 0x0 0xffffffff 0x7ffd 0x7fde\n", Call(Waits.LOCK, on="0x5623")),
+        ("202 0x5623 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7fde\n", Call(Waits.LOCK, on="0x5623")),
+        ("202 0x5623 0x89 0x0 0x7ffc 0x0 0xffffffff 0x7ffd 0x7fde\n", Call(Waits.OPEN)),
+        ("202 0x5623 0x109 0x0 0x0 0x0 0xffffffff 0x7ffd 0x7fde\n", Call(Waits.OPEN)),
+        ("202 0x5623 0x81 0x1 0x0 0x0 0x0 0x7ffd 0x7fde\n", Call(Waits.OPEN)),
+        ("0 0x3 0x7f94 0x1 0x7f94 0x0 0x0 0x7ffe 0x7f94\n", Call(Waits.PIPE, fd=3, on="0x3")),
+        ("45 0x9 0x7f94 0x1 0x0 0x0 0x0 0x7ffe 0x7f94\n", Call(Waits.PIPE, fd=9, on="0x9")),
+        ("61 0xffffffff 0x7f94 0x0 0x0 0x0 0x0 0x7ffe 0x7f94\n", Call(Waits.CHILD, on="0xffffffff")),
+        ("230 0x1 0x1 0x7ffe 0x0 0x0 0x0 0x7ffe 0x7f94\n", Call(Waits.OPEN)),
+        ("219 0x1 0x1 0x7ffe 0x0 0x0 0x0 0x7ffe 0x7f94\n", Call(Waits.OPEN)),
+        ("running\n", Call(Waits.OPEN)),
+        ("-1 0x7ffe 0x7f94\n", Call(Waits.OPEN)),
+        ("", Call(Waits.OPEN)),
+        ("202 0xzz 0x189 0x0 0x0 0x0 0x0 0x0 0x0\n", Call(Waits.OPEN)),
+    ],
+)
+def test_calls_are_read(text: str, call: Call) -> None:
+    assert parse_call(text, "x86_64") == call
+    assert parse_call(text, "riscv64") == Call(Waits.OPEN)
+
+
+def world(*waits: Waits, **more: object) -> list[Waiter]:
+    return [Waiter(pid=1, tid=number, waits=one, **more) for number, one in enumerate(waits, 1)]  # type: ignore[arg-type]
+
+
+def test_one_thread_that_may_go_on_is_enough() -> None:
+    assert is_closed(world(Waits.LOCK, Waits.PIPE, Waits.CHILD), 1)
+    assert not is_closed(world(Waits.LOCK, Waits.OPEN), 1)
+    assert not is_closed(world(Waits.OPEN, Waits.LOCK), 1)
+    assert not is_closed(world(Waits.LOCK), 7), "the thread that is asked about is not there"
+    assert is_closed([*world(Waits.LOCK), Waiter(pid=1, tid=2, name="gloo_tcp_loop", waits=Waits.OPEN)], 1)
+    assert not is_closed(
+        [*world(Waits.LOCK), Waiter(pid=1, tid=2, name="gloo_tcp_loop", waits=Waits.OPEN, is_python=True)], 1
+    )
+    assert is_closed([*world(Waits.LOCK), Waiter(pid=1, tid=2, waits=Waits.OPEN, is_monitor=True)], 1)
+
+
+def test_words_and_keys() -> None:
+    stopped = Waiter(pid=9, tid=9, waits=Waits.STOPPED)
+    assert "stopped (9)" in why([*world(Waits.CHILD), stopped], 1)
+    assert "other end" in why(world(Waits.PIPE), 1)
+    assert "release" in why(world(Waits.LOCK), 1)
+    assert key(world(Waits.LOCK, switches=3)) != key(world(Waits.LOCK, switches=4))
+    helper = Waiter(pid=1, tid=5, name="gloo_tcp_loop", waits=Waits.OPEN, switches=77)
+    assert key([*world(Waits.LOCK), helper]) == key(world(Waits.LOCK))

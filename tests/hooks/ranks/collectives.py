@@ -1,0 +1,164 @@
+"""Every public collective under torch.compile, by two ranks: prints results and what dynamo made of them.
+
+Runs with hooks and without; both must say the same. argv: a file for the store, then choices: a backend, perhaps with
+`whole` (fullgraph) and `p2p` (point to point compiled as well), by `-`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+
+Function = Callable[[torch.Tensor], Any]
+RANK = int(os.environ["RANK"])
+OTHER = 1 - RANK
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=RANK, world_size=2)
+group = dist.group.WORLD
+
+
+def _empties(x: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.empty_like(x), torch.empty_like(x)]
+
+
+def reduced(x: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(x)
+    return x * 2
+
+
+def reduced_by(x: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(x, op=dist.ReduceOp.MAX, group=group)
+    return x * 2
+
+
+def reduced_by_position(x: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(x, dist.ReduceOp.SUM)
+    return x * 2
+
+
+def reduced_async(x: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(x, async_op=True).wait()
+    return x * 2
+
+
+def scattered(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(2)
+    dist.reduce_scatter_tensor(out, x)
+    return out * 2
+
+
+def scattered_by(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(2)
+    dist.reduce_scatter_tensor(out, x, op=dist.ReduceOp.SUM)
+    return out * 2
+
+
+def scattered_list(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(2)
+    dist.reduce_scatter(out, list(x.chunk(2)), op=dist.ReduceOp.SUM)
+    return out * 2
+
+
+def gathered_into(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(8)
+    dist.all_gather_into_tensor(out, x)
+    return out * 2
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    parts = _empties(x)
+    dist.all_gather(parts, x)
+    return parts[0] * 2
+
+
+def exchanged(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    dist.all_to_all_single(out, x)
+    return out * 2
+
+
+def broadcast(x: torch.Tensor) -> torch.Tensor:
+    dist.broadcast(x, 0)
+    return x * 2
+
+
+def reduced_to_one(x: torch.Tensor) -> torch.Tensor:
+    dist.reduce(x, 0, op=dist.ReduceOp.SUM)
+    return x * 2 if RANK == 0 else x * 0
+
+
+def gathered_to_one(x: torch.Tensor) -> torch.Tensor:
+    dist.gather(x, _empties(x) if RANK == 0 else None)
+    return x * 2
+
+
+def given(x: torch.Tensor) -> torch.Tensor:
+    dist.scatter(x, [x.clone(), x.clone()] if RANK == 0 else None)
+    return x * 2
+
+
+def barrier(x: torch.Tensor) -> torch.Tensor:
+    dist.barrier()
+    return x * 2
+
+
+def sent(x: torch.Tensor) -> torch.Tensor:
+    if RANK == 0:
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+    return x * 2
+
+
+def sent_async(x: torch.Tensor) -> torch.Tensor:
+    work = dist.isend(x, 1) if RANK == 0 else dist.irecv(x, 0)
+    work.wait()
+    return x * 2
+
+
+def sent_at_once(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, OTHER), dist.P2POp(dist.irecv, out, OTHER)]):
+        work.wait()
+    return out * 2
+
+
+def gathered_objects(x: torch.Tensor) -> torch.Tensor:
+    dist.all_gather_object([None, None], {"a": 1})
+    return x * 2
+
+
+FUNCTIONS: tuple[Function, ...] = (
+    reduced, reduced_by, reduced_by_position, reduced_async, scattered, scattered_by, scattered_list, gathered_into,
+    gathered, exchanged, broadcast, reduced_to_one, gathered_to_one, given, barrier, sent, sent_async, sent_at_once,
+    gathered_objects,
+)  # fmt: skip
+
+
+def outcome(function: Function, backend: str, is_whole: bool) -> list[Any]:
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(function, backend=backend, fullgraph=is_whole)
+    try:
+        results = [compiled(torch.arange(4.0) + RANK).tolist() for _ in range(2)]
+    except Exception as error:
+        return [type(error).__name__, str(error).splitlines()[0]]
+    return [results, sum(counters["graph_break"].values()), dict(counters["stats"]), dict(counters["frames"])]
+
+
+seen = {}
+for choice in sys.argv[2:]:
+    backend, *more = choice.split("-")
+    torch._dynamo.config.enable_p2p_compilation = "p2p" in more
+    for function in FUNCTIONS:
+        seen[f"{function.__name__} {choice}"] = outcome(function, backend, "whole" in more)
+        dist.barrier()
+dist.destroy_process_group()
+print(json.dumps(seen))
