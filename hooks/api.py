@@ -78,7 +78,7 @@ def resume_from() -> str | None:
     rank = _rank.active
     if path is not None and rank is not None:
         rank.note_resumed()
-        rank.send("CheckpointLoaded", path=path, reader="resume_from")
+        rank.tell_loaded(path, "resume_from")
     return path
 
 

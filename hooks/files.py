@@ -158,7 +158,7 @@ def _note_loaded(rank: Rank, path: str | None, reader: str, said: dict[str, int]
     if path not in said and len(said) >= MAX_LOADED and not is_chosen:
         return
     said[path] = now_ns
-    rank.send("CheckpointLoaded", path=path, reader=reader)
+    rank.tell_loaded(path, reader)
 
 
 def replace(module: Any, name: str, make: Callable[[Function], Function], also: tuple[Any, ...] = ()) -> None:

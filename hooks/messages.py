@@ -81,6 +81,8 @@ class CheckpointLoaded(_Message, frozen=True, kw_only=True, tag="loaded"):
 
     path: str
     reader: str
+    has_stepped: bool = False
+    """The rank had done a step by then."""
 
 
 class Raised(_Message, frozen=True, kw_only=True, tag="raised"):

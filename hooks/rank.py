@@ -25,6 +25,7 @@ active: Rank | None = None
 
 # Plain integers: indexing with an enum's member costs twice as much.
 _PROGRESS_NS = int(Field.PROGRESS_NS)
+_PULSES = int(Field.PULSES)
 _STEP = int(Field.STEP)
 _STEP_BASE = int(Field.STEP_BASE)
 _STEP_NS = int(Field.STEP_NS)
@@ -183,6 +184,11 @@ class Rank:
         words[_CHECKPOINT_ACK] = at
         words[_PROGRESS_NS] = monotonic_ns()
         return True
+
+    def tell_loaded(self, path: str, reader: str) -> None:
+        """A checkpoint, or another file, has been loaded."""
+        has_stepped = bool(self.words[_PULSES] or self.words[_STEP])
+        self.send("CheckpointLoaded", path=path, reader=reader, has_stepped=has_stepped)
 
     def note_resumed(self) -> None:
         """The script has taken the checkpoint that guardrun chose."""

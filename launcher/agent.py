@@ -55,6 +55,7 @@ class AgentAttempt:
     ranks: list[Rank] = field(default_factory=list)
     error_files: dict[int, str] = field(default_factory=dict)
     stderr_files: dict[int, str] = field(default_factory=dict)
+    stderr_from: int = -1
     needs_polling: bool = True
     _found: dict[int, _Found] = field(default_factory=dict)
     _coming: dict[int, tuple[int, _Found]] = field(default_factory=dict)

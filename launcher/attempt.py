@@ -25,6 +25,8 @@ class Attempt(Protocol):
     ranks: list[Rank]
     error_files: dict[int, str]
     stderr_files: dict[int, str]
+    stderr_from: int
+    """As Started has them."""
 
     @property
     def needs_polling(self) -> bool:
@@ -83,6 +85,7 @@ class LocalAttempt:
     error_files: dict[int, str] = field(default_factory=dict)
     stderr_files: dict[int, str] = field(default_factory=dict)
     """Per global rank."""
+    stderr_from: int = -1
     _watched: list[_Watched] = field(default_factory=list)
     _returned: set[int] = field(default_factory=set)
     name: str = ""
@@ -174,7 +177,7 @@ class LocalAttempt:
 
 
 def watch_context(
-    number: int, context: Any, store: Any, node: str, first_rank: int = 0, *, name: str = ""
+    number: int, context: Any, store: Any, node: str, first_rank: int = 0, *, name: str = "", stderr_from: int = -1
 ) -> LocalAttempt:
     """Watch the ranks of a PContext that has been started; the first of them is first_rank in the job."""
     pids: dict[int, int] = context.pids()
@@ -187,7 +190,7 @@ def watch_context(
         {first_rank + local: file for local, file in (files or {}).items() if file and file != os.devnull}
         for files in (context.error_files, context.stderrs)
     )
-    return LocalAttempt(number, ranks, context, store, errors, stderrs, watched, name=name)
+    return LocalAttempt(number, ranks, context, store, errors, stderrs, stderr_from, watched, name=name)
 
 
 def _open(pid: int) -> Handle | None:

@@ -130,6 +130,7 @@ class Loop:
             is_first=is_first,
             error_files={} if self.attempt is None else self.attempt.error_files,
             stderr_files={} if self.attempt is None else self.attempt.stderr_files,
+            stderr_from=-1 if self.attempt is None else self.attempt.stderr_from,
         )
 
     def go(self) -> int:
@@ -295,7 +296,11 @@ class Loop:
 
     def _tell_started(self, attempt: Attempt, checkpoint: Checkpoint | None) -> None:
         number, ranks = attempt.number, list(attempt.ranks)
-        error_files, stderr_files = dict(attempt.error_files), dict(attempt.stderr_files)
+        error_files, stderr_files, stderr_from = (
+            dict(attempt.error_files),
+            dict(attempt.stderr_files),
+            attempt.stderr_from,
+        )
         self.log.write("attempt_started", attempt=number, pids=[rank.pid for rank in ranks])
         self.supervision.tell(
             lambda seq: Started(
@@ -305,6 +310,7 @@ class Loop:
                 checkpoint=checkpoint,
                 error_files=error_files,
                 stderr_files=stderr_files,
+                stderr_from=stderr_from,
             )
         )
 

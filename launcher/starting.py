@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,6 +104,15 @@ def _has_working_folder() -> bool:
     return True
 
 
+def _size_of_stderr() -> int:
+    """Bytes, where this process's stderr is a regular file; else -1."""
+    try:
+        status = os.fstat(2)
+    except OSError:  # nohup and services may have closed it
+        return -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+
 def _detail() -> dict[str, str | None]:
     """DETAIL for one attempt, where this torch survives it; either way it is said."""
     if not survives_detail():
@@ -142,6 +152,7 @@ class Starter:
             changes["GUARDRUN_RUN_ID"] = place.run_id
         if order.is_detailed and DEBUG in changes:
             changes |= _detail()
+        stderr_from = _size_of_stderr()
         self.signals.replace_torch_handler()
         try:
             with environment(changes):
@@ -153,7 +164,8 @@ class Starter:
             raise StartError(str(error) if is_own_words else f"{type(error).__name__}: {error}") from error
         finally:
             self.signals.handle_again()
-        return watch_context(number, context, store, self.run.file.node, first_rank, name=plan.name)
+        node = self.run.file.node
+        return watch_context(number, context, store, node, first_rank, name=plan.name, stderr_from=stderr_from)
 
     def _make_boards(self, number: int, first_rank: int) -> None:
         """A rank without a board still trains, watched from outside: no room for one is no error."""

@@ -11,6 +11,7 @@ import msgspec
 
 from guardrun.supervisor.collect.exits import read_exits
 from guardrun.supervisor.collect.look import LookResult, take_look
+from guardrun.supervisor.collect.sharedlog import SharedLog
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.looks import RankLook
@@ -72,6 +73,7 @@ def begin_exits(station: Station, action: ac.ReadExits, name_of: Callable[[str],
     folders = [*station.folders(), *station.desk.failed_saves]
     failed_loads = dict(station.desk.failed_loads)
     ranks = list(station.desk.ranks.values())
+    log = SharedLog(station.run_file.launcher_pid, station.stderr_from) if station.stderr_from >= 0 else None
 
     def work() -> ev.Event:
         return read_exits(
@@ -81,6 +83,7 @@ def begin_exits(station: Station, action: ac.ReadExits, name_of: Callable[[str],
             clock=station.clock,
             error_files=station.error_files,
             stderr_files=station.stderr_files,
+            log=log,
             oom=station.oom,
             folders=folders,
             failed_loads={rank: name_of(path) for rank, path in failed_loads.items()},

@@ -239,7 +239,7 @@ class Daemon(Station):
 
     def _greeted_again(self, hello: wire.LauncherHello) -> None:
         # First: what was being read when the last supervisor went is asked for again.
-        self.error_files, self.stderr_files = hello.error_files, hello.stderr_files
+        self.note_files(hello)
         if self._early is not None:
             self._take_up()
         attempt = self.engine.state.attempt

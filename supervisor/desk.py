@@ -165,9 +165,7 @@ class Desk:
 
     def _loaded(self, message: msg.CheckpointLoaded) -> list[ev.Event]:
         """Steps count from the checkpoint that the rank resumes from: a load before its first step."""
-        reader = self._sampler.boards.get(message.global_rank)
-        words = reader.read() if reader else None
-        if words is not None and not words[Field.PULSES] and not words[Field.STEP]:
+        if not message.has_stepped:
             self._on_loaded(message)
         return []
 

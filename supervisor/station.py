@@ -71,6 +71,8 @@ class Station(ABC):
         self.error_files: dict[int, str] = {}
         self.stderr_files: dict[int, str] = {}
         """Of the current attempt, per global rank."""
+        self.stderr_from = -1
+        """Of the current attempt, as wire.Started has it."""
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
@@ -381,11 +383,15 @@ class Station(ABC):
             self.feed(ev.StopRequested(signum=message.signum, node=self.run_file.node))
         self.send(wire.Ack(seq=message.seq))
 
+    def note_files(self, told: wire.Started | wire.LauncherHello) -> None:
+        """Where the current attempt's ranks write their errors and their stderr to."""
+        self.error_files, self.stderr_files, self.stderr_from = told.error_files, told.stderr_files, told.stderr_from
+
     def _started(self, message: wire.Started) -> None:
         if message.error:
             self.feed(ev.AttemptNotStarted(attempt=message.attempt, error=message.error))
             return
-        self.error_files, self.stderr_files = message.error_files, message.stderr_files
+        self.note_files(message)
         self.watch(message.attempt, message.ranks, message.checkpoint)
         self.feed(ev.AttemptStarted(attempt=message.attempt, ranks=message.ranks, resumed_from=message.checkpoint))
 

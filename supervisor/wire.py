@@ -40,6 +40,7 @@ class LauncherHello(_Wire, frozen=True, kw_only=True, tag="launcher_hello"):
     """This launcher has not been heard before (the supervisor's first start for it)."""
     error_files: dict[int, str] = {}
     stderr_files: dict[int, str] = {}
+    stderr_from: int = -1
     """Of that attempt, as Started has them."""
 
 
@@ -62,7 +63,10 @@ class Started(_Wire, frozen=True, kw_only=True, tag="started"):
     error_files: dict[int, str] = {}
     """Per global rank: where torchrun's convention puts its error file."""
     stderr_files: dict[int, str] = {}
-    """Per global rank, where its stderr goes to a file."""
+    """Per global rank, where its stderr goes to a file of its own."""
+    stderr_from: int = -1
+    """Where it begins in the launcher's own stderr, which ranks without a file of their own share, where that is a
+    regular file; -1: it is none."""
 
 
 class Opened(_Wire, frozen=True, kw_only=True, tag="opened"):

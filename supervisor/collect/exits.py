@@ -18,6 +18,7 @@ from guardrun.supervisor.collect.faulttext import parse_fatal
 from guardrun.supervisor.collect.lastcalls import read_last_calls
 from guardrun.supervisor.collect.oom import OomWatch
 from guardrun.supervisor.collect.procfs import read_bytes
+from guardrun.supervisor.collect.sharedlog import NO_WORDS, SharedLog, read_words
 from guardrun.supervisor.core.events import ErrorRecord, ExitsRead, ExitTrace, Rank
 
 
@@ -34,21 +35,29 @@ def read_exits(
     clock: EngineClock,
     error_files: Mapping[int, str],
     stderr_files: Mapping[int, str],
+    log: SharedLog | None = None,
     oom: OomWatch,
     folders: Iterable[str] = (),
     failed_loads: Mapping[int, str] | None = None,
 ) -> ExitsRead:
     """Read what the ranks left: exceptions, the end of their stderr, OOM counters, room on the disks.
 
-    error_files, stderr_files and failed_loads are per global rank; folders are those whose free space matters. Ranks
-    that left nothing have no trace. Takes little more than a second even where a mount is dead.
+    error_files, stderr_files and failed_loads are per global rank; log is what ranks without a file of their own write
+    to; folders are those whose free space matters. Ranks that left nothing have no trace. Takes little more than a
+    second even where a mount is dead.
     """
-    free, readings = read_room(folders)
+    asked = list(folders)
+    place = log.folder() if log is not None else ""
+    free, readings = read_room([*asked, place] if place else asked)
+    words = read_words(log) if log is not None and place in free else NO_WORDS
+    if place not in asked:
+        free.pop(place, None)
     traces = []
+    ranks = list(ranks)
     for rank in ranks:
         number = rank.global_rank
         error = _read_error(os.path.join(sockets_dir, raised_name(attempt, number)), error_files.get(number), clock)
-        tail = read_tail(stderr_files[number]) if stderr_files.get(number) else ""
+        tail = read_tail(stderr_files[number]) if stderr_files.get(number) else words.of_ranks.get(number, "")
         groups = read_last_calls(sockets_dir, attempt, number, clock)
         load = (failed_loads or {}).get(number, "")
         fatal = read_bytes(os.path.join(sockets_dir, f"fatal-{attempt}-{number}"), MAX_FILE_BYTES)
@@ -65,6 +74,7 @@ def read_exits(
         oom_pids=oom.pids(),
         disk_free_bytes=free,
         readings=readings,
+        last_words={ranks[0].node: words.of_anybody} if ranks and words.of_anybody else {},
     )
 
 

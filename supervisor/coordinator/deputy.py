@@ -222,7 +222,7 @@ class Deputy(Station):
 
     def greeted(self, hello: wire.LauncherHello) -> None:
         self._ranks = hello.world_size
-        self.error_files, self.stderr_files = hello.error_files, hello.stderr_files
+        self.note_files(hello)
         if hello.alive:
             self.watch(hello.attempt, hello.alive, None)
             self._attempt = hello.attempt

@@ -500,6 +500,7 @@ class Gather:
             oom_pids=[pid for node, part in parts.items() if node in killed for pid in part.oom_pids],
             disk_free_bytes=free,
             readings=[reading for node, part in parts.items() for reading in _of_node(node, part)],
+            last_words={node: words for part in parts.values() for node, words in part.last_words.items()},
         )
 
 

@@ -282,7 +282,7 @@ class ExitTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     global_rank: int
     error: ErrorRecord | None = None
     stderr_tail: str = ""
-    """Last 4 KiB where its stderr went to a file."""
+    """Last 4 KiB where its stderr went to a file; of one that ranks share, of the lines that name it."""
     stack: list[Frame] = []
     """Where a fatal signal met it, innermost first; empty where none did, or nothing tells."""
     groups: list[GroupLook] = []
@@ -304,6 +304,8 @@ class ExitsRead(_Event, frozen=True, kw_only=True, tag="exits_read"):
     """Per folder of interest (checkpoints, run directory, cwd, /dev/shm, /tmp)."""
     readings: list[Reading] = []
     """As in LookTaken."""
+    last_words: dict[str, str] = {}
+    """Per node: what native code said last on the stderr that its ranks share, nobody can say which of them."""
 
 
 class AttemptStopped(_Event, frozen=True, kw_only=True, tag="attempt_stopped"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from guardrun.supervisor.core import events as ev
@@ -32,6 +33,7 @@ RAISED_GRACE_S = 20.0
 """A rank that raised but does not end (its exit handlers, a teardown that hangs) counts as fallen after this."""
 MAX_AVOIDED = 50
 NOTHING = ev.ExitTrace(global_rank=-1)
+_ABORTED = (-6, 134)
 _CRASHED = (-4, -6, -7, -8, -11, 132, 134, 135, 136, 139)
 """Exit codes of signals that a fault raises: a stop doesn't send them."""
 
@@ -114,6 +116,7 @@ def on_exits_read(state: State, event: ev.ExitsRead, now_s: float) -> list[Actio
         return ask_exits(state, crash, now_s)
     crash.traces, crash.oom_kills, crash.oom_pids = event.traces, event.oom_kills, event.oom_pids
     crash.disk_free_bytes, crash.readings = event.disk_free_bytes, event.readings
+    crash.last_words = event.last_words
     crash.is_asked = False
     for trace in event.traces:
         rank = attempt_of(state).ranks.get(trace.global_rank)
@@ -263,11 +266,15 @@ def falls_of(state: State, crash: Crash) -> list[Fall]:
     attempt = attempt_of(state)
     traces = {t.global_rank: t for t in crash.traces}
     full = any(0 <= free < DISK_FULL_BYTES for free in crash.disk_free_bytes.values())
+    aborted = Counter(rank.rank.node for rank in attempt.ranks.values() if rank.exitcode in _ABORTED)
     falls = []
     for number, rank in attempt.ranks.items():
         if rank.exitcode is None and rank.error is None:
             continue
         trace = traces.get(number, NOTHING)
+        node = rank.rank.node
+        is_only_one = rank.exitcode in _ABORTED and aborted[node] == 1
+        stderr_tail = trace.stderr_tail or (crash.last_words.get(node, "") if is_only_one else "")
         falls.append(
             Fall(
                 global_rank=number,
@@ -275,8 +282,8 @@ def falls_of(state: State, crash: Crash) -> list[Fall]:
                 at_s=rank.exited_s or (rank.error.at_s if rank.error else 0.0),
                 stopped_by_us=is_ours(state, rank),
                 # Without hooks (-I, -E, another interpreter) the log may have it.
-                error=rank.error or (error_in_log(trace.stderr_tail) if rank.exitcode == 1 else None),
-                stderr_tail=trace.stderr_tail,
+                error=rank.error or (error_in_log(stderr_tail) if rank.exitcode == 1 else None),
+                stderr_tail=stderr_tail,
                 was_oom_killed=_was_oom_killed(rank, crash),
                 is_disk_full=full,
                 has_oom_nearby=crash.oom_kills > 0 or bool(crash.oom_pids),

@@ -111,6 +111,8 @@ class Crash(msgspec.Struct, kw_only=True):
     oom_pids: list[int] = []
     disk_free_bytes: dict[str, int] = {}
     readings: list[Reading] = []
+    last_words: dict[str, str] = {}
+    """As in ExitsRead."""
     is_asked: bool = False
     incident_id: str = ""
     """It has been told, but not who is to blame: what is read now may say it."""

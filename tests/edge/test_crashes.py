@@ -30,6 +30,12 @@ CASES = [
     Case("raise", 1, "exception", r"raised ValueError: bad sample 17 in load_sample \(faults\.py:\d+\)"),
     Case("segv", 0, "segfault", r"was ended by signal 11 \(SIGSEGV\) in <lambda> \(faults\.py:\d+\)"),
     Case("abort", 1, "abort", r"was ended by signal 6 \(SIGABRT\) in suffer \(faults\.py:\d+\)"),
+    Case(
+        "free",
+        0,
+        "abort",
+        r"was ended by signal 6 \(SIGABRT\) in free_the_middle \(faults\.py:\d+\): free\(\): invalid pointer",
+    ),
     Case("bus", 0, "bus_error", r"was ended by signal 7 \(SIGBUS\) in touch_past_end \(faults\.py:\d+\)"),
     Case("kill", 1, "killed", r"was ended by signal 9 \(SIGKILL\)"),
     Case("exit", 0, "exit_code", r"exited with code 3"),

@@ -85,7 +85,8 @@ def test_loads_are_told_and_bounded(saved: tuple[Bed, dict[str, Any], Path]) -> 
     bed, seen, folder = saved
     messages = bed.hear_all(CheckpointLoaded)
     torch_loads = [Path(message.path).name for message in messages if message.reader == "torch.load"]
-    assert torch_loads[0] == "relative.pt"
+    assert torch_loads[:2] == ["before.pt", "relative.pt"]
+    assert [message.has_stepped for message in messages] == [False, *[True] * (len(messages) - 1)]
     assert torch_loads.count("relative.pt") == 1
     assert torch_loads[-1] == "path.pt"
     assert len(torch_loads) == 257

@@ -83,6 +83,7 @@ def suffer(fault: str, seconds: float, others: dict[str, Callable[[], Any]]) -> 
         "syntax": lambda: compile("def broken(:\n", "augmentations.py", "exec"),
         "segv": lambda: ctypes.string_at(0),
         "abort": os.abort,
+        "free": free_the_middle,
         "bus": touch_past_end,
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
@@ -191,6 +192,12 @@ def compile_kernels(seconds: float) -> None:
 
 def load_sample() -> None:
     raise ValueError("bad sample 17")
+
+
+def free_the_middle() -> None:
+    """glibc says what is wrong, and aborts."""
+    block = ctypes.create_string_buffer(64)
+    ctypes.CDLL(None).free(ctypes.c_void_p(ctypes.addressof(block) + 24))
 
 
 def touch_past_end() -> None:

@@ -22,6 +22,10 @@ from guardrun.hooks.board import Field
 os.chdir(sys.argv[1])
 state = {"weight": torch.ones(3), "bias": torch.ones(3), "step": 7, "text": "more than tensors"}
 
+torch.save(state, before := io.BytesIO())
+Path("before.pt").write_bytes(before.getvalue())
+torch.load("before.pt")
+
 step(7)
 save(state, "relative.pt")
 torch.save(state, Path("path.pt"))
