@@ -25,6 +25,7 @@ STEP_SAMPLES = 10
 
 MAX_FAILED_SAVES = 8
 MAX_NOTES = 64
+MAX_EARLY = 256
 
 HOOKS_BY_S = 15.0
 """A Python rank is hooked within its first tenth of a second; by then one that isn't will not be."""
@@ -67,6 +68,8 @@ class Desk:
         self.malformed = 0
         self.strangers = 0
         """Messages of another attempt, or of a rank that is none."""
+        self._early: deque[msg.RankMessage] = deque(maxlen=MAX_EARLY)
+        """Of the attempt that comes next: ranks may speak before the launcher has said that they were started."""
         self._steps: dict[int, deque[tuple[float, int]]] = {}
         self.checkpoint: ev.Checkpoint | None = None
         self._has_told_missing = False
@@ -93,6 +96,17 @@ class Desk:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.malformed += 1
             return []
+        if message.attempt == self.attempt + 1:
+            self._early.append(message)
+            return []
+        return self._take(message)
+
+    def take_early(self) -> list[ev.Event]:
+        """What this attempt's ranks said before it was known that they were started."""
+        early = [self._early.popleft() for _ in range(len(self._early)) if self._early[0].attempt <= self.attempt]
+        return [event for message in early for event in self._take(message)]
+
+    def _take(self, message: msg.RankMessage) -> list[ev.Event]:
         if message.attempt != self.attempt or message.global_rank not in self.ranks:
             self.strangers += 1
             return []

@@ -312,10 +312,13 @@ class Station(ABC):
                 data = self._beats.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            for event in self.desk.receive(data):
-                if isinstance(event, ev.GcHeld):
-                    self._sample(time.monotonic())  # who waited meanwhile is told by where everybody is now
-                self.feed(event)
+            self._feed_all(self.desk.receive(data))
+
+    def _feed_all(self, events: list[ev.Event]) -> None:
+        for event in events:
+            if isinstance(event, ev.GcHeld):
+                self._sample(time.monotonic())  # who waited meanwhile is told by where everybody is now
+            self.feed(event)
 
     def _read_control(self) -> None:
         for _ in range(BEATS_A_TURN):
@@ -341,6 +344,7 @@ class Station(ABC):
             self._stand_in.heard(message)
         if isinstance(message, wire.LauncherHello):
             self.greeted(message)
+            self._feed_all(self.desk.take_early())
             self.send(wire.Ack(seq=0))
             return
         if isinstance(message, wire.Started):
@@ -394,6 +398,7 @@ class Station(ABC):
         self.note_files(message)
         self.watch(message.attempt, message.ranks, message.checkpoint)
         self.feed(ev.AttemptStarted(attempt=message.attempt, ranks=message.ranks, resumed_from=message.checkpoint))
+        self._feed_all(self.desk.take_early())
 
     def _opened(self, message: wire.Opened) -> None:
         if not message.trouble and message.attempt == self.desk.attempt:

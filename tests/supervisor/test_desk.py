@@ -58,6 +58,19 @@ def test_another_attempts_words_are_a_strangers(bench: Bench) -> None:
     assert bench.desk.strangers == 2
 
 
+def test_what_a_rank_says_before_it_is_known_to_be_started_is_heard_then(bench: Bench) -> None:
+    loaded = msg.CheckpointLoaded(attempt=1, global_rank=0, pid=1, path="/x/ckpt_10.pt", reader="torch.load")
+    assert bench.say(loaded) == []
+    assert bench.say(msg.Ended(attempt=1, global_rank=0, pid=1, at_ns=1)) == []
+    assert bench.say(msg.Ended(attempt=1, global_rank=9, pid=1, at_ns=1)) == []
+    assert bench.desk.take_early() == [], "it is not known yet"
+    assert (bench.loaded, bench.desk.strangers) == ([], 0)
+    bench.desk.attempt_started(1, [bench.rank], None)
+    assert bench.desk.take_early() == [ev.RankEnded(attempt=1, global_rank=0)]
+    assert (bench.loaded, bench.desk.strangers) == ([loaded], 1), "a rank that is none is a stranger all the same"
+    assert bench.desk.take_early() == []
+
+
 def test_ranks_that_have_ended_are_known_until_the_next_attempt(bench: Bench) -> None:
     """The launcher says every few seconds who is alive; what the others left is still to be read."""
     other, stranger = (ev.Rank(global_rank=n, local_rank=n, pid=os.getpid(), node="node-a") for n in (1, 2))
