@@ -13,6 +13,9 @@ from guardrun.launcher.sweep import Sweeper
 KILL_LIMIT_S = 5.0
 """After SIGKILL. What is still there then is in uninterruptible sleep, and is reported as a survivor."""
 
+LEAST_SWEEP_S = 0.5
+"""For the rest, where ranks have used that up."""
+
 LEFTOVER_GRACE_S = 3.0
 """For what is left of ranks that ended well: time to end by themselves after SIGTERM."""
 
@@ -112,7 +115,8 @@ class Stopping:
             self.attempt.signal(signal.SIGKILL)
             if now_s < self._give_up_s:
                 return None
-        survivors = self._sweeper.sweep(KILL_LIMIT_S if self._give_up_s is None else 0.5)
+        left_s = KILL_LIMIT_S if self._give_up_s is None else max(LEAST_SWEEP_S, self._give_up_s - now_s)
+        survivors = self._sweeper.sweep(left_s)
         return Outcome(self._stopped_by_us, survivors, now_s - self._began_s)
 
     def _lingers(self, now_s: float, until_s: float) -> bool:

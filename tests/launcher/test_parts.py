@@ -29,6 +29,7 @@ from guardrun.launcher.proc import parse_stat, read_children, read_stat
 from guardrun.launcher.resuming import environment, resume_arguments, resume_environment
 from guardrun.launcher.signals import Interrupted, Signals, parse_signals
 from guardrun.launcher.sockets import MAX_PARENT_BYTES, NoSocketFolderError, make_socket_folder
+from guardrun.launcher.stopping import Stopping
 from guardrun.launcher.sweep import Sweeper, reap_orphans
 from guardrun.launcher.vigil import (
     DEATHS_WITHIN_S,
@@ -39,7 +40,7 @@ from guardrun.launcher.vigil import (
     STOPPED_S,
     Vigil,
 )
-from guardrun.supervisor.core.events import Checkpoint
+from guardrun.supervisor.core.events import Checkpoint, Rank
 from guardrun.supervisor.wire import Finish, Start, Stop
 from tests.support.waiting import wait_until
 
@@ -395,3 +396,40 @@ def test_without_a_supervisor_it_is_torchrun() -> None:
     ]
     for state, expected in cases:
         assert fallback.next_order(state, max_restarts=1, grace_s=4) == expected, state
+
+
+class Ranks:
+    """One rank that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.rank = Rank(global_rank=0, local_rank=0, pid=1, node="n")
+        self.has_ended, self.sent = False, list[int]()
+
+    def alive(self) -> list[Rank]:
+        return [] if self.has_ended else [self.rank]
+
+    def signal(self, signum: signal.Signals) -> None:
+        self.sent.append(signum)
+
+
+class Limits:
+    """Notes for how long what is left is waited for."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+
+    def sweep(self, limit_s: float) -> list[int]:
+        self.asked.append(limit_s)
+        return []
+
+
+@pytest.mark.parametrize(("ended_s", "left_s"), [(0.5, 4.8), (5.3, 0.5)])
+def test_what_ranks_leave_of_the_time_after_sigkill_is_there_for_the_rest(ended_s: float, left_s: float) -> None:
+    ranks, limits = Ranks(), Limits()
+    stopping = Stopping(ranks, limits, 0.0, 0.3)  # type: ignore[arg-type]
+    assert stopping.advance(0.1) is None and stopping.advance(0.3) is None
+    assert ranks.sent == [signal.SIGTERM, signal.SIGKILL]
+    ranks.has_ended = ended_s < 1
+    outcome = stopping.advance(ended_s)
+    assert outcome is not None and outcome.stopped_by_us == [0]
+    assert limits.asked == [pytest.approx(left_s)]
