@@ -214,6 +214,7 @@ def test_nothing_is_left_to_end_it(start_script: StartScript, tmp_path: object, 
 @pytest.mark.real("py-spy")
 @pytest.mark.parametrize("name", DECOYS)
 def test_something_may_end_it(start_script: StartScript, stdin: int, tmp_path: object, name: str) -> None:
+    """Long on a busy machine: a process is looked at until it has come to rest."""
     script = start_script(HEAD + DECOYS[name], str(tmp_path), ends_asleep=False)
     wait_until(lambda: is_still(script.pid), 30, name)
     asked = ask(script.pid)

@@ -83,6 +83,7 @@ def test_environment_arguments_and_logs_are_torchruns(launcher: GuardrunStarter,
 
 
 def test_ranks_restart_with_the_checkpoints_arguments(launcher: GuardrunStarter) -> None:
+    """Long on a busy machine: two attempts and more."""
     script = """
 import os, signal, sys, subprocess, time
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]

@@ -119,14 +119,17 @@ def test_it_is_the_installed_package_that_is_imported(environment: Path, tmp_pat
     [("guardrun", "usage: guardrun"), ("guardctl", "usage: guardctl"), ("guardrund", "started by guardrun")],
 )
 def test_the_commands_answer(environment: Path, command: str, answer: str, tmp_path: Path) -> None:
+    """Long for the first of a fresh environment: Python compiles what it imports."""
     assert answer in run(environment / command, "--help", cwd=tmp_path).lower()
 
 
 def test_it_runs_as_a_module(environment: Path, tmp_path: Path) -> None:
+    """Long for the first of a fresh environment: Python compiles what it imports."""
     assert "usage: guardrun" in run(environment / "python", "-m", "guardrun", "--help", cwd=tmp_path).lower()
 
 
 def test_every_module_can_be_imported(environment: Path, tmp_path: Path) -> None:
+    """Long for the first of a fresh environment: Python compiles what it imports."""
     code = """
 import importlib, pkgutil, guardrun
 for module in pkgutil.walk_packages(guardrun.__path__, "guardrun."):

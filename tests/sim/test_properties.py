@@ -174,6 +174,7 @@ def check(cluster: Cluster) -> None:
     st.integers(0, 99),
 )
 def test_whatever_happens(ranks: int, plan: Plan, run: ev.Settings, what: list[Happening], seed: int) -> None:
+    """Long on a busy machine: it computes."""
     check(play(ranks, plan, run, what, seed))
 
 
@@ -202,6 +203,7 @@ HARMLESS = (
 def test_a_healthy_run_is_never_touched(
     ranks: int, plan: Plan, has_hooks: bool, what: list[Happening], seed: int
 ) -> None:
+    """Long on a busy machine: it computes."""
     plan = Plan(**{**vars(plan), "has_hooks": has_hooks})
     cluster = play(ranks, plan, ev.Settings(), what, seed)
     assert cluster.incidents == {} and cluster.stops == []

@@ -170,6 +170,7 @@ def guardctl(lab: SlurmLab, *arguments: str, cwd: Path, is_checked: bool = True,
 def test_a_job_is_submitted_without_the_quarantined_and_nothing_of_the_job_around_it(
     slurm_lab: SlurmLab, tmp_path: Path
 ) -> None:
+    """Long on a busy machine: a real Slurm, and Pythons that it starts."""
     shared = {"GUARDRUN_NODE_SHARED_DIR": str(tmp_path / "shared"), "GUARDRUN_NODE_STATE_DIR": str(tmp_path / "state")}
     (tmp_path / "shared").mkdir()
     (tmp_path / "train.py").touch()

@@ -122,6 +122,7 @@ def test_a_bug_in_it_is_nobodys_trouble(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_thousand_ranks_for_an_hour_take_megabytes() -> None:
+    """Long on a busy machine: it computes, and every allocation is traced."""
     tracemalloc.start()
     try:
         timeline = Timeline()
