@@ -10,7 +10,7 @@ from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.resumption import API_STEPS, RESUMED, SETTLE_S
 from tests.core.conftest import Told, kinds
 
-STEP_10 = ev.Checkpoint(path="/work/out/ckpt_10.pt", step=10, format="file", written_wall_s=50.0)
+STEP_10 = ev.Checkpoint(path="/data/out/ckpt_10.pt", step=10, format="file", written_wall_s=50.0)
 FAMILY = "out/ckpt_#.pt"
 MINDS = {"minds_resuming": True}
 
@@ -56,7 +56,7 @@ def test_training_on_without_having_opened_it_ends_the_run(told: Told) -> None:
     actions = ended(told)
     [finish] = [one for one in actions if isinstance(one, ac.FinishRun)]
     assert (finish.summary.outcome, finish.exit_code) == ("gave_up", 139)
-    assert "began anew beside /work/out/ckpt_10.pt (step 10)" in finish.summary.reason
+    assert "began anew beside /data/out/ckpt_10.pt (step 10)" in finish.summary.reason
     assert "--guard-run-id=run" in said(actions) and "resume_args" in said(actions)
     assert [one["outcome"] for one in finish.summary.attempts] == ["segfault", "not resumed"]
     incident = told.incidents["001"]
@@ -90,7 +90,7 @@ def test_whoever_has_opened_one_trains_on_and_is_known_from_then_on(told: Told, 
     restarted(told)
     milestones = 0
     if told_of_it == "opened":
-        told.tell(ev.CheckpointOpened(attempt=1, path="/work/out/ckpt_5.pt"))
+        told.tell(ev.CheckpointOpened(attempt=1, path="/data/out/ckpt_5.pt"))
     elif told_of_it == "loaded":
         told.tell(ev.CheckpointLoaded(attempt=1, global_rank=1, path=STEP_10.path, step=10))
     else:
@@ -242,7 +242,7 @@ def test_a_program_that_nobody_can_look_into_is_not_begun_anew_beside_a_checkpoi
 
 
 def saves(told: Told, named: int, counted: int, family: str = FAMILY) -> list[ac.Action]:
-    path = f"/work/out/ckpt_{named}.pt"
+    path = f"/data/out/ckpt_{named}.pt"
     return told.tell(
         ev.CheckpointSaved(
             attempt=told.attempt,
@@ -264,7 +264,7 @@ def test_a_save_of_a_step_before_it_ends_the_run(told: Told, counted: int) -> No
     trains_on(told, 11, steps=3)
     assert "StopAttempt" in kinds(saves(told, 5, counted))
     [finish] = [one for one in ended(told) if isinstance(one, ac.FinishRun)]
-    assert "saved /work/out/ckpt_5.pt after /work/out/ckpt_10.pt (step 10) was there" in finish.summary.reason
+    assert "saved /data/out/ckpt_5.pt after /data/out/ckpt_10.pt (step 10) was there" in finish.summary.reason
 
 
 @pytest.mark.parametrize(
