@@ -296,11 +296,8 @@ class Loop:
 
     def _tell_started(self, attempt: Attempt, checkpoint: Checkpoint | None) -> None:
         number, ranks = attempt.number, list(attempt.ranks)
-        error_files, stderr_files, stderr_from = (
-            dict(attempt.error_files),
-            dict(attempt.stderr_files),
-            attempt.stderr_from,
-        )
+        error_files, stderr_files = dict(attempt.error_files), dict(attempt.stderr_files)
+        stderr_from = attempt.stderr_from
         self.log.write("attempt_started", attempt=number, pids=[rank.pid for rank in ranks])
         self.supervision.tell(
             lambda seq: Started(

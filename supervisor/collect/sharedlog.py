@@ -20,7 +20,7 @@ READ_BYTES = 64 << 10
 MAX_WORDS_LINES = 6
 """An NCCL error has four; what follows may be anybody's."""
 
-_OF_RANK = re.compile(r"^\[rank(\d+)\]:")
+_OF_RANK = re.compile(r"^\[rank(\d{1,9})\]:")
 _TERMINATE = "terminate called"
 
 

@@ -60,6 +60,11 @@ def test_the_last_words_among_lines_that_name_nobody(text: str, said: str) -> No
     assert last_words(parse_words(text.encode()).of_anybody) == said
 
 
+def test_a_rank_that_cannot_be_is_none() -> None:
+    words = parse_words(b"[rank" + b"9" * 5000 + b"]: free(): invalid pointer\n[rank2]: late\n")
+    assert words.of_ranks == {2: "[rank2]: late"}
+
+
 def test_words_in_several_lines_say_their_cause_and_what_others_say_later_is_not_theirs() -> None:
     said = (
         "terminate called after throwing an instance of 'c10::Error'\n  what():  an older one\n"
