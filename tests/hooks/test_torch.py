@@ -120,6 +120,7 @@ errors.get_error_handler = Own
 
 
 def test_torch_compile_sees_no_difference(bed: Bed) -> None:
+    """Long on a busy machine: dynamo traces everything twice, with hooks and without."""
     script = str(RANKS / "compiled.py")
     hooked = bed.start([script])
     plain = run_plain([script], dict(os.environ))

@@ -112,6 +112,7 @@ def test_a_port_in_use_is_refused_before_anything_is_there(run_guardrun: Run) ->
 
 @pytest.mark.real("cc")
 def test_a_lost_gpu_is_refused_and_off_runs_all_the_same(run_guardrun: Run, nvml_stub: NvmlStub) -> None:
+    """Long on a busy machine: a refused start, and a whole one."""
     nvml_stub.set(gpu=0, lost=1)
     variables = nvml_stub.variables
     done = run_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(0), env={**ON, **variables})

@@ -82,6 +82,7 @@ def test_what_is_forked_is_told_from_what_is_executed(tmp_path: Path, monkeypatc
 
 
 def test_guardrun_and_a_script_with_torch(run_guardrun: Run) -> None:
+    """Long: nothing is forked here, and torch is imported three times."""
     told = check(run_guardrun(["--nproc-per-node=2"], script=TRAINS, script_args=["--lr", "1"]), 2)
     assert [(one["total"], one["argv"], one["line"]) for one in told] == [
         (2.0, ["--lr", "1"], ["-u", "train.py", "--lr", "1"])

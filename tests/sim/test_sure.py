@@ -67,6 +67,7 @@ def test_where_nobody_waits_half_an_hour_is_fine(decoy: Activity) -> None:
 
 @pytest.mark.parametrize("decoy", [POLL, RETRIES, act.BACKWARD], ids=lambda decoy: decoy.name)
 def test_and_a_day_for_what_runs_or_wakes_up(decoy: Activity) -> None:
+    """Long: a day has a hundred thousand samples."""
     cluster = sure(ranks=1)
     cluster.do(decoy, global_rank=0, at_s=150, seconds=86_400)
     cluster.run(until_s=87_000)

@@ -22,7 +22,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tests.support import timing
 from tests.support.turns import SEATS
 
 WRITTEN_BYTES = 4 << 20
@@ -94,9 +93,8 @@ def run_once(seed: int, arguments: Sequence[str]) -> Outcome:
     """One run of pytest, its output on this terminal as it comes."""
     command = [sys.executable, "-m", "pytest", f"--randomly-seed={seed}", *arguments]
     began_s, lines = time.monotonic(), []
-    environment = {**os.environ, timing.UNDER_LOAD: "1"}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as run:
         assert run.stdout is not None
         try:

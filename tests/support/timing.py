@@ -16,17 +16,15 @@ from typing import Any
 
 import pytest
 
-from tests.support import real, spread
+from tests.support import spread
 from tests.support.processes import reap_children
 from tests.support.startup_log import VARIABLE, StartupCost, StartupLog, is_installed
 
 SLOWEST_FILES = 10
 TOLD_S = 20.0
-"""A test whose own part takes longer says in its docstring why: from here on the report names one that does not, …"""
-FAILS_S = 30.0
-"""… and from here on the run fails, where real parts are required (CI): so much slower may a machine be."""
-UNDER_LOAD = "GUARDRUN_TESTS_UNDER_LOAD"
-"""Set where something else keeps the machine busy on purpose: how long a test takes says nothing of it there."""
+"""A test whose own part takes longer says in its docstring why. The report names one that does not; no run fails for
+it, as how long a test takes is the machine's affair, too (tests/project/test_timing.py holds the recorded times to it).
+"""
 OUTPUT_KEY = "guardrun_timing"
 SECTION = "where the time went"
 
@@ -148,18 +146,12 @@ class Report:
             self._all.add(Measured.from_plain(sent))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Before the terminal's summary; a run that went well fails here where a slow test does not say why."""
+        """Before the terminal's summary."""
         if self._all.workers:
             self._own.measured.cpu_s = used_cpu_s(with_children=False)  # each worker told of itself
         self._all.add(self._own.measured)
         if session.config.getoption("write_durations", False):
             spread.write_durations(self._all.durations)
-        if (
-            is_strict()
-            and any(took_s > FAILS_S for took_s in self._all.unexplained.values())
-            and not session.exitstatus
-        ):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._all.files:
@@ -175,11 +167,6 @@ class Report:
     def pytest_unconfigure(self) -> None:
         if self._log:
             self._log.close()
-
-
-def is_strict() -> bool:
-    """Say whether this is a run that must show everything, on a machine that it has to itself."""
-    return os.environ.get(real.REQUIRE_VARIABLE, "") not in ("", "0") and UNDER_LOAD not in os.environ
 
 
 def register(config: pytest.Config) -> None:
@@ -225,5 +212,5 @@ def unexplained_lines(unexplained: Iterable[tuple[str, float]]) -> list[str]:
     found = sorted(unexplained, key=lambda pair: -pair[1])
     if not found:
         return []
-    head = f"tests of more than {TOLD_S:.0f} s whose docstring does not say why (beyond {FAILS_S:.0f} s CI fails):"
+    head = f"tests of more than {TOLD_S:.0f} s whose docstring does not say why:"
     return [head, *(f"{took_s:9.1f}  {name}" for name, took_s in found)]
