@@ -96,8 +96,9 @@ class Engine:
         if self.state.phase is Phase.RUNNING:
             times += [watch.deadline_s(self.state), resumption.due_s(self.state)]
         due_s = min((t for t in times if t is not None), default=None)
-        # The next microsecond, which is all that `handle` knows: a tick must not come just before it is due.
-        return None if due_s is None else (math.floor(due_s * 1e6) + 1) / 1e6
+        # The microsecond after it, which is all that `handle` knows: a tick must come neither just before it is due, nor
+        # at the very moment, for which a difference of two floats may say that it is still to come.
+        return None if due_s is None else (math.floor(due_s * 1e6 + 0.5) + 1) / 1e6
 
     def summary(self, now_s: float) -> Any:
         """summary.json's content as of now, for a live status."""

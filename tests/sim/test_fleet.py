@@ -110,6 +110,16 @@ fleets = st.builds(
 @example(  # a minute after it began to wait, by less than a float can tell
     [Failure(2009.539799918012, Truth.GPU_GONE, 1, 1.0)], replace(SMALL, nodes=2, spares=0, least=0, ranks_a_node=1)
 )
+@example(  # 2075.680783 - 1475.680783 < 600, for a float
+    [
+        Failure(13.0, Truth.STORAGE_ERROR, 10, 1.0, 0.8781694336339646),
+        Failure(940.3615779728208, Truth.HANG, 6, 897.04899280065, 0.0),
+        Failure(1086.9562866730084, Truth.ALL_WAIT, 10, 9.191658189353822, 0.5614033983368573),
+        Failure(1242.6106397021263, Truth.STORAGE_HANG, 11, 1199.8808821056334, 0.6222247719207642),
+        Failure(1431.15925376155, Truth.NODE_DEAD, 1, 1063.555663753817, 0.5788619295243062),
+    ],
+    replace(SMALL, nodes=3, spares=0, least=0, ranks_a_node=8, seed=11),
+)
 def test_whatever_befalls_a_fleet(what: list[Failure], parameters: Parameters) -> None:
     """Long: many fleets, each with other faults."""
     story = Story(parameters, sorted(what, key=lambda failure: failure.at_s))
