@@ -193,6 +193,9 @@ class AgentAttempt:
     def managed(self) -> set[int]:
         return {self.child.pid}
 
+    def helpers(self) -> set[int]:
+        return set()
+
     def describe_failure(self, exitcodes: dict[int, int], stopped_by_us: list[int]) -> str:
         """The agent has done that."""
         return ""
@@ -206,6 +209,9 @@ class AgentAttempt:
             found.handle.close()
         self._coming = {}
         self.child.close()
+
+    def release(self) -> None:
+        """Nothing was kept."""
 
     def _close_found(self) -> None:
         for found in self._found.values():

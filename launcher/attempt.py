@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from guardrun.launcher.elastic import Failed, Failures, close_context, describe_failure, pass_error_on
 from guardrun.launcher.handles import Handle
 from guardrun.launcher.proc import signal_group
+from guardrun.launcher.relaying import Relay
 from guardrun.launcher.saying import flush_streams
 from guardrun.supervisor.core.events import Rank
 
@@ -50,6 +51,9 @@ class Attempt(Protocol):
     def managed(self) -> set[int]:
         """Child processes whose exit codes are waited for here."""
 
+    def helpers(self) -> set[int]:
+        """Child processes that are no part of training, and end by themselves."""
+
     def describe_failure(self, exitcodes: dict[int, int], stopped_by_us: list[int]) -> str:
         """torchrun's own report of the ranks that failed; empty where none did by itself, or somebody else reports it.
 
@@ -61,6 +65,9 @@ class Attempt(Protocol):
 
     def close(self, is_everything_dead: bool) -> None:
         """Bring the last output out and close files. Once the ranks are dead, or cannot be killed."""
+
+    def release(self) -> None:
+        """Let go what was kept to be read: nobody asks for this attempt any more."""
 
 
 @dataclass
@@ -90,6 +97,8 @@ class LocalAttempt:
     _returned: set[int] = field(default_factory=set)
     name: str = ""
     """Of the script, as torchrun calls it."""
+    relay: Relay | None = None
+    """None: the ranks write to their stderr themselves."""
 
     def filenos(self) -> list[int]:
         handles = [one.handle for one in self._watched if one.exitcode is None and one.handle is not None]
@@ -109,6 +118,8 @@ class LocalAttempt:
         for one in self._watched:
             if one.exitcode is None and (exitcode := one.read_exitcode()) is not None:
                 one.exitcode = exitcode
+                if self.relay is not None:
+                    self.relay.settle(one.rank.local_rank)  # else its last words might not be there to be read
                 self._show_error(one.rank, exitcode)
                 ended.append((one.rank, exitcode))
                 if one.handle is not None:
@@ -124,6 +135,9 @@ class LocalAttempt:
 
     def managed(self) -> set[int]:
         return {rank.pid for rank in self.ranks}
+
+    def helpers(self) -> set[int]:
+        return self.relay.pids if self.relay is not None else set()
 
     def describe_failure(self, exitcodes: dict[int, int], stopped_by_us: list[int]) -> str:
         failed = self.failures()
@@ -153,7 +167,13 @@ class LocalAttempt:
                 one.handle.close()
         close_context(self.context, is_everything_dead)
         self.store = None
+        if self.relay is not None:
+            self.relay.end()
         flush_streams()
+
+    def release(self) -> None:
+        if self.relay is not None:
+            self.relay.close()
 
     def _show_error(self, rank: Rank, exitcode: int) -> None:
         """A function's exception is printed by nobody else: torch keeps it for the process that started it."""
@@ -177,7 +197,15 @@ class LocalAttempt:
 
 
 def watch_context(
-    number: int, context: Any, store: Any, node: str, first_rank: int = 0, *, name: str = "", stderr_from: int = -1
+    number: int,
+    context: Any,
+    store: Any,
+    node: str,
+    first_rank: int = 0,
+    *,
+    name: str = "",
+    stderr_from: int = -1,
+    relay: Relay | None = None,
 ) -> LocalAttempt:
     """Watch the ranks of a PContext that has been started; the first of them is first_rank in the job."""
     pids: dict[int, int] = context.pids()
@@ -190,7 +218,9 @@ def watch_context(
         {first_rank + local: file for local, file in (files or {}).items() if file and file != os.devnull}
         for files in (context.error_files, context.stderrs)
     )
-    return LocalAttempt(number, ranks, context, store, errors, stderrs, stderr_from, watched, name=name)
+    if relay is not None:
+        stderrs |= {first_rank + local: relay.copy(local) for local in relay.ranks}
+    return LocalAttempt(number, ranks, context, store, errors, stderrs, stderr_from, watched, name=name, relay=relay)
 
 
 def _open(pid: int) -> Handle | None:

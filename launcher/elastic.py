@@ -25,9 +25,11 @@ import torch.distributed.run as torchrun
 from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from guardrun.launcher.address import find_address, loopback_trouble
+from guardrun.launcher.relaying import Outlets
 from guardrun.supervisor.wire import Place
 
 LOCAL_BACKENDS = ("static", "c10d")
@@ -182,6 +184,29 @@ class _Rendezvous:
         return self._backend
 
 
+class _Logs(LogsSpecs):  # type: ignore[misc]
+    """The user's, with other outlets for what would be inherited."""
+
+    def __init__(self, specs: Any) -> None:
+        self._specs = specs
+        self.make_outlets: Callable[[list[int]], Outlets] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._specs, name)
+
+    @property
+    def root_log_dir(self) -> Any:
+        return self._specs.root_log_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+        logs = self._specs.reify(envs)
+        if self.make_outlets is not None:
+            outlets = self.make_outlets([rank for rank, path in logs.stderrs.items() if not path])
+            logs.stderrs.update(outlets.stderr)
+            logs.stdouts.update({rank: path for rank, path in outlets.stdout.items() if not logs.stdouts.get(rank)})
+        return logs
+
+
 class Elastic:
     """Starts attempts through torch's process layer, each with a store of its own."""
 
@@ -192,10 +217,11 @@ class Elastic:
         if getattr(config, "signals_to_handle", None):  # as launch_agent does; ranks inherit it
             os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
         self._spec = WorkerSpec(**self._spec_arguments(max_restarts))
+        self._logs = _Logs(config.logs_specs)
         known = inspect.signature(LocalElasticAgent).parameters
         wanted = {
             "spec": self._spec,
-            "logs_specs": config.logs_specs,
+            "logs_specs": self._logs,
             "start_method": config.start_method,
             "log_line_prefix_template": config.log_line_prefix_template,
         }
@@ -207,11 +233,13 @@ class Elastic:
         arguments: list[str],
         place: Place | None = None,
         on_serving: Callable[[str, int], object] = lambda address, port: None,
+        make_outlets: Callable[[list[int]], Outlets] | None = None,
     ) -> tuple[Any, Any]:
         """Start the ranks: returns the store's server, to be kept while they live, and torch's PContext.
 
         place: this node's part in a job of several nodes; where the store is served elsewhere, None is returned for it.
-        on_serving: called with address and port as soon as it is served here.
+        on_serving: called with address and port as soon as it is served here. make_outlets: where ranks' output goes
+        that torch would have them inherit, given these local ranks; not asked for functions as ranks.
         Must be called from the main thread: ranks die with the thread that started them (PDEATHSIG).
         Raises what the process layer raises, OSError mostly; some ranks may then be running.
         """
@@ -238,6 +266,7 @@ class Elastic:
         group.store, group.group_rank, group.group_world_size = store or _ELSEWHERE, place.group_rank, place.nodes
         group.master_addr, group.master_port = address, port
         agent._pcontext = None
+        self._logs.make_outlets = make_outlets if isinstance(self.plan.entrypoint, str) else None
         self._stop_helpers()
         try:
             agent._start_workers(group)

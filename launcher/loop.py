@@ -118,7 +118,7 @@ class Loop:
     def attach(self, supervision: Supervision, earlier: Collection[int] = ()) -> None:
         """Give it its supervisor. earlier: children of this process that are none of the run's."""
         self.supervision = supervision
-        self.sweeper = Sweeper(self.run.file.token, supervision.pids, earlier)
+        self.sweeper = Sweeper(self.run.file.token, self._helpers, earlier)
 
     def hello(self, is_first: bool) -> LauncherHello:
         """Who is alive right now."""
@@ -205,8 +205,11 @@ class Loop:
         return patience_s if restart_s is None else min(patience_s, restart_s)
 
     def _reap(self) -> None:
-        managed = self.supervision.pids() | (self.attempt.managed() if self.attempt is not None else set())
-        reap_orphans(managed)
+        reap_orphans(self._helpers() | (self.attempt.managed() if self.attempt is not None else set()))
+
+    def _helpers(self) -> set[int]:
+        """Children of this process that are no part of training."""
+        return self.supervision.pids() | (self.attempt.helpers() if self.attempt is not None else set())
 
     def _status(self, now_s: float) -> int | None:
         """guardrun's exit status, once the run is over."""
@@ -247,6 +250,8 @@ class Loop:
         self.number, self.checkpoint = order.attempt, order.checkpoint
         self._exitcodes, self.stopped_by_us, self._starts = {}, [], self._starts + 1
         self._serving, self._outcome = None, None
+        if self.attempt is not None:
+            self.attempt.release()
         trouble = self._watch_opens(order.siblings)
         try:
             attempt = self.starter.start(order, lambda address, port: self._tell_serving(order, address, port))

@@ -21,8 +21,9 @@ from guardrun.launcher.environment import DEBUG, Subject, rank_defaults
 from guardrun.launcher.notices import spared_signals
 from guardrun.launcher.opening import OpenRun
 from guardrun.launcher.proc import TOKEN_VARIABLE
+from guardrun.launcher.relaying import Outlets, Relay, find_way
 from guardrun.launcher.resuming import environment, resume_arguments, resume_environment
-from guardrun.launcher.saying import say
+from guardrun.launcher.saying import Log, say
 from guardrun.launcher.signals import Interrupted, Signals
 from guardrun.launcher.sockets import ensure_socket_folder
 from guardrun.supervisor.config import Config
@@ -153,19 +154,43 @@ class Starter:
         if order.is_detailed and DEBUG in changes:
             changes |= _detail()
         stderr_from = _size_of_stderr()
+        relay: Relay | None = None
+
+        def make_outlets(ranks: list[int]) -> Outlets:
+            nonlocal relay
+            relay = self._make_relay(ranks)
+            return relay.outlets() if relay is not None else Outlets({}, {})
+
         self.signals.replace_torch_handler()
         try:
             with environment(changes):
-                store, context = self.elastic.start(number, arguments, place, on_serving)
+                store, context = self.elastic.start(number, arguments, place, on_serving, make_outlets)
         except Exception as error:
+            if relay is not None:
+                relay.close()
             if (signum := getattr(error, "sigval", None)) is not None:  # torch's handler came first
                 self.signals.add(signum)
             is_own_words = isinstance(error, Interrupted) or type(error) is OSError
             raise StartError(str(error) if is_own_words else f"{type(error).__name__}: {error}") from error
         finally:
             self.signals.handle_again()
+        if relay is not None:
+            relay.begin()
         node = self.run.file.node
-        return watch_context(number, context, store, node, first_rank, name=plan.name, stderr_from=stderr_from)
+        return watch_context(
+            number, context, store, node, first_rank, name=plan.name, stderr_from=stderr_from, relay=relay
+        )
+
+    def _make_relay(self, ranks: list[int]) -> Relay | None:
+        """None where ranks are to inherit this process's stderr."""
+        way = find_way() if ranks and self.config.launcher.keep_stderr else None
+        if way is None:
+            return None
+        try:
+            return Relay(ranks, way, Log(self.run.path).write)
+        except OSError as error:
+            Log(self.run.path).write("relay_not_started", error=str(error))
+            return None
 
     def _make_boards(self, number: int, first_rank: int) -> None:
         """A rank without a board still trains, watched from outside: no room for one is no error."""

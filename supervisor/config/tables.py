@@ -73,6 +73,8 @@ class LauncherTable(_Table, frozen=True, kw_only=True):
     agent: Literal["guardrun", "torchrun"] = "guardrun"
     linger_s: Seconds = 60.0
     """What training left running when it ended well (an upload) is given so long; 0: it is told to end at once."""
+    keep_stderr: bool = True
+    """Keep the end of what ranks write to a stderr that is no file, which a process between passes on."""
 
 
 class HangTable(_Table, frozen=True, kw_only=True):

@@ -96,8 +96,8 @@ class Engine:
         if self.state.phase is Phase.RUNNING:
             times += [watch.deadline_s(self.state), resumption.due_s(self.state)]
         due_s = min((t for t in times if t is not None), default=None)
-        # The microsecond after it, which is all that `handle` knows: a tick must come neither just before it is due, nor
-        # at the very moment, for which a difference of two floats may say that it is still to come.
+        # The microsecond after it, which is all that `handle` knows: a tick must come neither just before it is due,
+        # nor at the very moment, for which a difference of two floats may say that it is still to come.
         return None if due_s is None else (math.floor(due_s * 1e6 + 0.5) + 1) / 1e6
 
     def summary(self, now_s: float) -> Any:

@@ -61,7 +61,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
     assert config.as_dict() | {"hang": {}} == {
         "checkpoint": {"dir": "", "format": "auto", "resume_args": [], "resume_env": {}, "resume_first": False},
         "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0},
-        "launcher": {"agent": "guardrun", "linger_s": 60.0},
+        "launcher": {"agent": "guardrun", "linger_s": 60.0, "keep_stderr": True},
         "hang": {},
         "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "warmup_steps": 5, "every_steps": 100},

@@ -1,0 +1,134 @@
+"""Passes on what ranks write to their stderr, byte for byte, and keeps the end of it: a small program of its own.
+
+    python -I -S relay.py READER:COPY [READER:COPY …]
+
+Each reader (a pipe's reading end, or a pty's master) has a copy, a memfd. What is read is appended to the copy; what is
+in the copy beyond its file offset is written to this program's stderr. So what was taken is the copy's size, what was
+passed on is its offset, and the kernel keeps both: where this program is ended, at whatever moment, the next one goes
+on at the very byte.
+
+It ends once nobody has the other end of any reader any more (0), or once nobody reads its stderr (BROKEN). Where its
+stderr takes nothing it waits, and the ranks do, as they would without it. launcher/relaying.py starts and watches it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import sys
+import termios
+
+OUT = 2
+BROKEN = 3
+"""Exit status: nobody reads its stderr any more."""
+TAKE_BYTES = 64 << 10
+KEPT_BYTES = 64 << 10
+"""Of each rank's output, at least, once there was so much."""
+FULL_BYTES = 256 << 10
+"""A copy of this size is cut down to KEPT_BYTES."""
+RESIZED_EVERY_MS = 500
+"""How often the terminal's window size is looked at, where there is one: nobody tells a session of its own."""
+_IGNORED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP", "SIGTTOU", "SIGCONT")
+"""What a whole job or session is sent: the ranks may still have something to say."""
+
+
+def take(reader: int, copy: int) -> bool:
+    """Move what is there to the end of the copy. False where nobody can write any more."""
+    size = os.fstat(copy).st_size
+    try:
+        # In one step of the kernel's, so that nothing is lost between two.
+        return os.splice(reader, copy, TAKE_BYTES, offset_dst=size) > 0
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EPERM):
+            raise
+    try:
+        data = os.read(reader, TAKE_BYTES)  # a pty, or a kernel that splices no pipe into a memfd
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno == errno.EIO:  # what a pty's master answers once nobody has the slave
+            return False
+        raise
+    while data:
+        written = os.pwrite(copy, data, size)
+        size, data = size + written, data[written:]
+        if not data:
+            return True
+    return False
+
+
+def pass_on(copy: int) -> None:
+    """Write what has not been written yet; waits for whoever reads. Raises BrokenPipeError or another OSError."""
+    size = os.fstat(copy).st_size
+    while (offset := os.lseek(copy, 0, os.SEEK_CUR)) < size:
+        try:
+            os.sendfile(OUT, copy, None, size - offset)
+        except BlockingIOError:  # somebody has made the user's end non-blocking
+            select.select([], [OUT], [])
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
+                raise
+            written = os.write(OUT, os.pread(copy, size - offset, offset))
+            os.lseek(copy, offset + written, os.SEEK_SET)
+
+
+def cut(copy: int) -> None:
+    """Keep the end of a copy that is full and has been passed on. Ended in between, some of the end is lost at most."""
+    size = os.fstat(copy).st_size
+    if size < FULL_BYTES:
+        return
+    end = os.pread(copy, KEPT_BYTES, size - KEPT_BYTES)
+    os.ftruncate(copy, 0)
+    os.lseek(copy, len(end), os.SEEK_SET)
+    os.pwrite(copy, end, 0)
+
+
+def copy_window_size(masters: list[int]) -> None:
+    """From the terminal to its stand-ins."""
+    try:
+        size = fcntl.ioctl(OUT, termios.TIOCGWINSZ, bytes(8))
+        for master in masters:
+            if fcntl.ioctl(master, termios.TIOCGWINSZ, bytes(8)) != size:
+                fcntl.ioctl(master, termios.TIOCSWINSZ, size)
+    except OSError:
+        pass
+
+
+def main(arguments: list[str]) -> int:
+    for name in _IGNORED:
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    copies: dict[int, int] = {}
+    for argument in arguments:
+        numbers = argument.split(":")
+        copies[int(numbers[0])] = int(numbers[1])
+    poller = select.poll()
+    try:
+        for reader, copy in copies.items():
+            pass_on(copy)  # what this one's predecessor had taken
+            os.set_blocking(reader, False)
+            poller.register(reader, select.POLLIN)
+        masters = [reader for reader in copies if os.isatty(reader)]
+        while copies:
+            copy_window_size(masters)
+            for reader, _ in poller.poll(RESIZED_EVERY_MS if masters else None):
+                copy = copies[reader]
+                is_open = take(reader, copy)
+                pass_on(copy)
+                cut(copy)
+                if not is_open:
+                    poller.unregister(reader)
+                    del copies[reader]
+    except OSError as error:
+        if error.errno in (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO):
+            return BROKEN
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,93 @@
+"""A stderr that is no file: what ranks wrote there last is in the verdict, and the user saw every byte of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.edge.runs import RESUME, EdgeRuns, finish, only, ranks_of
+from tests.support.guardrun_run import GuardrunRun
+from tests.support.processes import is_alive, read_all
+from tests.support.real import find_program
+from tests.support.waiting import wait_until
+
+WORDS = (
+    r"Rank 1 on \S+ was ended by signal 6 \(SIGABRT\) in free_the_middle \(faults\.py:\d+\): free\(\): invalid pointer"
+)
+ABORTS = ("--plan", "0:free@15:1", "--steps", "30")
+TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+
+
+def outlets() -> dict[str, list[str]]:
+    guardrun = find_program("guardrun")
+    assert guardrun is not None
+    pipe = f'set -o pipefail; {{ {guardrun} "$@" 2>&1 >&3 | cat >&2; }} 3>&1'
+    both = f'set -o pipefail; {guardrun} "$@" 2>&1 | cat >&2'
+    return {
+        "pipe": ["bash", "-c", pipe, "bash"],
+        "pipe with stdout": ["bash", "-c", both, "bash"],
+        "terminal": [sys.executable, "-c", TERMINAL, guardrun],
+    }
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe with stdout", "terminal"])
+def test_last_words_are_in_the_sentence_and_where_they_were_written(edge: EdgeRuns, name: str) -> None:
+    """Long on a busy machine: two attempts."""
+    finished = edge.run("plain.py", *ABORTS, config=RESUME, program=outlets()[name])
+    assert finished.returncode == 0, finished
+    incident = only(finished)
+    assert (incident["cause"], ranks_of(incident)) == ("abort", [1])
+    assert re.match(WORDS, incident["summary"]), incident["summary"]
+    assert "free(): invalid pointer" in incident["evidence"]["stderr"]
+    seen = finished.stdout if name == "terminal" else finished.stderr
+    assert seen.count("free(): invalid pointer") == 2, "as written, and in guardrun's sentence"
+    assert seen.index("free(): invalid pointer") < seen.index("incident 001")
+
+
+def test_switched_off_nothing_stands_between(edge: EdgeRuns) -> None:
+    config = RESUME + "\n[launcher]\nkeep_stderr = false\n"
+    finished = edge.run("plain.py", *ABORTS, config=config, program=outlets()["pipe"])
+    assert "invalid pointer" not in only(finished)["summary"]
+    assert "stderr" not in only(finished)["evidence"]
+    assert finished.stderr.count("free(): invalid pointer") == 1
+
+
+LINES = """
+import os, time
+rank = os.environ["RANK"]
+for number in range(300):
+    os.write(1 + number % 2, f"{rank}:{number}\\n".encode())  # print() to stderr writes the line's end by itself
+    time.sleep(0.01)
+"""
+
+
+def relays(run: GuardrunRun) -> list[int]:
+    """The process between, of this run's launcher."""
+    mine = {process.pid for process in run.alive()}
+    return [one.pid for one in read_all() if one.ppid in mine and "relay.py" in one.command and is_alive(one.pid)]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_without_the_process_between_no_rank_notices_and_no_line_is_missing(
+    edge: EdgeRuns, tmp_path: Path, signum: signal.Signals
+) -> None:
+    script = tmp_path / "lines.py"
+    script.write_text(LINES)
+    run = edge.start(str(script), config=None, program=outlets()["pipe with stdout"])
+    for line in ("1:20", "1:120"):
+        run.wait_for_output(f"\n{line}\n")
+        [pid] = wait_until(lambda: relays(run), 30, "the process between")
+        os.kill(pid, signum)
+    finished = finish(run)
+    assert (finished.returncode, finished.incidents) == (0, []), finished
+    lines = [line for line in finished.stderr.splitlines() if re.fullmatch(r"[01]:\d+", line)]
+    for rank in "01":
+        assert [line for line in lines if line[0] == rank] == [f"{rank}:{number}" for number in range(300)]
+    assert finished.run_dir is not None
+    assert (finished.run_dir / "guardrun.log").read_text().count('"relay_replaced"') == 2
+    wait_until(lambda: not [one for one in read_all() if "relay.py" in one.command and one.pid == pid], 30, "its end")
