@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import socket
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -35,6 +36,24 @@ class Launcher(str, Enum):
 
     GUARDRUN = "guardrun"
     TORCHRUN = "torchrun"
+
+
+def start_cat(path: Path) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+    """The process that writes what comes out of a pipe into a file, and the end that is to be written to."""
+    reader, writer = os.pipe()
+    with path.open("wb") as output:
+        cat = subprocess.Popen(["cat"], stdin=reader, stdout=output, start_new_session=True)
+    os.close(reader)
+    return cat, os.fdopen(writer, "wb")
+
+
+def end_cat(cat: subprocess.Popen[bytes]) -> None:
+    """Let it write all; somebody who was left over may still have the other end."""
+    try:
+        cat.wait(10)
+    except subprocess.TimeoutExpired:
+        cat.kill()
+        cat.wait()
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -64,8 +83,12 @@ class Job:
         ranks: int = 2,
         flags: Sequence[str] = (),
         environment: dict[str, str] | None = None,
+        is_piped: bool = False,
     ) -> None:
+        """is_piped: the output goes through a pipe, with a `cat` at its end."""
         self.launcher = launcher
+        self._is_piped = is_piped
+        self._cat: subprocess.Popen[bytes] | None = None
         self.ranks = ranks
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
         self._moments = self.folder / "moments.jsonl"
@@ -87,7 +110,7 @@ class Job:
 
     def _start(self, launcher: list[str], script: list[str]) -> subprocess.Popen[bytes]:
         own = [f"--nproc-per-node={self.ranks}", f"--master-port={free_port()}"]
-        with self._output.open("wb") as output:
+        with self._open_output() as output:
             return subprocess.Popen(
                 [*launcher, *own, *script],
                 cwd=self.folder,
@@ -98,6 +121,12 @@ class Job:
                 start_new_session=True,
             )
 
+    def _open_output(self) -> BinaryIO:
+        if not self._is_piped:
+            return self._output.open("wb")
+        self._cat, output = start_cat(self._output)
+        return output
+
     def __enter__(self: J) -> J:
         return self
 
@@ -106,6 +135,8 @@ class Job:
     ) -> None:
         kill_marked(MARK, self._mark)
         self.process.wait(10)
+        if self._cat is not None:
+            end_cat(self._cat)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property

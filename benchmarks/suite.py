@@ -24,6 +24,7 @@ from benchmarks.items.kill import KillItem
 from benchmarks.items.node_agent import NodeAgentItem
 from benchmarks.items.socket_desk import SocketItem
 from benchmarks.items.startup import StartupItem
+from benchmarks.items.stderr_pipe import StderrItem
 from benchmarks.items.step_hook import StepHookItem
 from benchmarks.items.supervisor_cost import SupervisorCostItem
 from benchmarks.items.throughput import ThroughputItem
@@ -37,6 +38,7 @@ DOCS = ROOT / "docs" / "benchmarks.md"
 
 ITEMS: tuple[Item, ...] = (
     StartupItem(),
+    StderrItem(),
     ThroughputItem(),
     StepHookItem(),
     GcPolicyItem(),

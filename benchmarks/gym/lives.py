@@ -38,7 +38,7 @@ import msgspec
 
 from benchmarks.docs import replace_between
 from benchmarks.gym.launchers import GYM, ROOT, beside_python
-from benchmarks.job import free_port
+from benchmarks.job import end_cat, free_port, start_cat
 from benchmarks.machine import describe
 from tests.support.guardrun_run import MARK, clean_environment
 from tests.support.processes import Process, kill_marked, marked
@@ -143,7 +143,8 @@ def play(
         "TOKENIZERS_PARALLELISM": "false",
     }
     began_s = time.monotonic()
-    with (folder / "output.txt").open("wb") as output:
+    cat, output = start_cat(folder / "output.txt")  # as people do: guardrun … 2>&1 | tee log
+    with output:
         process = subprocess.Popen(
             command_of(launcher, life),
             cwd=folder,
@@ -161,6 +162,7 @@ def play(
     finally:
         kill_marked(MARK, mark)
         process.wait(10)
+        end_cat(cat)
     seen.output_tail = (folder / "output.txt").read_text(errors="replace")[-TAIL_CHARS:]
     seen.files = digest(folder / "out")
     if launcher == "guardrun":

@@ -8,6 +8,7 @@ from typing import Any
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, ReadExits, Say
 from guardrun.supervisor.core.advice import advice_for
+from guardrun.supervisor.core.causes import last_words
 from guardrun.supervisor.core.collectives import match
 from guardrun.supervisor.core.crash import SYSTEM_EXIT, Blame, Fall, blame
 from guardrun.supervisor.core.crashes import DISK_FULL_BYTES, crash_evidence, failed_load, words
@@ -274,7 +275,9 @@ def falls_of(state: State, crash: Crash) -> list[Fall]:
         trace = traces.get(number, NOTHING)
         node = rank.rank.node
         is_only_one = rank.exitcode in _ABORTED and aborted[node] == 1
-        stderr_tail = trace.stderr_tail or (crash.last_words.get(node, "") if is_only_one else "")
+        stderr_tail = trace.stderr_tail
+        if is_only_one and not last_words(stderr_tail):
+            stderr_tail = "\n".join(filter(None, [stderr_tail, crash.last_words.get(node, "")]))
         falls.append(
             Fall(
                 global_rank=number,

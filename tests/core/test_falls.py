@@ -44,3 +44,13 @@ def test_another_node_s_words_and_words_of_its_own(told: Told) -> None:
     told.tell(ev.ExitsRead(attempt=0, traces=[own], last_words={**SAID, "node-b": ECC}), 20.5)
     incident = told.incidents["001"]
     assert (incident.cause, incident.evidence["stderr"]) == ("abort", "[rank1]: free(): invalid pointer")
+
+
+def test_lines_of_its_own_that_say_nothing_of_its_end_keep_nobody_from_hearing_it(told: Told) -> None:
+    told.running(3)
+    told.exits(1, -6, 20.0)
+    told.tick()
+    own = ExitTrace(global_rank=1, stderr_tail="[rank1]:[W123] using devices that are unknown by this process")
+    told.tell(ev.ExitsRead(attempt=0, traces=[own], last_words=SAID), 20.5)
+    incident = told.incidents["001"]
+    assert (incident.cause, incident.evidence["stderr"]) == ("gpu_lost", f"{own.stderr_tail}\n{ECC}")
