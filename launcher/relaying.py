@@ -63,6 +63,8 @@ def find_way() -> Way | None:
         err = os.fstat(2)
     except OSError:  # nohup and services may have closed it
         return None
+    if not os.get_inheritable(2):  # in the place of a closed one, which it is to be for ranks
+        return None
     if os.isatty(2):
         return Way(True, _is_same(err)) if not _would_be_taken_for_its_terminal() else None
     if stat.S_ISFIFO(err.st_mode) or stat.S_ISSOCK(err.st_mode):

@@ -294,6 +294,9 @@ def test_what_is_passed_on_and_what_is_not(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         assert find(log.fileno()) is None, "that is read back as it is"
     assert find(None, preexec_fn=lambda: os.close(2)) is None
+    kept_closed = "import os\nos.set_inheritable(2, False)\n"
+    done = subprocess.run([sys.executable, "-c", kept_closed + WHAT], capture_output=True, check=True)
+    assert done.stdout == b"null"
     os.close(mine)
     os.close(theirs)
     mine, theirs = make_terminal()
