@@ -213,7 +213,8 @@ class Desk:
         for number in sorted(set(self.ranks) - self.hooked):
             reader = self._sampler.boards.get(number)
             words = reader.read() if reader else None
-            if words is None or not words[Field.HEART_NS]:
+            # One that ended at once may have had no time to say so.
+            if words is None or not (words[Field.HEART_NS] or words[Field.MILESTONES]):
                 missing.append(number)
         if not missing:
             return None

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from guardrun.hooks import messages as msg
-from guardrun.hooks.board import MAGIC, Field, board_name, create_board
+from guardrun.hooks.board import MAGIC, Field, Milestone, board_name, create_board
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.sampler import Sampler
 from guardrun.supervisor.core import events as ev
@@ -121,6 +121,12 @@ def test_a_rank_that_was_never_heard_is_told_once(bench: Bench) -> None:
     missing = bench.desk.missing_hooks()
     assert missing is not None
     assert missing.global_ranks == [0]
+    assert bench.desk.missing_hooks() is None
+
+
+def test_a_rank_that_ended_before_it_could_be_heard_had_hooks(bench: Bench) -> None:
+    bench.sampler.boards[0].write(Field.MILESTONES, Milestone.HOOKED)
+    bench.desk.started_s -= 60
     assert bench.desk.missing_hooks() is None
 
 
