@@ -19,6 +19,14 @@ BLOCKS = 2_000
 MANY_BLOCKS = 5_000
 
 
+def start_once(launcher: Launcher) -> float:
+    """Seconds until the last rank's first line."""
+    with Job(launcher, "first_line.py", is_piped=True) as job:
+        moments = job.wait_for("first")
+        job.wait()
+        return (max(moment.at_ns for moment in moments) - job.began_ns) / 1e9
+
+
 def measure_once(launcher: Launcher, count: int, size: int) -> float:
     """Seconds that rank 0 writes."""
     with Job(launcher, "write_stderr.py", [str(count), str(size)], is_piped=True) as job:
@@ -27,17 +35,21 @@ def measure_once(launcher: Launcher, count: int, size: int) -> float:
         return (ended.at_ns - began.at_ns) / 1e9
 
 
-def measure_stop(signum: signal.Signals) -> float:
-    """Seconds of the longest write, while the process between is sent a signal and another one takes its place."""
+def measure_stop(signum: signal.Signals) -> tuple[float, float]:
+    """While the process between is sent a signal, and another one takes its place.
+
+    Seconds of the longest write; megabytes of memory that the first one had (PSS).
+    """
     with Job(Launcher.GUARDRUN, "write_stderr.py", [str(MANY_BLOCKS), str(BLOCK)], is_piped=True) as job:
         job.wait_for("began", ranks=1)
         [pid] = wait_until(
             lambda: [one.pid for one in descendants(job.process.pid) if "relay.py" in one.command], 30, "the relay"
         )
+        pss_mb = read_pss_mb(pid)
         os.kill(pid, signum)
         job.wait()
         [began], [ended] = job.moments("longest from"), job.moments("longest until")
-        return (ended.at_ns - began.at_ns) / 1e9
+        return (ended.at_ns - began.at_ns) / 1e9, pss_mb
 
 
 class StderrItem:
@@ -47,17 +59,22 @@ class StderrItem:
     title = "Writing to a stderr that is a pipe"
 
     def measure(self, bench: Bench) -> list[Figure]:
-        """Microseconds a line, megabytes a second of large writes, and how long a write waits for a new process."""
+        """Start-up, microseconds a line, megabytes a second, memory, and how long a write waits for a new process."""
+        starts: dict[Launcher, list[float]] = {launcher: [] for launcher in Launcher}
         lines: dict[Launcher, list[float]] = {launcher: [] for launcher in Launcher}
         blocks: dict[Launcher, list[float]] = {launcher: [] for launcher in Launcher}
         stops: dict[signal.Signals, list[float]] = {signal.SIGKILL: [], signal.SIGSTOP: []}
+        memory: list[float] = []
         for _ in range(bench.choose(QUICK_RUNS, RUNS)):
             for launcher in (Launcher.TORCHRUN, Launcher.GUARDRUN):
+                starts[launcher].append(start_once(launcher))
                 lines[launcher].append(measure_once(launcher, LINES, LINE) / LINES * 1e6)
                 blocks[launcher].append(BLOCKS * BLOCK / 1e6 / measure_once(launcher, BLOCKS, BLOCK))
                 bench.say(f"{launcher.value}: {lines[launcher][-1]:.2f} µs a line, {blocks[launcher][-1]:.0f} MB/s")
             for signum, waits in stops.items():
-                waits.append(measure_stop(signum))
+                wait_s, pss_mb = measure_stop(signum)
+                waits.append(wait_s)
+                memory.append(pss_mb)
                 bench.say(f"longest write after {signum.name}: {waits[-1]:.2f} s")
         ours, theirs = Launcher.GUARDRUN, Launcher.TORCHRUN
         most = Target(1.0)
