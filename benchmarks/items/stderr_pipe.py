@@ -6,6 +6,7 @@ import os
 import signal
 
 from benchmarks.item import Bench, Figure, Target
+from benchmarks.items.supervisor_cost import read_pss_mb
 from benchmarks.job import Job, Launcher
 from tests.support.processes import descendants
 from tests.support.waiting import wait_until
@@ -79,6 +80,10 @@ class StderrItem:
         ours, theirs = Launcher.GUARDRUN, Launcher.TORCHRUN
         most = Target(1.0)
         return [
+            Figure(
+                "start-up to the first user line, stderr is a pipe", "s", tuple(starts[ours]), tuple(starts[theirs])
+            ),
+            Figure("… memory of the process between (PSS)", "MB", tuple(memory)),
             Figure(
                 f"a line of {LINE} bytes to a stderr that is a pipe", "µs", tuple(lines[ours]), tuple(lines[theirs])
             ),
