@@ -186,8 +186,8 @@ def test_eight_ranks_cost_little(
     for pulse in range(50):
         for board in boards:
             board.words[Field.PULSES] = pulse + 1
-        began = time.perf_counter()
+        began = time.thread_time()
         assert len(sampler.sample()) == 8
-        took.append(time.perf_counter() - began)
+        took.append(time.thread_time() - began)
     assert sorted(took)[25] < 0.002, "a millisecond on an idle machine"
     print(f"median {sorted(took)[25] * 1e6:.0f} µs")

@@ -262,7 +262,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Lab]]:
 
 def test_real_nodes_reach_each_other(lab: Callable[..., Lab]) -> None:
     event = lab(["n0", "n1", "n2"]).run("quick")
-    assert not event.faulty and not event.said and event.took_s < 2.0
+    assert not event.faulty and not event.said and event.took_s < 20.0
 
 
 def test_a_real_name_that_nobody_resolves(lab: Callable[..., Lab]) -> None:

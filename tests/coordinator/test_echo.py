@@ -27,7 +27,7 @@ def echo() -> Iterator[Echo]:
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
 def test_a_call_is_answered_and_timed(echo: Echo, address: str) -> None:
     met = call("n1", address, echo.port, TOKEN)
-    assert not met.error and 0 < met.took_s < 1.0
+    assert not met.error and 0 < met.took_s < 10.0
 
 
 def test_many_call_at_once(echo: Echo) -> None:

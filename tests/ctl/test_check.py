@@ -29,7 +29,7 @@ def state(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_quick(ctl: Ctl, runs: Path) -> None:
     data = ctl.json("check")
-    assert (data["node"], data["level"]) == (NODE, "quick") and data["took_s"] < 3
+    assert (data["node"], data["level"]) == (NODE, "quick") and data["took_s"] < 30
     assert data["verdict"] in ("ok", "note", "warn")
     for one in data["remarks"]:
         assert set(one) == {"check", "severity", "summary", "advice", "evidence"}

@@ -69,10 +69,10 @@ def test_hold_keeps_hands_off_a_live_run_and_unhold_lets_it_be_mended(edge: Edge
 
 
 def notifier(folder: Path) -> str:
-    """[notify] with a command that leaves the path it was given, waits for `go` (a minute at most), then says so."""
+    """[notify] with a command that leaves the path it was given, waits for `go` (ten minutes at most), then says so."""
     code = (
         "import os, sys, time; open('told', 'a').write(sys.argv[-1] + chr(10)); "
-        "end = time.monotonic() + 60\n"
+        "end = time.monotonic() + 600\n"
         "while time.monotonic() < end and not os.path.exists('go'): time.sleep(0.05)\n"
         "open('sent', 'a').write(sys.argv[-1] + chr(10))"
     )
@@ -88,7 +88,7 @@ def test_the_notify_command_gets_each_incident_and_is_never_waited_for(edge: Edg
     finished = run.wait()
     try:
         assert finished.returncode == 0
-        assert finished.took_s < 55
+        assert finished.took_s < 300
         told = [Path(line) for line in (edge.folder / "told").read_text().splitlines()]
         assert [json.loads(path.read_text())["cause"] for path in told] == ["killed", "exit_code"]
         assert all(path.is_absolute() and path.name == "incident.json" for path in told)

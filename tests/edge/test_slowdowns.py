@@ -30,8 +30,8 @@ def test_a_rank_that_becomes_slow_is_told_while_training_goes_on(runs: EdgeRuns)
     assert (incident["kind"], incident["cause"], incident["action"]) == ("slowdown", "straggler", "none")
     assert ranks_of(incident) == [2]
     assert "who wait for it: steps take 1." in incident["summary"]
-    assert 0.07 < incident["evidence"]["own_s"]["2"] < 0.2
-    assert incident["evidence"]["others_own_s"] < 0.1
+    assert incident["evidence"]["own_s"]["2"] > 0.07
+    assert incident["evidence"]["others_own_s"] < incident["evidence"]["own_s"]["2"]
     assert incident["attempt"] == 0 and incident["recovered"] is None
 
 

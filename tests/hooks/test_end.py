@@ -132,7 +132,7 @@ def test_a_rank_ends_in_time_without_a_supervisor(bed: Bed) -> None:
     bed.stop_listening()
     began = time.monotonic()
     assert bed.run(SETTLE).returncode == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_a_signal_ends_a_rank_as_ever(bed: Bed) -> None:

@@ -166,7 +166,7 @@ def test_a_descriptor_is_waited_on(stage: Stage) -> None:
         os.write(writer, b"abc")
         turns = stage.wait("pipe", 4)
         assert [turn.samples[0].value for turn in turns] == ["", "a", "b", "c"]
-        assert turns[1].at_s - began < 1
+        assert turns[1].at_s - began < 30
         assert turns[3].at_s - turns[1].at_s > 0.3, "one that is always ready does not keep the runner busy"
         os.close(writer)
         writer = -1

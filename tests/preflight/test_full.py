@@ -72,8 +72,8 @@ def test_a_device_that_hangs_is_told_and_ended(trial: Callable[..., Trial]) -> N
     answer = ask_all([one], "product", 0.5)[one.device]
     assert answer.is_hanging and "product" in answer.error
     began_s = time.monotonic()
-    assert ask_all([one], "pattern", 10.0)[one.device].error == answer.error, "never asked again"
-    assert time.monotonic() - began_s < 8
+    assert ask_all([one], "pattern", 100.0)[one.device].error == answer.error, "never asked again"
+    assert time.monotonic() - began_s < 60
 
 
 def test_a_device_whose_process_is_killed(trial: Callable[..., Trial]) -> None:

@@ -77,7 +77,7 @@ def test_a_start_and_an_import_of_torch_are_noted_with_their_cpu_time(interprete
     interpreters.run("import json")
     cost = interpreters.cost()
     assert (cost.starts, cost.torch_imports, cost.without_torch) == (2, 1, 1)
-    assert 0.1 <= cost.torch_s < 0.2
+    assert 0.1 <= cost.torch_s < 1.0
     assert 0.005 < cost.start_s < 2
 
 

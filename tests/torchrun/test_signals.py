@@ -66,7 +66,7 @@ def test_shutdown_timeout(beside: Beside) -> None:
     for starter in beside.starters.values():
         assert [line.split()[1] for line in heard(starter.folder)] == ["SIGTERM", "SIGTERM"]
     assert all(seconds >= 2 for seconds in took_s), took_s
-    assert took_s[0] < 12, took_s
+    assert took_s[0] < 28, took_s  # torch's own is 30
 
 
 def test_a_killed_launcher_leaves_no_rank(beside: Beside) -> None:
