@@ -144,15 +144,17 @@ class Relay:
         while time.monotonic() < deadline_s and self._waiting_bytes(rank):
             time.sleep(0.002)
 
-    def end(self, limit_s: float = 2.0) -> None:
-        """The ranks are dead: wait until all has been passed on; where the user's reader stands still, not for ever.
+    def end(self, still_s: float = 2.0, limit_s: float = 10.0) -> None:
+        """The ranks are dead: wait until all has been passed on, as long as something moves, and for limit_s at most.
 
-        Copies can be read on until `close`.
+        What the user's reader has not taken by then it may take later. Copies can be read on until `close`.
         """
-        now_s = busy_s = time.monotonic()
-        deadline_s = now_s + limit_s
-        while now_s < min(deadline_s, busy_s + IDLE_S) and self._program.poll() is None:
+        now_s = busy_s = moved_s = time.monotonic()
+        end_s, before = now_s + limit_s, self._moved()
+        while now_s < min(end_s, moved_s + still_s, busy_s + IDLE_S) and self._program.poll() is None:
             busy_s = now_s if self._has_waiting() else busy_s
+            if (moved := self._moved()) != before:
+                moved_s, before = now_s, moved
             time.sleep(0.002)
             now_s = time.monotonic()
 

@@ -37,7 +37,7 @@ def main(report: Path, max_starts: int, program: list[str]) -> int:
     code = rank.wait()
     relay.settle(0, limit_s=60.0)
     kept = Path(relay.copy(0)).read_bytes()
-    relay.end(limit_s=60.0)
+    relay.end(still_s=60.0, limit_s=60.0)
     tell("ended", code=code, kept=kept[-4096:].hex(), kept_bytes=len(kept), left=sorted(relay.pids))
     relay.close()
     return code
