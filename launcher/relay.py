@@ -21,6 +21,10 @@ import signal
 import sys
 import termios
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 OUT = 2
 BROKEN = 3
 """Exit status: nobody reads its stderr any more."""
@@ -29,8 +33,9 @@ KEPT_BYTES = 64 << 10
 """Of each rank's output, at least, once there was so much."""
 FULL_BYTES = 256 << 10
 """A copy of this size is cut down to KEPT_BYTES."""
-RESIZED_EVERY_MS = 500
-"""How often the terminal's window size is looked at, where there is one: nobody tells a session of its own."""
+BROKEN_BY = (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO)
+LOOK_EVERY_MS = 500
+"""How often the window size is looked at, where there is a terminal (nobody tells a session of its own), or the end."""
 _IGNORED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGPIPE", "SIGTSTP", "SIGTTOU", "SIGCONT")
 """What a whole job or session is sent: the ranks may still have something to say."""
 
@@ -99,32 +104,39 @@ def copy_window_size(masters: list[int]) -> None:
         pass
 
 
+def serve(copies: dict[int, int], is_over: Callable[[], bool] | None = None) -> None:
+    """Pass on until nobody can write any more, or it is over. Raises OSError, one of BROKEN_BY where nobody reads.
+
+    copies: by reader.
+    """
+    left = dict(copies)
+    poller = select.poll()
+    for reader, copy in left.items():
+        pass_on(copy)  # what this one's predecessor had taken
+        os.set_blocking(reader, False)
+        poller.register(reader, select.POLLIN)
+    masters = [reader for reader in left if os.isatty(reader)]
+    patience_ms = LOOK_EVERY_MS if masters or is_over is not None else None
+    while left and not (is_over is not None and is_over()):
+        copy_window_size(masters)
+        for reader, _ in poller.poll(patience_ms):
+            copy = left[reader]
+            is_open = take(reader, copy)
+            pass_on(copy)
+            cut(copy)
+            if not is_open:
+                poller.unregister(reader)
+                del left[reader]
+
+
 def main(arguments: list[str]) -> int:
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    copies: dict[int, int] = {}
-    for argument in arguments:
-        numbers = argument.split(":")
-        copies[int(numbers[0])] = int(numbers[1])
-    poller = select.poll()
+    pairs = [argument.split(":") for argument in arguments]
     try:
-        for reader, copy in copies.items():
-            pass_on(copy)  # what this one's predecessor had taken
-            os.set_blocking(reader, False)
-            poller.register(reader, select.POLLIN)
-        masters = [reader for reader in copies if os.isatty(reader)]
-        while copies:
-            copy_window_size(masters)
-            for reader, _ in poller.poll(RESIZED_EVERY_MS if masters else None):
-                copy = copies[reader]
-                is_open = take(reader, copy)
-                pass_on(copy)
-                cut(copy)
-                if not is_open:
-                    poller.unregister(reader)
-                    del copies[reader]
+        serve({int(reader): int(copy) for reader, copy in pairs})
     except OSError as error:
-        if error.errno in (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO):
+        if error.errno in BROKEN_BY:
             return BROKEN
         raise
     return 0

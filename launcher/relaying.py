@@ -212,23 +212,8 @@ class Relay:
 
     def _stand_in(self) -> None:
         """Do the program's work here."""
-        open_ranks = set(self._readers)
         try:
-            for rank in open_ranks:
-                os.set_blocking(self._readers[rank], False)
-                relay.pass_on(self._copies[rank])
-            while open_ranks and not self._is_closed.is_set():
-                poller = select.poll()
-                ranks = {self._readers[rank]: rank for rank in open_ranks}
-                for reader in ranks:
-                    poller.register(reader, select.POLLIN)
-                for reader, _ in poller.poll(WATCH_S * 1000):
-                    rank, copy = ranks[reader], self._copies[ranks[reader]]
-                    is_open = relay.take(reader, copy)
-                    relay.pass_on(copy)
-                    relay.cut(copy)
-                    if not is_open:
-                        open_ranks.discard(rank)
+            relay.serve({self._readers[rank]: copy for rank, copy in self._copies.items()}, self._is_closed.is_set)
         except OSError as error:
             self._log("relay_ended", error=str(error))
             self._close_readers()

@@ -9,9 +9,9 @@ RUNS = 9
 QUICK_RUNS = 2
 
 
-def measure_once(launcher: Launcher) -> float:
+def measure_once(launcher: Launcher, *, is_piped: bool = False) -> float:
     """Seconds until the last rank's first line."""
-    with Job(launcher, "first_line.py") as job:
+    with Job(launcher, "first_line.py", is_piped=is_piped) as job:
         moments = job.wait_for("first")
         job.wait()
         return (max(moment.at_ns for moment in moments) - job.began_ns) / 1e9

@@ -6,6 +6,7 @@ import os
 import signal
 
 from benchmarks.item import Bench, Figure, Target
+from benchmarks.items import startup
 from benchmarks.items.supervisor_cost import read_pss_mb
 from benchmarks.job import Job, Launcher
 from tests.support.processes import descendants
@@ -18,14 +19,6 @@ LINES = 200_000
 BLOCK = 64 << 10
 BLOCKS = 2_000
 MANY_BLOCKS = 5_000
-
-
-def start_once(launcher: Launcher) -> float:
-    """Seconds until the last rank's first line."""
-    with Job(launcher, "first_line.py", is_piped=True) as job:
-        moments = job.wait_for("first")
-        job.wait()
-        return (max(moment.at_ns for moment in moments) - job.began_ns) / 1e9
 
 
 def measure_once(launcher: Launcher, count: int, size: int) -> float:
@@ -68,7 +61,7 @@ class StderrItem:
         memory: list[float] = []
         for _ in range(bench.choose(QUICK_RUNS, RUNS)):
             for launcher in (Launcher.TORCHRUN, Launcher.GUARDRUN):
-                starts[launcher].append(start_once(launcher))
+                starts[launcher].append(startup.measure_once(launcher, is_piped=True))
                 lines[launcher].append(measure_once(launcher, LINES, LINE) / LINES * 1e6)
                 blocks[launcher].append(BLOCKS * BLOCK / 1e6 / measure_once(launcher, BLOCKS, BLOCK))
                 bench.say(f"{launcher.value}: {lines[launcher][-1]:.2f} µs a line, {blocks[launcher][-1]:.0f} MB/s")

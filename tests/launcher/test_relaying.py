@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from guardrun.launcher.relay import FULL_BYTES, KEPT_BYTES
-from tests.support.processes import is_alive
+from tests.support.processes import descendants, is_alive
 from tests.support.waiting import wait_until
 
 MUCH = 3 * FULL_BYTES + 12_345
@@ -65,16 +65,10 @@ class Bed:
 
     def relay_pid(self) -> int:
         """Of the process between: the one that is alive now."""
-        launcher = self._processes[-1].pid
 
         def find() -> int:
-            children = Path(f"/proc/{launcher}/task/{launcher}/children")
-            for pid in [*_pids(children), *(pid for path in Path(f"/proc/{launcher}/task").glob("*/children")
-                                            for pid in _pids(path))]:  # fmt: skip
-                with suppress(OSError):
-                    if b"relay.py" in Path(f"/proc/{pid}/cmdline").read_bytes() and is_alive(pid):
-                        return pid
-            return 0
+            found = descendants(self._processes[-1].pid)
+            return next((one.pid for one in found if "relay.py" in one.command and is_alive(one.pid)), 0)
 
         return wait_until(find, 30, "the process between")
 
@@ -82,13 +76,6 @@ class Bed:
         for process in self._processes:
             process.kill()
             process.wait()
-
-
-def _pids(path: Path) -> list[int]:
-    try:
-        return [int(pid) for pid in path.read_text().split()]
-    except OSError:
-        return []
 
 
 @pytest.fixture

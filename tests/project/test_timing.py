@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def test_nothing_of_the_run_is_left(tmp_path: Path) -> None:
     assert not list(temporary.glob("guardrun-*"))
 
 
+@cache
 def docstrings(path: str) -> dict[str, str]:
     """By test function of a file."""
     functions = [node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)]
