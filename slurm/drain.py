@@ -128,16 +128,17 @@ def undrain(node: str, slurm: Slurm | None = None, *, reason: str = "") -> Drain
     return Drained(DrainState.DONE, f"{node} is in service again (it was drained: {before.reason})")
 
 
-def lift_drain(node: str, environ: Mapping[str, str]) -> str:
-    """Lift guardrun's drain of a node that a person has released: a sentence; empty where there is none."""
+def lift_drain(node: str, environ: Mapping[str, str]) -> Drained:
+    """Lift guardrun's drain of a node that a person has released. The text is empty where there is none to speak of."""
     slurm = Slurm(environ, LIFT_S)
     if slurm.find("scontrol") is None:
-        return ""
+        return Drained(DrainState.NOTHING, "")
     lifted = undrain(node, slurm)
     if lifted.is_silent:
-        return f"{lifted.text}; by hand, if guardrun has drained it: scontrol update nodename={node} state=undrain"
+        hand = f"scontrol update nodename={node} state=undrain"
+        return Drained(lifted.state, f"{lifted.text}; by hand, if guardrun has drained it: {hand}")
     is_told = lifted.state in (DrainState.DONE, DrainState.OTHERS, DrainState.REFUSED)
-    return lifted.text if is_told else ""
+    return lifted if is_told else Drained(lifted.state, "")
 
 
 def _is_anothers(node: SlurmNode) -> bool:

@@ -42,8 +42,10 @@ class Drains:
         self._environ = os.environ if environ is None else environ
         self._pending: dict[str, tuple[Isolate, str]] = {}
         """Node → what it is isolated for, and what has been done of it."""
-        self._withdrawn: set[tuple[str, str]] = set()
-        """Node, incident."""
+        self._asking: list[Isolate] = []
+        """Of which Slurm is being asked now: what comes of it is not known."""
+        self._withdrawn: dict[tuple[str, str], bool] = {}
+        """Node and incident → whether it is to be told yet."""
         self._change = threading.Condition()
         self._closing = threading.Event()
 
@@ -68,17 +70,21 @@ class Drains:
         return f"{done.text}; it is asked again for {PATIENCE_S / 60:.0f} minutes"
 
     def withdraw(self, node: str, incident: str) -> None:
-        """The node is back. What of its isolation is not done yet is not; it is said where that was under way."""
+        """The node is back. What of its isolation is not done yet is not; it is said where that was under way, by who
+        asks Slurm where that is being done just now.
+        """
         with self._change:
-            self._withdrawn.add((node, incident))
+            self._withdrawn[node, incident] = False
             action, how = self._pending.get(node, (None, ""))
             if action is None or action.incident != incident:
                 return
             del self._pending[node]
+            is_asking = self._withdrawn[node, incident] = action in self._asking
             self._change.notify_all()
         if how:
             self._settled(action, how)
-        self._say(f"{node} is back before it was drained: it is not", "info")
+        if not is_asking:
+            self._say(_not_drained(node), "info")
 
     def is_withdrawn(self, action: Isolate) -> bool:
         return (action.node, action.incident) in self._withdrawn
@@ -110,11 +116,15 @@ class Drains:
         from guardrun.slurm.commands import TIMEOUT_S, Slurm
         from guardrun.slurm.drain import Drained, DrainState, drain
 
-        if not self._is_pending(action):
-            return Drained(DrainState.NOTHING, f"{action.node} is not to be drained any more")
+        with self._change:
+            if not self._is_pending(action):
+                return Drained(DrainState.NOTHING, f"{action.node} is not to be drained any more")
+            self._asking.append(action)
         timeout_s = LAST_CALL_S if self._closing.is_set() else TIMEOUT_S
         done = drain(action.node, self._reason(action), Slurm(self._environ, timeout_s))
         log.info("drained", node=action.node, state=done.state.value, text=done.text)
+        with self._change:
+            self._asking.remove(action)
         return done
 
     def _reason(self, action: Isolate) -> str:
@@ -137,19 +147,24 @@ class Drains:
             parts = [*(["drained"] if done.is_done else []), *([how] if how else [])]
             self._settled(action, " and ".join(parts))
             return done.text
-        return self._undo(action) if done.is_done and self.is_withdrawn(action) else ""
+        return self._undo(action, done) if self.is_withdrawn(action) else ""
 
-    def _undo(self, action: Isolate) -> str:
-        """The node came back while Slurm took the order."""
+    def _undo(self, action: Isolate, done: Drained) -> str:
+        """The node came back while Slurm took the order. One that it did not answer, it may have taken all the same."""
         from guardrun.slurm.commands import Slurm
-        from guardrun.slurm.drain import undrain
+        from guardrun.slurm.drain import DrainState, undrain
 
-        lifted = undrain(action.node, Slurm(self._environ), reason=self._reason(action))
-        log.info("undrained", node=action.node, state=lifted.state.value, text=lifted.text)
-        if lifted.is_done:
-            return f"{action.node} is back: its drain, which was under way, is undone"
-        self._settled(action, "drained")
-        return lifted.text
+        is_to_be_told = self._withdrawn[action.node, action.incident]
+        if done.state in (DrainState.DONE, DrainState.NOTHING):
+            lifted = undrain(action.node, Slurm(self._environ), reason=self._reason(action))
+            log.info("undrained", node=action.node, state=lifted.state.value, text=lifted.text)
+            if lifted.is_done:
+                return f"{action.node} is back: its drain, which was under way, is undone"
+            if done.is_done:
+                self._settled(action, "drained")
+            if done.is_done or (lifted.is_silent and is_to_be_told):
+                return lifted.text
+        return _not_drained(action.node) if is_to_be_told else ""
 
     def _give_up(self, action: Isolate, why: str) -> None:
         """Not settled: whoever continues the run tries again."""
@@ -157,3 +172,7 @@ class Drains:
 
         hand = by_hand(action.node, self._reason(action))
         self._say(f"{action.node} is not drained ({why}); by hand: {hand}", "warn")
+
+
+def _not_drained(node: str) -> str:
+    return f"{node} is back before it was drained: it is not"

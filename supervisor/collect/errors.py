@@ -14,11 +14,19 @@ import msgspec
 
 from guardrun.hooks.messages import MAX_TEXT_CHARS, Raised
 from guardrun.supervisor.clock import EngineClock
+from guardrun.supervisor.core.causes import WORDS_END, last_words
 from guardrun.supervisor.core.events import ErrorRecord
 
 MAX_FILE_BYTES = 1 << 20
+STDERR_BYTES = 64 << 10
+"""Of its end, in which last words are looked for: C++ stacks and dumps of threads may follow them."""
 STDERR_TAIL_BYTES = 4096
+"""Of those, what is kept whatever it says."""
+MAX_WORDS_LINES = 6
+"""An NCCL error has four; what follows may be anybody's."""
+_MAX_WORDS_CHARS = 2000
 _MAX_FRAMES = 60
+_TERMINATE = "terminate called"
 _TRACE_FRAME = re.compile(r'^\s*File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 _TYPE_PREFIX = re.compile(r"^([A-Za-z_][\w.]*)(?:: ?|$)")
 _STRING = r'"((?:[^"\\]|\\.)*)'
@@ -109,8 +117,25 @@ def _salvage(data: bytes) -> ErrorRecord | None:
 
 
 def parse_tail(data: bytes) -> str:
-    """The end of a stderr file, from the first whole line on where it was cut."""
-    text = data[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")
-    if len(data) > STDERR_TAIL_BYTES and "\n" in text[:-1]:
+    """The end of a stderr file, from the first whole line on where it was cut; and last words that stand before it."""
+    text = data[-STDERR_BYTES:].decode("utf-8", "replace")
+    if len(data) > STDERR_BYTES and "\n" in text[:-1]:
         text = text.partition("\n")[2]
-    return text
+    return keep_end(text)
+
+
+def keep_end(text: str) -> str:
+    """The last STDERR_TAIL_BYTES of a rank's words, and before them its last words where something long follows."""
+    if len(text) <= STDERR_TAIL_BYTES:
+        return text
+    end = text[-STDERR_TAIL_BYTES:].partition("\n")[2] or text[-STDERR_TAIL_BYTES:]
+    words = native_words(text)
+    return end if native_words(end) == words else words[:_MAX_WORDS_CHARS] + WORDS_END + end
+
+
+def native_words(text: str) -> str:
+    """What native code said last, in a form in which `core/causes.last_words` finds it again; empty: nothing."""
+    at = text.rfind(_TERMINATE)
+    words = last_words(text[at:] if at >= 0 else text)
+    lines = words.splitlines()[:MAX_WORDS_LINES]
+    return "\n".join([f"what(): {lines[0]}", *lines[1:]]) if at >= 0 and lines else "\n".join(lines)

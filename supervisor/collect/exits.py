@@ -9,7 +9,7 @@ from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.disk import read_room
 from guardrun.supervisor.collect.errors import (
     MAX_FILE_BYTES,
-    STDERR_TAIL_BYTES,
+    STDERR_BYTES,
     parse_error_file,
     parse_raised,
     parse_tail,
@@ -89,10 +89,10 @@ def _read_error(raised_path: str, error_path: str | None, clock: EngineClock) ->
 
 
 def read_tail(path: str) -> str:
-    """The last 4 KiB of a file; empty where it can't be read."""
+    """The end of a file, as `parse_tail` has it; empty where it can't be read."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_TAIL_BYTES - 1))
-            return parse_tail(file.read(STDERR_TAIL_BYTES + 1))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - STDERR_BYTES - 1))
+            return parse_tail(file.read(STDERR_BYTES + 1))
     except OSError:
         return ""

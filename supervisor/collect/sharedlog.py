@@ -13,15 +13,9 @@ import stat
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from guardrun.supervisor.collect.errors import STDERR_TAIL_BYTES
-from guardrun.supervisor.core.causes import last_words
-
-READ_BYTES = 64 << 10
-MAX_WORDS_LINES = 6
-"""An NCCL error has four; what follows may be anybody's."""
+from guardrun.supervisor.collect.errors import STDERR_BYTES, keep_end, native_words
 
 _OF_RANK = re.compile(r"^\[rank(\d{1,9})\]:")
-_TERMINATE = "terminate called"
 
 
 class SharedLog(NamedTuple):
@@ -48,7 +42,7 @@ class Words(NamedTuple):
     """What a shared log says."""
 
     of_ranks: Mapping[int, str]
-    """Per global rank: the end of its own lines, at most STDERR_TAIL_BYTES."""
+    """Per global rank: the end of its own lines, as `keep_end` has it."""
     of_anybody: str
     """The last words of native code among the other lines; empty where there are none."""
 
@@ -64,9 +58,9 @@ def read_words(log: SharedLog) -> Words:
             if not stat.S_ISREG(status.st_mode):
                 return NO_WORDS
             begin = log.begin if log.begin <= status.st_size else 0  # truncated meanwhile
-            first = max(begin, status.st_size - READ_BYTES)
+            first = max(begin, status.st_size - STDERR_BYTES)
             file.seek(first)
-            data = file.read(READ_BYTES)
+            data = file.read(STDERR_BYTES)
             return parse_words(data if first == begin else data.partition(b"\n")[2])
     except OSError:
         return NO_WORDS
@@ -81,14 +75,6 @@ def parse_words(data: bytes) -> Words:
         lines = of_ranks.setdefault(int(found[1]), []) if found else others
         lines.append(line)
     return Words(
-        {rank: "\n".join(lines)[-STDERR_TAIL_BYTES:] for rank, lines in of_ranks.items()},
-        _last_words("\n".join(others)),
+        {rank: keep_end("\n".join(lines)) for rank, lines in of_ranks.items()},
+        native_words("\n".join(others)),
     )
-
-
-def _last_words(text: str) -> str:
-    """As `core/causes.last_words` finds them again."""
-    at = text.rfind(_TERMINATE)
-    words = last_words(text[at:] if at >= 0 else text)
-    lines = words.splitlines()[:MAX_WORDS_LINES]
-    return "\n".join([f"what(): {lines[0]}", *lines[1:]]) if at >= 0 and lines else "\n".join(lines)

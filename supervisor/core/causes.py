@@ -32,7 +32,11 @@ _LAST_LINES = re.compile(
     r"|stack smashing detected|terminate called|Fatal Python error|Check failed:"
 )
 """glibc's assert.c and malloc.c; libstdc++; Python's pylifecycle.c; glog."""
-_STACK_FOLLOWS = re.compile(r"\n(?:Exception raised from |frame #\d+:|C\+\+ CapturedTraceback:|\s*\[?[\w-]*\]?:?\[E)")
+WORDS_END = "\n…\n"
+"""Between last words that were taken out of a text, and its end."""
+_STACK_FOLLOWS = re.compile(
+    rf"{WORDS_END}|\n(?:Exception raised from |frame #\d+:|C\+\+ CapturedTraceback:|\s*\[?[\w-]*\]?:?\[E)"
+)
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

@@ -148,7 +148,9 @@ def _show(world: _World) -> int:
 
 def _isolate(world: _World) -> int:
     arguments = world.call.arguments
-    node = _reachable(world)
+    node = arguments.node
+    if not _is_reachable(world):
+        raise CtlError(_unreachable(world))
     if not _CAUSE.fullmatch(arguments.cause):
         raise CtlError(f"--cause {arguments.cause}: expected a word of small letters, digits, '_' and '-'")
     isolation = Isolation(
@@ -166,8 +168,15 @@ def _isolate(world: _World) -> int:
 
 
 def _release(world: _World) -> int:
+    from guardrun.slurm.drain import lift_drain
+
     arguments = world.call.arguments
-    node, who = _reachable(world), person(world.call)
+    node, who = arguments.node, person(world.call)
+    if not _is_reachable(world):
+        lifted = lift_drain(node, world.call.environ)
+        if not lifted.is_done:
+            raise CtlError("; ".join(filter(None, [lifted.text, _unreachable(world)])))
+        return _tell_drain(world, lifted.text)
     before, _ = read_node(world.places(node), node)
     others = [one for one in holding(before, world.now_wall_s) if not one.is_automatic and one.who != who]
     if others and not arguments.override:
@@ -184,21 +193,34 @@ def _release(world: _World) -> int:
         raise CtlError(f"{node} could not be released: {error.strerror or error}") from None
     if left:
         raise CtlError(f"{node} is still quarantined: {left[0].cause}, by {left[0].who}")
-    from guardrun.slurm.drain import lift_drain
-
     lifted = lift_drain(node, world.call.environ)
-    return _tell(world, node, written, f"{node} is released: runs may start there again", lifted)
+    return _tell(world, node, written, f"{node} is released: runs may start there again", lifted.text)
 
 
-def _reachable(world: _World) -> str:
-    """The node of the command line. Raises CtlError where nothing written here would reach it."""
-    node: str = world.call.arguments.node
-    if node not in names_here(world.call.environ) and not world.is_cluster:
-        raise CtlError(
-            f"this node is {world.here}, and {node} cannot see what is kept here: do it there, or name a folder that"
-            " all nodes see ([node] shared_dir)"
-        )
-    return node
+def _is_reachable(world: _World) -> bool:
+    """Say whether what is written here reaches the node of the command line."""
+    return world.is_cluster or world.call.arguments.node in names_here(world.call.environ)
+
+
+def _unreachable(world: _World) -> str:
+    node = world.call.arguments.node
+    return (
+        f"this node is {world.here}, and {node} cannot see what is kept here: do it there, or name a folder that"
+        " all nodes see ([node] shared_dir)"
+    )
+
+
+def _tell_drain(world: _World, lifted: str) -> int:
+    """Slurm, unlike a record on the node itself, can be told from anywhere."""
+    node, out = world.call.arguments.node, world.call.out
+    trouble = f"a quarantine that is kept on {node} itself, should there be one, ends there: guardctl node release"
+    if out.is_json:
+        data = as_data(node, Record(), [trouble], world.now_wall_s)
+        out.json({**data, "paths": [], "troubles": [trouble], "slurm": lifted})
+    else:
+        out.line(lifted)
+        out.line(trouble, "dim")
+    return OK
 
 
 def _tell(world: _World, node: str, written: Written, done: str, slurm: str = "") -> int:

@@ -8,7 +8,16 @@ import pytest
 
 from guardrun.hooks.messages import MAX_TEXT_CHARS, Raised
 from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.errors import bound, parse_error_file, parse_raised, parse_tail, parse_traceback_frames
+from guardrun.supervisor.collect.errors import (
+    STDERR_BYTES,
+    STDERR_TAIL_BYTES,
+    bound,
+    parse_error_file,
+    parse_raised,
+    parse_tail,
+    parse_traceback_frames,
+)
+from guardrun.supervisor.core.causes import cause_of_log, last_words
 
 TRACEBACK = """Traceback (most recent call last):
   File "/x/old.py", line 1, in <module>
@@ -110,3 +119,37 @@ def test_a_tail_begins_with_a_whole_line() -> None:
     assert parse_tail(data) == "y" * 4090 + "\n"
     assert parse_tail(b"z" * 9000) == "z" * 4096
     assert parse_tail("é".encode() * 3000).endswith("éé")
+
+
+ECC = "[PG ID 0 Rank 1] Process group watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered"
+FRAMES_AFTER = "".join(
+    f"frame #{number}: <unknown function> + 0x{number:x} (0x7f in libtorch.so)\n" for number in range(90)
+)
+DUMP = "".join(f'  File "/venv/lib/loader.py", line {number} in wait\n' for number in range(300))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", FRAMES_AFTER),
+        ("epoch 3\n", f"Exception raised from run at P.cpp:1\n{FRAMES_AFTER}\nFatal Python error: Aborted\n\n{DUMP}"),
+        ("terminate called after throwing an instance of 'E'\n  what():  an older one\n" + DUMP, DUMP[:3000]),
+    ],
+    ids=["a C++ stack", "a dump of all threads", "others before"],
+)
+def test_last_words_are_found_before_what_follows_them(before: str, after: str) -> None:
+    text = f"{before}terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  {ECC}\n{after}"
+    tail = parse_tail(text.encode())
+    assert last_words(tail).splitlines()[0] == ECC and tail.endswith(text[-3000:])
+    told = cause_of_log(tail)
+    assert told is not None and told.cause == "gpu_lost"
+    assert len(tail) < 2 * STDERR_TAIL_BYTES
+
+
+def test_the_c_library_s_line_is_found_before_what_follows_it() -> None:
+    tail = parse_tail(f"step 3\ndouble free or corruption (out)\n{DUMP}".encode())
+    assert last_words(tail) == "double free or corruption (out)" and "step 3" not in tail
+    far = parse_tail(f"free(): invalid pointer\n{'x' * STDERR_BYTES}".encode())
+    assert last_words(far) == "", "beyond what is read"
+    huge = parse_tail(f"Check failed: {'x' * 30_000}\n{DUMP}".encode())
+    assert last_words(huge).startswith("Check failed: xxx") and len(huge) < 2 * STDERR_TAIL_BYTES

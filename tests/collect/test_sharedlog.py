@@ -12,7 +12,8 @@ from typing import IO
 
 import pytest
 
-from guardrun.supervisor.collect.sharedlog import NO_WORDS, READ_BYTES, SharedLog, parse_words, read_words
+from guardrun.supervisor.collect.errors import STDERR_BYTES
+from guardrun.supervisor.collect.sharedlog import NO_WORDS, SharedLog, parse_words, read_words
 from guardrun.supervisor.core.causes import cause_of_log, last_words
 from guardrun.supervisor.core.layers import error_in_log
 
@@ -93,9 +94,9 @@ def test_the_end_of_the_very_file_is_read_wherever_it_lies_now(tmp_path: Path, h
     with (tmp_path / "log.1").open("ab") as file:
         file.truncate(5 << 30)  # sparse
         file.seek(0, os.SEEK_END)
-        file.write(b"\nfree(): invalid pointer\n[rank3]: " + b"x" * READ_BYTES + b"\n[rank3]: end\n")
+        file.write(b"\nfree(): invalid pointer\n[rank3]: " + b"x" * STDERR_BYTES + b"\n[rank3]: end\n")
     words = read_words(log)
-    assert set(words.of_ranks) == {3} and words.of_ranks[3].endswith("end") and len(words.of_ranks[3]) < READ_BYTES
+    assert set(words.of_ranks) == {3} and words.of_ranks[3].endswith("end") and len(words.of_ranks[3]) < STDERR_BYTES
     assert words.of_anybody == "", "beyond what is read"
 
 

@@ -144,13 +144,16 @@ def test_a_node_that_is_back_before_slurm_is_is_not_drained(
     assert "update" not in (tmp_path / "calls").read_text() and len(bed.said) == 1
 
 
-def drained_meanwhile(fake_slurm: FakeSlurm, folder: Path, undrain: str) -> tuple[Bed, str]:
-    """The order to drain is on its way, and can't be called back, when the node comes back; what is said of it."""
+def drained_meanwhile(fake_slurm: FakeSlurm, folder: Path, undrain: str, drain: str = "") -> tuple[Bed, str]:
+    """The order to drain is on its way, and can't be called back, when the node comes back; what is said of it.
+
+    drain and undrain: what Slurm does upon these; empty: as it should.
+    """
     there, asked, go_on = folder / "there", folder / "asked", folder / "go-on"
     there.touch()
     script = (
         f'case "$1 $3" in\n'
-        f'"update state=drain") touch {asked}; while [ ! -e {go_on} ]; do sleep 0.02; done;;\n'
+        f'"update state=drain") touch {asked}; while [ ! -e {go_on} ]; do sleep 0.02; done; {drain or ":"};;\n'
         f'"update state=undrain") {undrain};;\nesac\n'
     )
     bed = Bed(fake_slurm(scontrol=script + away_until(there)))
@@ -167,14 +170,33 @@ def drained_meanwhile(fake_slurm: FakeSlurm, folder: Path, undrain: str) -> tupl
 def test_a_drain_that_was_made_as_the_node_came_back_is_undone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     bed, said = drained_meanwhile(fake_slurm, tmp_path, f"rm {tmp_path}/there.reason; exit 0")
     assert said == "n3 is back: its drain, which was under way, is undone"
-    assert (bed.settled, bed.said) == ([], ["n3 is back before it was drained: it is not"])
+    assert (bed.settled, bed.said) == ([], []), "nobody is told that it was not done when it was"
     assert not (tmp_path / "there.reason").exists()
 
 
 def test_one_that_cannot_be_undone_is_told(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     bed, said = drained_meanwhile(fake_slurm, tmp_path, "echo 'Invalid user id' >&2; exit 1")
     assert "n3 could not be returned to service" in said
-    assert (bed.settled, bed.how) == (["n3"], ["drained"])
+    assert (bed.settled, bed.how, bed.said) == (["n3"], ["drained"], [])
+
+
+def test_one_that_slurm_refused_meanwhile_was_not_made(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    bed, said = drained_meanwhile(fake_slurm, tmp_path, "exit 1", drain="echo 'Invalid user id' >&2; exit 1")
+    assert (said, bed.settled, bed.said) == ("n3 is back before it was drained: it is not", [], [])
+
+
+def test_an_order_that_slurm_took_and_did_not_answer_is_undone(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order was taken, its answer came too late; the node is back before guardrun asks again."""
+    monkeypatch.setattr("guardrun.slurm.again.FIRST_S", 0.05)
+    reason = tmp_path / "there.reason"
+    late = f'echo "${{4#reason=}}" > {reason}; {AWAY}'
+    bed, said = drained_meanwhile(fake_slurm, tmp_path, f"rm {reason}; exit 0", drain=late)
+    assert "it is asked again" in said
+    wait_until(lambda: bed.said, 10, "that it is said")
+    assert (bed.said, reason.exists()) == (["n3 is back: its drain, which was under way, is undone"], False)
+    bed.drains.close()
 
 
 def test_somebody_else_s_drain_is_never_undone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -258,7 +280,7 @@ def test_a_node_that_a_person_has_released_meanwhile_is_not_drained(
 
 
 def test_a_release_that_slurm_does_not_hear_of_is_said(fake_slurm: FakeSlurm) -> None:
-    text = lift_drain("n3", fake_slurm(scontrol=AWAY).environ)
+    text = lift_drain("n3", fake_slurm(scontrol=AWAY).environ).text
     assert "Unable to contact" in text and "scontrol update nodename=n3 state=undrain" in text
 
 

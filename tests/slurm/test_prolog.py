@@ -266,3 +266,20 @@ def test_a_release_lifts_guardruns_drain_and_no_other(slurm_lab: SlurmLab, tmp_p
     answer = json.loads(slurm_lab.run(*release, "--json", cwd=tmp_path, env=env).stdout)
     assert "n4 stays drained, it is not guardrun's drain" in answer["slurm"] and answer["state"] == "free"
     assert slurm_lab.node("n4")["Reason"] == "maintenance"
+
+
+@pytest.mark.real("slurm")
+def test_a_drain_is_lifted_from_any_node(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Where guardrun says `guardctl node release n4` is the first node, or a login node; no folder is shared."""
+    env = {"GUARDRUN_NODE_STATE_DIR": str(tmp_path / "state"), "SLURMD_NODENAME": "n1"}
+    release = (GUARDCTL, "node", "release", "n4")
+    slurm_lab.drain("n4", "guardrun: r1 incident 003 node_lost")
+    answer = json.loads(slurm_lab.run(*release, "--json", cwd=tmp_path, env=env).stdout)
+    assert answer["slurm"] == "n4 is in service again (it was drained: guardrun: r1 incident 003 node_lost)"
+    assert answer["state"] == "unknown" and "kept on n4 itself" in answer["troubles"][0]
+    assert "DRAIN" not in slurm_lab.node("n4")["State"]
+    again = slurm_lab.run(*release, cwd=tmp_path, env=env, is_checked=False)
+    assert again.returncode == 1 and "n4 cannot see what is kept here" in again.stderr
+    slurm_lab.drain("n4", "maintenance")
+    others = slurm_lab.run(*release, cwd=tmp_path, env=env, is_checked=False)
+    assert others.returncode == 1 and "n4 stays drained, it is not guardrun's drain" in others.stderr
