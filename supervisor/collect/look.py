@@ -24,11 +24,15 @@ from guardrun.supervisor.collect.groups import LAST_CALLS, LAST_CALLS_OF_MANY, M
 from guardrun.supervisor.collect.lookfiles import RAS_FILE, write_look, write_text
 from guardrun.supervisor.collect.procfs import (
     Io,
+    IoCounts,
     Stat,
     ThreadStat,
     age_s,
+    is_timed,
+    read_call,
     read_cmdline,
     read_io,
+    read_io_counts,
     read_kernel_stack,
     read_own_io,
     read_stat,
@@ -228,7 +232,7 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
         beside_bytes=io.beside_bytes,
         beside_reads=io.beside_reads,
         faults=stat.faults - sum(thread.faults for thread in ours) if stat.faults >= 0 else -1,
-        threads=_merge(dump.threads, threads, {thread.tid for thread in ours}),
+        threads=_merge(pid, dump.threads, threads, {thread.tid for thread in ours}),
         variety=variety,
         pauses=NATIVE.pauses(pid) if target.is_rank else 0,
         source=dump.source,
@@ -277,7 +281,7 @@ def _innermost(dump: StackDump) -> list[Frame]:
     return next((thread.frames[:VARIETY_FRAMES] for thread in dump.threads if thread.is_main), [])
 
 
-def _merge(dumped: list[ThreadLook], stats: list[ThreadStat], ours: set[int]) -> list[ThreadLook]:
+def _merge(pid: int, dumped: list[ThreadLook], stats: list[ThreadStat], ours: set[int]) -> list[ThreadLook]:
     """Stacks with counters, the main thread first, without our own threads; bounded."""
     counters = {thread.tid: thread for thread in stats}
     merged = []
@@ -286,6 +290,7 @@ def _merge(dumped: list[ThreadLook], stats: list[ThreadStat], ours: set[int]) ->
         if is_ours and not thread.is_main:
             continue
         stat = counters.get(thread.tid)
+        io = IoCounts() if thread.is_main else read_io_counts(f"/proc/{pid}/task/{thread.tid}/io") or IoCounts()
         merged.append(
             ThreadLook(
                 tid=thread.tid,
@@ -294,6 +299,9 @@ def _merge(dumped: list[ThreadLook], stats: list[ThreadStat], ours: set[int]) ->
                 owns_gil=thread.owns_gil,
                 cpu_s=stat.cpu_s if stat else 0.0,
                 switches=stat.switches if stat else 0,
+                is_timed=not thread.is_main and is_timed(read_call(pid, thread.tid), os.uname().machine),
+                read_bytes=io.rchar,
+                reads=io.syscr,
                 frames=thread.frames,
             )
         )

@@ -185,7 +185,8 @@ def parse_io(text: str) -> IoCounts:
     return IoCounts(*(int(fields.get(name, "0")) for name in IoCounts._fields))
 
 
-def _read_io(path: str) -> IoCounts | None:
+def read_io_counts(path: str) -> IoCounts | None:
+    """Of a process's or a thread's file in /proc; None where it may not be read."""
     data = read_bytes(path)
     if not data:
         return None
@@ -197,13 +198,13 @@ def _read_io(path: str) -> IoCounts | None:
 
 def read_io(pid: int) -> int:
     """Bytes read and written so far; -1 where that can't be known."""
-    counts = _read_io(f"/proc/{pid}/io")
+    counts = read_io_counts(f"/proc/{pid}/io")
     return counts.rchar + counts.wchar if counts is not None else -1
 
 
 def read_own_io(pid: int) -> Io:
     """Likewise, apart from what threads other than the main one have read."""
-    main, whole = _read_io(f"/proc/{pid}/task/{pid}/io"), _read_io(f"/proc/{pid}/io")
+    main, whole = read_io_counts(f"/proc/{pid}/task/{pid}/io"), read_io_counts(f"/proc/{pid}/io")
     if whole is None or main is None:
         return Io(-1 if whole is None else whole.rchar + whole.wchar)
     return Io(main.rchar + whole.wchar, max(0, whole.rchar - main.rchar), max(0, whole.syscr - main.syscr))
@@ -224,6 +225,27 @@ _FD_CALLS: dict[str, frozenset[int]] = {
 """System calls whose first argument is the descriptor that they wait for (asm/unistd_64.h, asm-generic/unistd.h)."""
 
 
+_SLEEPS: dict[str, tuple[int, frozenset[int], frozenset[int]]] = {
+    "x86_64": (202, frozenset((35, 230)), frozenset((23, 270))),
+    "aarch64": (98, frozenset((101, 115)), frozenset((72,))),
+}
+"""futex; nanosleep and clock_nanosleep; select and pselect6, which Pythons before 3.11 sleep in."""
+
+
+def is_timed(text: str, machine: str) -> bool:
+    """Say whether a thread sleeps until a time of its own, or waits for a lock until then; of its file `syscall`.
+
+    Not where it waits for a descriptor until then, as sockets with a time limit do.
+    """
+    words = text.split()
+    if len(words) < 7 or not words[0].isdigit() or machine not in _SLEEPS:
+        return False
+    number, (futex, sleeps, selects) = int(words[0]), _SLEEPS[machine]
+    if number == futex:
+        return int(words[4], 16) != 0
+    return number in sleeps or (number in selects and int(words[1], 16) == 0)
+
+
 def parse_syscall(text: str, machine: str) -> int | None:
     """The descriptor that a thread waits for, of /proc/PID/syscall; None where it is in no call that has one."""
     words = text.split()
@@ -232,9 +254,14 @@ def parse_syscall(text: str, machine: str) -> int | None:
     return int(words[1], 16)
 
 
+def read_call(pid: int, tid: int) -> str:
+    """A thread's file `syscall`; empty where it may not be read."""
+    return (read_bytes(f"/proc/{pid}/task/{tid}/syscall") or b"").decode("ascii", "replace")
+
+
 def read_waited_file(pid: int) -> str:
     """The file that a process's main thread is in a system call with; empty where none, or it may not be seen."""
-    fd = parse_syscall((read_bytes(f"/proc/{pid}/syscall") or b"").decode("ascii", "replace"), os.uname().machine)
+    fd = parse_syscall(read_call(pid, pid), os.uname().machine)
     if fd is None:
         return ""
     try:

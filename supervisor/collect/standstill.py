@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from guardrun.supervisor.collect.procfs import Stat, read_bytes, read_stat, read_status, read_threads
+from guardrun.supervisor.collect.procfs import Stat, read_bytes, read_call, read_stat, read_status, read_threads
 from guardrun.supervisor.collect.pyspy import TIMEOUT_S, dump_pyspy
 from guardrun.supervisor.collect.sockets import read_unix_peers
 from guardrun.supervisor.collect.table import ProcessTable, is_of_user
@@ -111,7 +111,7 @@ def read_standstill(
     Never raises because something vanished: then nothing is said.
     """
     machine = os.uname().machine
-    if parse_call(_read_call(pid, pid), machine).waits is Waits.OPEN or _has_alarm(pid):
+    if parse_call(read_call(pid, pid), machine).waits is Waits.OPEN or _has_alarm(pid):
         return NONE
     pids = [pid, *table.descendants(pid, MAX_PROCESSES + 1)]
     if len(pids) > MAX_PROCESSES:
@@ -148,10 +148,6 @@ def _with_frames(waiters: list[Waiter], pid: int, stacks: Mapping[int, list[Fram
     ]
 
 
-def _read_call(pid: int, tid: int) -> str:
-    return (read_bytes(f"/proc/{pid}/task/{tid}/syscall") or b"").decode("ascii", "replace")
-
-
 def _has_alarm(pid: int) -> bool:
     status = read_status(pid)
     return status is None or any(status.catches(signum) for signum in _ALARMS)
@@ -181,7 +177,7 @@ def _waiters(pid: int, machine: str, ends: _Ends) -> list[Waiter]:
         return [Waiter(pid=pid, tid=pid, name=stat.comm, waits=Waits.OPEN)]
     found = []
     for thread in threads:
-        call = parse_call(_read_call(pid, thread.tid), machine) if thread.state == "S" else OPEN
+        call = parse_call(read_call(pid, thread.tid), machine) if thread.state == "S" else OPEN
         if call.waits is Waits.PIPE and not ends.are_held_here(pid, call.fd):
             call = OPEN
         found.append(

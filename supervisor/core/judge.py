@@ -119,6 +119,9 @@ QUIET_SOCKET_BYTES_S = 4 * 1024
 SMALL_READ_BYTES = 2048
 """What a read of a file in /proc returns at most, on average: its end is a read, too, and most are short. Data
 is read in larger pieces; SQLite's pages have 4096."""
+MONITOR_BYTES_S = 128 * 1024
+"""What a thread that sleeps on a timer reads at most to be taken for a monitor: /proc/stat of a node with hundreds of
+CPUs comes in one piece, of tens of KiB."""
 QUIET_SWITCHES_S = 2
 """Context switches a second of a process in which everything waits, but for a timer or two."""
 QUIET_FAULTS_S = 200
@@ -267,17 +270,19 @@ def _is_gil_held(before: RankLook, after: RankLook) -> bool:
 def _computes_natively(doing: Doing, before: RankLook, after: RankLook) -> bool:
     """Whether native code runs that Python has called: it keeps the GIL all the time, or it has let go of it.
 
-    A loop in Python holds it nearly always, and hands it on every 5 ms. Not where a device is used: who waits for one
-    (`loss.item()`) runs in native code as well, and does not compute.
+    A loop in Python holds it nearly always, and hands it on every 5 ms. Who waits for a device (`loss.item()`) runs in
+    native code as well, and does not compute; torch lets go of the GIL for that.
     """
-    if any("nccl" in group.backend for group in after.groups) or after.gpu_busy >= 0:
-        return False
     processes = (before.process, after.process)
     # Not by how much it uses: on a node that is busy besides it may be little.
     if not all(process.state == "R" for process in processes):
         return False
+    if doing is Doing.GIL_HELD:
+        return True
     if doing not in (Doing.SPINNING, Doing.IDLE):
-        return doing is Doing.GIL_HELD
+        return False
+    if any("nccl" in group.backend for group in after.groups) or after.gpu_busy >= 0:
+        return False
     return all(process.source == PYSPY and not _owns_gil(process) for process in processes)
 
 
@@ -301,8 +306,9 @@ def _bytes_move(before: RankLook, after: RankLook) -> str:
     """What it reads, writes, sends or receives, in words; empty where nothing worth telling."""
     seconds = after.at_s - before.at_s
     old, new = before.process, after.process
-    small = SMALL_READ_BYTES * (new.beside_reads - old.beside_reads)
-    beside = max(0, new.beside_bytes - old.beside_bytes - small)
+    timed_bytes, timed_reads = _read_on_timers(before, after)
+    small = SMALL_READ_BYTES * (new.beside_reads - old.beside_reads - timed_reads)
+    beside = max(0, new.beside_bytes - old.beside_bytes - timed_bytes - small)
     io_rate = (new.io_bytes - old.io_bytes + beside) / seconds
     if io_rate > QUIET_IO_BYTES_S:
         return f"reads and writes {io_rate / 1024:.0f} KiB a second"
@@ -311,6 +317,19 @@ def _bytes_move(before: RankLook, after: RankLook) -> str:
         if rate > QUIET_SOCKET_BYTES_S:
             return f"{rate / 1024:.0f} KiB a second move through its sockets"
     return ""
+
+
+def _read_on_timers(before: RankLook, after: RankLook) -> tuple[int, int]:
+    """Bytes that threads have read that slept on a timer in one of two looks, if not much, and in how many calls."""
+    known = {thread.tid: thread for thread in before.process.threads if thread.reads}
+    most = MONITOR_BYTES_S * (after.at_s - before.at_s)
+    pairs = [(known[new.tid], new) for new in after.process.threads if new.tid in known]
+    monitors = [
+        (new.read_bytes - old.read_bytes, new.reads - old.reads)
+        for old, new in pairs
+        if (old.is_timed or new.is_timed) and new.read_bytes - old.read_bytes <= most
+    ]
+    return sum(size for size, _ in monitors), sum(count for _, count in monitors)
 
 
 def _children_cpu(before: RankLook, after: RankLook) -> float:

@@ -33,6 +33,12 @@ class ThreadLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """CPU time used so far, user and system."""
     switches: int = 0
     """Context switches so far, voluntary and not."""
+    is_timed: bool = False
+    """It sleeps until a time of its own choice, as what monitors does between two turns. Never said of the main one."""
+    read_bytes: int = 0
+    """What it has read so far, by files' and pipes' calls, …"""
+    reads: int = 0
+    """… in so many; 0 of the main one, and where that is not known."""
     frames: list[Frame] = []
     """Innermost first; at most 60 (the outermost are cut). Empty where no Python runs or no stack could be taken."""
 

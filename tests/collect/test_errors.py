@@ -121,7 +121,7 @@ def test_a_tail_begins_with_a_whole_line() -> None:
     assert parse_tail("é".encode() * 3000).endswith("éé")
 
 
-ECC = "[PG ID 0 Rank 1] Process group watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered"
+ECC = "[Rank 1] Watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered"
 FRAMES_AFTER = "".join(
     f"frame #{number}: <unknown function> + 0x{number:x} (0x7f in libtorch.so)\n" for number in range(90)
 )

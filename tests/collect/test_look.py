@@ -142,6 +142,11 @@ def monitor():
             with open(f"/proc/self/{name}") as file:
                 file.read()
         time.sleep(0.1)
+def monitor_of_many_cpus():
+    while True:
+        with open(sys.executable, "rb", buffering=0) as file:  # as large as /proc/stat is there, in one piece
+            file.read(40_000)
+        time.sleep(0.5)
 def load():
     with open(sys.executable, "rb") as file:
         while True:
@@ -154,7 +159,9 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(("beside", "expected"), [("monitor", Doing.IDLE), ("load", Doing.BUSY)])
+@pytest.mark.parametrize(
+    ("beside", "expected"), [("monitor", Doing.IDLE), ("monitor_of_many_cpus", Doing.IDLE), ("load", Doing.BUSY)]
+)
 def test_what_other_threads_read_is_told_apart(
     start_script: StartScript, looker: Looker, beside: str, expected: Doing
 ) -> None:

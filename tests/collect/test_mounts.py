@@ -21,7 +21,7 @@ from guardrun.supervisor.collect.mounts import (
     parse_mountinfo,
     read_mounts,
 )
-from guardrun.supervisor.collect.procfs import parse_syscall, read_stat
+from guardrun.supervisor.collect.procfs import is_timed, parse_syscall, read_stat
 from guardrun.supervisor.core.looks import ProcessLook
 from tests.support.deadmount import dead_mount
 from tests.support.processes import descendants, is_alive
@@ -165,3 +165,34 @@ def test_open_files_tell_which_mounts_are_used() -> None:
 )
 def test_the_descriptor_of_a_system_call(text: str, machine: str, fd: int | None) -> None:
     assert parse_syscall(text, machine) == fd
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "expected"),
+    [
+        ("230 0x1 0x1 0x7ffd 0x0 0x0 0x0 0x7ff 0x7fa", "x86_64", True),
+        ("115 0x1 0x1 0x7ffd 0x0 0x0 0x0 0x7ff 0x7fa", "aarch64", True),
+        ("23 0x0 0x0 0x0 0x0 0x7ffd 0x0 0x7ff 0x7fa", "x86_64", True),
+        ("23 0x5 0x7f 0x0 0x0 0x7ffd 0x0 0x7ff 0x7fa", "x86_64", False),
+        ("202 0x7f 0x189 0x0 0x7ffd 0x0 0xffffffff 0x7ff 0x7fa", "x86_64", True),
+        ("202 0x7f 0x189 0x0 0x0 0x0 0xffffffff 0x7ff 0x7fa", "x86_64", False),
+        ("7 0x7ffd 0x1 0x1388 0x0 0x0 0x0 0x7ff 0x7fa", "x86_64", False),
+        ("230 0x1 0x1 0x7ffd 0x0 0x0 0x0 0x7ff 0x7fa", "riscv64", False),
+        ("running", "x86_64", False),
+        ("", "x86_64", False),
+    ],
+    ids=[
+        "sleep",
+        "sleep on ARM",
+        "an old sleep",
+        "select",
+        "a lock with a limit",
+        "a lock",
+        "poll",
+        "?",
+        "runs",
+        "none",
+    ],
+)
+def test_a_thread_that_sleeps_on_a_timer(text: str, machine: str, expected: bool) -> None:
+    assert is_timed(text, machine) is expected

@@ -198,6 +198,15 @@ def test_who_may_wait_for_a_device_is_not_said_to_compute() -> None:
     assert not is_native(), "who holds the GIL is not told there"
 
 
+def test_who_keeps_the_gil_does_not_wait_for_a_device() -> None:
+    """torch lets go of it for that; a regular expression over a corpus does not."""
+    on_nccl = {"state": "R", "heart_s": 9.0, "groups": [GroupLook(name="0", backend="nccl")]}
+    for state, is_native in (("R", True), ("S", False)):
+        on_nccl["state"] = state
+        found = judge(look(18, cpu_s=0.0, **on_nccl), look(26, cpu_s=8.0, **on_nccl))  # type: ignore[arg-type]
+        assert (found.doing, found.is_native) == (Doing.GIL_HELD, is_native)
+
+
 def test_a_stale_heart_alone_is_no_held_gil_where_bytes_move() -> None:
     held = look(18, heart_s=9.0), look(26, heart_s=9.0)
     assert doing(*held) is Doing.GIL_HELD
@@ -211,6 +220,25 @@ def test_a_thread_that_monitors_is_no_progress_and_one_that_reads_data_is() -> N
     assert doing(still, look(18, beside_bytes=40_000_000, beside_reads=20_000)) is Doing.IDLE
     assert doing(still, look(18, beside_bytes=40_960_000, beside_reads=10_000)) is Doing.BUSY
     assert doing(still, look(18, io_bytes=1_000_000, beside_reads=20_000)) is Doing.BUSY
+
+
+def test_what_a_thread_on_a_timer_reads_is_a_monitors() -> None:
+    """/proc/stat of a node with hundreds of CPUs comes in one piece, of tens of KiB."""
+
+    def beside(at_s: float, size: int, reads: int, *, is_timed: bool, loaded: int = 0) -> RankLook:
+        main = ThreadLook(tid=7, is_main=True, cpu_s=1.0, frames=list(IDLE))
+        monitor = ThreadLook(tid=8, is_timed=is_timed, read_bytes=1000 + size, reads=10 + reads)
+        counts = {"beside_bytes": 1000 + size + loaded, "beside_reads": 10 + reads + loaded // 65536}
+        return look(at_s, threads=[main, monitor], **counts)
+
+    polls = beside(10, 0, 0, is_timed=True), beside(18, 400_000, 16, is_timed=True)
+    assert doing(*polls) is Doing.IDLE
+    assert doing(polls[0], beside(18, 400_000, 16, is_timed=False)) is Doing.IDLE, "caught in the middle of a turn"
+    assert doing(beside(10, 0, 0, is_timed=False), beside(18, 400_000, 16, is_timed=False)) is Doing.BUSY
+    assert doing(polls[0], beside(18, 4_000_000, 160, is_timed=True)) is Doing.BUSY, "too much for a monitor"
+    assert doing(polls[0], beside(18, 400_000, 16, is_timed=True, loaded=1 << 20)) is Doing.BUSY, "another thread loads"
+    scans = beside(10, 0, 0, is_timed=True), beside(18, 900_000, 2000, is_timed=True, loaded=1 << 20)
+    assert doing(*scans) is Doing.BUSY, "its many reads excuse nobody else's"
 
 
 def test_unreadable_counters_are_no_evidence() -> None:
