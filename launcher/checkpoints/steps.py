@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 
 _CLIMB = 3
 _EXTENSION = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors|tar|pkl|pickle|model)+$", re.I)
@@ -41,6 +42,7 @@ def parse_step(name: str) -> int | None:
     return None
 
 
+@lru_cache(maxsize=1024)  # all ranks say the same of a checkpoint that they save together
 def step_family(path: str) -> tuple[str, int]:
     """What a saved path's checkpoint has in common with others of its kind, and its step; ("", 0): no name says one.
 

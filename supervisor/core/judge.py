@@ -388,11 +388,15 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
 
 
 def _quiet(before: RankLook, after: RankLook, stack: list[Frame], is_same: bool) -> tuple[Doing, str]:
+    is_at_place = is_same or fr.place(stack) == fr.place(_main_stack(before.process))
+    if before.process.state == after.process.state == "R":
+        starved = Doing.CHURNING, "is ready to run in the same frame, and hardly gets a CPU"
+        return starved if is_at_place else (Doing.BUSY, "its frames change")
     if fr.is_in_backward(stack):
         return Doing.WAITING, "waits in the backward pass"
     if fr.waits_for_data(stack) or (after.in_data_since_s and after.in_data_since_s == before.in_data_since_s):
         return Doing.DATA, "waits for data, and nobody prepares any"
-    if is_same or fr.place(stack) == fr.place(_main_stack(before.process)):
+    if is_at_place:
         return Doing.IDLE, "is in the same frame, uses no CPU and moves no bytes"
     return Doing.BUSY, "its frames change"
 

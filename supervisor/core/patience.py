@@ -47,7 +47,11 @@ WITHOUT = (
         "spin_patience_s", "a rank that runs in the same few lines; all ranks in one collective", 120, 600, NEVER_S
     ),
     Grounds(
-        "save_patience_s", "any of these, while the rank saves or is in a phase that it has named", 300, 600, NEVER_S
+        "save_patience_s",
+        "any of these but silent data and a collection, while the rank saves or is in a phase that it has named",
+        300,
+        600,
+        NEVER_S,
     ),
 )
 

@@ -48,7 +48,10 @@ def hang_sentence(attempt: Attempt, found: Finding, judged: dict[int, Judgement]
 
 
 def _detail(found: Finding, judged: dict[int, Judgement]) -> str:
-    """What the culprits' judgements add to the sentence: their workers, the mount; empty where nothing."""
+    """What the culprits' judgements add to the sentence: their workers, the mount, want of CPU; empty where nothing."""
+    if found.doing is Doing.CHURNING:
+        is_starved = all(judged[r].is_starved for r in found.culprits if r in judged)
+        return ": its node is busy, and gives it little" if is_starved else ""
     rank = next((r for r in found.culprits if r in judged and judged[r].detail), None)
     if rank is None:
         return ""
@@ -71,7 +74,7 @@ def _doing_text(found: Finding, has: str, spot: str, silent_s: float, detail: st
         Doing.IDLE: f"{has} waited {silent_s:.0f} s{inside}",
         Doing.UNSEEN: f"{has} not run for {silent_s:.0f} s{inside}",
         Doing.SPINNING: f"{has} been running in the same few lines for {silent_s:.0f} s{at}",
-        Doing.CHURNING: f"{has} used CPU without any progress for {silent_s:.0f} s{at}",
+        Doing.CHURNING: f"{has} used CPU without any progress for {silent_s:.0f} s{at}{detail}",
         Doing.UNLOOKED: f"{has} shown no progress for {silent_s:.0f} s, and could not be looked at",
         Doing.LEAVING: f"{has} come to the end of the script, but not exited{inside} for {silent_s:.0f} s",
         Doing.WAITING: f"{has} waited {silent_s:.0f} s{inside}",

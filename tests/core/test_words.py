@@ -81,6 +81,14 @@ def test_every_doing_has_its_sentence(told: Told, doing: Doing) -> None:
     assert text.endswith("; rank 0 waits for it in all_reduce.")
 
 
+def test_a_rank_that_is_given_no_cpu_has_not_used_it_for_nothing(told: Told) -> None:
+    told.running(3)
+    assert told.state.attempt is not None
+    judged = {1: Judgement(global_rank=1, doing=Doing.CHURNING, reason="", spot="fit (train.py:7)", is_starved=True)}
+    text = hang_sentence(told.state.attempt, finding(Doing.CHURNING), judged, 33.4)
+    assert ", at fit (train.py:7): its node is busy, and gives it little; rank 0 waits for it" in text
+
+
 def test_sentences_of_several(told: Told) -> None:
     told.running(8)
     assert told.state.attempt is not None

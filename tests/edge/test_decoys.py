@@ -39,6 +39,8 @@ DECOYS = {
     "a silent data loader's worker": ["--plan", "0:data_pause@51:1", "--loader"],
 }
 BY_DEFAULT = {
+    "a package's slow forward on all ranks": ["--plan", "0:tune@51:*", *NATIVE],
+    "a package's slow forward on one rank": ["--plan", "0:tune@51:1", *NATIVE],
     "a fit in native code": ["--plan", "0:fit@51:0", *NATIVE],
     "a search in native code that keeps the GIL": ["--plan", "0:search@51:0", *NATIVE],
 }

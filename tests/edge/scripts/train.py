@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent / "dist-packages"))
 sys.path.insert(0, str(Path(__file__).parent))
 from faults import (
     ATTEMPT,
@@ -51,6 +52,7 @@ if "init" in due(plan, 0):
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from tuned_model import TunedModel  # noqa: E402
 
 
 def evaluate() -> None:
@@ -138,6 +140,7 @@ OTHERS = {
     "leave": leave_and_fail,
     "flip": flip_newest,
     "init": lambda: None,
+    "tune": lambda: setattr(model.module, "tunes_s", arguments.seconds),
 }
 
 
@@ -191,7 +194,7 @@ def main() -> None:
         atexit.register(tell_end)
     dist.init_process_group("gloo")
     global model
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    model = torch.nn.parallel.DistributedDataParallel(TunedModel(64, 64))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     start = 0
     if arguments.health:
