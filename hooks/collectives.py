@@ -19,10 +19,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from inspect import isfunction, unwrap
 from time import monotonic_ns
+from types import FrameType
 from typing import Any
 
 from guardrun.hooks import recorder
 from guardrun.hooks.board import OPS, Field, Milestone
+from guardrun.hooks.callplaces import Place
 from guardrun.hooks.calls import CallsPage, Signature
 from guardrun.hooks.files import Function, replace
 from guardrun.hooks.rank import Rank
@@ -157,7 +159,8 @@ def _wrap_group_maker(original: Function, rank: Rank) -> Function:
 
     @functools.wraps(original)
     def make_group(*args: Any, **kwargs: Any) -> Any:
-        return _timed_init(original, rank, args, kwargs, at)
+        timeout_ns = _own_timeout_ns(_argument(args, kwargs, at), sys._getframe(1))
+        return _timed_init(functools.partial(original, *args, **kwargs), rank, timeout_ns)
 
     return make_group
 
@@ -169,30 +172,34 @@ def _wrap_init(original: Function, rank: Rank) -> Function:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         rank.owner_ident = get_ident()  # Whoever makes the process group trains, main thread or not.
         rank.mark(Milestone.INIT_ENTERED)
-        result = _timed_init(original, rank, args, kwargs, at)
+        timeout_ns = _own_timeout_ns(_argument(args, kwargs, at), sys._getframe(1))
+        result = _timed_init(functools.partial(original, *args, **kwargs), rank, timeout_ns)
         rank.mark(Milestone.INIT_DONE)
         return result
 
     return init_process_group
 
 
-def _timed_init(original: Function, rank: Rank, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_at: int) -> Any:
-    """timeout_at: which argument its timeout is, where it is given without its name."""
+def _timed_init(make: Callable[[], Any], rank: Rank, timeout_ns: int) -> Any:
     words = rank.words
     if words[Field.INIT_SINCE_NS]:
-        return original(*args, **kwargs)
+        return make()
     words[Field.INIT_SINCE_NS] = since_ns = monotonic_ns()
     try:
-        result = original(*args, **kwargs)
+        result = make()
     finally:
         words[Field.INIT_SINCE_NS] = 0
     words[Field.GROUPS] += 1
     words[Field.PROGRESS_NS] = monotonic_ns()
     if rank.calls is not None:
-        timeout = kwargs.get("timeout", args[timeout_at] if 0 <= timeout_at < len(args) else None)
-        rank.calls.note_groups(since_ns, _own_timeout_ns(timeout))
+        rank.calls.note_groups(since_ns, timeout_ns)
         recorder.start(rank, rank.calls)
     return result
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int) -> object:
+    """The timeout that a call was given, by its name or by its place; None: none."""
+    return kwargs.get("timeout", args[at] if 0 <= at < len(args) else None)
 
 
 def _position(function: Function, name: str) -> int:
@@ -201,9 +208,11 @@ def _position(function: Function, name: str) -> int:
     return parameters.index(name) if name in parameters else -1
 
 
-def _own_timeout_ns(timeout: object) -> int:
-    """A timeout that somebody has thought about: not torch's own defaults, which frameworks pass on."""
-    if not isinstance(timeout, timedelta) or timeout in (USUAL_TIMEOUT, USUAL_NCCL_TIMEOUT):
+def _own_timeout_ns(timeout: object, caller: FrameType) -> int:
+    """A timeout that somebody has thought about; torch's defaults, which frameworks pass on, in the user's own line."""
+    if not isinstance(timeout, timedelta):
+        return 0
+    if timeout in (USUAL_TIMEOUT, USUAL_NCCL_TIMEOUT) and not Place(caller.f_code).is_users:
         return 0
     return min(int(timeout.total_seconds() * 1e9), _MOST_NS)
 
