@@ -23,22 +23,35 @@ class Workload(str, Enum):
 
 
 class Doubt(Enum):
-    """How sure a fault lets one be, and so how many seconds its verdict may take."""
+    """How sure a fault lets one be: what guardrun's policy knows it by, and so when it acts (patience.py)."""
 
-    CRASH = ("crash", 2.0)
-    """A rank ends: from its end to its cause."""
-    PROOF = ("proof", 10.0)
-    """What is seen cannot end well, or is an event of its own: from the last progress on, as for all below."""
-    IDLE = ("idle", 45.0)
-    """A rank waits in one place while others wait for it."""
-    SILENT = ("silent", 75.0)
-    """Data that does not come, a held GIL, or nobody who waits for another."""
-    SPINNING = ("spinning", 135.0)
-    """A rank runs, and goes nowhere."""
+    CRASH = ("a rank that ends", "", 2.0)
+    """From its end to its cause; the others are stopped with it."""
+    PASSING = ("a pause that is an event of its own, and ends by itself", "", 10.0)
+    """From the last progress on, as for all below. Nothing is to be done about it."""
+    STOPPED = ("a process stopped by a signal", "stopped_patience_s", 20.0)
+    MISMATCH = ("calls that can never meet, or a ring of waits", "mismatch_patience_s", 20.0)
+    STANDSTILL = ("a standstill that nothing is left to end", "proof_patience_s", 20.0)
+    ASLEEP = ("a rank asleep in one call", "idle_patience_s", 0.0)
+    """While others wait for it, as in all below but the last."""
+    DATA = ("a silent source of data", "data_patience_s", 0.0)
+    GIL = ("a held GIL", "gil_patience_s", 0.0)
+    SPINNING = ("a rank that runs in the same few lines", "spin_patience_s", 0.0)
+    COMPUTING = ("native code that computes", "native_patience_s", 0.0)
+    ALONE = ("nobody waits for it", "", 0.0)
+    """All ranks are idle in their own code: that is a pause, for all that can be seen."""
 
-    def __init__(self, label: str, limit_s: float) -> None:
+    def __init__(self, label: str, setting: str, limit_s: float) -> None:
         self.label = label
+        self.setting = setting
+        """The field of the engine's Settings that takes its patience; empty: none does."""
         self.limit_s = limit_s
+        """Where there is no doubt: within how many seconds it must be told and acted on. 0: patience decides."""
+
+    @property
+    def needs_patience(self) -> bool:
+        """Time alone tells it from a job that is at work elsewhere."""
+        return not self.limit_s
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,7 @@ class Fault(Case):
     """Those to name; None: the ranks in which it was planted."""
     may_name_nobody: bool = False
     """It cannot be told who of them is wrong: an empty list is right as well."""
-    doubt: Doubt = Doubt.IDLE
+    doubt: Doubt = Doubt.ASLEEP
     has_line: bool = True
     """The evidence must name the line that the script marks. Not so where a signal from outside ends a rank."""
     recovers: bool = True

@@ -7,8 +7,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.gym.case import Case, Chain, Doubt, Fault
+from benchmarks.gym.case import Case, Chain, Fault
 from benchmarks.gym.decoys import LONGEST_S
+from benchmarks.gym.patience import Patience, played_at
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GYM = ROOT / ".gym"
@@ -20,6 +21,12 @@ assert HEARTBEAT_S > LONGEST_S
 FIRST_HEARTBEAT_S = 60
 """Likewise: long enough for the workload to start."""
 RESTARTS = 3
+SPARE_S = 45.0
+"""After the time at which guardrun must have acted, before the gym ends a run that it has not."""
+RESTART_S = 15.0
+"""For an attempt to get to where the one before it stopped, on a busy machine."""
+AT_ONE_PLACE = 3
+"""restart.max_no_progress: stops at one step before it is given up."""
 
 FAILED = r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)"
 """torchrun's and ft_launcher's line on the first rank that ended badly."""
@@ -42,6 +49,8 @@ class Launcher:
     """How long after the planting a case may last where no rank ends by itself; then it is "not found within"."""
     gives_heartbeats: bool = False
     """The script's copy gets the lines that it wants."""
+    patience: Patience | None = None
+    """guardrun's."""
 
     @property
     def is_there(self) -> bool:
@@ -57,24 +66,35 @@ class Launcher:
             return 2 * case.lasts_s
         if not isinstance(case, Fault):
             return 150.0
-        if self.name != "guardrun":
+        if self.patience is None:
             return 60.0 if case.kind == "crash" and case.recovers else self.hang_cap_s
-        if case.every_attempt and case.kind != "crash":
-            return 4 * case.doubt.limit_s + 60.0
-        return {Doubt.CRASH: 60.0, Doubt.PROOF: 75.0, Doubt.IDLE: 90.0, Doubt.SILENT: 120.0, Doubt.SPINNING: 170.0}[
-            case.doubt
-        ]
+        return limit_s(case, self.patience) + SPARE_S
+
+
+def limit_s(fault: Fault, patience: Patience) -> float:
+    """After how long guardrun must have acted for the last time."""
+    own_s = patience.acts_within_s(fault.doubt)
+    if not fault.every_attempt or fault.kind == "crash":
+        return own_s
+    if patience.sensitivity == "eager":
+        return AT_ONE_PLACE * own_s
+    # The same place again: four times the patience, then the hard limit (supervisor/core/stalls.py).
+    return own_s + min(4 * own_s, patience.hard_timeout_s) + patience.hard_timeout_s + AT_ONE_PLACE * RESTART_S
 
 
 def beside_python(name: str) -> Path:
     return Path(sys.executable).with_name(name)
 
 
+def guardrun_at(patience: Patience) -> Launcher:
+    return Launcher("guardrun", beside_python("guardrun"), patience.flags(), "--master-port={}", patience=patience)
+
+
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """For torchrun's restarts: without it, and with a static rendezvous even so, ranks meet the addresses of the attempt
 before in its store, and most restarts over gloo fail. This way they work."""
 LAUNCHERS = (
-    Launcher("guardrun", beside_python("guardrun"), ("--guard-hang-sensitivity=eager",), "--master-port={}"),
+    guardrun_at(played_at("normal", 0.1)),
     Launcher(
         "torchrun",
         beside_python("torchrun"),

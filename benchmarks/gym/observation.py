@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from benchmarks.gym.patience import Patience
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -26,6 +29,8 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     """Unix time."""
+    acted_at: float | None = None
+    """When something was done about it; None: nothing was, or the launcher does not say."""
     attempt: int = 0
     kind: str = ""
     cause: str = ""
@@ -62,6 +67,8 @@ class Observation(msgspec.Struct, kw_only=True):
     returncode: int | None = None
     """None: the gym ended it, after cap_s from the planting."""
     cap_s: float = 0.0
+    patience: Patience | None = None
+    """guardrun's; None: another launcher."""
     left: list[str] = []
     """What was alive after the launcher had ended."""
     load_1m: float = 0.0
@@ -115,11 +122,12 @@ def find_line(marker: str, scripts: list[Path]) -> str:
     return found[0]
 
 
-def told_by_incident(incident: dict[str, Any], at: float, line: str) -> Told:
+def told_by_incident(incident: dict[str, Any], line: str) -> Told:
     """An incident.json in the gym's words."""
     words = str([incident["summary"], incident["evidence"], incident["advice"]])
     return Told(
-        at=at,
+        at=parse_time(incident["detected"]),
+        acted_at=acted_at(incident),
         attempt=incident["attempt"],
         kind=incident["kind"],
         cause=incident["cause"],
@@ -128,6 +136,19 @@ def told_by_incident(incident: dict[str, Any], at: float, line: str) -> Told:
         action=incident["action"],
         names_line=bool(line) and names_line(words, line),
     )
+
+
+def acted_at(incident: dict[str, Any]) -> float | None:
+    """Unix time at which something was done. A crash has no such time of its own: it is acted on as it is told."""
+    if incident["action"] == "none":
+        return None
+    at = incident.get("acted") or (incident["detected"] if incident["kind"] != "hang" else None)
+    return parse_time(at) if at else None
+
+
+def parse_time(text: str) -> float:
+    """Unix time of an incident's ISO time."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def names_line(text: str, line: str) -> bool:

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.gym.case import Case, Chain, Decoy, Doubt, Fault
-from benchmarks.gym.launchers import ROOT, Launcher, with_heartbeats
+from benchmarks.gym.launchers import ROOT, Launcher, limit_s, with_heartbeats
 from benchmarks.gym.observation import (
     Observation,
     Told,
@@ -74,8 +74,8 @@ class Turn:
     def lasts_s(self) -> float:
         """About how long: long ones go first, so that no single one is left at the end."""
         if isinstance(self.case, Fault) and self.case.doubt is not Doubt.CRASH:
-            limit_s = self.case.doubt.limit_s * (3 if self.case.every_attempt else 1)
-            return limit_s if self.launcher.name == "guardrun" else self.launcher.hang_cap_s
+            patience = self.launcher.patience
+            return self.launcher.hang_cap_s if patience is None else limit_s(self.case, patience)
         return self.case.seconds if isinstance(self.case, Decoy) else 20.0
 
     @property
@@ -124,6 +124,7 @@ def play(turn: Turn, folder: Path, *, keep: bool = False, stop: threading.Event 
         step=turn.step,
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
         cap_s=launcher.cap_s(case),
+        patience=launcher.patience,
         load_1m=round(os.getloadavg()[0], 2),
     )
     shutil.rmtree(folder, ignore_errors=True)
@@ -256,8 +257,7 @@ def read_incidents(runs: Path, line: str) -> list[Told]:
     found = []
     for path in sorted(runs.glob("latest/incidents/*/incident.json")):
         incident = json.loads(path.read_text())
-        at = datetime.fromisoformat(incident["detected"].replace("Z", "+00:00")).timestamp()
-        found.append(told_by_incident(incident, at, line))
+        found.append(told_by_incident(incident, line))
     return found
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.gym.case import Decoy, Doubt, Fault
 from benchmarks.gym.observation import Observation, Told
+from benchmarks.gym.patience import Patience
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,11 @@ class FaultScore:
     line_named: bool | None = None
     """None: there is no line to name."""
     verdict_s: float | None = None
+    """Until it was told."""
+    acted_s: float | None = None
+    """Until something was done about it, counted from the same moment. The other launchers only act: None."""
     restart_s: float | None = None
-    """From the verdict to the next attempt's first line."""
+    """From acting, or the verdict where that is not told, to the next attempt's first line."""
     recover_s: float | None = None
     """From the last progress to the first new step."""
     steps_lost: int | None = None
@@ -29,8 +33,8 @@ class FaultScore:
     cause: str = ""
     culprits: tuple[int, ...] = ()
 
-    def misses(self, fault: Fault) -> list[str]:
-        """What falls short of the targets, in words."""
+    def misses(self, fault: Fault, patience: Patience | None) -> list[str]:
+        """What falls short of the targets, in words. patience: guardrun's; None: another launcher."""
         if not self.found:
             return ["not found"]
         missed = []
@@ -40,12 +44,31 @@ class FaultScore:
             missed.append(f"culprits {list(self.culprits)}")
         if self.line_named is False:
             missed.append("line not named")
-        if self.verdict_s is not None and self.verdict_s > fault.doubt.limit_s:
-            missed.append(f"later than {fault.doubt.limit_s:g} s")
+        if patience is not None:
+            missed += self._misses_in_time(fault, patience)
         if self.recovered is False:
             missed.append("not recovered")
         if self.left:
             missed.append(f"{self.left} left running")
+        return missed
+
+    def _misses_in_time(self, fault: Fault, patience: Patience) -> list[str]:
+        """Told late; acted on late, too soon or not at all."""
+        if self.verdict_s is None:
+            return []
+        missed = []
+        told_within_s = patience.told_within_s(fault.doubt)
+        if self.verdict_s > told_within_s:
+            missed.append(f"told later than {told_within_s:g} s")
+        if fault.ends_by_itself:
+            return missed if self.acted_s is None else [*missed, "acted on"]
+        acts_within_s = patience.acts_within_s(fault.doubt)
+        if self.acted_s is None:
+            missed.append("not acted on")
+        elif self.acted_s > acts_within_s:
+            missed.append(f"acted on later than {acts_within_s:g} s")
+        elif patience.is_too_soon(fault.doubt, self.acted_s):
+            missed.append(f"acted on before its {patience.acts_s(fault.doubt):g} s were over")
         return missed
 
 
@@ -74,14 +97,16 @@ def score_fault(fault: Fault, seen: Observation) -> FaultScore:
     if told is None:
         return FaultScore(found=False, left=left, recovered=recovered)
     since = began(fault, seen)
+    acted_at = told.at if told.acted_at is None else told.acted_at
     has_restarted = seen.restarted_at is not None and not fault.ends_by_itself
     return FaultScore(
         found=True,
         cause_right=bool(set(told.cause.split()) & set(fault.causes)) and fault.kind in ("", told.kind),
         culprit_right=is_culprit_right(fault, told),
         line_named=told.names_line if fault.has_line else None,
-        verdict_s=verdict_s(fault, seen, told),
-        restart_s=seen.restarted_at - told.at if has_restarted and seen.restarted_at and told.attempt == 0 else None,
+        verdict_s=since_onset_s(fault, seen, told.at),
+        acted_s=since_onset_s(fault, seen, told.acted_at),
+        restart_s=seen.restarted_at - acted_at if has_restarted and seen.restarted_at and told.attempt == 0 else None,
         recover_s=seen.recovered_at - since if recovered and seen.recovered_at and since else None,
         steps_lost=seen.steps_before - seen.resumed_step if has_restarted and seen.resumed_step is not None else None,
         recovered=recovered,
@@ -98,14 +123,14 @@ def began(fault: Fault, seen: Observation) -> float | None:
     return seen.last_progress_at
 
 
-def verdict_s(fault: Fault, seen: Observation, told: Told) -> float | None:
-    """How long it took to be told: a crash counts from the end of the first rank to end, however long that took it."""
-    if fault.every_attempt:
+def since_onset_s(fault: Fault, seen: Observation, at: float | None) -> float | None:
+    """How long after the onset that was: a crash begins at the end of the first rank to end, however long that took."""
+    if fault.every_attempt or at is None:
         return None
     if fault.doubt is Doubt.CRASH and seen.ended_at is not None:
-        return max(0.0, told.at - seen.ended_at)
+        return max(0.0, at - seen.ended_at)
     since = began(fault, seen)
-    return None if since is None else told.at - since
+    return None if since is None else at - since
 
 
 def choose(fault: Fault, told: list[Told]) -> Told | None:

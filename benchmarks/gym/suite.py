@@ -17,8 +17,9 @@ from benchmarks.gym.case import Case, Decoy, Fault
 from benchmarks.gym.decoys import DECOYS, HOUR
 from benchmarks.gym.docs import write_docs
 from benchmarks.gym.faults import FAULTS
-from benchmarks.gym.launchers import BY_NAME, GYM, LAUNCHERS, ROOT
+from benchmarks.gym.launchers import BY_NAME, GYM, LAUNCHERS, ROOT, Launcher, guardrun_at
 from benchmarks.gym.observation import Observation
+from benchmarks.gym.patience import Patience, played_at
 from benchmarks.gym.play import Turn, play
 from benchmarks.gym.results import Header, Results, key_of
 from benchmarks.gym.score import score_decoy, score_fault
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     header = results.open(Header(machine=describe(), command=_command(arguments)))
     turns = choose_turns(arguments)
     if not arguments.show:
-        done = {key_of(seen) for seen in results.read()}
+        done = {key_of(seen) for seen in results.read() if seen.patience == patience_of(arguments, seen.launcher)}
         left = [t for t in turns if (t.case.name, t.launcher.name, t.repeat, t.seed) not in done]
         _tell(f"{len(left)} cases to play, {len(turns) - len(left)} already in {os.path.relpath(results.path)}")
         play_all(left, results, arguments)
@@ -63,6 +64,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", metavar="GLOB", help="cases by name; several with several --only")
     parser.add_argument("--launchers", default=",".join(BY_NAME), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--jobs", type=int, default=2, metavar="J", help="cases at a time; default %(default)s")
+    parser.add_argument(
+        "--sensitivity", choices=("normal", "eager"), default="normal", help="guardrun's; default %(default)s"
+    )
+    parser.add_argument(
+        "--scale", type=float, default=0.1, metavar="F", help="of its times without proof; default %(default)s"
+    )
     parser.add_argument("--results", type=Path, default=GYM / "results.jsonl", metavar="FILE")
     parser.add_argument("--fresh", action="store_true", help="begin a new results file")
     parser.add_argument("--show", action="store_true", help="play nothing; show what the results file holds")
@@ -70,6 +77,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="keep the folder of each run in .gym/runs")
     parser.add_argument("--write-docs", action="store_true", help="also put the tables into docs/gym.md")
     arguments = parser.parse_args(argv)
+    if not 0 < arguments.scale <= 1:
+        parser.error("--scale is more than 0, and at most 1")
     arguments.launchers = ["guardrun"] if arguments.hour else arguments.launchers.split(",")
     for name in arguments.launchers:
         if name not in BY_NAME:
@@ -86,7 +95,20 @@ def _command(arguments: argparse.Namespace) -> str:
     parts += [f"--only {only}" for only in arguments.only or []]
     if arguments.hour:
         parts.append("--hour")
+    parts.append(f"--sensitivity {arguments.sensitivity} --scale {arguments.scale:g}")
     return " ".join([*parts, f"--launchers {','.join(arguments.launchers)} --jobs {arguments.jobs}"])
+
+
+def patience_of(arguments: argparse.Namespace, launcher: str) -> Patience | None:
+    """With which it is played; None: it knows none."""
+    return played_at(arguments.sensitivity, arguments.scale) if launcher == "guardrun" else None
+
+
+def launchers_of(arguments: argparse.Namespace) -> list[Launcher]:
+    """Those wanted, guardrun as patient as it is wanted."""
+    known = [launcher for launcher in LAUNCHERS if launcher.name in arguments.launchers]
+    patience = played_at(arguments.sensitivity, arguments.scale)
+    return [guardrun_at(patience) if launcher.name == "guardrun" else launcher for launcher in known]
 
 
 def _is_wanted(case: Case, only: Sequence[str] | None) -> bool:
@@ -95,9 +117,9 @@ def _is_wanted(case: Case, only: Sequence[str] | None) -> bool:
 
 def choose_turns(arguments: argparse.Namespace) -> list[Turn]:
     """Every case wanted, the longest first, else in an order that the seed shuffles."""
-    launchers = [launcher for launcher in LAUNCHERS if launcher.name in arguments.launchers]
+    launchers = launchers_of(arguments)
     if arguments.hour:
-        return [Turn(HOUR, BY_NAME["guardrun"], 0, arguments.seed)]
+        return [Turn(HOUR, launchers[0], 0, arguments.seed)]
     turns = [
         Turn(case, launcher, repeat, arguments.seed)
         for repeat in range(arguments.repeat)
@@ -145,8 +167,9 @@ def verdict(turn: Turn, seen: Observation) -> str:
     score = score_fault(turn.case, seen)
     if not score.found:
         return f"NOT FOUND within {seen.cap_s:g} s" if seen.returncode is None else "NOT FOUND"
-    missed = score.misses(turn.case)
+    missed = score.misses(turn.case, seen.patience)
     after = f"after {score.verdict_s:.1f} s" if score.verdict_s is not None else ""
+    after += f", acted on after {score.acted_s:.1f} s" if score.acted_s is not None else ""
     return f"{score.cause} {list(score.culprits)} {after}" + (f"  FALLS SHORT: {', '.join(missed)}" if missed else "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -50,9 +50,12 @@ def middle(values: Sequence[float | None], digits: int = 1) -> str:
 
 def as_markdown(played: Sequence[Played], decoys: Sequence[PlayedDecoy], launchers: Sequence[str]) -> str:
     """Everything that stands in docs/gym.md."""
+    own = [p for p in played if p.seen.launcher == "guardrun"]
     parts = [
         "### All in all\n\n" + overall(played, decoys, launchers),
-        "### guardrun's targets\n\n" + targets([p for p in played if p.seen.launcher == "guardrun"], decoys),
+        "### guardrun's targets\n\n" + targets(own, decoys),
+        "### Told and acted on, by class\n\n" + class_table(own),
+        "### What patience costs: seconds to act, by class\n\n" + patience_table(own),
         "### Faults\n\n" + fault_table(played, launchers),
         "### Decoys\n\n" + decoy_table(decoys, launchers),
     ]
@@ -79,11 +82,10 @@ def overall(played: Sequence[Played], decoys: Sequence[PlayedDecoy], launchers: 
         row("culprits right", {n: share([s.culprit_right for s in by[n]]) for n in launchers}),
         row("line named, where there is one", {n: share(_lines(n, played)) for n in launchers}),
         row("recovered, where a restart helps", {n: share(_recovered(by[n])) for n in launchers}),
-        row("verdict, hangs found, median s", {n: middle(_verdicts(n, played, False)) for n in launchers}),
-        row("verdict, crashes found, median s", {n: middle(_verdicts(n, played, True), 2) for n in launchers}),
-        row(
-            "verdict to the next first line, median s", {n: middle([s.restart_s for s in by[n]], 2) for n in launchers}
-        ),
+        row("told, hangs found, median s", {n: middle(_verdicts(n, played, False)) for n in launchers}),
+        row("told, crashes found, median s", {n: middle(_verdicts(n, played, True), 2) for n in launchers}),
+        row("acted on, hangs, median s", {n: middle(_acted(n, played)) for n in launchers}),
+        row("acting to the next first line, median s", {n: middle([s.restart_s for s in by[n]], 2) for n in launchers}),
         row("to the first new step, median s", {n: middle([s.recover_s for s in by[n]]) for n in launchers}),
         row("steps lost, median", {n: middle([s.steps_lost for s in by[n]], 0) for n in launchers}),
         row("runs that left processes", {n: share([bool(s.left) for s in by[n]]) for n in launchers}),
@@ -108,6 +110,10 @@ def _verdicts(launcher: str, played: Sequence[Played], crashes: bool) -> list[fl
     ]
 
 
+def _acted(launcher: str, played: Sequence[Played]) -> list[float | None]:
+    return [p.score.acted_s for p in played if p.seen.launcher == launcher and p.fault.doubt is not Doubt.CRASH]
+
+
 def targets(played: Sequence[Played], decoys: Sequence[PlayedDecoy]) -> str:
     """Each target of guardrun's beside what was measured; misses marked."""
     rows = [
@@ -118,37 +124,131 @@ def targets(played: Sequence[Played], decoys: Sequence[PlayedDecoy]) -> str:
         _target("no decoy called a hang", [not d.score.incidents for d in decoys if d.seen.launcher == "guardrun"]),
         _target("nothing left running", [not p.score.left for p in played]),
     ]
-    for doubt in Doubt:
-        times = [p.score.verdict_s for p in played if p.fault.doubt is doubt and p.score.verdict_s is not None]
-        missed = sum(not p.score.found for p in played if p.fault.doubt is doubt and not p.fault.every_attempt)
-        if times or missed:
-            met = not missed and max(times) <= doubt.limit_s
-            late = sum(time > doubt.limit_s for time in times)
-            told = f"median {median(times):.1f} s, longest {max(times):.1f} s" if times else "none found"
-            told += f"; {late} of {len(times)} later" if late else ""
-            told += f"; {missed} not found" if missed else ""
-            title = f"verdict where there is {_WORDS[doubt]}: ≤ {doubt.limit_s:g} s"
-            rows.append([title, told, "met" if met else "**MISSED**"])
+    told = [p.score.verdict_s for p in played if p.score.verdict_s is not None]
+    if told:
+        middle_s = median(told)
+        is_met = middle_s <= TOLD_MEDIAN_S
+        rows.append([f"told: median ≤ {TOLD_MEDIAN_S:g} s", f"{middle_s:.1f} s of {len(told)}", _met(is_met)])
+    rows += [row for title, wanted, late in _IN_TIME if (row := _in_time(title, wanted, late, played))]
     return _table(["target", "measured", ""], rows)
 
 
-_WORDS = {
-    Doubt.CRASH: "a crash",
-    Doubt.PROOF: "proof",
-    Doubt.IDLE: "an idle rank",
-    Doubt.SILENT: "silent data, a held GIL, or nobody who waits",
-    Doubt.SPINNING: "a rank that spins",
-}
+TOLD_MEDIAN_S = 20.0
+
+
+def _is_told_late(one: Played) -> bool:
+    patience, told_s = one.seen.patience, one.score.verdict_s
+    return patience is None or told_s is None or told_s > patience.told_within_s(one.fault.doubt)
+
+
+def _is_acted_on_late(one: Played) -> bool:
+    patience, acted_s = one.seen.patience, one.score.acted_s
+    return patience is None or acted_s is None or acted_s > patience.acts_within_s(one.fault.doubt)
+
+
+def _is_acted_on_badly(one: Played) -> bool:
+    patience, acted_s = one.seen.patience, one.score.acted_s
+    too_soon = patience is not None and acted_s is not None and patience.is_too_soon(one.fault.doubt, acted_s)
+    return too_soon or _is_acted_on_late(one)
+
+
+_IN_TIME: tuple[tuple[str, Callable[[Doubt], bool], Callable[[Played], bool]], ...] = (
+    ("each told in its time", lambda doubt: True, _is_told_late),
+    (f"a crash acted on: ≤ {Doubt.CRASH.limit_s:g} s", lambda doubt: doubt is Doubt.CRASH, _is_acted_on_late),
+    (
+        f"acted on, with proof: ≤ {Doubt.STANDSTILL.limit_s:g} s",
+        lambda doubt: doubt in (Doubt.STOPPED, Doubt.MISMATCH, Doubt.STANDSTILL),
+        _is_acted_on_late,
+    ),
+    (
+        "acted on, without: when patience is over, not before",
+        lambda doubt: doubt.needs_patience,
+        _is_acted_on_badly,
+    ),
+)
+
+
+def _in_time(
+    title: str, is_wanted: Callable[[Doubt], bool], is_missed: Callable[[Played], bool], played: Sequence[Played]
+) -> list[str] | None:
+    """A row for those that have a time; None where there are none. Not found, or not acted on, is late."""
+    own = [p for p in played if is_wanted(p.fault.doubt) and not p.fault.every_attempt]
+    flags = [not is_missed(p) for p in own]
+    return _target(title, flags) if flags else None
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "**MISSED**"
 
 
 def _target(title: str, flags: Sequence[bool]) -> list[str]:
-    return [title, share(flags), "met" if flags and all(flags) else "**MISSED**" if flags else "not measured"]
+    return [title, share(flags), _met(all(flags)) if flags else "not measured"]
+
+
+def class_table(played: Sequence[Played]) -> str:
+    """guardrun's two moments for each class of faults, as played. What comes again in each attempt has no times."""
+    rows = []
+    for doubt in Doubt:
+        own = [p for p in played if p.fault.doubt is doubt and not p.fault.every_attempt]
+        if own:
+            told = [p.score.verdict_s for p in own]
+            acted = [p.score.acted_s for p in own]
+            digits = 2 if doubt is Doubt.CRASH else 1
+            told_cells = [_seconds(told, digits), _longest(told, digits)]
+            acted_cells = [_seconds(acted, digits), _longest(acted, digits)]
+            rows.append([doubt.label, str(len(own)), *told_cells, *acted_cells, _why_acted(own[-1])])
+    headings = ["class", "faults", "told, median", "longest", "acted on, median", "longest", "acted on by"]
+    return _table(headings, rows)
+
+
+def _why_acted(one: Played) -> str:
+    doubt, patience = one.fault.doubt, one.seen.patience
+    if doubt is Doubt.CRASH:
+        return "its end"
+    if doubt is Doubt.PASSING:
+        return "nothing: it ends by itself"
+    if patience is None:
+        return ""
+    return f"{'patience' if doubt.needs_patience else 'proof'}, {patience.acts_s(doubt):g} s"
+
+
+def patience_table(played: Sequence[Played]) -> str:
+    """What is measured, and when the same class is acted on where nothing is scaled: by the policy's table."""
+    rows = []
+    for doubt in Doubt:
+        own = [p for p in played if p.fault.doubt is doubt and not p.fault.every_attempt]
+        patience = own[-1].seen.patience if own else None
+        if patience is None or doubt is Doubt.PASSING:
+            continue
+        told_s = _median([p.score.verdict_s for p in own])
+        acted_s = _median([p.score.acted_s for p in own])
+        # What is not scaled takes as long as it took.
+        full_s = patience.in_full().acts_s(doubt) if doubt.needs_patience else acted_s
+        waits_s = None if full_s is None or told_s is None else max(0.0, full_s - told_s)
+        scaled = f"{patience.acts_s(doubt):g} s" if doubt.needs_patience else "–"
+        rows.append([doubt.label, _whole(told_s), scaled, _whole(acted_s), _whole(full_s), _whole(waits_s)])
+    headings = ["class", "told", "patience as played", "acted on", "acted on without scaling", "of it after telling"]
+    return _table(headings, rows)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return median(there) if there else None
+
+
+def _whole(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0f} s"
+
+
+def _longest(values: Sequence[float | None], digits: int) -> str:
+    there = [value for value in values if value is not None]
+    return f"{max(there):.{digits}f} s" if there else "–"
 
 
 def fault_table(played: Sequence[Played], launchers: Sequence[str]) -> str:
     """A line for each fault; what falls short in words, for guardrun."""
     faults = list({p.fault.name: p.fault for p in played}.values())
-    headings = ["fault", "what", "limit", "guardrun: verdict", "new step", "lost", "falls short"]
+    headings = ["fault", "what", "class", "guardrun: told", "acted on", "new step", "lost", "falls short"]
     others = [name for name in launchers if name != "guardrun"]
     headings += [f"{name}: noticed / new step" for name in others]
     rows = []
@@ -156,11 +256,13 @@ def fault_table(played: Sequence[Played], launchers: Sequence[str]) -> str:
         mine = [p for p in played if p.fault is fault and p.seen.launcher == "guardrun"]
         scores = [p.score for p in mine]
         short = [f"**{text}**" for text in dict.fromkeys(text for p in mine for text in _misses(p))]
+        digits = 2 if fault.doubt is Doubt.CRASH else 1
         row = [
             f"`{fault.name}`",
             f"{fault.what} ({fault.workload.value})",
-            f"{fault.doubt.limit_s:g} s",
-            _seconds([score.verdict_s for score in scores], 2 if fault.doubt is Doubt.CRASH else 1),
+            fault.doubt.label,
+            _seconds([score.verdict_s for score in scores], digits),
+            _seconds([score.acted_s for score in scores], digits),
             _seconds([score.recover_s for score in scores]),
             middle([score.steps_lost for score in scores], 0),
             ", ".join(short) or ("" if mine else "not played"),
@@ -175,7 +277,7 @@ def _misses(played: Played) -> list[str]:
         return [played.seen.trouble]
     if not played.score.found:
         return [f"not found within {played.seen.cap_s:g} s"]
-    return played.score.misses(played.fault)
+    return played.score.misses(played.fault, played.seen.patience)
 
 
 def _seconds(values: Sequence[float | None], digits: int = 1) -> str:

@@ -15,15 +15,27 @@ from benchmarks.gym.case import Decoy, Doubt, Fault, Workload
 from benchmarks.gym.decoys import DECOYS
 from benchmarks.gym.faults import FAULTS
 from benchmarks.gym.launchers import BY_NAME, with_heartbeats
-from benchmarks.gym.observation import Entry, Observation, Told, find_line, names_line, read_entries, read_times
+from benchmarks.gym.observation import (
+    Entry,
+    Observation,
+    Told,
+    acted_at,
+    find_line,
+    names_line,
+    read_entries,
+    read_times,
+    told_by_incident,
+)
+from benchmarks.gym.patience import Patience, played_at
 from benchmarks.gym.play import MARKED, SCRIPTS, told_by_output
 from benchmarks.gym.results import Header, Results
 from benchmarks.gym.score import score_decoy, score_fault
 from benchmarks.gym.scripts import planted
-from benchmarks.gym.suite import CASES, choose_turns
+from benchmarks.gym.suite import CASES, choose_turns, patience_of
 from benchmarks.gym.summary import as_markdown, score_all
 from benchmarks.machine import describe
 
+DRILL = played_at("normal", 0.1)
 SLEEP = Fault("sleep", Workload.DDP, "a request", causes=("rank_blocked",))
 KILLED = Fault("killed", Workload.DDP, "SIGKILL", kind="crash", causes=("killed",), doubt=Doubt.CRASH, has_line=False)
 PAUSE = Decoy("idle_pause", Workload.DDP, "a pause")
@@ -31,11 +43,20 @@ PAUSE = Decoy("idle_pause", Workload.DDP, "a pause")
 
 def observation(case: str = "sleep", launcher: str = "guardrun", **more: Any) -> Observation:
     base = {"case": case, "launcher": launcher, "repeat": 0, "seed": 1, "step": 40, "date": "", "cap_s": 60.0}
+    if launcher == "guardrun":
+        base["patience"] = DRILL
     return msgspec.convert({**base, "returncode": 0, "planted_at": 100.0, **more}, Observation)
 
 
 def told(**more: Any) -> Told:
-    base = {"at": 131.0, "kind": "hang", "cause": "rank_blocked", "culprits": [1], "names_line": True}
+    base = {
+        "at": 114.5,
+        "acted_at": 131.0,
+        "kind": "hang",
+        "cause": "rank_blocked",
+        "culprits": [1],
+        "names_line": True,
+    }
     return msgspec.convert({**base, **more}, Told)
 
 
@@ -47,8 +68,9 @@ FOUND: dict[str, Any] = {
 
 def test_a_perfect_verdict_falls_short_of_nothing() -> None:
     score = score_fault(SLEEP, observation(told=[told()], **FOUND))
-    assert score.misses(SLEEP) == []
-    assert (score.verdict_s, score.restart_s, score.recover_s, score.steps_lost) == (32.0, 0.5, 35.0, 10)
+    assert score.misses(SLEEP, DRILL) == []
+    assert (score.verdict_s, score.acted_s) == (15.5, 32.0)
+    assert (score.restart_s, score.recover_s, score.steps_lost) == (0.5, 35.0, 10)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +81,29 @@ def test_a_perfect_verdict_falls_short_of_nothing() -> None:
         ({"culprits": [0, 1]}, "culprits [0, 1]"),
         ({"culprits": []}, "culprits []"),
         ({"names_line": False}, "line not named"),
-        ({"at": 145.0}, "later than 45 s"),
+        ({"at": 120.0}, "told later than 20 s"),
+        ({"acted_at": 145.0}, "acted on later than 45 s"),
+        ({"acted_at": 126.0}, "acted on before its 30 s were over"),
+        ({"acted_at": None}, "not acted on"),
     ],
 )
 def test_each_shortcoming_is_told(change: dict[str, Any], words: str) -> None:
-    assert score_fault(SLEEP, observation(told=[told(**change)], **FOUND)).misses(SLEEP) == [words]
+    assert score_fault(SLEEP, observation(told=[told(**change)], **FOUND)).misses(SLEEP, DRILL) == [words]
+
+
+def test_other_launchers_have_no_times_of_guardrun_s_to_keep() -> None:
+    seen = observation(launcher="ft_launcher", told=[told(at=190.0, acted_at=None)], **FOUND)
+    score = score_fault(SLEEP, seen)
+    assert (score.verdict_s, score.acted_s) == (91.0, None)
+    assert score.misses(SLEEP, seen.patience) == []
+
+
+def test_what_ends_by_itself_is_not_to_be_acted_on() -> None:
+    fault = Fault("gc", Workload.DDP, "", causes=("gc_pause",), doubt=Doubt.PASSING, ends_by_itself=True)
+    said = told(at=104.0, acted_at=None, cause="gc_pause")
+    assert score_fault(fault, observation("gc", told=[said])).misses(fault, DRILL) == []
+    said = told(at=104.0, acted_at=104.0, cause="gc_pause")
+    assert score_fault(fault, observation("gc", told=[said])).misses(fault, DRILL) == ["acted on"]
 
 
 def test_what_is_not_found_stays_in_the_table() -> None:
@@ -79,16 +119,19 @@ def test_what_is_not_found_stays_in_the_table() -> None:
 
 def test_a_restart_that_left_something_or_never_got_on_is_told() -> None:
     seen = observation(told=[told()], **{**FOUND, "recovered_at": None}, left=["process 7"])
-    assert score_fault(SLEEP, seen).misses(SLEEP) == ["not recovered", "1 left running"]
+    assert score_fault(SLEEP, seen).misses(SLEEP, DRILL) == ["not recovered", "1 left running"]
 
 
 def test_a_crash_counts_from_the_rank_s_end() -> None:
-    seen = observation("killed", told=[told(at=100.5, kind="crash", cause="killed", names_line=False)], **FOUND)
+    seen = observation(
+        "killed", told=[told(at=100.5, acted_at=100.5, kind="crash", cause="killed", names_line=False)], **FOUND
+    )
     assert score_fault(KILLED, seen).verdict_s == 0.5
     seen.ended_at = 100.25
     assert score_fault(KILLED, seen).verdict_s == 0.25
     assert score_fault(KILLED, seen).recover_s == 34.0
-    assert score_fault(KILLED, seen).misses(KILLED) == []
+    assert score_fault(KILLED, seen).acted_s == 0.25
+    assert score_fault(KILLED, seen).misses(KILLED, DRILL) == []
 
 
 def test_nobody_may_be_named_only_where_it_cannot_be_told() -> None:
@@ -208,7 +251,9 @@ def test_results_outlive_an_interruption(tmp_path: Path) -> None:
 
 
 def test_turns_are_the_same_for_a_seed_and_steps_for_all_launchers() -> None:
-    arguments = argparse.Namespace(repeat=2, seed=3, only=["s*"], launchers=["guardrun", "torchrun"], hour=False)
+    arguments = argparse.Namespace(
+        repeat=2, seed=3, only=["s*"], launchers=["guardrun", "torchrun"], hour=False, sensitivity="normal", scale=0.1
+    )
     turns = choose_turns(arguments)
     assert turns == choose_turns(arguments)
     assert {turn.case.name[0] for turn in turns} == {"s"}
@@ -222,7 +267,7 @@ def test_turns_are_the_same_for_a_seed_and_steps_for_all_launchers() -> None:
 def test_the_page_says_when_and_under_which_load(tmp_path: Path) -> None:
     seen = [observation(date="2026-11-21 08:00:01", load_1m=1.5), observation(date="2026-11-21 08:10:01", load_1m=0.5)]
     page = tmp_path / "gym.md"
-    page.write_text(f"before\n{docs.BEGIN}\nold\n{docs.END}\nafter\n")
+    page.write_text(f"before\n{docs.BEGIN}\nwhat was there\n{docs.END}\nafter\n")
     played, decoys = score_all([SLEEP], [], seen)
     docs.write_docs(page, Header(machine=describe(), command="the command"), played, decoys, ["guardrun", "torchrun"])
     text = page.read_text()
@@ -231,7 +276,7 @@ def test_the_page_says_when_and_under_which_load(tmp_path: Path) -> None:
     assert "`the command` on" in text
     assert "- guardrun: 2 cases, 2026-11-21 08:00 to 08:10 UTC, load average 0.5 to 1.5, median 1\n" in text
     assert "| every fault found | 0 of 2 | **MISSED** |" in text
-    assert "old" not in text
+    assert "what was there" not in text
 
 
 @pytest.mark.parametrize(
@@ -248,3 +293,107 @@ def test_the_page_says_when_and_under_which_load(tmp_path: Path) -> None:
 def test_what_was_done_to_a_decoy_is_told(more: dict[str, Any], cell: str) -> None:
     played, decoys = score_all([], [PAUSE], [observation("idle_pause", **more)])
     assert f"| `idle_pause` | a pause (ddp) | 20 s | {cell} |" in as_markdown(played, decoys, ["guardrun"])
+
+
+# Two moments, and patience ------------------------------------------------------------------------------
+
+INCIDENT: dict[str, Any] = {
+    "attempt": 0, "kind": "hang", "cause": "rank_blocked", "culprits": [{"rank": 1}], "summary": "", "evidence": {},
+    "advice": "", "action": "restart", "detected": "2026-11-23T18:00:15.000Z", "acted": "2026-11-23T18:05:00.500Z",
+}  # fmt: skip
+
+
+def test_an_incident_tells_both_moments() -> None:
+    read = told_by_incident(INCIDENT, "")
+    assert read.acted_at is not None
+    assert read.acted_at - read.at == 285.5
+
+
+@pytest.mark.parametrize(
+    ("change", "is_acted_on"),
+    [
+        ({"action": "none"}, False),
+        ({"acted": None}, False),
+        # A crash is acted on as it is told, and has no second time.
+        ({"acted": None, "kind": "crash"}, True),
+        ({"acted": None, "kind": "crash", "action": "none"}, False),
+    ],
+)
+def test_what_nothing_was_done_about_was_not_acted_on(change: dict[str, Any], is_acted_on: bool) -> None:
+    assert (acted_at({**INCIDENT, **change}) is not None) is is_acted_on
+
+
+def test_guardrun_is_played_as_it_is_by_default_but_for_the_scale() -> None:
+    assert BY_NAME["guardrun"].flags == ("--guard-hang-scale=0.1", "--guard-hang-hard-timeout-s=360")
+    assert played_at("normal", 1).flags() == ()
+    assert played_at("eager", 1).flags() == ("--guard-hang-sensitivity=eager",)
+    assert played_at("normal", 0.5).hard_timeout_s == 900
+
+
+@pytest.mark.parametrize(
+    ("doubt", "played_s", "in_full_s", "eager_s"),
+    [
+        (Doubt.ASLEEP, 30, 300, 30),
+        (Doubt.SPINNING, 60, 600, 120),
+        (Doubt.COMPUTING, 360, 1800, 60),
+        (Doubt.ALONE, 360, 1800, 60),
+        (Doubt.MISMATCH, 5, 5, 5),
+        (Doubt.CRASH, 0, 0, 0),
+    ],
+)
+def test_the_policy_says_when_a_class_is_acted_on(
+    doubt: Doubt, played_s: float, in_full_s: float, eager_s: float
+) -> None:
+    assert DRILL.acts_s(doubt) == pytest.approx(played_s)
+    assert DRILL.in_full().acts_s(doubt) == in_full_s
+    assert played_at("eager", 1).acts_s(doubt) == eager_s
+
+
+def test_what_is_shortened_leaves_time_to_tell() -> None:
+    for doubt in Doubt:
+        if doubt.needs_patience:
+            assert DRILL.told_within_s(doubt) - 5 < DRILL.acts_s(doubt)
+    assert DRILL.told_within_s(Doubt.ASLEEP) == 20
+    assert DRILL.told_within_s(Doubt.ALONE) == 65
+    assert Patience(hard_timeout_s=30).told_within_s(Doubt.ALONE) == 35
+
+
+def test_every_class_of_faults_is_played() -> None:
+    assert {fault.doubt for fault in FAULTS} == set(Doubt)
+
+
+def test_the_gym_waits_longer_than_guardrun_may_take() -> None:
+    by_case = {fault.name: fault for fault in FAULTS}
+    launcher = BY_NAME["guardrun"]
+    for fault in FAULTS:
+        assert launcher.cap_s(fault) > DRILL.acts_within_s(fault.doubt)
+    # Three stops at one place: its patience, four times that, the hard limit.
+    assert launcher.cap_s(by_case["poison"]) > 30 + 120 + 360
+
+
+def test_the_page_tells_both_times_and_what_patience_costs() -> None:
+    seen = observation(told=[told()], **FOUND)
+    played, _ = score_all([SLEEP], [], [seen])
+    text = as_markdown(played, [], ["guardrun"])
+    assert "| a rank asleep in one call | 1 | 15.5 s | 15.5 s | 32.0 s | 32.0 s | patience, 30 s |" in text
+    assert "| a rank asleep in one call | 16 s | 30 s | 32 s | 300 s | 284 s |" in text
+    assert "| `sleep` | a request (ddp) | a rank asleep in one call | 15.5 s | 32.0 s | 35.0 s | 10 |  |" in text
+    assert "| told: median ≤ 20 s | 15.5 s of 1 | met |" in text
+    assert "| acted on, without: when patience is over, not before | 1 of 1 | met |" in text
+
+
+def test_what_was_acted_on_late_or_not_at_all_misses_the_target() -> None:
+    for acted in (None, 126.0, 190.0):
+        played, _ = score_all([SLEEP], [], [observation(told=[told(acted_at=acted)], **FOUND)])
+        table = as_markdown(played, [], ["guardrun"])
+        assert "| acted on, without: when patience is over, not before | 0 of 1 | **MISSED** |" in table
+
+
+def test_what_was_played_with_another_patience_is_played_again() -> None:
+    arguments = argparse.Namespace(sensitivity="normal", scale=0.1)
+    assert (
+        patience_of(arguments, "guardrun")
+        == DRILL
+        != patience_of(argparse.Namespace(sensitivity="eager", scale=1.0), "guardrun")
+    )
+    assert patience_of(arguments, "torchrun") is None
