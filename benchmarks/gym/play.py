@@ -42,6 +42,9 @@ RESTARTED_CAP_S = 60.0
 """More, for a run that was restarted before its cap: to train to its end."""
 SETTLE_S = 1.0
 """After a launcher's end, before what is left counts as left."""
+PLANTED_AT = (120, 160)
+"""Some six seconds into training. Sooner, the start is most of what guardrun knows of this run's usual gaps, and on a
+busy machine it lasts long: what is three times as long is told late."""
 STEPS_AFTER = 45
 TAIL_CHARS = 4000
 AT_THE_START = ("init", "import_error", "first_step", "long_load", "new_group")
@@ -83,7 +86,7 @@ class Turn:
         """At which it is planted; the same for every launcher."""
         if self.case.name in AT_THE_START:
             return 0
-        return random.Random(f"{self.seed} {self.repeat} {self.case.name}").randint(35, 65)
+        return random.Random(f"{self.seed} {self.repeat} {self.case.name}").randint(*PLANTED_AT)
 
     @property
     def plan(self) -> list[str]:
