@@ -46,7 +46,8 @@ class Doubt(Enum):
         self.setting = setting
         """The field of the engine's Settings that takes its patience; empty: none does."""
         self.limit_s = limit_s
-        """Where there is no doubt: within how many seconds it must be told and acted on. 0: patience decides."""
+        """Where there is no doubt: within how many seconds it must be told and acted on; with proof that is to be
+        noticed, looked at twice, and the proof's own seconds. 0: patience decides."""
 
     @property
     def needs_patience(self) -> bool:

@@ -26,7 +26,7 @@ def write_docs(
 
 
 def when(seen: Sequence[Observation], launchers: Sequence[str]) -> str:
-    """A line for each launcher: when its cases were begun, and how busy the machine was then."""
+    """A line for each launcher: when its cases were begun, how busy the machine was then, and how patient guardrun."""
     lines = []
     for name in launchers:
         own = sorted((one for one in seen if one.launcher == name), key=lambda one: one.date)
@@ -34,5 +34,6 @@ def when(seen: Sequence[Observation], launchers: Sequence[str]) -> str:
             loads = [one.load_1m for one in own]
             span = f"{own[0].date[:16]} to {own[-1].date[11:16]} UTC"
             load = f"load average {min(loads):g} to {max(loads):g}, median {median(loads):g}"
-            lines.append(f"- {name}: {len(own)} cases, {span}, {load}\n")
+            patience = "".join(f"; {words}" for words in sorted({str(one.patience) for one in own if one.patience}))
+            lines.append(f"- {name}: {len(own)} cases, {span}, {load}{patience}\n")
     return "".join(lines)

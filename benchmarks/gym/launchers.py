@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.gym.case import Case, Chain, Fault
 from benchmarks.gym.decoys import LONGEST_S
 from benchmarks.gym.patience import Patience, played_at
+from guardrun.supervisor.core.stalls import SECOND_STOP
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GYM = ROOT / ".gym"
@@ -25,8 +26,8 @@ SPARE_S = 45.0
 """After the time at which guardrun must have acted, before the gym ends a run that it has not."""
 RESTART_S = 15.0
 """For an attempt to get to where the one before it stopped, on a busy machine."""
-AT_ONE_PLACE = 3
-"""restart.max_no_progress: stops at one step before it is given up."""
+STOPS = 4
+"""At one and the same step before it is given up: the first, and restart.max_no_progress more."""
 
 FAILED = r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)"
 """torchrun's and ft_launcher's line on the first rank that ended badly."""
@@ -77,9 +78,10 @@ def limit_s(fault: Fault, patience: Patience) -> float:
     if not fault.every_attempt or fault.kind == "crash":
         return own_s
     if patience.sensitivity == "eager":
-        return AT_ONE_PLACE * own_s
-    # The same place again: four times the patience, then the hard limit (supervisor/core/stalls.py).
-    return own_s + min(4 * own_s, patience.hard_timeout_s) + patience.hard_timeout_s + AT_ONE_PLACE * RESTART_S
+        return STOPS * (own_s + RESTART_S)
+    # The same place again: SECOND_STOP times the patience, then the hard limit (supervisor/core/stalls.py).
+    hard_s = patience.hard_timeout_s
+    return own_s + min(SECOND_STOP * own_s, hard_s) + (STOPS - 2) * hard_s + STOPS * RESTART_S
 
 
 def beside_python(name: str) -> Path:

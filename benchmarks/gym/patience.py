@@ -5,20 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from benchmarks.gym.case import Doubt
-from guardrun.supervisor.core.events import Settings
+from guardrun.supervisor.config.tables import HangTable
 from guardrun.supervisor.core.patience import Sensitivity
 from guardrun.supervisor.core.patience import patience as policy
+from guardrun.supervisor.core.stalls import ALONE, COMPUTING
 
-HARD_TIMEOUT_S = Settings().hard_timeout_s
-TELL_S = 15.0
-"""hang.tell_s, which nothing scales."""
-ALONE = 4.0
-COMPUTING = 20.0
-"""supervisor/core/stalls.py: so many times later is told what nobody waits for, and what computes."""
+HARD_TIMEOUT_S = HangTable().hard_timeout_s
+TELL_S = HangTable().tell_s
+"""Nothing scales it. So many times as late is told what nobody waits for (ALONE), and what computes (COMPUTING)."""
 SHORTEST_HARD_S = COMPUTING * TELL_S + 60.0
 """A hard limit that is shorter would be over before the last of the classes is told."""
-PROOF_S = 20.0
-"""From the last progress until what proves itself is acted on: to be noticed, looked at twice, and its own seconds."""
 TOLD_SLACK_S = 5.0
 ACTED_SLACK_S = 15.0
 """Between a time being over and the look that finds it over, on a machine that is busy."""

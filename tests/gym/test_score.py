@@ -274,7 +274,10 @@ def test_the_page_says_when_and_under_which_load(tmp_path: Path) -> None:
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "`the command` on" in text
-    assert "- guardrun: 2 cases, 2026-11-21 08:00 to 08:10 UTC, load average 0.5 to 1.5, median 1\n" in text
+    assert (
+        "- guardrun: 2 cases, 2026-11-21 08:00 to 08:10 UTC, load average 0.5 to 1.5, median 1; "
+        '`hang.sensitivity = "normal"`, `hang.scale = 0.1`, `hang.hard_timeout_s = 360`\n'
+    ) in text
     assert "| every fault found | 0 of 2 | **MISSED** |" in text
     assert "what was there" not in text
 
@@ -367,8 +370,8 @@ def test_the_gym_waits_longer_than_guardrun_may_take() -> None:
     launcher = BY_NAME["guardrun"]
     for fault in FAULTS:
         assert launcher.cap_s(fault) > DRILL.acts_within_s(fault.doubt)
-    # Three stops at one place: its patience, four times that, the hard limit.
-    assert launcher.cap_s(by_case["poison"]) > 30 + 120 + 360
+    # Four stops at one place: its patience, four times that, and twice the hard limit.
+    assert launcher.cap_s(by_case["poison"]) > 30 + 120 + 360 + 360
 
 
 def test_the_page_tells_both_times_and_what_patience_costs() -> None:
