@@ -369,7 +369,9 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
             return Doing.CHURNING, "runs, and no stack of it could be taken"
         return Doing.UNSEEN, after.process.trouble or "no stack of it could be taken"
     is_same = bool(old) and fr.functions(old) == fr.functions(stack)
-    if cpu <= QUIET_CPU:
+    # On a node that is busy besides, one that would run may use next to nothing.
+    is_ready = before.process.state == after.process.state == "R"
+    if cpu <= QUIET_CPU and not is_ready:
         return _quiet(before, after, stack, is_same)
     if fr.is_in_backward(stack) and is_same:
         return Doing.CHURNING, "computes in the backward pass"
@@ -380,7 +382,7 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
         is_working = count >= WORKING_STACKS
         return (Doing.BUSY, "its frames change") if is_working else (Doing.CHURNING, "computes in one place")
     main_cpu = _main_cpu(before, after)
-    if main_cpu is not None and main_cpu <= QUIET_CPU:
+    if main_cpu is not None and main_cpu <= QUIET_CPU and not is_ready:
         return Doing.CHURNING, "its main thread stands still while others of its threads compute"
     if len({fr.place(s) for s in stacks}) <= FEW_PLACES and count < BUSY_STACKS:
         return Doing.SPINNING, f"uses {cpu:.0%} of a core in the same few lines"
@@ -388,15 +390,11 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
 
 
 def _quiet(before: RankLook, after: RankLook, stack: list[Frame], is_same: bool) -> tuple[Doing, str]:
-    is_at_place = is_same or fr.place(stack) == fr.place(_main_stack(before.process))
-    if before.process.state == after.process.state == "R":
-        starved = Doing.CHURNING, "is ready to run in the same frame, and hardly gets a CPU"
-        return starved if is_at_place else (Doing.BUSY, "its frames change")
     if fr.is_in_backward(stack):
         return Doing.WAITING, "waits in the backward pass"
     if fr.waits_for_data(stack) or (after.in_data_since_s and after.in_data_since_s == before.in_data_since_s):
         return Doing.DATA, "waits for data, and nobody prepares any"
-    if is_at_place:
+    if is_same or fr.place(stack) == fr.place(_main_stack(before.process)):
         return Doing.IDLE, "is in the same frame, uses no CPU and moves no bytes"
     return Doing.BUSY, "its frames change"
 

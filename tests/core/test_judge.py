@@ -174,16 +174,20 @@ def test_native_code_that_computes_is_told_from_a_loop_and_from_a_sleep(
 
 
 @pytest.mark.parametrize(
-    ("stack", "asleep"),
-    [(act.FITTING.stacks[0], Doing.IDLE), (act.BACKWARD.stacks[0], Doing.WAITING)],
+    ("stack", "starved", "asleep"),
+    [
+        (act.FITTING.stacks[0], Doing.SPINNING, Doing.IDLE),
+        (act.BACKWARD.stacks[0], Doing.CHURNING, Doing.WAITING),
+    ],
     ids=["its own", "a backward pass"],
 )
-def test_what_is_given_no_cpu_is_not_asleep(stack: tuple[Frame, ...], asleep: Doing) -> None:
+def test_what_is_given_no_cpu_is_not_asleep(stack: tuple[Frame, ...], starved: Doing, asleep: Doing) -> None:
     """On a node that others keep busy: runnable in both looks, and next to nothing used in between."""
-    for state, expected in (("R", Doing.CHURNING), ("S", asleep)):
+    for state, expected in (("R", starved), ("S", asleep)):
         runs = {"stack": stack, "state": state, "source": PYSPY}
-        found = judge(look(10, cpu_s=5.0, **runs), look(18, cpu_s=5.1, **runs))  # type: ignore[arg-type]
+        found = judge(look(10, cpu_s=5.0, **runs), look(18, cpu_s=5.1, main_cpu_s=1.1, **runs))  # type: ignore[arg-type]
         assert (found.doing, found.is_starved) == (expected, state == "R")
+        assert found.is_native == (expected is Doing.SPINNING)
 
 
 def test_who_may_wait_for_a_device_is_not_said_to_compute() -> None:
