@@ -240,6 +240,8 @@ def _wrap_timeout(original: Function, rank: Rank) -> Callable[..., Any]:
             timeout_s = None
         return original(*args, **kwargs) if timeout_s is None else timedelta(seconds=timeout_s)
 
+    # A compiled monitored_barrier asks for it: one graph more would end there.
+    default_timeout._torchdynamo_inline = original  # type: ignore[attr-defined]
     return default_timeout
 
 

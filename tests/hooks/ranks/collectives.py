@@ -1,7 +1,7 @@
 """Every public collective under torch.compile, by two ranks: prints results and what dynamo made of them.
 
-Runs with hooks and without; both must say the same. argv: a file for the store, then choices: a backend, perhaps with
-`whole` (fullgraph) and `p2p` (point to point compiled as well), by `-`.
+Runs with hooks and without; both must say the same. argv: a file for the store, then choices: a backend (`none`: not
+compiled), perhaps with `whole` (fullgraph) and `p2p` (point to point compiled as well), by `-`.
 """
 
 from __future__ import annotations
@@ -72,6 +72,29 @@ def gathered_into(x: torch.Tensor) -> torch.Tensor:
     return out * 2
 
 
+def gathered_single(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(8)
+    dist.all_gather_single(out, x)
+    return out * 2
+
+
+def scattered_single(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(2)
+    dist.reduce_scatter_single(out, x)
+    return out * 2
+
+
+def reduced_coalesced(x: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce_coalesced([x])
+    return x * 2
+
+
+def gathered_coalesced(x: torch.Tensor) -> torch.Tensor:
+    parts = _empties(x)
+    dist.all_gather_coalesced([parts[:1], parts[1:]], [x])
+    return parts[0] * 2
+
+
 def gathered(x: torch.Tensor) -> torch.Tensor:
     parts = _empties(x)
     dist.all_gather(parts, x)
@@ -82,6 +105,12 @@ def exchanged(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     dist.all_to_all_single(out, x)
     return out * 2
+
+
+def exchanged_lists(x: torch.Tensor) -> torch.Tensor:
+    out = [torch.empty(2), torch.empty(2)]
+    dist.all_to_all(out, list(x.chunk(2)))
+    return out[0] + out[1]
 
 
 def broadcast(x: torch.Tensor) -> torch.Tensor:
@@ -131,21 +160,55 @@ def sent_at_once(x: torch.Tensor) -> torch.Tensor:
 
 
 def gathered_objects(x: torch.Tensor) -> torch.Tensor:
-    dist.all_gather_object([None, None], {"a": 1})
+    objects = [None, None]
+    dist.all_gather_object(objects, 2 + RANK)
+    return x * objects[1]
+
+
+def gathered_objects_to_one(x: torch.Tensor) -> torch.Tensor:
+    objects = [None, None] if RANK == 0 else None
+    dist.gather_object(2 + RANK, objects)
+    return x * (objects[1] if objects else 2)
+
+
+def broadcast_objects(x: torch.Tensor) -> torch.Tensor:
+    objects = [2 + RANK]
+    dist.broadcast_object_list(objects, 0)
+    return x * objects[0]
+
+
+def given_objects(x: torch.Tensor) -> torch.Tensor:
+    objects = [None]
+    dist.scatter_object_list(objects, [2, 3] if RANK == 0 else None)
+    return x * objects[0]
+
+
+def sent_objects(x: torch.Tensor) -> torch.Tensor:
+    objects = [2 + RANK]
+    if RANK == 0:
+        dist.send_object_list(objects, 1)
+    else:
+        dist.recv_object_list(objects, 0)
+    return x * objects[0]
+
+
+def monitored(x: torch.Tensor) -> torch.Tensor:
+    dist.monitored_barrier()
     return x * 2
 
 
 FUNCTIONS: tuple[Function, ...] = (
-    reduced, reduced_by, reduced_by_position, reduced_async, scattered, scattered_by, scattered_list, gathered_into,
-    gathered, exchanged, broadcast, reduced_to_one, gathered_to_one, given, barrier, sent, sent_async, sent_at_once,
-    gathered_objects,
+    reduced, reduced_by, reduced_by_position, reduced_async, reduced_coalesced, scattered, scattered_by, scattered_list,
+    scattered_single, gathered_into, gathered, gathered_single, gathered_coalesced, exchanged, exchanged_lists,
+    broadcast, reduced_to_one, gathered_to_one, given, barrier, monitored, sent, sent_async, sent_at_once,
+    gathered_objects, gathered_objects_to_one, broadcast_objects, given_objects, sent_objects,
 )  # fmt: skip
 
 
 def outcome(function: Function, backend: str, is_whole: bool) -> list[Any]:
     torch._dynamo.reset()
     counters.clear()
-    compiled = torch.compile(function, backend=backend, fullgraph=is_whole)
+    compiled = function if backend == "none" else torch.compile(function, backend=backend, fullgraph=is_whole)
     try:
         results = [compiled(torch.arange(4.0) + RANK).tolist() for _ in range(2)]
     except Exception as error:
