@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -247,6 +248,7 @@ class Launch:
         torch_signals = getattr(settings, "signals_to_handle", "")
         loop.signals.handle(parse_signals(torch_signals))
         loop.notices = choose_notices(config, torch_signals, os.environ)
+        loop.signals.warnings = frozenset(loop.notices) - {signal.SIGTERM}
         loop.is_forwarding = config.preemption.forward
         daemon = self._daemon or Daemon(self._supervisor_command)
         control = Control(Path(run.file.socket_dir), loop.hello, run.file.session)

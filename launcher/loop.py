@@ -168,8 +168,7 @@ class Loop:
     def _turn(self) -> int | None:
         self._wait()
         now_s = time.monotonic()
-        for signum in self.signals.take():
-            self._heed(signum, now_s)
+        self._heed_all(now_s)
         self._note_opens()
         self._note_exits(now_s)
         for order in self.supervision.step(now_s):
@@ -259,6 +258,7 @@ class Loop:
             self.attempt, self._start_error, text = None, str(error), str(error)
             self.sweeper.sweep()
             self.log.write("attempt_not_started", attempt=order.attempt, error=text)
+            self._heed_all(time.monotonic())  # told first: a start that a signal has ended is no failure
             self.supervision.tell(lambda seq: Started(seq=seq, attempt=order.attempt, ranks=[], error=text))
             return
         self.attempt, self.is_over, self._start_error = attempt, False, ""
@@ -418,6 +418,10 @@ class Loop:
         )
 
     # Signals ---------------------------------------------------------------------------------------------------
+
+    def _heed_all(self, now_s: float) -> None:
+        for signum in self.signals.take():
+            self._heed(signum, now_s)
 
     def _heed(self, signum: signal.Signals, now_s: float) -> None:
         """A notice goes to the supervisor, and the ranks go on; a second SIGTERM is none any more."""

@@ -43,6 +43,8 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
         self._left_out: set[signal.Signals] = set()
         """Ignored when this began, and to stay so."""
+        self.warnings: frozenset[signal.Signals] = frozenset()
+        """Those that only say what is to come: nobody waits for less because of them."""
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._inherited: Handler | None = None
@@ -90,7 +92,7 @@ class Signals:
         return taken
 
     def run(self, work: Callable[[], T]) -> T:
-        """Make a call by a thread of its own, which a signal that comes meanwhile leaves behind.
+        """Make a call by a thread of its own, which a signal that comes meanwhile leaves behind, if it is no warning.
 
         Raises Interrupted then (the signal is still to be taken), and what the call raises.
         """
@@ -111,8 +113,8 @@ class Signals:
         poller.register(self._reader, select.POLLIN)
         try:
             while not answers:
-                if self._pending:
-                    raise Interrupted(f"{self._pending[0].name} came first")
+                if ends := [signum for signum in self._pending if signum not in self.warnings]:
+                    raise Interrupted(f"{ends[0].name} came first")
                 poller.poll(1000)
                 with suppress(BlockingIOError):
                     os.read(self._reader, 4096)

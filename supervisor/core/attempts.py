@@ -87,6 +87,8 @@ def on_attempt_not_started(state: State, event: ev.AttemptNotStarted, now_s: flo
     if event.attempt != state.next_attempt:
         return []
     say = Say(text=f"attempt {event.attempt} could not be started: {event.error}", level="bad")
+    if state.notice.cause:  # which may be why: a signal does not let the launcher wait for its start any longer
+        return [say, *preemption.wind_up(state, now_s)]
     return [say, *finish(state, "failed", 1, f"could not start the ranks: {event.error}", now_s)]
 
 

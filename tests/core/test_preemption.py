@@ -315,6 +315,22 @@ def test_an_attempt_that_is_being_started_is_asked_once_it_runs(told: Told) -> N
     assert told.incidents["001"].summary.endswith("was whole after 4.5 s.")
 
 
+def test_an_attempt_that_the_signal_kept_from_starting_is_no_failure(told: Told) -> None:
+    told.opened()
+    noticed(told, TERM, at_s=0.5, is_why_asked=True)
+    lost = ev.AttemptNotStarted(attempt=0, error="SIGTERM came first")
+    assert kinds(told.tell(lost, 0.6)) == [], "the scheduler is asked why"
+    summary = finish(told.tell(ev.SchedulerTold(end_s=0.0, why="preempted"), 1.0))
+    assert (summary.outcome, summary.exit_code) == ("preempted", 143)
+
+
+def test_an_attempt_that_a_person_kept_from_starting(told: Told) -> None:
+    told.opened()
+    noticed(told, TERM, at_s=0.5, is_why_asked=True)
+    told.tell(ev.AttemptNotStarted(attempt=0, error="SIGTERM came first"), 0.6)
+    assert finish(told.tell(ev.SchedulerTold(end_s=0.0, why="cancelled"), 1.0)).outcome == "interrupted"
+
+
 def test_a_crash_meanwhile_is_told_and_ends_the_run(told: Told) -> None:
     told.running(max_restarts=0)
     noticed(told)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from tests.edge.runs import QUICK, RESUME, SCRIPTS, EdgeRuns, finish, only, own_lines, ranks_of
-from tests.support.guardrun_run import Finished
+from guardrun.supervisor.core.events import AttemptNotStarted
+from guardrun.supervisor.journal import read_lines
+from tests.edge.runs import QUICK, RESUME, SCRIPTS, EdgeRuns, finish, only, own_lines, ranks_of, read_log
+from tests.support.forkserver import client
+from tests.support.guardrun_run import Finished, GuardrunRun
+from tests.support.netlab import Namespaces
 from tests.support.real import find_program
 from tests.support.waiting import wait_until
+
+SYN_SENT = "02"
+"""A connection that has not been answered, in /proc/net/tcp (include/net/tcp_states.h)."""
 
 
 def refused(finished: Finished) -> list[str]:
@@ -211,15 +220,62 @@ def test_a_working_folder_that_is_removed_is_said_once_an_incident(edge: EdgeRun
     assert own_lines(finished).count(said) == 1
 
 
+SILENT = "ip link set lo up && tc qdisc add dev lo root blackhole"
+"""A loopback that takes everything and brings nothing: whoever connects waits for an answer."""
+
+
+@pytest.fixture
+def network() -> Iterator[Namespaces]:
+    """A network of its own, whose loopback is down."""
+    network = Namespaces()
+    try:
+        yield network
+    finally:
+        network.close()
+
+
+def start_inside(network: Namespaces, edge: EdgeRuns) -> GuardrunRun:
+    program = [str(find_program("guardrun"))]
+    with client.namespaces_of(network.pid):
+        if not client.can_fork(program, dict(os.environ)):
+            program = network.inside(*program)
+        return edge.start("plain.py", "--steps", "5", program=program)
+
+
 @pytest.mark.real("netns")
-def test_a_machine_without_a_loopback_is_told_at_once(edge: EdgeRuns) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"), [("true", "Network is unreachable"), (SILENT, "timed out")], ids=["down", "silent"]
+)
+def test_a_machine_that_cannot_reach_itself_is_told_within_seconds(
+    edge: EdgeRuns, network: Namespaces, change: str, why: str
+) -> None:
     """torch's store tries to reach its own server for five minutes, whatever signal comes meanwhile."""
-    program = ["unshare", "--net", str(find_program("guardrun"))]
-    finished = edge.run("plain.py", "--steps", "5", program=program)
+    network.run("sh", "-c", change)
+    finished = finish(start_inside(network, edge))
     assert (finished.returncode, finished.incidents) == (1, [])
     [line] = [line for line in own_lines(finished) if "could not be started" in line]
-    assert re.search(r"attempt 0 could not be started: this machine can't reach itself at localhost \(.*unreach", line)
-    assert finished.took_s < 30
+    assert f"attempt 0 could not be started: this machine can't reach itself at localhost (127.0.0.1: {why})" in line
+    assert finished.run_dir is not None
+    lines = [line for line in read_lines(finished.run_dir) if line is not None]
+    [told_s] = [line.t for line in lines if isinstance(line.event, AttemptNotStarted)]
+    assert told_s < 10, "from the run's beginning, by guardrun's own clock"
+
+
+@pytest.mark.real("netns")
+def test_sigterm_ends_guardrun_while_it_waits_for_its_own_store(edge: EdgeRuns, network: Namespaces) -> None:
+    network.run("sh", "-c", SILENT)
+    run = start_inside(network, edge)
+    table = Path(f"/proc/{run.pid}/net/tcp")
+    wait_until(lambda: f" {SYN_SENT} " in table.read_text(), 60, "guardrun to connect to itself")
+    run.send(signal.SIGTERM)
+    finished = finish(run)
+    assert (finished.returncode, finished.incidents) == (143, [])
+    assert finished.run_dir is not None and finished.summary is not None
+    assert finished.summary["outcome"] == "interrupted", "nothing has failed"
+    assert "could not be started" not in finished.stderr
+    log = [entry for entry in read_log(finished.run_dir) if entry.get("part") == "launcher"]
+    at = {entry["event"]: datetime.fromisoformat(entry["timestamp"]) for entry in log}
+    assert (at["ended"] - at["signalled"]).total_seconds() < 10, "its grace"
 
 
 @pytest.mark.real("py-spy")

@@ -298,17 +298,22 @@ def test_signals_are_noted_and_handlers_put_back() -> None:
 
 def test_a_signal_ends_the_waiting_for_what_never_answers() -> None:
     signals, answers = Signals(), threading.Event()
+    killer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
     try:
         assert signals.run(lambda: 7) == 7
         with pytest.raises(KeyError):
             signals.run(lambda: {}["none"])
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        signals.handle([signal.SIGUSR1])
+        signals.warnings = frozenset({signal.SIGUSR1})
+        os.kill(os.getpid(), signal.SIGUSR1)
+        killer.start()
         began_s = time.monotonic()
         with pytest.raises(Interrupted, match="SIGTERM"):
             signals.run(lambda: answers.wait(60))
         assert time.monotonic() - began_s < 30
-        assert signals.take() == [signal.SIGTERM], "it is still to be acted on"
+        assert signals.take() == [signal.SIGUSR1, signal.SIGTERM], "they are still to be acted on"
     finally:
+        killer.join()
         answers.set()
         for thread in [one for one in threading.enumerate() if one.name == "guardrun-waits"]:
             thread.join(60)
