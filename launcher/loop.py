@@ -142,7 +142,8 @@ class Loop:
     @property
     def is_signalled(self) -> bool:
         """A signal, or the scheduler, ended the run."""
-        return self._signum is not None or self._is_preempted
+        is_noted = self._finish is not None and self._finish - 128 in self._noted
+        return self._signum is not None or self._is_preempted or is_noted
 
     def pass_error_on(self) -> None:
         """Leave the first failed rank's error file for whoever started guardrun, as torchrun does."""

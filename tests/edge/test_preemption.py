@@ -299,6 +299,7 @@ def test_scancel_that_meets_every_process_before_slurm_says_why(edge: EdgeRuns, 
     finished = finish(run, 30)
     assert (finished.returncode, finished.incidents) == (143, [])
     assert finished.summary is not None and finished.summary["outcome"] == "interrupted"
+    assert "Root Cause" not in finished.stderr, "no rank has failed"
     assert not slurm.requeued.exists()
 
 
