@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ CONFIG = (
 STEP_S = 0.02
 LIMIT_S = 50
 """Half of it has to be enough for the ranks to start, the other half for them to save, on a busy machine too."""
+NEVER_SAVES_S = 20
+"""Of a job that has nothing to save."""
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +39,32 @@ def groups_lab() -> Iterator[SlurmLab]:
         lab.close()
 
 
-def submit(lab: SlurmLab, folder: Path, *flags: str, nodes: int = 1, first: str = "") -> str:
-    """Two ranks that train until there is a file `enough`, and save when they are asked. first: of the batch script."""
-    (folder / "guardrun.toml").write_text(CONFIG)
-    guardrun = f"{sys.executable} -m guardrun --guard-run-id=job-$SLURM_JOB_ID --nproc-per-node={2 // nodes}"
+def submit(
+    lab: SlurmLab,
+    folder: Path,
+    *flags: str,
+    nodes: int = 1,
+    first: str = "",
+    then: str = "",
+    asked: str = "save",
+    config: str = CONFIG,
+) -> str:
+    """Two ranks that train until there is a file `enough`, and save when they are asked.
+
+    first, then: of the batch script, around srun; asked: what being asked leads to, empty: to nothing.
+    """
+    (folder / "guardrun.toml").write_text(config)
+    guardrun = f"{lab.programs}/guardrun --guard-run-id=job-$SLURM_JOB_ID --nproc-per-node={2 // nodes}"
     steps = "$([ -e enough ] && echo 1 || echo 100000)"
-    script = f"exec srun -n{nodes} {guardrun} {SCRIPT} --save-every=0 --step-s={STEP_S} --asked=save --steps={steps}"
-    return lab.submit(f"{first}\n{script}", f"-N{nodes}", f"-n{nodes}", "--requeue", *flags, cwd=folder)
+    script = f"srun -n{nodes} {guardrun} {SCRIPT} --save-every=0 --step-s={STEP_S} --asked={asked} --steps={steps}"
+    return lab.submit(
+        f"{first}\n{script}\n{then}" if then else f"{first}\nexec {script}",
+        f"-N{nodes}",
+        f"-n{nodes}",
+        "--requeue",
+        *flags,
+        cwd=folder,
+    )
 
 
 def wait_for_training(lab: SlurmLab, job: str, folder: Path, starts: int = 1) -> None:
@@ -114,10 +134,50 @@ def test_a_time_limit_of_a_job_of_two_nodes(slurm_lab: SlurmLab, tmp_path: Path)
         assert not [one for one in slurm_lab.processes_of(node) if "guardrun" in one.command]
 
 
-def test_scancel_requeues_nothing(groups_lab: SlurmLab, tmp_path: Path) -> None:
+def test_a_time_limit_of_a_job_that_never_saves_is_the_end_of_going_round(slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Long: it is requeued once, for a first time proves nothing, and has its time twice.
+
+    A guardrun that has started too late for this limit stops at once, and asks for the same.
+    """
+    shorter = f"scontrol update jobid=$SLURM_JOB_ID endtime=now+{NEVER_SAVES_S}"
+    once = CONFIG.replace("[restart]", "[restart]\nmax_no_progress = 1")
+    job = submit(slurm_lab, tmp_path, "--time=1", "--open-mode=append", first=shorter, asked="", config=once)
+    slurm_lab.wait_state(job, "FAILED", "TIMEOUT", "CANCELLED", timeout_s=180)
+    said = slurm_lab.output(job)
+    assert slurm_lab.job(job)["Restarts"] == "1", said
+    assert said.count("the job is not requeued: 1 requeues in a row got no further and saved nothing") == 1, said
+    for name in ("summary.0.json", "summary.json"):
+        ended = record(tmp_path, job, name)
+        assert (ended["outcome"], ended["reason"], ended["restarts"]) == ("preempted", "time limit", 0)
+    check_replay(tmp_path / "guardrun-runs" / f"job-{job}")
+
+
+@pytest.mark.parametrize("of_step", [False, True], ids=["of the job", "of the step"])
+def test_scancel_requeues_nothing(groups_lab: SlurmLab, tmp_path: Path, of_step: bool) -> None:
+    """Slurm says of a job whose step alone is to end that it runs: whoever sent that wants the run to end."""
     job = submit(groups_lab, tmp_path)
     wait_for_training(groups_lab, job, tmp_path)
-    groups_lab.run("scancel", job)
-    groups_lab.wait_state(job, "CANCELLED")
+    groups_lab.run("scancel", *(["--signal=TERM", f"{job}.0"] if of_step else [job]))
+    # The script of a job whose step has ended ends with srun's status: it is guardrun's.
+    ended = groups_lab.wait_state(job, "FAILED" if of_step else "CANCELLED")
     wait_until((tmp_path / f"guardrun-runs/job-{job}/summary.json").exists, 20, "the run's end")
     assert record(tmp_path, job, "summary.json")["outcome"] == "interrupted"
+    assert not of_step or ended["ExitCode"] == "143:0"
+    assert groups_lab.job(job)["Restarts"] == "0"
+    assert "Root Cause" not in groups_lab.output(job)
+
+
+def test_scancel_of_a_step_without_a_signal_kills_it_at_once(groups_lab: SlurmLab, tmp_path: Path) -> None:
+    """Nobody has time for a word, and nothing of it lives on; what is left of the job is the batch script's affair."""
+    job = submit(groups_lab, tmp_path, then="echo srun ended with $?; until [ -e enough ]; do sleep 0.1; done")
+    wait_for_training(groups_lab, job, tmp_path)
+    groups_lab.run("scancel", f"{job}.0")
+    wait_until(lambda: "srun ended with 137" in groups_lab.output(job), 20, "the step's end", every_s=0.1)
+
+    def is_quiet() -> bool:
+        return not [one for one in groups_lab.processes_of("n1") if "guardrun" in one.command]
+
+    wait_until(is_quiet, 30, "the end of guardrun, its supervisor and its ranks", every_s=0.1)
+    (tmp_path / "enough").touch()
+    assert groups_lab.wait_state(job, "COMPLETED")["Restarts"] == "0"
+    assert not (tmp_path / f"guardrun-runs/job-{job}/summary.json").exists()
