@@ -33,6 +33,7 @@ def crash_evidence(attempt: Attempt, crash: Crash, found: Blame, falls: list[Fal
                 "lost_a_peer": is_peer_lost(by_rank[n]),
             }
             for n in most_telling(sorted(by_rank), found.culprits)
+            if n in by_rank  # a culprit that what others called last tells may not have fallen yet
         ],
         "oom_kills": crash.oom_kills,
         "key": found.key,
@@ -46,7 +47,7 @@ def crash_evidence(attempt: Attempt, crash: Crash, found: Blame, falls: list[Fal
         evidence["traceback"] = found.error.traceback
         if found.error.data:
             evidence["data"] = found.error.data
-    elif tail := by_rank[found.culprits[0]].stderr_tail if found.culprits else "":
+    elif tail := _last_words(found, by_rank):
         evidence["stderr"] = tail
     if found.place:
         evidence["spot"] = found.place
@@ -59,6 +60,13 @@ def crash_evidence(attempt: Attempt, crash: Crash, found: Blame, falls: list[Fal
     if readings := _odd(found, crash.readings):
         evidence["readings"] = readings
     return evidence
+
+
+def _last_words(found: Blame, by_rank: dict[int, Fall]) -> str:
+    """The culprit's; of calls that did not meet, another rank may be the one that tells."""
+    others = sorted(by_rank) if found.cause == "collective_mismatch" else []
+    falls = [by_rank[rank] for rank in [*found.culprits[:1], *others] if rank in by_rank]
+    return next((fall.stderr_tail for fall in falls if fall.stderr_tail), "")
 
 
 def words(found: Blame, evidence: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from guardrun.supervisor.core.calls import call_text, group_text, place_text
@@ -13,23 +15,27 @@ from guardrun.supervisor.core.looks import ProcessLook, RankLook
 
 _SILENT = frozenset({"abort"})
 """Causes that a backend leaves which has met a call of another size: gloo's own thread ends the process."""
+_MET_ANOTHERS = re.compile(r"op\.preamble\.length")
+"""What gloo says of such a call (transport/tcp/pair.cc): the rank that says so is the one that received it."""
 
 
 def explain(found: Blame, met: Match, ended: list[int]) -> Blame:
     """The verdict on a crash, with what the ranks had called last. ended: those that had ended with 0 by themselves.
 
-    Only where it tells nobody, or an abort without a reason: what ranks say themselves comes first.
+    Only where it tells nobody, an abort without a reason, or who received what another has sent: what ranks say
+    themselves comes first.
     """
-    if found.culprits and found.cause not in _SILENT:
+    has_met = found.cause == "collective_mismatch" and _has_met(found)
+    if found.culprits and found.cause not in _SILENT and not has_met:
         return found
     if met.mismatch is not None:
         return _mismatch(found, met.mismatch)
-    gone = [rank for rank in met.roots if rank in ended]
-    if found.culprits or not gone:
+    gone = [rank for rank in met.roots if rank in ended or has_met]
+    if (found.culprits and not has_met) or not gone:
         return found
     wait = next(wait for wait in met.waits if set(gone) & set(wait.waits_for))
     told = (
-        f"ended without call {wait.seq} of {group_text(wait.group, wait.desc)}, "
+        f"{'did not come to' if has_met else 'ended without'} call {wait.seq} of {group_text(wait.group, wait.desc)}, "
         f"{wait.op}{place_text(wait.frame)}, in which {_ranks(wait.ranks)} waited"
     )
     is_told = len(gone) <= len(wait.ranks)
@@ -42,6 +48,10 @@ def explain(found: Blame, met: Match, ended: list[int]) -> Blame:
         what=told if is_told and len(wait.ranks) > 1 else found.what,
         why_nobody=f"{_ranks(gone)} {told}; which of them called one too many or one too few cannot be told",
     )
+
+
+def _has_met(found: Blame) -> bool:
+    return _MET_ANOTHERS.search(found.error.message if found.error else found.what) is not None
 
 
 def last_calls(traces: list[ExitTrace]) -> list[RankLook]:

@@ -40,6 +40,40 @@ def test_an_abort_in_calls_of_other_sizes_is_a_mismatch() -> None:
     )
 
 
+GLOO = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+    "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 5548 vs 4. Received"
+    " data size doesn't match expected size. Is there a distributed collective mismatch in your code?\n"
+)
+
+
+def test_who_received_a_call_of_another_size_is_not_the_one_that_sent_it() -> None:
+    """Rank 1 has left an all_reduce out, and goes on with one that only torch knows of; rank 0 tells of it."""
+    found = blame([Fall(global_rank=0, exitcode=-6, at_s=5.0, stderr_tail=GLOO)])
+    assert (found.cause, found.culprits) == ("collective_mismatch", [0])
+    traces = [trace(0, call(7), call(9, done=False)), trace(1, call(7)), trace(2, call(7), call(9, done=False))]
+    told = explain(found, match(last_calls(traces)), ended=[])
+    assert (told.cause, told.culprits) == ("collective_mismatch", [1])
+    assert told.what == (
+        "did not come to call 9 of the default group, all_gather (train.py:60), in which ranks 0,2 waited"
+    )
+    two = explain(found, match(last_calls(traces[:2])), ended=[])
+    assert two.culprits == [] and "one too many or one too few" in two.why_nobody
+    assert explain(found, match(last_calls([traces[0], traces[2]])), ended=[]) is found, "nothing tells who sent it"
+
+
+def test_its_words_stay_in_the_evidence(told: Told) -> None:
+    told.running(3)
+    told.exits(0, -6, 20.0)
+    told.tick()
+    traces = [trace(0, call(7), call(9, done=False)), trace(1, call(7)), trace(2, call(7), call(9, done=False))]
+    traces[0] = msgspec.structs.replace(traces[0], stderr_tail=GLOO)
+    told.tell(ev.ExitsRead(attempt=0, traces=traces), 20.5)
+    incident = told.incidents["001"]
+    assert (incident.cause, [one.rank for one in incident.culprits]) == ("collective_mismatch", [1])
+    assert "op.preamble.length" in incident.evidence["stderr"]
+
+
 def test_what_a_rank_says_itself_comes_first() -> None:
     error = ErrorRecord(error="ValueError", message="bad", frames=[("/home/me/train.py", "train", 60)])
     found = blame([Fall(global_rank=0, exitcode=1, at_s=5.0, error=error)])
