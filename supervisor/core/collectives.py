@@ -36,6 +36,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Members that have not issued it; empty where all have."""
     unseen: list[int] = []
     """Members of which nothing is known."""
+    elsewhere: list[int] = []
+    """Members that have counted as many calls, and do not tell of this one: theirs is one of torch's own (DDP's)."""
     group: str
     desc: str = ""
     seq: int
@@ -167,14 +169,20 @@ def _waits(looks: list[RankLook], groups: dict[Key, _Group]) -> dict[int, Wait]:
 
 def _wait(look: RankLook, call: Call, group: _Group) -> Wait:
     if is_point_to_point(call):
-        waits_for, unseen = ([call.peer] if call.peer >= 0 else []), []
+        waits_for, unseen, elsewhere = ([call.peer] if call.peer >= 0 else []), [], []
     else:
+        elsewhere = sorted(
+            rank
+            for rank, calls in group.calls.items()
+            if group.issued[rank] >= call.seq and call.seq not in calls and any(seq < call.seq for seq in calls)
+        )
         waits_for = sorted(m for m in group.members if group.issued.get(m, call.seq) < call.seq)
         unseen = sorted(group.members - group.issued.keys())
     return Wait(
         ranks=[look.global_rank],
         waits_for=waits_for,
         unseen=unseen,
+        elsewhere=elsewhere,
         group=group.name,
         desc=group.desc,
         seq=call.seq,

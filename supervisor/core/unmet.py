@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from guardrun.supervisor.core.calls import call_text, group_text, place_text
-from guardrun.supervisor.core.collectives import CIRCLE, Match, Mismatch
+from guardrun.supervisor.core.collectives import CIRCLE, Match, Mismatch, Wait
 from guardrun.supervisor.core.crash import Blame
 from guardrun.supervisor.core.events import ExitTrace
 from guardrun.supervisor.core.frames import rank_list
@@ -30,23 +30,31 @@ def explain(found: Blame, met: Match, ended: list[int]) -> Blame:
         return found
     if met.mismatch is not None:
         return _mismatch(found, met.mismatch)
-    gone = [rank for rank in met.roots if rank in ended or has_met]
-    if (found.culprits and not has_met) or not gone:
+    if has_met:
+        found_in = ((wait, sorted({*set(wait.waits_for) & set(met.roots), *wait.elsewhere})) for wait in met.waits)
+        return next((_absent(found, wait, ranks, "was not in") for wait, ranks in found_in if ranks), found)
+    gone = [rank for rank in met.roots if rank in ended]
+    if found.culprits or not gone:
         return found
     wait = next(wait for wait in met.waits if set(gone) & set(wait.waits_for))
+    return _absent(found, wait, gone, "ended without")
+
+
+def _absent(found: Blame, wait: Wait, absent: list[int], verb: str) -> Blame:
+    """The verdict on ranks that were not in a call in which others waited: most are right."""
     told = (
-        f"{'did not come to' if has_met else 'ended without'} call {wait.seq} of {group_text(wait.group, wait.desc)}, "
+        f"{verb} call {wait.seq} of {group_text(wait.group, wait.desc)}, "
         f"{wait.op}{place_text(wait.frame)}, in which {_ranks(wait.ranks)} waited"
     )
-    is_told = len(gone) <= len(wait.ranks)
+    is_told = 1 < len(wait.ranks) >= len(absent)
     return msgspec.structs.replace(
         found,
         cause="collective_mismatch",
-        culprits=gone if is_told and len(wait.ranks) > 1 else [],
+        culprits=absent if is_told else [],
         confidence=0.8,
         key=f"collective_mismatch:{wait.group}:{wait.op}",
-        what=told if is_told and len(wait.ranks) > 1 else found.what,
-        why_nobody=f"{_ranks(gone)} {told}; which of them called one too many or one too few cannot be told",
+        what=told if is_told else found.what,
+        why_nobody=f"{_ranks(absent)} {told}; which of them called one too many or one too few cannot be told",
     )
 
 

@@ -54,9 +54,10 @@ def test_who_received_a_call_of_another_size_is_not_the_one_that_sent_it() -> No
     traces = [trace(0, call(7), call(9, done=False)), trace(1, call(7)), trace(2, call(7), call(9, done=False))]
     told = explain(found, match(last_calls(traces)), ended=[])
     assert (told.cause, told.culprits) == ("collective_mismatch", [1])
-    assert told.what == (
-        "did not come to call 9 of the default group, all_gather (train.py:60), in which ranks 0,2 waited"
-    )
+    assert told.what == ("was not in call 9 of the default group, all_gather (train.py:60), in which ranks 0,2 waited")
+    later = trace(1, call(7))
+    later.groups[0] = msgspec.structs.replace(later.groups[0], issued=9)  # and has issued one more of these since
+    assert explain(found, match(last_calls([traces[0], later, traces[2]])), ended=[]) == told
     two = explain(found, match(last_calls(traces[:2])), ended=[])
     assert two.culprits == [] and "one too many or one too few" in two.why_nobody
     assert explain(found, match(last_calls([traces[0], traces[2]])), ended=[]) is found, "nothing tells who sent it"
