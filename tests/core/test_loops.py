@@ -33,16 +33,19 @@ def tokenise(number: int) -> list[Frame]:
     return [Frame(f"rule_{number % 60}", "/home/me/text.py", number), Frame("tokenise", "/home/me/train.py", 9)]
 
 
-def doings(shown: Shown, gaps_s: list[float], faults: float = 0.0) -> list[tuple[float, Doing]]:
-    """What a rank is judged to do, look by look."""
+def doings(
+    shown: Shown, gaps_s: list[float], faults: float = 0.0, starved: frozenset[int] = frozenset()
+) -> list[tuple[float, Doing]]:
+    """What a rank is judged to do, look by look. starved: by number, looks before which it hardly got a core."""
     loops: dict[int, Loop] = {}
-    told, at_s, before, number = [], 10.0, None, 0
-    for gap_s in gaps_s:
+    told, at_s, before, number, cpu_s = [], 10.0, None, 0, 0.0
+    for turn, gap_s in enumerate(gaps_s):
         at_s += gap_s
+        cpu_s += gap_s * (0.07 if turn in starved else 1.0)
         stacks = [shown(number := number + 1) for _ in range(4)]
-        thread = ThreadLook(tid=7, is_main=True, cpu_s=at_s, frames=stacks[0])
+        thread = ThreadLook(tid=7, is_main=True, cpu_s=cpu_s, frames=stacks[0])
         process = ProcessLook(
-            pid=7, state="R", cpu_s=at_s, faults=int(faults * at_s), threads=[thread], variety=stacks[1:]
+            pid=7, state="R", cpu_s=cpu_s, faults=int(faults * at_s), threads=[thread], variety=stacks[1:]
         )
         look = RankLook(global_rank=3, at_s=at_s, process=process, heart_s=at_s)
         if before is not None:
@@ -60,6 +63,12 @@ def test_a_closed_set_of_stacks_is_a_loop(shown: Shown) -> None:
     told = doings(shown, GAPS_S)
     assert told[-1][1] is Doing.SPINNING
     assert [doing for at_s, doing in told if at_s < 45] == [Doing.BUSY] * sum(at_s < 45 for at_s, _ in told)
+
+
+@pytest.mark.parametrize("shown", [event_loop, copy])
+def test_one_that_hardly_gets_a_core_for_a_while_is_still_the_loop_that_it_was(shown: Shown) -> None:
+    for number in range(1, len(GAPS_S)):
+        assert doings(shown, GAPS_S, starved=frozenset({number}))[-1][1] is Doing.SPINNING, number
 
 
 def test_new_stacks_are_work() -> None:
