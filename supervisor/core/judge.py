@@ -323,7 +323,7 @@ def _read_on_timers(before: RankLook, after: RankLook) -> tuple[int, int]:
     """Bytes that threads have read that slept on a timer in one of two looks, if not much, and in how many calls."""
     known = {thread.tid: thread for thread in before.process.threads if thread.reads}
     most = MONITOR_BYTES_S * (after.at_s - before.at_s)
-    pairs = [(known[new.tid], new) for new in after.process.threads if new.tid in known]
+    pairs = [(known[new.tid], new) for new in after.process.threads if new.tid in known and new.reads]
     monitors = [
         (new.read_bytes - old.read_bytes, new.reads - old.reads)
         for old, new in pairs
