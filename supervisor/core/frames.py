@@ -51,6 +51,7 @@ _INIT_FILES = ("torch/distributed/rendezvous.py",)
 _IMPORTING = "<frozen importlib"
 _BACKWARD = "_engine_run_backward"
 _DEBUGGERS = ("/pdb.py", "/bdb.py", "/code.py", "/IPython/", "/debugpy/", "/pydevd", "/pudb/", "/ipdb/", "/_pyrepl/")
+_PROCESS_FILES = ("/multiprocessing/", "/subprocess.py", "/concurrent/futures/")
 _DATA_FILES = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/")
 
 
@@ -141,6 +142,11 @@ def is_debugged(frames: list[Frame]) -> bool:
 def waits_for_data(frames: list[Frame]) -> bool:
     """Whether the stack ends in a DataLoader waiting for its workers."""
     return any(part in frame.file for frame in inner_calls(frames) for part in _DATA_FILES)
+
+
+def waits_for_process(frames: list[Frame]) -> bool:
+    """Whether the stack ends in the standard library's, or torch's, waiting for other processes."""
+    return any(part in frame.file for frame in inner_calls(frames) for part in _PROCESS_FILES)
 
 
 def place(frames: list[Frame]) -> str:

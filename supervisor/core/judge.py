@@ -90,7 +90,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     is_in_doubt: bool = False
     """For IDLE: a process below it uses a little of the CPU, as a slow one at work may, or one that polls."""
     is_awake: bool = False
-    """For IDLE: its main thread wakes up now and then, as one that polls, retries or runs an event loop does."""
+    """For IDLE: its main thread wakes up now and then, as one that polls, retries or runs an event loop does; or, where
+    it waits for processes of its own, one of these does."""
     is_native: bool = False
     """For GIL_HELD and SPINNING: what runs is native code, called from there. A fit, a search, a parse looks so."""
     is_starved: bool = False
@@ -189,7 +190,8 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         is_in_long_work=bool(after.in_save_since_s) or after.phase in _LONG_PHASES,
         order=max(after.group_seq, after.collectives),
         is_in_doubt=doing is Doing.IDLE and _children_cpu(before, after) > IDLE_CHILD_CPU,
-        is_awake=doing is Doing.IDLE and _wakes_up(before, after),
+        is_awake=doing is Doing.IDLE
+        and (_wakes_up(before, after) or (fr.waits_for_process(stack) and _children_wake(before, after))),
         is_native=_computes_natively(doing, before, after),
         is_starved=after.process.state == "R" and _cpu(before, after) < STARVED_CPU,
         detail=mount_words(after.process) if doing is Doing.IO_BLOCKED else clause(workers),
@@ -417,6 +419,11 @@ def _wakes_up(before: RankLook, after: RankLook) -> bool:
     if after.process.pauses != before.process.pauses or after.process.pauses % 2:
         return False
     return new.switches > old.switches
+
+
+def _children_wake(before: RankLook, after: RankLook) -> bool:
+    known = {child.pid: child for child in before.children}
+    return any(child.pid in known and child.switches > known[child.pid].switches for child in after.children)
 
 
 def _proof(before: RankLook, after: RankLook) -> str:

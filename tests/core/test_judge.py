@@ -269,6 +269,20 @@ def test_a_child_that_works(fields: dict[str, float]) -> None:
     assert found.doing is Doing.BUSY and "python eval.py" in found.reason
 
 
+def test_a_rank_that_waits_for_processes_wakes_up_with_them() -> None:
+    """A spawned training of its own, in rounds: little CPU, few bytes, and it goes on."""
+    joins = (
+        Frame("join", "/v/site-packages/torch/multiprocessing/spawn.py", 1),
+        Frame("train", "/home/me/train.py", 9),
+    )
+    sleeps = (Frame("fetch", "/home/me/train.py", 9),)
+    first = ProcessLook(pid=8, command="python", switches=100)
+    for stack, switches, expected in ((joins, 104, True), (joins, 100, False), (sleeps, 104, False)):
+        second = msgspec.structs.replace(first, switches=switches)
+        found = judge(look(10, stack=stack, children=[first]), look(18, stack=stack, children=[second]))
+        assert (found.doing, found.is_awake) == (Doing.IDLE, expected)
+
+
 def test_children_that_come_and_go() -> None:
     child = ProcessLook(pid=8)
     assert doing(look(10), look(18, children=[child])) is Doing.BUSY
