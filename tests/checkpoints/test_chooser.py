@@ -649,7 +649,7 @@ def test_choosing_among_200_takes_milliseconds(tmp_path: Path, clock: Clock, wri
         choice = chooser.choose()
         times.append(time.process_time() - began)
         assert choice.checkpoint is not None and choice.checkpoint.step in (40, 200)
-    assert min(times) <= 0.02, times
+    assert min(times) <= 0.1, times  # of a CPU; to judge all of them anew takes seconds
 
 
 # Runs in folders that are named like steps -------------------------------------------------------------------------
