@@ -83,7 +83,11 @@ def pass_on(copy: int) -> None:
 
 
 def cut(copy: int) -> None:
-    """Keep the end of a copy that is full and has been passed on. Ended in between, some of the end is lost at most."""
+    """Keep the end of a copy that is full and has been passed on. Ended in between, some of the end is lost at most.
+
+    Its offset is beyond its size then, which `mend` sees. In place of the truncation, a write would change pages that a
+    pipe may still refer to.
+    """
     size = os.fstat(copy).st_size
     if size < FULL_BYTES:
         return
@@ -91,6 +95,13 @@ def cut(copy: int) -> None:
     os.ftruncate(copy, 0)
     os.lseek(copy, len(end), os.SEEK_SET)
     os.pwrite(copy, end, 0)
+
+
+def mend(copy: int) -> None:
+    """What a predecessor has left that was ended within `cut`: all of it had been passed on."""
+    size = os.fstat(copy).st_size
+    if os.lseek(copy, 0, os.SEEK_CUR) > size:
+        os.lseek(copy, size, os.SEEK_SET)
 
 
 def copy_window_size(masters: list[int]) -> None:
@@ -112,6 +123,7 @@ def serve(copies: dict[int, int], is_over: Callable[[], bool] | None = None) -> 
     left = dict(copies)
     poller = select.poll()
     for reader, copy in left.items():
+        mend(copy)
         pass_on(copy)  # what this one's predecessor had taken
         os.set_blocking(reader, False)
         poller.register(reader, select.POLLIN)

@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from guardrun.launcher import relay
+from guardrun.launcher.proc import read_stat
 from guardrun.launcher.relay import FULL_BYTES, KEPT_BYTES
 from tests.support.processes import descendants, is_alive
 from tests.support.waiting import wait_until
@@ -109,9 +111,11 @@ KINDS: dict[str, Callable[[], tuple[int, int]]] = {
 class Reader:
     """Reads to the end, in a thread."""
 
-    def __init__(self, fileno: int, pause_s: float = 0.0) -> None:
+    def __init__(self, fileno: int, pause_s: float = 0.0, most: int = 1 << 40) -> None:
+        """most: bytes, after which it reads no more before it may (`allow`)."""
         self.data = bytearray()
         self._fileno, self._pause_s = fileno, pause_s
+        self._most, self._change = most, threading.Condition()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
@@ -120,7 +124,14 @@ class Reader:
             while part := os.read(self._fileno, 30_000):
                 self.data += part
                 time.sleep(self._pause_s)
+                with self._change:
+                    self._change.wait_for(lambda: len(self.data) < self._most)
         os.close(self._fileno)
+
+    def allow(self, size: int) -> None:
+        with self._change:
+            self._most = size
+            self._change.notify_all()
 
     def wait_for(self, size: int) -> None:
         """So many bytes have come."""
@@ -129,6 +140,12 @@ class Reader:
     def all(self) -> bytes:
         self._thread.join()
         return bytes(self.data)
+
+
+def state_of(pid: int) -> str:
+    """The letter of /proc/PID/stat; empty where it is gone."""
+    stat = read_stat(pid)
+    return stat.state if stat is not None else ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,21 +164,49 @@ def test_every_byte_arrives_as_it_was_written(bed: Bed, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_any_moment_nothing_is_lost_and_nothing_comes_twice(bed: Bed, kind: str) -> None:
     mine, theirs = KINDS[kind]()
-    size = 12 * FULL_BYTES
+    kills, size = 8, 20 * FULL_BYTES
     launcher = bed.start(theirs, WRITES, "2", str(size))
     wait_until(lambda: bed.events("began"), 60, "the start")
-    reader, chance = Reader(mine, pause_s=0.002), random.Random(3)
-    kills = 0
-    for _ in range(8):
-        reader.wait_for(min(size, len(reader.data) + chance.randint(1, FULL_BYTES)))
-        if len(reader.data) < size:
-            with suppress(ProcessLookupError):
-                os.kill(bed.relay_pid(), signal.SIGKILL)
-                kills += 1
+    reader, chance = Reader(mine, pause_s=0.002, most=FULL_BYTES), random.Random(3)
+    for _ in range(kills):
+        at = len(reader.data) + chance.randint(1, FULL_BYTES)
+        # Not to the end, however long it takes to kill. What is read of a terminal is in two steps: not between these.
+        reader.allow(at + (0 if kind == "terminal" else FULL_BYTES))
+        reader.wait_for(at)
+        pid = bed.relay_pid()
+        wait_until(lambda pid=pid: kind != "terminal" or state_of(pid) == "S", 60, "that it waits for the reader")
+        os.kill(pid, signal.SIGKILL)
+    reader.allow(2 * size)
     assert reader.all() == expected(size)
     assert launcher.wait() == 0
-    assert kills >= 4
     assert len(bed.events("relay_replaced")) >= 4
+
+
+@pytest.mark.parametrize(
+    ("size", "offset"),
+    [(0, FULL_BYTES), (0, KEPT_BYTES), (4096, KEPT_BYTES), (KEPT_BYTES, KEPT_BYTES)],
+    ids=["after the truncation", "before the end is back", "within that", "after it"],
+)
+def test_ended_while_it_cuts_a_copy_nothing_that_comes_is_lost(
+    size: int, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each state that `cut` goes through, as its successor finds it."""
+    reader, rank = os.pipe()
+    mine, theirs = os.pipe()
+    copy = os.memfd_create("copy")
+    try:
+        os.write(copy, b"old" * (size // 3 + 1))
+        os.ftruncate(copy, size)
+        os.lseek(copy, offset, os.SEEK_SET)
+        os.write(rank, b"what comes then")
+        os.close(rank)
+        monkeypatch.setattr(relay, "OUT", theirs)
+        relay.serve({reader: copy})
+        os.close(theirs)
+        assert os.read(mine, 100) == b"what comes then"
+    finally:
+        for end in (reader, mine, copy):
+            os.close(end)
 
 
 def test_stopped_another_one_takes_its_place(bed: Bed) -> None:
