@@ -1,11 +1,12 @@
 """Passes on what ranks write to their stderr, byte for byte, and keeps the end of it: a small program of its own.
 
-    python -I -S relay.py READER:COPY [READER:COPY …]
+    python -I -S relay.py READER:COPY[:TO:FROM] …
 
 Each reader (a pipe's reading end, or a pty's master) has a copy, a memfd. What is read is appended to the copy; what is
 in the copy beyond its file offset is written to this program's stderr. So what was taken is the copy's size, what was
 passed on is its offset, and the kernel keeps both: where this program is ended, at whatever moment, the next one goes
-on at the very byte.
+on at the very byte. The kernel moves bytes from a pty to a copy in two steps alone: between them they are in a pipe
+(TO and FROM are its ends), which the launcher has open as well.
 
 It ends once nobody has the other end of any reader any more (0), or once nobody reads its stderr (BROKEN). Where its
 stderr takes nothing it waits, and the ranks do, as they would without it. launcher/relaying.py starts and watches it.
@@ -18,17 +19,20 @@ import fcntl
 import os
 import select
 import signal
+import stat
 import sys
 import termios
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 OUT = 2
 BROKEN = 3
 """Exit status: nobody reads its stderr any more."""
 TAKE_BYTES = 64 << 10
+PIPE_BYTES = 4 << 10
+"""What the smallest of pipes has room for."""
 KEPT_BYTES = 64 << 10
 """Of each rank's output, at least, once there was so much."""
 FULL_BYTES = 256 << 10
@@ -40,31 +44,70 @@ _IGNORED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIG
 """What a whole job or session is sent: the ranks may still have something to say."""
 
 
-def take(reader: int, copy: int) -> bool:
-    """Move what is there to the end of the copy. False where nobody can write any more."""
-    size = os.fstat(copy).st_size
+class Source:
+    """One rank's output, by its descriptors. (What makes records would take longer to import than all else here.)"""
+
+    def __init__(self, reader: int, copy: int, to: int = -1, from_: int = -1) -> None:
+        self.reader, self.copy, self.to, self.from_ = reader, copy, to, from_
+
+    @property
+    def numbers(self) -> list[int]:
+        return [number for number in (self.reader, self.copy, self.to, self.from_) if number >= 0]
+
+
+def take(source: Source) -> bool:
+    """Move what is there to the end of the copy. False where nobody can write any more.
+
+    Each step is one of the kernel's, so that nothing is lost between two.
+    """
+    if source.to < 0:
+        return _splice(source.reader, source.copy)
+    is_open = _splice(source.reader, source.to)
+    take_between(source)
+    return is_open
+
+
+def take_between(source: Source) -> None:
+    """Move what is in the pipe between, if there is one, to the end of the copy."""
+    while source.to >= 0 and waiting_bytes(source.from_):
+        _splice(source.from_, source.copy)
+
+
+def _splice(reader: int, to: int) -> bool:
+    """False where nobody can write any more. to: a copy, or a pipe with room."""
+    is_copy = not stat.S_ISFIFO(os.fstat(to).st_mode)
     try:
-        # In one step of the kernel's, so that nothing is lost between two.
-        return os.splice(reader, copy, TAKE_BYTES, offset_dst=size) > 0
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EPERM):
-            raise
-    try:
-        data = os.read(reader, TAKE_BYTES)  # a pty, or a kernel that splices no pipe into a memfd
+        return os.splice(reader, to, TAKE_BYTES, offset_dst=os.fstat(to).st_size if is_copy else None) > 0
     except BlockingIOError:
         return True
     except OSError as error:
         if error.errno == errno.EIO:  # what a pty's master answers once nobody has the slave
             return False
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EPERM):
+            raise
+    return _copy(reader, to, is_copy)
+
+
+def _copy(reader: int, to: int, is_copy: bool) -> bool:
+    """As `_splice`, in two steps: for kernels that have no such way between the two."""
+    try:
+        data = os.read(reader, PIPE_BYTES)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return False
         raise
+    at, is_open = os.fstat(to).st_size, bool(data)
     while data:
-        written = os.pwrite(copy, data, size)
-        size, data = size + written, data[written:]
-        if not data:
-            return True
-    return False
+        written = os.pwrite(to, data, at) if is_copy else os.write(to, data)
+        at, data = at + written, data[written:]
+    return is_open
+
+
+def waiting_bytes(reader: int) -> int:
+    """What can be read of it."""
+    return int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def pass_on(copy: int) -> None:
@@ -115,16 +158,14 @@ def copy_window_size(masters: list[int]) -> None:
         pass
 
 
-def serve(copies: dict[int, int], is_over: Callable[[], bool] | None = None) -> None:
-    """Pass on until nobody can write any more, or it is over. Raises OSError, one of BROKEN_BY where nobody reads.
-
-    copies: by reader.
-    """
-    left = dict(copies)
+def serve(sources: Iterable[Source], is_over: Callable[[], bool] | None = None) -> None:
+    """Pass on until nobody can write any more, or it is over. Raises OSError, one of BROKEN_BY where nobody reads."""
+    left = {source.reader: source for source in sources}
     poller = select.poll()
-    for reader, copy in left.items():
-        mend(copy)
-        pass_on(copy)  # what this one's predecessor had taken
+    for reader, source in left.items():
+        mend(source.copy)
+        take_between(source)  # what this one's predecessor had taken
+        pass_on(source.copy)
         os.set_blocking(reader, False)
         poller.register(reader, select.POLLIN)
     masters = [reader for reader in left if os.isatty(reader)]
@@ -132,10 +173,9 @@ def serve(copies: dict[int, int], is_over: Callable[[], bool] | None = None) -> 
     while left and not (is_over is not None and is_over()):
         copy_window_size(masters)
         for reader, _ in poller.poll(patience_ms):
-            copy = left[reader]
-            is_open = take(reader, copy)
-            pass_on(copy)
-            cut(copy)
+            is_open = take(left[reader])
+            pass_on(left[reader].copy)
+            cut(left[reader].copy)
             if not is_open:
                 poller.unregister(reader)
                 del left[reader]
@@ -144,9 +184,8 @@ def serve(copies: dict[int, int], is_over: Callable[[], bool] | None = None) -> 
 def main(arguments: list[str]) -> int:
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    pairs = [argument.split(":") for argument in arguments]
     try:
-        serve({int(reader): int(copy) for reader, copy in pairs})
+        serve(Source(*map(int, argument.split(":"))) for argument in arguments)
     except OSError as error:
         if error.errno in BROKEN_BY:
             return BROKEN

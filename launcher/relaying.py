@@ -10,7 +10,6 @@ place, at the very byte, and no rank has noticed more than a moment's wait.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import stat
@@ -100,11 +99,15 @@ class Relay:
         self._log, self._is_closed = log, threading.Event()
         self._readers: dict[int, int] = {}
         self._writers: dict[int, int] = {}
+        self._between: dict[int, tuple[int, int]] = {}
+        """Of pipes that stand between a terminal and its copy: the end that is written, and the one that is read."""
         self._copies: dict[int, int] = {}
         self._lock = threading.Lock()
         try:
             for rank in ranks:
                 self._readers[rank], self._writers[rank] = _open_pty() if way.is_terminal else os.pipe()
+                if way.is_terminal:
+                    self._between[rank] = os.pipe()[::-1]
                 self._copies[rank] = os.memfd_create(f"guardrun-stderr-{rank}", os.MFD_CLOEXEC)
             self._program = self._start()
         except OSError:
@@ -170,16 +173,22 @@ class Relay:
     def _start(self) -> subprocess.Popen[bytes]:
         # Libraries may be found by the environment alone. The run's mark is for what is to be ended with an attempt.
         environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-        pairs = [(self._readers[rank], self._copies[rank]) for rank in self._readers]
+        sources = self._sources()
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(PROGRAM), *(f"{reader}:{copy}" for reader, copy in pairs)],
+            [sys.executable, "-I", "-S", str(PROGRAM), *(":".join(map(str, source.numbers)) for source in sources)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            pass_fds=[number for pair in pairs for number in pair],
+            pass_fds=[number for source in sources for number in source.numbers],
             env=environment,
             cwd="/",
             start_new_session=True,
         )
+
+    def _sources(self) -> list[relay.Source]:
+        return [
+            relay.Source(reader, self._copies[rank], *self._between.get(rank, ()))
+            for rank, reader in self._readers.items()
+        ]
 
     def _watch(self) -> None:
         """In a thread of its own, for as long as the attempt lives."""
@@ -213,7 +222,7 @@ class Relay:
     def _stand_in(self) -> None:
         """Do the program's work here."""
         try:
-            relay.serve({self._readers[rank]: copy for rank, copy in self._copies.items()}, self._is_closed.is_set)
+            relay.serve(self._sources(), self._is_closed.is_set)
         except OSError as error:
             self._log("relay_ended", error=str(error))
             self._close_readers()
@@ -242,13 +251,13 @@ class Relay:
 
     def _waiting_bytes(self, rank: int) -> int:
         with self._lock:
-            reader = self._readers.get(rank)
-            if reader is None:
+            if rank not in self._readers:
                 return 0
+            between = relay.waiting_bytes(self._between[rank][1]) if rank in self._between else 0
             try:
-                return int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, bytes(4)), sys.byteorder)
+                return between + relay.waiting_bytes(self._readers[rank])
             except OSError:  # of a pty that nobody has open
-                return 0
+                return between
 
     def _has_waiting(self) -> bool:
         """Somebody has written what is not passed on yet."""
@@ -257,7 +266,9 @@ class Relay:
         )
 
     def _close_all(self) -> None:
-        for ends in (self._readers, self._writers, self._copies):
+        between = {number: number for pair in self._between.values() for number in pair}
+        self._between.clear()
+        for ends in (self._readers, self._writers, between, self._copies):
             for number in ends.values():
                 with suppress(OSError):
                     os.close(number)

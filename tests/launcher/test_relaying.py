@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -23,7 +24,6 @@ from typing import Any
 import pytest
 
 from guardrun.launcher import relay
-from guardrun.launcher.proc import read_stat
 from guardrun.launcher.relay import FULL_BYTES, KEPT_BYTES
 from tests.support.processes import descendants, is_alive
 from tests.support.waiting import wait_until
@@ -142,12 +142,6 @@ class Reader:
         return bytes(self.data)
 
 
-def state_of(pid: int) -> str:
-    """The letter of /proc/PID/stat; empty where it is gone."""
-    stat = read_stat(pid)
-    return stat.state if stat is not None else ""
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_byte_arrives_as_it_was_written(bed: Bed, kind: str) -> None:
     mine, theirs = KINDS[kind]()
@@ -170,12 +164,9 @@ def test_killed_at_any_moment_nothing_is_lost_and_nothing_comes_twice(bed: Bed, 
     reader, chance = Reader(mine, pause_s=0.002, most=FULL_BYTES), random.Random(3)
     for _ in range(kills):
         at = len(reader.data) + chance.randint(1, FULL_BYTES)
-        # Not to the end, however long it takes to kill. What is read of a terminal is in two steps: not between these.
-        reader.allow(at + (0 if kind == "terminal" else FULL_BYTES))
+        reader.allow(at + FULL_BYTES)  # not to the end, however long it takes to kill
         reader.wait_for(at)
-        pid = bed.relay_pid()
-        wait_until(lambda pid=pid: kind != "terminal" or state_of(pid) == "S", 60, "that it waits for the reader")
-        os.kill(pid, signal.SIGKILL)
+        os.kill(bed.relay_pid(), signal.SIGKILL)
     reader.allow(2 * size)
     assert reader.all() == expected(size)
     assert launcher.wait() == 0
@@ -192,7 +183,6 @@ def test_ended_while_it_cuts_a_copy_nothing_that_comes_is_lost(
 ) -> None:
     """Each state that `cut` goes through, as its successor finds it."""
     reader, rank = os.pipe()
-    mine, theirs = os.pipe()
     copy = os.memfd_create("copy")
     try:
         os.write(copy, b"old" * (size // 3 + 1))
@@ -200,12 +190,48 @@ def test_ended_while_it_cuts_a_copy_nothing_that_comes_is_lost(
         os.lseek(copy, offset, os.SEEK_SET)
         os.write(rank, b"what comes then")
         os.close(rank)
-        monkeypatch.setattr(relay, "OUT", theirs)
-        relay.serve({reader: copy})
-        os.close(theirs)
-        assert os.read(mine, 100) == b"what comes then"
+        assert serve_to_its_end(relay.Source(reader, copy), monkeypatch) == b"what comes then"
     finally:
-        for end in (reader, mine, copy):
+        os.close(reader)
+        os.close(copy)
+
+
+def serve_to_its_end(source: relay.Source, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """What the process between passes on of a rank's output."""
+    mine, theirs = os.pipe()
+    monkeypatch.setattr(relay, "OUT", theirs)
+    try:
+        relay.serve([source])
+        os.close(theirs)
+        return os.read(mine, 1 << 16)
+    finally:
+        os.close(mine)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+@pytest.mark.parametrize("has_splice", [True, False])
+def test_what_is_between_comes_first(kind: str, has_splice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a terminal, ended between the two steps; and where the kernel has no such steps."""
+    if not has_splice:
+
+        def refuse(*_: object, **__: object) -> int:
+            raise OSError(errno.EINVAL, "no such way")
+
+        monkeypatch.setattr(os, "splice", refuse)
+    reader, rank = make_terminal() if kind == "terminal" else os.pipe()
+    from_, to = os.pipe()
+    copy = os.memfd_create("copy")
+    try:
+        os.write(copy, b"taken, ")
+        os.lseek(copy, 0, os.SEEK_SET)
+        os.write(to, b"between, " * (kind == "terminal"))
+        os.write(rank, b"new")
+        os.close(rank)
+        source = relay.Source(reader, copy, to, from_) if kind == "terminal" else relay.Source(reader, copy)
+        expected = b"taken, between, new" if kind == "terminal" else b"taken, new"
+        assert serve_to_its_end(source, monkeypatch) == expected
+    finally:
+        for end in (reader, from_, to, copy):
             os.close(end)
 
 
