@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 HOOKS = {"torch.distributed.elastic.multiprocessing.api": "guardrun.hooks.spawned"}
+OUTLETS = "GUARDRUN_OUTLETS"
+"""In the environment that torch hands over: `2:PATH` and `1:PATH`, where this rank's output is to go that it would
+inherit."""
 
 
 class Waiting:
@@ -48,6 +51,7 @@ def install(module: ModuleType, waiting: Waiting) -> None:
     @functools.wraps(original)
     def _wrap(local_rank: int, fn: Any, args: Any, envs: dict[int, dict[str, str]], *more: Any, **named: Any) -> Any:
         try:
+            open_outlets(envs[local_rank].pop(OUTLETS, ""))
             os.environ.update(envs[local_rank])
             waiting.activate(waiting.settings)
         except Exception as error:
@@ -55,3 +59,15 @@ def install(module: ModuleType, waiting: Waiting) -> None:
         return original(local_rank, fn, args, envs, *more, **named)
 
     module.__dict__["_wrap"] = _wrap
+
+
+def open_outlets(outlets: str) -> None:
+    """Put what the launcher has for this rank in the place of what it inherited, which it keeps where that fails."""
+    for outlet in outlets.split():
+        number, _, path = outlet.partition(":")
+        try:
+            opened = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:  # a /proc that shows a user's processes to nobody, not even that user
+            continue
+        os.dup2(opened, int(number))
+        os.close(opened)

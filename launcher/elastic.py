@@ -28,6 +28,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from guardrun.hooks.spawned import OUTLETS
 from guardrun.launcher.address import find_address, loopback_trouble
 from guardrun.launcher.relaying import Outlets
 from guardrun.supervisor.wire import Place
@@ -69,6 +70,11 @@ class Plan:
     def world_size(self) -> int:
         """Ranks on this node."""
         return int(self.config.nproc_per_node)
+
+    @property
+    def are_ranks_functions(self) -> bool:
+        """--run-path: multiprocessing's children, rather than programs."""
+        return not isinstance(self.entrypoint, str)
 
     @property
     def name(self) -> str:
@@ -190,6 +196,8 @@ class _Logs(LogsSpecs):  # type: ignore[misc]
     def __init__(self, specs: Any) -> None:
         self._specs = specs
         self.make_outlets: Callable[[list[int]], Outlets] | None = None
+        self.are_told = False
+        """Ranks open their outlets themselves (functions, whose hooks do), rather than being started with them."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._specs, name)
@@ -202,8 +210,14 @@ class _Logs(LogsSpecs):  # type: ignore[misc]
         logs = self._specs.reify(envs)
         if self.make_outlets is not None:
             outlets = self.make_outlets([rank for rank, path in logs.stderrs.items() if not path])
-            logs.stderrs.update(outlets.stderr)
-            logs.stdouts.update({rank: path for rank, path in outlets.stdout.items() if not logs.stdouts.get(rank)})
+            stdouts = {rank: path for rank, path in outlets.stdout.items() if not logs.stdouts.get(rank)}
+            if self.are_told:
+                for rank, path in outlets.stderr.items():
+                    also = f" 1:{stdouts[rank]}" if rank in stdouts else ""
+                    envs[rank][OUTLETS] = f"2:{path}{also}"
+            else:
+                logs.stderrs.update(outlets.stderr)
+                logs.stdouts.update(stdouts)
         return logs
 
 
@@ -239,7 +253,7 @@ class Elastic:
 
         place: this node's part in a job of several nodes; where the store is served elsewhere, None is returned for it.
         on_serving: called with address and port as soon as it is served here. make_outlets: where ranks' output goes
-        that torch would have them inherit, given these local ranks; not asked for functions as ranks.
+        that torch would have them inherit, given these local ranks.
         Must be called from the main thread: ranks die with the thread that started them (PDEATHSIG).
         Raises what the process layer raises, OSError mostly; some ranks may then be running.
         """
@@ -266,7 +280,7 @@ class Elastic:
         group.store, group.group_rank, group.group_world_size = store or _ELSEWHERE, place.group_rank, place.nodes
         group.master_addr, group.master_port = address, port
         agent._pcontext = None
-        self._logs.make_outlets = make_outlets if isinstance(self.plan.entrypoint, str) else None
+        self._logs.make_outlets, self._logs.are_told = make_outlets, self.plan.are_ranks_functions
         self._stop_helpers()
         try:
             agent._start_workers(group)

@@ -50,7 +50,7 @@ class Way:
 
 
 class Outlets(NamedTuple):
-    """Where ranks' output is to go, by local rank: paths that this process opens, as it would their files for logs."""
+    """Where ranks' output is to go, by local rank: paths, for this process or the ranks themselves to open."""
 
     stderr: dict[int, str]
     stdout: dict[int, str]
@@ -127,8 +127,8 @@ class Relay:
         return {self._program.pid} if self._program.poll() is None else set()
 
     def outlets(self) -> Outlets:
-        """For this process to open before `begin`."""
-        paths = {rank: f"/proc/self/fd/{writer}" for rank, writer in self._writers.items()}
+        """To be opened before `begin`."""
+        paths = {rank: f"/proc/{os.getpid()}/fd/{writer}" for rank, writer in self._writers.items()}
         return Outlets(paths, paths if self._has_stdout else {})
 
     def copy(self, rank: int) -> str:
@@ -152,6 +152,7 @@ class Relay:
 
         What the user's reader has not taken by then it may take later. Copies can be read on until `close`.
         """
+        self.begin()
         now_s = busy_s = moved_s = time.monotonic()
         end_s, before = now_s + limit_s, self._moved()
         while now_s < min(end_s, moved_s + still_s, busy_s + IDLE_S) and self._program.poll() is None:

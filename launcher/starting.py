@@ -174,7 +174,7 @@ class Starter:
             raise StartError(str(error) if is_own_words else f"{type(error).__name__}: {error}") from error
         finally:
             self.signals.handle_again()
-        if relay is not None:
+        if relay is not None and not plan.are_ranks_functions:  # these open theirs when torch calls them
             relay.begin()
         node = self.run.file.node
         return watch_context(

@@ -32,6 +32,8 @@ _LAST_LINES = re.compile(
     r"|stack smashing detected|terminate called|Fatal Python error|Check failed:"
 )
 """glibc's assert.c and malloc.c; libstdc++; Python's pylifecycle.c; glog."""
+_ITS_NAME = "Fatal Python error: Aborted"
+"""What faulthandler says of SIGABRT, after whoever raised it has said why."""
 WORDS_END = "\n…\n"
 """Between last words that were taken out of a text, and its end."""
 _STACK_FOLLOWS = re.compile(
@@ -88,10 +90,8 @@ def last_words(stderr_tail: str) -> str:
     found = _WHAT.search(stderr_tail)
     if found:
         return _STACK_FOLLOWS.split(found[1], maxsplit=1)[0].strip()
-    for line in reversed(stderr_tail.splitlines()):
-        if _LAST_LINES.search(line):
-            return line.strip()
-    return ""
+    said = [line.strip() for line in stderr_tail.splitlines() if _LAST_LINES.search(line)]
+    return next((line for line in reversed(said) if line != _ITS_NAME), said[-1] if said else "")
 
 
 def cause_of_log(stderr_tail: str) -> Told | None:

@@ -291,6 +291,9 @@ def test_those_whose_collective_timed_out_waited_for_another() -> None:
     [
         ("loading\ndouble free or corruption (out)\n", "double free or corruption (out)"),
         ("train: a.c:7: f: Assertion `x > 0' failed.\n", "train: a.c:7: f: Assertion `x > 0' failed."),
+        ("free(): invalid pointer\nFatal Python error: Aborted\n\nThread 0x7f", "free(): invalid pointer"),
+        ("Fatal Python error: Aborted\n\nThread 0x7f", "Fatal Python error: Aborted"),
+        ("free(): invalid pointer\nFatal Python error: init: no room\n", "Fatal Python error: init: no room"),
         ("step 1\nstep 2\n", ""),
         ("", ""),
     ],

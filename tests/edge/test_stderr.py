@@ -91,3 +91,39 @@ def test_without_the_process_between_no_rank_notices_and_no_line_is_missing(
     assert finished.run_dir is not None
     assert (finished.run_dir / "guardrun.log").read_text().count('"relay_replaced"') == 2
     wait_until(lambda: not [one for one in read_all() if "relay.py" in one.command and one.pid == pid], 30, "its end")
+
+
+SAYS = """
+import os, sys, time
+rank, is_both = os.environ["RANK"], sys.argv[1] == "both"
+told = [f"terminal: {os.isatty(2)} {os.isatty(1)}", f"outlets: {[name for name in os.environ if 'OUTLET' in name]}"]
+for number, line in enumerate(told):
+    print(rank, line, file=sys.stdout if is_both and number else sys.stderr, flush=True)
+open(f"said-{rank}", "x").close()
+if rank == "1":
+    while not os.path.exists("said-0"):
+        time.sleep(0.01)
+    os.write(2, b"free(): invalid pointer\\n")
+    os.abort()
+time.sleep(600)  # until it is stopped for the other's end
+"""
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe with stdout", "terminal"])
+def test_functions_as_ranks_have_outlets_of_their_own(edge: EdgeRuns, tmp_path: Path, name: str) -> None:
+    """Long on a busy machine: multiprocessing's children import torch anew."""
+    script = tmp_path / "says.py"
+    script.write_text(SAYS)
+    which = "one" if name == "pipe" else "both"
+    finished = edge.run(
+        str(script), which, flags=("--run-path", "--max-restarts=0"), config=None, program=outlets()[name]
+    )
+    incident = only(finished)
+    assert (incident["cause"], ranks_of(incident)) == ("abort", [1])
+    assert "free(): invalid pointer" in incident["summary"]
+    assert "free(): invalid pointer" in incident["evidence"]["stderr"]
+    seen = finished.stdout if name == "terminal" else finished.stderr
+    is_terminal = name == "terminal"
+    for rank in "01":
+        own = [line for line in seen.splitlines() if line.startswith(f"{rank} ")]
+        assert own == [f"{rank} terminal: {is_terminal} {is_terminal}", f"{rank} outlets: []"]
