@@ -25,6 +25,10 @@ DAEMON_CODE = (
 DAEMON_COMMAND = (sys.executable, "-c", DAEMON_CODE, "guardrund")
 
 
+UNWRITTEN = 4
+"""Exit status of one that has done its part, but whose disk had not taken all by its end."""
+
+
 class Daemon:
     """One guardrund process, from its start to its end."""
 
@@ -49,8 +53,8 @@ class Daemon:
 
     @property
     def has_ended_well(self) -> bool:
-        """With exit code 0: it has said that the run is over, or was never told one."""
-        return self._process.poll() == 0
+        """It has said that the run is over, or was never told one."""
+        return self._process.poll() in (0, UNWRITTEN)
 
     @property
     def ending(self) -> str:
@@ -74,13 +78,15 @@ class Daemon:
         except OSError:
             pass
 
-    def end(self, patience_s: float) -> None:
-        """Give it patience_s to end by itself, then SIGKILL."""
+    def end(self, patience_s: float) -> bool:
+        """Give it patience_s to end by itself, then SIGKILL. False where it has not written all."""
         try:
-            self._process.wait(patience_s)
+            is_all_written = self._process.wait(patience_s) == 0
         except subprocess.TimeoutExpired:
+            is_all_written = False
             self.kill()
         self.close()
+        return is_all_written
 
     def kill(self) -> None:
         """SIGKILL, and wait for it."""

@@ -163,13 +163,7 @@ class Launch:
                 write_run_file(run.path, run.file)
             if plan is None:
                 return self._run_agent(run, config, args, world_size, signals)
-            starter = Starter(elastic.Elastic(plan, config.restart.max_restarts, signals.run), run, config, signals)
-            loop = make_loop(Loop, run, config, starter, signals)
-            loop.shutdown_timeout_s = shutdown_timeout_s(plan.config)
-            status = self._supervise(loop, config, plan.config)
-            if isinstance(loop.attempt, LocalAttempt):
-                starter.elastic.end(None if loop.is_signalled else loop.attempt.failures())
-            return status
+            return self._run_ranks(run, config, plan, signals)
         finally:
             remove_socket_folder(sockets)
 
@@ -222,6 +216,16 @@ class Launch:
             self._preflight.end()
             self._preflight = None
 
+    def _run_ranks(self, run: OpenRun, config: Config, plan: elastic.Plan, signals: Signals) -> int:
+        log = Log(run.path)
+        layer = elastic.Elastic(plan, config.restart.max_restarts, signals.run)
+        loop = make_loop(Loop, run, config, Starter(layer, run, config, signals, log), signals, log=log)
+        loop.shutdown_timeout_s = shutdown_timeout_s(plan.config)
+        status = self._supervise(loop, config, plan.config)
+        if isinstance(loop.attempt, LocalAttempt):
+            layer.end(None if loop.is_signalled else loop.attempt.failures())
+        return status
+
     def _run_agent(self, run: OpenRun, config: Config, args: Any, world_size: int, signals: Signals) -> int:
         def launch(arguments: list[str]) -> None:
             args.training_script_args = [*args.training_script_args, *arguments]
@@ -232,7 +236,7 @@ class Launch:
 
         starter = AgentStarter(run, config, world_size, launch)
         try:
-            loop = make_loop(AgentLoop, run, config, starter, signals)
+            loop = make_loop(AgentLoop, run, config, starter, signals, log=Log(run.path))
             loop.shutdown_timeout_s = shutdown_timeout_s(args) + AGENT_MARGIN_S
             return self._supervise(loop, config, args)
         finally:
@@ -270,16 +274,20 @@ class Launch:
             self._end_preflight()
             with suppress(OSError):  # No descriptor for /proc: training's own end stands all the same.
                 loop.sweeper.sweep()
-            supervision.finish()
+            is_all_written = supervision.finish()
             with suppress(OSError):
                 loop.sweeper.sweep()  # what a supervisor that had to be killed leaves
             if run.ownership is not None:
-                run.ownership.release()
+                log.put(run.ownership.release)
             occupied.release()
         loop.pass_error_on()
         if status != 0:
             loop.report_failure()
         log.write("ended", exit_status=status)
+        if not (log.close() and is_all_written):
+            say(
+                f"the disk under {run.path} is too slow: the end of the run's record (summary.json, say) may be missing"
+            )
         return status
 
     def _run_plain(self, reason: str, part: FleetFile | None = None) -> int:
@@ -292,12 +300,12 @@ class Launch:
         return 0
 
 
-def make_loop(kind: type[Loop], run: OpenRun, config: Config, starter: Starts, signals: Signals) -> Loop:
+def make_loop(kind: type[Loop], run: OpenRun, config: Config, starter: Starts, signals: Signals, *, log: Log) -> Loop:
     return kind(
         run=run,
         starter=starter,
         signals=signals,
-        log=Log(run.path),
+        log=log,
         max_restarts=config.restart.max_restarts,
         stop_grace_s=config.restart.stop_grace_s,
         linger_s=config.launcher.linger_s,

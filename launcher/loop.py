@@ -181,7 +181,7 @@ class Loop:
         self._advance_stop(now_s)
         self._reap()
         if self.run.ownership is not None:
-            self.run.ownership.touch()
+            self.run.ownership.touch(self.log.put)
         return self._status(time.monotonic())
 
     def _wait(self) -> None:

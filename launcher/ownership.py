@@ -6,6 +6,8 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from guardrun.launcher.proc import DEAD, read_boot_id, read_stat
@@ -30,7 +32,7 @@ class Ownership:
         """
         self._path = run_dir / LOCK_FILE
         self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._touched_s = 0.0
+        self._touched_s = time.monotonic()
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -38,18 +40,19 @@ class Ownership:
             raise BlockingIOError(f"{self._path} is locked") from None
         except OSError:
             pass  # a file system without locks: the process and the file's age have to do
-        self.touch()
+        self._touch()
 
-    def touch(self) -> None:
-        """Show other nodes that the owner lives; cheap to call often."""
+    def touch(self, put: Callable[[Callable[[], None]], None]) -> None:
+        """Show other nodes that the owner lives; cheap to call often. put: has it done, and `release` after it."""
         now_s = time.monotonic()
-        if self._fd is None or now_s - self._touched_s < TOUCH_EVERY_S:
-            return
-        self._touched_s = now_s
-        try:
-            os.utime(self._fd)
-        except OSError:
-            pass
+        if now_s - self._touched_s >= TOUCH_EVERY_S:
+            self._touched_s = now_s
+            put(self._touch)
+
+    def _touch(self) -> None:
+        if self._fd is not None:
+            with suppress(OSError):
+                os.utime(self._fd)
 
     def release(self) -> None:
         if self._fd is not None:

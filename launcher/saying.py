@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from guardrun.supervisor.printable import encode_json
+from guardrun.supervisor.scribe import Scribe, Work
 
 LOG_FILE = "guardrun.log"
 
@@ -30,13 +31,29 @@ def flush_streams() -> None:
 
 
 class Log:
-    """Appends JSON lines, as structlog writes them, to the run's log; silently none where that fails."""
+    """Appends JSON lines, as structlog writes them, to the run's log; silently none where that fails.
+
+    In a thread of its own, as all that the launcher does in the run directory while there is something to watch: a file
+    system that does not answer holds up neither signals nor the ends of ranks.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / LOG_FILE
+        self._scribe = Scribe()
 
     def write(self, event: str, **fields: Any) -> None:
         at = datetime.fromtimestamp(time.time(), timezone.utc).isoformat()
         line = encode_json({"event": event, "part": "launcher", "timestamp": at, **fields}) + b"\n"
+        self._scribe.put(lambda: self._append(line))
+
+    def put(self, work: Work) -> None:
+        """Have something else done there, in order, some time."""
+        self._scribe.put(work)
+
+    def close(self) -> bool:
+        """Wait until all has been done; False where the disk does not answer, or too slowly."""
+        return self._scribe.close()
+
+    def _append(self, line: bytes) -> None:
         with suppress(OSError), self._path.open("ab", buffering=0) as file:
             file.write(line)

@@ -133,6 +133,7 @@ class Starter:
     run: OpenRun
     config: Config
     signals: Signals
+    log: Log
 
     @property
     def world_size(self) -> int:
@@ -187,9 +188,9 @@ class Starter:
         if way is None:
             return None
         try:
-            return Relay(ranks, way, Log(self.run.path).write)
+            return Relay(ranks, way, self.log.write)
         except OSError as error:
-            Log(self.run.path).write("relay_not_started", error=str(error))
+            self.log.write("relay_not_started", error=str(error))
             return None
 
     def _make_boards(self, number: int, first_rank: int) -> None:

@@ -76,12 +76,14 @@ class Supervision:
             due_s = self._ended_s + LAST_WORD_S
         return None if due_s is None else max(0.0, due_s - now_s)
 
-    def finish(self) -> None:
-        """The run is over: wait for the supervisor to end."""
+    def finish(self) -> bool:
+        """The run is over: wait for the supervisor to end. False where it has not written all that it had to."""
         self._control.close()
-        if self._daemon is not None:
-            self._daemon.end(END_PATIENCE_S)
-            self._daemon = None
+        if self._daemon is None:
+            return True
+        is_all_written = self._daemon.end(END_PATIENCE_S)
+        self._daemon = None
+        return is_all_written or not self._is_finished
 
     def _watch(self, now_s: float) -> None:
         if self._daemon is None:

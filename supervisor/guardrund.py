@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from guardrun.launcher.daemon import UNWRITTEN
 from guardrun.supervisor.descriptors import hold_standard_descriptors
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ guardrund --node: the node agent, started by systemd (guardctl node-agent instal
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one supervisor to its end. Exit status 0, or 2 where it was called wrongly."""
+    """Run one supervisor to its end. Exit status 0, UNWRITTEN, or 2 where it was called wrongly."""
     arguments = [a for a in (sys.argv[1:] if argv is None else argv) if a != "guardrund"]
     if arguments in (["--help"], ["-h"]):
         sys.stdout.write(USAGE)
@@ -66,13 +67,15 @@ def _supervise() -> int:
         finally:
             daemon.close()
     finally:
-        if scribe.close() and log_file is not None:
+        is_all_written = scribe.close()
+        if is_all_written and log_file is not None:
             log_file.close()
-    end_beside_the_stuck()
-    return 0
+    status = 0 if is_all_written else UNWRITTEN
+    end_beside_the_stuck(status)
+    return status
 
 
-def end_beside_the_stuck() -> None:
+def end_beside_the_stuck(status: int = 0) -> None:
     """End at once where threads of pools that are closed still stand in a file system: Python would wait for them."""
     by_s = time.monotonic() + STUCK_PATIENCE_S
     others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
@@ -80,7 +83,7 @@ def end_beside_the_stuck() -> None:
         if not thread.daemon:
             thread.join(max(0.0, by_s - time.monotonic()))
             if thread.is_alive():
-                os._exit(0)
+                os._exit(status)
 
 
 def _open_station(run_dir: Path, scribe: Scribe) -> Station:

@@ -23,6 +23,7 @@ from tests.edge.test_signals import log_of
 from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.processes import Process
+from tests.support.slowmount import slow_mount
 from tests.support.waiting import wait_until
 
 STEP_S = 0.02
@@ -321,3 +322,40 @@ def test_a_dead_folder_of_checkpoints_holds_up_neither_the_run_nor_its_end(
         assert done.summary is not None and done.summary["outcome"] == "finished"
         ended = subprocess.run([sys.executable, "-c", BESIDE, str(dead)], timeout=60, check=False)
         assert ended.returncode == 0, "a thread that stands in it is not waited for"
+
+
+WAITS = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0 if open("told", "x") else 1))
+open("started", "x").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print("trained", flush=True)
+"""
+
+
+@pytest.mark.real("sshfs")
+@pytest.mark.parametrize("end", ["its own", "SIGTERM"])
+def test_a_run_directory_that_answers_no_more_holds_up_nobody(
+    start_guardrun: Callable[..., GuardrunRun], tmp_path: Path, end: str
+) -> None:
+    """Long: what writes there is waited for, some seconds, before its end is said to be missing."""
+    behind, seen = tmp_path / "behind", tmp_path / "seen"
+    behind.mkdir()
+    seen.mkdir()
+    with slow_mount(behind, seen, 0.0) as server:
+        run = start_guardrun(["--nproc-per-node=1"], script=WAITS, env={"GUARDRUN_DIR": str(seen)})
+        wait_until((run.folder / "started").exists, 60, "the script")
+        record = lambda: [file for file in behind.glob("*/events.jsonl") if "attempt_started" in file.read_text()]  # noqa: E731
+        wait_until(record, 30, "its record")
+        server.send_signal(signal.SIGSTOP)
+        if end == "SIGTERM":
+            run.process.terminate()
+            wait_until((run.folder / "told").exists, 30, "the rank to be told")
+        else:
+            (run.folder / "go").touch()
+        run.wait_for_output("summary.json, say) may be missing")
+        server.send_signal(signal.SIGCONT)
+        done = run.wait()
+    assert done.returncode == (0 if end == "its own" else 128 + signal.SIGTERM), done
+    assert done.stdout == ("trained\n" if end == "its own" else "")

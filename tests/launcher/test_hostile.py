@@ -131,7 +131,9 @@ def test_a_turn_that_raises_ends_nothing_while_ranks_live(tmp_path: Path, capsys
             raise OSError(24, "Too many open files")
         return 7 if len(turns) > 3 * FAILURES else None
 
-    assert keep_turning(turn, Log(tmp_path), lambda: True, pause_s=0) == 7
+    log = Log(tmp_path)
+    assert keep_turning(turn, log, lambda: True, pause_s=0) == 7
+    assert log.close()
     assert capsys.readouterr().err.count("\n") == 1
     assert (tmp_path / "guardrun.log").read_text().count("turn_failed") == 1
 
@@ -140,5 +142,7 @@ def test_a_turn_that_goes_on_raising_is_the_end_once_the_ranks_are_dead(tmp_path
     def turn() -> int | None:
         raise ValueError("a bug")
 
+    log = Log(tmp_path)
     with pytest.raises(ValueError, match="a bug"):
-        keep_turning(turn, Log(tmp_path), lambda: False, pause_s=0)
+        keep_turning(turn, log, lambda: False, pause_s=0)
+    assert log.close()

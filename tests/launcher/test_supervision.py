@@ -28,11 +28,12 @@ class Bed:
         self._socket.bind(f"ipc://{folder / CONTROL_SOCKET}")
         hello = LauncherHello(pid=1, world_size=1, attempt=0, alive=[], is_first=True)
         self.daemon = Daemon([sys.executable, "-c", code])
+        self._log = Log(folder)
         self.supervision = Supervision(
             daemon=self.daemon,
             control=Control(folder, lambda is_first: hello, ""),
             run_dir=folder,
-            log=Log(folder),
+            log=self._log,
             now_s=time.monotonic(),
             command=[sys.executable, "-c", "import time; time.sleep(600)"],
         )
@@ -46,6 +47,7 @@ class Bed:
         if self.supervision._daemon is not None:
             self.supervision._daemon.kill()
         self.supervision.finish()
+        assert self._log.close()
         self.daemon.close()
         self._socket.close(linger=0)
         self._context.term()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,11 @@ SERVER = Path(__file__).with_name("slow_sftp.py")
 
 
 @contextmanager
-def slow_mount(behind: Path, at: Path, late_s: float, within: Sequence[str] = ()) -> Iterator[None]:
+def slow_mount(behind: Path, at: Path, late_s: float, within: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
     """What lies in a folder is seen at another as over a line on which every answer takes late_s longer.
 
     within: a command that enters the mount namespace in which it is to be seen. The first folder must not be below the
-    second: its server would ask itself.
+    second: its server would ask itself. Yields what serves it: stopped by SIGSTOP, it answers nothing.
     """
     command = f"ssh_command={sys.executable} {SERVER} {late_s:g}"
     # Nothing is kept here but what the kernel itself keeps: each look at a file asks, as on NFS with noac.
@@ -31,8 +32,9 @@ def slow_mount(behind: Path, at: Path, late_s: float, within: Sequence[str] = ()
 
     try:
         wait_until(is_mounted, 20.0, f"{at} to be mounted", every_s=0.05)
-        yield
+        yield mount
     finally:
+        mount.send_signal(signal.SIGCONT)
         subprocess.run([*within, "umount", "--lazy", str(at)], check=False)
         mount.terminate()
         try:
