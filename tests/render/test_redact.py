@@ -57,7 +57,8 @@ def test_of_a_command_line(argv: list[str], shown: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["a", "pass", "token=", "a://", "http://x:", "password='", "-", "--a-b-c-", "-----BEGIN PRIVATE KEY-----", "-----BEGIN ",
+    ["a", "pass", "token=", "a://", "http://x:", "password='", "-", "--a-b-c-", "-----BEGIN PRIVATE KEY-----",
+     "-----BEGIN ",
      "cookie: ", "eyJaaaaaaaaaaaaa.", "\\", "password=\"\\", "sk-", "1,", "-p a/", "password ", "https://me:x"],
 )  # fmt: skip
 def test_no_text_takes_long(part: str) -> None:
