@@ -185,7 +185,9 @@ class Lead:
 
     def __init__(self, join: Path) -> None:
         """Raises OSError where the folder cannot be written."""
-        self._fd = os.open(join.with_name(f"{join.name}.lead"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(
+            join.with_name(f"{join.name}.lead"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
 
     def take(self) -> bool:
         """False where another process leads."""

@@ -1,12 +1,28 @@
-"""How far a run's journal got: all the launcher needs of it to continue the run."""
+"""How far a run's journal got, and how it began: all the launcher needs of it to continue the run."""
 
 from __future__ import annotations
 
 import json
+import re
+from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
+
+from guardrun.supervisor.ownfiles import open_own
 
 TAIL_BYTES = 256 * 1024
 JOURNAL = "events.jsonl"
+KEPT = 4
+_SESSION = re.compile(rb'(?<!\\)"session":(\d{1,6})\b')
+
+
+class Began(NamedTuple):
+    """What run.json says of a run's sessions."""
+
+    session: int
+    """The last one's number."""
+    wall_s: float
+    """When the run was created."""
 
 
 def parse_last_second(tail: bytes) -> float | None:
@@ -24,7 +40,7 @@ def read_last_second(run_dir: Path) -> float:
     """The engine's second of the journal's last line, in the newest file that has one; 0 where there is none."""
     for name in (JOURNAL, f"{JOURNAL}.1"):
         try:
-            with (run_dir / name).open("rb") as file:
+            with open(open_own(run_dir / name), "rb") as file:
                 file.seek(0, 2)
                 file.seek(max(0, file.tell() - TAIL_BYTES))
                 second = parse_last_second(file.read())
@@ -33,3 +49,26 @@ def read_last_second(run_dir: Path) -> float:
         if second is not None:
             return second
     return 0.0
+
+
+def read_began(run_dir: Path, now_wall_s: float) -> Began:
+    """The same by the journal alone, where run.json was lost. now_wall_s: where the journal has no date."""
+    session, wall_s = 0, None
+    for name in (*(f"{JOURNAL}.{number}" for number in range(KEPT, 0, -1)), JOURNAL):
+        try:
+            with open(open_own(run_dir / name), "rb") as file:
+                for line in file:
+                    session = max(session, *map(int, _SESSION.findall(line)), 0)
+                    wall_s = parse_beginning(line) if wall_s is None else wall_s
+        except OSError:
+            continue
+    return Began(session, now_wall_s if wall_s is None else min(wall_s, now_wall_s))
+
+
+def parse_beginning(line: bytes) -> float | None:
+    """When the engine's clock stood at 0, by a line that has both clocks."""
+    try:
+        record = json.loads(line)
+        return datetime.fromisoformat(record["wall"].replace("Z", "+00:00")).timestamp() - float(record["t"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -47,6 +47,7 @@ from guardrun.launcher.word import Asked, begin, tell_waiting
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.node.places import absolute_folders
 from guardrun.supervisor.node.state import state_folder
+from guardrun.supervisor.ownfiles import make_folders
 from guardrun.supervisor.rundir import FleetFile, write_run_file
 
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30.0
@@ -144,7 +145,7 @@ class Launch:
                 raise UsageError(str(error)) from None
         try:
             with suppress(OSError):
-                asked.directory.mkdir(parents=True, exist_ok=True)
+                make_folders(asked.directory)
             sockets = make_socket_folder(os.environ, [asked.directory, Path(self._cwd)])
         except NoSocketFolderError as error:
             return self._run_plain(str(error), part)
@@ -165,7 +166,7 @@ class Launch:
                 return self._run_agent(run, config, args, world_size, signals)
             return self._run_ranks(run, config, plan, signals)
         finally:
-            remove_socket_folder(sockets)
+            remove_socket_folder(sockets, is_just_made=True)
 
     def _check_fitness(self, wish: Wish, world_size: int, plan: elastic.Plan | None, signals: Signals) -> None:
         """Raise RefusedError where the pre-flight found what no run can get past."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -19,14 +18,11 @@ from itertools import islice
 from pathlib import Path
 
 from guardrun.launcher.proc import read_boot_id
-from guardrun.launcher.sockets import PREFIX, candidates
+from guardrun.launcher.sockets import MARK, NAME, candidates
 
-MARK = ".occupied"
 MOST_ENTRIES = 20_000
 """Of a folder with more, as some /tmp, no more are looked through: some 10 ms."""
 
-_NAME = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")
-"""As mkdtemp makes them."""
 _MARK_BYTES = 200
 
 
@@ -88,7 +84,7 @@ def sweep_left_behind(environ: Mapping[str, str], otherwise: Iterable[Path] = ()
     for parent in dict.fromkeys([*candidates(environ), *otherwise]):
         try:
             with os.scandir(parent) as entries:
-                names = [entry.name for entry in islice(entries, MOST_ENTRIES) if _NAME.fullmatch(entry.name)]
+                names = [entry.name for entry in islice(entries, MOST_ENTRIES) if NAME.fullmatch(entry.name)]
         except OSError:
             continue
         swept += [parent / name for name in names if _sweep(parent / name, boot_id)]

@@ -6,7 +6,9 @@ import os
 import pwd
 import re
 import secrets
+import shlex
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -17,18 +19,30 @@ from pathlib import Path
 import msgspec
 
 from guardrun.launcher.environment import DUMP_FOLDER
-from guardrun.launcher.journal_end import read_last_second
-from guardrun.launcher.ownership import ENDED_OUTCOMES, Ownership, find_living_owner, read_outcome
+from guardrun.launcher.journal_end import Began, read_began, read_last_second
+from guardrun.launcher.ownership import (
+    ENDED_OUTCOMES,
+    LOCK_FILE,
+    Ownership,
+    find_living_owner,
+    find_touching_owner,
+    read_outcome,
+)
 from guardrun.launcher.proc import read_boot_id, read_stat
 from guardrun.launcher.sockets import remove_socket_folder
 from guardrun.supervisor.config import Config
+from guardrun.supervisor.ownfiles import NotOwnError, keeps_modes, make_folders, open_folder
 from guardrun.supervisor.render.redact import redact_argv, redact_values
-from guardrun.supervisor.rundir import RunFile, read_run_file, write_run_file
+from guardrun.supervisor.rundir import RUN_FILE, RunFile, check_run_dir, read_run_file, write_run_file
 
 DEFAULT_DIR = "guardrun-runs"
 LATEST = "latest"
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class _OpenToAll(Exception):
+    """A guard directory in which everybody may exchange what others have put there."""
 
 
 class RunIdError(Exception):
@@ -102,17 +116,24 @@ def open_run(wish: Wish, sockets: Path, environ: Mapping[str, str]) -> OpenRun:
         )
     try:
         return _open_in(wish.directory, wish, sockets, environ)
+    except _OpenToAll as error:
+        reason = str(error)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = f"cannot write in {wish.directory} ({error.strerror or error})"
     opened = _open_in(_private_folder(sockets.parent), wish, sockets, environ)
-    opened.warning = f"cannot write in {wish.directory} ({reason}): this run is kept in {opened.path}"
+    opened.warning = f"{reason}: this run is kept in {opened.path}"
     return opened
 
 
 def _open_in(directory: Path, wish: Wish, sockets: Path, environ: Mapping[str, str]) -> OpenRun:
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folders(directory)
+    is_continued = wish.run_id is not None and os.path.lexists(directory / wish.run_id)
+    if why := _why_not_trusted(directory):
+        if is_continued:
+            raise RunIdError(f"run {wish.run_id} is not continued: {why}")
+        raise _OpenToAll(why)
     node = wish.node or node_name(environ)
-    if wish.run_id is not None and (directory / wish.run_id).exists():
+    if wish.run_id is not None and is_continued:
         opened = _continue_run(directory / wish.run_id, wish, sockets, node)
     else:
         path = _make_folder(directory, wish)
@@ -121,12 +142,27 @@ def _open_in(directory: Path, wish: Wish, sockets: Path, environ: Mapping[str, s
     return opened
 
 
+def _why_not_trusted(directory: Path) -> str:
+    """Why nobody's runs are safe in a guard directory; empty where they are.
+
+    Where everybody may rename what others have put there, a run directory can be exchanged while it is used. Members of
+    a group that shares a folder are trusted with hiding it: nothing of theirs is taken in its place (ownfiles.py).
+    """
+    mode = directory.stat().st_mode
+    if not mode & stat.S_IWOTH or mode & stat.S_ISVTX or not keeps_modes(directory):
+        return ""
+    return f"anybody may rename what lies in {directory} (chmod o-w {directory}, or chmod +t {directory})"
+
+
 def _private_folder(parent: Path) -> Path:
     """A folder in parent that is this user's alone, the same one each time unless somebody else took its name."""
     folder = parent / f"guardrun-runs-{os.getuid()}"
     _try(lambda: folder.mkdir(mode=0o700))
-    is_ours = not folder.is_symlink() and folder.is_dir() and folder.stat().st_uid == os.getuid()
-    return folder if is_ours else Path(tempfile.mkdtemp(prefix="guardrun-runs-", dir=parent))
+    try:
+        os.close(open_folder(folder))
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="guardrun-runs-", dir=parent))
+    return folder
 
 
 def _make_folder(directory: Path, wish: Wish) -> Path:
@@ -172,29 +208,57 @@ def _try(step: Callable[[], object]) -> None:
 def _continue_run(path: Path, wish: Wish, sockets: Path, node: str) -> OpenRun:
     way_out = "choose another --guard-run-id"
     try:
-        before = read_run_file(path)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        check_run_dir(path)
+        before, torn = _read_before(path)
+    except NotOwnError as error:
+        raise RunIdError(_not_own(error, path, way_out)) from None
+    except (FileNotFoundError, NotADirectoryError):
         raise RunIdError(f"{path} exists and holds no run of guardrun's: {way_out}") from None
     outcome, may_go_on = read_outcome(path)
     if outcome in ENDED_OUTCOMES and not may_go_on:
         raise RunIdError(f"run {wish.run_id} has ended ({outcome.replace('_', ' ')}): {way_out}")
-    if owner := find_living_owner(path, before, node):
+    owner = find_living_owner(path, before, node) if before else find_touching_owner(path)
+    if owner:
         raise RunIdError(f"run {wish.run_id} is running, {owner}: {way_out}, or end it first")
     try:
         ownership = Ownership(path)
     except BlockingIOError:
         raise RunIdError(f"run {wish.run_id} is running, owned by another guardrun: {way_out}") from None
-    if before.node == node:
+    if before and before.node == node:
         remove_socket_folder(Path(before.socket_dir))  # a guardrun that was killed could not
-    file = _run_file(wish, before.run_id, sockets, node)
-    file.session = before.session + 1
+    file = _run_file(wish, path.name, sockets, node)
+    began = Began(before.session, before.created_wall_s) if before else read_began(path, file.created_wall_s)
+    file.session = began.session + 1
     # The pause counts: what happened before it keeps its date. A wall clock that was set back turns nothing back.
-    file.clock_base_s = max(read_last_second(path), file.created_wall_s - before.created_wall_s)
-    file.created_wall_s = before.created_wall_s
+    file.clock_base_s = max(read_last_second(path), file.created_wall_s - began.wall_s)
+    file.created_wall_s = began.wall_s
     (path / DUMP_FOLDER).mkdir(mode=0o700, exist_ok=True)
-    _try(lambda: (path / "summary.json").rename(path / f"summary.{before.session}.json"))
+    _try(lambda: (path / "summary.json").rename(path / f"summary.{began.session}.json"))
+    if torn:
+        _try(lambda: (path / RUN_FILE).rename(path / f"{RUN_FILE}.torn"))
     write_run_file(path, file)
-    return OpenRun(path, file, ownership, is_continued=True)
+    return OpenRun(path, file, ownership, is_continued=True, warning=torn)
+
+
+def _read_before(path: Path) -> tuple[RunFile | None, str]:
+    """run.json; None, and what is said of that, where a run's was torn: its journal and its checkpoints go on.
+
+    Raises NotOwnError, FileNotFoundError or NotADirectoryError where there is no run.
+    """
+    try:
+        return read_run_file(path), ""
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        if not (path / LOCK_FILE).exists():
+            raise FileNotFoundError(str(path)) from None
+        what = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        return None, f"{path / RUN_FILE} {what}: the run goes on, by its journal and its checkpoints"
+
+
+def _not_own(error: NotOwnError, path: Path, way_out: str) -> str:
+    sentence = f"run {path.name} is not continued: {error}, and what lies there says what is loaded and run"
+    if "may be written" in (error.strerror or ""):
+        return f"{sentence}. If nobody else has been there, chmod -R go-w {shlex.quote(str(path))}; else {way_out}"
+    return f"{sentence}: {way_out}"
 
 
 def _run_file(wish: Wish, run_id: str, sockets: Path, node: str) -> RunFile:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from guardrun.launcher.proc import DEAD, read_boot_id, read_stat
+from guardrun.supervisor.ownfiles import open_own, read_own
 from guardrun.supervisor.rundir import RunFile
 
 LOCK_FILE = ".owner"
@@ -31,7 +32,7 @@ class Ownership:
         Raises BlockingIOError where another process holds it, OSError where nothing can be written.
         """
         self._path = run_dir / LOCK_FILE
-        self._fd: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd: int | None = open_own(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         self._touched_s = time.monotonic()
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,6 +76,11 @@ def find_living_owner(run_dir: Path, run: RunFile, node: str, patience_s: float 
     return f"on node {run.node}" if _is_touched(run_dir / LOCK_FILE, patience_s) else ""
 
 
+def find_touching_owner(run_dir: Path, patience_s: float = FRESH_S) -> str:
+    """Likewise, where nothing says on which node."""
+    return "on some node" if _is_touched(run_dir / LOCK_FILE, patience_s) else ""
+
+
 def _is_touched(path: Path, patience_s: float) -> bool:
     try:
         before_s = path.stat().st_mtime
@@ -93,7 +99,7 @@ def _is_touched(path: Path, patience_s: float) -> bool:
 def read_outcome(run_dir: Path) -> tuple[str, bool]:
     """summary.json's outcome (empty where the run has not ended), and whether it may be gone on with all the same."""
     try:
-        summary = json.loads((run_dir / "summary.json").read_bytes())
+        summary = json.loads(read_own(run_dir / "summary.json"))
     except (OSError, ValueError):
         return "", False
     if not isinstance(summary, dict) or not isinstance(outcome := summary.get("outcome", ""), str):

@@ -9,7 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from guardrun.supervisor.printable import encode_json
+from guardrun.supervisor.ownfiles import open_to_add
+from guardrun.supervisor.printable import encode_json, make_harmless
 from guardrun.supervisor.scribe import Scribe, Work
 
 LOG_FILE = "guardrun.log"
@@ -20,7 +21,7 @@ def say(text: str) -> None:
     if sys.stderr is None:  # Closed at the start: print() would take stdout instead.
         return
     with suppress(OSError, ValueError):
-        print(f"guardrun: {text}", file=sys.stderr, flush=True)
+        print(f"guardrun: {make_harmless(text)}", file=sys.stderr, flush=True)
 
 
 def flush_streams() -> None:
@@ -55,5 +56,5 @@ class Log:
         return self._scribe.close()
 
     def _append(self, line: bytes) -> None:
-        with suppress(OSError), self._path.open("ab", buffering=0) as file:
+        with suppress(OSError), open(open_to_add(self._path), "ab", buffering=0) as file:
             file.write(line)

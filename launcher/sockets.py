@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import stat
@@ -14,6 +15,10 @@ from pathlib import Path
 from guardrun.hooks.board import create_board
 
 PREFIX = "guardrun-"
+NAME = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")
+"""As mkdtemp makes them."""
+MARK = ".occupied"
+"""The file in it that says who lives there (occupied.py)."""
 LONGEST_NAME = "/control"
 MAX_SOCKET_BYTES = 107
 """sun_path holds 108 bytes, the last of them 0 (man 7 unix)."""
@@ -75,10 +80,24 @@ def ensure_socket_folder(folder: Path) -> None:
         raise PermissionError(1, "not ours", str(folder))
 
 
-def remove_socket_folder(folder: Path) -> None:
-    """Remove a run's socket folder, if it is one, and this user's."""
+def remove_socket_folder(folder: Path, *, is_just_made: bool = False) -> None:
+    """Remove a run's socket folder, if it is one, and this user's: by its name, its owner, and the mark in it.
+
+    is_just_made: by this process, which may not have come to marking it.
+    """
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            is_ours = NAME.fullmatch(folder.name) and os.fstat(fd).st_uid == os.getuid()
+            if is_ours and (is_just_made or _is_marked(fd)):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(fd)
+
+
+def _is_marked(folder: int) -> bool:
     try:
-        if folder.name.startswith(PREFIX) and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
-    except OSError:
-        pass
+        mark = os.stat(MARK, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(mark.st_mode) and mark.st_uid == os.getuid()

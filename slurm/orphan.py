@@ -24,6 +24,8 @@ from guardrun.slurm.commands import Failure, FailureKind, Slurm
 from guardrun.slurm.jobs import SlurmJob, read_job
 from guardrun.slurm.nodes import SlurmNode, read_node
 from guardrun.slurm.requeue import Requeued, RequeueState, by_hand, requeue
+from guardrun.supervisor.ownfiles import read_own, write_own
+from guardrun.supervisor.rundir import check_run_dir
 
 PATIENCE_S = 900.0
 """Slurm sets a node down after SlurmdTimeout, 300 s by default, counted anew when it has missed an answer."""
@@ -139,6 +141,10 @@ def rescue_run(
     """
     if not (run_dir / "run.json").is_file():
         return Rescue(False, f"{run_dir} holds no run: nothing to go on with (GUARDRUN_DIR says where runs are kept)")
+    try:
+        check_run_dir(run_dir)
+    except OSError as error:
+        return Rescue(False, f"{error}: a job does not go on by that")
     ended, wanted = _read_end(run_dir / "summary.json")
     if ended and wanted not in STILL_WANTED:
         return Rescue(False, "the run came to an end of its own; see guardctl status")
@@ -146,7 +152,7 @@ def rescue_run(
     if len(times) >= MAX_RESCUES:
         return Rescue(False, f"the run was cut short {len(times)} times within an hour: not started again")
     # Before the order: it ends this process.
-    (run_dir / RESCUES).write_text(json.dumps([*times, now_wall_s]))
+    write_own(run_dir / RESCUES, json.dumps([*times, now_wall_s]).encode())
     done = ask_again(
         lambda: requeue(job, exclude, slurm, own_restarts=own_restarts),
         Patience(time.monotonic() + AGAIN_S, wait),
@@ -160,7 +166,7 @@ def rescue_run(
 def _read_end(path: Path) -> tuple[bool, str]:
     """Whether the run has come to an end, and what became of the requeue that it wanted, as summary.json has it."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_own(path))
     except FileNotFoundError:
         return False, ""
     except (OSError, ValueError):
@@ -171,7 +177,7 @@ def _read_end(path: Path) -> tuple[bool, str]:
 
 def _read_times(path: Path) -> list[float]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_own(path))
     except (OSError, ValueError):
         return []
     return [float(at) for at in found if isinstance(at, int | float)] if isinstance(found, list) else []

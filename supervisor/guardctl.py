@@ -94,6 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         silence_stdout()
         return NO
+    except PermissionError as error:  # another user's run, or a folder above it, wherever it was come across
+        out.error(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return NO
 
 
 if __name__ == "__main__":

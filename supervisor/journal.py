@@ -19,6 +19,7 @@ import msgspec
 from guardrun.supervisor.core.actions import Action
 from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.events import Event
+from guardrun.supervisor.ownfiles import open_own, open_to_add
 from guardrun.supervisor.printable import encode_json
 from guardrun.supervisor.scribe import Scribe
 
@@ -119,7 +120,7 @@ class Journal:
     def _append(self, data: bytes) -> None:
         try:
             if self._file is None:
-                self._file = io.FileIO(self._path, "ab")
+                self._file = io.FileIO(open_to_add(self._path), "ab")
                 self._end_torn_line()
             written = self._file.write(data)
             if written != len(data):
@@ -137,7 +138,7 @@ class Journal:
         assert self._file is not None
         if self._file.tell() == 0:
             return
-        with self._path.open("rb") as file:
+        with open(open_own(self._path, is_tended=True), "rb") as file:
             file.seek(-1, io.SEEK_END)
             if file.read(1) != b"\n":
                 self._file.write(b"\n")
@@ -163,7 +164,7 @@ def read_lines(run_dir: Path, *, with_rotated: bool = False) -> Iterator[Line | 
         older = [run_dir / f"{NAME}.{index}" for index in range(KEEP, 0, -1)]
         paths = [path for path in older if path.exists()] + paths
     for path in paths:
-        with path.open("rb") as file:
+        with open(open_own(path, is_anybodys=True), "rb") as file:
             for data in file:
                 if not data.strip():
                     continue

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from guardrun.supervisor.ownfiles import open_to_add
 from guardrun.supervisor.scribe import Scribe
 
 _had_rich = "rich" in sys.modules
@@ -30,7 +31,7 @@ class QuietFile:
 
     def __init__(self, path: Path, scribe: Scribe | None) -> None:
         """scribe: who writes; None: whoever calls. Raises OSError where it can't be opened."""
-        self._file = path.open("a", buffering=1, encoding="utf-8", errors="replace")
+        self._file = open(open_to_add(path), "a", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
         self._scribe = scribe
 
     def write(self, text: str) -> None:

@@ -23,11 +23,12 @@ from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.keeping import elsewhere
 from guardrun.supervisor.log import log
+from guardrun.supervisor.ownfiles import open_to_add, read_own, write_own
 from guardrun.supervisor.printable import encode_json
 from guardrun.supervisor.rankrows import shares_json
 from guardrun.supervisor.render.incident import write_incident
 from guardrun.supervisor.render.summary import write_summary
-from guardrun.supervisor.rundir import RunFile, write_atomically
+from guardrun.supervisor.rundir import RunFile
 
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon import Daemon
@@ -211,7 +212,7 @@ class Performer:
         if not command:
             return
         try:
-            with (self._daemon.run_dir / "notify.log").open("ab") as output:
+            with open(open_to_add(self._daemon.run_dir / "notify.log"), "ab") as output:
                 process = subprocess.Popen(
                     [*command, str(path)],
                     stdin=subprocess.DEVNULL,
@@ -280,7 +281,7 @@ def open_chooser(run_dir: Path, run: RunFile, pool: ThreadPoolExecutor) -> Choos
     """
     folder = run.checkpoint_dir if not run.checkpoint_dir or os.path.isabs(run.checkpoint_dir) else ""
     try:
-        state = msgspec.json.decode((run_dir / CHECKPOINTS_FILE).read_bytes())
+        state = msgspec.json.decode(read_own(run_dir / CHECKPOINTS_FILE))
         return Chooser.from_state(state, run.cwd)
     except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError):
         chooser = Chooser(run.created_wall_s, folder, run.checkpoint_format, 1, run.cwd)
@@ -300,6 +301,6 @@ def open_chooser(run_dir: Path, run: RunFile, pool: ThreadPoolExecutor) -> Choos
 def keep_chooser(run_dir: Path, chooser: Chooser) -> None:
     """Keep what the chooser knows for a supervisor after this one."""
     try:
-        write_atomically(run_dir / CHECKPOINTS_FILE, encode_json(chooser.state()))
+        write_own(run_dir / CHECKPOINTS_FILE, encode_json(chooser.state()))
     except OSError as error:
         log.warning("checkpoints_not_remembered", error=str(error))

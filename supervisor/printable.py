@@ -1,10 +1,29 @@
-"""Text that every encoder takes: file names and arguments may be no UTF-8, and reach us as lone surrogates."""
+"""Text that every encoder takes, and that does nothing to who reads it.
+
+File names and arguments may be no UTF-8, and reach us as lone surrogates; they, and what ranks say, may hold characters
+that steer a terminal or turn the order of what is read around (C0, C1, bidirectional overrides).
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import msgspec
+
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_IN_JSON = re.compile(f"{_STEERING.pattern}|[\ud800-\udfff]")
+
+
+def make_harmless(text: str) -> str:
+    """The same text, with what would steer its reader's terminal or page written out (`\\x1b`, `\\u202e`)."""
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def make_harmless_json(text: str) -> str:
+    """Likewise JSON, which says the same afterwards."""
+    return _IN_JSON.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def make_printable(value: Any) -> Any:

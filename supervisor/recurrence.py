@@ -6,6 +6,7 @@ files only, a little time only, and in a thread of its own that nobody waits for
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -73,7 +74,8 @@ def read_past(run_dir: Path, limit_s: float = TIME_LIMIT_S) -> PastRead:
     found: dict[str, tuple[int, str]] = {}
     longest: dict[str, float] = {}
     resumes = ""
-    for run in [run for run in list_runs(own.parent) if run.resolve() != own][:MAX_RUNS]:
+    mine = own.stat()
+    for run in [run for run in list_runs(own.parent) if run.resolve() != own and _is_as_own(run, mine)][:MAX_RUNS]:
         if time.monotonic() > deadline:
             break
         for place, day in _places_of(run).items():
@@ -90,6 +92,12 @@ def read_past(run_dir: Path, limit_s: float = TIME_LIMIT_S) -> PastRead:
     places = [PastPlace(place=place, runs=runs, last=last) for place, (runs, last) in found.items()]
     places = sorted(places, key=lambda one: (-one.runs, one.place))[:MAX_PLACES]
     return PastRead(places=places, stalls=longest, resumes=resumes)
+
+
+def _is_as_own(run: Path, mine: os.stat_result) -> bool:
+    """Whether a run is as much this user's as their own: what others say of a place changes nobody's patience."""
+    other = run.lstat()
+    return other.st_uid == mine.st_uid and not other.st_mode & 0o022 & ~mine.st_mode
 
 
 def _ran_the_same(run: Path, me: _Run) -> bool:

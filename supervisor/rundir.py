@@ -12,13 +12,24 @@ RUN/guardrun.log            structlog JSON of launcher and supervisor
 from __future__ import annotations
 
 import os
+import re
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from guardrun.supervisor.core.events import FleetPlan, Settings
+from guardrun.supervisor.ownfiles import open_folder, open_own, read_own, write_own
 from guardrun.supervisor.printable import encode_json
+
+RUN_FILE = "run.json"
+_FOLDERS = ("incidents", "looks", "kept", "nccl")
+_FILES = re.compile(
+    r"(run|summary|checkpoints|kept|fleet|rescues)\.json|events\.jsonl(\.\d)?|(guardrun|notify)\.log|\.owner"
+)
+"""What guardrun goes by when it continues a run, and what it adds to."""
 
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,35 +109,40 @@ class RunFile(msgspec.Struct, kw_only=True):
         return self.created_wall_s + at_s
 
 
-def read_run_file(run_dir: Path) -> RunFile:
-    """Read run.json. Raises FileNotFoundError, or msgspec.DecodeError where it is no run's."""
-    return msgspec.json.decode((run_dir / "run.json").read_bytes(), type=RunFile)
+def read_run_file(run_dir: Path, *, is_anybodys: bool = False) -> RunFile:
+    """Read run.json, if it is the user's own in a folder of their own. is_anybodys: of whatever user.
+
+    Raises NotOwnError, FileNotFoundError, or msgspec.DecodeError where it is no run's.
+    """
+    return msgspec.json.decode(read_own(run_dir / RUN_FILE, is_anybodys=is_anybodys), type=RunFile)
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """Raise NotOwnError where anybody else has, or may have, a hand in what a run goes on from."""
+    folder = open_folder(run_dir)
+    try:
+        for name in os.listdir(folder):
+            if name in _FOLDERS:
+                os.close(open_folder(run_dir / name))
+            elif _FILES.fullmatch(name):
+                os.close(open_own(run_dir / name))
+    finally:
+        os.close(folder)
 
 
 def list_runs(directory: Path) -> list[Path]:
-    """The folders of runs in a guard directory, newest first."""
-    try:
-        found = [Path(entry.path) for entry in os.scandir(directory) if not entry.is_symlink()]
-    except OSError:
-        return []
-    runs = [path for path in found if (path / "run.json").is_file()]
-    return sorted(runs, key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write so that a reader, and a crash, see the old file or the new one. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    """The folders of runs in a guard directory, newest first; those that this user may look into."""
+    found: list[tuple[float, Path]] = []
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if not entry.is_symlink() and stat.S_ISREG(
+                    (about := os.lstat(os.path.join(entry.path, RUN_FILE))).st_mode
+                ):
+                    found.append((about.st_mtime, Path(entry.path)))
+    return [path for _, path in sorted(found, key=lambda one: one[0], reverse=True)]
 
 
 def write_run_file(run_dir: Path, run: RunFile) -> None:
     """Write run.json. Raises OSError."""
-    write_atomically(run_dir / "run.json", msgspec.json.format(encode_json(run)))
+    write_own(run_dir / RUN_FILE, msgspec.json.format(encode_json(run)))

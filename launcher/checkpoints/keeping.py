@@ -25,8 +25,8 @@ from typing import BinaryIO
 import msgspec
 
 from guardrun.supervisor.core.events import Checkpoint
+from guardrun.supervisor.ownfiles import read_own, write_own
 from guardrun.supervisor.printable import encode_json
-from guardrun.supervisor.rundir import write_atomically
 
 FOLDER = "kept"
 _ABOUT = "kept.json"
@@ -75,7 +75,7 @@ class Keeper:
     def kept(self) -> Kept | None:
         """What is kept now."""
         try:
-            kept = msgspec.json.decode(self._about.read_bytes(), type=Kept)
+            kept = msgspec.json.decode(read_own(self._about), type=Kept)
         except (OSError, msgspec.DecodeError):
             return None
         return kept if os.path.exists(kept.path) else None
@@ -97,7 +97,7 @@ class Keeper:
             self.let_go()
             new.rename(self._folder)
             kept = Kept(checkpoint, str(self._folder / os.path.basename(checkpoint.path)), how)
-            write_atomically(self._about, encode_json(kept))
+            write_own(self._about, encode_json(kept))
         except OSError as error:
             raise NotKept(str(error)) from error
         finally:

@@ -6,6 +6,7 @@ GUARDRUN_<TABLE>_<KEY>, --guard-<table>-<key>. All problems of all layers are co
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from guardrun.supervisor.config.toml import TomlError, read_toml_text
 from guardrun.supervisor.config.values import KEYS, NotParsedError, check_value, nearest, parse_text
 
 SYSTEM_FILE = Path("/etc/guardrun/guardrun.toml")
+PROJECT_FILES = ("guardrun.toml", "pyproject.toml")
 PREFIX = "GUARDRUN_"
 RESERVED = ("GUARDRUN_DIR", "GUARDRUN_RUN_ID", "GUARDRUN_HOOKS", "GUARDRUN_TOKEN", "GUARDRUN_AGENT_SOCKET")
 RESERVED_PREFIX = "GUARDRUN_RESUME_"
@@ -85,16 +87,21 @@ def load_config(
     environ: Mapping[str, str],
     cwd: Path,
     system_file: Path = SYSTEM_FILE,
+    *,
+    why_no_project: str = "",
 ) -> Config:
     """The effective configuration.
 
     flags: by the name of the flag (`--guard-hang-floor-s`, `--max-restarts`) or by `table.key`; a value that is a
     string is read as one from the environment would be, None is as if the flag weren't there.
-    Raises ConfigError, with every problem of every layer.
+    why_no_project: why what lies in cwd is left out. Raises ConfigError, with every problem of every layer.
     """
     pile = _Pile()
     _put_file(pile, system_file, must_exist=False)
-    _put_project(pile, cwd)
+    if why_no_project:
+        _leave_project(pile, cwd, why_no_project)
+    else:
+        _put_project(pile, cwd)
     if cli_config is not None:
         _put_file(pile, cwd / cli_config, must_exist=True)
     _put_environment(pile, environ)
@@ -117,7 +124,7 @@ def _put_file(pile: _Pile, file: Path, must_exist: bool) -> None:
 
 
 def _put_project(pile: _Pile, cwd: Path) -> None:
-    own, project = cwd / "guardrun.toml", cwd / "pyproject.toml"
+    own, project = (cwd / name for name in PROJECT_FILES)
     tables = _read_project(pile, project)
     if not own.exists():
         if tables is not None:
@@ -126,6 +133,12 @@ def _put_project(pile: _Pile, cwd: Path) -> None:
     _put_file(pile, own, must_exist=False)
     if tables is not None:
         pile.warnings.append(f"{project}: [tool.guardrun] is not used, because {own} is there")
+
+
+def _leave_project(pile: _Pile, cwd: Path, why: str) -> None:
+    left = [name for name in PROJECT_FILES if os.path.lexists(cwd / name)]
+    if left[:1] == [PROJECT_FILES[0]]:  # a pyproject.toml alone need hold nothing of ours
+        pile.warnings.append(f"{cwd / left[0]} is not gone by: {why}")
 
 
 def _read_project(pile: _Pile, project: Path) -> dict[str, Any] | None:

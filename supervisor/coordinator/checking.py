@@ -15,8 +15,9 @@ from guardrun.supervisor.coordinator.probing import About, NodeChecks, wall_base
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.log import log
+from guardrun.supervisor.ownfiles import write_own
 from guardrun.supervisor.printable import encode_json
-from guardrun.supervisor.rundir import FleetFile, write_atomically
+from guardrun.supervisor.rundir import FleetFile
 
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon import Daemon
@@ -79,7 +80,7 @@ class CheckDesk:
 
         def work() -> None:
             try:
-                write_atomically(path, data)
+                write_own(path, data)
             except OSError as error:
                 log.warning("check_not_kept", error=str(error))
 

@@ -40,6 +40,7 @@ from guardrun.supervisor.coordinator.wire import DECODE_ERRORS
 from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.log import log
+from guardrun.supervisor.ownfiles import read_own
 from guardrun.supervisor.printable import encode_msgpack
 from guardrun.supervisor.rundir import FleetFile, RunFile
 from guardrun.supervisor.scribe import Scribe
@@ -349,7 +350,7 @@ class Deputy(Station):
         if self._join is None:
             return None
         try:
-            data = (Path(self._join.run_dir) / "summary.json").read_bytes()
+            data = read_own(Path(self._join.run_dir) / "summary.json")
             return msgspec.json.decode(data, type=_Ended).exit_code
         except (OSError, msgspec.DecodeError):
             return None

@@ -44,9 +44,10 @@ from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.keeping import elsewhere
 from guardrun.supervisor.log import log
+from guardrun.supervisor.ownfiles import SECRET, read_own, write_own
 from guardrun.supervisor.printable import encode_json, encode_msgpack
 from guardrun.supervisor.rankrows import Shares
-from guardrun.supervisor.rundir import FleetFile, write_atomically
+from guardrun.supervisor.rundir import FleetFile
 from guardrun.supervisor.wire import Finish, Serving, Start, Stop
 
 if TYPE_CHECKING:
@@ -530,7 +531,7 @@ class HeadDesk:
 
 def _read_keys(run_dir: Path, session: int) -> Keys | None:
     try:
-        keys = msgspec.json.decode((run_dir / KEYS_FILE).read_bytes(), type=Keys)
+        keys = msgspec.json.decode(read_own(run_dir / KEYS_FILE), type=Keys)
     except (OSError, msgspec.DecodeError):
         return None
     return keys if keys.session == session else None
@@ -538,7 +539,6 @@ def _read_keys(run_dir: Path, session: int) -> Keys | None:
 
 def _write_keys(run_dir: Path, keys: Keys) -> None:
     try:
-        write_atomically(run_dir / KEYS_FILE, encode_json(keys))
-        (run_dir / KEYS_FILE).chmod(0o600)
+        write_own(run_dir / KEYS_FILE, encode_json(keys), SECRET)
     except OSError as error:
         log.warning("keys_not_kept", error=str(error))

@@ -26,6 +26,7 @@ import msgspec
 
 from guardrun.supervisor.coordinator.keys import Key, KeyPair
 from guardrun.supervisor.coordinator.wire import PROTOCOL
+from guardrun.supervisor.ownfiles import SECRET, make_folders, write_file
 from guardrun.supervisor.printable import encode_json
 
 SCHEMA = 1
@@ -106,11 +107,10 @@ def safe(text: str, limit: int = 60) -> str:
 
 def try_writing(path: Path) -> None:
     """Find out whether a join file can be written there, room on the disk included. Raises OSError."""
-    if not path.parent.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     trial = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        write_new(trial, bytes(TRIAL_BYTES))
+        write_file(trial, bytes(TRIAL_BYTES), SECRET)
     finally:
         trial.unlink(missing_ok=True)
 
@@ -132,14 +132,7 @@ def write_join_file(path: Path, join: JoinFile) -> None:
                     f"{path}: {present.head} leads session {present.session} of run {present.run_id} already, "
                     f"this is session {join.session}"
                 )
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-        temporary.unlink(missing_ok=True)
-        try:
-            write_new(temporary, msgspec.json.format(encode_json(join)))
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_file(path, msgspec.json.format(encode_json(join)), SECRET, is_exact=True)
         written = _present(path)
         if written != join:  # two took over one crashed writer's lock: who renamed last leads
             raise AlreadyLed(f"{path}: {written.head if written else 'somebody'} wrote it at the same time")
@@ -259,29 +252,12 @@ def _present(path: Path) -> JoinFile | None:
         return None  # of another version, or torn: replaced
 
 
-def write_new(path: Path, data: bytes) -> None:
-    """A file of the user's alone. Raises OSError, also where there is one."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with open(fd, "wb") as file:
-        os.fchmod(fd, 0o600)  # whatever the umask takes away
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-
-
 def replace_own(path: Path, data: bytes) -> None:
     """Write it in place of what the user had there. Raises OSError, JoinError where that belongs to others."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     with suppress(NotThere):
         read_own(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    try:
-        temporary.unlink(missing_ok=True)
-        write_new(temporary, data)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_file(path, data, SECRET, is_exact=True)
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.ctl.node import read_config, this_node
+from guardrun.supervisor.ctl.configured import read_config
+from guardrun.supervisor.ctl.node import this_node
 from guardrun.supervisor.ctl.output import Output
 from guardrun.supervisor.ctl.runs import guard_dir
 from guardrun.supervisor.ctl.verb import NO, OK, Call, Verb

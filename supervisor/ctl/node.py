@@ -9,12 +9,12 @@ import re
 import socket
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from guardrun.supervisor.config import Config, ConfigError, load_config
+from guardrun.supervisor.config import Config
 from guardrun.supervisor.core.node.quarantine import MACHINES, Isolation, Record, end_of, holding
 from guardrun.supervisor.ctl import nodehistory, nodeview
+from guardrun.supervisor.ctl.configured import read_config
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
 from guardrun.supervisor.node.places import Place, absolute_folders, find_places, names_here
 from guardrun.supervisor.node.quarantine import Written, isolate_node, read_all, read_node, release_node
@@ -49,15 +49,6 @@ def places_of(config: Config, call: Call, node: str) -> list[Place]:
 
 def this_node(call: Call) -> str:
     return call.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def read_config(call: Call) -> Config:
-    """The configuration that a run started here would get. Raises CtlError."""
-    file = call.arguments.guard_config
-    try:
-        return load_config(Path(file) if file else None, {}, call.environ, call.cwd)
-    except ConfigError as error:
-        raise CtlError("\n".join(error.problems)) from None
 
 
 def person(call: Call) -> str:
@@ -281,7 +272,7 @@ def _add(actions: Any, name: str, text: str, run: Callable[[_World], int]) -> ar
 
 
 def _world(call: Call) -> _World:
-    config = read_config(call)
+    config = read_config(call, is_written_by=True)
     return _World(this_node(call), bool(config.node.shared_dir), config, call, time.time())
 
 

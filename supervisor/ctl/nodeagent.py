@@ -17,7 +17,7 @@ import guardrun.systemd
 from guardrun.supervisor.ctl.output import Output
 from guardrun.supervisor.ctl.verb import NO, OK, Call, CtlError, Verb
 from guardrun.supervisor.node.client import RefusedError, Unreachable, ask
-from guardrun.supervisor.rundir import write_atomically
+from guardrun.supervisor.ownfiles import make_folders, name_group, write_file
 
 UNIT = "guardrund.service"
 USER = "guardrun"
@@ -65,9 +65,8 @@ class _System:
     def write(self, target: Path, text: str) -> None:
         self.note(f"write {target}")
         if not self.is_dry:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, text.encode())
-            target.chmod(0o644)
+            make_folders(target.parent)
+            write_file(target, text.encode(), is_exact=True)
 
     def remove(self, target: Path) -> None:
         if not os.path.lexists(target):
@@ -214,6 +213,8 @@ def _find_fault(path: Path, found: os.stat_result) -> str:
         return f"{path} belongs to {_name_of(found.st_uid)}, who could change what the agent runs"
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         return f"everybody may write {path}, and change what the agent runs"
+    if found.st_mode & stat.S_IWGRP and found.st_gid != 0 and not found.st_mode & stat.S_ISVTX:
+        return f"group {name_group(found.st_gid)} may write {path}, and change what the agent runs"
     if not found.st_mode & (stat.S_IXOTH if stat.S_ISDIR(found.st_mode) else stat.S_IROTH):
         return f"user {USER} could not run it: {path} is closed to others"
     return ""

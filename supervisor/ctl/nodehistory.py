@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from guardrun.supervisor.config import ConfigError, load_config
+from guardrun.supervisor.ctl.configured import read_config
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError
 from guardrun.supervisor.node.client import RefusedError, Unreachable, ask
 from guardrun.supervisor.node.history import NAME, Query, read_file
@@ -89,11 +89,7 @@ def _ask(call: Call, query: Query) -> dict[str, Any]:
 
 
 def _state_dir(call: Call) -> Path:
-    file = getattr(call.arguments, "guard_config", None)
-    try:
-        config = load_config(Path(file) if file else None, {}, call.environ, call.cwd)
-    except ConfigError as error:
-        raise CtlError("\n".join(error.problems)) from None
+    config = read_config(call, is_written_by=True)
     folders = absolute_folders(config.node.state_dir, config.node.shared_dir, call.cwd)
     return Path(folders.state_dir or SYSTEM_FOLDER)
 

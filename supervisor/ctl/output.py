@@ -6,12 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from guardrun.supervisor.printable import make_harmless_json
 
 PIPE_COLUMNS = 4096
 """Into a pipe nothing is cut or folded: who reads it there searches it."""
@@ -28,6 +31,7 @@ class Output:
     def __init__(self, is_json: bool, environ: Mapping[str, str], file: IO[str] | None = None) -> None:
         self.is_json = is_json
         self._file = file or sys.stdout
+        self._warned: set[str] = set()
         self.is_terminal = self._file.isatty()
         columns = environ.get("COLUMNS", "")
         width = int(columns) if columns.isdecimal() and int(columns) > 0 else None if self.is_terminal else PIPE_COLUMNS
@@ -46,7 +50,8 @@ class Output:
 
     def json(self, data: Mapping[str, Any], is_line: bool = False) -> None:
         """Print one JSON object: indented, or as one line of many."""
-        self._file.write(json.dumps(data, indent=None if is_line else 2, ensure_ascii=False, default=str) + "\n")
+        text = json.dumps(data, indent=None if is_line else 2, ensure_ascii=False, default=str)
+        self._file.write(make_harmless_json(text) + "\n")
         self._file.flush()
 
     def line(self, text: str = "", style: str = "") -> None:
@@ -84,14 +89,22 @@ class Output:
             table.add_row(*(Text(clean(row[n]), style=style) for n in used))
         return table
 
+    def aside(self, message: str) -> None:
+        """Say something beside the answer."""
+        with suppress(OSError):
+            sys.stderr.write(f"guardctl: {clean(message, keep_lines=True)}\n")
+
+    def warn(self, message: str) -> None:
+        """Likewise a warning, once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            self.aside(f"warning: {message}")
+
     def error(self, message: str) -> None:
         """Say why there is no answer: to a program on stdout too."""
         if self.is_json:
             self.json({"error": message})
-        try:
-            sys.stderr.write(f"guardctl: {clean(message, keep_lines=True)}\n")
-        except OSError:
-            pass
+        self.aside(message)
 
 
 def silence_stdout() -> None:

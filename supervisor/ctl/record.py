@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.ownfiles import open_own, read_own
 from guardrun.supervisor.render.incident import incident_folders
 from guardrun.supervisor.rundir import RunFile
 
@@ -87,7 +88,7 @@ def read_recorded(run_dir: Path) -> Recorded:
     recorded = Recorded()
     for name in (f"{JOURNAL}.1", JOURNAL):
         try:
-            with (run_dir / name).open("rb") as file:
+            with open(open_own(run_dir / name, is_anybodys=True), "rb") as file:
                 for line in file:
                     _take_line(recorded, line)
         except OSError:
@@ -124,9 +125,9 @@ def _take_line(recorded: Recorded, line: bytes) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where there is none that can be read."""
+    """A JSON object of a run's folder, or None where there is none that can be read."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_own(path, is_anybodys=True))
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None

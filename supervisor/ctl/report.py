@@ -14,14 +14,15 @@ import msgspec
 from guardrun.supervisor.core.endings import attempt_record, summary
 from guardrun.supervisor.core.state import State
 from guardrun.supervisor.ctl.record import read_incidents, read_json, short_incident
-from guardrun.supervisor.ctl.runs import find_run, guard_dir, is_alive, read_run
-from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb, add_run_argument
+from guardrun.supervisor.ctl.runs import find_run, guard_dir, is_alive, is_anybodys, read_run
+from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb, add_run_argument, write_named
 from guardrun.supervisor.journal import recover
+from guardrun.supervisor.ownfiles import name_user
 from guardrun.supervisor.render.plot import step_times, thin
 from guardrun.supervisor.render.runpage import USES, run_html
 from guardrun.supervisor.render.story import RunIncident, Story, run_story
 from guardrun.supervisor.render.words import iso_time, parse_iso_time
-from guardrun.supervisor.rundir import RunFile, write_atomically
+from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.timeline import Timeline
 
 
@@ -36,20 +37,15 @@ def _run(call: Call) -> int:
     data, story = read_story(run_dir, read_run(run_dir), node)
     output = call.arguments.output
     path = call.cwd / output if output else run_dir / "report.html"
+    if not output and not call.out.is_json and is_anybodys() and (whose := run_dir.stat().st_uid) != os.geteuid():
+        raise CtlError(f"{run_dir} is {name_user(whose)}'s: root writes nothing there; say where with --output FILE")
     if output or not call.out.is_json:
-        _write(path, run_html(_with_links(data, path.parent), story))
+        write_named(path, run_html(_with_links(data, path.parent), story).encode("utf-8", "replace"))
     if call.out.is_json:
         call.out.json({**data, "page": str(path) if output else None})
     else:
         call.out.line(str(path))
     return OK
-
-
-def _write(path: Path, page: str) -> None:
-    try:
-        write_atomically(path, page.encode("utf-8", "replace"))
-    except OSError as error:
-        raise CtlError(f"the page can't be written: {error}") from None
 
 
 def _with_links(data: dict[str, Any], folder: Path) -> dict[str, Any]:

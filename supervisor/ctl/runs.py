@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import msgspec
 
 from guardrun.supervisor.collect.procfs import read_stat
 from guardrun.supervisor.ctl.verb import CtlError
-from guardrun.supervisor.rundir import RunFile, list_runs, read_run_file
+from guardrun.supervisor.ownfiles import NotOwnError, open_folder
+from guardrun.supervisor.rundir import RUN_FILE, RunFile, list_runs, read_run_file
 
 DEFAULT_DIR = "guardrun-runs"
 LATEST = "latest"
@@ -23,20 +26,53 @@ def guard_dir(flag: str | None, environ: Mapping[str, str], cwd: Path) -> Path:
 
 
 def find_run(name: str, directory: Path, cwd: Path) -> Path:
-    """The run's folder. Raises CtlError that names the runs there are."""
+    """The run's folder; of one user's, unless root asks. Raises CtlError that names the runs there are."""
     if "/" in name or name in (".", ".."):
         path = cwd / name
-        if (path / "run.json").is_file():
-            return path.resolve()
+        if os.path.lexists(path / RUN_FILE) or _is_closed(path):
+            return _checked(path.resolve())
         if path.name == LATEST or not path.is_dir():
             raise CtlError(f"no run in {path}: there is no such folder")
         raise CtlError(f"no run in {path}: it has no run.json")
-    if (directory / name / "run.json").is_file():
-        return (directory / name).resolve()
-    runs = list_runs(directory)
-    if name == LATEST and runs:
-        return runs[0].resolve()
-    raise CtlError(_missing(name, directory, runs))
+    path = directory / name
+    if name == LATEST:
+        # In a folder that several users share, the link leads to whoever's run is the newest.
+        runs = list_runs(directory)
+        mine = [run for run in runs if is_anybodys() or run.stat().st_uid == os.geteuid()] or runs
+        if os.path.lexists(path / RUN_FILE) and path.resolve() in [run.resolve() for run in mine]:
+            return _checked(path.resolve())
+        if mine:
+            return _checked(mine[0].resolve())
+    elif os.path.lexists(path / RUN_FILE) or _is_closed(path):
+        return _checked(directory.resolve() / name)
+    raise CtlError(_missing(name, directory, list_runs(directory)))
+
+
+def is_anybodys() -> bool:
+    """Whether this process reads whoever's runs: root's does, and writes nothing there."""
+    return os.geteuid() == 0
+
+
+def _is_closed(path: Path) -> bool:
+    """Whether it may not be looked into: whose it is has to be said then."""
+    return path.is_dir() and not os.access(path, os.X_OK)
+
+
+def _checked(run_dir: Path) -> Path:
+    try:
+        os.close(open_folder(run_dir, is_anybodys=is_anybodys()))
+    except OSError as error:
+        raise CtlError(_why_not(run_dir, error)) from None
+    return run_dir
+
+
+def _why_not(path: Path, error: OSError) -> str:
+    if not isinstance(error, NotOwnError):
+        return f"{path}: {error.strerror}"
+    if "may be written" in (error.strerror or ""):
+        way_out = f"if nobody else has been there, chmod -R go-w {shlex.quote(str(path))}"
+        return f"{error}: what it says may be somebody else's word; {way_out}"
+    return f"{error}: guardctl goes by your own runs; root's shows everybody's"
 
 
 def _missing(name: str, directory: Path, runs: list[Path]) -> str:
@@ -52,9 +88,9 @@ def _missing(name: str, directory: Path, runs: list[Path]) -> str:
 def read_run(run_dir: Path) -> RunFile:
     """run.json. Raises CtlError."""
     try:
-        return read_run_file(run_dir)
+        return read_run_file(run_dir, is_anybodys=is_anybodys())
     except OSError as error:
-        raise CtlError(f"{run_dir / 'run.json'}: {error.strerror}") from None
+        raise CtlError(_why_not(run_dir / RUN_FILE, error)) from None
     except msgspec.DecodeError as error:
         raise CtlError(f"{run_dir / 'run.json'}: not a run of this version of guardrun ({error})") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -18,8 +17,9 @@ from guardrun.slurm.nodes import SlurmNode, read_nodes
 from guardrun.slurm.partitions import SlurmPartition, choose_partition, read_partitions
 from guardrun.slurm.script import SIGNAL, JobWish, ScriptError, read_template, render
 from guardrun.supervisor.core.node.quarantine import holding
-from guardrun.supervisor.ctl.node import places_of, read_config, this_node
-from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
+from guardrun.supervisor.ctl.configured import read_config
+from guardrun.supervisor.ctl.node import places_of, this_node
+from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb, write_named
 from guardrun.supervisor.node.quarantine import read_all
 
 _PASSED_ON = ("time", "partition", "account", "qos", "array", "gpus-per-node", "cpus-per-task", "output")
@@ -91,12 +91,12 @@ def _run(call: Call) -> int:
     if not call.out.is_json:
         for remark in remarks:
             # Beside the script, which may go into a file by the shell.
-            sys.stderr.write(f"guardctl: warning: {remark}\n")
+            call.out.warn(remark)
     job = ""
     if arguments.submit:
         job = _submit(slurm, script)
     elif arguments.write:
-        _write(call.cwd / arguments.write, script)
+        write_named(call.cwd / arguments.write, script.encode(), 0o777)
     _tell(call, script, job, remarks, quarantined)
     return OK
 
@@ -176,20 +176,6 @@ def _submit(slurm: Slurm, script: str) -> str:
     if isinstance(answer, Failure):
         raise CtlError(f"the job was not submitted: {answer.text}")
     return answer.strip().splitlines()[-1].partition(";")[0] if answer.strip() else ""
-
-
-def _write(path: Path, script: str) -> None:
-    try:
-        path.write_text(script, encoding="utf-8")
-        path.chmod(0o777 & ~_umask())
-    except OSError as error:
-        raise CtlError(f"{path}: {error.strerror}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _tell(call: Call, script: str, job: str, remarks: list[str], quarantined: list[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,8 @@ from guardrun.slurm.drain import is_ours
 from guardrun.slurm.jobs import SlurmJob, parse_job, read_job
 from guardrun.slurm.nodes import SlurmNode, read_nodes
 from guardrun.supervisor.core.node.quarantine import headline, holding
-from guardrun.supervisor.ctl.node import places_of, read_config, this_node
+from guardrun.supervisor.ctl.configured import read_config
+from guardrun.supervisor.ctl.node import places_of, this_node
 from guardrun.supervisor.ctl.output import Output
 from guardrun.supervisor.ctl.runs import DEFAULT_DIR, guard_dir, read_run
 from guardrun.supervisor.ctl.status import read_status
@@ -90,7 +90,7 @@ def _rescue(call: Call) -> int:
             Slurm(call.environ),
             time.time(),
             exclude=_left_out(run_dir),
-            silent=lambda text: sys.stderr.write(f"guardctl: {text}\n"),
+            silent=call.out.aside,
         )
     except OSError as error:
         raise CtlError(f"{run_dir}: {error.strerror}") from None

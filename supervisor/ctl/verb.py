@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from guardrun.supervisor.ctl.output import Output
+from guardrun.supervisor.ownfiles import READABLE, write_file
 
 OK, NO, USAGE = 0, 1, 2
 """Exit codes: done; the question's answer is no, or it failed; the command line is wrong."""
@@ -24,6 +25,16 @@ class Call(NamedTuple):
     environ: Mapping[str, str]
     cwd: Path
     out: Output
+
+
+def write_named(path: Path, data: bytes, mode: int = READABLE) -> None:
+    """Write a file that the user has named, in place of one at most. Raises CtlError."""
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise CtlError(f"{path} is no plain file: it is left as it is")
+        write_file(path, data, mode)
+    except OSError as error:
+        raise CtlError(f"{path} can't be written: {error.strerror or error}") from None
 
 
 class Verb(NamedTuple):

@@ -38,6 +38,7 @@ from guardrun.supervisor.node.service import Service
 from guardrun.supervisor.node.undertaker import Undertaker
 from guardrun.supervisor.node.ward import Ward, node_name
 from guardrun.supervisor.node.wire import EndJob, Facts, Findings, Peer, QuarantineIs, RegisterJob
+from guardrun.supervisor.ownfiles import make_folders
 from guardrun.supervisor.scribe import Scribe
 from guardrun.systemd.notify import Notifier
 
@@ -318,7 +319,7 @@ def _say(event: str, **fields: Any) -> None:
 def _ensure_folder(folder: Path) -> str:
     """Make the state folder; answers why it can't be used, for the log."""
     try:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_folders(folder)
     except OSError as error:
         return f"{folder}: {error.strerror}"
     return "" if os.access(folder, os.W_OK) else f"{folder}: not writable"

@@ -22,6 +22,7 @@ from guardrun.supervisor.node.wire import (
     pack,
     read_peer,
 )
+from guardrun.supervisor.ownfiles import make_folders
 
 MAX_CLIENTS = 256
 MAX_OF_ONE_USER = 64
@@ -191,7 +192,7 @@ def listen(path: Path) -> socket.socket:
 
     Whoever calls holds the lock that makes them the only agent. Raises OSError.
     """
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_folders(path.parent)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     beside = path.with_name(".new")  # no longer than the path, whose length has a limit
     try:

@@ -24,6 +24,7 @@ from guardrun.supervisor.node.jobs import PATIENCE_S
 from guardrun.supervisor.node.sensor import Sensor
 from guardrun.supervisor.node.state import SYSTEM_FOLDER
 from guardrun.supervisor.node.wire import socket_path
+from guardrun.supervisor.ownfiles import make_folders
 from guardrun.systemd.notify import Notifier, watchdog_s
 
 OK, FAILED, USAGE, ANOTHER = 0, 1, 2, 75
@@ -149,7 +150,7 @@ def _take_lock(socket: Path) -> int:
 
     Raises BlockingIOError, in words, where another is; OSError where the folder can't be used.
     """
-    socket.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_folders(socket.parent)
     path = socket.with_name(f"{socket.name}.lock")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -19,8 +19,8 @@ from guardrun.supervisor.collect.cleanup import end_processes
 from guardrun.supervisor.collect.procfs import read_boot_id, read_cmdline, read_stat
 from guardrun.supervisor.collect.table import ProcessTable, processes_with_marker
 from guardrun.supervisor.node.wire import RegisterJob
+from guardrun.supervisor.ownfiles import write_file
 from guardrun.supervisor.printable import encode_json
-from guardrun.supervisor.rundir import write_atomically
 from guardrun.supervisor.scribe import Scribe
 
 NAME = "jobs.json"
@@ -192,7 +192,7 @@ class Jobs:
 
     def _write(self, data: bytes) -> None:
         try:
-            write_atomically(self._path, data)
+            write_file(self._path, data)
             self.trouble = ""
         except OSError as error:
             self.trouble = f"{self._path}: {error.strerror}"

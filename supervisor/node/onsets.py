@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from guardrun.supervisor.core.node.finding import Finding
+from guardrun.supervisor.ownfiles import write_file
 from guardrun.supervisor.printable import encode_json
-from guardrun.supervisor.rundir import write_atomically
 from guardrun.supervisor.scribe import Scribe
 
 NAME = "findings.json"
@@ -56,4 +56,4 @@ class Onsets:
 
     def _save(self) -> None:
         data = encode_json(self._holding)
-        self._scribe.put(lambda: write_atomically(self._path, data))
+        self._scribe.put(lambda: write_file(self._path, data))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from guardrun.supervisor.ownfiles import READABLE, make_folders, write_file
 
 SYSTEM_FOLDER = Path("/var/lib/guardrun")
 """Root's, and so the node agent's; everybody may read it."""
@@ -45,37 +46,13 @@ def state_folder(state_dir: str, environ: Mapping[str, str], system_folder: Path
 
 def make_folder(folder: Path) -> None:
     """Make a folder that everybody may read, whatever the umask, unless it is there. Raises OSError."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(folder.parent)
     with suppress(FileExistsError):
-        folder.mkdir()
+        folder.mkdir(0o755)
         folder.chmod(0o755)
 
 
-def write_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write so that readers, a crash and a loss of power see the old file or the new one. Raises OSError."""
+def write_durably(path: Path, data: bytes, mode: int = READABLE) -> None:
+    """Write, in a folder that is made if need be, what outlives a loss of power and has this mode. Raises OSError."""
     make_folder(path.parent)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        try:
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(data)
-            os.fchmod(descriptor, mode)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the renaming itself to the disk. Some file systems know no such thing: then it is as good as it gets."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    write_file(path, data, mode, is_durable=True, is_exact=True)

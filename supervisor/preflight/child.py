@@ -29,7 +29,7 @@ from guardrun.supervisor.preflight.protocol import Assignment, Refusals
 from guardrun.supervisor.preflight.remark import Remark, Severity, Subject, subject_here
 from guardrun.supervisor.preflight.running import Report, run_checks
 from guardrun.supervisor.preflight.table import QUICK
-from guardrun.supervisor.printable import encode_json
+from guardrun.supervisor.printable import encode_json, make_harmless
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -73,7 +73,11 @@ def leave() -> None:
     try:
         status = main()
     except Exception as error:
-        print(f"guardrun: warning: the pre-flight failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(
+            f"guardrun: warning: the pre-flight failed: {type(error).__name__}: {make_harmless(str(error))}",
+            file=sys.stderr,
+            flush=True,
+        )
         status = 1
     os._exit(status)
 
@@ -101,7 +105,11 @@ def _tell(target: IO[bytes], report: Report) -> None:
 
 def _say(remark: Remark) -> None:
     if remark.severity.rank >= Severity.WARN.rank:
-        print(f"guardrun: pre-flight: {remark.summary} {remark.advice}".strip(), file=sys.stderr, flush=True)
+        print(
+            f"guardrun: pre-flight: {make_harmless(f'{remark.summary} {remark.advice}'.strip())}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _record(line: bytes, level: str, report: Report) -> None:

@@ -15,12 +15,13 @@ import msgspec
 from guardrun.supervisor.core.actions import Incident, ranks_of
 from guardrun.supervisor.core.events import Checkpoint
 from guardrun.supervisor.core.grouping import group_stacks
+from guardrun.supervisor.ownfiles import write_own
 from guardrun.supervisor.render.raw import list_files, read_stacks
 from guardrun.supervisor.render.report import plain_html, report_html
 from guardrun.supervisor.render.sources import files_of, read_sources
 from guardrun.supervisor.render.story import Story, incident_story
 from guardrun.supervisor.render.words import iso_time
-from guardrun.supervisor.rundir import RunFile, write_atomically
+from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.timeline import Timeline
 
 SCHEMA = 1
@@ -67,10 +68,10 @@ def write_incident(
     """
     folder = _place(run_dir, incident)
     record = incident_json(incident, run, wall)
-    write_atomically(folder / "incident.json", encode(record))
+    write_own(folder / "incident.json", encode(record))
     _keep_stacks(run_dir, incident.looks, folder / STACKS)
     html = _report(record, folder, incident, run, timeline)
-    write_atomically(folder / "report.html", html.encode("utf-8", "replace"))
+    write_own(folder / "report.html", html.encode("utf-8", "replace"))
     return folder
 
 

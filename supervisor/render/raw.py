@@ -9,6 +9,7 @@ from pathlib import Path
 
 from guardrun.supervisor.core.looks import Frame
 from guardrun.supervisor.core.stacks import CHILD, MAIN, THREAD, Stack
+from guardrun.supervisor.ownfiles import open_own
 
 MAX_FILES = 4096
 MAX_FILE_BYTES = 1024 * 1024
@@ -38,7 +39,7 @@ def read_stacks(folder: Path) -> list[Stack]:
     found: list[Stack] = []
     for name in [name for name in list_files(folder) if _NAME.fullmatch(name)][:MAX_FILES]:
         try:
-            with (folder / name).open("rb") as file:
+            with open(open_own(folder / name, is_anybodys=True), "rb") as file:
                 text = file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
         except OSError:
             continue

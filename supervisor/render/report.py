@@ -5,7 +5,6 @@ Each section stands for itself: one that has nothing to show is left out and nam
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from guardrun.supervisor.render.sources import Sources
 from guardrun.supervisor.render.stackhtml import stacks_html
 from guardrun.supervisor.render.story import Story, steps_html, strips_html
 from guardrun.supervisor.render.waits import draw_graph, make_graph, read_waits
-from guardrun.supervisor.render.words import duration, parse_iso_time
+from guardrun.supervisor.render.words import duration, escape, parse_iso_time
 
 MAX_DATA_CHARS = 200_000
 MAX_FILES = 500
@@ -65,7 +64,7 @@ def report_html(
         f"{record['kind']}: {record['cause']} · incident {record['id']} · {record['run_id']}",
         [
             page.paragraph(f"guardrun · run {record['run_id']} · incident {record['id']}", "where"),
-            f"<h1>{html.escape(record['summary'])}</h1>",
+            f"<h1>{escape(record['summary'])}</h1>",
             page.tags(_tags(record)),
             page.guarded_plain(lambda: cost.figures(record)),
             page.guarded("What was done, and what to do", lambda: _done(record)),
@@ -87,7 +86,7 @@ def plain_html(record: dict[str, Any], trouble: str) -> str:
     return page.page(
         title,
         [
-            f"<h1>{html.escape(record['summary'])}</h1>",
+            f"<h1>{escape(record['summary'])}</h1>",
             page.section("The rest of this page could not be made", page.preformatted(trouble)),
             '<footer>All that is known is in <a href="incident.json">incident.json</a>.</footer>',
         ],
@@ -111,9 +110,9 @@ def _done(record: dict[str, Any]) -> str:
 def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
     onset_s, detected_s = parse_iso_time(record["onset"]), parse_iso_time(record["detected"])
     why_nobody = record["evidence"].get("why_no_culprit")
-    culprits = "<br>".join(html.escape(ev.culprit_words(culprit)) for culprit in record["culprits"])
+    culprits = "<br>".join(escape(ev.culprit_words(culprit)) for culprit in record["culprits"])
     if not culprits:
-        culprits = html.escape(f"none named{f': {why_nobody}' if isinstance(why_nobody, str) else ''}")
+        culprits = escape(f"none named{f': {why_nobody}' if isinstance(why_nobody, str) else ''}")
     recovered = ""
     if record["recovered"]:
         after_s = parse_iso_time(record["recovered"]) - detected_s
@@ -133,7 +132,7 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _time(iso: str) -> str:
     day, _, clock = iso.partition("T")
-    return f'<time datetime="{html.escape(iso)}">{html.escape(day)} {html.escape(clock.rstrip("Z"))}</time>'
+    return f'<time datetime="{escape(iso)}">{escape(day)} {escape(clock.rstrip("Z"))}</time>'
 
 
 def _waits(evidence: dict[str, Any], culprits: list[int]) -> str:
@@ -159,7 +158,7 @@ def _stacks(stacks: list[Stack], culprits: list[int], sources: Sources) -> str:
 def _told_stacks(evidence: dict[str, Any]) -> str:
     """The groups as the evidence has them: what there is where the stacks' files are gone."""
     parts = [
-        page.folded(f"<strong>{html.escape(title)}</strong>", page.preformatted(text), is_open=number == 0)
+        page.folded(f"<strong>{escape(title)}</strong>", page.preformatted(text), is_open=number == 0)
         for number, (title, text) in enumerate(ev.told_groups(evidence))
     ]
     return "\n".join(parts)
@@ -184,11 +183,7 @@ _EXPECTED = {
 def _missing(record: dict[str, Any], empty: list[str]) -> str:
     """What such a page shows as a rule, and this one does not, and why."""
     expected = _EXPECTED.get(record["kind"], ())
-    rows = [
-        f"<li>{html.escape(heading)}: {html.escape(_why(heading, record))}.</li>"
-        for heading in empty
-        if heading in expected
-    ]
+    rows = [f"<li>{escape(heading)}: {escape(_why(heading, record))}.</li>" for heading in empty if heading in expected]
     return f"<ul>{''.join(rows)}</ul>" if rows else ""
 
 
@@ -211,9 +206,7 @@ def _data(evidence: dict[str, Any]) -> str:
 def _files(files: Sequence[str]) -> str:
     if not files:
         return ""
-    links = "".join(
-        f'<li><a href="{html.escape(_url(name))}">{html.escape(name)}</a></li>' for name in files[:MAX_FILES]
-    )
+    links = "".join(f'<li><a href="{escape(_url(name))}">{escape(name)}</a></li>' for name in files[:MAX_FILES])
     more = page.paragraph(f"{len(files) - MAX_FILES} more are in stacks/.", "soft") if len(files) > MAX_FILES else ""
     title = f"{len(files)} file{'s' if len(files) != 1 else ''}, as they were taken"
     return page.folded(title, f"<ul>{links}</ul>") + more

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 from urllib.parse import quote
 
 from guardrun.supervisor.render import evidence as ev
 from guardrun.supervisor.render import page, svg
 from guardrun.supervisor.render.story import Story, steps_html, strips_html
-from guardrun.supervisor.render.words import duration, place_words
+from guardrun.supervisor.render.words import duration, escape, place_words
 
 MAX_ROWS = 500
 USES = {
@@ -31,7 +30,7 @@ def run_html(data: dict[str, Any], story: Story | None) -> str:
         f"run {data['run_id']}: {data['outcome'] or data['state']}",
         [
             page.paragraph(f"guardrun · run {data['run_id']} on {_place(data)}", "where"),
-            f"<h1>{html.escape(headline(data))}</h1>",
+            f"<h1>{escape(headline(data))}</h1>",
             page.tags(_tags(data)),
             page.guarded_plain(lambda: _figures(data)),
             page.guarded("Incidents", lambda: _incidents(incidents)),
@@ -86,9 +85,9 @@ def _figures(data: dict[str, Any]) -> str:
 def _incidents(incidents: list[dict[str, Any]]) -> str:
     rows = []
     for record in incidents[:MAX_ROWS]:
-        name = html.escape(f"{record.get('id')} {record.get('cause')}")
+        name = escape(f"{record.get('id')} {record.get('cause')}")
         link = record.get("page")
-        title = f'<a href="{html.escape(quote(link))}">{name}</a>' if isinstance(link, str) and link else name
+        title = f'<a href="{escape(quote(link))}">{name}</a>' if isinstance(link, str) and link else name
         recovered = "recovered" if record.get("recovered") else "not recovered"
         facts = [
             str(record.get("onset") or "")[:19].replace("T", " "),
@@ -96,8 +95,8 @@ def _incidents(incidents: list[dict[str, Any]]) -> str:
             str(record.get("action") or "").replace("_", " "),
             recovered,
         ]
-        soft = html.escape(" · ".join(fact for fact in facts if fact))
-        summary = html.escape(str(record.get("summary") or ""))
+        soft = escape(" · ".join(fact for fact in facts if fact))
+        summary = escape(str(record.get("summary") or ""))
         rows.append(f'<li><strong>{title}</strong> <span class="soft">{soft}</span><br>{summary}</li>')
     more = page.paragraph(f"{len(incidents) - MAX_ROWS} more are in incidents/.", "soft")
     if not rows:
@@ -121,7 +120,7 @@ def _uses(data: dict[str, Any]) -> str:
     rows = [
         ("", [use, USES.get(use, ""), duration(seconds), f"{seconds / whole_s:.1%}"]) for use, seconds in uses.items()
     ]
-    items = "".join(f"<li>{_swatch(use)} {html.escape(use)}</li>" for use, seconds in uses.items() if seconds > 0)
+    items = "".join(f"<li>{_swatch(use)} {escape(use)}</li>" for use, seconds in uses.items() if seconds > 0)
     return f'{drawing}<ul class="legend">{items}</ul>' + page.table(
         ["Use", "What that is", "Time", "Share"], rows, wide=("What that is",)
     )
@@ -171,7 +170,7 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("Started", str(data["started"] or "")),
         ("Ended", str(data["ended"] or "")),
     ]
-    return [(term, html.escape(text)) for term, text in facts]
+    return [(term, escape(text)) for term, text in facts]
 
 
 def _missing(data: dict[str, Any], story: Story | None) -> str:
@@ -180,5 +179,5 @@ def _missing(data: dict[str, Any], story: Story | None) -> str:
         told.append("no timeline: the journal holds no attempt that can be read")
     elif story.view.known_from_s > 1.0:
         told.append(f"the first {duration(story.view.known_from_s)}: their part of the journal is not kept")
-    items = "".join(f"<li>{html.escape(text)}.</li>" for text in told[:20])
+    items = "".join(f"<li>{escape(text)}.</li>" for text in told[:20])
     return f"<ul>{items}</ul>" if items else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 from guardrun.supervisor.core.folding import fold, short_path
@@ -12,6 +11,7 @@ from guardrun.supervisor.core.looks import Frame
 from guardrun.supervisor.core.stacks import CHILD, MAIN
 from guardrun.supervisor.render import page
 from guardrun.supervisor.render.sources import Source, Sources
+from guardrun.supervisor.render.words import escape
 
 MAX_GROUPS = 60
 """Beyond it the page would be slow, and the files are there."""
@@ -55,11 +55,11 @@ def _troubles(sources: Sources) -> list[tuple[str, Source]]:
 def _title(group: StackGroup) -> str:
     frames = group.frames
     frame = next((f for f in frames if is_users_file(f.file)), frames[0] if frames else None)
-    where = f' <span class="soft">in {html.escape(frame_words(frame))}</span>' if frame else ""
-    note = f' <span class="soft">– {html.escape(group.note)}</span>' if group.note else ""
+    where = f' <span class="soft">in {escape(frame_words(frame))}</span>' if frame else ""
+    note = f' <span class="soft">– {escape(group.note)}</span>' if group.note else ""
     gil = ' <span class="soft">– holds the GIL</span>' if group.owns_gil else ""
     culprit = '<span class="bad">✖</span> ' if group.is_culprit and group.kind == MAIN else ""
-    return f"{culprit}<strong>{html.escape(group.title())}</strong>{where}{note}{gil}"
+    return f"{culprit}<strong>{escape(group.title())}</strong>{where}{note}{gil}"
 
 
 def _body(group: StackGroup, sources: Sources) -> str:
@@ -70,7 +70,7 @@ def _body(group: StackGroup, sources: Sources) -> str:
     for part in fold(group.frames):
         if part.label:
             inner = "".join(f"<li>{_frame(frame)}</li>" for frame in part.frames)
-            summary = f"<summary>… {html.escape(part.label)}</summary>"
+            summary = f"<summary>… {escape(part.label)}</summary>"
             items.append(f"<li><details>{summary}<ol>{inner}</ol></details></li>")
             continue
         for frame in part.frames:
@@ -83,11 +83,8 @@ def _body(group: StackGroup, sources: Sources) -> str:
 
 def _frame(frame: GroupFrame) -> str:
     kind = ' class="mine"' if is_users_file(frame.file) else ""
-    where = html.escape(f"{short_path(frame.file)}:{frame.line_words}")
-    return (
-        f'<code{kind} title="{html.escape(frame.file)}">{html.escape(frame.function)} '
-        f'<span class="file">{where}</span></code>'
-    )
+    where = escape(f"{short_path(frame.file)}:{frame.line_words}")
+    return f'<code{kind} title="{escape(frame.file)}">{escape(frame.function)} <span class="file">{where}</span></code>'
 
 
 def _source(frame: GroupFrame, sources: Sources, has_context: bool) -> str:
@@ -101,7 +98,7 @@ def _source(frame: GroupFrame, sources: Sources, has_context: bool) -> str:
         shown |= {n: text for n, text in source.around(line) if has_context or n == line}
     rows = "".join(
         f'<span class="{"at" if n in at else "near"}"><span class="number">{"▸" if n in at else " "}{n:>5} </span>'
-        f"{html.escape(text.rstrip())}\n</span>"
+        f"{escape(text.rstrip())}\n</span>"
         for n, text in sorted(shown.items())
     )
     return f'<pre class="source">{rows}</pre>' if rows else ""

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core.actions import Summary
+from guardrun.supervisor.ownfiles import write_own
 from guardrun.supervisor.render.incident import encode
 from guardrun.supervisor.render.words import iso_time
-from guardrun.supervisor.rundir import RunFile, write_atomically
+from guardrun.supervisor.rundir import RunFile
 
 SCHEMA = 1
 _TIMES = ("started", "ended")
@@ -74,5 +75,5 @@ def write_summary(
 ) -> Path:
     """Write summary.json and answer where it is. Raises OSError."""
     path = run_dir / "summary.json"
-    write_atomically(path, encode(summary_json(summary, run, wall, shares=shares, opened_s=opened_s)))
+    write_own(path, encode(summary_json(summary, run, wall, shares=shares, opened_s=opened_s)))
     return path

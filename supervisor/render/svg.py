@@ -5,7 +5,7 @@ Horizontal places are per cent, so that a drawing fits whatever width it gets wh
 
 from __future__ import annotations
 
-from html import escape
+from guardrun.supervisor.render.words import escape
 
 Value = str | int | float
 

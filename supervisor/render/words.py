@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable
 from datetime import datetime, timezone
 
 from guardrun.supervisor.core.pairs import names
+from guardrun.supervisor.printable import make_harmless
+
+
+def escape(text: str) -> str:
+    """As HTML, with nothing in it that turns around the order in which it is read."""
+    return html.escape(make_harmless(text.replace("\r", "\n")))
 
 
 def iso_time(wall_s: float) -> str:

@@ -33,7 +33,7 @@ def test_elsewhere(ctl: Ctl, recorded: Path, tmp_path: Path) -> None:
     assert 'href="../guardrun-runs/vocab-1/incidents/001-rank_blocked/report.html"' in page
     assert not (recorded / "report.html").exists()
     ctl("report", "--output", "nowhere/x.html", code=1)
-    assert ctl.err.startswith("guardctl: the page can't be written")
+    assert "nowhere/x.html can't be written: No such file" in ctl.err
 
 
 def test_json(ctl: Ctl, recorded: Path) -> None:

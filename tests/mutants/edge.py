@@ -76,8 +76,8 @@ EDGE: tuple[Mutation, ...] = (
     Mutation(
         name="journal_buffered",
         file="supervisor/journal.py",
-        before='self._file = io.FileIO(self._path, "ab")',
-        after='self._file = open(self._path, "ab")',
+        before='self._file = io.FileIO(open_to_add(self._path), "ab")',
+        after='self._file = open(open_to_add(self._path), "ab")',
         breaks="what the journal holds is written when a buffer is full: a supervisor that is killed loses it",
         quick=("tests/supervisor/test_scribe.py::test_a_journal_is_written_when_append_returns",),
     ),
