@@ -130,14 +130,14 @@ def test_a_run_that_a_neighbour_has_laid_out_is_not_continued(shared: Path, tmp_
     assert len(list((shared / "slurm-79").iterdir())) == 6
 
 
-@pytest.mark.real("root")
+@pytest.mark.real("useradd")
 def test_each_users_runs_are_their_own_in_a_folder_that_they_share(shared: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    with named_user("guardrun-test-n", NEIGHBOUR):
-        assert open_as(NEIGHBOUR, shared, "job", tmp_path).startswith(f"made {shared / 'job'}")
-        assert open_as(NEIGHBOUR, shared, "job", tmp_path).startswith(f"continued {shared / 'job'}"), "umask 002"
+    with named_user("a") as neighbour:
+        assert open_as(neighbour.uid, shared, "job", tmp_path).startswith(f"made {shared / 'job'}")
+        assert open_as(neighbour.uid, shared, "job", tmp_path).startswith(f"continued {shared / 'job'}"), "umask 002"
         said = open_as(VICTIM, shared, "job", tmp_path)
-        assert said.startswith(f"refused: run job is not continued: {shared / 'job'} belongs to guardrun-test-n (uid ")
+        assert said.startswith(f"refused: run job is not continued: {shared / 'job'} belongs to {neighbour.name} (uid ")
         assert said.endswith("choose another --guard-run-id") and "\n" not in said
         assert open_as(VICTIM, shared, "", tmp_path).startswith(f"made {shared}"), "a run of one's own is unaffected"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,14 +81,14 @@ def test_a_group_of_ones_own_is_oneself() -> None:
     assert find_fault(found(FOLDER | 0o2775, gid=VICTIM), ME) == ""
 
 
-@pytest.mark.real("root")
-def test_a_named_group_of_ones_own_is_oneself_until_somebody_joins(tmp_path: Path) -> None:
-    with named_user("guardrun-test-v", VICTIM), named_user("guardrun-test-n", NEIGHBOUR):
-        assert is_private_group(VICTIM, VICTIM) and not is_private_group(NEIGHBOUR, VICTIM)
-        os.spawnlp(os.P_WAIT, "usermod", "usermod", "-aG", "guardrun-test-v", "guardrun-test-n")
-        assert not is_private_group(VICTIM, VICTIM)
-        said = find_fault(found(FOLDER | 0o770, gid=VICTIM), ME)
-        assert said == "may be written by group guardrun-test-v (mode 0770)"
+@pytest.mark.real("useradd")
+def test_a_named_group_of_ones_own_is_oneself_until_somebody_joins() -> None:
+    with named_user("a") as me, named_user("b") as other:
+        assert is_private_group(me.uid, me.uid) and not is_private_group(other.uid, me.uid)
+        subprocess.run(["usermod", "-aG", me.name, other.name], check=True, timeout=60)
+        assert not is_private_group(me.uid, me.uid)
+        said = find_fault(found(FOLDER | 0o770, uid=me.uid, gid=me.uid), Looks(me.uid))
+        assert said == f"may be written by group {me.name} (mode 0770)"
 
 
 # Opening ----------------------------------------------------------------------------------------------------------

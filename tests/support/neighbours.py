@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 NEIGHBOUR, VICTIM = 47_011, 47_012
 """Of nobody else, on any machine that tests run on."""
@@ -46,11 +47,19 @@ def python_as(uid: int, code: str, *arguments: object, preload: str, cwd: Path) 
     )
 
 
+class User(NamedTuple):
+    name: str
+    uid: int
+
+
 @contextmanager
-def named_user(name: str, uid: int) -> Iterator[None]:
-    """A user that has a name while the test lasts."""
-    subprocess.run(["useradd", "--no-create-home", f"--uid={uid}", "--user-group", name], check=True, timeout=30)
+def named_user(letter: str) -> Iterator[User]:
+    """A user that has a name, and a group, while the test lasts; of this process alone, for others test beside it."""
+    user = User(f"guardrun-{letter}{os.getpid()}", 20_000 + 2 * (os.getpid() % 13_000) + ord(letter) % 2)
+    subprocess.run(
+        ["useradd", "--no-create-home", f"--uid={user.uid}", "--user-group", user.name], check=True, timeout=60
+    )
     try:
-        yield
+        yield user
     finally:
-        subprocess.run(["userdel", "--force", name], check=True, timeout=30)
+        subprocess.run(["userdel", "--force", user.name], check=True, timeout=60, stderr=subprocess.DEVNULL)

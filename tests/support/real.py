@@ -52,6 +52,10 @@ def _needs_root() -> str:
     return "" if os.geteuid() == 0 else "not root"
 
 
+def _needs_useradd() -> str:
+    return _needs_root() or _needs_program("useradd", "passwd")() or _needs_program("setpriv", "util-linux")()
+
+
 def _needs_mount() -> str:
     """CAP_SYS_ADMIN is bit 21 of CapEff (linux/capability.h)."""
     status = Path("/proc/self/status").read_text()
@@ -97,6 +101,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "git": _needs_program("git", "git"),
     "chromium": _needs_chromium,
     "root": _needs_root,
+    "useradd": _needs_useradd,
     "mount": _needs_mount,
     "fuse": _needs_fuse,
     "sshfs": _needs_sshfs,
