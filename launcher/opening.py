@@ -127,6 +127,7 @@ def open_run(wish: Wish, sockets: Path, environ: Mapping[str, str]) -> OpenRun:
 
 def _open_in(directory: Path, wish: Wish, sockets: Path, environ: Mapping[str, str]) -> OpenRun:
     make_folders(directory)
+    _keep_names(directory)
     is_continued = wish.run_id is not None and os.path.lexists(directory / wish.run_id)
     if why := _why_not_trusted(directory):
         if is_continued:
@@ -142,11 +143,22 @@ def _open_in(directory: Path, wish: Wish, sockets: Path, environ: Mapping[str, s
     return opened
 
 
+def _keep_names(directory: Path) -> None:
+    """Let members of a project rename no runs but their own, in a folder that an earlier guardrun made for them all.
+
+    In one that the user has named, others may be meant to.
+    """
+    found = directory.stat()
+    is_made = directory.name == DEFAULT_DIR and found.st_uid == os.geteuid()
+    if is_made and found.st_mode & stat.S_IWGRP and not found.st_mode & (stat.S_IWOTH | stat.S_ISVTX):
+        _try(lambda: directory.chmod(stat.S_IMODE(found.st_mode) | stat.S_ISVTX))
+
+
 def _why_not_trusted(directory: Path) -> str:
     """Why nobody's runs are safe in a guard directory; empty where they are.
 
-    Where everybody may rename what others have put there, a run directory can be exchanged while it is used. Members of
-    a group that shares a folder are trusted with hiding it: nothing of theirs is taken in its place (ownfiles.py).
+    Where everybody may rename what others have put there, a run directory can be exchanged while it is used. A group
+    that may is trusted as far as the user has trusted it: with the runs there while they live.
     """
     mode = directory.stat().st_mode
     if not mode & stat.S_IWOTH or mode & stat.S_ISVTX or not keeps_modes(directory):

@@ -299,11 +299,11 @@ def _write_in(folder: int, path: Path, data: bytes, mode: int, is_exact: bool = 
 def make_folders(path: Path) -> None:
     """As mkdir -p; under a umask that lets everybody write nobody but the user may. Raises OSError.
 
-    One that lets the group write means it: a project's members share what lies there.
+    One that lets the group write means it: a project's members share what lies there, each their own (sticky).
     """
     umask = os.umask(0o077)
     os.umask(umask)
-    _make_folders(path, 0o777 if umask & 0o002 else 0o755)
+    _make_folders(path, 0o755 if not umask & 0o002 or umask & 0o020 else 0o1775)
 
 
 def _make_folders(path: Path, mode: int) -> None:

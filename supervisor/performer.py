@@ -23,7 +23,7 @@ from guardrun.supervisor.core import actions as ac
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.keeping import elsewhere
 from guardrun.supervisor.log import log
-from guardrun.supervisor.ownfiles import open_to_add, read_own, write_own
+from guardrun.supervisor.ownfiles import open_folder, open_to_add, read_own, write_own
 from guardrun.supervisor.printable import encode_json
 from guardrun.supervisor.rankrows import shares_json
 from guardrun.supervisor.render.incident import write_incident
@@ -265,6 +265,8 @@ class Performer:
 def prune_looks(run_dir: Path, told: Sequence[str]) -> None:
     """Looks that led to nothing; those of an incident lie in its own folder. told: of a stall, which may become one."""
     try:
+        for folder in (run_dir, run_dir / "looks"):  # what is removed is to be ours, whatever these names mean by now
+            os.close(open_folder(folder, may_be_written=True))
         looks = sorted((run_dir / "looks").iterdir(), key=lambda path: path.stat().st_mtime)
     except OSError:
         return

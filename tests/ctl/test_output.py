@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -70,12 +71,17 @@ def test_narrow_terminals(recorded: Path, tmp_path: Path, arguments: tuple[str, 
 
 
 def test_text_from_ranks_cannot_drive_the_terminal(recorded: Path, tmp_path: Path) -> None:
-    evil = "\x1b]0;owned\x07\x1b[2J[red]x"
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b2J\u202ecod.exe\u2066\u200f[red]x"
     write_incident(recorded, hang(summary=evil, advice=evil, evidence={"traceback": evil}), run_file(), wall)
     for arguments in (("show", "1"), ("incidents",), ("status",)):
         out = on_terminal(tmp_path, *arguments)
-        assert "\x1b]0;" not in out and "\x07" not in out and "\x1b[2J" not in out
+        assert not any(
+            steering in out for steering in ("\x1b]0;", "\x07", "\x1b[2J", "\x9b", "\u202e", "\u2066", "\u200f")
+        )
         assert "[red]x" in out
+    out = on_terminal(tmp_path, "show", "1", "--json")
+    assert json.loads(out)["summary"] == evil, "as JSON it is told whole"
+    assert all(c.isprintable() or c in "\r\n" for c in out)
 
 
 def test_a_reader_that_leaves(recorded: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from guardrun.launcher.opening import LATEST, OpenRun, RunIdError, Wish, open_ru
 from guardrun.launcher.ownership import LOCK_FILE
 from guardrun.launcher.sockets import MARK, remove_socket_folder
 from guardrun.supervisor.config import Config
+from guardrun.supervisor.performer import KEEP_LOOKS, prune_looks
 from guardrun.supervisor.recurrence import read_past
 from guardrun.supervisor.rundir import read_run_file, write_run_file
 from tests.support.guardrun_run import GuardrunStarter
@@ -235,7 +236,8 @@ def test_a_project_that_shares_its_folder_goes_on(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     (tmp_path / "t").chmod(0o1777)
     assert open_as(VICTIM, project / "runs", "job", tmp_path / "t").startswith("made")
-    assert stat.S_IMODE((project / "runs").stat().st_mode) == 0o2775, "others of the project keep theirs there, too"
+    said = "others of the project keep theirs there, too, and rename nobody's"
+    assert stat.S_IMODE((project / "runs").stat().st_mode) == 0o3775, said
     assert stat.S_IMODE((project / "runs" / "job").stat().st_mode) & 0o777 == 0o700
     assert open_as(VICTIM, project / "runs", "job", tmp_path / "t").startswith("continued")
     # As an earlier guardrun wrote its files under that umask, and as `chmod -R g+w` leaves them for a group of one.
@@ -246,6 +248,15 @@ def test_a_project_that_shares_its_folder_goes_on(tmp_path: Path) -> None:
     os.chown(project / "runs" / "job", VICTIM, 100)
     said = open_as(VICTIM, project / "runs", "job", tmp_path / "t")
     assert "may be written by group users (mode" in said and f"chmod -R go-w {project}/runs/job" in said, said
+
+
+def test_a_folder_that_an_earlier_guardrun_made_for_a_project_is_made_sticky(opened: Open, tmp_path: Path) -> None:
+    """One that the user has named stays as it is: its members may be meant to clear it up."""
+    for name, mode in (("guardrun-runs", 0o1775), ("runs", 0o775)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o775)
+        assert opened("job", tmp_path / name).path.parent == tmp_path / name  # type: ignore[call-arg]
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == mode
 
 
 @pytest.mark.real("root")
@@ -296,6 +307,19 @@ def test_only_a_socket_folder_is_removed(opened: Open, tmp_path: Path) -> None:
     write_run_file(path, file)
     let_go(opened("job"))
     assert not (tmp_path / "guardrun-abcdefg3").exists()
+
+
+def test_looks_are_removed_in_the_runs_own_folder_alone(opened: Open, tmp_path: Path) -> None:
+    path, elsewhere = opened("job").path, tmp_path / "elsewhere"
+    for number in range(KEEP_LOOKS + 5):
+        (elsewhere / str(number)).mkdir(parents=True)
+    (path / "looks").symlink_to(elsewhere)
+    prune_looks(path, [])
+    assert len(list(elsewhere.iterdir())) == KEEP_LOOKS + 5
+    (path / "looks").unlink()
+    elsewhere.rename(path / "looks")
+    prune_looks(path, [])
+    assert len(list((path / "looks").iterdir())) == KEEP_LOOKS
 
 
 # A record that is broken ------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from guardrun.supervisor.core.looks import Frame
 from guardrun.supervisor.core.stacks import Stack, stacks_of
 from guardrun.supervisor.render.incident import incident_json
 from guardrun.supervisor.render.report import report_html
@@ -51,6 +52,15 @@ def test_golden(name: str) -> None:
             difflib.unified_diff(golden.splitlines(), page.splitlines(), "golden", "now", lineterm="", n=1)
         )
         pytest.fail(f"{path.name} has changed; if that is meant, run this test with {ACCEPT}=1\n{diff}", pytrace=False)
+
+
+def test_nothing_on_a_page_turns_its_text_around_or_steers_a_terminal_that_shows_it() -> None:
+    evil = "a\x1b[2J\x9b2J\u202eb\u2066c\x85d\u200e"
+    record = incident_json(hang(summary=evil, advice=evil, evidence={"traceback": evil, evil: evil}), run_file(), wall)
+    stack = Stack(rank=0, pid=1, kind="main", name=evil, frames=[Frame(evil, evil, 1)], note=evil)
+    page = report_html(record, [stack], [f"stacks/{evil}.txt"])
+    found = {c for c in page if not c.isprintable() and c != "\n"}
+    assert not found and "\\u202eb\\u2066c" in page, found
 
 
 class Checker(HTMLParser):

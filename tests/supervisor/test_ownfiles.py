@@ -184,7 +184,10 @@ def test_a_name_as_long_as_can_be_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("umask")
-@pytest.mark.parametrize(("mask", "folder", "file"), [(0, 0o755, 0o644), (0o002, 0o775, 0o644), (0o077, 0o700, 0o600)])
+@pytest.mark.parametrize(
+    ("mask", "folder", "file"),
+    [(0, 0o755, 0o644), (0o002, 0o1775, 0o644), (0o022, 0o755, 0o644), (0o077, 0o700, 0o600)],
+)
 def test_umasks(tmp_path: Path, mask: int, folder: int, file: int) -> None:
     os.umask(mask)
     make_folders(tmp_path / "a" / "b")

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
+from guardrun.launcher.saying import say
+from guardrun.supervisor.printable import make_harmless
 from guardrun.supervisor.terminal import Terminal, format_line
 
 
 def test_a_line_is_prefixed_and_stays_one_line() -> None:
     assert format_line("two\nlines\x1b[31m", "bad", has_colour=False) == "guardrun: two lines [31m\n"
     assert format_line("hung", "bad", has_colour=True) == "\x1b[1;31mguardrun:\x1b[0m hung\n"
+
+
+def test_nothing_in_a_line_steers_the_terminal_or_turns_it_around(capfd: pytest.CaptureFixture[str]) -> None:
+    evil = "a\x1b[2J\x9b2J\u202eb\u2066c\x85d"
+    for said in (format_line(evil, "info", has_colour=False), make_harmless(evil)):
+        assert all(c.isprintable() or c == "\n" for c in said) and "a" in said and "d" in said, ascii(said)
+    say(evil)
+    assert capfd.readouterr().err == "guardrun: a\\x1b[2J\\x9b2J\\u202eb\\u2066c\\x85d\n"
+    assert make_harmless("two\nlines\tof 文字 and 👩\u200d🔬") == "two\nlines\tof 文字 and 👩\u200d🔬"
 
 
 def test_a_pipe_that_nobody_reads_holds_nobody_up() -> None:
