@@ -314,8 +314,11 @@ def _make_folders(path: Path, mode: int) -> None:
             raise
         _make_folders(path.parent, mode)
         path.mkdir(mode, exist_ok=True)
-    except OSError:  # as FileExistsError; on some file systems whatever else comes first
+    except FileExistsError:
         if not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+    except OSError:
+        if not path.is_dir():  # it may be there all the same: on a read-only file system that is said first
             raise
 
 

@@ -16,15 +16,18 @@ from pathlib import Path
 
 import pytest
 
+from guardrun.launcher.checkpoints.chooser import Chooser
 from guardrun.launcher.opening import LATEST, OpenRun, RunIdError, Wish, open_run
 from guardrun.launcher.ownership import LOCK_FILE
+from guardrun.launcher.saying import Log
 from guardrun.launcher.sockets import MARK, remove_socket_folder
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.performer import KEEP_LOOKS, prune_looks
+from guardrun.supervisor.performer import KEEP_LOOKS, keep_chooser, prune_looks
 from guardrun.supervisor.recurrence import read_past
 from guardrun.supervisor.rundir import read_run_file, write_run_file
 from tests.support.guardrun_run import GuardrunStarter
 from tests.support.neighbours import NEIGHBOUR, VICTIM, make_passable, named_user, python_as, shell_as
+from tests.support.slowmount import slow_mount
 from tests.support.waiting import wait_until
 
 Open = Callable[[str], OpenRun]
@@ -271,6 +274,29 @@ def test_root_in_a_container_over_a_users_folder(opened: Open, tmp_path: Path) -
     os.chown(path, VICTIM, VICTIM)
     with pytest.raises(RunIdError, match=f"belongs to uid {VICTIM}"):
         opened("job")
+
+
+@pytest.mark.real("sshfs")
+@pytest.mark.parametrize("options", ["uid=65534,gid=65534,umask=000", "uid=65534,gid=65534"])
+def test_a_file_system_that_keeps_no_owners_is_daily_life(opened: Open, tmp_path: Path, options: str) -> None:
+    """All is nobody's there, as on an NFS server that squashes; or everybody's as well (0777), as on SMB or vfat."""
+    behind, at = tmp_path / "behind", tmp_path / "runs"
+    behind.mkdir()
+    at.mkdir()
+    with slow_mount(behind, at, 0.0, options=options):
+        path = let_go(opened("job"))
+        assert path.parent == at and path.stat().st_uid == 65534
+        assert ("umask" in options) == bool(path.stat().st_mode & 0o002)
+        run = opened("job")
+        assert run.is_continued and not run.warning and run.path == path
+        keep_chooser(path, open_chooser_of_nothing())
+        Log(path).write("ended")
+        assert (path / "checkpoints.json").stat().st_size and (path / "guardrun.log").stat().st_size
+        let_go(run)
+
+
+def open_chooser_of_nothing() -> Chooser:
+    return Chooser(time.time(), "", "auto", 1, "/")
 
 
 def test_a_umask_of_nothing_lets_nobody_write(opened: Open, tmp_path: Path) -> None:

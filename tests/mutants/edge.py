@@ -82,6 +82,22 @@ EDGE: tuple[Mutation, ...] = (
         quick=("tests/supervisor/test_scribe.py::test_a_journal_is_written_when_append_returns",),
     ),
     Mutation(
+        name="run_directory_may_be_a_link",
+        file="supervisor/ownfiles.py",
+        before="folder = os.open(path, _FOLDER | os.O_NOFOLLOW)",
+        after="folder = os.open(path, _FOLDER)",
+        breaks="a run directory that is a link is gone by: whoever may write beside it chooses what is loaded",
+        quick=("tests/supervisor/test_ownfiles.py::test_links_are_followed_up_to_the_folder_and_no_further",),
+    ),
+    Mutation(
+        name="strangers_folder_is_own",
+        file="supervisor/ownfiles.py",
+        before="if found.st_uid != looks.uid and (is_folder or found.st_uid != 0):",
+        after="if False:",
+        breaks="what somebody else has laid out is taken for the user's own",
+        quick=("tests/supervisor/test_ownfiles.py::test_what_others_may_write_is_not",),
+    ),
+    Mutation(
         name="replay_compares_nothing",
         file="supervisor/journal.py",
         before="if check and _ENCODER.encode(actions) != _ENCODER.encode(line.actions):",

@@ -15,16 +15,19 @@ SERVER = Path(__file__).with_name("slow_sftp.py")
 
 
 @contextmanager
-def slow_mount(behind: Path, at: Path, late_s: float, within: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+def slow_mount(
+    behind: Path, at: Path, late_s: float, within: Sequence[str] = (), options: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
     """What lies in a folder is seen at another as over a line on which every answer takes late_s longer.
 
-    within: a command that enters the mount namespace in which it is to be seen. The first folder must not be below the
-    second: its server would ask itself. Yields what serves it: stopped by SIGSTOP, it answers nothing.
+    within: a command that enters the mount namespace in which it is to be seen. options: more of sshfs's. The first
+    folder must not be below the second: its server would ask itself. Yields what serves it: stopped by SIGSTOP, it
+    answers nothing.
     """
     command = f"ssh_command={sys.executable} {SERVER} {late_s:g}"
     # Nothing is kept here but what the kernel itself keeps: each look at a file asks, as on NFS with noac.
-    options = ("-f", "-o", command, "-o", "cache=no,allow_other,default_permissions")
-    mount = subprocess.Popen([*within, "sshfs", *options, f"slow:{behind}", str(at)])
+    flags = ("-f", "-o", command, "-o", f"cache=no,allow_other,default_permissions{options and ','}{options}")
+    mount = subprocess.Popen([*within, "sshfs", *flags, f"slow:{behind}", str(at)])
 
     def is_mounted() -> bool:
         assert mount.poll() is None, f"sshfs has ended with {mount.returncode}"
