@@ -31,8 +31,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-_tried: dict[int, Looks] = {}
-"""What has been seen, by device."""
+_odd: dict[int, Looks] = {}
+"""File systems, by device, on which what this process makes looks like nobody's own."""
 
 
 class NotOwnError(OSError):
@@ -109,11 +109,11 @@ def _is_group_named(gid: int) -> bool:
 # Opening ----------------------------------------------------------------------------------------------------------
 
 
-def open_folder(path: Path, *, is_anybodys: bool = False, may_be_written: bool = False) -> int:
+def open_folder(path: Path, *, is_anybodys: bool = False, may_be_written: bool = False, within: int = 0o777) -> int:
     """A descriptor of the user's own folder; no link.
 
     is_anybodys: of whatever user. may_be_written: by others as well, as long as it belongs to the user.
-    Raises NotOwnError, OSError.
+    within: the mode of the folder that it lies in. Raises NotOwnError, OSError.
     """
     try:
         folder = os.open(path, _FOLDER | os.O_NOFOLLOW)
@@ -126,7 +126,7 @@ def open_folder(path: Path, *, is_anybodys: bool = False, may_be_written: bool =
         raise
     try:
         if not is_anybodys:
-            _check(path, folder, folder, 0o700 if may_be_written else 0o777)
+            _check(path, folder, folder, 0o700 if may_be_written else within)
     except BaseException:
         os.close(folder)
         raise
@@ -196,11 +196,17 @@ def read_own(path: Path, *, is_anybodys: bool = False, limit: int = MAX_READ_BYT
 
 def _check(path: Path, fd: int, folder: int, within: int) -> None:
     """Raise NotOwnError where something is not the user's own. folder: where it can be seen what we make looks like."""
-    found, looks = os.fstat(fd), Looks(os.geteuid())
-    if find_fault(found, looks, within=within, has_acl=True):
-        looks = _try_out(folder) or looks
-        if why := find_fault(found, looks, within=within, has_acl=_has_acl(fd)):
-            raise NotOwnError(path, why)
+    found, usual = os.fstat(fd), Looks(os.geteuid())
+    has_acl = bool(found.st_mode & 0o020) and _has_acl(fd)
+    if not find_fault(found, usual, within=within, has_acl=has_acl):
+        return
+    device = os.fstat(folder).st_dev
+    odd = _odd.get(device)
+    if odd is None or find_fault(found, odd, within=within, has_acl=has_acl):
+        odd = _make_and_look(folder) or usual
+    if why := find_fault(found, odd, within=within, has_acl=has_acl):
+        raise NotOwnError(path, why)
+    _odd[device] = odd
 
 
 def _has_acl(fd: int) -> bool:
@@ -208,17 +214,6 @@ def _has_acl(fd: int) -> bool:
         return bool(os.getxattr(fd, "system.posix_acl_access"))
     except OSError:
         return False  # none, or a file system without
-
-
-def _try_out(folder: int) -> Looks | None:
-    """Make something there, and look at it, once a file system; None where nothing can be made."""
-    device = os.fstat(folder).st_dev
-    if device not in _tried:
-        looks = _make_and_look(folder)
-        if looks is None:
-            return None
-        _tried[device] = looks
-    return _tried[device]
 
 
 def _make_and_look(folder: int) -> Looks | None:
@@ -240,7 +235,7 @@ def keeps_modes(folder: Path) -> bool:
     """Whether what is made in a folder can be closed to others."""
     fd = os.open(folder, _FOLDER)
     try:
-        looks = _try_out(fd)
+        looks = _make_and_look(fd)
     finally:
         os.close(fd)
     return looks is None or looks.has_modes
@@ -312,7 +307,7 @@ def _make_folders(path: Path, mode: int) -> None:
     except FileNotFoundError:
         if path.parent == path:
             raise
-        _make_folders(path.parent, mode)
+        _make_folders(path.parent, mode & 0o777)
         path.mkdir(mode, exist_ok=True)
     except FileExistsError:
         if not path.is_dir():
@@ -320,6 +315,11 @@ def _make_folders(path: Path, mode: int) -> None:
     except OSError:
         if not path.is_dir():  # it may be there all the same: on a read-only file system that is said first
             raise
+
+
+def make_private(path: Path) -> None:
+    """As mkdir -p, of folders that only the user enters. Raises OSError."""
+    _make_folders(path, 0o700)
 
 
 def _new_name() -> str:

@@ -121,9 +121,10 @@ def check_run_dir(run_dir: Path) -> None:
     """Raise NotOwnError where anybody else has, or may have, a hand in what a run goes on from."""
     folder = open_folder(run_dir)
     try:
+        mode = os.fstat(folder).st_mode
         for name in os.listdir(folder):
             if name in _FOLDERS:
-                os.close(open_folder(run_dir / name))
+                os.close(open_folder(run_dir / name, within=mode))
             elif _FILES.fullmatch(name):
                 os.close(open_own(run_dir / name))
     finally:

@@ -25,7 +25,7 @@ from typing import BinaryIO
 import msgspec
 
 from guardrun.supervisor.core.events import Checkpoint
-from guardrun.supervisor.ownfiles import read_own, write_own
+from guardrun.supervisor.ownfiles import make_private, read_own, write_own
 from guardrun.supervisor.printable import encode_json
 
 FOLDER = "kept"
@@ -162,7 +162,7 @@ def _each(files: Sequence[str], base: str, into: Path, put: Callable[[str, str],
         if relative.startswith(os.pardir):
             raise NotKept(f"{file} lies elsewhere")
         target = into / relative
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(target.parent)
         put(file, str(target))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from guardrun.supervisor.collect.stacks import StackDump
 from guardrun.supervisor.core.looks import PYSPY, Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.ownfiles import make_private
 
 _STATES = {
     "R": "running",
@@ -30,7 +31,7 @@ Raw = Mapping[int, tuple[list[StackDump], str]]
 def write_look(folder: Path, looks: list[RankLook], raw: Raw) -> str:
     """Write rank-R-pid-PID.txt for every process, and raw/ beside them; answers what went wrong, empty if nothing."""
     try:
-        (folder / "raw").mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder / "raw")
         for look in looks:
             for process in (look.process, *look.children):
                 dumps, kernel_stack = raw.get(process.pid, ([], ""))
@@ -50,7 +51,7 @@ def write_look(folder: Path, looks: list[RankLook], raw: Raw) -> str:
 def write_text(folder: Path, name: str, text: str) -> str:
     """Write a text as it came beside the stacks, in raw/; answers what went wrong, empty if nothing."""
     try:
-        (folder / "raw").mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder / "raw")
         (folder / "raw" / name).write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         return f"{folder}: {error.strerror}"

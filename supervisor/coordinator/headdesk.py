@@ -44,7 +44,7 @@ from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.keeping import elsewhere
 from guardrun.supervisor.log import log
-from guardrun.supervisor.ownfiles import SECRET, read_own, write_own
+from guardrun.supervisor.ownfiles import SECRET, make_private, read_own, write_own
 from guardrun.supervisor.printable import encode_json, encode_msgpack
 from guardrun.supervisor.rankrows import Shares
 from guardrun.supervisor.rundir import FleetFile
@@ -500,14 +500,14 @@ class HeadDesk:
 
         def work() -> None:
             if raw.left_out:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(folder)
                 text = f"{raw.left_out} files of {node} were too large to be fetched\n"
                 (folder / f"not-fetched-{node}.txt").write_text(text)
             for name, data in raw.files.items():
                 path = folder / name
                 if not path.resolve().is_relative_to(folder.resolve()):
                     continue
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(path.parent)
                 path.write_bytes(zlib.decompressobj().decompress(data, msg.MAX_RAW_BYTES * 8))
 
         self._daemon.scribe.put(work)

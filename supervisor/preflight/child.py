@@ -23,7 +23,7 @@ from typing import IO
 
 import msgspec
 
-from guardrun.supervisor.node.state import write_durably
+from guardrun.supervisor.ownfiles import SECRET, write_own
 from guardrun.supervisor.preflight import ports, quarantined
 from guardrun.supervisor.preflight.protocol import Assignment, Refusals
 from guardrun.supervisor.preflight.remark import Remark, Severity, Subject, subject_here
@@ -117,6 +117,6 @@ def _record(line: bytes, level: str, report: Report) -> None:
     if run_dir:
         found = {"schema": 1, "level": level, "took_s": round(report.took_s, 3), "remarks": report.remarks}
         try:
-            write_durably(Path(run_dir) / FILE, msgspec.json.format(encode_json(found)), 0o600)
+            write_own(Path(run_dir) / FILE, msgspec.json.format(encode_json(found)), SECRET)
         except OSError:
             pass  # A run without a record is a run all the same.

@@ -21,10 +21,12 @@ from guardrun.launcher.opening import LATEST, OpenRun, RunIdError, Wish, open_ru
 from guardrun.launcher.ownership import LOCK_FILE
 from guardrun.launcher.saying import Log
 from guardrun.launcher.sockets import MARK, remove_socket_folder
+from guardrun.supervisor.collect.lookfiles import write_look
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.performer import KEEP_LOOKS, keep_chooser, prune_looks
 from guardrun.supervisor.recurrence import read_past
 from guardrun.supervisor.rundir import read_run_file, write_run_file
+from tests.render.samples import rank_look
 from tests.support.guardrun_run import GuardrunStarter
 from tests.support.neighbours import NEIGHBOUR, VICTIM, make_passable, named_user, python_as, shell_as
 from tests.support.slowmount import slow_mount
@@ -166,7 +168,7 @@ def test_what_else_a_neighbour_puts_in_its_place(shared: Path, tmp_path: Path, t
 def test_files_that_others_may_have_written_are_not_gone_by(opened: Open, tmp_path: Path) -> None:
     path = let_go(opened("job"))
     path.chmod(0o755)
-    for name, mode in (("run.json", 0o666), ("checkpoints.json", 0o662), ("kept", 0o777)):
+    for name, mode in (("run.json", 0o666), ("checkpoints.json", 0o646), ("kept", 0o777)):
         entry = path / name
         if name == "kept":
             entry.mkdir()
@@ -303,11 +305,21 @@ def test_a_umask_of_nothing_lets_nobody_write(opened: Open, tmp_path: Path) -> N
     before = os.umask(0)
     try:
         run = opened("job", tmp_path / "a" / "b")  # type: ignore[call-arg]
+        assert write_look(run.path / "looks" / "0-1", [rank_look(0)], {}) == ""
     finally:
         os.umask(before)
-    for path in (tmp_path / "a", tmp_path / "a" / "b", run.path, *run.path.rglob("*")):
+    for path in (tmp_path / "a", tmp_path / "a" / "b", run.path, *(p for p in run.path.rglob("*") if p.is_dir())):
         assert not path.lstat().st_mode & 0o022, path
     assert (tmp_path / "a" / "b" / LATEST).is_symlink()
+
+
+def test_what_an_earlier_guardrun_left_open_in_a_closed_run_is_daily_life(opened: Open) -> None:
+    """Under a umask of 002 or 0 its folder of looks, and its files, were open to a group, or to all: in 0700."""
+    path = let_go(opened("job"))
+    (path / "looks").mkdir()
+    for entry in path.iterdir():
+        entry.chmod(0o777)
+    assert path.stat().st_mode & 0o777 == 0o700 and opened("job").is_continued
 
 
 # Socket folders ---------------------------------------------------------------------------------------------------
