@@ -37,12 +37,12 @@ def find_run(name: str, directory: Path, cwd: Path) -> Path:
     path = directory / name
     if name == LATEST:
         # In a folder that several users share, the link leads to whoever's run is the newest.
-        runs = list_runs(directory)
-        mine = [run for run in runs if is_anybodys() or run.stat().st_uid == os.geteuid()] or runs
-        if os.path.lexists(path / RUN_FILE) and path.resolve() in [run.resolve() for run in mine]:
+        if _is_mine(path) and os.path.lexists(path / RUN_FILE):
             return _checked(path.resolve())
-        if mine:
-            return _checked(mine[0].resolve())
+        runs = list_runs(directory)
+        newest = next((run for run in runs if _is_mine(run)), runs[0] if runs else None)
+        if newest is not None:
+            return _checked(newest.resolve())
     elif os.path.lexists(path / RUN_FILE) or _is_closed(path):
         return _checked(directory.resolve() / name)
     raise CtlError(_missing(name, directory, list_runs(directory)))
@@ -51,6 +51,13 @@ def find_run(name: str, directory: Path, cwd: Path) -> Path:
 def is_anybodys() -> bool:
     """Whether this process reads whoever's runs: root's does, and writes nothing there."""
     return os.geteuid() == 0
+
+
+def _is_mine(path: Path) -> bool:
+    try:
+        return is_anybodys() or path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _is_closed(path: Path) -> bool:

@@ -86,6 +86,9 @@ def test_a_run_is_cut_short_so_often_and_no_more(tmp_path: Path, fake_slurm: Fak
     assert rescue_run(run_dir, "2_7", 1, slurm, 1e9).is_done
     (run_dir / "summary.json").write_text("{}")
     assert "an end of its own" in rescue_run(run_dir, "2_7", 1, slurm, 1e9).text
+    (run_dir / "summary.json").unlink()
+    run_dir.chmod(0o777)
+    assert "may be written by anybody (mode 0777): a job" in rescue_run(run_dir, "2_7", 1, slurm, 1e10).text
 
 
 @pytest.mark.real("slurm")
