@@ -80,6 +80,7 @@ class Daemon(Station):
             self._metrics.close()
         if self.fleet is not None:
             self.fleet.close()
+        self.chooser.close()
         self.checkpoint_pool.shutdown(wait=False, cancel_futures=True)
         super().close()
         self.journal.close()

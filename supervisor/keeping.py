@@ -30,8 +30,9 @@ class Keeping:
         """Complete a choice: what else there is, how a script takes it up, and where it is kept."""
         checkpoint, known = chosen.checkpoint, choice.format
         kept = self._keeper.kept()
-        if kept is not None and kept.is_own and kept.path not in avoid and _is_newer(kept, checkpoint):
-            # What it was made of is torn, or gone.
+        whole = checkpoint if not choice.doubt else None
+        if kept is not None and kept.is_own and kept.path not in avoid and _is_newer(kept, whole):
+            # What it was made of is torn, or gone, or nobody can tell.
             taken = msgspec.structs.replace(kept.checkpoint, path=kept.path)
             return msgspec.structs.replace(
                 chosen, checkpoint=taken, siblings=[kept.path, *choice.siblings], kept=kept.path

@@ -74,7 +74,8 @@ class Performer:
             log.exception("action_failed", action_type=type(action).__name__)
 
     def poll(self) -> None:
-        """Once a second: reap notify commands."""
+        """Once a second: reap notify commands, and whoever judged checkpoints."""
+        self._daemon.chooser.rest()
         self._notified = [process for process in self._notified if process.poll() is None]
 
     def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
@@ -171,18 +172,20 @@ class Performer:
         resume_first = daemon.run_file.settings.resume_first and is_first
 
         def work() -> ev.Event:
-            choice = daemon.chooser.choose(resume_first, action.avoid)
+            choice = daemon.chooser.choose(resume_first, action.avoid, is_urgent=True)
             if resume_first or action.avoid:
                 self._keep_chooser()
+            warnings = daemon.chooser.warn_torn_latest()
+            if choice.checkpoint is not None and choice.doubt:
+                reason = f"{choice.doubt}; it is taken, as none is known to be whole"
+                warnings.insert(0, ev.Skipped(path=choice.checkpoint.path, reason=reason))
             chosen = ev.CheckpointChosen(
-                choice=action.choice,
-                checkpoint=choice.checkpoint,
-                skipped=choice.skipped,
-                warnings=daemon.chooser.warn_torn_latest(),
+                choice=action.choice, checkpoint=choice.checkpoint, skipped=choice.skipped, warnings=warnings
             )
             return daemon.keeping.prepare(chosen, choice, action.avoid)
 
         instead = lambda error: ev.CheckpointChosen(choice=action.choice, error=error)  # noqa: E731
+        daemon.chooser.hurry()
         self._daemon.in_background(work, instead, daemon.checkpoint_pool)
 
     def _write_incident(self, action: ac.WriteIncident) -> None:

@@ -10,6 +10,7 @@ Rules:
   no older than the first file that it was seen to write in the same folder: a save that a crash cut short is never
   reported.
 - A path may be gone because it was renamed into place: the file is found again by inode, size and mtime.
+- What could not be judged is passed over for what is whole, and taken where nothing is: the newest of it.
 - Nothing is ever written, renamed or removed, and nothing that is read is run.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -26,19 +27,28 @@ import msgspec
 from guardrun.launcher.checkpoints.formats.base import Candidate, Format
 from guardrun.launcher.checkpoints.formats.table import AUTO, FORMATS, get_formats
 from guardrun.launcher.checkpoints.inspector import Inspector
+from guardrun.launcher.checkpoints.judge import Confined, Judge, Patience
 from guardrun.launcher.checkpoints.memory import MAX_SAVED, Memory, Saved, stat_tuple
 from guardrun.launcher.checkpoints.places import FileStat, Place
 from guardrun.launcher.checkpoints.ranking import Tier, family_key, is_judged, judge_file, judge_torn
 from guardrun.launcher.checkpoints.renames import find_saved, fingerprint, resolve
 from guardrun.launcher.checkpoints.search import Found, Search, root_of
 from guardrun.launcher.checkpoints.steps import NAME_LIKE
-from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
+from guardrun.launcher.checkpoints.verdicts import Torn, Unjudged, Verdict, Whole
 from guardrun.supervisor.core.events import Checkpoint, Skipped
 
 MAX_SKIPPED = 20
 MAX_SIBLINGS = 32
 UNREADABLE = "the script could not load it"
 _MAX_REMEMBERED = 20_000
+CHOICE_S = 4.0
+"""For a checkpoint whose verdict a restart waits for; then it goes on to the next older one."""
+LAST_S = 60.0
+"""Once more for the newest one that a file system held up, where nothing else is whole."""
+PATIENT_S = 300.0
+"""For one whose verdict nobody waits for."""
+_MAX_DOUBTS = 5
+"""Members of a family that could not be looked into, after which no other is tried."""
 _MISSES = 20
 """Files of a folder that were loaded and no checkpoint, after which it is taken for a dataset and left alone."""
 
@@ -54,6 +64,8 @@ class Choice:
     siblings: list[str] = field(default_factory=list)
     """This run's, newest first, at most MAX_SIBLINGS: to read from any of them is to resume."""
     format: Format | None = None
+    doubt: str = ""
+    """Why the checkpoint could not be judged: it is taken for want of a whole one. Empty: it is whole."""
 
 
 class Chooser:
@@ -66,6 +78,8 @@ class Chooser:
         format: str = AUTO,
         world_size: int = 1,
         cwd: str = "",
+        *,
+        judge: Judge | None = None,
     ) -> None:
         """Raises UnknownFormat. checkpoint_dir: absolute; empty: wherever the ranks are seen to save. cwd: theirs.
 
@@ -75,17 +89,21 @@ class Chooser:
         self._memory = Memory(run_started_wall_s, checkpoint_dir, format or AUTO, world_size)
         self._is_located = False
         self._formats = get_formats(format)
-        self._inspector = Inspector()
+        self._judge = judge or Confined()
+        self._patience = Patience()
+        self._inspector = Inspector(self._judge, self._patience)
         self._verdicts: dict[tuple[Any, ...], Verdict] = {}
         self._by_stat: dict[FileStat, str] = {}
         self._misses: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], cwd: str = "") -> Chooser:
+    def from_state(cls, state: dict[str, Any], cwd: str = "", judge: Judge | None = None) -> Chooser:
         """Take up what `state` gave. Raises msgspec.ValidationError, UnknownFormat."""
         memory = msgspec.convert(state, Memory)
-        chooser = cls(memory.run_started_wall_s, memory.checkpoint_dir, memory.format, memory.world_size, cwd)
+        chooser = cls(
+            memory.run_started_wall_s, memory.checkpoint_dir, memory.format, memory.world_size, cwd, judge=judge
+        )
         chooser._memory = memory
         chooser._by_stat = _index(memory)
         return chooser
@@ -146,37 +164,83 @@ class Chooser:
 
     # What there is -----------------------------------------------------------------------------------------------
 
-    def choose(self, resume_first: bool = False, avoid: Iterable[str] = ()) -> Choice:
+    def choose(self, resume_first: bool = False, avoid: Iterable[str] = (), *, is_urgent: bool = False) -> Choice:
         """Choose the newest whole checkpoint of this run; with resume_first, whoever wrote what lies in `dir`.
 
         avoid: paths, or files, of checkpoints that the script could not load; as they are now they are not taken.
+        is_urgent: a restart waits. No checkpoint is waited for longer than CHOICE_S, and where none is whole the newest
+        that could not be judged is taken.
         """
+        if is_urgent:
+            self._patience.hurry(False)
+        self._inspector.begin_round()
+        limit_s = CHOICE_S if is_urgent else PATIENT_S
         unwanted = [resolve(path) for path in avoid]
         result = self._search()
         skipped = self._troubles(result)
         eligible = [one for one in result.found if self._is_eligible(one, resume_first)]
         times = self._times()
-        pool = self._pool(self._newest_first(eligible, times))
+        pool = self._pool(self._newest_first(eligible, times), limit_s)
+        doubtful: list[tuple[Found, Unjudged]] = []
         for one in pool:
-            verdict = Torn(UNREADABLE) if self._is_unreadable(one.candidate, unwanted) else self._check(one)
+            verdict = Torn(UNREADABLE) if self._is_unreadable(one.candidate, unwanted) else self._check(one, limit_s)
             if isinstance(verdict, Whole):
-                if resume_first:
-                    self._remember_start(one.candidate.path)
-                siblings = [one, *(other for other in pool if other is not one)][:MAX_SIBLINGS]
-                return Choice(
-                    self._checkpoint(one.candidate, verdict),
-                    skipped,
-                    files=sorted(one.candidate.files),
-                    siblings=[other.candidate.path for other in siblings],
-                    format=one.format,
-                )
+                return self._choice(one, verdict, pool, skipped, resume_first)
+            if isinstance(verdict, Unjudged):
+                doubtful.append((one, verdict))
             if len(skipped) < MAX_SKIPPED:
                 skipped.append(Skipped(path=one.candidate.path, reason=verdict.reason))
-        return Choice(None, skipped)
+        if not is_urgent or not doubtful:
+            return Choice(None, skipped)
+        return self._choose_doubtful(doubtful, pool, skipped, resume_first)
+
+    def _choose_doubtful(
+        self, doubtful: list[tuple[Found, Unjudged]], pool: list[Found], skipped: list[Skipped], resume_first: bool
+    ) -> Choice:
+        """Nothing is whole. To begin anew would lose all; the script may well load what nobody here could judge."""
+        late = next((one for one, verdict in doubtful if not verdict.is_final), None)
+        if late is not None:
+            self._inspector.begin_round()
+            verdict = self._check(late, LAST_S)
+            if isinstance(verdict, Whole):
+                skipped = [one for one in skipped if one.path != late.candidate.path]
+                return self._choice(late, verdict, pool, skipped, resume_first)
+            doubtful = [pair for pair in doubtful if pair[0] is not late or not isinstance(verdict, Torn)]
+        if not doubtful:
+            return Choice(None, skipped)
+        one, doubt = doubtful[0]
+        skipped = [other for other in skipped if other.path != one.candidate.path]
+        return replace(self._choice(one, Whole(), pool, skipped, resume_first), doubt=doubt.reason)
+
+    def _choice(
+        self, one: Found, verdict: Whole, pool: list[Found], skipped: list[Skipped], resume_first: bool
+    ) -> Choice:
+        if resume_first:
+            self._remember_start(one.candidate.path)
+        siblings = [one, *(other for other in pool if other is not one)][:MAX_SIBLINGS]
+        return Choice(
+            self._checkpoint(one.candidate, verdict),
+            skipped,
+            files=sorted(one.candidate.files),
+            siblings=[other.candidate.path for other in siblings],
+            format=one.format,
+        )
 
     def prevalidate(self) -> Choice:
         """Check now what `choose` would check, so that it takes milliseconds when it is asked."""
         return self.choose()
+
+    def hurry(self) -> None:
+        """A choice is about to be asked for: what is being judged at leisure must not hold it up. For any thread."""
+        self._patience.hurry()
+
+    def rest(self) -> None:
+        """Once a second: let go of what judging needs and has not needed for a while."""
+        self._judge.rest()
+
+    def close(self) -> None:
+        """Judge nothing any more."""
+        self._judge.close()
 
     def name_of(self, path: str) -> str:
         """The checkpoint that a loaded file is, or is part of, whole or not; else the file itself."""
@@ -250,7 +314,7 @@ class Chooser:
         for one in ours:
             if one.candidate.path == path or os.path.basename(path) in one.candidate.names:
                 verdict = self._check(one)
-                return [Skipped(path=path, reason=verdict.reason + tail)] if isinstance(verdict, Torn) else []
+                return [] if isinstance(verdict, Whole) else [Skipped(path=path, reason=verdict.reason + tail)]
         return [] if os.path.exists(path) else [Skipped(path=path, reason="is not there" + tail)]
 
     def _search(self) -> Search:
@@ -328,8 +392,9 @@ class Chooser:
         paths = paths or {by_stat[stat] for stat in candidate.files.values() if stat in by_stat}
         return [saved[path] for path in paths if path in saved]
 
-    def _check(self, one: Found) -> Verdict:
+    def _check(self, one: Found, limit_s: float = CHOICE_S) -> Verdict:
         candidate = one.candidate
+        self._patience.begin(candidate.path, limit_s, is_leisurely=limit_s == PATIENT_S)
         if candidate.trouble:
             return Torn(candidate.trouble)
         key = (one.format.name, candidate.path, candidate.lacks, frozenset(candidate.files.items()))
@@ -341,7 +406,8 @@ class Chooser:
                 return Torn(f"could not be checked ({error})")
             if len(self._verdicts) > _MAX_REMEMBERED:
                 self._verdicts.clear()
-            self._verdicts[key] = verdict
+            if not isinstance(verdict, Unjudged) or verdict.is_final:
+                self._verdicts[key] = verdict
         return verdict
 
     def _checkpoint(self, candidate: Candidate, verdict: Whole) -> Checkpoint:
@@ -355,13 +421,13 @@ class Chooser:
             written_wall_s=candidate.written_ns / 1e9,
         )
 
-    def _pool(self, eligible: list[Found]) -> list[Found]:
+    def _pool(self, eligible: list[Found], limit_s: float) -> list[Found]:
         """Those of the surest tier; of files without an optimizer only the largest family."""
         families: dict[str, list[Found]] = {}
         for one in eligible:
             key = family_key(one.candidate) if is_judged(one.candidate) else ""
             families.setdefault(key, []).append(one)
-        tiers = {key: self._tier(members) if key else Tier.TRAINING for key, members in families.items()}
+        tiers = {key: self._tier(members, limit_s) if key else Tier.TRAINING for key, members in families.items()}
         worst = Tier.NAMED if self._formats is FORMATS else Tier.OTHER
         best = min((tier for tier in tiers.values() if tier <= worst), default=None)
         keys = {key for key, tier in tiers.items() if tier is best}
@@ -369,17 +435,25 @@ class Chooser:
             keys = {max(keys, key=lambda key: max(one.candidate.size_bytes for one in families[key]))}
         return [one for one in eligible if (family_key(one.candidate) if is_judged(one.candidate) else "") in keys]
 
-    def _tier(self, members: list[Found]) -> Tier:
+    def _tier(self, members: list[Found], limit_s: float = CHOICE_S) -> Tier:
         """Judge a family by its newest whole member, else by what it was found to be before, else by its name."""
         key = family_key(members[0].candidate)
+        guess, doubts = None, 0
         for one in members:
-            tier = judge_file(one.candidate, self._inspector)
-            if tier is not None:
+            self._patience.begin(one.candidate.path, limit_s, is_leisurely=limit_s == PATIENT_S)
+            tier, is_sure = judge_file(one.candidate, self._inspector)
+            if tier is not None and is_sure:
                 with self._lock:
                     self._memory.tiers[key] = tier
                 return tier
-        known = self._memory.tiers.get(key)
-        return Tier(known) if known is not None else judge_torn(members[0].candidate)
+            if not is_sure:
+                guess = tier if guess is None else guess
+                doubts += 1
+            if doubts > _MAX_DOUBTS:
+                break
+        if (known := self._memory.tiers.get(key)) is not None:
+            return Tier(known)
+        return guess if guess is not None else judge_torn(members[0].candidate)
 
     def _troubles(self, result: Search) -> list[Skipped]:
         skipped: list[Skipped] = []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from typing import NamedTuple
 
 from guardrun.launcher.checkpoints.verdicts import explain
 
 MAX_FILES = 20_000
 MAX_DEPTH = 6
+NOT_REGULAR = "it is no regular file"
 
 
 class FileStat(NamedTuple):
@@ -27,6 +30,34 @@ def read_stat(path: str) -> FileStat | None:
     except (OSError, ValueError):
         return None
     return FileStat(found.st_mtime_ns, found.st_size, found.st_dev, found.st_ino)
+
+
+def open_regular(path: str) -> int:
+    """Open a file to read it, through links. Raises OSError; ValueError: what is no path at all.
+
+    Nothing but a file is opened: a FIFO would wait for a writer, a device does things.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, NOT_REGULAR, path)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):  # put in its place since
+        os.close(fd)
+        raise OSError(errno.EINVAL, NOT_REGULAR, path)
+    return fd
+
+
+def read_start(path: str) -> str | None:
+    """The first line's worth of a small text file; None where it cannot be read."""
+    try:
+        fd = open_regular(path)
+    except (OSError, ValueError):
+        return None
+    try:
+        return os.read(fd, 256).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 class Place:

@@ -9,7 +9,7 @@ from guardrun.launcher.checkpoints.formats.base import Candidate
 from guardrun.launcher.checkpoints.inspector import Inspector
 from guardrun.launcher.checkpoints.places import read_stat
 from guardrun.launcher.checkpoints.steps import NAME_LIKE, family_of, parse_step
-from guardrun.launcher.checkpoints.verdicts import Torn
+from guardrun.launcher.checkpoints.verdicts import Unjudged, Whole
 
 JUDGED_FORMATS = frozenset(("file", "nanogpt", "open_clip", "sharded"))
 """Those whose names alone do not tell a checkpoint from any other file."""
@@ -44,26 +44,31 @@ def _is_named_like_one(candidate: Candidate) -> bool:
     return bool(NAME_LIKE.search(name)) or parse_step(name) is not None
 
 
-def judge_file(candidate: Candidate, inspector: Inspector) -> Tier | None:
-    """Tell a family's tier by one of its members; None where that one is torn."""
+def judge_file(candidate: Candidate, inspector: Inspector) -> tuple[Tier | None, bool]:
+    """Tell a family's tier by one of its members, and whether that is sure.
+
+    None: that one is torn. What could not be looked into is no sure sign: another member may tell.
+    """
     stat = candidate.files.get(candidate.path)
-    if stat is None or isinstance(inspector.check_torch(candidate.path, stat), Torn):
-        return None
+    verdict = inspector.check_torch(candidate.path, stat) if stat is not None else None
+    if stat is None or not isinstance(verdict, Whole):
+        return None, not isinstance(verdict, Unjudged)
     is_named = _is_named_like_one(candidate)
     contents = inspector.describe(candidate.path, stat)
     if contents is None and read_stat(candidate.path) != stat:
-        return None  # gone, or written anew, since it was found whole: it tells nothing of its family
+        return None, True  # gone, or written anew, since it was found whole: it tells nothing of its family
     for path, beside in candidate.files.items():
         described = inspector.describe(path, beside) if path != candidate.path else None
         if described is not None and described.has_optimizer:
-            return Tier.TRAINING
-    if contents is None:  # safetensors, or too long to be looked into
-        return Tier.MODEL if is_named or candidate.path.endswith(".safetensors") else Tier.NAMED
+            return Tier.TRAINING, True
+    if contents is None:
+        is_safetensors = candidate.path.endswith(".safetensors")
+        return Tier.MODEL if is_named or is_safetensors else Tier.NAMED, is_safetensors
     if contents.has_optimizer:
-        return Tier.TRAINING
+        return Tier.TRAINING, True
     if contents.tensors and (is_named or contents.has_model):
-        return Tier.MODEL
-    return Tier.NAMED if is_named else Tier.OTHER
+        return Tier.MODEL, True
+    return Tier.NAMED if is_named else Tier.OTHER, True
 
 
 def judge_torn(candidate: Candidate) -> Tier:

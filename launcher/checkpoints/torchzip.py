@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from dataclasses import dataclass
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
 
 _END = struct.Struct("<IHHHHIIH")
 _END_SIGNATURE = 0x06054B50
@@ -29,6 +31,8 @@ _ENCRYPTED = 0x1 | 0x20 | 0x40 | 0x2000
 _FOLDER = 0x10
 """In the external attributes: torch's reader then gives back memory that it never filled."""
 _CHUNK_BYTES = 1 << 20
+MAX_DIRECTORY_BYTES = 64 << 20
+"""Half a million records: some seconds of work. A file can say anything (and be sparse)."""
 
 
 class BadZip(ValueError):
@@ -39,8 +43,11 @@ class OtherFormatError(BadZip):
     """Whole for all that is known here, but none of torch.save's."""
 
 
-@dataclass(frozen=True)
-class Span:
+class TooManyError(Exception):
+    """The archive's directory is larger than any that is read here."""
+
+
+class Span(NamedTuple):
     """Part of an open file."""
 
     fd: int
@@ -57,8 +64,7 @@ class Span:
         return data
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One record of the archive."""
 
     name: str
@@ -69,11 +75,10 @@ class Record:
     """Of its bytes."""
 
 
-@dataclass(frozen=True)
-class _Directory:
+class _Directory(NamedTuple):
     offset: int
     size: int
-    count: int
+    entries: int
 
 
 def _find_directory(span: Span) -> _Directory:
@@ -141,13 +146,15 @@ def _locate(span: Span, name: bytes, flags: int, header_offset: int) -> int:
 
 
 def read_records(span: Span) -> dict[str, Record]:
-    """Read the archive's directory and every local header. Raises BadZip, OSError."""
+    """Read the archive's directory and every local header. Raises BadZip, TooManyError, OSError."""
     directory = _find_directory(span)
+    if directory.size > MAX_DIRECTORY_BYTES:
+        raise TooManyError
     data = span.read(directory.offset, directory.size)
     records: dict[str, Record] = {}
-    starts: list[tuple[int, int, int]] = []
+    headers, ends = array("Q"), array("Q")
     at = 0
-    for _ in range(directory.count):
+    for _ in range(directory.entries):
         if at + _ENTRY.size > len(data):
             raise BadZip("has a zip directory shorter than it says")
         fields = _ENTRY.unpack_from(data, at)
@@ -172,22 +179,24 @@ def read_records(span: Span) -> dict[str, Record]:
         offset = _locate(span, raw, flags, header_offset)
         if size != packed or offset + size > directory.offset:
             raise BadZip("has a record that reaches beyond its place")
-        starts.append((header_offset, offset, size))
+        headers.append(header_offset)
+        ends.append(offset + size)
         name = raw.decode("utf-8", "replace").partition("/")[2]
         records[name] = Record(name, crc, size, offset)
         at = end
-    if at != len(data) or len(records) != directory.count:
+    if at != len(data) or len(records) != directory.entries:
         raise BadZip("has a zip directory that does not add up")
-    _check_order(starts)
+    _check_order(headers, ends)
     return records
 
 
-def _check_order(starts: list[tuple[int, int, int]]) -> None:
+def _check_order(headers: Sequence[int], ends: Sequence[int]) -> None:
     end = 0
-    for header_offset, offset, size in sorted(starts):
-        if header_offset < end:
+    # In the order of the file, as torch writes the directory, there is nothing to sort.
+    for at in sorted(range(len(headers)), key=headers.__getitem__):
+        if headers[at] < end:
             raise BadZip("has records that overlap")
-        end = offset + size
+        end = ends[at]
 
 
 def has_checksums(records: dict[str, Record]) -> bool:

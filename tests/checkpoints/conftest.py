@@ -13,6 +13,15 @@ from typing import Any
 
 import pytest
 
+from guardrun.launcher.checkpoints import chooser
+from guardrun.launcher.checkpoints.judge import Here
+
+
+@pytest.fixture(autouse=True)
+def _judged_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests' files are judged in their own process, at once; `test_judge.py` has the real one."""
+    monkeypatch.setattr(chooser, "Confined", Here)
+
 
 @pytest.fixture(scope="session")
 def torch() -> ModuleType:

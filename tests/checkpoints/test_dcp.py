@@ -6,17 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.checkpoints.dcp import METADATA, check_dcp, parse_extents
+from guardrun.launcher.checkpoints.dcp import METADATA, parse_extents
+from guardrun.launcher.checkpoints.inspector import Inspector
+from guardrun.launcher.checkpoints.judge import Here
+from guardrun.launcher.checkpoints.places import FileStat, read_stat
 from guardrun.launcher.checkpoints.torchfile import CRC_LIMIT_BYTES
 from guardrun.launcher.checkpoints.torchzip import Span, read_records
-from guardrun.launcher.checkpoints.verdicts import Torn, Whole
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
 from tests.checkpoints.conftest import Write
 
 DATA = "__0_0.distcp"
 
 
-def _check(folder: Path) -> Whole | Torn:
-    return check_dcp(str(folder), {str(path): path.stat().st_size for path in folder.iterdir()})
+def _stats(folder: Path) -> dict[str, FileStat]:
+    return {str(path): stat for path in folder.iterdir() if (stat := read_stat(str(path))) is not None}
+
+
+def _check(folder: Path) -> Verdict:
+    return Inspector(Here()).check_dcp(str(folder), _stats(folder))
 
 
 @pytest.fixture
@@ -45,11 +52,11 @@ def test_every_cut_of_the_data_is_found(folder: Path) -> None:
 
 
 def test_a_cut_is_found_where_there_is_too_much_to_compare_checksums(folder: Path) -> None:
-    sizes = {str(path): path.stat().st_size for path in folder.iterdir()}
-    large = {str(folder / "__1_0.distcp"): CRC_LIMIT_BYTES + 1}
-    assert check_dcp(str(folder), sizes | large) == Whole()
-    sizes[str(folder / DATA)] -= 1
-    assert f"bytes of {DATA}" in str(check_dcp(str(folder), sizes | large))
+    stats = _stats(folder)
+    large = {str(folder / "__1_0.distcp"): FileStat(0, CRC_LIMIT_BYTES + 1, 0, 0)}
+    assert Inspector(Here()).check_dcp(str(folder), stats | large) == Whole()
+    stats[str(folder / DATA)] = stats[str(folder / DATA)]._replace(size=stats[str(folder / DATA)].size - 1)
+    assert f"bytes of {DATA}" in str(Inspector(Here()).check_dcp(str(folder), stats | large))
 
 
 def test_every_cut_of_the_metadata_is_found(folder: Path) -> None:

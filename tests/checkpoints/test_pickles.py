@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.launcher.checkpoints.pickles import BadPickle, Bounded, Node, TooLong, walk_pickle
+from guardrun.launcher.checkpoints.pickles import BadPickle, Node, Source, TooLong, walk_pickle
 
 
 class Trap:
@@ -34,9 +34,12 @@ def test_nothing_in_it_is_called(tmp_path: Path, protocol: int) -> None:
     assert walk.calls == {"posix mkdir": 1}
 
 
+keys = st.text() | st.integers(-(2**60), 2**60)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
+    lambda inner: (
+        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(-(2**60), 2**60), inner)
+    ),
     max_leaves=20,
 )
 
@@ -70,4 +73,4 @@ def test_a_damaged_length_reads_no_more_than_there_is(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"\x80\x04\x8e" + (2**62).to_bytes(8, "little") + b"short")
     with path.open("rb") as file, pytest.raises(BadPickle):
-        walk_pickle(Bounded(file, path.stat().st_size))
+        walk_pickle(Source(file, path.stat().st_size))

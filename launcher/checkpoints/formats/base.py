@@ -6,13 +6,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from guardrun.launcher.checkpoints.inspector import Inspector
 from guardrun.launcher.checkpoints.places import FileStat, Place
 from guardrun.launcher.checkpoints.steps import family_of, parse_step
-from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole, within
 
+MAX_MISSING = 1000
 MAX_FOLDERS = 5000
 """Of one folder, looked into."""
 
@@ -124,14 +126,17 @@ def find_folders(
 
 
 def check_all(candidate: Candidate, inspector: Inspector) -> Verdict:
-    """Check every file of a candidate by what it holds; the first that is torn is named."""
+    """Check every file of a candidate by what it holds; the first that is torn is named, else one not to be judged."""
+    worst: Verdict = Whole()
     for path in sorted(candidate.files):
         verdict = inspector.check(path, candidate.files[path])
-        if isinstance(verdict, Torn):
-            if path == candidate.path:
-                return verdict
-            return Torn(f"{os.path.relpath(path, _base(candidate))}: {verdict.reason}")
-    return Whole()
+        if isinstance(verdict, Whole):
+            continue
+        named = verdict if path == candidate.path else within(os.path.relpath(path, _base(candidate)), verdict)
+        if isinstance(named, Torn):
+            return named
+        worst = named if isinstance(worst, Whole) else worst
+    return worst
 
 
 def _base(candidate: Candidate) -> str:
@@ -140,6 +145,7 @@ def _base(candidate: Candidate) -> str:
 
 def check_some(candidate: Candidate, inspector: Inspector, names: Iterable[str]) -> Verdict:
     """Check that files (relative to a candidate that is a folder) are there and whole."""
+    worst: Verdict = Whole()
     for name in names:
         path = os.path.join(candidate.path, name)
         stat = candidate.files.get(path)
@@ -147,8 +153,10 @@ def check_some(candidate: Candidate, inspector: Inspector, names: Iterable[str])
             return Torn(f"lacks {name}")
         verdict = inspector.check(path, stat)
         if isinstance(verdict, Torn):
-            return Torn(f"{name}: {verdict.reason}")
-    return Whole()
+            return within(name, verdict)
+        if not isinstance(verdict, Whole) and isinstance(worst, Whole):
+            worst = within(name, verdict)
+    return worst
 
 
 def relative_names(candidate: Candidate) -> list[str]:
@@ -158,9 +166,13 @@ def relative_names(candidate: Candidate) -> list[str]:
 
 
 def missing_numbers(found: Iterable[int], expected: int) -> list[int]:
-    """Which of 0 … expected-1 (or of 0 … the highest found, where that is more) are missing."""
+    """Which of 0 … expected-1 (or of 0 … the highest found, where that is more) are missing; the first MAX_MISSING.
+
+    A single file's name can claim 10^200 ranks.
+    """
     numbers = set(found)
-    return [number for number in range(max(expected, max(numbers, default=-1) + 1)) if number not in numbers]
+    wanted = range(max(expected, max(numbers, default=-1) + 1))
+    return list(islice((number for number in wanted if number not in numbers), MAX_MISSING))
 
 
 def say_ranks(ranks: list[int]) -> str:

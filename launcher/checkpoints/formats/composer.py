@@ -59,7 +59,7 @@ class Composer:
         if missing := missing_numbers(ranks, world_size if len(ranks) > 1 else 1):
             return Torn(f"lacks the file of {say_ranks(missing)}")
         verdict = check_all(candidate, inspector)
-        return verdict if isinstance(verdict, Torn) else Whole(candidate.step)
+        return Whole(candidate.step) if isinstance(verdict, Whole) else verdict
 
     def takes(self, place: Place) -> str | None:
         """What the link `latest-rank0.pt` points to."""

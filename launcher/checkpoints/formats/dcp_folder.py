@@ -10,7 +10,7 @@ from guardrun.launcher.checkpoints.formats.base import Candidate, check_all, fin
 from guardrun.launcher.checkpoints.inspector import Inspector
 from guardrun.launcher.checkpoints.places import Place
 from guardrun.launcher.checkpoints.steps import STEP_FOLDER, TEMPORARY
-from guardrun.launcher.checkpoints.verdicts import Torn, Verdict
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
 
 _PATTERN = re.compile(r"[^.].*")
 
@@ -34,7 +34,7 @@ class DcpFolder:
         if not candidate.files:
             return Torn("the folder is empty")
         verdict = inspector.check_dcp(candidate.path, candidate.files)
-        return verdict if isinstance(verdict, Torn) else check_all(candidate, inspector)
+        return check_all(candidate, inspector) if isinstance(verdict, Whole) else verdict
 
     def takes(self, place: Place) -> str | None:
         """Nothing: no script of its own."""

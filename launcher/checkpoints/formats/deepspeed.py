@@ -15,7 +15,7 @@ from guardrun.launcher.checkpoints.formats.base import (
     say_ranks,
 )
 from guardrun.launcher.checkpoints.inspector import Inspector
-from guardrun.launcher.checkpoints.places import Place
+from guardrun.launcher.checkpoints.places import Place, read_start
 from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
 
 _PATTERN = re.compile(r"[^.].*")
@@ -79,9 +79,4 @@ class DeepSpeed:
         """`load_checkpoint` without a tag takes what `latest` says."""
         if "latest" not in place.files:
             return None
-        try:
-            with open(os.path.join(place.path, "latest"), "rb") as file:
-                tag = file.read(256).decode("utf-8", "replace").strip()
-        except OSError:
-            return None
-        return tag or None
+        return read_start(os.path.join(place.path, "latest")) or None

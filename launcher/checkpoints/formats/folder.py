@@ -74,7 +74,7 @@ class Folder:
             if missing := missing_numbers(ranks, world_size if is_per_rank else 1):
                 return Torn(f"lacks {pattern.format('{rank}')} of {say_ranks(missing)}")
         verdict = check_all(candidate, inspector)
-        return verdict if isinstance(verdict, Torn) else Whole()
+        return Whole() if isinstance(verdict, Whole) else verdict
 
     def takes(self, place: Place) -> str | None:
         """Nothing that could be known."""

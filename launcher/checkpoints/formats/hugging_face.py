@@ -12,20 +12,20 @@ from guardrun.launcher.checkpoints.formats.base import (
     check_some,
     find_folders,
     highest,
-    missing_numbers,
     relative_names,
 )
 from guardrun.launcher.checkpoints.formats.deepspeed import check_states
 from guardrun.launcher.checkpoints.formats.weights import INDEXES, SINGLE, check_weights
 from guardrun.launcher.checkpoints.inspector import Inspector
 from guardrun.launcher.checkpoints.places import Place
-from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole, within
 
 _PATTERN = re.compile(r"checkpoint-(\d+)")
 _MARKS = frozenset(("trainer_state.json", "training_args.bin", "optimizer.pt", "checkpoint-is-incomplete.txt"))
 _NOT_OURS = re.compile(r"random_states_\d+\.pkl|optimizer_?\d*\.bin|\.metadata")
 _RNG = re.compile(r"rng_state_(\d+)\.pth")
 _STATES = re.compile(r"global_step\d+")
+MAX_RANKS = 1_000_000
 _FSDP = re.compile(r"pytorch_model_fsdp_\d+")
 
 
@@ -55,20 +55,19 @@ class HuggingFace:
         names = set(relative_names(candidate))
         if "checkpoint-is-incomplete.txt" in names:
             return Torn("says itself that it is incomplete (checkpoint-is-incomplete.txt)")
-        state, verdict = inspector.json(os.path.join(candidate.path, "trainer_state.json"))
+        step, verdict = inspector.step(os.path.join(candidate.path, "trainer_state.json"), "global_step")
         if "trainer_state.json" not in names:
             return Torn("lacks trainer_state.json")
-        if isinstance(verdict, Torn):
-            return Torn(f"trainer_state.json: {verdict.reason}")
-        step = state.get("global_step") if isinstance(state, dict) else None
-        if not isinstance(step, int) or step != candidate.step:
+        if not isinstance(verdict, Whole):
+            return within("trainer_state.json", verdict)
+        if step is None or step != candidate.step:
             return Torn(f"trainer_state.json says step {step}, its name says {candidate.step}")
         for verdict in (
             self._check_model(candidate, inspector, names, world_size),
             check_some(candidate, inspector, _other_states(names, world_size)),
             check_all(candidate, inspector),
         ):
-            if isinstance(verdict, Torn):
+            if not isinstance(verdict, Whole):
                 return verdict
         return Whole(step)
 
@@ -80,11 +79,11 @@ class HuggingFace:
         folders = [name for name in sorted(top) if _FSDP.fullmatch(name) or name == "optimizer_0"]
         for name in folders:
             verdict = inspector.check_dcp(os.path.join(candidate.path, name), candidate.files)
-            if isinstance(verdict, Torn):
-                return Torn(f"{name}: {verdict.reason}")
+            if not isinstance(verdict, Whole):
+                return within(name, verdict)
         if not any(_FSDP.fullmatch(name) for name in folders):
             verdict = check_weights(candidate, inspector)
-            if isinstance(verdict, Torn):
+            if not isinstance(verdict, Whole):
                 return verdict
         if not top & {"optimizer.pt", "optimizer.bin", "optimizer_0"}:
             return Torn("lacks optimizer.pt: the Trainer would go on with a fresh optimizer")
@@ -103,5 +102,5 @@ def _other_states(names: set[str], world_size: int) -> list[str]:
     if world_size <= 1 and not ranks:
         return [*wanted, "rng_state.pth"]
     return wanted + [
-        f"rng_state_{rank}.pth" for rank in missing_numbers([], max(world_size, *(rank + 1 for rank in ranks)))
+        f"rng_state_{rank}.pth" for rank in range(min(max(world_size, *(rank + 1 for rank in ranks)), MAX_RANKS))
     ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from guardrun.launcher.checkpoints.formats.base import Candidate, check_all, check_some, find_folders
 from guardrun.launcher.checkpoints.inspector import Inspector
 from guardrun.launcher.checkpoints.places import Place
-from guardrun.launcher.checkpoints.verdicts import Torn, Verdict
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
 
 _PATTERN = re.compile(r"step_(\d+)")
 
@@ -33,9 +33,9 @@ class KempnerForge:
         if not candidate.files:
             return Torn("the folder is empty")
         verdict = inspector.check_dcp(candidate.path, candidate.files)
-        if not isinstance(verdict, Torn):
+        if isinstance(verdict, Whole):
             verdict = check_some(candidate, inspector, ["train_state.pt", "metadata.json"])
-        return verdict if isinstance(verdict, Torn) else check_all(candidate, inspector)
+        return check_all(candidate, inspector) if isinstance(verdict, Whole) else verdict
 
     def takes(self, place: Place) -> str | None:
         """What `latest` points to."""

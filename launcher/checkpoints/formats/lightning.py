@@ -41,12 +41,12 @@ class Lightning:
             return Torn("the folder is empty")
         if candidate.is_one_file:
             verdict = inspector.check_torch(candidate.path, candidate.files[candidate.path])
-            if isinstance(verdict, Torn):
+            if not isinstance(verdict, Whole):
                 return verdict
             contents = inspector.describe(candidate.path, candidate.files[candidate.path])
             return Whole(contents.step if contents else None)
         verdict = check_all(candidate, inspector)
-        if isinstance(verdict, Torn):
+        if not isinstance(verdict, Whole):
             return verdict
         if any(path.endswith((".distcp", "/.metadata")) for path in candidate.files):
             return inspector.check_dcp(candidate.path, candidate.files)

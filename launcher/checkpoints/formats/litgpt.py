@@ -15,7 +15,7 @@ from guardrun.launcher.checkpoints.formats.base import (
 )
 from guardrun.launcher.checkpoints.inspector import Inspector
 from guardrun.launcher.checkpoints.places import Place
-from guardrun.launcher.checkpoints.verdicts import Torn, Verdict
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole, within
 
 _PATTERN = re.compile(r"step-(\d+)")
 
@@ -44,12 +44,12 @@ class Litgpt:
         wanted = ["model_config.yaml"]
         if any(name.startswith("lit_model.pth/") for name in names):
             verdict = inspector.check_dcp(sharded, candidate.files)
-            if isinstance(verdict, Torn):
-                return Torn(f"lit_model.pth: {verdict.reason}")
+            if not isinstance(verdict, Whole):
+                return within("lit_model.pth", verdict)
         else:
             wanted.insert(0, "lit_model.pth")
         verdict = check_some(candidate, inspector, wanted)
-        return verdict if isinstance(verdict, Torn) else check_all(candidate, inspector)
+        return check_all(candidate, inspector) if isinstance(verdict, Whole) else verdict
 
     def takes(self, place: Place) -> str | None:
         """`--resume auto` takes the highest step that has a model."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from guardrun.launcher.checkpoints.dcp import METADATA
 from guardrun.launcher.checkpoints.formats.base import (
@@ -18,25 +17,12 @@ from guardrun.launcher.checkpoints.formats.base import (
     say_ranks,
 )
 from guardrun.launcher.checkpoints.inspector import Inspector
-from guardrun.launcher.checkpoints.pickles import Node
-from guardrun.launcher.checkpoints.places import Place
-from guardrun.launcher.checkpoints.torchfile import read_root
+from guardrun.launcher.checkpoints.places import Place, read_start
 from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
 
 _PATTERN = re.compile(r"iter_(\d{7,})")
 _MODEL_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_\d+)?/[^/]+\.pt")
 TRACKER = "latest_checkpointed_iteration.txt"
-
-
-def _parallel_sizes(path: str) -> tuple[int, int] | None:
-    """(tensor, pipeline) parallel sizes from the arguments that Megatron saves along."""
-    read = read_root(path)
-    args: Any = read[0].get("args") if read is not None and isinstance(read[0], dict) else None
-    state = args.state if isinstance(args, Node) else None
-    if not isinstance(state, dict):
-        return None
-    tensor, pipeline = state.get("tensor_model_parallel_size"), state.get("pipeline_model_parallel_size")
-    return (tensor, pipeline) if isinstance(tensor, int) and isinstance(pipeline, int) else None
 
 
 class Megatron:
@@ -63,14 +49,13 @@ class Megatron:
             verdict = inspector.check_dcp(candidate.path, candidate.files)
             if isinstance(verdict, Whole):
                 verdict = check_some(candidate, inspector, ["common.pt"])
-        return verdict if isinstance(verdict, Torn) else check_all(candidate, inspector)
+        return check_all(candidate, inspector) if isinstance(verdict, Whole) else verdict
 
     def _check_ranks(self, candidate: Candidate, inspector: Inspector, ranks: list[re.Match[str]]) -> Verdict:
         verdict = check_all(candidate, inspector)
-        if isinstance(verdict, Torn):
+        if not isinstance(verdict, Whole):
             return verdict
-        sizes = _parallel_sizes(os.path.join(candidate.path, ranks[0].group(0)))
-        tensor, pipeline = sizes or (0, 0)
+        tensor, pipeline = inspector.parallel_sizes(os.path.join(candidate.path, ranks[0].group(0))) or (0, 0)
         missing = missing_numbers((int(match.group(1)) for match in ranks), tensor)
         if missing:
             return Torn(f"lacks tensor-parallel {say_ranks(missing)}")
@@ -91,9 +76,5 @@ class Megatron:
         """What the tracker file says; the script ends where that is not there."""
         if TRACKER not in place.files:
             return None
-        try:
-            with open(os.path.join(place.path, TRACKER), "rb") as file:
-                text = file.read(64).decode("utf-8", "replace").strip()
-        except OSError:
-            return None
-        return f"iter_{int(text):07d}" if text.isdecimal() else None
+        text = read_start(os.path.join(place.path, TRACKER))
+        return f"iter_{int(text):07d}" if text and text.isdecimal() else None

@@ -47,7 +47,7 @@ class Nanochat:
         if missing := missing_numbers(ranks, world_size):
             return Torn(f"lacks the optimizer of {say_ranks(missing)}")
         verdict = check_all(candidate, inspector)
-        return verdict if isinstance(verdict, Torn) else Whole(candidate.step)
+        return Whole(candidate.step) if isinstance(verdict, Whole) else verdict
 
     def takes(self, place: Place) -> str | None:
         """Inference takes the highest number; training is told."""

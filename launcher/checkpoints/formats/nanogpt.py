@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from guardrun.launcher.checkpoints.formats.base import Candidate, file_candidate
 from guardrun.launcher.checkpoints.inspector import Inspector
 from guardrun.launcher.checkpoints.places import Place
-from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
+from guardrun.launcher.checkpoints.verdicts import Verdict, Whole
 
 _NAME = "ckpt.pt"
 
@@ -27,7 +27,7 @@ class NanoGpt:
     def check(self, candidate: Candidate, inspector: Inspector, world_size: int) -> Verdict:
         """Whole: the archive; the step is its `iter_num`."""
         verdict = inspector.check_torch(candidate.path, candidate.files[candidate.path])
-        if isinstance(verdict, Torn):
+        if not isinstance(verdict, Whole):
             return verdict
         contents = inspector.describe(candidate.path, candidate.files[candidate.path])
         return Whole(contents.step if contents else None)

@@ -63,7 +63,7 @@ class Sharded:
         if missing := missing_numbers((split[1] for split in splits if split), world_size):
             return Torn(f"lacks the file of {say_ranks(missing)}")
         verdict = check_all(candidate, inspector)
-        if isinstance(verdict, Torn):
+        if not isinstance(verdict, Whole):
             return verdict
         contents = inspector.describe(candidate.path, candidate.files[candidate.path])
         return Whole(contents.step if contents and candidate.step is None else None)

@@ -68,9 +68,9 @@ class SingleFile:
             return Torn(f"lacks the {candidate.lacks[0]} that others have beside them")
         stat = candidate.files[candidate.path]
         verdict = inspector.check_torch(candidate.path, stat)
-        if not isinstance(verdict, Torn) and len(candidate.files) > 1:
+        if isinstance(verdict, Whole) and len(candidate.files) > 1:
             verdict = check_all(candidate, inspector)
-        if isinstance(verdict, Torn):
+        if not isinstance(verdict, Whole):
             return verdict
         contents = inspector.describe(candidate.path, stat)
         return Whole(contents.step if contents else None)

@@ -11,7 +11,7 @@ from guardrun.launcher.checkpoints.formats.base import Candidate, check_all, che
 from guardrun.launcher.checkpoints.formats.weights import WEIGHTS, check_weights
 from guardrun.launcher.checkpoints.inspector import Inspector
 from guardrun.launcher.checkpoints.places import Place, read_stat
-from guardrun.launcher.checkpoints.verdicts import Torn, Verdict
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole, within
 
 _PATTERN = re.compile(r"(?:epoch|step)_\d+")
 _RECIPE = ("recipe_state/recipe_state.pt", "recipe_state.pt")
@@ -42,17 +42,17 @@ class Torchtune:
         if METADATA in names:  # An asynchronous save: everything, the recipe's state too, in one DCP folder.
             return inspector.check_dcp(candidate.path, candidate.files)
         verdict = check_weights(candidate, inspector)
-        if isinstance(verdict, Torn):
+        if not isinstance(verdict, Whole):
             return verdict
         inside = [name for name in _RECIPE if name in names]
         if inside:
             verdict = check_some(candidate, inspector, inside)
-            return verdict if isinstance(verdict, Torn) else check_all(candidate, inspector)
+            return check_all(candidate, inspector) if isinstance(verdict, Whole) else verdict
         for name in _RECIPE:
             path = os.path.join(os.path.dirname(candidate.path), name)
             if (stat := read_stat(path)) is not None:
                 verdict = inspector.check_torch(path, stat)
-                return Torn(f"../{name}: {verdict.reason}") if isinstance(verdict, Torn) else verdict
+                return verdict if isinstance(verdict, Whole) else within(f"../{name}", verdict)
         return Torn("lacks recipe_state.pt")
 
     def takes(self, place: Place) -> str | None:

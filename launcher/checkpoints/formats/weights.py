@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from guardrun.launcher.checkpoints.formats.base import Candidate, check_some
 from guardrun.launcher.checkpoints.inspector import Inspector
-from guardrun.launcher.checkpoints.verdicts import Torn, Verdict
+from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole, within
 
 SINGLE = (
     "model.safetensors",
@@ -38,13 +38,10 @@ def check_weights(candidate: Candidate, inspector: Inspector) -> Verdict:
 
 
 def _check_index(candidate: Candidate, inspector: Inspector, name: str) -> Verdict:
-    index, verdict = inspector.json(os.path.join(candidate.path, name))
-    if isinstance(verdict, Torn):
-        return Torn(f"{name}: {verdict.reason}")
-    shards = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-        return Torn(f"{name}: names no shards")
-    return check_some(candidate, inspector, sorted(set(shards.values())))
+    shards, verdict = inspector.shards(os.path.join(candidate.path, name))
+    if not isinstance(verdict, Whole):
+        return within(name, verdict)
+    return check_some(candidate, inspector, shards) if shards is not None else Torn(f"{name}: names no shards")
 
 
 def check_shards(candidate: Candidate, inspector: Inspector, names: Mapping[str, str]) -> Verdict:
