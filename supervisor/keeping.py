@@ -43,6 +43,8 @@ class Keeping:
         family = family if step == checkpoint.step else ""
         is_known = self._daemon.run_file.settings.resumes or self._daemon.engine.state.resumes == OPENS
         try:
+            if choice.doubt:
+                raise NotKept("nobody can tell whether it is whole")
             is_link_enough = bool(family) and (is_known or known.resumes_itself)
             path, trouble = self._keeper.keep(checkpoint, choice.files, is_link_enough=is_link_enough).path, ""
         except NotKept as error:
