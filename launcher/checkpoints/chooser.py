@@ -274,7 +274,7 @@ class Chooser:
             if real not in candidate.files and real != candidate.path:
                 continue
             is_ours = self._is_eligible(one, False)
-            if is_ours or not is_judged(candidate) or self._tier([one]) is Tier.TRAINING:
+            if is_ours or not is_judged(candidate) or self._tier([one])[0] is Tier.TRAINING:
                 self._misses[root] = set()
                 verdict = self._check(one)
                 return one, self._checkpoint(candidate, verdict if isinstance(verdict, Whole) else Whole())
@@ -427,16 +427,24 @@ class Chooser:
         for one in eligible:
             key = family_key(one.candidate) if is_judged(one.candidate) else ""
             families.setdefault(key, []).append(one)
-        tiers = {key: self._tier(members, limit_s) if key else Tier.TRAINING for key, members in families.items()}
+        tiers = {
+            key: self._tier(members, limit_s) if key else (Tier.TRAINING, False) for key, members in families.items()
+        }
         worst = Tier.NAMED if self._formats is FORMATS else Tier.OTHER
-        best = min((tier for tier in tiers.values() if tier <= worst), default=None)
-        keys = {key for key, tier in tiers.items() if tier is best}
+        # Those of which nobody knows what they hold do not outdo any other by their names; they are tried as well.
+        doubtful = {key for key, (tier, is_doubtful) in tiers.items() if is_doubtful and tier <= worst}
+        best = min((tier for key, (tier, _) in tiers.items() if tier <= worst and key not in doubtful), default=None)
+        keys = {key for key, (tier, _) in tiers.items() if tier is best and key not in doubtful}
         if best is not Tier.TRAINING and len(keys) > 1:
             keys = {max(keys, key=lambda key: max(one.candidate.size_bytes for one in families[key]))}
+        keys |= doubtful
         return [one for one in eligible if (family_key(one.candidate) if is_judged(one.candidate) else "") in keys]
 
-    def _tier(self, members: list[Found], limit_s: float = CHOICE_S) -> Tier:
-        """Judge a family by its newest whole member, else by what it was found to be before, else by its name."""
+    def _tier(self, members: list[Found], limit_s: float = CHOICE_S) -> tuple[Tier, bool]:
+        """Judge a family by its newest whole member, else by what it was found to be before, else by its name.
+
+        Also: whether that is doubtful, as no member could be judged.
+        """
         key = family_key(members[0].candidate)
         guess, doubts = None, 0
         for one in members:
@@ -445,15 +453,15 @@ class Chooser:
             if tier is not None and is_sure:
                 with self._lock:
                     self._memory.tiers[key] = tier
-                return tier
+                return tier, False
             if not is_sure:
                 guess = tier if guess is None else guess
                 doubts += 1
             if doubts > _MAX_DOUBTS:
                 break
         if (known := self._memory.tiers.get(key)) is not None:
-            return Tier(known)
-        return guess if guess is not None else judge_torn(members[0].candidate)
+            return Tier(known), False
+        return (guess, False) if guess is not None else (judge_torn(members[0].candidate), doubts > 0)
 
     def _troubles(self, result: Search) -> list[Skipped]:
         skipped: list[Skipped] = []

@@ -18,11 +18,12 @@ import os
 import resource
 import socket
 import struct
+import sys
 from contextlib import suppress
 from typing import Any
 
 from guardrun.launcher.checkpoints.examiner import Examiner
-from guardrun.launcher.checkpoints.verdicts import CPU_S, MEMORY_BYTES
+from guardrun.launcher.checkpoints.verdicts import MEMORY_BYTES
 
 MAX_QUESTION_BYTES = 1 << 16
 LENGTH = struct.Struct("<I")
@@ -33,7 +34,8 @@ _DESCRIPTORS = 5
 
 
 def main() -> None:
-    """Answer until the parent is gone."""
+    """Answer until the parent is gone. The last argument: seconds of computing for a question."""
+    cpu_s = int(sys.argv[-1])
     statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     _confine(_pages(statm, 0))
     gc.disable()  # What a walk builds is let go of as a whole; a collection in between would look at all of it.
@@ -42,7 +44,7 @@ def main() -> None:
         while (received := _receive(parent)) is not None:
             question, fd = received
             try:
-                answer = _answer(examiner, question, fd)
+                answer = _answer(examiner, question, fd, cpu_s)
             finally:
                 os.close(fd)
             is_last = _pages(statm, 1) > STALE_BYTES and not answer.get("has_items")
@@ -90,10 +92,10 @@ def _receive(parent: socket.socket) -> tuple[dict[str, Any], int] | None:
     return json.loads(data[LENGTH.size :]), fds[0]
 
 
-def _answer(examiner: Examiner, question: dict[str, Any], fd: int) -> dict[str, Any]:
+def _answer(examiner: Examiner, question: dict[str, Any], fd: int, cpu_s: int) -> dict[str, Any]:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    limit = int(used.ru_utime + used.ru_stime) + CPU_S
+    limit = int(used.ru_utime + used.ru_stime) + cpu_s + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
     try:
         return examiner.answer(question, fd)

@@ -38,15 +38,11 @@ IDLE_S = 30.0
 _SHUTDOWN_S = 5.0
 _SLICE_S = 0.2
 """How soon it is noticed that a choice is asked for meanwhile."""
-_PARSING_S = 1.0
-"""Whoever has computed for so long when time is up was not held up by a disk."""
 _MAX_WAIT_S = 3600.0
 _BUSY = "another file takes too long"
-_TOO_SLOW = "its file system takes too long"
+_TOO_SLOW = "it takes longer than there is time for"
 _ROOT = Path(__file__).absolute().parents[3]
-_PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from guardrun.launcher.checkpoints.confined import main; main()"
-)
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from guardrun.launcher.checkpoints.confined import main; main()"
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -144,7 +140,7 @@ class _Process:
         self.socket, theirs = socket.socketpair()
         try:
             self.child: subprocess.Popen[bytes] = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, str(_ROOT)],
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, str(_ROOT), str(CPU_S)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -157,7 +153,6 @@ class _Process:
             raise
         finally:
             theirs.close()
-        self.began_cpu_s = 0.0
 
     def end(self) -> int | None:
         """Kill it; its status, None where the kernel does not let go of it yet (it waits for a disk)."""
@@ -230,26 +225,19 @@ class Confined:
         except OSError as error:
             return Answer(unjudged=f"no process could be started for it ({error.strerror})", is_final=False)
         self._state["process"] = process
-        process.began_cpu_s = _cpu_s(process.child.pid)
         try:
             data = LENGTH.pack(len(question)) + question
             process.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
             answer = msgspec.json.decode(_receive(process.socket, patience), type=Answer)
         except TimeoutError:
-            return self._give_up(process)
+            self._drop(process)
+            return Answer(unjudged=_TOO_SLOW, is_final=False)
         except (OSError, EOFError, msgspec.DecodeError) as error:
             return self._explain(process, error)
         self._used_s = time.monotonic()
         if answer.is_last:
             self._drop(process)
         return answer
-
-    def _give_up(self, process: _Process) -> Answer:
-        computed_s = _cpu_s(process.child.pid) - process.began_cpu_s
-        self._drop(process)
-        if computed_s > _PARSING_S:
-            return Answer(unjudged="it takes too long to be looked into")
-        return Answer(unjudged=_TOO_SLOW, is_final=False)
 
     def _explain(self, process: _Process, error: Exception) -> Answer:
         with suppress(subprocess.TimeoutExpired):
@@ -308,13 +296,3 @@ def _read(source: socket.socket, size: int, patience: Patience) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-
-
-def _cpu_s(pid: int) -> float:
-    """What a process has computed so far; 0 where it cannot be told."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(") ")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0

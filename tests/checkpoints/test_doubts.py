@@ -98,6 +98,14 @@ def test_it_does_not_make_its_family_one_of_another_kind(tmp_path: Path, write: 
     assert taken(chooser.choose(is_urgent=True)) == "ckpt_20.pt"
 
 
+def test_its_name_does_not_outdo_what_is_whole(tmp_path: Path, write: Write) -> None:
+    """`ckpt_99.pt` sounds like a checkpoint with an optimizer, which the others have not."""
+    judge = Doubting(ckpt_99=True)
+    chooser = saved(tmp_path, write, judge, export_30="@weights", ckpt_99="@training")
+    choice = chooser.choose(is_urgent=True)
+    assert (taken(choice), passed_over(choice)) == ("export_30.pt", ["ckpt_99.pt"])
+
+
 def test_what_is_torn_beside_it_is_torn(tmp_path: Path, write: Write) -> None:
     chooser = Chooser(BEGAN, str(tmp_path / "out"), judge=Doubting(a=True))
     write(tmp_path / "out", {"step_20/a.pt": "@training", "step_20/b.pt": b"PK\3\4"})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -265,7 +267,10 @@ def test_it_may_do_next_to_nothing(tmp_path: Path, judge: Confined) -> None:
     assert Path(f"/proc/{pid_of(judge)}/oom_score_adj").read_text().strip() == "1000"
 
 
-def test_computing_and_memory_have_their_limits_and_others_an_answer(tmp_path: Path, judge: Confined) -> None:
+def test_computing_and_memory_have_their_limits_and_others_an_answer(
+    tmp_path: Path, judge: Confined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judges, "CPU_S", 2)
     (tmp_path / "values.json").write_bytes(bombs.many_values())
     (tmp_path / "a.json").write_text("{}")
     answer = asked(judge, "step", tmp_path / "values.json")
@@ -275,9 +280,7 @@ def test_computing_and_memory_have_their_limits_and_others_an_answer(tmp_path: P
     assert asked(judge, "metadata", tmp_path / ".metadata").verdict == Whole()
     patience = Patience()
     answer = judge.ask("items", str(tmp_path / "__0_0.distcp"), patience, name="__0_0.distcp")
-    assert answer.verdict == Unjudged(
-        f"could not be judged: it takes more than {CPU_S} s of computing to be looked into"
-    )
+    assert answer.verdict == Unjudged("could not be judged: it takes more than 2 s of computing to be looked into")
     assert asked(judge, "json", tmp_path / "a.json").verdict == Whole()
 
 
@@ -314,7 +317,7 @@ def test_one_that_waits_for_a_disk_is_given_up_and_that_is_not_final(tmp_path: P
     stopped = pid_of(judge)
     os.kill(stopped, signal.SIGSTOP)
     answer = asked(judge, "json", tmp_path / "a.json", 0.3)
-    assert answer.verdict == Unjudged("could not be judged: its file system takes too long", is_final=False)
+    assert answer.verdict == Unjudged("could not be judged: it takes longer than there is time for", is_final=False)
     assert asked(judge, "json", tmp_path / "a.json").verdict == Whole()
     assert pid_of(judge) != stopped
 
@@ -351,6 +354,21 @@ def test_it_ends_when_it_has_nothing_to_do_and_when_nobody_asks_any_more(
     judge.close()
     assert judge._state["process"] is None
     assert not asked(judge, "json", tmp_path / "a.json").is_final
+
+
+@pytest.mark.cold
+def test_it_ends_with_whoever_asked(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    program = (
+        "import os\n"
+        "from guardrun.launcher.checkpoints.judge import Confined, Patience\n"
+        f"judge = Confined()\njudge.ask('json', {str(tmp_path / 'a.json')!r}, Patience())\n"
+        "print(judge._state['process'].child.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    stat = Path(f"/proc/{int(done.stdout)}/stat")
+    wait_until(lambda: not stat.exists() or stat.read_text().rpartition(") ")[2][0] == "Z", 30, "its end")
 
 
 def test_what_is_no_answer_judges_nothing(tmp_path: Path, judge: Confined, monkeypatch: pytest.MonkeyPatch) -> None:

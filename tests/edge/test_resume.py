@@ -32,6 +32,16 @@ def test_a_torn_newest_checkpoint_is_skipped_and_named_and_the_one_before_it_tak
     assert (folder / "ckpt_99.safetensors").stat().st_size == 600  # never touched
 
 
+def test_a_checkpoint_that_holds_up_whoever_looks_into_it_holds_up_nobody(edge: EdgeRuns) -> None:
+    finished = edge.run("plain.py", "--plan", "0:bomb@35:0", config=BY_ENV)
+    incident = only(finished)
+    folder = edge.folder / "out"
+    assert finished.returncode == 0
+    assert incident["resumed_from"] == {"path": str(folder / "ckpt_30.safetensors"), "step": 30}
+    skipped = {entry["path"]: entry["reason"] for entry in incident["evidence"]["skipped_checkpoints"]}
+    assert skipped[str(folder / "ckpt_99.pt")].startswith("could not be judged: ")
+
+
 def test_the_script_is_told_by_arguments_and_by_environment(edge: EdgeRuns) -> None:
     finished = edge.run("plain.py", "--plan", "0:kill@25:0", config=BY_ENV)
     out = edge.folder / "out"

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 from guardrun.hooks import should_checkpoint
@@ -117,6 +118,16 @@ def tear() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def bomb() -> None:
+    """A checkpoint that is made to hold up whoever looks into it; then a kill."""
+    with zipfile.ZipFile(out / "ckpt_99.pt", "w") as archive:
+        archive.writestr(
+            "archive/data.pkl", b"\x80\x02})" + b"2\x86" * 60 + b"K\x01s."
+        )  # a key that is hashed for ever
+        archive.writestr("archive/version", "3\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     wait_to_be_watched()
     if arguments.ignore_sigterm:
@@ -137,7 +148,7 @@ def main() -> None:
     for step in range(start + 1, arguments.steps + 1):
         time.sleep(arguments.step_s)
         for fault in due(plan, step) + due_now(arguments.when):
-            suffer(fault, arguments.seconds, {"tear": tear})
+            suffer(fault, arguments.seconds, {"tear": tear, "bomb": bomb})
         steps.arrive(step)
         count_step(step)
         is_asked = bool(arguments.asked) and should_checkpoint()
