@@ -268,6 +268,7 @@ class Chooser:
             result.below(directory)
         for folder in roots:
             result.within(folder)
+        self._inspector.begin_round()
         # A part may look like a checkpoint of its own (`rng_state_0.pth`): it is the whole that was loaded.
         for one in sorted(result.found, key=lambda one: len(one.candidate.files), reverse=True):
             candidate = one.candidate

@@ -29,7 +29,7 @@ class Inspector:
     def begin_round(self) -> None:
         """What could not be judged for want of time is tried again."""
         self._patience.begin_round()
-        self._unjudged = {key: verdict for key, verdict in self._unjudged.items() if verdict.is_final}
+        self._unjudged = {key: verdict for key, verdict in list(self._unjudged.items()) if verdict.is_final}
 
     def check(self, path: str, stat: FileStat) -> Verdict:
         """Say whether a file is whole, by what it holds; one of no known kind (a log, a raw array) is."""

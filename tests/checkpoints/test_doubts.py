@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from guardrun.launcher.checkpoints import chooser as choosers
 from guardrun.launcher.checkpoints.chooser import Chooser
 from guardrun.launcher.checkpoints.judge import Answer, Here, Patience
 from tests.checkpoints.conftest import Write
@@ -104,6 +107,32 @@ def test_its_name_does_not_outdo_what_is_whole(tmp_path: Path, write: Write) -> 
     chooser = saved(tmp_path, write, judge, export_30="@weights", ckpt_99="@training")
     choice = chooser.choose(is_urgent=True)
     assert (taken(choice), passed_over(choice)) == ("export_30.pt", ["ckpt_99.pt"])
+
+
+class Hasty(Here):
+    """Notes how much time there was for each question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_s: list[float] = []
+
+    def ask(self, kind: str, path: str, patience: Patience, *, name: str = "", deep: bool = False) -> Answer:
+        self.left_s.append(patience.left_s())
+        return super().ask(kind, path, patience, name=name, deep=deep)
+
+
+def test_a_load_after_a_choice_has_time_of_its_own(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge, clock = Hasty(), Clock()
+    chooser = Chooser(BEGAN, judge=judge)
+    save(chooser, clock, write, tmp_path / "ckpt.pt", step=20)
+    monkeypatch.setattr(choosers, "CHOICE_S", 0.0)
+    chooser.choose(is_urgent=True)
+    save(chooser, clock, write, tmp_path / "ckpt.pt", step=40)
+    judge.left_s.clear()
+    assert chooser.saw_loaded(str(tmp_path / "ckpt.pt")) is not None
+    assert judge.left_s and min(judge.left_s) > 0
 
 
 def test_what_is_torn_beside_it_is_torn(tmp_path: Path, write: Write) -> None:
