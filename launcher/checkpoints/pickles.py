@@ -181,7 +181,11 @@ class Walk:
     def _integer_line(self) -> int | None:
         """None: absurdly long. `INT` has booleans, too, and `LONG` an L at its end."""
         line = self._source.line()
-        return int(line.removesuffix(b"L")) if line is not None and len(line) <= MAX_DIGITS else None
+        if line is not None and len(line) <= MAX_DIGITS:
+            return int(line.removesuffix(b"L"))
+        if line is not None and line.strip(b"-0123456789L"):
+            raise BadPickle("has a number without digits")
+        return None
 
     def _push_integer(self) -> None:
         value = self._integer_line()
@@ -254,7 +258,7 @@ class Walk:
 
     def _name_lines(self) -> Name:
         module, qualname = self._source.line(), self._source.line()
-        texts = [None if line is None else line.decode("utf-8", "replace") for line in (module, qualname)]
+        texts = [None if line is None else line.decode() for line in (module, qualname)]
         return Name(self._name(*texts))
 
     def _call(self, function: Any, args: Any) -> None:
@@ -294,7 +298,7 @@ class Walk:
 
     def _persistent_line(self) -> None:
         line = self._keep(self._source.line())
-        self._persist(OPAQUE if line is None else line.decode("utf-8", "replace"))
+        self._persist(OPAQUE if line is None else line.decode())
 
     def _persist(self, key: Any) -> None:
         self.persistent.append(key)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.launcher.checkpoints.pickles import BadPickle, Node, Source, TooLong, walk_pickle
+from guardrun.launcher.checkpoints.pickles import OPAQUE, BadPickle, Node, Source, TooDeep, TooLong, walk_pickle
 
 
 class Trap:
@@ -74,3 +74,25 @@ def test_a_damaged_length_reads_no_more_than_there_is(tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x04\x8e" + (2**62).to_bytes(8, "little") + b"short")
     with path.open("rb") as file, pytest.raises(BadPickle):
         walk_pickle(Source(file, path.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"ctorch\n_reb\xf2ild\n.", b"L" + b"lL" * 600 + b"\n.", b"Pa\xf2\n.", b"S'a\n.", b"p1\n.", b"K", b"\x8c\x05ab."],
+)
+def test_what_the_unpickler_would_refuse_is_bad(data: bytes) -> None:
+    with pytest.raises(BadPickle):
+        walk_pickle(data)
+
+
+def test_a_long_literal_is_passed_over_and_a_long_number_too() -> None:
+    root, _ = walk_pickle(pickle.dumps({"a": b"x" * 9000, "b": "y" * 9000, "c": 3}, protocol=4))
+    assert root["a"] is root["b"] is OPAQUE and root["c"] == 3
+    assert walk_pickle(b"L" + b"9" * 2000 + b"L\n.")[0] is OPAQUE
+
+
+def test_a_key_that_takes_for_ever_to_hash_is_told_and_one_of_a_few_parts_is_not() -> None:
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert len(walk_pickle(pickle.dumps({("layer", 1, (2, 3)): 4, 1.5: 5, None: 6}, protocol))[0]) == 3
+    with pytest.raises(TooDeep):
+        walk_pickle(b"})" + b"2\x86" * 60 + b"K\x01s.")
