@@ -152,6 +152,7 @@ def test_full_tries_the_devices_before_the_first_attempt(run_guardrun: Run, tmp_
     assert (tmp_path / "state" / "bandwidth.json").is_file()
 
 
+@pytest.mark.cold
 def test_ctrl_c_ends_the_trial(start_guardrun: Callable[..., GuardrunRun], tmp_path: Path) -> None:
     env = {**ON, "GUARDRUN_NODE_STATE_DIR": str(tmp_path / "state")}
     run = start_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(0), env=env)

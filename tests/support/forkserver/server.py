@@ -185,6 +185,7 @@ class Forker:
         if parsed is None or not program.is_alike(environment, self._environment):
             return False
         is_daemon = parsed.arguments[-1:] == ["guardrund"]
+        is_preflight = parsed.arguments[-1:] == ["guardrun-preflight"]
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
@@ -194,7 +195,8 @@ class Forker:
         if pid == 0:
             # libuv, below torch's store, makes itself a new pipe in a child, and closes that in the child's children.
             born = {number for number, target in read_fds().items() if before.get(number) != target}
-            subprocess.Popen._execute_child = self._execute  # type: ignore[attr-defined]
+            if not is_preflight:  # The processes that try its devices import torch, and nothing else does.
+                subprocess.Popen._execute_child = self._execute  # type: ignore[attr-defined]
             request = Request(
                 program=parsed,
                 environment=environment,
@@ -269,7 +271,8 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     stash.hide()
-    gc.collect()
+    if not is_one:  # For the few that one starts, it would take longer than they gain.
+        gc.collect()
     gc.freeze()
     gc.enable()
     if not is_one:
