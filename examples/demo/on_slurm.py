@@ -43,6 +43,7 @@ from tests.support.real import missing  # noqa: E402
 from tests.support.slurmlab import SlurmLab  # noqa: E402
 
 NODES, SPARES = 3, 1
+PROGRAMS = Path(sys.executable).parent
 DARK = "n2"
 END_S = 300.0
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"}
@@ -61,6 +62,8 @@ class Story:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of guardrun's, for the job."""
     say: Callable[[str], None] = print
+    guardctl: Sequence[str] = (str(PROGRAMS / "guardctl"),)
+    """Its script starts the guardrun beside it."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,7 @@ def play(story: Story) -> Ending:
 
     Raises Unexpected where it takes too long, or there is not exactly one incident.
     """
-    programs = Path(sys.executable).parent
-    environment = {**QUIET, **story.environment, "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin"}
+    environment = {**QUIET, **story.environment, "PATH": f"{PROGRAMS}:/usr/local/bin:/usr/bin:/bin"}
     command = [
         "sbatch",
         f"--nodes={NODES}",
@@ -95,7 +97,7 @@ def play(story: Story) -> Ending:
     ]
     arguments = ["--", "train.py", "--update-at=0", *story.script_args]
     story.say(f"$ guardctl {' '.join([*command, *arguments])}")
-    ask = [programs / "guardctl", *command, "--json", *arguments]
+    ask = [*story.guardctl, *command, "--json", *arguments]
     job = str(json.loads(story.lab.run(*ask, env=environment, cwd=story.folder).stdout)["job"])
     output = follow(story, job)
     run = story.folder / RUNS / f"slurm-{job}"

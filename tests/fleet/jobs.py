@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fleet.training import SCRIPT, Training
+from tests.support.forkserver.alone import make_programs
 from tests.support.guardrun_run import clean_environment
 from tests.support.netlab import Host, Lab
 from tests.support.processes import Process, is_alive
@@ -118,7 +119,10 @@ class Job(Training):
         output = self.marks / f"output-{self._started}-{name}.txt"
         own = {"GUARDRUN_NODE_STATE_DIR": str(self.state_of(name)), "GUARDRUN_DIR": None}
         environment = clean_environment(uuid.uuid4().hex, {**own, **(env or {})})
-        guardrun = Path(sys.executable).with_name("guardrun")
+        programs = Path(sys.executable).parent
+        if under:  # Nothing stands in for that, but for what it starts.
+            programs = make_programs(self.marks / f"venv-{self._started}")
+        guardrun = programs / "guardrun"
         command = [*under, str(guardrun), *flags, str(self.script), "--marks", str(self.marks), *script_args]
         with output.open("wb") as out:
             process = host.popen(command, environment, cwd=self.folder, stdout=out, stderr=subprocess.STDOUT)

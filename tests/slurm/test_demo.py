@@ -28,7 +28,9 @@ def test_a_node_goes_dark_and_the_spare_takes_over(slurm_lab: SlurmLab, tmp_path
     said: list[str] = []
     dark_at = 25
     try:
-        ending = on_slurm.play(on_slurm.Story(slurm_lab, tmp_path, SMALL, dark_at, QUICKER, said.append))
+        ending = on_slurm.play(
+            on_slurm.Story(slurm_lab, tmp_path, SMALL, dark_at, QUICKER, said.append, slurm_lab.guardctl)
+        )
         on_slurm.check(ending)
     except BaseException:
         print(*said, sep="\n")

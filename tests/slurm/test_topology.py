@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.real import find_program
 from tests.support.slurmlab import SlurmLab
 from tests.support.slurmlab_conf import LabSettings
 
@@ -38,7 +37,7 @@ def tree_lab() -> Iterator[SlurmLab]:
 def test_ranks_are_numbered_switch_by_switch(tree_lab: SlurmLab, tmp_path: Path) -> None:
     """Long on a busy machine: four launchers import torch."""
     (tmp_path / "say.py").write_text(SCRIPT)
-    command = (find_program("guardrun") or "", "--guard-spares=1", "--nproc-per-node=1", "say.py")
+    command = (tree_lab.programs / "guardrun", "--guard-spares=1", "--nproc-per-node=1", "say.py")
     done = tree_lab.run("srun", "-N4", *command, cwd=tmp_path, timeout_s=90)
     said = dict(re.findall(r"rank (\d) on (n\d)", done.stdout))
     assert said == {"0": "n1", "1": "n3", "2": "n2"}, done
