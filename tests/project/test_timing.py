@@ -62,7 +62,8 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", *own, "-p", "no:cacheprovider", *options, str(folder)],
         cwd=ROOT,
-        env={name: os.environ[name] for name in inherited},
+        # Its one child is nothing to start a fork server for, which would import torch.
+        env={name: os.environ[name] for name in inherited} | {"TEST_COLD": "1"},
         capture_output=True,
         text=True,
         timeout=200,
