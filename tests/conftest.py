@@ -12,6 +12,7 @@ Marks
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -59,6 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
         client.install()
     elif workers > FEW_WORKERS:
         client.install_for_workers()
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: no collection of garbage needs to look at thousands of tests again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from guardrun.hooks.holding import HOLD_S
 from tests.edge.runs import RESUME, EdgeRuns, only, own_lines
@@ -17,6 +16,8 @@ from tests.support.guardrun_run import Finished
 
 def steps_in(folder: Path) -> dict[str, tuple[int, int]]:
     """Per file, the step and the attempt that it is of."""
+    import torch  # not where this file is only collected: it takes more than a second
+
     return {
         path.name: (state["step"], state["attempt"])
         for path in sorted((folder / "out").glob("*.pt"))
@@ -48,6 +49,8 @@ def test_a_script_that_begins_anew_never_writes_over_what_is_there(
     edge: EdgeRuns, arguments: tuple[str, ...], config: str
 ) -> None:
     """Long on a busy machine: two attempts and more."""
+    import torch  # not where this file is only collected: it takes more than a second
+
     finished = run(edge, "--steps", "60", *arguments, config=config)
     assert finished.returncode == 1, "the script's own, as under torchrun"
     assert steps_in(edge.folder) == {"ckpt.pt": (20, 0)}
@@ -125,6 +128,8 @@ def test_with_nothing_to_lose_it_begins_anew(edge: EdgeRuns) -> None:
 
 def test_one_that_counts_anew_is_ended_at_its_first_save(edge: EdgeRuns) -> None:
     """It takes the weights alone: what it has written over is in the kept copy's place no more, the newest one is."""
+    import torch  # not where this file is only collected: it takes more than a second
+
     finished = run(edge, "--takes", "weights", "--name", "ckpt_{step}.pt", "--step-s", "0.1")
     assert finished.returncode == 1
     assert steps_in(edge.folder) == {"ckpt_10.pt": (10, 1), "ckpt_20.pt": (20, 0)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.edge.runs import SCRIPTS
 from tests.fleet.jobs import QUICK, Job
@@ -20,6 +19,8 @@ def begin(job: Job, *arguments: str) -> None:
 
 def saved(job: Job) -> tuple[int, int]:
     """Step and attempt of the only checkpoint."""
+    import torch  # not where this file is only collected: it takes more than a second
+
     state = torch.load(job.folder / "out" / "ckpt.pt")
     return state["step"], state["attempt"]
 
