@@ -11,6 +11,7 @@ from typing import Any
 
 from guardrun.supervisor.ownfiles import open_to_add
 from guardrun.supervisor.printable import encode_json, make_harmless
+from guardrun.supervisor.render.redact import redact_fields, redact_text
 from guardrun.supervisor.scribe import Scribe, Work
 
 LOG_FILE = "guardrun.log"
@@ -21,7 +22,7 @@ def say(text: str) -> None:
     if sys.stderr is None:  # Closed at the start: print() would take stdout instead.
         return
     with suppress(OSError, ValueError):
-        print(f"guardrun: {make_harmless(text)}", file=sys.stderr, flush=True)
+        print(f"guardrun: {make_harmless(redact_text(text))}", file=sys.stderr, flush=True)
 
 
 def flush_streams() -> None:
@@ -44,7 +45,7 @@ class Log:
 
     def write(self, event: str, **fields: Any) -> None:
         at = datetime.fromtimestamp(time.time(), timezone.utc).isoformat()
-        line = encode_json({"event": event, "part": "launcher", "timestamp": at, **fields}) + b"\n"
+        line = encode_json({"event": event, "part": "launcher", "timestamp": at, **redact_fields(fields)}) + b"\n"
         self._scribe.put(lambda: self._append(line))
 
     def put(self, work: Work) -> None:

@@ -30,6 +30,7 @@ from guardrun.supervisor.log import log
 from guardrun.supervisor.pace import Pace
 from guardrun.supervisor.performer import Performer, open_chooser
 from guardrun.supervisor.rankrows import Shares
+from guardrun.supervisor.redacting import without_secrets
 from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.saving import Saving
 from guardrun.supervisor.schedule import Schedule
@@ -180,6 +181,7 @@ class Daemon(Station):
         """Tell the engine, note it in the journal, carry out what it says. False where the engine raised."""
         if isinstance(event, ev.RankExited):
             self.saving.note_answers()
+        event = without_secrets(event)
         now_s = self.clock.now()
         self.timeline.feed(event, now_s)
         if isinstance(event, ev.PreemptionNoticed):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from guardrun.supervisor.ownfiles import open_to_add
+from guardrun.supervisor.render.redact import redact_fields
 from guardrun.supervisor.scribe import Scribe
 
 _had_rich = "rich" in sys.modules
@@ -74,11 +75,16 @@ def log_to(file: Any) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _redact,
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=file),
     )
+
+
+def _redact(logger: object, method: str, event: Any) -> Any:
+    return redact_fields(event)
 
 
 def _drop(logger: object, method: str, event: Any) -> Any:

@@ -10,13 +10,15 @@ import queue
 import sys
 import threading
 
+from guardrun.supervisor.render.redact import redact_text
+
 _COLOURS = {"info": "36", "good": "32", "warn": "33", "bad": "1;31"}
 _MAX_WAITING = 200
 
 
 def format_line(text: str, level: str, *, has_colour: bool) -> str:
-    """One line, with its prefix. Line breaks in text become spaces, control characters are left out."""
-    clean = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    """One line, with its prefix. Line breaks in text become spaces; control characters and secrets are left out."""
+    clean = redact_text("".join(c if c.isprintable() else " " for c in " ".join(text.split())))
     if not has_colour:
         return f"guardrun: {clean}\n"
     return f"\x1b[{_COLOURS.get(level, '0')}mguardrun:\x1b[0m {clean}\n"

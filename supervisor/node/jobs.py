@@ -21,6 +21,7 @@ from guardrun.supervisor.collect.table import ProcessTable, processes_with_marke
 from guardrun.supervisor.node.wire import RegisterJob
 from guardrun.supervisor.ownfiles import write_file
 from guardrun.supervisor.printable import encode_json
+from guardrun.supervisor.render.redact import redact_argv
 from guardrun.supervisor.scribe import Scribe
 
 NAME = "jobs.json"
@@ -220,7 +221,12 @@ def sweep(job: Job, living_tokens: Iterable[str], may_end: bool) -> tuple[list[L
 def _find(job: Job) -> list[Left]:
     table = ProcessTable.read()
     return [
-        Left(pid=pid, start=start, command=" ".join(_command(pid, table))[:200], state=table.stats[pid].state)
+        Left(
+            pid=pid,
+            start=start,
+            command=" ".join(redact_argv(_command(pid, table)))[:200],
+            state=table.stats[pid].state,
+        )
         for pid, start in processes_with_marker(job.token, table, uid=job.uid)
         if pid != os.getpid()
     ][:_MAX_TOLD]

@@ -11,6 +11,7 @@ from guardrun.supervisor.collect.procfs import read_cmdline
 from guardrun.supervisor.core.node.holders import parse_holders
 from guardrun.supervisor.preflight.gpuhealth import Gpu
 from guardrun.supervisor.preflight.remark import Remark, note, ok, size_text, warn
+from guardrun.supervisor.render.redact import redact_argv
 
 NAME = "memory"
 MUCH_BYTES = 512 << 20
@@ -33,7 +34,7 @@ class Holder(NamedTuple):
 
 def read_holder(pid: int) -> Holder:
     """What /proc tells of it; of one in another PID namespace nothing."""
-    command = " ".join(read_cmdline(pid))[:120]
+    command = " ".join(redact_argv(read_cmdline(pid)))[:120]
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
         user = pwd.getpwuid(uid).pw_name

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 HIDDEN = "(not recorded)"
@@ -158,6 +158,11 @@ def redact_values(value: Any, name: str = "") -> Any:
     if not isinstance(value, str):
         return value
     return HIDDEN if value and is_secret_name(name) else redact_text(value)
+
+
+def redact_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a line of a log: its texts without secrets; names of its own are none of a secret."""
+    return {name: redact_text(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def redact_text(text: str) -> str:
