@@ -45,10 +45,11 @@ def main() -> None:
             question, fd = received
             try:
                 answer = _answer(examiner, question, fd, cpu_s)
-            finally:
                 os.close(fd)
-            is_last = _pages(statm, 1) > STALE_BYTES and not answer.get("has_items")
-            data = json.dumps({**answer, "is_last": is_last}).encode()
+                is_last = _pages(statm, 1) > STALE_BYTES and not answer.get("has_items")
+                data = json.dumps({**answer, "is_last": is_last}).encode()
+            except BaseException:
+                os.abort()  # An exit status would say that it could not run, which is no file's doing.
             parent.sendall(LENGTH.pack(len(data)) + data)
             if is_last:
                 return

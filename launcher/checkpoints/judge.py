@@ -112,7 +112,7 @@ class Judge(Protocol):
 
 
 class Here:
-    """In this process: for files that are trusted, as tests' are."""
+    """In this process: for files that are trusted, as tests' are, and where no other can be started."""
 
     def __init__(self) -> None:
         self._examiner = Examiner()
@@ -121,9 +121,13 @@ class Here:
         """As Judge has it."""
         fd = open_regular(path)
         try:
-            return msgspec.convert(self._examiner.answer({"kind": kind, "name": name, "deep": deep}, fd), Answer)
+            return self.answer({"kind": kind, "name": name, "deep": deep}, fd)
         finally:
             os.close(fd)
+
+    def answer(self, question: dict[str, Any], fd: int) -> Answer:
+        """Of an open file."""
+        return msgspec.convert(self._examiner.answer(question, fd), Answer)
 
     def rest(self) -> None:
         """There is nothing to let go of."""
@@ -170,6 +174,7 @@ class Confined:
         self._lock = threading.Lock()
         self._state: dict[str, Any] = {"process": None, "lost": []}
         self._used_s = 0.0
+        self._here = Here()
         self._is_closed = False
         self._finalizer = weakref.finalize(self, _end_all, self._state)
 
@@ -179,7 +184,7 @@ class Confined:
             return Answer(unjudged=_TOO_SLOW, is_final=False)
         fd = open_regular(path)
         try:
-            question = msgspec.json.encode({"kind": kind, "name": name, "deep": deep})
+            question = {"kind": kind, "name": name, "deep": deep}
             if not self._lock.acquire(timeout=min(max(patience.left_s(), 0.0), _MAX_WAIT_S)):
                 return Answer(unjudged=_BUSY, is_final=False)
             try:
@@ -214,7 +219,7 @@ class Confined:
 
     # How -----------------------------------------------------------------------------------------------------------
 
-    def _ask(self, question: bytes, fd: int, patience: Patience) -> Answer:
+    def _ask(self, question: dict[str, Any], fd: int, patience: Patience) -> Answer:
         if self._is_closed:
             return Answer(unjudged="guardrun ends", is_final=False)
         process = self._state["process"]
@@ -222,34 +227,47 @@ class Confined:
             self._drop(process)  # Somebody has killed it while it had nothing to do: that is no file's fault.
         try:
             process = self._state["process"] or _Process()
-        except OSError as error:
-            return Answer(unjudged=f"no process could be started for it ({error.strerror})", is_final=False)
+        except OSError:
+            return self._ask_here(question, fd)
         self._state["process"] = process
         try:
-            data = LENGTH.pack(len(question)) + question
+            text = msgspec.json.encode(question)
+            data = LENGTH.pack(len(text)) + text
             process.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
             answer = msgspec.json.decode(_receive(process.socket, patience), type=Answer)
         except TimeoutError:
             self._drop(process)
             return Answer(unjudged=_TOO_SLOW, is_final=False)
         except (OSError, EOFError, msgspec.DecodeError) as error:
-            return self._explain(process, error)
+            explained = self._explain(process, error)
+            return self._ask_here(question, fd) if explained is None else explained
         self._used_s = time.monotonic()
         if answer.is_last:
             self._drop(process)
         return answer
 
-    def _explain(self, process: _Process, error: Exception) -> Answer:
+    def _ask_here(self, question: dict[str, Any], fd: int) -> Answer:
+        """Where there is no room for a process, or none is allowed.
+
+        Not to know torn files would cost more than what a file may do here, where all walks are bounded.
+        """
+        try:
+            return self._here.answer(question, fd)
+        except Exception as error:
+            return Answer(unjudged=f"{type(error).__name__} while it was read", is_final=False)
+
+    def _explain(self, process: _Process, error: Exception) -> Answer | None:
+        """Why there is no answer; None: the process could not run, which is no file's fault."""
         with suppress(subprocess.TimeoutExpired):
             process.child.wait(_SLICE_S)  # It may have closed its socket before it is gone.
         status = process.child.poll()
         self._drop(process)
         if self._is_closed:
             return Answer(unjudged="guardrun ends", is_final=False)
-        if status is None:
+        if not status:
             return Answer(unjudged=f"no answer could be read ({type(error).__name__})")
-        if status >= 0:
-            return Answer(unjudged="the process that looks into it could not run", is_final=False)
+        if status > 0:
+            return None
         if -status == signal.SIGXCPU:
             return Answer(unjudged=f"it takes more than {CPU_S} s of computing to be looked into")
         if -status == signal.SIGKILL:  # Most likely for the memory of others: it goes first.

@@ -18,7 +18,7 @@ import pytest
 from guardrun.launcher.checkpoints import judge as judges
 from guardrun.launcher.checkpoints.chooser import Choice, Chooser
 from guardrun.launcher.checkpoints.judge import Answer, Confined, Here, Patience
-from guardrun.launcher.checkpoints.verdicts import CPU_S, Unjudged, Whole
+from guardrun.launcher.checkpoints.verdicts import CPU_S, Torn, Unjudged, Whole
 from tests.checkpoints import bombs
 from tests.checkpoints.conftest import Write, safetensors_bytes
 from tests.support.waiting import wait_until
@@ -293,6 +293,20 @@ def test_one_that_was_killed_is_replaced(tmp_path: Path, judge: Confined) -> Non
     wait_until(lambda: stat.read_text().rpartition(") ")[2][0] == "Z", 30, "its end")
     assert asked(judge, "json", tmp_path / "a.json").verdict == Whole()
     assert pid_of(judge) != first
+
+
+@pytest.mark.parametrize("why", ["none can be started", "it cannot run"])
+def test_without_one_whole_and_torn_are_told_all_the_same(
+    tmp_path: Path, judge: Confined, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why == "it cannot run":
+        monkeypatch.setattr(judges, "_PROGRAM", "raise SystemExit(1)")
+    else:
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    (tmp_path / "whole.json").write_text("{}")
+    (tmp_path / "torn.json").write_text('{"a": ')
+    assert asked(judge, "json", tmp_path / "whole.json").verdict == Whole()
+    assert isinstance(asked(judge, "json", tmp_path / "torn.json").verdict, Torn)
 
 
 def test_one_that_is_killed_over_a_file_has_not_judged_it(tmp_path: Path, judge: Confined) -> None:
