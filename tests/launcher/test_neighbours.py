@@ -292,7 +292,9 @@ def test_a_file_system_that_keeps_no_owners_is_daily_life(opened: Open, tmp_path
         run = opened("job")
         assert run.is_continued and not run.warning and run.path == path
         keep_chooser(path, open_chooser_of_nothing())
-        Log(path).write("ended")
+        log = Log(path)
+        log.write("ended")
+        assert log.close()
         assert (path / "checkpoints.json").stat().st_size and (path / "guardrun.log").stat().st_size
         let_go(run)
 
