@@ -34,8 +34,6 @@ settings.register_profile(
     "soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("default")
-FEW_WORKERS = 2
-"""As many start what they need of a fork server themselves, if they need one at all."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,11 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(spread.Spread())
     # One thread a process is what CI's two cores have room for, and what the fork server's libraries have read.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    workers = config.getoption("numprocesses", None)
-    if hasattr(config, "workerinput") or not workers:
-        client.install()
-    elif workers > FEW_WORKERS:
-        client.install_for_workers()
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        client.install()  # Not where tests are only given out.
 
 
 def pytest_collection_finish() -> None:

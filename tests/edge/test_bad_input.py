@@ -17,7 +17,6 @@ from guardrun.supervisor.core.events import AttemptNotStarted
 from guardrun.supervisor.journal import read_lines
 from tests.edge.runs import QUICK, RESUME, SCRIPTS, EdgeRuns, finish, only, own_lines, ranks_of, read_log
 from tests.support.forkserver import client
-from tests.support.forkserver.alone import make_programs
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.netlab import Namespaces
 from tests.support.real import find_program
@@ -177,11 +176,11 @@ def test_two_runs_in_one_folder_do_not_meet(edge: EdgeRuns) -> None:
 
 
 @pytest.fixture
-def without_pyspy(tmp_path: Path) -> Iterator[list[str]]:
+def without_pyspy() -> Iterator[list[str]]:
     """A program in guardrun's place that sees no py-spy: hidden in a mount namespace of its own."""
-    pyspy = find_program("py-spy")
-    assert pyspy is not None
-    hide = f'mount --bind /dev/null {pyspy} && exec {make_programs(tmp_path / "venv")}/guardrun "$@"'
+    pyspy, guardrun = find_program("py-spy"), find_program("guardrun")
+    assert pyspy is not None and guardrun is not None
+    hide = f'mount --bind /dev/null {pyspy} && exec {guardrun} "$@"'
     probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=10, check=False)
     if probe.returncode != 0:
         pytest.skip("real part mount: no mount namespace can be made")
