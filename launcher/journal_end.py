@@ -13,6 +13,7 @@ from guardrun.supervisor.ownfiles import open_own
 TAIL_BYTES = 256 * 1024
 JOURNAL = "events.jsonl"
 KEPT = 4
+"""Older files of it: events.jsonl.1, the newest of them, to .4 (supervisor/journal.py)."""
 _SESSION = re.compile(rb'(?<!\\)"session":(\d{1,6})\b')
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.launcher.journal_end import JOURNAL, KEPT
 from guardrun.supervisor.core.actions import Action
 from guardrun.supervisor.core.engine import Engine
 from guardrun.supervisor.core.events import Event
@@ -23,9 +24,8 @@ from guardrun.supervisor.ownfiles import open_own, open_to_add
 from guardrun.supervisor.printable import encode_json
 from guardrun.supervisor.scribe import Scribe
 
-NAME = "events.jsonl"
+NAME, KEEP = JOURNAL, KEPT
 ROTATE_BYTES = 32 * 1024 * 1024
-KEEP = 4
 DOES_NOT_ANSWER = "its file system does not answer"
 
 
