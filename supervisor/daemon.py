@@ -218,6 +218,7 @@ class Daemon(Station):
                     world_size=hello.world_size,
                     wall_s=wall_s,
                     fleet=run.fleet.plan if run.fleet else None,
+                    session=run.session,
                 )
             )
         elif self.engine.state.session < run.session:

@@ -113,6 +113,13 @@ def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Acti
     state.next_attempt = 0
     state.notice.since_s = now_s
     state.fleet = carried_over(None, event.fleet)
+    state.session = event.session
+    if event.session > 0:
+        # Whatever it saved is there: to begin anew would write over it.
+        said = (
+            "nothing is recorded of what this run has done before: it goes on from the newest checkpoint that it wrote"
+        )
+        return [Say(text=f"{said}, if there is one", level="warn"), *orders.choose(state, now_s)]
     if event.settings.resume_first:
         return orders.choose(state, now_s)
     return fleet.launch(state, now_s)

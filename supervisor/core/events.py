@@ -153,6 +153,8 @@ class RunOpened(_Event, frozen=True, kw_only=True, tag="run_opened"):
     """On this node."""
     wall_s: float
     fleet: FleetPlan | None = None
+    session: int = 0
+    """Above 0: an earlier guardrun had the run, and nothing is recorded of what it did."""
 
 
 class RunContinued(_Event, frozen=True, kw_only=True, tag="run_continued"):

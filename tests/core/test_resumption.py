@@ -277,3 +277,19 @@ def test_other_saves_do_not(told: Told, named: int, counted: int, family: str) -
     told.tell(ev.CheckpointOpened(attempt=1, path=STEP_10.path))
     assert not kinds(saves(told, named, counted, family))
     assert told.phase is Phase.RUNNING
+
+
+def test_a_continued_run_of_which_nothing_is_recorded_looks_for_a_checkpoint_first() -> None:
+    told = Told()
+    opened = ev.RunOpened(
+        run_id="run", settings=ev.Settings(), node="node-a", command=[], world_size=2, wall_s=0.0, session=2
+    )
+    actions = told.tell(opened, 0.1)
+    assert [type(action) for action in actions] == [ac.Say, ac.ChooseCheckpoint] and told.state.session == 2
+    newest = ev.Checkpoint(path="/out/ckpt_10", step=10)
+    [*_, start] = told.tell(ev.CheckpointChosen(choice=told.state.choice, checkpoint=newest))
+    assert isinstance(start, ac.StartAttempt) and start.checkpoint == newest
+
+
+def test_a_new_run_starts_at_once() -> None:
+    assert [type(action) for action in Told().opened()] == [ac.StartAttempt]
