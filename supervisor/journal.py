@@ -161,8 +161,9 @@ def read_lines(run_dir: Path, *, with_rotated: bool = False) -> Iterator[Line | 
     """The journal's lines in order; None for one that cannot be read. Raises FileNotFoundError where there is none."""
     paths = [run_dir / NAME]
     if with_rotated:
-        older = [run_dir / f"{NAME}.{index}" for index in range(KEEP, 0, -1)]
-        paths = [path for path in older if path.exists()] + paths
+        older = [path for index in range(KEEP, 0, -1) if (path := run_dir / f"{NAME}.{index}").exists()]
+        # Whoever rotates it may be killed before the new file is there.
+        paths = older + [path for path in paths if path.exists() or not older]
     for path in paths:
         with open(open_own(path, is_anybodys=True), "rb") as file:
             for data in file:
@@ -181,9 +182,22 @@ Watch = Callable[[Event, float], object]
 def recover(run_dir: Path, watch: Watch | None = None, *, with_rotated: bool = False) -> tuple[Engine, ReplayResult]:
     """The engine as the journal leaves it. Raises FileNotFoundError.
 
-    with_rotated: from the run's beginning as far as it is kept, for the sake of watch.
+    with_rotated: from the run's beginning as far as it is kept, for the sake of watch, or where its last file was lost
+    or has no beginning.
     """
+    if not with_rotated and not _has_beginning(run_dir / NAME) and (run_dir / f"{NAME}.1").exists():
+        with_rotated = True
     return _run(read_lines(run_dir, with_rotated=with_rotated), check=False, watch=watch)
+
+
+def _has_beginning(path: Path) -> bool:
+    """Whether a file of the journal begins with a whole line. Raises OSError where it cannot be read."""
+    try:
+        with open(open_own(path, is_anybodys=True), "rb") as file:
+            _DECODER.decode(file.readline())
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
 
 
 def replay(run_dir: Path) -> ReplayResult:

@@ -117,3 +117,14 @@ def test_a_folder_that_cannot_be_written_costs_the_record_and_nothing_else(tmp_p
     assert journal.dropped == 1
     assert "No such file" in journal.trouble
     journal.close()
+
+
+@pytest.mark.parametrize("newest", [None, b"", b'{"n": 7, "t": 1.0, "snapsh'])
+def test_where_its_newest_file_was_never_written_the_one_before_tells(tmp_path: Path, newest: bytes | None) -> None:
+    """Whoever rotated it was killed, or the disk was full."""
+    engine = write(tmp_path, story())
+    (tmp_path / jn.NAME).rename(tmp_path / f"{jn.NAME}.1")
+    if newest is not None:
+        (tmp_path / jn.NAME).write_bytes(newest)
+    recovered, _ = jn.recover(tmp_path)
+    assert recovered.snapshot() == engine.snapshot()
