@@ -281,6 +281,8 @@ def prune_looks(run_dir: Path, told: Sequence[str]) -> None:
 def open_chooser(run_dir: Path, run: RunFile, pool: ThreadPoolExecutor) -> Chooser:
     """The chooser as an earlier supervisor of the run left it, or a new one.
 
+    Of a run that is continued, what was written since the run began counts as its own where the memory of it is lost.
+
     What lies in its folder is listed on the pool's thread, before anything else there: no supervisor stands still with
     a dead file system.
     """
@@ -293,7 +295,7 @@ def open_chooser(run_dir: Path, run: RunFile, pool: ThreadPoolExecutor) -> Choos
 
         def list_prior() -> None:
             try:
-                chooser.prior()
+                chooser.prior(is_lost=run.session > 0)
             except Exception:
                 log.exception("prior_not_listed")
             # At once: a supervisor after this one would take what the run has written by then for older than the run.

@@ -127,9 +127,15 @@ class Chooser:
 
     # What happened -----------------------------------------------------------------------------------------------
 
-    def prior(self) -> None:
-        """Note what `dir` holds as the run begins: none of it is this run's. Once a run, before the first attempt."""
+    def prior(self, is_lost: bool = False) -> None:
+        """Note what `dir` holds as the run begins: none of it is this run's. Once a run, before the first attempt.
+
+        is_lost: that was noted before and is lost; what was written since the run began is this run's.
+        """
         found = self._search().found if self._memory.checkpoint_dir else []
+        if is_lost:
+            began_ns = self._memory.run_started_wall_s * 1e9
+            found = [one for one in found if one.candidate.written_ns < began_ns]
         with self._lock:
             self._memory.prior = {one.candidate.path: fingerprint(one.candidate) for one in found}
 
