@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +56,7 @@ def read_last_second(run_dir: Path) -> float:
 
 
 def read_began(run_dir: Path, now_wall_s: float) -> Began:
-    """The same by the journal alone, where run.json was lost. now_wall_s: where the journal has no date."""
+    """The same by the journal alone, where run.json was lost; where that has no date, by the oldest file of the run."""
     session, wall_s = 0, None
     for name in (*(f"{JOURNAL}.{number}" for number in range(KEPT, 0, -1)), JOURNAL):
         try:
@@ -63,7 +66,17 @@ def read_began(run_dir: Path, now_wall_s: float) -> Began:
                     wall_s = parse_beginning(line) if wall_s is None else wall_s
         except OSError:
             continue
-    return Began(session, now_wall_s if wall_s is None else min(wall_s, now_wall_s))
+    return Began(session, min(_oldest_s(run_dir) if wall_s is None else wall_s, now_wall_s))
+
+
+def _oldest_s(run_dir: Path) -> float:
+    """The run is no younger: what it saved must not be taken for older than the run."""
+    times = []
+    with suppress(OSError), os.scandir(run_dir) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                times.append(entry.stat(follow_symlinks=False).st_mtime)
+    return min(times, default=math.inf)
 
 
 def parse_beginning(line: bytes) -> float | None:

@@ -18,11 +18,10 @@ from pathlib import Path
 
 import msgspec
 
+from guardrun.launcher.continuing import Left, Way, decide
 from guardrun.launcher.environment import DUMP_FOLDER
 from guardrun.launcher.journal_end import Began, read_began, read_last_second
 from guardrun.launcher.ownership import (
-    ENDED_OUTCOMES,
-    LOCK_FILE,
     Ownership,
     find_living_owner,
     find_touching_owner,
@@ -119,7 +118,13 @@ def open_run(wish: Wish, sockets: Path, environ: Mapping[str, str]) -> OpenRun:
     except _OpenToAll as error:
         reason = str(error)
     except OSError as error:
-        reason = f"cannot write in {wish.directory} ({error.strerror or error})"
+        why = error.strerror or str(error)
+        if wish.run_id is not None and os.path.lexists(wish.directory / wish.run_id):
+            # Elsewhere it would be a new run: begun anew, it would write over this one's checkpoints.
+            raise RunIdError(
+                f"run {wish.run_id} is not continued: cannot write in {wish.directory / wish.run_id} ({why})"
+            ) from None
+        reason = f"cannot write in {wish.directory} ({why})"
     opened = _open_in(_private_folder(sockets.parent), wish, sockets, environ)
     opened.warning = f"{reason}: this run is kept in {opened.path}"
     return opened
@@ -191,9 +196,14 @@ def _make_folder(directory: Path, wish: Wish) -> Path:
 def _create_run(path: Path, wish: Wish, sockets: Path, node: str) -> OpenRun:
     try:
         ownership = Ownership(path)
-        (path / DUMP_FOLDER).mkdir(mode=0o700)
+        if (path / RUN_FILE).exists():  # by another guardrun, that found the folder empty and has ended since
+            ownership.release()
+            raise BlockingIOError
+        (path / DUMP_FOLDER).mkdir(mode=0o700, exist_ok=True)
         file = _run_file(wish, path.name, sockets, node)
         write_run_file(path, file)
+    except BlockingIOError:
+        raise RunIdError(f"run {path.name} is being opened by another guardrun") from None
     except OSError:
         _remove(path)
         raise
@@ -219,19 +229,25 @@ def _try(step: Callable[[], object]) -> None:
 
 def _continue_run(path: Path, wish: Wish, sockets: Path, node: str) -> OpenRun:
     way_out = "choose another --guard-run-id"
+    is_strange = f"{path} exists and holds no run of guardrun's: {way_out}"
     try:
         check_run_dir(path)
         before, torn = _read_before(path)
     except NotOwnError as error:
         raise RunIdError(_not_own(error, path, way_out)) from None
-    except (FileNotFoundError, NotADirectoryError):
-        raise RunIdError(f"{path} exists and holds no run of guardrun's: {way_out}") from None
-    outcome, may_go_on = read_outcome(path)
-    if outcome in ENDED_OUTCOMES and not may_go_on:
-        raise RunIdError(f"run {wish.run_id} has ended ({outcome.replace('_', ' ')}): {way_out}")
+    except NotADirectoryError:
+        raise RunIdError(is_strange) from None
+    left = _read_left(path, has_record=before is not None)
+    way = decide(left)
+    if way is Way.REFUSE_STRANGE:
+        raise RunIdError(is_strange)
+    if way is Way.REFUSE_ENDED:
+        raise RunIdError(f"run {wish.run_id} has ended ({left.outcome.replace('_', ' ')}): {way_out}")
     owner = find_living_owner(path, before, node) if before else find_touching_owner(path)
     if owner:
         raise RunIdError(f"run {wish.run_id} is running, {owner}: {way_out}, or end it first")
+    if way is Way.BEGIN:
+        return _create_run(path, wish, sockets, node)
     try:
         ownership = Ownership(path)
     except BlockingIOError:
@@ -252,16 +268,36 @@ def _continue_run(path: Path, wish: Wish, sockets: Path, node: str) -> OpenRun:
     return OpenRun(path, file, ownership, is_continued=True, warning=torn)
 
 
+def _read_left(path: Path, *, has_record: bool) -> Left:
+    """What an earlier guardrun left there."""
+    names = frozenset(os.listdir(path))
+    outcome, may_go_on = read_outcome(path)
+    if not outcome:
+        outcome, may_go_on = _read_journals_outcome(path)
+    return Left(names, has_record, stat.S_IMODE(path.stat().st_mode) == 0o700, outcome, may_go_on)
+
+
+def _read_journals_outcome(path: Path) -> tuple[str, bool]:
+    """The same by the journal: all was killed, or the disk was full, before summary.json was written."""
+    # Its modules are of no use to a run that is begun.
+    from guardrun.supervisor.core.endings import outcome_so_far
+    from guardrun.supervisor.journal import recover
+
+    try:
+        state = recover(path)[0].state
+    except OSError:
+        return "", False
+    return outcome_so_far(state), state.may_go_on
+
+
 def _read_before(path: Path) -> tuple[RunFile | None, str]:
     """run.json; None, and what is said of that, where a run's was torn: its journal and its checkpoints go on.
 
-    Raises NotOwnError, FileNotFoundError or NotADirectoryError where there is no run.
+    Raises NotOwnError or NotADirectoryError where there is no run.
     """
     try:
         return read_run_file(path), ""
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        if not (path / LOCK_FILE).exists():
-            raise FileNotFoundError(str(path)) from None
         what = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
         return None, f"{path / RUN_FILE} {what}: the run goes on, by its journal and its checkpoints"
 

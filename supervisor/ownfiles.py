@@ -26,6 +26,8 @@ from typing import NamedTuple
 MAX_READ_BYTES = 256 << 20
 READABLE = 0o644
 SECRET = 0o600
+TEMPORARY = ".guardrun-"
+"""What a file's name begins with until it is whole."""
 _ALL_WRITE = 0o022
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -324,4 +326,4 @@ def make_private(path: Path) -> None:
 
 def _new_name() -> str:
     """That nobody can know before."""
-    return f".guardrun-{os.urandom(8).hex()}"
+    return f"{TEMPORARY}{os.urandom(8).hex()}"

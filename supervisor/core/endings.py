@@ -23,6 +23,20 @@ def finish(state: State, outcome: str, exit_code: int, reason: str, now_s: float
     return [*awaited.at_end(state), FinishRun(exit_code=exit_code, summary=summary(state, now_s))]
 
 
+def outcome_so_far(state: State) -> str:
+    """What summary.json says of a run whose events have come so far; empty: the run has not ended.
+
+    Where all was killed once every rank had ended with 0, and before that was seen, it has finished.
+    """
+    if state.phase is Phase.ENDED:
+        return state.outcome
+    attempt = state.attempt
+    if attempt is None or state.phase is not Phase.RUNNING or attempt.stop_began_s:
+        return ""
+    has_finished = attempt.ranks and all(rank.exitcode == 0 for rank in attempt.ranks.values())
+    return "finished" if has_finished else ""
+
+
 def stop_words(state: State) -> str:
     """By which signal the run was ended, and where it came, as far as that is known."""
     if not state.signalled:

@@ -15,6 +15,9 @@ import pytest
 from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_directory, node_name, open_run
 from guardrun.launcher.ownership import LOCK_FILE, find_living_owner
 from guardrun.supervisor.config import Config
+from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.core.engine import Engine
+from guardrun.supervisor.journal import Journal
 from guardrun.supervisor.rundir import read_run_file, write_run_file
 
 
@@ -115,6 +118,61 @@ def test_a_run_that_has_ended_is_not(opener: Opener, outcome: str) -> None:
     dead_owner(first)
     with pytest.raises(RunIdError, match="has ended"):
         opener.open("job")
+
+
+@pytest.mark.parametrize("last", ["all has ended", "and was told", "and one had not"])
+def test_one_whose_ranks_have_all_ended_well_is_not_whatever_was_written_of_it(opener: Opener, last: str) -> None:
+    """Killed before its summary.json was there: the journal says so."""
+    first = opener.open("job")
+    journal, engine = Journal(first.path), Engine()
+    ranks = [ev.Rank(global_rank=n, local_rank=n, pid=100 + n, node="n") for n in range(2)]
+    events: list[ev.Event] = [
+        ev.RunOpened(run_id="job", settings=ev.Settings(), node="n", command=[], world_size=2, wall_s=0.0),
+        ev.AttemptStarted(attempt=0, ranks=ranks),
+        ev.RankExited(attempt=0, global_rank=0, pid=100, exitcode=0, at_s=3.0),
+    ]
+    if last != "and one had not":
+        events.append(ev.RankExited(attempt=0, global_rank=1, pid=101, exitcode=0, at_s=3.0))
+    if last == "and was told":
+        events.append(ev.AttemptStopped(attempt=0, exitcodes={0: 0, 1: 0}, stopped_by_us=[]))
+    for at_s, event in enumerate(events):
+        journal.append(event, engine.handle(event, float(at_s)), float(at_s))
+    journal.close()
+    dead_owner(first)
+    if last == "and one had not":
+        assert opener.open("job").is_continued
+    else:
+        with pytest.raises(RunIdError, match=r"has ended \(finished\)"):
+            opener.open("job")
+
+
+def test_one_that_was_killed_before_it_was_a_run_is_a_new_one(opener: Opener) -> None:
+    for left in ([], [LOCK_FILE], [LOCK_FILE, "nccl"]):
+        path = opener.folder / "runs" / f"job{len(left)}"
+        path.mkdir(mode=0o700, parents=True)
+        for name in left:
+            (path / name).mkdir() if name == "nccl" else (path / name).touch(0o600)
+        if left:
+            os.utime(path / LOCK_FILE, (0, 0))
+        run = opener.open(path.name)
+        assert not run.is_continued and run.file.session == 0 and not run.warning and read_run_file(path).session == 0
+
+
+def test_one_that_another_is_opening_is_left_to_it(opener: Opener) -> None:
+    path = opener.folder / "runs" / "job"
+    path.mkdir(mode=0o700, parents=True)
+    hold = (
+        "import fcntl, os, sys; f = open(sys.argv[1], 'w'); os.utime(sys.argv[1], (0, 0)); "
+        "fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", hold, str(path / LOCK_FILE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline()
+        (path / LOCK_FILE).chmod(0o600)
+        with pytest.raises(RunIdError, match="being opened by another"):
+            opener.open("job")
+        assert [one.name for one in path.iterdir()] == [LOCK_FILE]
+        holder.communicate()
 
 
 def test_one_that_only_wants_a_word_on_how_it_resumes_goes_on(opener: Opener) -> None:
