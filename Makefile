@@ -47,7 +47,7 @@ help:
 	@echo "make gym-hour   an hour of decoys in one run"
 	@echo "make gym-life   scripts of daily life that look like a hang, under torchrun and guardrun (LIFE_ARGS='--only judge*')"
 	@echo "make gym-night   the same in random order, until they have made eight hours of jobs"
-	@echo "make soak    the simulations, and checkpoints that are a few bytes off, much longer"
+	@echo "make soak    the simulations, checkpoints that are a few bytes off, and runs killed at 200 moments: much longer"
 	@echo "make sim     10,000 nodes for two weeks in simulation, beside torchrun (two hours; SIM_ARGS=--quick)"
 	@echo "make clean   remove .venv and whatever was built or run here"
 
@@ -94,7 +94,8 @@ gym-night: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/gym/life.py --night 8 --results .gym/night.jsonl $(LIFE_ARGS)
 
 soak: $(VENV)/.stamp-dev
-	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/core tests/sim tests/checkpoints/test_fuzz.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/core tests/sim tests/checkpoints/test_fuzz.py \
+		tests/edge/test_killed_runs.py $(PYTEST_ARGS)
 
 sim: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/sim/run.py $(SIM_ARGS)
