@@ -11,12 +11,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from guardrun.supervisor import exposition
 from guardrun.supervisor.core.node.facts import Readout, Sample, Value
 from guardrun.supervisor.exposition import MetricsServer, NoAnswerError, Series, parse_listen
 from guardrun.supervisor.jobmetrics import job_series, start_job_metrics
@@ -314,16 +316,64 @@ def test_a_loop_that_does_not_answer_is_said() -> None:
         server.close()
 
 
-def test_who_says_nothing_holds_nobody_up_for_long(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from guardrun.supervisor import exposition
-
-    monkeypatch.setattr(exposition._Handler, "timeout", 0.3)
+def connect(server: MetricsServer) -> socket.socket:
     host, port = server.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as silent:
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def scrape_threads() -> int:
+    return sum(thread.name == "guardrun-scrape" for thread in threading.enumerate())
+
+
+def test_who_says_nothing_holds_nobody_up(server: MetricsServer) -> None:
+    with connect(server):
         began_s = time.monotonic()
         assert "guardrun_job_step" in scrape(server.address)
-        assert time.monotonic() - began_s < 30
-        assert silent.recv(1) == b""
+        assert time.monotonic() - began_s < exposition.REQUEST_S / 2
+
+
+def test_who_sends_a_letter_at_a_time_is_let_go_in_time(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "REQUEST_S", 1.0)
+    with connect(server) as slow:
+        began_s = time.monotonic()
+        slow.settimeout(0.1)
+        while True:
+            try:
+                slow.sendall(b"G")
+                if slow.recv(1) == b"":
+                    break
+            except TimeoutError:
+                assert time.monotonic() - began_s < 10
+            except ConnectionError:
+                break
+        assert time.monotonic() - began_s > 0.5
+    wait_until(lambda: scrape_threads() == 0, 10, "the end of its thread")
+
+
+def test_64_are_connected_at_once_and_no_more(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connect(server)) for _ in range(exposition.MAX_AT_ONCE)]
+        wait_until(lambda: scrape_threads() == exposition.MAX_AT_ONCE, 10, "all of them being served")
+        with connect(server) as refused:
+            assert refused.recv(1) == b""
+        silent[0].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert b"guardrun_job_step" in silent[0].makefile("rb").read()
+        wait_until(lambda: scrape_threads() < exposition.MAX_AT_ONCE, 10, "room for another")
+        assert "guardrun_job_step" in scrape(server.address)
+    wait_until(lambda: scrape_threads() == 0, 10, "the end of all")
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text;version=1.0.0"])
+def test_labels_come_back_as_they_were(accept: str) -> None:
+    labels = ["/a\\b", 'say "hi"', "two\nlines", "\\n", 'all\\"\n', "\udcff"]
+    server = MetricsServer("0", lambda: [Series("guardrun_job_x", "X.", ("of",), {(one,): 1.0 for one in labels})])
+    try:
+        request = urllib.request.Request(f"http://{server.address}/metrics", headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            [family] = text_string_to_metric_families(answer.read().decode().replace("# EOF\n", ""))
+    finally:
+        server.close()
+    assert [sample.labels["of"] for sample in family.samples] == [*labels[:-1], "\\udcff"]
 
 
 # The dashboard ---------------------------------------------------------------------------------------------------
