@@ -20,6 +20,7 @@ from guardrun.supervisor.coordinator.joinfile import (
     EVERY,
     JoinError,
     NotThere,
+    find_squatter,
     join_file_path,
     on_host,
     read_join_file,
@@ -43,6 +44,12 @@ MUNGE = "munge"
 """In [fleet] join: no folder is shared, munge says who is who."""
 NODES_FOLDER = ".nodes"
 """In the folder of runs: what the nodes other than the head keep of themselves."""
+
+
+_ELSEWHERE = (
+    "name a place that this node can write and the others can read, by --guard-dir=DIR (for the runs) or "
+    "--guard-join=FILE"
+)
 
 
 class FleetError(Exception):
@@ -185,15 +192,16 @@ class Lead:
 
     def __init__(self, join: Path) -> None:
         """Raises OSError where the folder cannot be written."""
-        self._fd = os.open(
-            join.with_name(f"{join.name}.lead"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
+        self._path = join.with_name(f"{join.name}.lead")
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def take(self) -> bool:
-        """False where another process leads."""
+        """False where another process leads. Raises FleetError where somebody else's holds a file of its own there."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            if (owner := os.fstat(self._fd).st_uid) != os.geteuid():
+                raise _squatted(f"{self._path} belongs to uid {owner}, not to {os.geteuid()}, and is held") from None
             return False
         return True
 
@@ -222,6 +230,8 @@ def check_lead(join: Path, run_id: str | None, is_scheduled: bool = False) -> No
         try_writing(join)
     except OSError as error:
         raise _unwritable(join, error) from None
+    if squatter := find_squatter(join):
+        raise _squatted(squatter)
     try:
         present = read_join_file(join)
     except (NotThere, JoinError):
@@ -244,9 +254,12 @@ def open_lead(join: Path) -> Lead:
 
 def _unwritable(join: Path, error: OSError) -> FleetError:
     return FleetError(
-        f"the other nodes could not find this one: cannot write {join} ({error.strerror or error}): name a place that "
-        "this node can write and the others can read, by --guard-dir=DIR (for the runs) or --guard-join=FILE"
+        f"the other nodes could not find this one: cannot write {join} ({error.strerror or error}): {_ELSEWHERE}"
     )
+
+
+def _squatted(what: str) -> FleetError:
+    return FleetError(f"the other nodes could not find this one: {what}: {_ELSEWHERE}")
 
 
 def name_beside_head(fleet: Fleet, node: str, is_head: bool) -> str:

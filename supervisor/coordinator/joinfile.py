@@ -260,10 +260,38 @@ def replace_own(path: Path, data: bytes) -> None:
     write_file(path, data, SECRET, is_exact=True)
 
 
+def find_squatter(path: Path) -> str:
+    """What of somebody else's keeps this user from writing the join file, in a sentence; empty: nothing.
+
+    A lock that a crashed writer left goes, where its folder lets it: in a sticky one only its owner can remove it.
+    """
+    lock = _lock_of(path)
+    if _owner(lock) not in (None, os.geteuid()) and time.time() - _mtime(lock) >= LOCK_STALE_S:
+        with suppress(OSError):
+            lock.unlink()
+    for one in (path, lock):
+        owner = _owner(one)
+        if owner not in (None, os.geteuid()):
+            return f"{one} belongs to uid {owner}, not to {os.geteuid()}"
+    return ""
+
+
+def _owner(path: Path) -> int | None:
+    """None: it is not there, or cannot be looked at."""
+    try:
+        return path.lstat().st_uid
+    except OSError:
+        return None
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold PATH.lock, made with O_EXCL. Raises AlreadyLed where another writer holds it."""
-    lock = path.with_name(f"{path.name}.lock")
+    lock = _lock_of(path)
     try:
         fd = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -283,6 +311,6 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _mtime(path: Path) -> float:
     try:
-        return path.stat().st_mtime
+        return path.lstat().st_mtime
     except OSError:
         return 0.0
