@@ -1,4 +1,4 @@
-# make demo | test | test-quick | test-flaky | lint | mutants | bench | gym | soak | sim | clean
+# make demo | test | test-quick | test-flaky | lint | mutants | wheel | bench | gym | soak | sim | clean
 #
 # Each sets up what it needs in .venv first: nothing but Python 3.10 or newer with its venv module, and a package index
 # (pip's own configuration says which), has to be there. PYTHON=… names the interpreter. torch comes first, so that
@@ -32,7 +32,7 @@ N ?= 10
 K ?=
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo demo-slurm test test-quick test-flaky lint mutants bench gym gym-hour gym-life gym-night soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test test-quick test-flaky lint mutants wheel bench gym gym-hour gym-life gym-night soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
@@ -42,6 +42,7 @@ help:
 	@echo "make test-flaky   all tests, or some, many times beside busy processes and a slow disk (N=10, K='hang and not fleet')"
 	@echo "make lint    style, types, and what may import what"
 	@echo "make mutants    mistakes planted in a copy: does a test notice each? (MUTANTS_ARGS='-j 2', '--suite quick')"
+	@echo "make wheel   dist/*.whl, the same bytes from the same commit"
 	@echo "make bench   guardrun beside torchrun, in figures"
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
 	@echo "make gym-hour   an hour of decoys in one run"
@@ -77,6 +78,11 @@ lint: $(VENV)/.stamp-dev
 
 mutants: $(VENV)/.stamp-dev
 	@$(BIN)/python tests/mutants/run.py $(MUTANTS_ARGS)
+
+# Dated by the last commit, wherever and whenever it is built; from an archive without a history by hatchling's own date.
+wheel: $(VENV)/.stamp-dev
+	@SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 1580601600)}" \
+		$(BIN)/python -m hatchling build -t wheel
 
 bench: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/run.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from tests.project.purity import ROOT
 
+BUILD_WHEEL = (sys.executable, "-m", "hatchling", "build", "-t", "wheel")
 FOLDERS = ("hooks", "launcher", "slurm", "supervisor", "systemd")
 
 
@@ -137,3 +139,30 @@ for module in pkgutil.walk_packages(guardrun.__path__, "guardrun."):
         importlib.import_module(module.name)
 """
     run(environment / "python", "-W", "error::SyntaxWarning", "-c", code, cwd=tmp_path)
+
+
+def test_a_wheel_has_the_same_bytes_wherever_and_whenever_it_is_built(archives: Path, tmp_path: Path) -> None:
+    """In two folders, with other times and modes of the files."""
+    unpacked = next((archives / "unpacked").iterdir())
+    built: list[bytes] = []
+    for number, mode in enumerate((0o600, 0o664)):
+        tree = tmp_path / f"tree-{number}"
+        shutil.copytree(unpacked, tree)
+        for path in tree.rglob("*"):
+            path.chmod(mode | 0o111 if path.is_dir() else mode | (path.stat().st_mode & 0o100))
+            os.utime(path, (1e9 + 1e8 * number,) * 2)
+        umask = os.umask(0o077 if number else 0o002)
+        try:
+            run("env", "SOURCE_DATE_EPOCH=1700000000", *BUILD_WHEEL, "-d", tmp_path / f"out-{number}", cwd=tree)
+        finally:
+            os.umask(umask)
+        built.append(next((tmp_path / f"out-{number}").glob("*.whl")).read_bytes())
+    assert built[0] == built[1]
+
+
+def test_the_licence_is_in_the_wheel_and_named(archives: Path) -> None:
+    with zipfile.ZipFile(next(archives.glob("*.whl"))) as wheel:
+        [text] = [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+        [metadata] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        assert wheel.read(text) == (ROOT / "LICENSE").read_bytes()
+        assert "License-Expression: Apache-2.0\n" in wheel.read(metadata).decode()
