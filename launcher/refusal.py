@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ def _refuse(node: str, places: Sequence[Place], is_ignored: bool, said: set[str]
     from guardrun.supervisor.node.quarantine import read_holding
     from guardrun.supervisor.render.words import iso_time
 
-    isolations, troubles = read_holding(places, node, time.time())
+    isolations, troubles = read_holding(places, node, time.time(), os.getuid())
     for trouble in troubles:
         if trouble not in said:
             say(f"warning: {trouble}")

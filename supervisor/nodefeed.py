@@ -10,6 +10,7 @@ to remember.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -250,7 +251,8 @@ def persons_isolations(quarantine: Mapping[str, Any], since_wall_s: float, now_s
     found: dict[str, Finding] = {}
     for one in quarantine.get("holding", []):
         who, began_s = str(one.get("who", "")), float(one.get("since_wall_s", 0.0))
-        if who == AUTOMATIC or began_s < since_wall_s:
+        is_anothers = one.get("is_for_owner_alone") is True and one.get("uid") != os.getuid()
+        if who == AUTOMATIC or began_s < since_wall_s or is_anothers:
             continue
         why = f" ({str(one['summary']).rstrip('.')})" if one.get("summary") else ""
         key = f"quarantined/node/{began_s:.3f}"

@@ -60,7 +60,7 @@ class Releases:
 
 def read_released(run: RunFile, environ: Mapping[str, str]) -> Released | None:
     """The newest release of this node by a person; None where there is none, or anything still keeps runs from it."""
-    from guardrun.supervisor.core.node.quarantine import MACHINES, holding
+    from guardrun.supervisor.core.node.quarantine import MACHINES, counting
     from guardrun.supervisor.node.places import find_places, folders_of, may_hold_any, names_here
     from guardrun.supervisor.node.quarantine import read_node
 
@@ -71,7 +71,7 @@ def read_released(run: RunFile, environ: Mapping[str, str]) -> Released | None:
         if not may_hold_any(places):
             continue
         record, _ = read_node(places, name)
-        if holding(record, now_wall_s):
+        if counting(record, now_wall_s, os.getuid()):
             return None
         for one in record.releases:
             if one.who not in MACHINES and (newest is None or one.at_wall_s > newest.at_wall_s):

@@ -129,6 +129,9 @@ class NodeTable(_Table, frozen=True, kw_only=True):
     the user's state folder."""
     shared_dir: str = ""
     """A folder that all nodes of the cluster see: quarantine is kept there, too."""
+    trust_jobs: bool | list[str] = False
+    """Whose jobs may have the agent isolate the node for everybody: nobody's, everybody's, or those of these users and
+    groups (primary or supplementary)."""
 
 
 class PreflightTable(_Table, frozen=True, kw_only=True):

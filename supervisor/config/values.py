@@ -7,7 +7,7 @@ import math
 import shlex
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -33,6 +33,7 @@ _WORDS: dict[Any, str] = {
     float: "a number",
     str: "a string",
     list[str]: 'a list of strings, as in ["a", "b"]',
+    bool | list[str]: 'true, false, or a list of strings, as in ["a", "b"]',
     dict[str, str]: 'a table of strings, as in { NAME = "value" }',
 }
 
@@ -96,7 +97,11 @@ def parse_text(table: str, key: str, text: str) -> Any:
     Raises NotParsedError.
     """
     base, _ = _split(KEYS[table][key])
-    parsers: dict[Any, Callable[[str], Any]] = {bool: _parse_bool, list[str]: _parse_words}
+    parsers: dict[Any, Callable[[str], Any]] = {
+        bool: _parse_bool,
+        list[str]: _parse_words,
+        bool | list[str]: _parse_bool_or_words,
+    }
     if base is str or _choices(base):
         value = _parse_toml(text)
         return value if isinstance(value, str) else text
@@ -122,6 +127,11 @@ def _parse_bool(text: str) -> Any:
     return known.get(text.strip().lower(), text)
 
 
+def _parse_bool_or_words(text: str) -> Any:
+    value = _parse_bool(text)
+    return value if isinstance(value, bool) else _parse_words(text)
+
+
 def _parse_words(text: str) -> Any:
     """A TOML list, else words as a shell has them."""
     value = _parse_toml(text)
@@ -142,7 +152,7 @@ def _split(key_type: Any) -> tuple[Any, list[Meta]]:
 
 
 def _choices(base: Any) -> list[str]:
-    return [] if get_origin(base) in (None, list, dict) else [str(choice) for choice in get_args(base)]
+    return [] if get_origin(base) is not Literal else [str(choice) for choice in get_args(base)]
 
 
 def _check_placeholders(key: str, value: Any) -> str:

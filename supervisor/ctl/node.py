@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.core.node.quarantine import MACHINES, Isolation, Record, end_of, holding
+from guardrun.supervisor.core.node.quarantine import MACHINES, Isolation, Record, counting, end_of, holding
 from guardrun.supervisor.ctl import nodehistory, nodeview
 from guardrun.supervisor.ctl.configured import read_config
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb
@@ -84,7 +84,7 @@ def parse_until(text: str, now_wall_s: float) -> float:
 
 def as_data(node: str, record: Record, troubles: list[str], now_wall_s: float) -> dict[str, Any]:
     """A node for programs: state is `free`, `quarantined`, or `unknown` where something could not be read."""
-    held = holding(record, now_wall_s)
+    held = counting(record, now_wall_s, os.getuid())
     return {
         "node": node,
         "state": "quarantined" if held else "unknown" if troubles else "free",
@@ -98,6 +98,7 @@ def _isolation_data(one: Isolation, record: Record, now_wall_s: float) -> dict[s
     return {
         "cause": one.cause,
         "who": one.who,
+        **({} if one.uid is None else {"uid": one.uid, "is_for_owner_alone": one.is_for_owner_alone}),
         "since": iso_time(one.since_wall_s),
         "until": None if one.until_wall_s is None else iso_time(one.until_wall_s),
         "summary": one.summary,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from guardrun.slurm.given import read_command
 from guardrun.slurm.nodes import SlurmNode, read_nodes
 from guardrun.slurm.partitions import SlurmPartition, choose_partition, read_partitions
 from guardrun.slurm.script import SIGNAL, JobWish, ScriptError, read_template, render
-from guardrun.supervisor.core.node.quarantine import holding
+from guardrun.supervisor.core.node.quarantine import counting
 from guardrun.supervisor.ctl.configured import read_config
 from guardrun.supervisor.ctl.node import places_of, this_node
 from guardrun.supervisor.ctl.verb import OK, Call, CtlError, Verb, write_named
@@ -165,7 +166,7 @@ def _quarantined(call: Call, cluster: _Cluster) -> tuple[list[str], list[str]]:
     config = read_config(call)
     known = read_all(places_of(config, call, this_node(call)))
     now_wall_s = time.time()
-    held = sorted(node for node, record in known.records.items() if holding(record, now_wall_s))
+    held = sorted(node for node, record in known.records.items() if counting(record, now_wall_s, os.getuid()))
     names = {node.name for node in cluster.nodes}
     return [node for node in held if not names or node in names], known.troubles
 

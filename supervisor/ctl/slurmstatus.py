@@ -14,7 +14,7 @@ from guardrun.slurm.commands import Failure, Slurm
 from guardrun.slurm.drain import is_ours
 from guardrun.slurm.jobs import SlurmJob, parse_job, read_job
 from guardrun.slurm.nodes import SlurmNode, read_nodes
-from guardrun.supervisor.core.node.quarantine import headline, holding
+from guardrun.supervisor.core.node.quarantine import counting, headline
 from guardrun.supervisor.ctl.configured import read_config
 from guardrun.supervisor.ctl.node import places_of, this_node
 from guardrun.supervisor.ctl.output import Output
@@ -137,7 +137,7 @@ def _status(call: Call) -> int:
     held = {
         node: headline(isolations)
         for node, record in sorted(known.records.items())
-        if (isolations := holding(record, now_wall_s))
+        if (isolations := counting(record, now_wall_s, os.getuid()))
     }
     drained = {name: node.reason for name, node in states.items() if node.is_drained and is_ours(node.reason)}
     data = {

@@ -219,7 +219,8 @@ class Agent:
         self.mender.look(now_s)
         if points := self.intake.take_points():
             self.historian.put(points, [])
-        state = "quarantined, " if self.ward.state.get("holding") else ""
+        is_quarantined = any(not one.get("is_for_owner_alone") for one in self.ward.state.get("holding", []))
+        state = "quarantined, " if is_quarantined else ""
         heard = f"{self._sensors} sensors, {len(self.latest.findings)} findings"
         self._notifier.status(f"{state}{heard}, {len(self.jobs.living())} jobs, {len(self.clients)} clients")
 

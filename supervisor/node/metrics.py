@@ -133,7 +133,7 @@ def _agent_series(agent: Agent) -> list[Series]:
     for finding in agent.latest.findings.values():
         key = (finding.cause, finding.response.value)
         findings[key] = findings.get(key, 0.0) + 1
-    held = agent.ward.state.get("holding", [])
+    held = [one for one in agent.ward.state.get("holding", []) if not one.get("is_for_owner_alone")]
     jobs = agent.jobs.all()
     return [
         Series(f"{PREFIX}info", "The agent's version.", ("node", "version"), {(agent.node, __version__): 1.0}),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from guardrun.supervisor.collect.bounded import run_bounded
-from guardrun.supervisor.core.node.quarantine import Isolation, Record, holding, isolate, merge, release
+from guardrun.supervisor.core.node.quarantine import EVERYBODY, Isolation, Record, counting, isolate, merge, release
 from guardrun.supervisor.node.places import Place
 from guardrun.supervisor.node.recordfile import LOCK_PATIENCE_S, Known, add_to_file, list_files, read_file
 
@@ -65,10 +65,12 @@ def read_all(places: Sequence[Place]) -> Known:
     return Known(records, troubles)
 
 
-def read_holding(places: Sequence[Place], node: str, now_wall_s: float) -> tuple[list[Isolation], list[str]]:
-    """The isolations of a node that hold now, and what could not be read."""
+def read_holding(
+    places: Sequence[Place], node: str, now_wall_s: float, uid: int = EVERYBODY
+) -> tuple[list[Isolation], list[str]]:
+    """The isolations that keep a user's runs (by default: everybody's) from a node now, and what could not be read."""
     record, troubles = read_node(places, node)
-    return holding(record, now_wall_s), troubles
+    return counting(record, now_wall_s, uid), troubles
 
 
 def change(places: Sequence[Place], node: str, alter: Callable[[Record], Record], now_wall_s: float) -> Written:
@@ -117,13 +119,14 @@ def release_node(
     *,
     is_overriding: bool = False,
     only: Collection[str] | None = None,
+    uid: int | None = None,
 ) -> tuple[Written, list[Isolation]]:
-    """Release a node; also what still holds. who, is_overriding, only: as core's release. Raises OSError, as change."""
+    """Release a node; also what still holds. who, …, uid: as core's release. Raises OSError, as change."""
     left: list[Isolation] = []
 
     def alter(record: Record) -> Record:
         nonlocal left
-        record, left = release(record, who, now_wall_s, reason, is_overriding=is_overriding, only=only)
+        record, left = release(record, who, now_wall_s, reason, is_overriding=is_overriding, only=only, uid=uid)
         return record
 
     return change(places, node, alter, now_wall_s), left

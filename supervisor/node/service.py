@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from guardrun import __version__
-from guardrun.supervisor.core.node.quarantine import Isolation
+from guardrun.supervisor.core.node.quarantine import MAX_CLOCK_GAP_S, Isolation
 from guardrun.supervisor.log import log
 from guardrun.supervisor.node.about import describe
 from guardrun.supervisor.node.clients import MAX_OPEN_ASKS, Client
 from guardrun.supervisor.node.history import Query
 from guardrun.supervisor.node.jobs import NotAllowedError
-from guardrun.supervisor.node.ward import user_name
+from guardrun.supervisor.node.ward import is_trusted, user_name
 from guardrun.supervisor.node.wire import (
     Answer,
     Ask,
@@ -32,6 +32,10 @@ from guardrun.supervisor.node.wire import (
     Welcome,
     agree,
 )
+from guardrun.supervisor.printable import encode_msgpack
+
+MAX_EVIDENCE_BYTES = 8 * 1024
+"""Of a job's isolation: all who connect to the agent are told what holds."""
 
 if TYPE_CHECKING:
     from guardrun.supervisor.node.agent import Agent
@@ -171,6 +175,14 @@ class Service:
         evidence = given.get("evidence")
         is_automatic = given.get("is_automatic") is True
         wall_s = agent.wall_s
+        evidence_wall_s, until_wall_s = _number(given, "evidence_wall_s"), _number(given, "until_wall_s")
+        if evidence_wall_s is not None and evidence_wall_s > wall_s + MAX_CLOCK_GAP_S:
+            raise _RefusedError("the evidence is dated in the future: is the clock right?")
+        if until_wall_s is not None and until_wall_s <= wall_s:
+            raise _RefusedError("the isolation would be over already: its end lies in the past")
+        is_root, trust_jobs = uid in (0, agent.uid), agent.config.node.trust_jobs
+        if not is_root and len(encode_msgpack(evidence)) > MAX_EVIDENCE_BYTES:
+            raise _RefusedError(f"the evidence is more than {MAX_EVIDENCE_BYTES} bytes")
         acted = self._acted(client, ask)
 
         def act() -> None:
@@ -180,10 +192,12 @@ class Service:
                 since_wall_s=wall_s,
                 summary=_text(given, "reason"),
                 evidence=evidence if isinstance(evidence, dict) else {},
-                evidence_wall_s=_number(given, "evidence_wall_s"),
+                evidence_wall_s=None if evidence_wall_s is None else min(evidence_wall_s, wall_s),
                 run_id=run_id,
                 incident=_text(given, "incident"),
-                until_wall_s=_number(given, "until_wall_s"),
+                until_wall_s=until_wall_s,
+                uid=None if is_root else uid,
+                is_for_owner_alone=not is_root and not is_trusted(uid, trust_jobs),
             )
             agent.ward.isolate(isolation, wall_s, acted)
 
@@ -192,12 +206,13 @@ class Service:
     def _release(self, client: Client, ask: Ask) -> None:
         self._check_may_act(client, ask)
         agent, reason, uid = self._agent, _text(ask.arguments, "reason"), client.peer.uid
+        only_uid = None if uid in (0, agent.uid) else uid
         is_overriding = ask.arguments.get("is_overriding") is True and uid in (0, agent.uid)
 
         acted = self._acted(client, ask)
 
         def act() -> None:
-            agent.ward.release(user_name(uid), reason, agent.wall_s, acted, is_overriding=is_overriding)
+            agent.ward.release(user_name(uid), reason, agent.wall_s, acted, is_overriding=is_overriding, uid=only_uid)
 
         agent.hands.put(act)
 

@@ -6,9 +6,11 @@ the last answer.
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +63,13 @@ class Ward:
         *,
         is_overriding: bool = False,
         only: Collection[str] | None = None,
+        uid: int | None = None,
     ) -> None:
-        """told: what still holds, or empty. is_overriding, only: as core's release."""
+        """told: what still holds, or empty. is_overriding, only, uid: as core's release."""
 
         def act() -> str:
             written, left = release_node(
-                self._places, self._node, who, wall_s, reason, is_overriding=is_overriding, only=only
+                self._places, self._node, who, wall_s, reason, is_overriding=is_overriding, only=only, uid=uid
             )
             return " ".join([*([f"it is still isolated: {core.headline(left)}"] if left else []), *written.troubles])
 
@@ -124,6 +127,22 @@ def user_name(uid: int) -> str:
     except KeyError:
         return f"uid {uid}"
     return f"user {name}" if name in core.MACHINES else name
+
+
+def is_trusted(uid: int, trust_jobs: bool | list[str]) -> bool:
+    """Say whether [node] trust_jobs has a user's isolations hold for everybody. Not for the loop's thread, either."""
+    if isinstance(trust_jobs, bool):
+        return trust_jobs
+    try:
+        user = pwd.getpwuid(uid)
+        groups = os.getgrouplist(user.pw_name, user.pw_gid)
+    except (KeyError, OSError):
+        return False
+    names = {user.pw_name}
+    for gid in groups:
+        with suppress(KeyError):
+            names.add(grp.getgrgid(gid).gr_name)
+    return not names.isdisjoint(trust_jobs)
 
 
 def node_name(environ: Mapping[str, str]) -> str:

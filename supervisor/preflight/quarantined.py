@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from guardrun.supervisor.core.node.quarantine import headline
@@ -20,7 +21,7 @@ def run(subject: Subject) -> list[Remark]:
 
 def _of(node: str, subject: Subject) -> list[Remark]:
     places = find_places(subject.state_dir, subject.shared_dir, subject.environ, node)
-    isolations, troubles = read_holding(places, node, time.time())
+    isolations, troubles = read_holding(places, node, time.time(), os.getuid())
     remarks = [warn(NAME, trouble, "guardctl node show tells what is known.") for trouble in troubles]
     if isolations:
         advice = f"guardctl node show {node} tells more; guardctl node release {node} ends it."

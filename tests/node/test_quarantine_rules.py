@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from guardrun.supervisor.core.node.quarantine import (
     AUTOMATIC,
+    EVERYBODY,
     MAX_CLOCK_GAP_S,
+    MAX_OF_ONE_USER,
     MAX_PAST,
+    MAX_RELEASES,
     Isolation,
     Record,
     Release,
+    counting,
     end_of,
     headline,
     holding,
@@ -218,3 +222,52 @@ def test_what_is_long_over_goes() -> None:
     pruned = prune(record, NOW_S)
     assert len(pruned.isolations) == MAX_PAST + 1
     assert [one.who for one in holding(pruned, NOW_S)] == ["alice"]
+
+
+# Whose word it is ------------------------------------------------------------------------------------------------
+
+
+def own(uid: int, since_s: float, **more: object) -> Isolation:
+    return by(AUTOMATIC, since_s, uid=uid, is_for_owner_alone=True, **more)
+
+
+def test_an_entry_without_a_uid_holds_for_everybody() -> None:
+    old = msgspec.json.decode(
+        b'{"cause": "gpu_xid", "who": "guardrun", "since_wall_s": 100.0, "run_id": "r"}', type=Isolation
+    )
+    assert old.id == OURS.id
+    assert [counting(of(old), NOW_S, uid) for uid in (EVERYBODY, 0, 7)] == [[old]] * 3
+
+
+def test_a_users_isolation_counts_for_them_and_hides_no_sensors() -> None:
+    record, why = isolate(of(), own(7, 100.0), NOW_S)
+    assert [len(counting(record, NOW_S, uid)) for uid in (7, 8, EVERYBODY)] == [1, 0, 0]
+    record, why = isolate(record, OURS, NOW_S)
+    assert why == "" and counting(record, NOW_S, 8) == [OURS]
+    record, why = isolate(of(own(7, 100.0)), own(8, 100.0), NOW_S)
+    assert why == "" and len(counting(record, NOW_S, 8)) == 1
+
+
+def test_a_users_release_lifts_their_own_alone() -> None:
+    record = of(OURS, ALICES, own(7, 100.0), own(8, 100.0))
+    after, left = release(record, "carol", NOW_S, is_overriding=True, uid=7)
+    assert left == [one for one in holding(record, NOW_S) if one.uid != 7]
+    assert release(after, "carol", NOW_S + 1, uid=7)[0] == after, "nothing is theirs: nothing is kept of it"
+    assert release(after, "root", NOW_S, is_overriding=True)[1] == []
+
+
+def test_a_users_isolations_are_bounded_and_push_nobodys_out() -> None:
+    past = by("alice", 1.0, until_wall_s=2.0)
+    lifted = Release(who="root", at_wall_s=5.0)
+    record = of(OURS, past, lifted)
+    for number in range(MAX_RELEASES + 50):
+        record, _ = isolate(record, own(7, 200.0 + number, cause=f"c{number}"), NOW_S)
+        record = prune(release(record, "carol", 200.5 + number, uid=7)[0], NOW_S)
+    assert OURS in record.isolations and past in record.isolations and lifted in record.releases
+    assert len(record.isolations) <= MAX_PAST + 2 and len(record.releases) <= MAX_PAST + 2
+    whys = []
+    for number in range(MAX_OF_ONE_USER + 1):
+        record, why = isolate(record, own(7, 900.0, cause=f"d{number}"), NOW_S)
+        whys.append(why)
+    assert not any(whys[:-1]) and "isolations of yours hold on this node already" in whys[-1]
+    assert isolate(record, own(8, 900.0), NOW_S)[1] == ""

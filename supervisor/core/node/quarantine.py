@@ -8,6 +8,8 @@ records (two folders, two writers) always merge into one, in any order, as often
   the release: the same evidence does not bring it back, whatever else finds it.
 - A person's isolation is lifted by a release that names it, and by nothing else. guardrun itself releases only what
   guardrun isolated, and names it.
+- What a user asked the node's agent for bears that user's uid. It holds for their own runs alone, unless the
+  administrator trusts their jobs ([node] trust_jobs), and their releases lift nothing but what bears their uid.
 - Wall clocks are set, and nodes disagree: a release from the future counts only for what it names.
 """
 
@@ -38,6 +40,12 @@ MAX_RELEASES = 256
 
 MAX_TEXT = 2000
 
+EVERYBODY = -1
+"""In place of a uid."""
+
+MAX_OF_ONE_USER = 16
+"""Isolations that one user may have hold on a node: the record is read at each start of a run."""
+
 
 class Isolation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Somebody said: no runs on this node."""
@@ -57,10 +65,19 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     incident: str = ""
     until_wall_s: float | None = None
     """None: until somebody releases it."""
+    uid: int | None = None
+    """Of the user who asked the agent for it. None: root, a sensor, or an entry of before this field."""
+    is_for_owner_alone: bool = False
+    """It counts for runs of `uid` and for nobody else's."""
 
     @property
     def id(self) -> str:
-        return f"{self.since_wall_s:.3f}/{self.who}/{self.cause}"
+        asked = "" if self.uid is None else f"/{self.uid}"
+        return f"{self.since_wall_s:.3f}/{self.who}/{self.cause}{asked}"
+
+    def counts_for(self, uid: int) -> bool:
+        """Say whether it keeps this user's runs from the node."""
+        return not self.is_for_owner_alone or uid == self.uid
 
     @property
     def is_automatic(self) -> bool:
@@ -79,10 +96,13 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lifts: tuple[str, ...] = ()
     """Ids of the isolations that it ended."""
     reason: str = ""
+    uid: int | None = None
+    """Of the user who asked the agent for it: it lifts only theirs. None: it may lift everybody's."""
 
     @property
     def id(self) -> str:
-        return f"{self.at_wall_s:.3f}/{self.who}"
+        asked = "" if self.uid is None else f"/{self.uid}"
+        return f"{self.at_wall_s:.3f}/{self.who}{asked}"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,6 +117,11 @@ def holding(record: Record, now_wall_s: float) -> list[Isolation]:
     return [one for one in record.isolations if end_of(one, record, now_wall_s) is None]
 
 
+def counting(record: Record, now_wall_s: float, uid: int) -> list[Isolation]:
+    """The isolations that keep a user's runs from the node; uid: EVERYBODY for those that keep everybody's."""
+    return [one for one in holding(record, now_wall_s) if one.counts_for(uid)]
+
+
 def end_of(isolation: Isolation, record: Record, now_wall_s: float) -> str | None:
     """Why an isolation no longer holds, in words; None: it holds."""
     for release in record.releases:
@@ -109,6 +134,8 @@ def end_of(isolation: Isolation, record: Record, now_wall_s: float) -> str | Non
 
 def is_lifted_by(isolation: Isolation, release: Release, now_wall_s: float) -> bool:
     """Say whether this release ends this isolation."""
+    if release.uid is not None and release.uid != isolation.uid:
+        return False
     if release.who in MACHINES:
         return isolation.is_automatic and isolation.id in release.lifts
     if isolation.id in release.lifts:
@@ -121,15 +148,20 @@ def isolate(record: Record, isolation: Isolation, now_wall_s: float) -> tuple[Re
     """The record with one isolation more, and why there is none (empty: there is, or was).
 
     guardrun's own is not added where a person has released what it rests on; nor, which is no reason, where guardrun's
-    already holds for the same cause at least as long. A person's is always added.
+    already holds for the same cause at least as long, and for all that this one would. A person's is always added, but
+    for one more than a user may have.
     """
     if isolation.is_automatic:
         ended = end_of(isolation, record, now_wall_s)
         if ended is not None:
             return record, f"{ended}; {IS_OLDER}"
         for one in holding(record, now_wall_s):
-            if one.is_automatic and one.cause == isolation.cause and _ends_s(one) >= _ends_s(isolation):
+            if _covers(one, isolation):
                 return record, ""
+    if isolation.uid is not None:
+        count = sum(one.uid == isolation.uid for one in holding(record, now_wall_s))
+        if count >= MAX_OF_ONE_USER:
+            return record, f"{count} isolations of yours hold on this node already: release it first"
     return merge(record, Record(isolations=(_bounded(isolation),))), ""
 
 
@@ -141,21 +173,25 @@ def release(
     *,
     is_overriding: bool = False,
     only: Collection[str] | None = None,
+    uid: int | None = None,
 ) -> tuple[Record, list[Isolation]]:
     """The record after somebody released the node, and the isolations that still hold.
 
     is_overriding: other persons' isolations, too. Without it they stay, as all persons' do for guardrun. only: ids of
-    the isolations to be lifted; None: all that may be.
+    the isolations to be lifted; None: all that may be. uid: of a user who may lift only their own, which is no news
+    where there are none.
     """
     is_person = who not in MACHINES
     wanted = [
         one.id
         for one in holding(record, now_wall_s)
-        if (one.is_automatic or (is_person and (one.who == who or is_overriding))) and (only is None or one.id in only)
+        if (one.is_automatic or (is_person and (one.who == who or is_overriding)))
+        and (only is None or one.id in only)
+        and (uid is None or one.uid == uid)
     ]
-    if not is_person and not wanted:
+    if (not is_person or uid is not None) and not wanted:
         return record, holding(record, now_wall_s)
-    added = Release(who=who, at_wall_s=now_wall_s, lifts=tuple(sorted(wanted)), reason=reason[:MAX_TEXT])
+    added = Release(who=who, at_wall_s=now_wall_s, lifts=tuple(sorted(wanted)), reason=reason[:MAX_TEXT], uid=uid)
     after = merge(record, Record(releases=(added,)))
     return after, holding(after, now_wall_s)
 
@@ -180,13 +216,18 @@ def merge(*records: Record) -> Record:
 def prune(record: Record, now_wall_s: float) -> Record:
     """The record without most of what is long over; what holds, now or later, is the same.
 
-    Releases are kept longer than what they lifted: another copy of the record may still hold that.
+    Releases are kept longer than what they lifted: another copy of the record may still hold that. What users asked for
+    is counted apart: however often they ask, what root and the sensors said is not pushed out.
     """
     held = {one.id for one in holding(record, now_wall_s)}
     over = sorted((one for one in record.isolations if one.id not in held), key=lambda one: one.since_wall_s)
-    kept = held | {one.id for one in over[-MAX_PAST:]}
+    by_users = [one for one in over if one.uid is not None]
+    by_root = [one for one in over if one.uid is None]
+    kept = held | {one.id for one in (*by_users[-MAX_PAST:], *by_root[-MAX_PAST:])}
     isolations = tuple(one for one in record.isolations if one.id in kept)
-    newest = {one.id for one in sorted(record.releases, key=lambda one: one.at_wall_s)[-MAX_RELEASES:]}
+    in_time = sorted(record.releases, key=lambda one: one.at_wall_s)
+    users, roots = ([one for one in in_time if (one.uid is not None) is is_user] for is_user in (True, False))
+    newest = {one.id for one in (*users[-MAX_PAST:], *roots[-MAX_RELEASES:])}
     releases = tuple(
         one
         for one in record.releases
@@ -223,6 +264,12 @@ def _ends_s(isolation: Isolation) -> float:
     return float("inf") if isolation.until_wall_s is None else isolation.until_wall_s
 
 
+def _covers(one: Isolation, other: Isolation) -> bool:
+    """Whether one of guardrun's that holds makes another superfluous: same cause, as long, for as many."""
+    is_as_wide = not one.is_for_owner_alone or (other.is_for_owner_alone and one.uid == other.uid)
+    return one.is_automatic and one.cause == other.cause and _ends_s(one) >= _ends_s(other) and is_as_wide
+
+
 def _bounded(isolation: Isolation) -> Isolation:
     return msgspec.structs.replace(isolation, summary=isolation.summary[:MAX_TEXT])
 
@@ -232,5 +279,6 @@ def headline(isolations: Iterable[Isolation]) -> str:
     parts = []
     for one in isolations:
         why = f" ({one.summary.rstrip('.')})" if one.summary else ""
-        parts.append(f"{one.cause}{why}, isolated by {one.who}")
+        whose = f" for runs of uid {one.uid} alone" if one.is_for_owner_alone else ""
+        parts.append(f"{one.cause}{why}, isolated by {one.who}{whose}")
     return "; ".join(parts)
