@@ -109,15 +109,16 @@ time.sleep(600)  # until it is stopped for the other's end
 """
 
 
-@pytest.mark.parametrize("name", ["pipe", "pipe with stdout", "terminal"])
-def test_functions_as_ranks_have_outlets_of_their_own(edge: EdgeRuns, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "method"), [("pipe", "spawn"), ("pipe with stdout", "forkserver"), ("terminal", "spawn")]
+)
+def test_functions_as_ranks_have_outlets_of_their_own(edge: EdgeRuns, tmp_path: Path, name: str, method: str) -> None:
     """Long on a busy machine: multiprocessing's children import torch anew."""
     script = tmp_path / "says.py"
     script.write_text(SAYS)
     which = "one" if name == "pipe" else "both"
-    finished = edge.run(
-        str(script), which, flags=("--run-path", "--max-restarts=0"), config=None, program=outlets()[name]
-    )
+    flags = ("--run-path", f"--start-method={method}", "--max-restarts=0")
+    finished = edge.run(str(script), which, flags=flags, config=None, program=outlets()[name])
     incident = only(finished)
     assert (incident["cause"], ranks_of(incident)) == ("abort", [1])
     assert "free(): invalid pointer" in incident["summary"]
