@@ -19,13 +19,16 @@ from guardrun.supervisor.collect.cleanup import end_processes
 from guardrun.supervisor.collect.procfs import read_boot_id, read_cmdline, read_stat
 from guardrun.supervisor.collect.table import ProcessTable, processes_with_marker
 from guardrun.supervisor.node.wire import RegisterJob
-from guardrun.supervisor.ownfiles import write_file
+from guardrun.supervisor.ownfiles import SECRET, write_file
 from guardrun.supervisor.printable import encode_json
 from guardrun.supervisor.render.redact import redact_argv
 from guardrun.supervisor.scribe import Scribe
 
 NAME = "jobs.json"
-MAX_JOBS = 256
+MAX_OF_ONE_USER = 64
+"""Jobs that one user may have registered, those counted that have ended and left something."""
+_LONGEST = {"run_id": 255, "run_dir": 4096, "token": 128}
+"""Bytes: as long as the names of files and folders are, and more than guardrun's own marks."""
 PATIENCE_S = 30.0
 """From the launcher's end: its supervisor takes at most ten seconds to end what is left, and ends itself after that."""
 AGAIN_S = 60.0
@@ -96,10 +99,11 @@ class Jobs:
             jobs = msgspec.json.decode(self._path.read_bytes(), type=list[Job])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return
-        for job in jobs[:MAX_JOBS]:
-            if job.boot_id == self._boot_id:
+        for job in jobs:
+            if job.boot_id == self._boot_id and self._count(job.uid) < MAX_OF_ONE_USER:
                 job.ended_s = None if job.ended_s is None else now_s
-                self._jobs[job.uid, job.run_id] = job
+                is_known = (job.uid, job.run_id) in self._jobs  # the newest of a run is written first
+                self._jobs[job.uid, _past_name(job) if is_known else job.run_id] = job
 
     def register(self, said: RegisterJob, uid: int, own_uid: int) -> tuple[Job, bool]:
         """A supervisor says whose it is. Answers the job, and whether it is new. Raises NotAllowedError.
@@ -113,14 +117,17 @@ class Jobs:
             raise NotAllowedError(f"run {said.run_id}: its launcher, process {said.launcher_pid}, is not yours")
         if not said.token:
             raise NotAllowedError(f"run {said.run_id}: without a mark its processes could not be told from others")
+        for name, longest in _LONGEST.items():
+            if len(getattr(said, name).encode()) > longest:
+                raise NotAllowedError(f"run {said.run_id[:40]}: its {name} has more than {longest} bytes")
         key = (owner, said.run_id)
         before = self._jobs.get(key)
         is_new = before is None or before.token != said.token or before.ended_s is not None
-        if before is None and sum(uid == owner for uid, _ in self._jobs) >= MAX_JOBS // 4:
+        if (before is None or before.token != said.token) and self._count(owner) >= MAX_OF_ONE_USER:
             raise NotAllowedError(f"run {said.run_id}: too many jobs of yours are registered on this node")
         if before is not None and before.token != said.token:
             # The run goes on with a new launcher: what the old one left must not be forgotten.
-            self._jobs[owner, f"{said.run_id}#{before.token}"] = before
+            self._jobs[owner, _past_name(before)] = before
         self._jobs[key] = Job(
             run_id=said.run_id,
             run_dir=said.run_dir,
@@ -141,6 +148,9 @@ class Jobs:
             job.ended_s = now_s
             self.save()
         return job
+
+    def _count(self, uid: int) -> int:
+        return sum(owner == uid for owner, _ in self._jobs)
 
     def find(self, run_id: str, uid: int, own_uid: int) -> Job:
         """A job that this user may act for. Raises NotAllowedError, in the same words for no job and another's."""
@@ -193,10 +203,15 @@ class Jobs:
 
     def _write(self, data: bytes) -> None:
         try:
-            write_file(self._path, data)
+            write_file(self._path, data, SECRET)
             self.trouble = ""
         except OSError as error:
             self.trouble = f"{self._path}: {error.strerror}"
+
+
+def _past_name(job: Job) -> str:
+    """Of one that its run has gone on from with another launcher."""
+    return f"{job.run_id}#{job.token}"
 
 
 def open_launcher(job: Job) -> Handle:

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from guardrun.supervisor.collect.procfs import read_boot_id
 from guardrun.supervisor.core.node.facts import Readout, Sample
 from guardrun.supervisor.core.node.holders import write_holders
 from guardrun.supervisor.node.client import AgentClient
-from guardrun.supervisor.node.jobs import Job, Jobs, Left, NotAllowedError, sweep
+from guardrun.supervisor.node.jobs import MAX_OF_ONE_USER, Job, Jobs, Left, NotAllowedError, sweep
 from guardrun.supervisor.node.undertaker import find_held
 from guardrun.supervisor.node.wire import Facts, RegisterJob
 from guardrun.supervisor.scribe import Scribe
@@ -180,6 +181,39 @@ def test_a_run_that_goes_on_under_a_new_launcher_keeps_what_the_old_one_left_in_
     jobs.register(registration(first, token="old"), uid=own, own_uid=own)
     jobs.register(registration(second, token="new"), uid=own, own_uid=own)
     assert sorted(job.token for job in jobs.all()) == ["new", "old"]
+
+
+def test_nobody_registers_without_end_and_no_other_users_job_is_forgotten(jobs: Jobs, start: Start) -> None:
+    """By ever other marks of one run, which a user may make up; theirs, and others', are known after a restart."""
+    launcher, mine, own = start("import time; time.sleep(600)"), os.getuid(), os.getuid()
+    others = Job(run_id="r1", run_dir="", launcher_pid=1, launcher_start=1, token="t", uid=7, boot_id=read_boot_id())
+    for number in range(MAX_OF_ONE_USER):
+        assert jobs.register(registration(launcher, token=f"mark-{number}"), mine, own)[1]
+    for number in range(3):
+        with pytest.raises(NotAllowedError, match="too many jobs of yours"):
+            jobs.register(registration(launcher, token=f"more-{number}"), mine, own)
+        with pytest.raises(NotAllowedError, match="too many jobs of yours"):
+            jobs.register(registration(launcher, run_id=f"r{number + 2}"), mine, own)
+    # What is registered is heard of again: each supervisor says so whenever it connects.
+    assert not jobs.register(registration(launcher, token=f"mark-{MAX_OF_ONE_USER - 1}"), mine, own)[1]
+    jobs._jobs[7, "r1"] = others
+    jobs.save()
+    assert jobs._scribe.do(lambda: None)
+    book = jobs._path
+    assert book.stat().st_mode & 0o777 == 0o600
+    after = Jobs(book.parent, jobs._scribe)
+    after.load(now_s=5.0)
+    assert sorted(job.token for job in after.all()) == sorted(job.token for job in jobs.all())
+    assert after.find("r1", mine, own).token == f"mark-{MAX_OF_ONE_USER - 1}"
+
+
+@pytest.mark.parametrize(("name", "longest"), [("run_id", 255), ("run_dir", 4096), ("token", 128)])
+def test_what_is_registered_has_its_length(jobs: Jobs, start: Start, name: str, longest: int) -> None:
+    launcher, own = start("import time; time.sleep(600)"), os.getuid()
+    said = registration(launcher)
+    assert jobs.register(msgspec.structs.replace(said, **{name: "n" * longest}), own, own)[1]
+    with pytest.raises(NotAllowedError, match=f"its {name} has more than {longest} bytes"):
+        jobs.register(msgspec.structs.replace(said, **{name: "é" * (longest // 2 + 1)}), own, own)
 
 
 def test_jobs_of_another_boot_are_forgotten(tmp_path: Path) -> None:
