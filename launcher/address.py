@@ -78,14 +78,6 @@ def is_loopback(host: str) -> bool:
         return plain_name(host).partition(".")[0] == "localhost"
 
 
-def loopback_address(host: str) -> str:
-    """Where to listen for what reaches the host by this name, if that is itself alone; empty: anywhere."""
-    if not is_loopback(host):
-        return ""
-    found = (str(address[0]) for family, address in _look_up(host) if _can_bind(family, address))
-    return next((address for address in found if is_loopback(address)), "")
-
-
 def is_ipv6(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.partition("%")[0]).version == 6

@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from guardrun.launcher.address import (
-    does_resolve,
-    find_address,
-    is_ipv6,
-    is_loopback,
-    is_own,
-    loopback_address,
-    names_of,
-    own_names,
-)
+from guardrun.launcher.address import does_resolve, find_address, is_ipv6, is_loopback, is_own, names_of, own_names
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.coordinator.joinfile import (
     EVERY,
@@ -307,8 +298,6 @@ def fleet_file(fleet: Fleet, plan: Plan, config: Config, join: Path, is_head: bo
         awaited=fleet.awaited,
         plan=fleet.plan,
         address=named or find_address(local),
-        # Where the scheduler says who leads, torchrun's default address may stand there without anybody meaning it.
-        loopback=loopback_address(fleet.endpoint) if is_head and fleet.is_by_host else "",
         port=0 if config.fleet.join == MUNGE else config.fleet.port,
         term_s=config.fleet.term_s,
         role=str(getattr(plan.config, "role", "")),

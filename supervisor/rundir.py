@@ -51,8 +51,6 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     """By which the nodes know the job before they know anything else of it."""
     address: str
     """At which other nodes reach this one."""
-    loopback: str = ""
-    """Of the head: all nodes are on this host, so nodes are heard at this address alone; empty: at every one."""
     meet: tuple[str, int] | None = None
     """Where the head introduces itself by munge, in place of the join file."""
     munge_socket: str = ""

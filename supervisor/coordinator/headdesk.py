@@ -89,7 +89,7 @@ class HeadDesk:
         self.checks = CheckDesk(daemon, fleet, self._send)
         keys = _read_keys(daemon.run_dir, daemon.run_file.session)
         server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
-        settings = HubSettings(term_s=fleet.term_s, decide=self._decide, bind=_bind(fleet.loopback))
+        settings = HubSettings(term_s=fleet.term_s, decide=self._decide)
         port = keys.port if keys else fleet.port
         self.hub = Hub(daemon.clock.now, server, [client.public], port, settings)
         self.asking = FleetAsking(self._ask, self.hub.incarnation)
@@ -100,7 +100,7 @@ class HeadDesk:
             run_dir=str(daemon.run_dir),
             token=daemon.run_file.token,
             head=self._me,
-            addresses=[fleet.loopback or fleet.address],
+            addresses=[fleet.address],
             port=self.hub.port,
             names=fleet.names,
             server_key=server.public,
@@ -125,12 +125,7 @@ class HeadDesk:
         try:
             if fleet.meet is not None:
                 self._introducer = Introducer(
-                    fleet.meet[1],
-                    fleet.key,
-                    self._join,
-                    self.hub.admit,
-                    bind=fleet.loopback,
-                    munge_socket=fleet.munge_socket,
+                    fleet.meet[1], fleet.key, self._join, self.hub.admit, munge_socket=fleet.munge_socket
                 )
             else:
                 self._write_join_file(is_first=keys is None)
@@ -532,11 +527,6 @@ class HeadDesk:
             )
 
         daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
-
-
-def _bind(address: str) -> str:
-    """As ZeroMQ has it; every address where there is none."""
-    return f"[{address}]" if ":" in address else address or "*"
 
 
 def _read_keys(run_dir: Path, session: int) -> Keys | None:

@@ -319,9 +319,7 @@ def _receive(server: socket.socket, size: int, until_s: float) -> bytes:
 def _listen(bind: str, port: int) -> socket.socket:
     """A listening socket, for IPv6 and IPv4 where the host has both."""
     if bind or not socket.has_dualstack_ipv6():
-        listener = socket.create_server(
-            (bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET, backlog=BACKLOG
-        )
+        listener = socket.create_server((bind, port), backlog=BACKLOG)
     else:
         listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
     listener.setblocking(False)
