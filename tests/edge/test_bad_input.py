@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -177,10 +178,14 @@ def test_two_runs_in_one_folder_do_not_meet(edge: EdgeRuns) -> None:
 
 @pytest.fixture
 def without_pyspy() -> Iterator[list[str]]:
-    """A program in guardrun's place that sees no py-spy: hidden in a mount namespace of its own."""
+    """A program in guardrun's place that sees no py-spy: each is hidden in a mount namespace of its own."""
     pyspy, guardrun = find_program("py-spy"), find_program("guardrun")
     assert pyspy is not None and guardrun is not None
-    hide = f'mount --bind /dev/null {pyspy} && exec {guardrun} "$@"'
+    # Another environment's may be in PATH, too.
+    others = (shutil.which("py-spy", path=folder) for folder in os.get_exec_path())
+    hidden = {os.path.realpath(one) for one in (pyspy, *others) if one}
+    mounts = " && ".join(f"mount --bind /dev/null {one}" for one in sorted(hidden))
+    hide = f'{mounts} && exec {guardrun} "$@"'
     probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=10, check=False)
     if probe.returncode != 0:
         pytest.skip("real part mount: no mount namespace can be made")
