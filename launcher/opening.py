@@ -285,7 +285,7 @@ def _read_journals_outcome(path: Path) -> tuple[str, bool]:
 
     try:
         state = recover(path)[0].state
-    except OSError:
+    except (OSError, msgspec.MsgspecError):  # it cannot be read, or another version's engine wrote its snapshot
         return "", False
     return outcome_so_far(state), state.may_go_on
 

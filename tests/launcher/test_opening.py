@@ -146,6 +146,14 @@ def test_one_whose_ranks_have_all_ended_well_is_not_whatever_was_written_of_it(o
             opener.open("job")
 
 
+def test_one_whose_journal_another_version_wrote_goes_on(opener: Opener) -> None:
+    first = opener.open("job")
+    snapshot = {"n": 0, "t": 0.0, "wall": "", "snapshot": {"phase": 3}}
+    (first.path / "events.jsonl").write_text(json.dumps(snapshot) + "\n")
+    dead_owner(first)
+    assert opener.open("job").is_continued
+
+
 def test_one_that_was_killed_before_it_was_a_run_is_a_new_one(opener: Opener) -> None:
     for left in ([], [LOCK_FILE], [LOCK_FILE, "nccl"]):
         path = opener.folder / "runs" / f"job{len(left)}"
