@@ -1,4 +1,4 @@
-# make demo | test | test-quick | test-flaky | lint | mutants | wheel | bench | gym | soak | sim | clean
+# make demo | test | test-quick | test-flaky | test-lowest | lint | mutants | wheel | sbom | bench | gym | gpu-check | soak | sim | clean
 #
 # Each sets up what it needs in .venv first: nothing but Python 3.10 or newer with its venv module, and a package index
 # (pip's own configuration says which), has to be there. PYTHON=… names the interpreter. torch comes first, so that
@@ -30,9 +30,14 @@ SIM_ARGS ?=
 # of test-flaky: how many runs, and which tests (as for pytest's -k)
 N ?= 10
 K ?=
+# of test-lowest: which Python has torch, and which torch (the lowest has only builds of gigabytes on the usual index);
+# the lowest Python, without torch where it is another one
+LOWEST_PYTHON ?= $(BIN)/python
+LOWEST_TORCH ?= $(TORCH)
+LOWEST_OLDER ?= python3.10
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo demo-slurm test test-quick test-flaky lint mutants wheel bench gym gym-hour gym-life gym-night soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test test-quick test-flaky test-lowest lint mutants wheel sbom bench gym gym-hour gym-life gym-night gpu-check soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
@@ -40,14 +45,17 @@ help:
 	@echo "make test    all tests (PYTEST_ARGS='tests/core -x' for some, WORKERS=0 one after the other)"
 	@echo "make test-quick   what one runs before a commit: which tests that is, says tests/support/quick.py"
 	@echo "make test-flaky   all tests, or some, many times beside busy processes and a slow disk (N=10, K='hang and not fleet')"
+	@echo "make test-lowest  some tests, with the lowest versions that pyproject.toml allows (docs/testing.md)"
 	@echo "make lint    style, types, and what may import what"
 	@echo "make mutants    mistakes planted in a copy: does a test notice each? (MUTANTS_ARGS='-j 2', '--suite quick')"
 	@echo "make wheel   dist/*.whl, the same bytes from the same commit"
+	@echo "make sbom    dist/*.cdx.json beside that wheel: what it brings with it, versions and licences (CycloneDX)"
 	@echo "make bench   guardrun beside torchrun, in figures"
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
 	@echo "make gym-hour   an hour of decoys in one run"
 	@echo "make gym-life   scripts of daily life that look like a hang, under torchrun and guardrun (LIFE_ARGS='--only judge*')"
 	@echo "make gym-night   the same in random order, until they have made eight hours of jobs"
+	@echo "make gpu-check   on a machine with a GPU: sensors, NCCL's records, faults and decoys, kept in .gpu-check (docs/accelerators.md)"
 	@echo "make soak    the simulations, checkpoints that are a few bytes off, and runs killed at 200 moments: much longer"
 	@echo "make sim     10,000 nodes for two weeks in simulation, beside torchrun (two hours; SIM_ARGS=--quick)"
 	@echo "make clean   remove .venv and whatever was built or run here"
@@ -69,6 +77,10 @@ test-quick: $(VENV)/.stamp-test
 test-flaky: $(VENV)/.stamp-test
 	@$(BIN)/python -m tests.support.flaky --runs $(N) $(if $(K),-k '$(K)') -- $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
+# In environments of its own, in .lowest.
+test-lowest: $(VENV)/.stamp-dev
+	@$(BIN)/python -m tests.support.lowest --python $(LOWEST_PYTHON) --torch $(LOWEST_TORCH) --older $(LOWEST_OLDER)
+
 lint: $(VENV)/.stamp-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -84,6 +96,13 @@ wheel: $(VENV)/.stamp-dev
 	@SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 1580601600)}" \
 		$(BIN)/python -m hatchling build -t wheel
 
+# Beside that wheel alone: those of other versions go first.
+sbom:
+	@rm -f dist/guardrun-*.whl dist/guardrun-*.cdx.json
+	@$(MAKE) --no-print-directory wheel
+	@SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || echo 1580601600)}" \
+		$(BIN)/python -m tests.support.sbom dist
+
 bench: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/run.py
 
@@ -98,6 +117,11 @@ gym-life: $(VENV)/.stamp-dev
 
 gym-night: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/gym/life.py --night 8 --results .gym/night.jsonl $(LIFE_ARGS)
+
+# With the Python that has a torch for the GPU, and guardrun's dependencies: the environment above has a CPU build.
+gpu-check: PYTHON = python3
+gpu-check:
+	@PYTHONPATH=$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) benchmarks/gpu/check.py --out .gpu-check $(GPU_ARGS)
 
 soak: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/core tests/sim tests/checkpoints/test_fuzz.py \
@@ -160,6 +184,6 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-dev tests/support/startup_log.py
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .gym build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo guardrun-runs
+	rm -rf $(VENV) .gym .lowest .gpu-check build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo guardrun-runs
 	rm -rf examples/demo/out examples/demo/guardrun-runs examples/demo/*.out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from benchmarks.docs import write_docs
 from benchmarks.item import Bench, CannotMeasure, Effort, Item
+from benchmarks.items.agent_flood import AgentFloodItem
 from benchmarks.items.coordinator import CoordinatorItem
 from benchmarks.items.engine import EngineItem
 from benchmarks.items.fleet import FleetItem
@@ -44,6 +45,7 @@ ITEMS: tuple[Item, ...] = (
     GcPolicyItem(),
     SupervisorCostItem(),
     NodeAgentItem(),
+    AgentFloodItem(),
     KillItem(),
     HangItem(),
     FleetItem(),

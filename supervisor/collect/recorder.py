@@ -132,11 +132,12 @@ def parse_trace(data: bytes) -> Trace:
     unread = 0
     for each in raw.entries[-MAX_ENTRIES:]:
         try:
-            entries.append(_entry(_ENTRY_DECODER.decode(each)))
+            entry = _ENTRY_DECODER.decode(each)
+            entries.append((entry, _entry(entry)))
         except (msgspec.MsgspecError, UnicodeError, ValueError):
             unread += 1
     trouble = f"{unread} entries of the flight recorder can't be read (its version: {raw.version})" if unread else ""
-    return Trace(entries=_since_made(entries), members=_members(raw.pg_config), trouble=trouble)
+    return Trace(entries=_since_made(_closed(entries)), members=_members(raw.pg_config), trouble=trouble)
 
 
 def _entry(raw: _RawEntry) -> Entry:
@@ -161,6 +162,41 @@ def _entry(raw: _RawEntry) -> Entry:
         is_done=raw.state == "completed" or (raw.retired and backend != "nccl"),
         created_ns=raw.time_created_ns,
     )
+
+
+def _closed(pairs: list[tuple[_RawEntry, Entry]]) -> list[Entry]:
+    """Batches as their closing entries tell them.
+
+    NCCL's coalesced operations (`batch_isend_irecv`, an uneven all_gather, a coalescing manager's) have no events of
+    their own and stay "scheduled" for good; an entry after them, without sizes, tells their state. It is no operation,
+    and after sends and receives its number is that of the collective before them (seen on an H100, torch 2.11).
+    """
+    kept: list[Entry] = []
+    for raw, entry in pairs:
+        batch = [] if raw.input_sizes or not entry.op.lower().endswith("coalesced") else _batch(kept, entry)
+        if not batch:
+            kept.append(entry)
+        name = entry.op.lower().removesuffix("coalesced").removesuffix("_")
+        for index in batch:
+            op = kept[index].op if kept[index].is_p2p or not name else _OPS.get(name, name)
+            kept[index] = msgspec.structs.replace(kept[index], is_done=entry.is_done, op=op)
+    return kept
+
+
+def _batch(kept: list[Entry], closing: Entry) -> list[int]:
+    """Where in kept those are that a closing entry closes: the last of its group, of one kind and number."""
+    found: list[int] = []
+    is_p2p = False
+    for index in range(len(kept) - 1, -1, -1):
+        other = kept[index]
+        if (other.group, other.backend) != (closing.group, closing.backend):
+            continue
+        is_p2p = is_p2p if found else other.is_p2p
+        is_of_it = other.p2p_seq == closing.p2p_seq if is_p2p else other.seq == closing.seq
+        if other.is_p2p != is_p2p or not is_of_it:
+            break
+        found.append(index)
+    return found
 
 
 def _dtype(name: str) -> str:

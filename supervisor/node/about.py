@@ -33,6 +33,7 @@ def describe(agent: Agent) -> dict[str, Any]:
         "jobs": len(agent.jobs.living()),
         "clients": len(agent.clients),
         "refused_clients": agent.clients.refused,
+        "throttled": agent.clients.pauses,
         "malformed": agent.clients.malformed,
         "dropped_readouts": agent.intake.mailbox.dropped,
         "counters": agent.counters,

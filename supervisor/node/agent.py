@@ -1,8 +1,9 @@
 """The node agent's loop: readouts in; findings, history, and words for whoever listens out.
 
 Sensors have threads of their own (`runner`), and so has what may take its time: the scribe writes history and state,
-the hands touch quarantine, the broom ends what dead jobs left. The loop waits for none of them. It alone feeds
-systemd's watchdog, and only while readouts arrive: an agent that hears nothing is no agent.
+the hands touch quarantine, the broom ends what dead jobs left. The loop waits for none of them. systemd's watchdog is
+fed by a thread (`watchdog`) while the loop's turns end, and only while readouts arrive: an agent that hears nothing is
+no agent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from guardrun.supervisor.node.sensor import Sensor
 from guardrun.supervisor.node.service import Service
 from guardrun.supervisor.node.undertaker import Undertaker
 from guardrun.supervisor.node.ward import Ward, node_name
-from guardrun.supervisor.node.wire import EndJob, Facts, Findings, Peer, QuarantineIs, RegisterJob
+from guardrun.supervisor.node.watchdog import Watchdog
+from guardrun.supervisor.node.wire import EndJob, Facts, Findings, Peer, QuarantineIs, RegisterJob, root_socket_path
 from guardrun.supervisor.ownfiles import make_folders
 from guardrun.supervisor.scribe import Scribe
 from guardrun.systemd.notify import Notifier
@@ -95,7 +97,8 @@ class Agent:
         self.options = options
         self._wall = wall
         self._notifier = notifier
-        self._watchdog_s = watchdog_s / 3
+        self._watchdog = Watchdog(watchdog_s, notifier.watchdog, self._hears)
+        self._is_deaf = False
         self._reload_config = reload
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -103,7 +106,8 @@ class Agent:
         self._is_over = False
         self.began_s = time.monotonic()
         self.selector = selectors.DefaultSelector()
-        self.clients = Clients(listen(options.socket), self.selector, Service(self).take)
+        doors = [listen(options.socket, 0o666), listen(root_socket_path(options.socket), 0o600)]
+        self.clients = Clients(doors, self.selector, Service(self).take)
         self.trouble = _ensure_folder(options.state_dir)
         self.historian = Historian(options.state_dir, self.scribe, _say, MAX_BYTES)
         self.jobs = Jobs(options.state_dir, self.scribe)
@@ -115,7 +119,7 @@ class Agent:
         made = sensors(lambda: self.jobs.launchers)
         self._sensors = len(made)
         self._runner = Runner(made, self.intake.mailbox.put)
-        self._next = {"tell": 0.0, "chores": 0.0, "watchdog": 0.0, "look": 0.0}
+        self._next = {"tell": 0.0, "chores": 0.0, "look": 0.0}
         self._clock_gap_s = self.wall_s - self.now_s
         self.outlet = Outlet(self)
         self.counters = {"readouts": 0, "findings": 0, "swept": 0}
@@ -143,11 +147,16 @@ class Agent:
         log.info("agent_started", node=self.node, version=__version__, sensors=self._sensors, state=self.trouble or "")
         self.note("agent", "node", "agent_started", f"guardrun {__version__}, process {self.pid}")
         self._notifier.ready(f"{self._sensors} sensors")
+        self._watchdog.start()
         while not self._is_over:
-            for key, mask in self.selector.select(self._wait_s()):
+            ready = self.selector.select(self._wait_s())
+            self._watchdog.turn_begins()
+            for key, mask in ready:
                 handler: Handler = key.data
                 handler(mask, self.now_s)
+            self.clients.serve()
             self._do_what_is_due(self.now_s)
+            self._watchdog.turn_ended()
 
     def stop(self) -> None:
         """End the loop; any thread, and signal handlers, may say so."""
@@ -166,12 +175,14 @@ class Agent:
 
     def close(self) -> None:
         """Let go of everything, and bring to the disk what is still to be written."""
+        self._watchdog.close()
         self._notifier.stopping()
         self.note("agent", "node", "agent_stopped", f"process {self.pid}")
         self.outlet.close()
         self._runner.close()
         self.clients.close()
         self.options.socket.unlink(missing_ok=True)
+        root_socket_path(self.options.socket).unlink(missing_ok=True)
         self.historian.put(self.intake.take_points(is_end=True), [])
         self.historian.close()
         self.hands.close()
@@ -187,9 +198,8 @@ class Agent:
         due = dict(self._next)
         if not (self.latest.has_news and self.clients.subscribers()):
             del due["tell"]
-        if not self._watchdog_s:
-            del due["watchdog"]
-        return max(0.0, min(due.values()) - self.now_s)
+        now_s = self.now_s
+        return max(0.0, min(min(due.values()) - now_s, self.clients.wait_s(now_s)))
 
     def _is_due(self, name: str, every_s: float, now_s: float) -> bool:
         if now_s < self._next[name]:
@@ -202,14 +212,14 @@ class Agent:
             self._tell(now_s)
         if self._is_due("chores", CHORES_S, now_s):
             self._do_chores(now_s)
-        if self._watchdog_s and self._is_due("watchdog", self._watchdog_s, now_s):
-            self._feed_watchdog(now_s)
 
-    def _feed_watchdog(self, now_s: float) -> None:
-        if self._sensors and now_s - self.intake.heard_s > DEAF_S:
+    def _hears(self, now_s: float) -> bool:
+        """Whether readouts arrive; on the watchdog's thread."""
+        is_deaf = bool(self._sensors) and now_s - self.intake.heard_s > DEAF_S
+        if is_deaf and not self._is_deaf:
             log.error("agent_deaf", summary=f"no sensor has told anything for {DEAF_S:g} s: the watchdog will end this")
-            return
-        self._notifier.watchdog()
+        self._is_deaf = is_deaf
+        return not is_deaf
 
     def _do_chores(self, now_s: float) -> None:
         self._check_clock()
@@ -274,16 +284,18 @@ class Agent:
             wanting = [client for client in subscribers if client.wants_findings]
             self.clients.broadcast(Findings(at_s=now_s, findings=findings), wanting)
 
-    def note(self, what: str, subject: str, name: str, text: str, data: dict[str, Any] | None = None) -> None:
-        """Into the history, as of now."""
-        self.write(Entry(self.wall_s, what, subject, name, text, data or {}))
+    def note(  # noqa: PLR0917  # an entry's own
+        self, what: str, subject: str, name: str, text: str, data: dict[str, Any] | None = None, uid: int = 0
+    ) -> None:
+        """Into the history, as of now. uid: whose doing it is."""
+        self.write(Entry(self.wall_s, what, subject, name, text, data or {}, uid))
 
     def write(self, entry: Entry) -> None:
         """Into the history."""
         self.historian.put([], [entry])
 
-    def quarantine_changed(self, state: dict[str, Any]) -> None:
-        """The node is quarantined, or is not any more."""
+    def quarantine_changed(self, state: dict[str, Any], uid: int = 0) -> None:
+        """The node is quarantined, or is not any more. uid: of who asked for it."""
         if state == self._told_quarantine:
             return
         self._told_quarantine = state
@@ -291,7 +303,7 @@ class Agent:
         free = ": ".join(filter(None, ("it takes part again", self.ward.ended)))
         text = headline(msgspec.convert(held, list[Isolation])) if held else free
         log.warning("quarantined" if held else "not_quarantined", summary=text, troubles=state.get("troubles", []))
-        self.note("quarantine", "node", "quarantined" if held else "released", text, {"holding": held})
+        self.note("quarantine", "node", "quarantined" if held else "released", text, {"holding": held}, uid)
         wanting = [client for client in self.clients.subscribers() if client.wants_findings]
         self.clients.broadcast(QuarantineIs(quarantine=state), wanting)
 
@@ -303,7 +315,9 @@ class Agent:
         self.undertaker.watch(job)
         if is_new:
             log.info("job_registered", run_id=job.run_id, uid=job.uid, launcher_pid=job.launcher_pid)
-            self.note("job", f"job:{job.run_id}", "registered", f"launcher {job.launcher_pid}", {"uid": job.uid})
+            self.note(
+                "job", f"job:{job.run_id}", "registered", f"launcher {job.launcher_pid}", {"uid": job.uid}, job.uid
+            )
 
     def end_job(self, said: EndJob, peer: Peer) -> Job:
         """A supervisor says that its job is over. Raises NotAllowedError."""

@@ -1,6 +1,7 @@
 """What has been on this node: samples and entries in a SQLite file that stays within bounds.
 
-The file is a ring: when rows or bytes reach their bound, the oldest tenth goes. In WAL mode without a sync a commit, a
+The file is a ring: when rows or bytes reach their bound, the oldest tenth goes. What a user other than root has caused
+has a bound of its own, at which that user's oldest rows go and nobody else's. In WAL mode without a sync a commit, a
 SIGKILL loses nothing that was committed; a loss of power may lose the last minutes, and spoils nothing. A file that is
 spoilt all the same is set aside and a new one begun.
 """
@@ -19,22 +20,27 @@ from guardrun.supervisor.node.thinning import Point
 from guardrun.supervisor.printable import make_printable
 
 NAME = "history.db"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_SAMPLES = 1_000_000
 MAX_ENTRIES = 50_000
+MAX_ENTRIES_OF_ONE_USER = 1_000
+MAX_ENTRIES_OF_USERS = 20_000
+"""Of all together: many users leave room for the node's own."""
 MAX_BYTES = 64 * 1024 * 1024
 _PAGE_BYTES = 4096
 _WAL_PAGES = 256
 _MAX_TEXT = 2000
 MAX_LIMIT = 10_000
 
+_BY_UID = "CREATE INDEX entries_by_uid ON entries (uid) WHERE uid != 0"
 _SCHEMA = f"""
 CREATE TABLE series (id INTEGER PRIMARY KEY, subject TEXT NOT NULL, name TEXT NOT NULL, UNIQUE (subject, name));
 CREATE TABLE samples (id INTEGER PRIMARY KEY, series INTEGER NOT NULL, wall_s REAL NOT NULL,
                       low REAL, high REAL, mean REAL, text TEXT NOT NULL);
 CREATE INDEX samples_by_series ON samples (series, wall_s);
 CREATE TABLE entries (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL, what TEXT NOT NULL, subject TEXT NOT NULL,
-                      name TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL);
+                      name TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL, uid INTEGER NOT NULL DEFAULT 0);
+{_BY_UID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 
@@ -49,6 +55,8 @@ class Entry(NamedTuple):
     name: str
     text: str = ""
     data: dict[str, Any] = {}  # noqa: RUF012  # never changed
+    uid: int = 0
+    """Of the user whose doing it is; 0: root's, and the node's own."""
 
 
 class Query(NamedTuple):
@@ -101,6 +109,9 @@ class History:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             self._db.executescript(f"BEGIN;{_SCHEMA}COMMIT;")
+        elif version == 1:
+            column = "ALTER TABLE entries ADD COLUMN uid INTEGER NOT NULL DEFAULT 0"
+            self._db.executescript(f"BEGIN;{column};{_BY_UID};PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
         elif version != SCHEMA_VERSION:
             raise SpoiltError(f"it is of version {version}; this guardrun writes {SCHEMA_VERSION}")
         found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -121,6 +132,8 @@ class History:
             self._drop_oldest("samples", max(1, self._rows["samples"] // 10))
             self._drop_oldest("entries", max(1, self._rows["entries"] // 10))
             self._write(points, entries)
+        for uid in {entry.uid for entry in entries if entry.uid}:
+            self._drop_of_user(uid)
         for table, bound in self._bounds.items():
             if self._rows[table] > bound:
                 self._drop_oldest(table, self._rows[table] - bound + bound // 10)
@@ -132,7 +145,7 @@ class History:
                 "INSERT INTO samples (series, wall_s, low, high, mean, text) VALUES (?, ?, ?, ?, ?, ?)", rows
             )
             self._db.executemany(
-                "INSERT INTO entries (wall_s, what, subject, name, text, data) VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO entries (wall_s, what, subject, name, text, data, uid) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [_entry_row(entry) for entry in entries],
             )
         self._rows["samples"] += len(points)
@@ -173,15 +186,32 @@ class History:
         return found
 
     def _count(self, table: str) -> int:
-        """Rows: ids are given in order, and only the oldest ever go."""
+        if table == "entries":  # a user's own may go from between
+            return int(self._db.execute("SELECT count(*) FROM entries").fetchone()[0])
+        # Ids are given in order, and only the oldest ever go.
         first, last = self._db.execute(f"SELECT min(id), max(id) FROM {table}").fetchone()
         return last - first + 1 if last is not None else 0
 
+    def _drop_of_user(self, uid: int) -> None:
+        """Keep a user's rows within their bounds, by a tenth: the user's own oldest go."""
+        own, all_users = self._db.execute(
+            "SELECT coalesce(sum(uid = ?), 0), count(*) FROM entries INDEXED BY entries_by_uid WHERE uid != 0", (uid,)
+        ).fetchone()
+        over = own - MAX_ENTRIES_OF_ONE_USER
+        if over <= 0 and all_users > MAX_ENTRIES_OF_USERS:
+            over = min(own, all_users - MAX_ENTRIES_OF_USERS)
+        if over <= 0:
+            return
+        rows = min(own, over + MAX_ENTRIES_OF_ONE_USER // 10)
+        with self._transaction():
+            oldest = "SELECT id FROM entries WHERE uid = ? ORDER BY id LIMIT ?"
+            self._db.execute(f"DELETE FROM entries WHERE id IN ({oldest})", (uid, rows))
+        self._rows["entries"] = self._count("entries")
+
     def _drop_oldest(self, table: str, rows: int) -> None:
         with self._transaction():
-            first = self._db.execute(f"SELECT min(id) FROM {table}").fetchone()[0]
-            if first is not None:
-                self._db.execute(f"DELETE FROM {table} WHERE id < ?", (first + rows,))
+            oldest = f"SELECT id FROM {table} ORDER BY id LIMIT ?"
+            self._db.execute(f"DELETE FROM {table} WHERE id <= (SELECT max(id) FROM ({oldest}))", (rows,))
             if table == "samples":
                 self._db.execute("DELETE FROM series WHERE id NOT IN (SELECT DISTINCT series FROM samples)")
                 self._series = {}
@@ -211,7 +241,7 @@ def read(db: sqlite3.Connection, query: Query) -> dict[str, Any]:
     ).fetchall()
     return {
         "samples": [Point(*row)._asdict() for row in reversed(points)],
-        "entries": [_entry(row)._asdict() for row in reversed(entries)],
+        "entries": [_entry(row) for row in reversed(entries)],
     }
 
 
@@ -247,12 +277,13 @@ def _entry_row(entry: Entry) -> tuple[Any, ...]:
     if len(data) > 4 * _MAX_TEXT:
         short = {key: value for key, value in entry.data.items() if len(str(value)) <= 200}
         data = json.dumps(make_printable(short), default=str)
-    return (entry.wall_s, *texts, data if len(data) <= 4 * _MAX_TEXT else "{}")
+    return (entry.wall_s, *texts, data if len(data) <= 4 * _MAX_TEXT else "{}", entry.uid)
 
 
-def _entry(row: tuple[Any, ...]) -> Entry:
+def _entry(row: tuple[Any, ...]) -> dict[str, Any]:
     wall_s, what, subject, name, text, data = row
-    return Entry(wall_s, what, subject, name, text, _parse_data(data))
+    told = {"wall_s": wall_s, "what": what, "subject": subject, "name": name, "text": text}
+    return {**told, "data": _parse_data(data)}
 
 
 def _parse_data(text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import socket
 from guardrun.supervisor.node.wire import FromAgent, ToAgent, Unpacker, pack
 
 _READ_BYTES = 1 << 16
-_READS_A_TURN = 16
+READS_A_TURN = 16
 
 
 class LinkError(Exception):
@@ -24,6 +24,8 @@ class Link:
         self._unpacker = Unpacker(limit_bytes)
         self._unsent = bytearray()
         self._unsent_limit = unsent_limit_bytes
+        self.received_bytes = 0
+        """In all."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -33,10 +35,13 @@ class Link:
         """What waits for the socket to take more."""
         return len(self._unsent)
 
-    def receive(self) -> list[bytes]:
-        """The frames that have arrived. Raises LinkError at the end of the connection, too."""
+    def receive(self, reads: int = READS_A_TURN) -> list[bytes]:
+        """The frames that have arrived. Raises LinkError at the end of the connection, too.
+
+        reads: of 64 KiB at most, each.
+        """
         frames: list[bytes] = []
-        for _ in range(_READS_A_TURN):
+        for _ in range(reads):
             try:
                 data = self._socket.recv(_READ_BYTES)
             except BlockingIOError:
@@ -47,6 +52,7 @@ class Link:
                 if frames:
                     return frames  # the end is still there to be read the next time
                 raise LinkError("it has closed the connection")
+            self.received_bytes += len(data)
             try:
                 frames += self._unpacker.feed(data)
             except ValueError as error:

@@ -37,6 +37,11 @@ from guardrun.supervisor.printable import encode_msgpack
 MAX_EVIDENCE_BYTES = 8 * 1024
 """Of a job's isolation: all who connect to the agent are told what holds."""
 
+MAX_OPEN_ASKS_OF_ONE_USER = 4
+"""Of those that a disk has to be asked for, over all connections; but for root."""
+HISTORY_COST_S = 0.05
+"""Of the time that a user has of the agent: what thousands of rows take to read and to pack."""
+
 if TYPE_CHECKING:
     from guardrun.supervisor.node.agent import Agent
 
@@ -50,6 +55,8 @@ class Service:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._open_asks: dict[int, int] = {}
+        """By user: also of connections that have gone, for the work goes on."""
 
     def take(self, client: Client, message: ToAgent) -> None:
         """Do what is asked, or say why not."""
@@ -120,21 +127,29 @@ class Service:
         verb = verbs.get(ask.verb)
         if verb is None:
             raise _RefusedError(f"this agent knows no {ask.verb[:40]!r}; it knows {', '.join(verbs)}")
-        if client.open_asks >= MAX_OPEN_ASKS:
-            raise _RefusedError(f"{client.open_asks} questions of yours are still open: wait for their answers")
+        _check_open(client.open_asks, MAX_OPEN_ASKS)
+        if client.peer.uid != 0 and verb in (self._history, self._isolate, self._release):
+            _check_open(self._open_asks.get(client.peer.uid, 0), MAX_OPEN_ASKS_OF_ONE_USER)
         answer = verb(client, ask)
         if answer is not None:
             self._send(client, Answer(id=ask.id, data=answer))
 
     def _answer_later(self, client: Client, ask: Ask) -> Callable[[dict[str, Any]], None]:
         """Counts a question as open until what this returns is called, in the loop."""
-        client.open_asks += 1
+        self._count_open(client, 1)
 
         def answer(data: dict[str, Any]) -> None:
-            client.open_asks -= 1
+            self._count_open(client, -1)
             self._send(client, Answer(id=ask.id, data=data))
 
         return answer
+
+    def _count_open(self, client: Client, change: int) -> None:
+        client.open_asks += change
+        uid = client.peer.uid
+        self._open_asks[uid] = self._open_asks.get(uid, 0) + change
+        if not self._open_asks[uid]:
+            del self._open_asks[uid]
 
     def _status(self, client: Client, ask: Ask) -> dict[str, Any]:
         return describe(self._agent)
@@ -163,8 +178,9 @@ class Service:
         )
 
         answer = self._answer_later(client, ask)
+        self._agent.clients.charge(client, HISTORY_COST_S)
         if not self._agent.historian.ask(query, lambda data: self._agent.post(answer, data)):
-            client.open_asks -= 1
+            self._count_open(client, -1)
             raise _RefusedError("the state folder does not answer")
 
     # Acts -----------------------------------------------------------------------------------------------------
@@ -230,7 +246,7 @@ class Service:
         answer = self._answer_later(client, ask)
 
         def acted(why: str) -> None:
-            self._agent.quarantine_changed(self._agent.ward.state)
+            self._agent.quarantine_changed(self._agent.ward.state, client.peer.uid)
             answer({"quarantine": self._agent.ward.state, "why": why})
 
         return acted
@@ -256,3 +272,9 @@ def _number(given: dict[str, Any], name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def _check_open(questions: int, bound: int) -> None:
+    """No more wait for the disk than leave it to others. Raises _RefusedError."""
+    if questions >= bound:
+        raise _RefusedError(f"{questions} questions of yours are still open: wait for their answers")

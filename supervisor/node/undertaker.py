@@ -96,12 +96,12 @@ class Undertaker:
         if gone:
             text = f"Run {job.run_id} had left {_count(gone)} behind; ended: {_names(gone)}."
             log.warning("leftovers_ended", summary=text, run_id=job.run_id, uid=job.uid)
-            agent.note("job", subject, "leftovers_ended", text, {"pids": [one.pid for one in gone]})
+            agent.note("job", subject, "leftovers_ended", text, {"pids": [one.pid for one in gone]}, job.uid)
             agent.counters["swept"] += len(gone)
         if left or had:
             agent.intake.find(_finding(job, left, holds, may_end, agent.now_s))
         if not left:
-            agent.note("job", subject, "over", "nothing of it is left")
+            agent.note("job", subject, "over", "nothing of it is left", uid=job.uid)
 
 
 def find_held(readouts: list[Readout], pids: set[int]) -> list[str]:

@@ -41,6 +41,11 @@ def socket_path(environ: Mapping[str, str]) -> Path:
     return Path(environ.get(SOCKET_VARIABLE) or SOCKET)
 
 
+def root_socket_path(path: Path) -> Path:
+    """Root's own door beside the socket that everybody may connect to: nobody else can crowd it."""
+    return path.with_suffix(".root")
+
+
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
     pass
 

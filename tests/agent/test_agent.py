@@ -245,7 +245,7 @@ def test_a_wrong_configuration_at_the_start_is_refused_with_words(agent: AgentBe
     assert "unknown table [polici]" in agent.log
 
 
-def test_the_watchdog_is_fed_by_the_loop_alone(agent: AgentBed) -> None:
+def test_the_watchdog_is_not_fed_while_the_agent_stands_still(agent: AgentBed) -> None:
     process = agent.start(env={"WATCHDOG_USEC": "600000"})
     agent.notify.wait_for("WATCHDOG=1")
     process.send_signal(signal.SIGSTOP)

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,29 @@ def test_a_spoilt_file_is_told_from_a_good_one_and_set_aside(path: Path, how: st
     fresh.close()
 
 
+def test_what_an_earlier_version_wrote_is_kept(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("""
+            CREATE TABLE series (id INTEGER PRIMARY KEY, subject TEXT NOT NULL, name TEXT NOT NULL,
+                                 UNIQUE (subject, name));
+            CREATE TABLE samples (id INTEGER PRIMARY KEY, series INTEGER NOT NULL, wall_s REAL NOT NULL,
+                                  low REAL, high REAL, mean REAL, text TEXT NOT NULL);
+            CREATE INDEX samples_by_series ON samples (series, wall_s);
+            CREATE TABLE entries (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL, what TEXT NOT NULL,
+                                  subject TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL, data TEXT NOT NULL);
+            INSERT INTO entries VALUES (1, 1.0, 'note', 'node', 'earlier', 'kept', '{"code": 63}');
+            PRAGMA user_version = 1;
+        """)
+    assert [row["name"] for row in read_file(path, Query())["entries"]] == ["earlier"], "read, not changed"
+    for number in range(2):  # begun, and begun again
+        history = History(path)
+        history.write([], [Entry(2.0, "job", f"job:{number}", "registered", uid=1)])
+        rows = history.read(Query())["entries"]
+        history.close()
+    assert [row["subject"] for row in rows] == ["node", "job:0", "job:1"]
+    assert rows[0]["data"] == {"code": 63}
+
+
 def test_it_is_read_beside_its_writer_and_after_it(history: History, path: Path) -> None:
     history.write([point(1.0)], [entry(1.0)])
     assert len(read_file(path, Query())["entries"]) == 1
@@ -293,3 +317,20 @@ def spoil(historian: Historian, scribe: Scribe, file: Path) -> None:
     assert len(data) > 600_000
     data[4096:] = os.urandom(len(data) - 4096)
     file.write_bytes(data)
+
+
+def test_a_users_rows_push_out_that_users_own_alone(path: Path) -> None:
+    history = History(path)
+    try:
+        history.write(
+            [], [Entry(1.0, "job", "job:theirs", "registered", uid=2), Entry(1.0, "agent", "node", "started")]
+        )
+        for number in range(30):
+            history.write([], [Entry(2.0, "job", f"job:{number}", "registered", uid=1) for _ in range(100)])
+        rows = history.read(Query(limit=10_000))["entries"]
+        assert [row["subject"] for row in rows[:2]] == ["job:theirs", "node"]
+        assert 800 <= len(rows) - 2 <= 1000
+        assert rows[-1]["subject"] == "job:29"
+        assert history.count()["entries"] == len(rows)
+    finally:
+        history.close()

@@ -100,6 +100,46 @@ def test_nccl_s_names_states_and_members() -> None:
     assert last("nccl-mismatch-1").state == "issued", "retired, but not completed: it has timed out"
 
 
+def test_a_batch_over_nccl_is_done_when_its_closing_entry_is() -> None:
+    """Recorded on an H100: sends and receives in a batch, and the parts of an uneven all_gather, stay "scheduled"."""
+    told = groups("nccl-h100-idle-0")["default_pg"]
+    assert {call.state for call in told.calls} == {"completed"}
+    assert (told.issued, told.completed) == (9, 9)
+    assert [(call.seq, call.op, call.sizes) for call in told.calls if call.op not in ("send", "recv")] == [
+        (1, "all_reduce", [[16]]),
+        (2, "all_reduce", [[16]]),
+        (3, "all_reduce", [[16]]),
+        (4, "all_gather", [[5], [6]]),
+        (5, "all_gather_into_tensor", [[16]]),
+        (6, "reduce_scatter_tensor", [[16]]),
+        (7, "broadcast", [[16]]),
+        (8, "barrier", [[1]]),
+        (9, "all_reduce_coalesced", [[4], [4]]),
+    ]
+    sent = [(call.seq, call.op, call.peer) for call in told.calls if call.op in ("send", "recv")]
+    assert sent == [(1, "send", 1), (1, "recv", 1), (2, "send", 1), (2, "recv", 1), (3, "send", 1)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_device_has_not_completed_is_the_one_pending(rank: int) -> None:
+    """The device of rank 1 was busy with a kernel before the tenth collective, which both had issued."""
+    told = groups(f"nccl-h100-pending-{rank}")["default_pg"]
+    assert [(call.seq, call.op) for call in told.calls if call.state != "completed"] == [(10, "all_reduce")]
+    assert (told.issued, told.completed) == (10, 9)
+
+
+def test_a_batch_that_is_not_closed_or_not_done_is_pending() -> None:
+    dump: dict[str, Any] = json.loads(read("nccl-h100-idle-0"))
+    closing = [index for index, entry in enumerate(dump["entries"]) if entry["profiling_name"] == "nccl:coalesced"]
+    dump["entries"] = dump["entries"][: closing[1] + 1]
+    dump["entries"][-1] |= {"state": "scheduled", "retired": False}
+    for last_entries in (dump["entries"], dump["entries"][:-1]):
+        trace = parse_trace(json.dumps(dump | {"entries": last_entries}).encode())
+        (told,) = join(None, trace, at_ns=lambda ns: ns / 1e9, last=100)
+        assert [(call.seq, call.op) for call in told.calls if call.state != "completed"] == [(2, "send"), (2, "recv")]
+        assert told.completed == 3, "the collectives before it are done"
+
+
 def test_an_older_version_is_read() -> None:
     assert groups("nccl-old-0")["default_pg"].issued == 3
 

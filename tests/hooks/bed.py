@@ -19,6 +19,7 @@ import zmq
 
 from guardrun.hooks import messages
 from guardrun.hooks.board import Board, Field, Milestone, board_name, create_board
+from tests.support.real import find_program
 
 INJECT = Path(messages.__file__).with_name("inject")
 DEADLINE_S = 60.0
@@ -177,8 +178,13 @@ class Bed:
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
-    """Wait for a process's end."""
-    out, err = process.communicate(timeout=timeout_s)
+    """Wait for a process's end; of one that does not end, say where it stands."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        dump = [find_program("py-spy") or "py-spy", "dump", "--native", "--pid", str(process.pid)]
+        where = subprocess.run(dump, capture_output=True, text=True, timeout=60, check=False)
+        raise AssertionError(f"it had not ended after {timeout_s:g} s: {where.stdout}{where.stderr}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -12,6 +12,7 @@ from guardrun.hooks.spent import ODD, PUBLISH_NS, Spent
 from guardrun.supervisor.collect.boards import spent_of
 from guardrun.supervisor.core import events as ev
 from tests.hooks.bed import Bed, finish
+from tests.support.keep_group import KEEP_GROUP
 from tests.support.ports import free_ports
 
 SCRIPT = str(Path(__file__).parent / "ranks" / "spent.py")
@@ -23,7 +24,7 @@ def train(*arguments: object) -> list[ev.Spent]:
     [port] = free_ports(1)
     more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with Bed(world_size=2) as bed:
-        ranks = [bed.start([SCRIPT, *map(str, arguments)], rank=rank, more=more) for rank in range(2)]
+        ranks = [bed.start([KEEP_GROUP, SCRIPT, *map(str, arguments)], rank=rank, more=more) for rank in range(2)]
         done = [finish(rank) for rank in ranks]
         assert [rank.returncode for rank in done] == [0, 0], done
         assert bed.hear_all(HookFailed) == []

@@ -50,10 +50,10 @@ def steps(output: str) -> list[str]:
 def test_each_step_is_said_and_the_tests_need_every_real_part(tmp_path: Path) -> None:
     done = run_ci(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert steps(done.stdout) == ["make lint", "make demo", "make test", "done"]
+    assert steps(done.stdout) == ["make lint", "make demo", "make test-lowest", "make test", "done"]
     asked = re.findall(r"^make (.*)$", done.stdout, re.MULTILINE)
-    assert asked[:2] == ["lint real=0", "demo real=0"]
-    assert asked[2] == "test real=1"
+    assert asked[:3] == ["lint real=0", "demo real=0", "test-lowest real=0"]
+    assert asked[3] == "test real=1"
 
 
 def test_a_step_that_fails_ends_it_with_its_status(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=ROOT)
     with tarfile.open(next(folder.glob("*.tar.gz"))) as sdist:
-        sdist.extractall(folder / "unpacked", filter="data")
+        # As extractall(filter="data"), which Python has from 3.11.4 on.
+        sdist.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+        sdist.extractall(folder / "unpacked")
     unpacked = next((folder / "unpacked").iterdir())
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder / "rebuilt", cwd=unpacked)
     return folder

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
+from tests.support.keep_group import KEEP_GROUP
 from tests.support.waiting import wait_until
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -71,7 +72,7 @@ def check_killed_once(run: GuardrunRun) -> tuple[Finished, dict[str, Any]]:
 def start(starter: GuardrunStarter, script: list[str], config: str, flags: list[str] | None = None) -> GuardrunRun:
     """Two ranks of a script, or of a module (`-m`), with its arguments; flags: guardrun's."""
     return starter.start(
-        ["--nproc_per_node=2", *(flags or []), str(SCRIPTS / "keep_group.py"), *script],
+        ["--nproc_per_node=2", *(flags or []), KEEP_GROUP, *script],
         config=config,
         env={**ENVIRONMENT, "HF_HOME": str(starter.folder / "hf")},
     )

@@ -151,6 +151,8 @@ def _be_one_to_python(request: Request, origin: Origin, stash: Stash, forget: tu
     if entries:
         import site
 
+        # A distribution's own was imported when the server began; the one that is first on the path now hides it.
+        sys.modules.pop("sitecustomize", None)
         site.execsitecustomize()
 
 

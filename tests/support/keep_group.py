@@ -14,12 +14,16 @@ import os
 import runpy
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+KEEP_GROUP = str(Path(__file__))
+"""To be run as a rank, before the script and its arguments."""
 
 
 def main() -> None:
+    import torch.distributed as dist  # not for who needs the path alone
+
     make = dist.init_process_group
 
     def make_and_keep(*arguments: Any, **named: Any) -> None:
