@@ -106,7 +106,10 @@ def _copy(reader: int, to: int, is_copy: bool) -> bool:
 
 
 def waiting_bytes(reader: int) -> int:
-    """What can be read of it."""
+    """What can be read of it. Of a pty, what was written is under way to its master until that is polled."""
+    poller = select.poll()
+    poller.register(reader, select.POLLIN)
+    poller.poll(0)
     return int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
