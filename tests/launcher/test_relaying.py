@@ -157,7 +157,7 @@ def test_every_byte_arrives_as_it_was_written(bed: Bed, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_written_a_moment_ago_is_seen_to_wait(kind: str) -> None:
-    """Of a terminal the kernel hands it on in a worker of its own; asked for the bytes alone, two in three are missed."""
+    """A terminal's bytes are handed on by a worker of the kernel's: FIONREAD alone misses two in three."""
     mine, theirs = KINDS[kind]()
     try:
         for _ in range(2_000):
