@@ -31,6 +31,7 @@ from guardrun.supervisor.collect.procfs import (
     is_timed,
     read_call,
     read_cmdline,
+    read_delay_s,
     read_io,
     read_io_counts,
     read_kernel_stack,
@@ -202,7 +203,7 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
             pid, effort.table, deadline=effort.deadline, pyspy=effort.pyspy, may_pause=effort.may_pause
         )
     target.at_s = clock.now()
-    threads = read_threads(pid)
+    threads, delay_s = read_threads(pid), read_delay_s(pid)
     heart_tid = target.words[Field.HEART_TID] if target.words[Field.PID] == pid else 0
     ours = [
         thread
@@ -228,6 +229,7 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
         wchan=wchan,
         cpu_s=round(stat.cpu_s - sum(thread.cpu_s for thread in ours), 2),
         switches=sum(thread.switches for thread in threads) - sum(thread.switches for thread in ours),
+        delay_s=round(delay_s, 3),
         io_bytes=io.bytes,
         beside_bytes=io.beside_bytes,
         beside_reads=io.beside_reads,

@@ -67,6 +67,7 @@ def render_process(look: RankLook, process: ProcessLook, kernel_stack: str = "")
         f"state {process.state}: {_STATES.get(process.state, 'unknown')}"
         + (f", in the kernel's {process.wchan}" if process.wchan else ""),
         f"{process.cpu_s:.2f} s of CPU, {process.switches} context switches, "
+        f"{process.delay_s:.2f} s of wait for a CPU, "
         + (f"{process.io_bytes} bytes read and written so far" if process.io_bytes >= 0 else "I/O not readable"),
     ]
     if process.pid == look.process.pid:

@@ -147,6 +147,15 @@ def read_status(pid: int | str) -> Status | None:
         return None
 
 
+def read_delay_s(pid: int | str) -> float:
+    """For how long a process's main thread has been ready to run and had no CPU; 0.0 where the kernel does not tell.
+
+    For a thread, `PID/task/TID`. Source: Linux, Documentation/scheduler/sched-stats.rst, /proc/PID/schedstat.
+    """
+    fields = (read_bytes(f"/proc/{pid}/schedstat") or b"").split()
+    return int(fields[1]) / 1e9 if len(fields) >= 2 and fields[1].isdigit() else 0.0
+
+
 def read_threads(pid: int) -> list[ThreadStat]:
     """Counters of every thread that is alive; empty where the process is gone."""
     try:

@@ -297,6 +297,16 @@ def _cpu(before: RankLook, after: RankLook) -> float:
     return (after.process.cpu_s - before.process.cpu_s) / (after.at_s - before.at_s)
 
 
+def _wanted_cpu(before: RankLook, after: RankLook, cpu: float) -> float:
+    """Cores it would use on a node that is not busy besides: what it used of the time in which it was not kept waiting.
+
+    Who works half of the time is given next to nothing of a crowded node's cores; who polls wants as little there.
+    """
+    seconds = after.at_s - before.at_s
+    kept_s = min(max(0.0, after.process.delay_s - before.process.delay_s), 0.99 * seconds)
+    return cpu * seconds / (seconds - kept_s)
+
+
 def faults_s(before: RankLook, after: RankLook) -> float:
     """Page faults a second; 0 where they are not known."""
     if before.process.faults < 0 or after.process.faults < 0:
@@ -373,7 +383,7 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
     is_same = bool(old) and fr.functions(old) == fr.functions(stack)
     # On a node that is busy besides, one that would run may use next to nothing.
     is_ready = before.process.state == after.process.state == "R"
-    if cpu <= QUIET_CPU and not is_ready:
+    if _wanted_cpu(before, after, cpu) <= QUIET_CPU and not is_ready:
         return _quiet(before, after, stack, is_same)
     if fr.is_in_backward(stack) and is_same:
         return Doing.CHURNING, "computes in the backward pass"
@@ -384,7 +394,7 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
         is_working = count >= WORKING_STACKS
         return (Doing.BUSY, "its frames change") if is_working else (Doing.CHURNING, "computes in one place")
     main_cpu = _main_cpu(before, after)
-    if main_cpu is not None and main_cpu <= QUIET_CPU and not is_ready:
+    if main_cpu is not None and _wanted_cpu(before, after, main_cpu) <= QUIET_CPU and not is_ready:
         return Doing.CHURNING, "its main thread stands still while others of its threads compute"
     if len({fr.place(s) for s in stacks}) <= FEW_PLACES and count < BUSY_STACKS:
         return Doing.SPINNING, f"uses {cpu:.0%} of a core in the same few lines"

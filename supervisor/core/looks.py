@@ -57,6 +57,8 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Without the hooks' own thread."""
     switches: int = 0
     """Likewise."""
+    delay_s: float = 0.0
+    """For how long its main thread has been ready to run so far and had no CPU; 0 where the kernel does not tell."""
     io_bytes: int = 0
     """Bytes read and written so far (rchar + wchar of /proc/PID/io), of a rank without what its other threads have
     read; -1 where it may not be read."""

@@ -190,6 +190,19 @@ def test_what_is_given_no_cpu_is_not_asleep(stack: tuple[Frame, ...], starved: D
         assert found.is_native == (expected is Doing.SPINNING)
 
 
+@pytest.mark.parametrize(
+    ("used_s", "kept_s", "expected"),
+    [(0.64, 3.2, Doing.CHURNING), (0.64, 0.0, Doing.IDLE), (0.08, 5.0, Doing.IDLE), (0.0, 7.9, Doing.IDLE)],
+    ids=["works half of its time on a crowded node", "the same on a quiet one", "polls on a crowded one", "only woken"],
+)
+def test_who_is_kept_from_a_cpu_is_judged_by_what_it_would_use(used_s: float, kept_s: float, expected: Doing) -> None:
+    """Asleep in both looks, as a kernel's tuning with pauses is, or a loop that polls."""
+    stack = users("main", 7, torchs("forward", "nn/modules/linear.py"))
+    first = look(10, stack=stack, cpu_s=5.0, delay_s=2.0)
+    second = look(18, stack=stack, cpu_s=5.0 + used_s, main_cpu_s=1.0 + used_s, delay_s=2.0 + kept_s)
+    assert doing(first, second) is expected
+
+
 def test_who_may_wait_for_a_device_is_not_said_to_compute() -> None:
     """`loss.item()` runs in native code at full speed until the device is done."""
     runs = {"stack": act.FITTING.stacks[0], "state": "R", "source": PYSPY}
