@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A shell's background: Ctrl-C is among what is tested.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # Below nohup; what is ignored, guardrun and torchrun leave so.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     timing.register(config)
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.register(spread.Spread())
