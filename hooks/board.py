@@ -34,7 +34,7 @@ class Field(IntEnum):
     STEP = 6
     """Steps done in this attempt: those of the optimizer that has done most, or what the API said."""
     STEP_BASE = 7
-    """Step of the checkpoint that was loaded; added to STEP."""
+    """Step of the checkpoint that was loaded; added to STEP, unless the script says numbers of its own (API_NUMBERS)."""
     STEP_NS = 8
     """When STEP last grew."""
     BATCHES = 9
@@ -105,6 +105,8 @@ class Milestone(IntEnum):
     ENDED = 64
     API_STEPS = 128
     """The script counts its steps itself, by step()."""
+    API_NUMBERS = 256
+    """It says their numbers, which count from the run's beginning: STEP_BASE is not added, whenever it is written."""
 
 
 PHASES: tuple[str, ...] = ("start", "train", "eval", "data", "save", "load", "init", "compile", "other")

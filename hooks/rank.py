@@ -28,6 +28,8 @@ _PROGRESS_NS = int(Field.PROGRESS_NS)
 _PULSES = int(Field.PULSES)
 _STEP = int(Field.STEP)
 _STEP_BASE = int(Field.STEP_BASE)
+_MILESTONES = int(Field.MILESTONES)
+_API_NUMBERS = int(Milestone.API_NUMBERS)
 _STEP_NS = int(Field.STEP_NS)
 _CHECKS = int(Field.CHECKS)
 _CHECKPOINT_AT = int(Field.CHECKPOINT_AT)
@@ -128,7 +130,7 @@ class Rank:
 
     def step_now(self) -> int:
         """Steps done, the resumed base included."""
-        return int(self.words[_STEP]) + int(self.words[_STEP_BASE])
+        return int(self.words[_STEP]) + (0 if self.has_reached(Milestone.API_NUMBERS) else int(self.words[_STEP_BASE]))
 
     def count_step(self, n: int | None, now_ns: int) -> None:
         """The script's own step(). With n, the number is absolute: no base is added to it."""
@@ -141,7 +143,8 @@ class Rank:
         if n is None:
             words[_STEP] += 1
         else:
-            words[_STEP_BASE] = 0
+            if not words[_MILESTONES] & _API_NUMBERS:
+                self.mark(Milestone.API_NUMBERS)  # before the number: whoever reads now must not add the base to it
             words[_STEP] = n
         words[_STEP_NS] = now_ns
         words[_PROGRESS_NS] = now_ns

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterable
 
-from guardrun.hooks.board import MAGIC, OPS, PHASES, Board, Field, board_name
+from guardrun.hooks.board import MAGIC, OPS, PHASES, Board, Field, Milestone, board_name
 from guardrun.supervisor.core.events import Spent
 
 _PROGRESS = (
@@ -76,7 +76,8 @@ def progress_of(words: list[int]) -> int:
 
 def step_of(words: list[int]) -> int:
     """Steps, those before the resumed checkpoint included."""
-    return words[Field.STEP] + words[Field.STEP_BASE]
+    is_numbered = words[Field.MILESTONES] & Milestone.API_NUMBERS
+    return words[Field.STEP] + (0 if is_numbered else words[Field.STEP_BASE])
 
 
 def spent_of(words: list[int]) -> Spent | None:

@@ -102,7 +102,7 @@ for step in range(start + 1, arguments.steps + 1):
     if (marks / f"slow-{RANK}").exists():
         be_busy(0.08)
     is_end = do_step((marks / "end").exists())
-    count_step(step - start)
+    count_step(step)
     at = me | {"step": step, "from": start, "stood": stood, "at_s": time.monotonic()}
     if step == start + 1:
         write(f"first-{ATTEMPT}-{RANK}", at)
