@@ -34,6 +34,8 @@ settings.register_profile(
     "soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("default")
+FEW_WORKERS = 2
+"""As many start what they need of a fork server themselves, if they need one at all."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,15 +50,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # A shell's background: Ctrl-C is among what is tested.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # Below nohup; what is ignored, guardrun and torchrun leave so.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # Below nohup: guardrun leaves what is ignored so.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     timing.register(config)
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.register(spread.Spread())
     # One thread a process is what CI's two cores have room for, and what the fork server's libraries have read.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        client.install()  # Not where tests are only given out.
+    workers = config.getoption("numprocesses", None)
+    if hasattr(config, "workerinput") or not workers:
+        client.install()
+    elif workers > FEW_WORKERS:
+        client.install_for_workers()
 
 
 def pytest_collection_finish() -> None:

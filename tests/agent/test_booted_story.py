@@ -32,7 +32,7 @@ GUARDCTL = find_program("guardctl") or "guardctl"
 GUARDRUN = find_program("guardrun") or "guardrun"
 FOLDER = "/opt/run"
 DEMO = ROOT / "examples/demo"
-WHOLE_SHARE, THROTTLED_SHARE = 0.12, 0.04
+WHOLE_SHARE, THROTTLED_SHARE = 0.06, 0.02
 """Of a CPU, for each rank: what is left is for the machine's other work, which so has no part in the run's pace."""
 AS_A_USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", "-C", FOLDER, "HOME=/opt/run")
 # As the demo has it, but for the hang that it plants.

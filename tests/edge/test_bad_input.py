@@ -18,6 +18,7 @@ from guardrun.supervisor.core.events import AttemptNotStarted
 from guardrun.supervisor.journal import read_lines
 from tests.edge.runs import QUICK, RESUME, SCRIPTS, EdgeRuns, finish, only, own_lines, ranks_of, read_log
 from tests.support.forkserver import client
+from tests.support.forkserver.alone import make_programs
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.netlab import Namespaces
 from tests.support.real import find_program
@@ -177,15 +178,15 @@ def test_two_runs_in_one_folder_do_not_meet(edge: EdgeRuns) -> None:
 
 
 @pytest.fixture
-def without_pyspy() -> Iterator[list[str]]:
+def without_pyspy(tmp_path: Path) -> Iterator[list[str]]:
     """A program in guardrun's place that sees no py-spy: each is hidden in a mount namespace of its own."""
-    pyspy, guardrun = find_program("py-spy"), find_program("guardrun")
-    assert pyspy is not None and guardrun is not None
+    pyspy = find_program("py-spy")
+    assert pyspy is not None
     # Another environment's may be in PATH, too.
     others = (shutil.which("py-spy", path=folder) for folder in os.get_exec_path())
     hidden = {os.path.realpath(one) for one in (pyspy, *others) if one}
     mounts = " && ".join(f"mount --bind /dev/null {one}" for one in sorted(hidden))
-    hide = f'{mounts} && exec {guardrun} "$@"'
+    hide = f'{mounts} && exec {make_programs(tmp_path / "venv")}/guardrun "$@"'
     probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=10, check=False)
     if probe.returncode != 0:
         pytest.skip("real part mount: no mount namespace can be made")

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from execnet.gateway_io import popen_bootstrapline
 
 from tests.support.forkserver import client, program
 from tests.support.processes import read_process
@@ -225,6 +226,37 @@ def test_where_the_server_was_ended_another_one_takes_its_place() -> None:
     wait_until(lambda: not first.is_alive, 10, "the server's end")
     assert python("print(1)") == (0, "1\n", "")
     assert client.get_server() is not first
+
+
+WORKER = """
+import os, subprocess, sys
+sys.path.insert(0, {root!r})
+from tests.support.processes import become_subreaper, own_children
+from tests.support.forkserver import client
+become_subreaper()
+before = [child.pid for child in own_children()]
+client.install()
+code = "import os, sys; print(os.getppid(), 'Stash' in str(sys.meta_path), 'TEST_FORK_SERVER' in os.environ)"
+said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+print(said == [str(os.getpid()), "True", "False"])
+print(before == [client.get_server()._process.pid])
+print(sorted(os.listdir("/proc/self/fd"))[:3], "torch" in sys.modules, os.getcwd())
+sys.stdout.flush()
+client.get_server().close()
+print(own_children())
+"""
+
+
+def test_a_worker_is_executed_beside_a_server_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its children are forked there without anything having been imported once more, and are its own."""
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", client._execute)
+    monkeypatch.chdir(tmp_path)
+    client.install_for_workers()
+    command = [sys.executable, "-u", "-c", popen_bootstrapline]
+    text = repr(WORKER.format(root=str(ROOT))) + "\n"
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["True", "True", f"['0', '1', '2'] False {tmp_path}", "[]"]
 
 
 FORKS_BESIDE_LOOKUPS = """

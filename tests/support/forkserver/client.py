@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from execnet.gateway_io import popen_bootstrapline
+
 from tests.support import leaks
-from tests.support.forkserver.program import READ_AT_START, UNABLE, Program, is_alike, parse_command
+from tests.support.forkserver.program import GIVEN_SERVER, READ_AT_START, UNABLE, Program, is_alike, parse_command
 from tests.support.forkserver.started import Started, current_umask
 
 SERVER = Path(__file__).with_name("server.py")
@@ -58,6 +61,24 @@ def install() -> None:
             _execute(popen, *arguments)
 
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+    if given := os.environ.pop(GIVEN_SERVER, ""):
+        fd, pid = (int(word) for word in given.split())
+        _servers[os.getpid()] = Server(socket.socket(fileno=fd), GivenProcess(pid))
+
+
+def install_for_workers() -> None:
+    """From now on, each worker of pytest-xdist that this process starts has a server, a fork of one that is made once.
+
+    Each would import for 3 s what its server has.
+    """
+
+    def execute_child(popen: subprocess.Popen[Any], *arguments: Any) -> None:
+        started = Started(*arguments)
+        is_worker = isinstance(started.args, list) and started.args[-1] == popen_bootstrapline
+        if not is_worker or cold or not started.is_plain() or not _ask(popen, started, dict(os.environ), True, True):
+            _execute(popen, *arguments)
+
+    subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
 
 
 def can_fork(command: Sequence[str], environment: dict[str, str]) -> bool:
@@ -76,15 +97,49 @@ def namespaces_of(pid: int) -> Iterator[None]:
         _namespaces_of = before
 
 
+class GivenProcess:
+    """A child that this process was executed with, as subprocess shows one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._returncode: int | None = None
+
+    def poll(self, options: int = os.WNOHANG) -> int | None:
+        """Its exit status, 0 where somebody else has taken that, None while it lives."""
+        if self._returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:
+                self._returncode = 0
+            else:
+                self._returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self._returncode
+
+    def wait(self) -> int | None:
+        return self.poll(0)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class Server:
     """The process that forks, one for each test process; started when it is first needed."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection = ours
+    def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes] | GivenProcess) -> None:
+        """process: a child of this one."""
+        self._connection, self._process = connection, process
         self._lock = threading.Lock()
+        connection.set_inheritable(False)
+        leaks.keep(process.pid, connection.fileno())
+        atexit.register(self.close)
+
+    @classmethod
+    def start(cls) -> Server:
+        """One that imports everything itself."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, str(SERVER), str(theirs.fileno())],
                 env=server_environment(),
                 cwd="/",
@@ -92,8 +147,7 @@ class Server:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        leaks.keep(self._process.pid, ours.fileno())
-        atexit.register(self.close)
+        return cls(ours, process)
 
     def fork(self, asked: dict[str, Any], descriptors: list[int]) -> int:
         """The pid of a new child of this process."""
@@ -135,7 +189,7 @@ def get_server() -> Server:
         if server is not None and not server.is_alive:
             server.close()
         if server is None or not server.is_alive:
-            server = _servers[pid] = Server()
+            server = _servers[pid] = Server.start()
         return server
 
 
@@ -147,13 +201,20 @@ def _parse(command: Sequence[str], environment: dict[str, str]) -> Program | Non
 
 def _fork(popen: subprocess.Popen[Any], started: Started) -> bool:
     """Have a process forked for a Popen; False where it is to be executed."""
-    global _is_unable
     environment = dict(os.environ) if started.env is None else dict(started.env)
     if not started.is_plain() or started.pass_fds or not all(isinstance(part, str) for part in environment.values()):
         return False
     program = _parse(started.args, environment)
     if program is None:
         return False
+    return _ask(popen, started, environment, os.path.basename(program.target) in LAUNCHERS)
+
+
+def _ask(
+    popen: subprocess.Popen[Any], started: Started, environment: dict[str, str], forks: bool, has_server: bool = False
+) -> bool:
+    """Have the server start it. forks: its children, too. has_server: it is executed, beside a server of its own."""
+    global _is_unable
     descriptors = started.descriptors()
     asked = {
         "command": [os.fspath(word) for word in started.args],
@@ -163,7 +224,8 @@ def _fork(popen: subprocess.Popen[Any], started: Started) -> bool:
         "is_new_session": bool(started.start_new_session),
         "descriptors": list(descriptors),
         "namespaces_of": _namespaces_of,
-        "forks": os.path.basename(program.target) in LAUNCHERS,
+        "forks": forks,
+        "has_server": has_server,
     }
     pid = get_server().fork(asked, list(descriptors.values()))
     if pid == UNABLE:

@@ -90,7 +90,7 @@ def become(request: Request, origin: Origin, stash: Stash, *, forget: tuple[str,
 def _be_one_to_the_kernel(request: Request) -> None:
     if request.is_new_session:
         os.setsid()
-    _place_descriptors(request.descriptors, request.kept | {request.ready})
+    place_descriptors(request.descriptors, request.kept | {request.ready})
     os.chdir(request.cwd)
     os.umask(request.umask)
     signal.set_wakeup_fd(-1)
@@ -108,7 +108,7 @@ def _be_one_to_the_kernel(request: Request) -> None:
     os.close(request.ready)
 
 
-def _place_descriptors(wanted: dict[int, int], kept: set[int]) -> None:
+def place_descriptors(wanted: dict[int, int], kept: set[int]) -> None:
     """Give each its number, whatever has that now; then close all others."""
     high = max([*wanted, *wanted.values(), *kept, 2]) + 1
     aside = {}

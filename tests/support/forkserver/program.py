@@ -21,6 +21,8 @@ UNABLE = -1
 """The server's answer in place of a pid, where no forked process can pass for an executed one."""
 BECOME = "--become"
 """`server.py --become COMMAND…`"""
+GIVEN_SERVER = "TEST_FORK_SERVER"
+"""Of a worker that was started with a server of its own: the number of its connection to it, and its pid."""
 
 MADE_UP_FOR = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 READ_EACH_TIME = frozenset({"TORCHINDUCTOR_CACHE_DIR"})

@@ -43,7 +43,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tests.support.forkserver import pages, program
-from tests.support.forkserver.process import Origin, Request, become, can_show
+from tests.support.forkserver.process import Origin, Request, become, can_show, place_descriptors
 from tests.support.forkserver.started import Started, current_umask, is_open
 from tests.support.leaks import read_fds
 
@@ -128,9 +128,11 @@ class Forker:
         return pid
 
     def _become_asked(self, asked: dict[str, Any], descriptors: list[int], ready: int) -> None:
+        numbers = asked["descriptors"]
+        if asked["has_server"]:
+            self._execute_beside_server(asked, dict(zip(numbers, descriptors, strict=True)))
         parsed = program.parse_command(asked["command"], asked["environment"])
         assert parsed is not None
-        numbers = asked["descriptors"]
         if asked["namespaces_of"]:
             enter_namespaces(asked["namespaces_of"])
         request = Request(
@@ -145,6 +147,23 @@ class Forker:
         if asked["forks"]:
             self._fork_children()
         become(request, self._origin, self._stash)
+
+    def _execute_beside_server(self, asked: dict[str, Any], descriptors: dict[str, int]) -> NoReturn:
+        """Be executed, with a server among one's children: what that forks can be a child of nobody else's."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server = os.fork()
+        if server == 0:
+            place_descriptors({number: number for number in range(3)}, {theirs.fileno()})
+            self.serve(theirs)
+            os._exit(0)
+        place_descriptors({int(number): here for number, here in descriptors.items()}, {ours.fileno()})
+        ours.set_inheritable(True)
+        os.chdir(asked["cwd"])
+        os.umask(asked["umask"])
+        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(signum, signal.SIG_DFL)  # as Popen does
+        given = {program.GIVEN_SERVER: f"{ours.fileno()} {server}"}
+        os.execve(asked["command"][0], asked["command"], asked["environment"] | given)
 
     def become(self, command: list[str]) -> NoReturn:
         """Be that program in this process, as it was started."""
