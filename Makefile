@@ -22,7 +22,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 # Most tests wait most of the time: as many workers as there are CPUs compute, the others wait (tests/support/spread.py).
 # 0: one after the other, as for --pdb.
-WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 4 ? 3 * n : 12 )))
+WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 4 ? 4 * n : 12 )))
 GYM_ARGS ?=
 LIFE_ARGS ?=
 MUTANTS_ARGS ?=

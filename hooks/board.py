@@ -34,7 +34,7 @@ class Field(IntEnum):
     STEP = 6
     """Steps done in this attempt: those of the optimizer that has done most, or what the API said."""
     STEP_BASE = 7
-    """Step of the checkpoint that was loaded; added to STEP, unless the script says numbers of its own (API_NUMBERS)."""
+    """Step of the checkpoint that was loaded; added to STEP, unless the script says numbers (API_NUMBERS)."""
     STEP_NS = 8
     """When STEP last grew."""
     BATCHES = 9
