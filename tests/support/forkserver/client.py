@@ -33,6 +33,7 @@ LAUNCHERS = (
     "guardctl",
     "program.py",
     "seccomp.py",
+    "outlet.py",
     "torch.distributed.run",
     "guardrun.supervisor.guardctl",
 )
