@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
 
+from guardrun.supervisor.ownfiles import name_user
 from guardrun.supervisor.rundir import RunFile
 from guardrun.supervisor.wire import CONTROL_SOCKET, Answer, Ask
 
@@ -23,25 +28,46 @@ class Unreachable(Exception):
     """No supervisor answered; says why."""
 
 
-def ask(run: RunFile, verb: str, arguments: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> Answer:
-    """Ask, and wait for the answer. Raises Unreachable."""
+def ask(
+    run: RunFile, run_dir: Path, verb: str, arguments: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+) -> Answer:
+    """Ask, and wait for the answer. run_dir: where run's record lies. Raises Unreachable."""
     path = Path(run.socket_dir) / CONTROL_SOCKET
-    try:
-        is_socket = path.is_socket()
-    except OSError as error:
-        raise Unreachable(f"{path}: {error.strerror}") from None
-    if not is_socket:
-        raise Unreachable("its supervisor's socket is gone: the run is over, or it runs on another node")
     question = msgspec.msgpack.encode(Ask(verb=verb, arguments=arguments or {}))
     try:
-        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        with _held(path, run_dir) as held, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
             socket.set(zmq.SNDTIMEO, int(timeout_s * 1000))
-            socket.connect(f"ipc://{path}")
+            socket.connect(f"ipc://{held}")
             return _ask(socket, question, timeout_s)
     except zmq.ZMQError as error:
         raise Unreachable(f"{path}: {error}") from None
+
+
+@contextmanager
+def _held(path: Path, run_dir: Path) -> Iterator[str]:
+    """A path that leads to this socket, whatever path leads to meanwhile; by root, of the run's owner or root alone.
+
+    Root asks the runs of all users, and their records say where: that may be another one's supervisor.
+    """
+    try:
+        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise Unreachable("its supervisor's socket is gone: the run is over, or it runs on another node") from None
+    except (OSError, ValueError) as error:
+        raise Unreachable(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        found, owner = os.fstat(fd), os.stat(run_dir).st_uid
+        if not stat.S_ISSOCK(found.st_mode):
+            raise Unreachable(f"{path} is no socket")
+        if os.geteuid() == 0 and found.st_uid not in (0, owner):
+            raise Unreachable(f"{path} belongs to {name_user(found.st_uid)}, and the run to {name_user(owner)}")
+        yield f"/proc/self/fd/{fd}"
+    except OSError as error:
+        raise Unreachable(f"{path}: {error.strerror}") from None
+    finally:
+        os.close(fd)
 
 
 def _ask(socket: zmq.Socket[bytes], question: bytes, timeout_s: float) -> Answer:

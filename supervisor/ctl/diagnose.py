@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import socket
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from guardrun.supervisor.ctl.verb import NO, OK, USAGE, Call, CtlError, Verb
 from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.diagnose.jobs import Job, find_jobs
 from guardrun.supervisor.diagnose.judging import NOBODY, Absent, observe
-from guardrun.supervisor.diagnose.nexts import next_steps
+from guardrun.supervisor.diagnose.nexts import next_steps, on_node
 from guardrun.supervisor.diagnose.past import Left, conclude_past
 from guardrun.supervisor.diagnose.processes import NoRanks, Ranks, find_ranks
 from guardrun.supervisor.diagnose.scene import DirectLooker, Glance, NotUnderstood, Take, by_supervisor
@@ -177,7 +176,7 @@ def _of_run(call: Call, run_dir: Path) -> Told:
     if alive is False or (alive is None and _is_ended(run_dir)):
         return _past(run_dir, run)
     try:
-        return _guarded(call, run_dir, lambda: by_supervisor(run), source="supervisor")
+        return _guarded(call, run_dir, lambda: by_supervisor(run, run_dir), source="supervisor")
     except (Unreachable, NotUnderstood) as error:
         if alive:
             return _without_supervisor(call, run_dir, run, [run.launcher_pid], str(error))
@@ -215,9 +214,8 @@ def _without_head(call: Call, run_dir: Path, run: RunFile, jobs: list[Job], why:
     """On a node that does not lead, where the head does not answer: look at the ranks that are here."""
     here = msgspec.structs.replace(run, clock_base_s=0.0, clock_mono_s=0.0)  # what it has is of the head's clock
     told = _without_supervisor(call, run_dir, here, [job.pid for job in jobs], f"{run.node} leads the run ({why})")
-    for step in told.diagnosis.next:
-        if step.command[0] == "guardctl":  # its supervisor is asked
-            step.command = ["ssh", run.node, shlex.join(step.command)]
+    steps = [on_node(one, run.node) if one.command[0] == "guardctl" else one for one in told.diagnosis.next]
+    told.diagnosis.next = [step for step in steps if step is not None]  # guardctl's: its supervisor is asked
     return told
 
 

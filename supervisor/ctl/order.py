@@ -18,7 +18,7 @@ def ask_run(call: Call, verb: str, arguments: dict[str, Any], timeout_s: float =
     if is_alive(run, call.environ.get("SLURMD_NODENAME") or socket.gethostname()) is False:
         raise CtlError(f"run {run.run_id} is over: nobody is there to ask")
     try:
-        answer = ask(run, verb, arguments, timeout_s)
+        answer = ask(run, run_dir, verb, arguments, timeout_s)
     except Unreachable as error:
         raise CtlError(f"run {run.run_id}: {error}") from None
     if not answer.is_ok:

@@ -65,7 +65,7 @@ def read_status(run_dir: Path, node: str) -> dict[str, Any]:
     why = "the run is over"
     if alive is not False:
         try:
-            answer = ask(run, "status")
+            answer = ask(run, run_dir, "status")
             if answer.is_ok:
                 # Short on the wire; their folders and times are here anyway.
                 known = [short_incident(record) for record in read_incidents(run_dir)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from guardrun.supervisor.rundir import RunFile
 
 MAX_PIDS = 2
 LONG_GAP_S = 30
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
+"""What ssh takes for a host, and for no option, user or shell's word."""
 
 
 def next_steps(diagnosis: an.Diagnosis, *, run: RunFile | None, is_held: bool) -> list[an.Next]:
@@ -56,9 +59,16 @@ def _of_culprits(diagnosis: an.Diagnosis) -> list[an.Next]:
         found = _of_rank(culprit.rank, pid, doing.get((culprit.node, pid)))
         if found is not None and culprit.node != diagnosis.target.node:
             # The same number is another process here.
-            found.command, found.why = ["ssh", culprit.node, shlex.join(found.command)], f"{found.why} ({culprit.node})"
+            found = on_node(found, culprit.node)
         steps += [found] if found is not None else []
     return steps
+
+
+def on_node(step: an.Next, node: str) -> an.Next | None:
+    """The same step, to be typed here; None where no host has such a name: a run's record says what its user likes."""
+    if not _HOST.fullmatch(node):
+        return None
+    return an.Next(command=["ssh", node, shlex.join(step.command)], why=f"{step.why} ({node})", changes=step.changes)
 
 
 def _of_rank(rank: int | None, pid: int, doing: str | None) -> an.Next | None:

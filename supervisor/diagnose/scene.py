@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -50,10 +51,10 @@ class NotUnderstood(Exception):
 Take = Callable[[], Glance]
 
 
-def by_supervisor(run: RunFile, timeout_s: float = LOOK_TIMEOUT_S) -> Glance:
+def by_supervisor(run: RunFile, run_dir: Path, timeout_s: float = LOOK_TIMEOUT_S) -> Glance:
     """Have the run's supervisor look. Raises Unreachable, and NotUnderstood."""
-    ask(run, "status")  # one that is stopped or gone shows within seconds, whatever a look may take
-    answer = ask(run, LOOK, timeout_s=timeout_s)
+    ask(run, run_dir, "status")  # one that is stopped or gone shows within seconds, whatever a look may take
+    answer = ask(run, run_dir, LOOK, timeout_s=timeout_s)
     if not answer.is_ok:
         raise NotUnderstood(answer.error)
     try:

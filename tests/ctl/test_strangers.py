@@ -13,7 +13,9 @@ import pytest
 
 from guardrun.supervisor.ctl.nodeagent import check_program
 from guardrun.supervisor.ctl.verb import CtlError
-from tests.ctl.conftest import NODE, Ctl, make_run, record_journal
+from guardrun.supervisor.rundir import read_run_file
+from guardrun.supervisor.wire import CONTROL_SOCKET, Answer
+from tests.ctl.conftest import NODE, Ctl, FakeSupervisor, make_run, record_journal
 from tests.support.neighbours import NEIGHBOUR, VICTIM, make_passable, named_user, python_as, shell_as
 
 pytestmark = pytest.mark.real("root")
@@ -106,6 +108,23 @@ def test_root_reads_a_users_run_and_writes_nothing_there(ctl: Ctl, recorded: Pat
     ctl("report", "--output", "page.html")
     assert (tmp_path / "page.html").stat().st_mode & 0o777 == 0o644
     assert everything_in(recorded) == before
+
+
+def test_root_asks_no_other_users_supervisor_than_the_runs_own(ctl: Ctl, live: FakeSupervisor, runs: Path) -> None:
+    """Whatever its record says: it is its user's word."""
+    live.answers["hold"] = Answer(is_ok=True)
+    socket = Path(read_run_file(runs / "live-1").socket_dir) / CONTROL_SOCKET
+    os.chown(socket, VICTIM, VICTIM)
+    give(runs / "live-1", NEIGHBOUR)
+    ctl("hold", "live-1", code=1)
+    assert f"belongs to uid {VICTIM}, and the run to uid {NEIGHBOUR}" in ctl.err
+    assert ctl.json("status", "live-1")["source"] == "directory"
+    assert live.asked == [], "nobody has been asked"
+    give(runs / "live-1", VICTIM)
+    ctl("hold", "live-1")
+    os.chown(socket, 0, 0)
+    ctl("hold", "live-1")
+    assert len(live.asked) == 2, "nor is root kept from its own, on a file system that has all belong to one user"
 
 
 def test_root_writes_through_no_link(ctl: Ctl, recorded: Path, tmp_path: Path) -> None:

@@ -31,3 +31,9 @@ def test_a_culprits_process_is_looked_at_where_it_is(node: str, command: list[st
     [step] = [step for step in steps if step.changes]
     assert step.command == command
     assert step.why == f"let rank 1 go on, if nobody keeps it stopped on purpose{where}"
+
+
+@pytest.mark.parametrize("node", ["-oProxyCommand=touch x", "me@node-b", "node b", "a;b", "", "knoten\u0438"])
+def test_no_command_goes_where_no_host_is(node: str) -> None:
+    """Names of nodes are a run's own word, which another user may have written."""
+    assert [step for step in next_steps(diagnosis(node), run=None, is_held=True) if step.changes] == []
