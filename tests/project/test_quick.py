@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,7 @@ def test_quick(): pass
             tmp_path,
         ],
         cwd=ROOT,
+        env={**os.environ, "PYTEST_DEBUG_TEMPROOT": str(tmp_path)},  # not to close that of others to other users
         capture_output=True,
         text=True,
         timeout=60,

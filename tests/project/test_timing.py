@@ -62,8 +62,9 @@ def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", *own, "-p", "no:cacheprovider", *options, str(folder)],
         cwd=ROOT,
-        # Its one child is nothing to start a fork server for, which would import torch.
-        env={name: os.environ[name] for name in inherited} | {"TEST_COLD": "1"},
+        # Its one child is nothing to start a fork server for, which would import torch; and it closes the folder of
+        # temporary ones to all other users, which may be other tests', just then.
+        env={name: os.environ[name] for name in inherited} | {"TEST_COLD": "1", "PYTEST_DEBUG_TEMPROOT": str(folder)},
         capture_output=True,
         text=True,
         timeout=200,
