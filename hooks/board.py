@@ -66,7 +66,7 @@ class Field(IntEnum):
     """Index into PHASES, as the API or a hook said."""
     PHASE_SINCE_NS = 26
     DUMP_SIGNAL = 27
-    """Signal whose faulthandler writes this process's stacks; 0 = none."""
+    """Signal whose faulthandler writes this process's stacks; 0 = none. Only to be sent while the GIL is held."""
     CHECKS = 28
     """Calls of should_checkpoint()."""
     CHECKPOINT_AT = 29
@@ -91,6 +91,10 @@ class Field(IntEnum):
     """A save is kept waiting: it would write over a checkpoint that nobody has opened (hooks/holding.py)."""
     MAY_SAVE = 41
     """Written by the supervisor: somebody has opened one."""
+    STACKS_ASKED = 42
+    """Written by the supervisor: a number of its own, upon which the heart's thread writes this process's stacks; …"""
+    STACKS_GIVEN = 43
+    """… when it has, the same number."""
 
 
 class Milestone(IntEnum):

@@ -16,6 +16,7 @@ import threading
 from _thread import start_new_thread
 from time import monotonic_ns
 
+from guardrun.hooks import stacks
 from guardrun.hooks.board import Field, Milestone
 from guardrun.hooks.outbox import FLUSH, STOP, Item
 from guardrun.hooks.process import OWN_THREADS
@@ -104,6 +105,9 @@ class Heart:
     def _beat(self, now_ns: int) -> None:
         words = self._rank.words
         words[Field.HEART_NS] = now_ns
+        if (asked := words[Field.STACKS_ASKED]) != words[Field.STACKS_GIVEN]:
+            self._give_stacks()
+            words[Field.STACKS_GIVEN] = asked
         if self._rank.gc_policy is not None:
             self._rank.gc_policy.on_beat(now_ns)
         seqs = {} if self._rank.is_ended else read_group_seqs()
@@ -123,6 +127,12 @@ class Heart:
             self._still_ns = progress_ns
             beat["data"] = batches.describe_still()
         self._send("Beat", beat)
+
+    def _give_stacks(self) -> None:
+        try:
+            stacks.give(self._rank)
+        except Exception as error:
+            self._rank.fail("stacks", error)
 
     def _total(self, seqs: dict[str, int]) -> int:
         """Collectives so far that say that training advances: a check of health goes on while it stands still."""

@@ -81,6 +81,8 @@ class Target:
     words: list[int]
     is_rank: bool
     """The rank's own process, not one below it."""
+    board: BoardReader | None = None
+    """The rank's."""
     raw: list[StackDump] = field(default_factory=list)
     kernel_stack: str = ""
     at_s: float = 0.0
@@ -186,7 +188,7 @@ def _find_targets(
             continue
         board = boards.get(rank.global_rank)
         words = (board.read() if board is not None else None) or BLANK
-        own.append(Target(rank, stat, words, True))
+        own.append(Target(rank, stat, words, True, board))
         for pid in table.descendants(rank.pid, MAX_CHILDREN):
             below.append(Target(rank, table.stats[pid], words, False))
     return own + below, missing
@@ -245,9 +247,9 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
 def _dump(target: Target, effort: Effort) -> StackDump:
     pid, words = target.stat.pid, target.words
     fallback = None
-    if words[Field.PID] == pid and words[Field.DUMP_SIGNAL] > 0:
+    if words[Field.PID] == pid and words[Field.DUMP_SIGNAL] > 0 and target.board is not None:
         name = f"stacks-{effort.attempt}-{target.rank.global_rank}"
-        fallback = Fallback(words[Field.DUMP_SIGNAL], Path(effort.sockets_dir) / name)
+        fallback = Fallback(words[Field.DUMP_SIGNAL], Path(effort.sockets_dir) / name, target.board)
     timeout_s = min(TIMEOUT_S, effort.deadline - time.monotonic())
     dump = dump_stacks(pid, target.stat.start, fallback=fallback, timeout_s=timeout_s, pyspy=effort.pyspy)
     target.raw.append(dump)

@@ -1,4 +1,4 @@
-"""Python stacks of one process, by py-spy where it may, else by the faulthandler that the hooks armed in a rank.
+"""Python stacks of one process, by py-spy where it may, else by the rank itself: its hooks, or its faulthandler.
 
 Read the state first: a stopped process or one in uninterruptible wait answers no signal, and blocks whoever attaches.
 py-spy without a pause reads memory only, so it works in every state but death.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from guardrun.hooks.board import Field
 from guardrun.launcher.handles import send_signal
+from guardrun.supervisor.collect.boards import BoardReader
 from guardrun.supervisor.collect.faulttext import parse_faulthandler
-from guardrun.supervisor.collect.procfs import read_bytes, read_exe, read_stat, read_status
+from guardrun.supervisor.collect.procfs import ThreadStat, read_bytes, read_exe, read_stat, read_status, read_threads
 from guardrun.supervisor.collect.pyspy import GONE, NO_PYTHON, TIMEOUT_S, dump_pyspy
 from guardrun.supervisor.core.looks import PYSPY, ThreadLook
 
@@ -22,17 +25,27 @@ _MAPS_BYTES = 1 << 20
 _FAULT_WAIT_S = 1.0
 _FAULT_POLL_S = 0.01
 _FAULT_BYTES = 256 * 1024
+_HOOKS_WAIT_S = 1.6
+"""The heart beats once a second."""
+_HOOKS_BYTES = 2 * 1024 * 1024
+_SURELY_NATIVE_S = 0.05
+"""Of CPU time, without handing on the GIL: ten times sys.getswitchinterval()."""
+_WAKES = 10
+"""Of a thread that waits for the GIL, at the least: it wakes after each sys.getswitchinterval(), to ask for it."""
 
-FAULTHANDLER = "faulthandler"
+FAULTHANDLER, HOOKS = "faulthandler", "the rank's hooks"
+GIL_HELD = "the GIL is held"
 
 
 class Fallback(NamedTuple):
-    """How a process writes its own stacks."""
+    """How a rank's own process writes its own stacks."""
 
     signum: int
-    """Board.DUMP_SIGNAL; 0 = it doesn't."""
+    """Board.DUMP_SIGNAL."""
     path: Path
     """Where to."""
+    board: BoardReader
+    """The rank's, by which its hooks are asked."""
 
 
 class StackDump(NamedTuple):
@@ -90,11 +103,66 @@ def dump_stacks(
     seen = StackDump(dump.threads, PYSPY if dump.threads else "", dump.trouble, dump.text)
     if dump.trouble in (GONE, NO_PYTHON) or fallback is None or fallback.signum <= 0:
         return seen
-    text, trouble = ask_faulthandler(pid, start, fallback)
+    source, text, trouble = HOOKS, *ask_hooks(pid, start, fallback)
+    if trouble == GIL_HELD:
+        source, text, trouble = FAULTHANDLER, *ask_faulthandler(pid, start, fallback)
     threads = parse_faulthandler(text, pid)
     if not threads:
-        return seen._replace(trouble=f"{dump.trouble}; {trouble or 'faulthandler wrote no stacks'}")
-    return StackDump(threads, FAULTHANDLER, f"{dump.trouble}: stacks by faulthandler", text)
+        return seen._replace(trouble=f"{dump.trouble}; {trouble or f'{source} wrote no stacks'}")
+    return StackDump(threads, source, f"{dump.trouble}: stacks by {source}", text)
+
+
+def ask_hooks(pid: int, start: int, fallback: Fallback) -> tuple[str, str]:
+    """Let a rank's hooks write its stacks, by a thread that needs the GIL; answers (new text, trouble).
+
+    trouble is GIL_HELD where that thread waits for the GIL, and whoever has it hands it to nobody, though it runs.
+    """
+    stat, words = read_stat(pid), fallback.board.read()
+    if stat is None or stat.start != start:
+        return "", GONE
+    if words is None:
+        return "", "the rank's hooks can't be asked: its board can't be read"
+    if stat.state not in _SIGNAL_STATES:
+        return "", f"it can't write its stacks in state {stat.state}"
+    if not words[Field.HEART_NS]:
+        return "", "the rank's hooks are not there to be asked"
+    before = {thread.tid: thread for thread in read_threads(pid)}
+    try:
+        size = fallback.path.stat().st_size
+    except OSError as error:
+        return "", f"the rank's hooks can't be asked: {error.strerror}"
+    asked = words[Field.STACKS_ASKED] + 1
+    fallback.board.write(Field.STACKS_ASKED, asked)
+    deadline = time.monotonic() + _HOOKS_WAIT_S
+    while time.monotonic() < deadline:
+        time.sleep(_FAULT_POLL_S)
+        now = fallback.board.read()
+        if now is not None and now[Field.STACKS_GIVEN] == asked:
+            return _read_from(fallback.path, size), ""
+    if (
+        now is not None
+        and now[Field.HEART_NS] == words[Field.HEART_NS]
+        and is_gil_held(before, read_threads(pid), now[Field.HEART_TID])
+    ):
+        return "", GIL_HELD
+    return "", "the rank's hooks did not answer"
+
+
+def is_gil_held(before: Mapping[int, ThreadStat], now: Sequence[ThreadStat], heart_tid: int) -> bool:
+    """Say whether nothing that runs in a process can be Python: of its heart nothing was heard between two looks.
+
+    Python hands on the GIL within milliseconds of its own CPU time when another thread wants it, as the heart does. So
+    whoever has run for longer without that is in native code, and whoever sleeps stands still; but who was given no CPU
+    may be anywhere.
+    """
+    has_asked = False
+    for thread in now:
+        old = before.get(thread.tid, thread)
+        if thread.tid == heart_tid:
+            has_asked = thread.state == "S" and thread.switches - old.switches >= _WAKES
+        elif thread.state == "R" and thread.cpu_s - old.cpu_s < _SURELY_NATIVE_S:
+            return False
+    return has_asked
 
 
 def ask_faulthandler(pid: int, start: int, fallback: Fallback) -> tuple[str, str]:
@@ -134,6 +202,16 @@ def holds_open(pid: int, path: Path) -> bool:
         except FileNotFoundError:  # Closed meanwhile.
             continue
     return False
+
+
+def _read_from(path: Path, before: int) -> str:
+    """What is written behind `before`; empty where the file can't be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(before)
+            return file.read(_HOOKS_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _read_growth(path: Path, before: int) -> str:

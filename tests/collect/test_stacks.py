@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from guardrun.supervisor.collect import pyspy
+from guardrun.supervisor.collect.boards import BoardReader
 from guardrun.supervisor.collect.procfs import read_stat
 from guardrun.supervisor.collect.pyspy import dump_pyspy, explain_failure, find_pyspy, has_gaps, parse_pyspy
-from guardrun.supervisor.collect.stacks import Fallback, dump_stacks
+from guardrun.supervisor.collect.stacks import Fallback, ask_faulthandler, dump_stacks
 from guardrun.supervisor.core.looks import Frame
 from tests.collect.conftest import Script, StartScript
 from tests.support.waiting import wait_until
@@ -40,6 +41,10 @@ def inner():
     time.sleep(60)  # here
 inner()
 """
+
+
+def by(path: Path) -> Fallback:
+    return Fallback(signal.SIGUSR2, path, BoardReader("/nowhere"))
 
 
 def wait_for_state(script: Script, state: str) -> None:
@@ -83,19 +88,6 @@ def test_a_stopped_process_shows_its_stack_and_stays_stopped(start_script: Start
     wait_for_state(script, "T")
 
 
-def test_where_py_spy_drops_a_path_that_is_not_utf8_faulthandler_helps(
-    start_script: StartScript, tmp_path: Path
-) -> None:
-    path = tmp_path / "stacks-0-0"
-    script = start_script(ARMED, str(path), name="caf\udce9.py")
-    assert dump_stacks(script.pid, script.start).trouble == "py-spy saw no frames of the main thread"
-    dump = dump_stacks(script.pid, script.start, fallback=Fallback(signal.SIGUSR2, path))
-    assert dump.source == "faulthandler"
-    frame = dump.threads[0].frames[0]
-    assert (frame.function, frame.line) == ("inner", script.line_of("# here"))
-    frame.file.encode()
-
-
 def test_a_stack_of_the_librarys_frames_alone_has_gaps() -> None:
     waits = [Frame("wait", "/usr/lib/python3.11/threading.py", n) for n in (1, 2)]
     script = Frame("<module>", "/home/me/train.py", 9)
@@ -104,17 +96,6 @@ def test_a_stack_of_the_librarys_frames_alone_has_gaps() -> None:
     assert not has_gaps([*waits, Frame("_run_module_as_main", "<frozen runpy>", 198)])
     assert not has_gaps([*waits, *[Frame("call", "/usr/lib/python3.11/x.py", 1)] * 60]), "cut, not dropped"
     assert not has_gaps([])
-
-
-def test_where_py_spy_drops_some_frames_faulthandler_helps(start_script: StartScript, tmp_path: Path) -> None:
-    path = tmp_path / "stacks-0-0"
-    sleep = "s = __import__('sched').scheduler(time.monotonic, time.sleep); s.enter(60, 1, print); s.run()  # here"
-    armed = ARMED.replace("time.sleep(60)  # here", sleep)
-    assert armed != ARMED
-    script = start_script(armed, str(path), name="caf\udce9.py")
-    dump = dump_stacks(script.pid, script.start, fallback=Fallback(signal.SIGUSR2, path))
-    assert dump.source == "faulthandler"
-    assert [frame.function for frame in dump.threads[0].frames[-2:]] == ["inner", "<module>"]
 
 
 def test_a_process_without_python_costs_no_py_spy() -> None:
@@ -140,24 +121,12 @@ def test_the_dead_have_no_stacks(start_script: StartScript) -> None:
     assert dump_pyspy(script.pid).trouble == "the process is gone"
 
 
-def test_without_py_spy_the_rank_writes_its_own_stacks(start_script: StartScript, tmp_path: Path) -> None:
-    path = tmp_path / "stacks-0-0"
-    script = start_script(ARMED, str(path))
-    fallback = Fallback(signal.SIGUSR2, path)
-    for _ in range(2):
-        dump = dump_stacks(script.pid, script.start, fallback=fallback, pyspy="")
-        assert (dump.source, dump.trouble) == ("faulthandler", "py-spy is not installed: stacks by faulthandler")
-        (thread,) = dump.threads
-        assert thread.is_main and thread.tid == script.pid
-        assert thread.frames[0] == Frame("inner", str(script.path), script.line_of("# here"))
-
-
 def test_a_process_without_a_handler_is_not_signalled(start_script: StartScript, tmp_path: Path) -> None:
     path = tmp_path / "stacks-0-0"
     path.touch()
     script = start_script(SLEEPING)
-    dump = dump_stacks(script.pid, script.start, fallback=Fallback(signal.SIGUSR2, path), pyspy="")
-    assert dump.trouble == f"py-spy is not installed; the rank doesn't handle signal {int(signal.SIGUSR2)}"
+    text, trouble = ask_faulthandler(script.pid, script.start, by(path))
+    assert (text, trouble) == ("", f"the rank doesn't handle signal {int(signal.SIGUSR2)}")
     assert script.process.poll() is None
 
 
@@ -166,8 +135,7 @@ def test_a_stopped_process_is_not_signalled(start_script: StartScript, tmp_path:
     script = start_script(ARMED, str(path))
     os.kill(script.pid, signal.SIGSTOP)
     wait_for_state(script, "T")
-    dump = dump_stacks(script.pid, script.start, fallback=Fallback(signal.SIGUSR2, path), pyspy="")
-    assert dump.trouble == "py-spy is not installed; faulthandler can't run in state T"
+    assert ask_faulthandler(script.pid, script.start, by(path)) == ("", "faulthandler can't run in state T")
     assert path.read_text() == ""
 
 
@@ -227,7 +195,6 @@ def test_another_users_process_is_refused(start_script: StartScript, tmp_path: P
 def test_a_supervisor_without_rights_says_so_and_signals_nobody(start_script: StartScript, tmp_path: Path) -> None:
     path = tmp_path / "stacks-0-0"
     script = start_script(ARMED, str(path))
-    fallback = Fallback(int(signal.SIGUSR2), path)
     read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12's, should a test before have left a thread
@@ -236,15 +203,14 @@ def test_a_supervisor_without_rights_says_so_and_signals_nobody(start_script: St
         try:
             os.setgroups([])
             os.setuid(65534)
-            dump = dump_stacks(script.pid, script.start, fallback=fallback)
-            os.write(write, dump.trouble.encode())
+            os.write(write, ask_faulthandler(script.pid, script.start, by(path))[1].encode())
         finally:
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         said = pipe.read().decode()
     os.waitpid(child, 0)
-    assert "; faulthandler can't be asked: " in said, said
+    assert said.startswith("faulthandler can't be asked: "), said
     assert path.read_text() == ""
 
 
@@ -270,7 +236,7 @@ def test_a_rank_that_closed_the_file_for_its_stacks_is_not_asked(start_script: S
     closing = ARMED.replace("    print(", "    __import__('os').closerange(3, 64)\n    print(", 1)
     assert closing != ARMED
     script = start_script(closing, str(path))
-    dump = dump_stacks(script.pid, script.start, fallback=Fallback(signal.SIGUSR2, path), pyspy="")
-    assert dump.threads == []
-    assert "no longer has the file" in dump.trouble
+    text, trouble = ask_faulthandler(script.pid, script.start, by(path))
+    assert text == ""
+    assert "no longer has the file" in trouble
     assert path.read_bytes() == b""

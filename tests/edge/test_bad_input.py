@@ -300,8 +300,8 @@ def test_without_py_spy_the_ranks_own_stacks_name_the_line_and_that_is_said(
     folder = finished.run_dir / "incidents" / "001-rank_blocked" / "stacks"
     texts = [path.read_text() for path in folder.glob("rank-*.txt")]
     assert len(texts) == 2
-    assert all("faulthandler" in text for text in texts)
-    trouble = "py-spy is not installed: stacks by faulthandler"
+    assert all("stacks by the rank's hooks" in text for text in texts)
+    trouble = "py-spy is not installed: stacks by the rank's hooks"
     assert incident["evidence"]["stack_troubles"] == [trouble]
     assert own_lines(finished).count(trouble) == 1
 
