@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 
+from guardrun.supervisor.listening import Listen, own_addresses, where_to_listen
+
 NOWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Of networks that do not exist (RFC 5737, RFC 3849): asking for the way there sends nothing."""
 LOOPBACK_S = 5.0
@@ -78,6 +80,11 @@ def is_loopback(host: str) -> bool:
         return plain_name(host).partition(".")[0] == "localhost"
 
 
+def is_loopback_address(host: str) -> bool:
+    """Whether it is such an address: who writes one means it, where `localhost` may stand for habit."""
+    return is_loopback(host) and plain_name(host).partition(".")[0] != "localhost"
+
+
 def is_ipv6(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.partition("%")[0]).version == 6
@@ -103,14 +110,13 @@ def names_of(host: str) -> list[str]:
 
 def own_names() -> list[str]:
     """All that other nodes may know this host by."""
-    import psutil  # for heads of several nodes alone
-
     names = [plain_name(socket.gethostname()), plain_name(socket.getfqdn())]
-    addresses = [one.address for found in psutil.net_if_addrs().values() for one in found if one.family in _INTERNET]
-    return list(dict.fromkeys([*(name for name in names if not is_loopback(name)), *_addresses(addresses)]))
+    return list(dict.fromkeys([*(name for name in names if not is_loopback(name)), *_addresses(own_addresses())]))
 
 
-_INTERNET = (socket.AF_INET, socket.AF_INET6)
+def find_listen(host: str) -> Listen:
+    """Where to listen for those who reach this machine by a name or address."""
+    return where_to_listen(host, [str(address[0]) for _, address in _look_up(host)], own_addresses())
 
 
 def _addresses(found: Iterable[str]) -> list[str]:

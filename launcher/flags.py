@@ -32,6 +32,8 @@ class Flags:
     """By flag or by PET_MAX_RESTARTS."""
     is_node_rank_given: bool = True
     """By flag or by PET_NODE_RANK."""
+    is_master_given: bool = True
+    """Likewise, --master-addr."""
     config: Path | None = None
     dir: Path | None = None
     run_id: str | None = None
@@ -60,6 +62,7 @@ def parse_flags(arguments: Sequence[str], make_parser: Callable[[], argparse.Arg
     parser.usage = "%(prog)s [--guard-… …]" + usage.replace("%", "%%")  # guardrun's own are in the help, in a group
     restarts = _forget_default(parser, "max_restarts")
     node_rank = _forget_default(parser, "node_rank")
+    master = _forget_default(parser, "master_addr")
     _add_guard_flags(parser)
     place = find_script(parser, arguments)
     shown = arguments if place is None else arguments[: place + 1]
@@ -73,11 +76,15 @@ def parse_flags(arguments: Sequence[str], make_parser: Callable[[], argparse.Arg
     is_node_rank_given = namespace.node_rank is not None
     if not is_node_rank_given:
         namespace.node_rank = node_rank
+    is_master_given = namespace.master_addr is not None
+    if not is_master_given:
+        namespace.master_addr = master
     own = {name: namespace.__dict__.pop(name) for name in list(vars(namespace)) if name.startswith(_DEST_PREFIX)}
     return Flags(
         torch=namespace,
         is_max_restarts_given=is_given,
         is_node_rank_given=is_node_rank_given,
+        is_master_given=is_master_given,
         config=own["guard_config"],
         dir=own["guard_dir"],
         run_id=own["guard_run_id"],

@@ -8,13 +8,23 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from guardrun.launcher.address import does_resolve, find_address, is_ipv6, is_loopback, is_own, names_of, own_names
+from guardrun.launcher.address import (
+    does_resolve,
+    find_address,
+    find_listen,
+    is_ipv6,
+    is_loopback,
+    is_loopback_address,
+    is_own,
+    names_of,
+    own_names,
+)
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.coordinator.joinfile import (
     EVERY,
@@ -28,6 +38,7 @@ from guardrun.supervisor.coordinator.joinfile import (
 )
 from guardrun.supervisor.coordinator.living import is_listening
 from guardrun.supervisor.core.events import FleetPlan, Settings
+from guardrun.supervisor.listening import EVERYWHERE, Listen, join_both
 from guardrun.supervisor.rundir import FleetFile
 
 if TYPE_CHECKING:
@@ -80,9 +91,17 @@ class Fleet:
     """Said once."""
     switches: tuple[str, ...] = ()
     """Above this node; empty: not known, or not to go by."""
+    loopback: str = ""
+    """By which the user says that all nodes are on this host; empty: not said."""
 
 
-def plan_fleet(args: Any, config: Config, environ: Mapping[str, str], is_node_rank_given: bool = True) -> Fleet | None:
+def plan_fleet(
+    args: Any,
+    config: Config,
+    environ: Mapping[str, str],
+    is_node_rank_given: bool = True,
+    is_master_given: bool = True,
+) -> Fleet | None:
     """None: one node. Sets args.nnodes where the scheduler says how many. Raises FleetError, or what torch raises."""
     from guardrun.launcher.elastic import parse_nodes
 
@@ -108,12 +127,22 @@ def plan_fleet(args: Any, config: Config, environ: Mapping[str, str], is_node_ra
         return Fleet(plan, step.place, key, host, leads, leads, head, port, awaited, switches=switches)
     key = f"{args.rdzv_id or 'none'}-{named_port}"
     if args.rdzv_backend == "static":
-        return _static(args, plan, key, host, is_node_rank_given)
+        # torchrun's default says nothing: the other nodes may have been given the head's own name.
+        is_given = bool(args.rdzv_endpoint) or is_master_given
+        named = host or str(args.master_addr).strip("[]")
+        fleet = _static(args, plan, key, host, is_node_rank_given)
+        return replace(fleet, loopback=_loopback(named)) if is_given else fleet
     if not host:
         raise FleetError(f"--nnodes={args.nnodes} with --rdzv-backend=c10d needs --rdzv-endpoint=HOST[:PORT]: the head")
     awaited = f"the guardrun on {host}, which --rdzv-endpoint names"
     warning = "" if does_resolve(host) else _unresolved("--rdzv-endpoint", host)
-    return Fleet(plan, -1, key, host, is_own(host), False, host, meeting_port(key), awaited, True, warning)
+    leads, port = is_own(host), meeting_port(key)
+    return Fleet(plan, -1, key, host, leads, False, host, port, awaited, True, warning, loopback=_loopback(host))
+
+
+def _loopback(host: str) -> str:
+    """A host that is named, if by an address of loopback's."""
+    return host if is_loopback_address(host) and is_own(host) else ""
 
 
 def _static(args: Any, plan: FleetPlan, key: str, host: str, is_node_rank_given: bool) -> Fleet:
@@ -278,13 +307,22 @@ def patience(plan: Plan, config: Config, settings: Settings) -> Settings:
     return settings
 
 
+def _where_introduced(fleet: Fleet, listen: Listen) -> Listen:
+    """Where the other nodes come to be introduced: by whatever each of them was told, and this one was told as well."""
+    if listen.is_here_alone:
+        return listen
+    return msgspec.structs.replace(join_both(find_listen(fleet.head), listen), is_certain=False)
+
+
 def fleet_file(fleet: Fleet, plan: Plan, config: Config, join: Path, is_head: bool) -> FleetFile:
     """This node's part, for its supervisor. Raises FleetError."""
     if config.fleet.join == MUNGE and not fleet.head:
         raise FleetError(f"--guard-join={MUNGE} needs the head's name: --rdzv-endpoint=HOST or --master-addr=HOST")
     local = getattr(plan.config, "local_addr", None)
     is_reachable = bool(fleet.endpoint) and not is_loopback(fleet.endpoint) and is_own(fleet.endpoint)
-    named = fleet.endpoint if is_head and is_reachable else ""
+    named = (fleet.endpoint if is_reachable else fleet.loopback) if is_head else ""
+    address = named or find_address(local)
+    listen = find_listen(address)
     names = names_of(fleet.endpoint) if fleet.is_by_host else []
     return FleetFile(
         key=fleet.key,
@@ -297,7 +335,10 @@ def fleet_file(fleet: Fleet, plan: Plan, config: Config, join: Path, is_head: bo
         names=[*names, *(own_names() if is_head and fleet.is_by_host else ())],
         awaited=fleet.awaited,
         plan=fleet.plan,
-        address=named or find_address(local),
+        address=address,
+        listen=listen if is_head else EVERYWHERE,
+        meet_listen=_where_introduced(fleet, listen) if is_head else EVERYWHERE,
+        check_listen=listen if listen.is_certain else EVERYWHERE,
         port=0 if config.fleet.join == MUNGE else config.fleet.port,
         term_s=config.fleet.term_s,
         role=str(getattr(plan.config, "role", "")),

@@ -115,7 +115,8 @@ class Launch:
         args, config = flags.torch, asked.config
         try:
             is_agent = config.launcher.agent == "torchrun" or elastic.needs_torchrun_agent(args)
-            fleet = None if is_agent else plan_fleet(args, config, os.environ, flags.is_node_rank_given)
+            given = (flags.is_node_rank_given, flags.is_master_given)
+            fleet = None if is_agent else plan_fleet(args, config, os.environ, *given)
             if not is_agent or config.origins["restart.max_restarts"] != "default":
                 args.max_restarts = config.restart.max_restarts
             plan = None if is_agent else elastic.plan_launch(args)

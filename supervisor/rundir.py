@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core.events import FleetPlan, Settings
+from guardrun.supervisor.listening import EVERYWHERE, Listen
 from guardrun.supervisor.ownfiles import open_folder, open_own, read_own, write_own
 from guardrun.supervisor.printable import encode_json
 
@@ -51,6 +52,12 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     """By which the nodes know the job before they know anything else of it."""
     address: str
     """At which other nodes reach this one."""
+    listen: Listen = EVERYWHERE
+    """Of the head: where the other nodes come, once they know its address."""
+    meet_listen: Listen = EVERYWHERE
+    """Likewise, to be introduced by munge."""
+    check_listen: Listen = EVERYWHERE
+    """Where others come that try to reach this node, before an attempt."""
     meet: tuple[str, int] | None = None
     """Where the head introduces itself by munge, in place of the join file."""
     munge_socket: str = ""

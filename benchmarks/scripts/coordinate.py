@@ -20,6 +20,7 @@ from benchmarks.fleet import RANKS_A_NODE, Door, Measured
 from guardrun.supervisor.coordinator.hub import Body, Hub, HubSettings, Joined
 from guardrun.supervisor.coordinator.keys import make_key_pair
 from guardrun.supervisor.core.events import NodeReport
+from guardrun.supervisor.listening import Listen
 
 SILENCE_S = 3.0
 """No report for so long: that was all."""
@@ -32,7 +33,7 @@ def main() -> None:
     engine = opened_engine(nodes * RANKS_A_NODE) if ranks else None
     decoder = msgspec.msgpack.Decoder(NodeReport)
     keys, client = make_key_pair(), make_key_pair()
-    hub = Hub(time.monotonic, keys, [client.public], settings=HubSettings(bind="127.0.0.1"))
+    hub = Hub(time.monotonic, keys, [client.public], settings=HubSettings(listen=Listen(addresses=["127.0.0.1"])))
     poller = zmq.Poller()
     hub.register(poller)
     door = Door(hub.port, keys.public, client.public, client.secret)

@@ -31,7 +31,8 @@ class CheckDesk:
 
     def __init__(self, daemon: Daemon, fleet: FleetFile, send: Callable[[str, msg.Down], object]) -> None:
         run = daemon.run_file
-        about = About(run.node, fleet.address, run.script, run.cwd, lambda: wall_base_s(daemon.clock.now))
+        place = (fleet.address, fleet.check_listen)
+        about = About(run.node, *place, run.script, run.cwd, lambda: wall_base_s(daemon.clock.now))
         self._daemon = daemon
         self._send = send
         self._me = run.node

@@ -93,7 +93,8 @@ class Deputy(Station):
         self._said: set[str] = set()
         self._farewell_by_s: float | None = None
         self._ranks = 0
-        about = About(run.node, fleet.address, run.script, run.cwd, lambda: wall_base_s(self.clock.now))
+        place = (fleet.address, fleet.check_listen)
+        about = About(run.node, *place, run.script, run.cwd, lambda: wall_base_s(self.clock.now))
         self._checks = NodeChecks(about, lambda answer: self.post(lambda: self._tell(answer)))
 
     # The station's questions -----------------------------------------------------------------------------------

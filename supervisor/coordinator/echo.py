@@ -11,8 +11,10 @@ import selectors
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
+
+from guardrun.supervisor.listening import EVERYWHERE, Listen, open_listeners
 
 TOKEN_BYTES = 16
 CALL_BYTES = TOKEN_BYTES + 8
@@ -22,6 +24,7 @@ ECHOES = 3
 CONNECT_S = 1.6
 """A first packet that gets lost is sent again after a second (RFC 6298)."""
 MOST_CALLERS = 512
+BACKLOG = 128
 IDLE_S = 5.0
 MAX_NAME_BYTES = 255
 
@@ -36,17 +39,13 @@ class Met(NamedTuple):
 class Echo:
     """The listener, served by a thread of its own until it is closed, or for keep_s."""
 
-    def __init__(self, node: str, token: bytes, keep_s: float) -> None:
+    def __init__(self, node: str, token: bytes, keep_s: float, listen: Listen = EVERYWHERE) -> None:
         """Raises OSError."""
         self._answer = node.encode()[:MAX_NAME_BYTES]
         self._token = token
         self._ends_s = time.monotonic() + keep_s
-        if socket.has_dualstack_ipv6():
-            self._server = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
-        else:
-            self._server = socket.create_server(("", 0), backlog=128)
-        self._server.setblocking(False)
-        self.port: int = self._server.getsockname()[1]
+        self._servers = open_listeners(listen, 0, BACKLOG)
+        self.port: int = self._servers[0].getsockname()[1]
         self._end, self._ended = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="guardrun-echo", daemon=True)
         self._thread.start()
@@ -58,33 +57,25 @@ class Echo:
 
     def _serve(self) -> None:
         callers: dict[socket.socket, tuple[bytes, float]] = {}
-        with selectors.DefaultSelector() as selector, self._server:
+        with selectors.DefaultSelector() as selector, ExitStack() as servers:
             selector.register(self._end, selectors.EVENT_READ)
-            selector.register(self._server, selectors.EVENT_READ)
+            for server in self._servers:
+                selector.register(servers.enter_context(server), selectors.EVENT_READ)
             while time.monotonic() < self._ends_s:
                 now_s = time.monotonic()
                 for key, _ in selector.select(1.0):
                     if key.fileobj == self._end:
                         self._ends_s = 0.0
-                    elif key.fileobj is self._server:
-                        self._accept(selector, callers)
-                    elif isinstance(key.fileobj, socket.socket) and not self._hear(key.fileobj, callers):
+                    elif not isinstance(key.fileobj, socket.socket):
+                        continue
+                    elif key.fileobj in self._servers:
+                        _accept(key.fileobj, selector, callers)
+                    elif not self._hear(key.fileobj, callers):
                         _drop(key.fileobj, selector, callers)
                 for caller in [one for one, (_, since_s) in callers.items() if now_s - since_s > IDLE_S]:
                     _drop(caller, selector, callers)
             for caller in list(callers):
                 _drop(caller, selector, callers)
-
-    def _accept(self, selector: selectors.BaseSelector, callers: dict[socket.socket, tuple[bytes, float]]) -> None:
-        with suppress(OSError):
-            caller, _ = self._server.accept()
-            if len(callers) >= MOST_CALLERS:
-                caller.close()
-                return
-            caller.setblocking(False)
-            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            callers[caller] = (b"", time.monotonic())
-            selector.register(caller, selectors.EVENT_READ)
 
     def _hear(self, caller: socket.socket, callers: dict[socket.socket, tuple[bytes, float]]) -> bool:
         """False where the call is over."""
@@ -105,6 +96,20 @@ class Echo:
                 return False
         callers[caller] = (known, time.monotonic())
         return True
+
+
+def _accept(
+    server: socket.socket, selector: selectors.BaseSelector, callers: dict[socket.socket, tuple[bytes, float]]
+) -> None:
+    with suppress(OSError):
+        caller, _ = server.accept()
+        if len(callers) >= MOST_CALLERS:
+            caller.close()
+            return
+        caller.setblocking(False)
+        caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        callers[caller] = (b"", time.monotonic())
+        selector.register(caller, selectors.EVENT_READ)
 
 
 def _drop(

@@ -43,6 +43,7 @@ from guardrun.supervisor.core.leaving import may_leave
 from guardrun.supervisor.core.machine import Phase
 from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.keeping import elsewhere
+from guardrun.supervisor.listening import EVERYWHERE, Missed, numeric_only, own_addresses
 from guardrun.supervisor.log import log
 from guardrun.supervisor.ownfiles import SECRET, make_private, read_own, write_own
 from guardrun.supervisor.printable import encode_json, encode_msgpack
@@ -73,6 +74,8 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     server: KeyPair
     client: KeyPair
+    is_everywhere: bool = False
+    """It had to listen at every address: those that came by another come back by it."""
 
 
 class HeadDesk:
@@ -89,7 +92,9 @@ class HeadDesk:
         self.checks = CheckDesk(daemon, fleet, self._send)
         keys = _read_keys(daemon.run_dir, daemon.run_file.session)
         server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
-        settings = HubSettings(term_s=fleet.term_s, decide=self._decide)
+        if keys is not None and keys.is_everywhere:
+            fleet = _widened(fleet)
+        settings = HubSettings(term_s=fleet.term_s, decide=self._decide, listen=fleet.listen)
         port = keys.port if keys else fleet.port
         self.hub = Hub(daemon.clock.now, server, [client.public], port, settings)
         self.asking = FleetAsking(self._ask, self.hub.incarnation)
@@ -100,7 +105,7 @@ class HeadDesk:
             run_dir=str(daemon.run_dir),
             token=daemon.run_file.token,
             head=self._me,
-            addresses=[fleet.address],
+            addresses=_published(self._fleet),
             port=self.hub.port,
             names=fleet.names,
             server_key=server.public,
@@ -108,7 +113,11 @@ class HeadDesk:
             version=__version__,
             created_wall_s=time.time(),
         )
-        _write_keys(daemon.run_dir, Keys(session=self._join.session, port=self.hub.port, server=server, client=client))
+        self._keys = Keys(session=self._join.session, port=self.hub.port, server=server, client=client)
+        if keys is not None:
+            self._keys = msgspec.structs.replace(self._keys, is_everywhere=keys.is_everywhere)
+        _write_keys(daemon.run_dir, self._keys)
+        self._missed = Missed(fleet.plan, daemon.run_file.settings, time.monotonic())
         self._decoder: msgspec.msgpack.Decoder[msg.Up] = msgspec.msgpack.Decoder(msg.Up)
         self._warned: set[str] = set()
         self._versions: dict[str, str] = {}
@@ -125,7 +134,12 @@ class HeadDesk:
         try:
             if fleet.meet is not None:
                 self._introducer = Introducer(
-                    fleet.meet[1], fleet.key, self._join, self.hub.admit, munge_socket=fleet.munge_socket
+                    fleet.meet[1],
+                    fleet.key,
+                    self._join,
+                    self.hub.admit,
+                    listen=fleet.meet_listen,
+                    munge_socket=fleet.munge_socket,
                 )
             else:
                 self._write_join_file(is_first=keys is None)
@@ -170,9 +184,11 @@ class HeadDesk:
     def sampled(self) -> None:
         """Once a second."""
         now_s = self._daemon.clock.now()
+        present = 1
         events = [] if self.has_left else self.gather.heard(self._me, now_s)
         for node in self.hub.nodes:
             if self.hub.is_connected(node):
+                present += 1
                 events += self.gather.heard(node, self.hub.heard_s(node)) if self._is_fresh(node, now_s) else []
         self.pass_on(events + self.gather.tick(now_s))
         self.checks.tick()
@@ -181,6 +197,8 @@ class HeadDesk:
         self.inquiries.poll()
         self.boards.poll()
         now = time.monotonic()
+        if self._missed.is_due(present, now):
+            self._listen_everywhere()
         if self._rewrite_s is not None and now >= self._rewrite_s:
             self._rewrite_s = None
             with suppress(JoinError):  # another head's by now: this one goes on with those that it has
@@ -188,6 +206,19 @@ class HeadDesk:
         if any(self.refused.values()) and self.refused != self._logged[0] and now >= self._logged[1]:
             self._logged = (self.refused, now + TELL_S)
             log.warning("refused", **self.refused)
+
+    def _listen_everywhere(self) -> None:
+        """Whoever is missing may know this host by an address that is not listened at."""
+        found: list[str] = []
+        if not self._fleet.listen.is_certain:
+            found += self.hub.listen_also(own_addresses())
+        if self._introducer is not None and not self._fleet.meet_listen.is_certain:
+            found += self._introducer.listen_also(own_addresses())
+        if found:
+            log.info("listens_for_missing_nodes", addresses=sorted(set(found)))
+        if found and not self._keys.is_everywhere:
+            self._keys = msgspec.structs.replace(self._keys, is_everywhere=True)
+            _write_keys(self._daemon.run_dir, self._keys)
 
     @property
     def refused(self) -> dict[str, int]:
@@ -527,6 +558,18 @@ class HeadDesk:
             )
 
         daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+
+
+def _widened(fleet: FleetFile) -> FleetFile:
+    """Listening everywhere, where that is not ruled out."""
+    listen, meet_listen = (one if one.is_certain else EVERYWHERE for one in (fleet.listen, fleet.meet_listen))
+    return msgspec.structs.replace(fleet, listen=listen, meet_listen=meet_listen)
+
+
+def _published(fleet: FleetFile) -> list[str]:
+    """Where the other nodes come: a name first, as they know it; where that leads them past us, where we are."""
+    listen = fleet.listen
+    return [fleet.address, *([] if listen.is_certain else numeric_only(listen.addresses))]
 
 
 def _read_keys(run_dir: Path, session: int) -> Keys | None:

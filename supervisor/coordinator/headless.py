@@ -13,6 +13,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from guardrun.supervisor.listening import is_loopback
+
 FIRST_S = 5.0
 """A head that is there within that needs no words."""
 REFUSED_S = 30.0
@@ -155,6 +157,8 @@ class Headless:
             return Step(_TURNED[seen.obstacle].format(place=seen.place, file=self._join_file), "bad")
         is_empty = seen.obstacle is Obstacle.NOBODY and seen.failures >= AGAIN
         where = f": nothing listens at {seen.place} yet, which {self._join_file} names" if is_empty else ""
+        if where and is_loopback(seen.place.rpartition(":")[0]):
+            where += " (if it is on another host: name it there by an address that this node reaches)"
         text = where or f"{self._awaited}{_BY_FILE.format(file=self._join_file)}"
         return Step(f"waiting for the head{text}; {self._join_timeout_s:g} s at most")
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,7 @@ from guardrun.supervisor.coordinator.wire import (
     ToDeputy,
     Welcome,
 )
+from guardrun.supervisor.listening import EVERYWHERE, Listen, bind_to
 from guardrun.supervisor.printable import encode_msgpack
 
 __all__ = ["Back", "Body", "Counters", "Dropped", "Hub", "HubSettings", "Joined", "Known", "Missed", "What"]
@@ -68,7 +70,7 @@ MAX_CROWD = 4096
 class HubSettings:
     """What rarely is other than this."""
 
-    bind: str = "*"
+    listen: Listen = EVERYWHERE
     term_s: float = 20.0
     decide: Decide = newer_if_gone
     known: Mapping[str, Known] = field(default_factory=dict)
@@ -104,12 +106,41 @@ class Hub:
         self._doorman = Doorman(self._context, admitted)  # before the socket: without one, everybody is let in
         self._socket = make_router(self._context, keys, self._settings.handshake_ms)
         self._monitor = Monitor(self._context, self._socket)
+        self._bound: dict[str, str] = {}
+        """Endpoints by address."""
         try:
-            self._socket.bind(f"tcp://{self._settings.bind}:{port or '*'}")
-        except zmq.ZMQError:
+            self.port = bind_to(self._settings.listen, port, self._bind, self._unbind)
+        except OSError as error:
             self.close()
-            raise
-        self.port = int(self._socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+            raise zmq.ZMQError(error.errno) from None
+
+    def listen_also(self, addresses: Iterable[str]) -> list[str]:
+        """Listen at these, too; returns those that are new, and can be listened at."""
+        if "" in self._bound:
+            return []
+        found = []
+        for address in addresses:
+            if address not in self._bound:
+                with suppress(OSError):
+                    self._bind(address, self.port)
+                    found.append(address)
+        return found
+
+    def _bind(self, address: str, port: int) -> int:
+        """address empty: all. Raises OSError."""
+        host = f"[{address}]" if ":" in address else address or "*"
+        try:
+            self._socket.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, str(error)) from None
+        self._bound[address] = self._socket.get_string(zmq.LAST_ENDPOINT)
+        return int(self._bound[address].rpartition(":")[2])
+
+    def _unbind(self) -> None:
+        for endpoint in self._bound.values():
+            with suppress(zmq.ZMQError):
+                self._socket.unbind(endpoint)
+        self._bound.clear()
 
     # The loop ------------------------------------------------------------------------------------------------
 

@@ -20,9 +20,9 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from guardrun.supervisor.coordinator import munge
 from guardrun.supervisor.coordinator.joinfile import JoinError, JoinFile, parse_join_file
 from guardrun.supervisor.coordinator.keys import Key, KeyPair, make_key_pair
 from guardrun.supervisor.coordinator.wire import DECODE_ERRORS
+from guardrun.supervisor.listening import EVERYWHERE, Listen, open_listener, open_listeners
 from guardrun.supervisor.printable import encode_json
 
 MAX_AT_ONCE = 256
@@ -94,7 +95,7 @@ class Introducer:
         join: JoinFile,
         admit: Callable[[str], None],
         *,
-        bind: str = "",
+        listen: Listen = EVERYWHERE,
         munge_socket: str = "",
     ) -> None:
         """run_key: what the nodes know the run by before they know anything of it (the scheduler's job and step).
@@ -104,8 +105,8 @@ class Introducer:
         self._run_key = run_key
         self._admit = admit
         self._munge_socket = munge_socket
-        self._listener = _listen(bind, port)
-        self.port = int(self._listener.getsockname()[1])
+        self._listeners = open_listeners(listen, port, BACKLOG)
+        self.port = int(self._listeners[0].getsockname()[1])
         self._guests: dict[int, _Guest] = {}
         self._poller: zmq.Poller | None = None
         self._done: queue.SimpleQueue[tuple[_Guest, str, bytes]] = queue.SimpleQueue()
@@ -115,14 +116,28 @@ class Introducer:
     def register(self, poller: zmq.Poller) -> None:
         """Have a poller wait for all that `read` reads, guests that come later too."""
         self._poller = poller
-        poller.register(self._listener.fileno(), zmq.POLLIN)
+        for listener in self._listeners:
+            poller.register(listener.fileno(), zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
+
+    def listen_also(self, addresses: Iterable[str]) -> list[str]:
+        """Listen at these, too; returns those that are new, and can be listened at."""
+        found = []
+        for address in addresses:
+            with suppress(OSError):  # EADDRINUSE where this one listens already, there or everywhere
+                listener = open_listener(address, self.port, BACKLOG)
+                self._listeners.append(listener)
+                found.append(address)
+                if self._poller is not None:
+                    self._poller.register(listener.fileno(), zmq.POLLIN)
+        return found
 
     def read(self, ready: Mapping[Any, int]) -> None:
         """To be called after every poll, and once a second."""
         now_s = time.monotonic()
-        if self._listener.fileno() in ready:
-            self._accept(now_s)
+        for listener in self._listeners:
+            if listener.fileno() in ready:
+                self._accept(listener, now_s)
         for fd, guest in list(self._guests.items()):
             if fd in ready:
                 self._serve(guest, now_s)
@@ -136,18 +151,20 @@ class Introducer:
         for guest in list(self._guests.values()):
             self._let_go(guest)
         if self._poller is not None:
-            self._poller.unregister(self._listener.fileno())
+            for listener in self._listeners:
+                self._poller.unregister(listener.fileno())
             self._poller.unregister(self._wake)
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         self._pool.shutdown(wait=True, cancel_futures=True)  # a command that runs is given munge.TIMEOUT_S at most
         os.close(self._wake)
 
     # Guests ----------------------------------------------------------------------------------------------------
 
-    def _accept(self, now_s: float) -> None:
+    def _accept(self, listener: socket.socket, now_s: float) -> None:
         for _ in range(ACCEPTS_A_TURN):
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError:  # nobody more; or out of descriptors
                 return
             if len(self._guests) >= MAX_AT_ONCE:
@@ -314,13 +331,3 @@ def _receive(server: socket.socket, size: int, until_s: float) -> bytes:
             raise EOFError
         data += part
     return data
-
-
-def _listen(bind: str, port: int) -> socket.socket:
-    """A listening socket, for IPv6 and IPv4 where the host has both."""
-    if bind or not socket.has_dualstack_ipv6():
-        listener = socket.create_server((bind, port), backlog=BACKLOG)
-    else:
-        listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-    listener.setblocking(False)
-    return listener

@@ -14,7 +14,11 @@ PATIENCE_S = 2.0
 
 
 def is_listening(join: JoinFile, patience_s: float = PATIENCE_S) -> bool:
-    """Ask for a handshake, and go again. Blocks for patience_s at most. False where that cannot be known."""
+    """Ask for a handshake, and go again. Blocks for patience_s an address. False where that cannot be known."""
+    return any(_is_listening_at(host, join, patience_s) for host in join.addresses)
+
+
+def _is_listening_at(host: str, join: JoinFile, patience_s: float) -> bool:
     if join.client is None:
         return False
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
@@ -25,8 +29,7 @@ def is_listening(join: JoinFile, patience_s: float = PATIENCE_S) -> bool:
         socket.set(zmq.LINGER, 0)
         monitor = Monitor(context, socket)
         try:
-            for host in join.addresses:
-                socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{join.port}")
+            socket.connect(f"tcp://{f'[{host}]' if ':' in host else host}:{join.port}")
             return _succeeds(monitor, time.monotonic() + patience_s)
         except zmq.ZMQError:
             return False  # a name that does not resolve, or no descriptors

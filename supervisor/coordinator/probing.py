@@ -21,6 +21,7 @@ from guardrun.supervisor.coordinator.checks import Answer, What
 from guardrun.supervisor.coordinator.echo import Echo, Met, call
 from guardrun.supervisor.coordinator.facts import read_facts
 from guardrun.supervisor.core.pairs import Meeting
+from guardrun.supervisor.listening import Listen
 from guardrun.supervisor.log import log
 from guardrun.supervisor.preflight.trial import Trial, ask_all, hear_all
 
@@ -41,6 +42,8 @@ class About(NamedTuple):
     node: str
     address: str
     """At which other nodes reach it: its ranks' store would have that name."""
+    listen: Listen
+    """Where those come that use it."""
     command: list[str]
     cwd: str
     wall_s: Callable[[], float]
@@ -141,7 +144,7 @@ class _Worker:
     def _probe(self, order: msg.Probe) -> msg.Probed:
         about = self._about
         self._token = order.token
-        self._echo = Echo(about.node, order.token, order.keep_s)
+        self._echo = Echo(about.node, order.token, order.keep_s, about.listen)
         facts = read_facts(about.command, Path(about.cwd), about.wall_s())
         return msg.Probed(address=about.address, port=self._echo.port, facts=facts)
 

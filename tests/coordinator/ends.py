@@ -14,6 +14,7 @@ from guardrun.supervisor.coordinator import link as link_module
 from guardrun.supervisor.coordinator.hub import Hub, HubSettings
 from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
 from guardrun.supervisor.coordinator.link import Head, Link
+from guardrun.supervisor.listening import Listen
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ class Bench:
         return self.hubs[-1]
 
     def open_hub(self, port: int = 0, **settings: Any) -> Hub:
-        settings.setdefault("bind", "127.0.0.1")
+        settings.setdefault("listen", Listen(addresses=["127.0.0.1"]))
         hub = Hub(self.now, self.server, [self.client.public], port, HubSettings(**settings))
         hub.register(self.poller)
         self.hubs.append(hub)

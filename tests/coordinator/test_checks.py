@@ -20,6 +20,7 @@ from guardrun.supervisor.core.actions import CheckNodes
 from guardrun.supervisor.core.alike import Facts
 from guardrun.supervisor.core.checking import LIMITS_S
 from guardrun.supervisor.core.pairs import Meeting
+from guardrun.supervisor.listening import EVERYWHERE
 from tests.support.processes import is_alive
 from tests.support.waiting import wait_until
 
@@ -217,7 +218,7 @@ class Lab:
         self.nodes = {name: self._node(name, addresses.get(name, "127.0.0.1")) for name in names}
 
     def _node(self, name: str, address: str) -> NodeChecks:
-        about = About(name, address, ["python", "train.py"], os.getcwd(), lambda: 1.8e9)
+        about = About(name, address, EVERYWHERE, ["python", "train.py"], os.getcwd(), lambda: 1.8e9)
         return NodeChecks(about, lambda answer: self.inbox.put((name, answer)))
 
     def run(self, level: str, timeout_s: float = 90.0) -> ev.NodesChecked:

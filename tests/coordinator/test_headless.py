@@ -70,6 +70,8 @@ def test_a_head_that_is_not_there_yet(node: Headless) -> None:
     empty = Seen(6.0, PLACE, obstacle=Obstacle.NOBODY, failures=2)
     text = f"waiting for the head: nothing listens at {PLACE} yet, which {FILE} names; 600 s at most"
     assert node.step(empty).say == text
+    said = node.step(empty._replace(place="127.0.0.1:4000")).say
+    assert "names (if it is on another host: name it there by an address that this node reaches); 600 s" in said
     assert node.step(Seen(601.0, has_file=False)) == Step(
         f"no head found for 601 s: {AWAITED} (join file {FILE})", "bad", end=1
     )

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
@@ -23,35 +22,21 @@ from guardrun.supervisor.coordinator import munge
 from guardrun.supervisor.coordinator.introduce import Introducer, IntroductionError, introduce
 from guardrun.supervisor.coordinator.joinfile import JoinFile
 from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
+from guardrun.supervisor.listening import Listen
 from tests.coordinator.ends import opened
 from tests.coordinator.test_joinfile import made
-from tests.support.waiting import wait_until
+from tests.support.munged import munged_of_its_own
 
 RUN_KEY = "77.0"
+HERE = Listen(addresses=["127.0.0.1"])
 NOBODY = 65534
 
 
-@pytest.fixture(scope="module")
-def munged() -> Iterator[str]:
+@pytest.fixture(scope="module", name="munged")
+def a_munged() -> Iterator[str]:
     """A munged with a key of its own; its socket."""
-    with TemporaryDirectory(prefix="munge-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        (folder / "key").write_bytes(os.urandom(128))
-        (folder / "key").chmod(0o400)
-        options = [f"--{what}-file={folder / what}" for what in ("key", "pid", "log", "seed")]
-        with (folder / "out").open("wb") as out:
-            daemon = subprocess.Popen(
-                ["munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *options],
-                stdout=out,
-                stderr=out,
-            )
-            try:
-                wait_until((folder / "socket").exists, 10, "munged")
-                yield str(folder / "socket")
-            finally:
-                daemon.kill()
-                daemon.wait()
+    with munged_of_its_own() as socket_path:
+        yield socket_path
 
 
 class Reception:
@@ -60,7 +45,7 @@ class Reception:
     def __init__(self, munged: str) -> None:
         self.admitted: list[str] = []
         self.join = made()
-        self.introducer = Introducer(0, RUN_KEY, self.join, self.admitted.append, bind="127.0.0.1", munge_socket=munged)
+        self.introducer = Introducer(0, RUN_KEY, self.join, self.admitted.append, listen=HERE, munge_socket=munged)
         self.port = self.introducer.port
         self.counters = self.introducer.counters
         self._is_over = False
@@ -112,11 +97,43 @@ def test_a_node_is_introduced_with_a_key_of_its_own(reception: Reception, munged
     assert reception.counters.introduced == 1
 
 
+def test_it_introduces_itself_where_it_is_to_and_at_more_when_asked(munged: str) -> None:
+    """As one does for a node that was told another name for the head's host."""
+    ends = zmq.Poller()
+    join, admitted = made(), list[str]()
+    listen = Listen(addresses=["127.0.0.1", "127.0.0.2"])
+    introducer = Introducer(0, RUN_KEY, join, admitted.append, listen=listen, munge_socket=munged)
+    introducer.register(ends)
+    found: list[str] = []
+
+    def ask() -> None:
+        for address in ("127.0.0.3", "127.0.0.2", "127.0.0.1", "127.0.0.3"):
+            try:
+                introduce(address, introducer.port, RUN_KEY, munge_socket=munged)
+                found.append(address)
+            except IntroductionError as error:
+                found.append(str(error).rpartition(": ")[2])
+            if len(found) == 3:
+                is_asked.wait(10)
+
+    is_asked = threading.Event()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while thread.is_alive():
+        introducer.read(dict(ends.poll(20)))
+        if len(found) == 3 and not is_asked.is_set():
+            assert introducer.listen_also(["127.0.0.1", "127.0.0.3"]) == ["127.0.0.3"]
+            is_asked.set()
+    introducer.close()
+    assert found == ["Connection refused", "127.0.0.2", "127.0.0.1", "127.0.0.3"]
+    assert len(admitted) == 3
+
+
 def test_and_then_joins(munged: str) -> None:
     with opened() as ends:
         ends.open_hub()
         join = msgspec.structs.replace(made(), port=ends.hub.port, server_key=ends.server.public)
-        introducer = Introducer(0, RUN_KEY, join, ends.hub.admit, bind="127.0.0.1", munge_socket=munged)
+        introducer = Introducer(0, RUN_KEY, join, ends.hub.admit, listen=HERE, munge_socket=munged)
         introducer.register(ends.poller)
         results: list[tuple[JoinFile, KeyPair]] = []
         thread = threading.Thread(

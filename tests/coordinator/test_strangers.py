@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from guardrun.supervisor.coordinator.wire import MAX_FRAME_BYTES, PROTOCOL, Join, Order, Pulse, Report, Welcome
+from guardrun.supervisor.listening import EVERYWHERE
 from tests.coordinator.ends import Bench, kinds, opened
 
 
@@ -132,7 +133,7 @@ def fds_in_use() -> int:
 def test_strangers_cannot_take_all_descriptors_and_nodes_still_join() -> None:
     """They come from one address, faster than they are sent away; nodes come from another."""
     with opened() as ends:
-        ends.open_hub(max_crowd=60, bind="*")
+        ends.open_hub(max_crowd=60, listen=EVERYWHERE)
         ends.open_link("first")
         ends.joined("first")
         before = fds_in_use()

@@ -26,12 +26,13 @@ from guardrun.launcher.fleet import (
 from guardrun.launcher.word import Asked, begin, tell_waiting
 from guardrun.supervisor.config import load_config
 from guardrun.supervisor.coordinator.absences import heed_absences
-from guardrun.supervisor.coordinator.hub import Hub
+from guardrun.supervisor.coordinator.hub import Hub, HubSettings
 from guardrun.supervisor.coordinator.joinfile import EVERY, NotThere, find_join_file, on_host, write_join_file
 from guardrun.supervisor.coordinator.keys import make_key_pair
 from guardrun.supervisor.coordinator.living import is_listening
 from guardrun.supervisor.coordinator.refused import find_refused
 from guardrun.supervisor.coordinator.saidfile import Began
+from guardrun.supervisor.listening import Listen
 from tests.coordinator.joins import made
 
 STEP = {
@@ -209,7 +210,8 @@ def test_who_cannot_lead_says_so_at_once(tmp_path: Path) -> None:
 
 def test_one_that_leads_another_run_by_the_same_file_is_left_alone(tmp_path: Path) -> None:
     server, client = make_key_pair(), make_key_pair()
-    hub = Hub(time.monotonic, server, [client.public])
+    settings = HubSettings(listen=Listen(addresses=["127.0.0.1"]))
+    hub = Hub(time.monotonic, server, [client.public], settings=settings)
     poller = zmq.Poller()
     hub.register(poller)
     is_over = threading.Event()
@@ -229,6 +231,7 @@ def test_one_that_leads_another_run_by_the_same_file_is_left_alone(tmp_path: Pat
         check_lead(path, "first")  # another session of it: sessions say who is the newer
         check_lead(path, None, is_scheduled=True)
         assert not is_listening(msgspec.structs.replace(join, server_key=make_key_pair().public), 0.5)
+        assert is_listening(msgspec.structs.replace(join, addresses=["127.0.0.9", "no name", "127.0.0.1"]))
     finally:
         is_over.set()
         thread.join()

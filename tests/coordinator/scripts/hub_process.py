@@ -16,6 +16,7 @@ import zmq
 from guardrun.supervisor.coordinator.hub import Body, Dropped, Hub, HubSettings, Known
 from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
 from guardrun.supervisor.coordinator.lease import HeadLease
+from guardrun.supervisor.listening import Listen
 
 ACTS_S = 0.5
 """What a node that sees its lease end may take to say so, on a busy machine."""
@@ -40,7 +41,7 @@ def open_hub(folder: Path, bind: str, term_s: float) -> Hub:
         known[node] = Known(int(incarnation), int(seq))
     is_first = not path.exists()
     door = Door(make_key_pair(), make_key_pair(), 0) if is_first else msgspec.json.decode(path.read_bytes(), type=Door)
-    settings = HubSettings(bind=bind, term_s=term_s, known=known)
+    settings = HubSettings(listen=Listen(addresses=[] if bind == "*" else [bind]), term_s=term_s, known=known)
     hub = Hub(time.monotonic, door.server, [door.client.public], door.port, settings)
     if is_first:
         door.port = hub.port
