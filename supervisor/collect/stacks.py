@@ -87,8 +87,8 @@ def dump_stacks(
     """Take the stacks of the process with that pid and start time.
 
     native adds C frames, and pauses the process: it is dropped where the process neither runs nor sleeps. pyspy is
-    the program to run, found where None. Takes timeout_s at most, and a second more where the process must write its
-    stacks itself.
+    the program to run, found where None. Takes timeout_s at most, and three seconds more where the process must write
+    its stacks itself.
     """
     stat = read_stat(pid)
     if stat is None or stat.start != start or stat.state == "X":
