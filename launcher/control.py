@@ -52,12 +52,17 @@ class Control:
         self.socket.close(linger=0)
         self.socket = self._connect()
 
-    def tell(self, make: Callable[[int], Fact]) -> None:
-        """Send a fact, made with its number, and keep it until it is acknowledged."""
+    def tell(self, make: Callable[[int], Fact]) -> int:
+        """Send a fact, made with its number, and keep it until it is acknowledged; answers the number."""
         self._seq += 1
         data = encode_msgpack(make(self._seq))
         self._unacknowledged[self._seq] = data
         self._send(data)
+        return self._seq
+
+    def is_acknowledged(self, seq: int) -> bool:
+        """Say whether a supervisor has the fact of that number in its journal, or had."""
+        return seq not in self._unacknowledged
 
     def ping(self) -> None:
         """Ask for a sign of life: an Ack(0) comes back."""

@@ -266,6 +266,7 @@ class Launch:
             log=log,
             now_s=time.monotonic(),
             command=self._supervisor_command,
+            run_file=run.file,
         )
         loop.attach(supervision, self._earlier)
         try:

@@ -98,6 +98,8 @@ class Loop:
     stopped_by_us: list[int] = field(default_factory=list)
     _exitcodes: dict[int, int] = field(default_factory=dict)
     _starts: int = 0
+    _started_seq: int = 0
+    """The fact that the last attempt has started."""
     _stopping: Stopping | None = None
     _pending: Start | None = None
     _signum: signal.Signals | None = None
@@ -305,7 +307,7 @@ class Loop:
         error_files, stderr_files = dict(attempt.error_files), dict(attempt.stderr_files)
         stderr_from = attempt.stderr_from
         self.log.write("attempt_started", attempt=number, pids=[rank.pid for rank in ranks])
-        self.supervision.tell(
+        self._started_seq = self.supervision.tell(
             lambda seq: Started(
                 seq=seq,
                 attempt=number,
@@ -352,7 +354,7 @@ class Loop:
                 self._begin_stop(now_s, grace_s=order.grace_s)
             elif self.run.file.fleet is not None and order.attempt >= self.number:
                 self._tell_stopped_again(order.attempt)
-        elif order.attempt == self.number and order.place is not None and self.attempt is not None:
+        elif order.attempt == self.number and self.attempt is not None and self._is_forgotten(order):
             self._tell_started_again(order)
         elif order.attempt > self.number and self._signum is None and self._finish is None:
             if self.is_over:
@@ -387,12 +389,19 @@ class Loop:
         if pending is not None and self._signum is None:
             self._start(pending)
 
+    def _is_forgotten(self, order: Start) -> bool:
+        """Say whether who orders it does not know that it was done: a new head's, or one whose journal was lost."""
+        return order.place is not None or self.supervision.has_noted(self._started_seq)
+
     def _tell_started_again(self, order: Start) -> None:
-        """Asked again, by a head whose supervisor is a new one."""
+        """And all that came of it."""
         if self._serving is not None:
             self._tell_serving(order, *self._serving)
         if self.attempt is not None:
             self._tell_started(self.attempt, self.checkpoint)
+            for rank in self.attempt.ranks:
+                if rank.global_rank in self._exitcodes:
+                    self._tell_exit(rank, self._exitcodes[rank.global_rank])
         if self.is_over and self._outcome is not None:
             self._tell_stopped(self._outcome)
 

@@ -11,6 +11,7 @@ from guardrun.launcher.control import Control, Order
 from guardrun.launcher.daemon import DAEMON_COMMAND, Daemon
 from guardrun.launcher.saying import Log, say
 from guardrun.launcher.vigil import Vigil
+from guardrun.supervisor.rundir import RunFile, mend_run_file
 from guardrun.supervisor.wire import Fact, Finish
 
 END_PATIENCE_S = 10.0
@@ -31,12 +32,15 @@ class Supervision:
         log: Log,
         now_s: float,
         command: Sequence[str] = DAEMON_COMMAND,
+        run_file: RunFile | None = None,
     ) -> None:
+        """run_file: written anew where the next supervisor could not read it."""
         self._daemon: Daemon | None = daemon
         self._control = control
         self._run_dir = run_dir
         self._log = log
         self._command = command
+        self._run_file = run_file
         self._vigil = Vigil(now_s)
         self._restart_s: float | None = None
         self._ended_s: float | None = None
@@ -45,9 +49,13 @@ class Supervision:
         """It has said that the run is over, and ends by itself."""
         self.is_given_up = False
 
-    def tell(self, make: Callable[[int], Fact]) -> None:
-        """Send a fact (kept until journalled)."""
-        self._control.tell(make)
+    def tell(self, make: Callable[[int], Fact]) -> int:
+        """Send a fact (kept until journalled); answers its number."""
+        return self._control.tell(make)
+
+    def has_noted(self, seq: int) -> bool:
+        """Say whether the fact of that number was journalled."""
+        return self._control.is_acknowledged(seq)
 
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._control.socket, zmq.POLLIN)
@@ -117,6 +125,8 @@ class Supervision:
         self._restart_s = self._vigil.died(now_s)
         self._log.write("supervisor_lost", reason=reason, is_given_up=self._restart_s is None)
         if self._restart_s is not None:
+            if (run_file := self._run_file) is not None:
+                self._log.put(lambda: mend_run_file(self._run_dir, run_file))
             say(f"the supervisor {reason}; starting it again (training goes on)")
             return
         self.is_given_up = True

@@ -219,6 +219,7 @@ class Daemon(Station):
                     wall_s=wall_s,
                     fleet=run.fleet.plan if run.fleet else None,
                     session=run.session,
+                    attempt=max(hello.attempt, 0),
                 )
             )
         elif self.engine.state.session < run.session:

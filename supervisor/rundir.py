@@ -154,3 +154,14 @@ def list_runs(directory: Path) -> list[Path]:
 def write_run_file(run_dir: Path, run: RunFile) -> None:
     """Write run.json. Raises OSError."""
     write_own(run_dir / RUN_FILE, msgspec.json.format(encode_json(run)))
+
+
+def mend_run_file(run_dir: Path, run: RunFile) -> None:
+    """Write run.json anew where it cannot be read any more, for a supervisor that has to."""
+    try:
+        read_run_file(run_dir)
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(OSError):
+            write_run_file(run_dir, run)
+    except OSError:
+        pass  # somebody else's, or nobody answers

@@ -155,6 +155,8 @@ class RunOpened(_Event, frozen=True, kw_only=True, tag="run_opened"):
     fleet: FleetPlan | None = None
     session: int = 0
     """Above 0: an earlier guardrun had the run, and nothing is recorded of what it did."""
+    attempt: int = 0
+    """The launcher's newest: above 0 where the journal of a living run was lost."""
 
 
 class RunContinued(_Event, frozen=True, kw_only=True, tag="run_continued"):

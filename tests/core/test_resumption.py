@@ -291,5 +291,17 @@ def test_a_continued_run_of_which_nothing_is_recorded_looks_for_a_checkpoint_fir
     assert isinstance(start, ac.StartAttempt) and start.checkpoint == newest
 
 
+def test_a_living_run_of_which_nothing_is_recorded_is_gone_on_with_at_its_attempt() -> None:
+    told = Told()
+    opened = ev.RunOpened(
+        run_id="run", settings=ev.Settings(), node="node-a", command=[], world_size=2, wall_s=0.0, attempt=3
+    )
+    [start] = told.tell(opened, 0.1)
+    assert isinstance(start, ac.StartAttempt) and start.attempt == 3
+    ranks = [ev.Rank(global_rank=rank, local_rank=rank, node="node-a", pid=100 + rank) for rank in range(2)]
+    told.tell(ev.AttemptStarted(attempt=3, ranks=ranks, resumed_from=None))
+    assert told.phase is Phase.RUNNING
+
+
 def test_a_new_run_starts_at_once() -> None:
     assert [type(action) for action in Told().opened()] == [ac.StartAttempt]

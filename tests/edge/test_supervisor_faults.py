@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +17,12 @@ import msgspec
 import pytest
 import zmq
 
-from guardrun.hooks import messages as msg
 from guardrun.supervisor.rundir import read_run_file
 from tests.edge.runs import QUICK, RESUME, EdgeRuns, check_dates, check_replay, finish, only, own_lines, ranks_of
 from tests.edge.test_signals import log_of
 from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished, GuardrunRun
+from tests.support.hostile import hostile_frames, send_frames
 from tests.support.processes import Process
 from tests.support.slowmount import slow_mount
 from tests.support.waiting import wait_until
@@ -139,6 +140,43 @@ def test_a_supervisor_killed_knows_its_run_s_checkpoints_again(edge: EdgeRuns) -
     assert only(finished)["resumed_from"]["step"] == 400
 
 
+def test_a_supervisor_whose_journal_is_lost_takes_over_the_attempt_that_lives(edge: EdgeRuns) -> None:
+    """The second: what the launcher has told before, it tells again."""
+    run = edge.start("plain.py", "--plan", "0:kill@15:1", "--when", "now:kill", "--steps", "100000")
+    run.wait_for_output("attempt 1 rank 0: starts at step 10")
+    wait_until(lambda: any(incident["recovered"] for incident in run.incidents()), 60, "the kill to be mended")
+    old = supervisor_of(run)
+    os.kill(old.pid, signal.SIGSTOP)
+    run_dir = wait_until(lambda: run.run_dir, 5, "the run directory")
+    (run_dir / "events.jsonl").unlink()
+    os.kill(old.pid, signal.SIGKILL)
+    wait_for_another(run, old, 30)
+    newest = max(int(path.stem.split("_")[1]) for path in edge.folder.glob("out/*.safetensors"))
+    rank = next(one for one in run.find("plain.py") if "--nproc-per-node" not in one.command)
+    os.kill(rank.pid, signal.SIGKILL)
+    run.wait_for_output("attempt 2 rank 0: starts at step")
+    started = re.search(r"attempt 2 rank 0: starts at step (\d+)", run.stdout)
+    assert started is not None and int(started[1]) >= newest
+    run.send(signal.SIGTERM)
+    assert finish(run, 60).returncode == 143
+
+
+def test_a_torn_run_json_is_written_anew_for_the_next_supervisor(edge: EdgeRuns) -> None:
+    run = edge.start("plain.py", "--when", "now:kill", "--steps", "100000")
+    run.wait_for_output("rank 0: starts at step 0")
+    old = supervisor_of(run)
+    run_dir = wait_until(lambda: run.run_dir, 5, "the run directory")
+    before = (run_dir / "run.json").read_bytes()
+    os.truncate(run_dir / "run.json", 20)
+    os.kill(old.pid, signal.SIGKILL)
+    wait_for_another(run, old, 30)
+    assert (run_dir / "run.json").read_bytes() == before
+    (run.folder / "now").touch()
+    wait_until(lambda: any(incident["recovered"] for incident in run.incidents()), 60, "the kill to be mended")
+    run.send(signal.SIGTERM)
+    assert finish(run, 60).returncode == 143
+
+
 def test_a_run_stopped_as_a_whole_and_continued_later_is_nobody_s_hang(edge: EdgeRuns) -> None:
     """As `scontrol suspend` or a paused machine does it."""
     run = edge.start("plain.py", "--steps", "300", "--step-s", "0.01", config=RESUME + QUICK)
@@ -158,40 +196,6 @@ def test_a_run_stopped_as_a_whole_and_continued_later_is_nobody_s_hang(edge: Edg
 
 
 # The socket that ranks speak on ------------------------------------------------------------------------------------
-
-
-def hostile_frames(attempt_of_nobody: int = 77) -> list[bytes]:
-    """10,000 frames that no rank of this run would send: noise, cut and wrong messages, other ranks, a bomb or two."""
-    beat = msg.Beat(attempt=0, global_rank=0, pid=1, sent_ns=1)
-    whole = msgspec.msgpack.encode(beat)
-    stranger = msgspec.msgpack.encode(msgspec.structs.replace(beat, attempt=attempt_of_nobody))
-    kinds = [
-        b"",
-        b"\xff" * 64,
-        os.urandom(200),
-        whole[:-3],
-        msgspec.msgpack.encode({"type": "beat", "attempt": "zero"}),
-        msgspec.msgpack.encode({"type": "no_such_kind", "attempt": 0}),
-        b"\x91" * 20_000,  # arrays in arrays
-        b"\xdf\xff\xff\xff\xff",  # a map that says it holds 4 G entries
-        stranger,
-        b'{"type": "beat"}',
-    ]
-    return kinds * 1000
-
-
-def send_frames(kind: int, address: str, frames: list[bytes]) -> None:
-    context = zmq.Context()
-    socket = context.socket(kind)
-    socket.set(zmq.SNDHWM, 0)
-    socket.set(zmq.SNDTIMEO, 20_000)
-    socket.connect(address)
-    try:
-        for frame in frames:
-            socket.send(frame)
-    finally:
-        socket.close(linger=20_000)
-        context.term()
 
 
 def steps_a_second(folder: Path, during: Callable[[], object]) -> float:
