@@ -1,6 +1,7 @@
 """What to do when there is no supervisor any more: what torchrun does. Pure.
 
-On a failed rank all are stopped, and started again with the same arguments while restarts are left.
+On a failed rank all are stopped, and started again with the same arguments while restarts are left. Which checkpoint
+these name, the loop looks up.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import zmq
 from guardrun.launcher import fallback
 from guardrun.launcher.attempt import Attempt
 from guardrun.launcher.control import Order
+from guardrun.launcher.newest import find_newest
 from guardrun.launcher.notices import catches, give
 from guardrun.launcher.opened import OpenWatch, watch
 from guardrun.launcher.opening import OpenRun
@@ -342,6 +343,10 @@ class Loop:
         order = fallback.next_order(view, self.max_restarts, self.stop_grace_s)
         if isinstance(order, Finish) and order.exit_code != 0 and (words := fallback.end_words(view)):
             say(words)
+        if isinstance(order, Start) and order.attempt > 0:
+            # Begun anew, it would write over what the run has saved.
+            checkpoint = find_newest(self.run.path) or self.checkpoint
+            return Start(attempt=order.attempt, checkpoint=checkpoint)
         return order
 
     def _obey(self, order: Order, now_s: float) -> None:

@@ -108,8 +108,11 @@ def test_a_supervisor_that_dies_again_and_again_is_given_up_and_crashes_are_stil
         return "too often now: going on without it, as torchrun would" in run.stderr
 
     wait_until(is_given_up, 30, "the supervisor to be given up", every_s=0.3)
+    newest = max(int(path.stem.split("_")[1]) for path in edge.folder.glob("out/*.safetensors"))
     (run.folder / "now").touch()
     run.wait_for_output("attempt 1 rank 0: starts at step")
+    started = re.search(r"attempt 1 rank 0: starts at step (\d+)", run.stdout)
+    assert started is not None and int(started[1]) >= newest > 0, "what was saved is not written over"
     run.send(signal.SIGTERM)
     assert finish(run, 60).returncode == 143
 

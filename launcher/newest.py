@@ -1,0 +1,46 @@
+"""The newest whole checkpoint of a run, for a launcher whose supervisor was given up.
+
+A process of its own looks: checkpoints may lie on a file system that does not answer.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from guardrun.supervisor.core.events import Checkpoint
+from guardrun.supervisor.ownfiles import read_own
+from guardrun.supervisor.rundir import read_run_file
+
+CHECKPOINTS_FILE = "checkpoints.json"
+LOOK_S = 30.0
+COMMAND = ["-c", "import sys; from guardrun.launcher.newest import main; main(sys.argv[1])"]
+
+
+def find_newest(run_dir: Path) -> Checkpoint | None:
+    """What the run would resume from. None: there is none, or it could not be told in time."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *COMMAND, str(run_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=LOOK_S,
+            check=False,
+        )
+        return msgspec.json.decode(done.stdout, type=Checkpoint | None)
+    except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError):
+        return None
+
+
+def main(run_dir: str) -> None:
+    """Write it to stdout. Raises OSError, msgspec.DecodeError where nothing is remembered of the run's checkpoints."""
+    from guardrun.launcher.checkpoints.chooser import Chooser  # which the launcher itself has no use for
+
+    cwd = read_run_file(Path(run_dir)).cwd
+    state = msgspec.json.decode(read_own(Path(run_dir) / CHECKPOINTS_FILE))
+    choice = Chooser.from_state(state, cwd).choose(is_urgent=True)
+    sys.stdout.buffer.write(msgspec.json.encode(choice.checkpoint))
