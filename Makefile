@@ -56,7 +56,7 @@ help:
 	@echo "make gym-life   scripts of daily life that look like a hang, under torchrun and guardrun (LIFE_ARGS='--only judge*')"
 	@echo "make gym-night   the same in random order, until they have made eight hours of jobs"
 	@echo "make gpu-check   on a machine with a GPU: sensors, NCCL's records, faults and decoys, kept in .gpu-check (docs/accelerators.md)"
-	@echo "make soak    the simulations, checkpoints that are a few bytes off, and runs killed at 200 moments: much longer"
+	@echo "make soak    the simulations, checkpoints that are a few bytes off, runs killed at 200 moments, and faults of guardrun's own parts: much longer"
 	@echo "make sim     10,000 nodes for two weeks in simulation, beside torchrun (two hours; SIM_ARGS=--quick)"
 	@echo "make clean   remove .venv and whatever was built or run here"
 
@@ -85,7 +85,7 @@ lint: $(VENV)/.stamp-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests/conftest.py tests/support tests/mutants tests/project tests/bench tests/gym benchmarks examples/demo/run.py
+	@$(BIN)/mypy tests/conftest.py tests/support tests/mutants tests/project tests/bench tests/gym tests/faults benchmarks examples/demo/run.py
 	@$(BIN)/python -m pytest -q tests/project/test_purity.py tests/project/test_layout.py tests/project/test_docs.py
 
 mutants: $(VENV)/.stamp-dev
@@ -125,7 +125,7 @@ gpu-check:
 
 soak: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/core tests/sim tests/checkpoints/test_fuzz.py \
-		tests/edge/test_killed_runs.py $(PYTEST_ARGS)
+		tests/edge/test_killed_runs.py tests/faults $(PYTEST_ARGS)
 
 sim: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/sim/run.py $(SIM_ARGS)

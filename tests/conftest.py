@@ -42,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-durations", action="store_true", help="write what tests took to tests/support/durations.json"
     )
+    parser.addoption(
+        "--write-faults", action="store_true", help="write what became of each fault to docs/security.md (make soak)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,6 +60,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(spread.Spread())
     # One thread a process is what CI's two cores have room for, and what the fork server's libraries have read.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if config.getoption("--write-faults") and not hasattr(config, "workerinput"):
+        from tests.faults.page import Recorder  # which imports what all its rows need
+
+        config.pluginmanager.register(Recorder(config))
     workers = config.getoption("numprocesses", None)
     if hasattr(config, "workerinput") or not workers:
         client.install()

@@ -51,6 +51,9 @@ class Node:
         """Everything alive on its host."""
         return [one for one in self.host.namespaces.processes() if one.state not in "ZX"]
 
+    def is_empty(self) -> bool:
+        return not self.processes()
+
     def ranks(self) -> list[Process]:
         return [one for one in self.processes() if SCRIPT.name in one.command and "guardrun" not in one.command]
 
@@ -165,7 +168,7 @@ class Job(Training):
         """Wait for the end of all guardruns; nothing may be left on their hosts."""
         codes = {name: node.wait(timeout_s) for name, node in self.nodes.items()}
         for name, node in self.nodes.items():
-            self.wait_for(lambda node=node: not node.processes(), 5.0, f"{name} to be empty")
+            self.wait_for(node.is_empty, 5.0, f"{name} to be empty")
         return codes
 
     def summary(self) -> dict[str, Any]:

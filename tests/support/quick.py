@@ -66,6 +66,7 @@ PLACES = {
     "tests/diagnose/test_guarded.py": "a whole run, diagnosed from its beginning to its end",
     "tests/diagnose/test_torchrun.py": "a job of torchrun's that hangs in one way after the other",
     "tests/edge": "whole runs of guardrun",
+    "tests/faults": "whole runs of guardrun",
     "tests/fleet": "whole runs on several nodes",
     "tests/gym": "whole runs with planted faults",
     "tests/hooks/test_spent.py": "a training of several ranks for each case",

@@ -32,6 +32,8 @@ WRITTEN_S = 2.0
 WAITING_SHARE = 0.4
 """Of its time on a CPU, at most, for a unit that waits. What is not known computes: it is short."""
 COMPUTING_WORKERS = SEATS
+APART = ("tests/faults/test_faults.py",)
+"""Files each of whose tests takes seconds, also those that are only played now and then, and so not known."""
 SLURMS = 2
 """Tests of Slurm wait nearly all the time; a Slurm of their own takes four seconds to start."""
 
@@ -95,7 +97,8 @@ def unit_of(test: str) -> str:
     slurm = units_of_slurm().get(path)
     if slurm is not None:
         return slurm
-    return test if test in read_durations() and not is_shared(path) else path
+    is_known = test in read_durations() or path in APART
+    return test if is_known and not is_shared(path) else path
 
 
 def order(tests: Sequence[str]) -> list[str]:

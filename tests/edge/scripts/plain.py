@@ -35,6 +35,8 @@ parser.add_argument("--ignore-sigterm", action="store_true")
 parser.add_argument("--ignore-sigint", action="store_true")
 parser.add_argument("--asked", choices=["", "save", "leave"], default="", help="what should_checkpoint() leads to")
 parser.add_argument("--own-handler", action="store_true", help="saves at SIGUSR1, and ends with 85")
+parser.add_argument("--end", default="", help="a file: once it is there, training ends well")
+parser.add_argument("--ledger", default="", help="a file: where rank 0 has begun, what it has saved")
 arguments = parser.parse_args()
 plan = parse_plan(arguments.plan)
 out = Path(arguments.out)
@@ -102,6 +104,12 @@ class Steps:
         return int.from_bytes(os.pread(self._fd, 8, 8 * rank), "little")
 
 
+def enter(what: str, step: int) -> None:
+    if arguments.ledger and RANK == "0":
+        with open(arguments.ledger, "a") as ledger:
+            ledger.write(f"{what} {step}\n")
+
+
 def wait_to_be_watched() -> None:
     """Save nothing before guardrun knows what was there: without torch, a rank may be quicker than its supervisor."""
     run = Path("guardrun-runs") / os.environ.get("GUARDRUN_RUN_ID", "none")
@@ -144,11 +152,15 @@ def main() -> None:
     start = load(Path(arguments.resume)) if arguments.resume else 0
     names = ("GUARDRUN_RESUME_FROM", "GUARDRUN_RESUME_STEP", "MY_RESUME")
     say(f"starts at step {start} " + " ".join(f"{name}={os.environ.get(name)}" for name in names))
+    enter("begins", start)
     steps = Steps(caught)
     for step in range(start + 1, arguments.steps + 1):
         time.sleep(arguments.step_s)
         for fault in due(plan, step) + due_now(arguments.when):
             suffer(fault, arguments.seconds, {"tear": tear, "bomb": bomb})
+        if arguments.end and os.path.exists(arguments.end):
+            steps.arrive(1 << 62)  # nobody waits for this rank any more
+            break
         steps.arrive(step)
         count_step(step)
         is_asked = bool(arguments.asked) and should_checkpoint()
@@ -158,6 +170,7 @@ def main() -> None:
         if RANK == "0" and (is_due or is_asked or caught):
             out.mkdir(exist_ok=True)
             save(step, out / f"ckpt_{step}.safetensors")
+            enter("saved", step)
         if caught:
             sys.exit(85)
         if is_asked and arguments.asked == "leave":
