@@ -16,15 +16,20 @@ from guardrun.supervisor.ownfiles import read_own
 from guardrun.supervisor.rundir import read_run_file
 
 CHECKPOINTS_FILE = "checkpoints.json"
-LOOK_S = 30.0
-COMMAND = ["-c", "import sys; from guardrun.launcher.newest import main; main(sys.argv[1])"]
+LOOK_S = 10.0
+"""Signals wait meanwhile."""
+CODE = (
+    "import sys; sys.path[:] = [entry for entry in sys.path if entry]; "
+    "from guardrun.launcher.newest import main; main(sys.argv[1])"
+)
+"""Without '' on sys.path, the user's working folder can shadow nothing."""
 
 
 def find_newest(run_dir: Path) -> Checkpoint | None:
     """What the run would resume from. None: there is none, or it could not be told in time."""
     try:
         done = subprocess.run(
-            [sys.executable, *COMMAND, str(run_dir)],
+            [sys.executable, "-c", CODE, str(run_dir)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

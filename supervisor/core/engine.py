@@ -110,9 +110,8 @@ def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Acti
     state.settings = event.settings
     state.opened_s = now_s
     state.ledger.since_s = now_s
-    state.next_attempt = (
-        event.attempt
-    )  # The launcher answers an order that it has carried out with all that came of it.
+    # The launcher answers an order that it has carried out with all that came of it.
+    state.next_attempt = event.attempt
     state.notice.since_s = now_s
     state.fleet = carried_over(None, event.fleet)
     state.session = event.session

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tests.edge.runs import EdgeRuns, only
-from tests.edge.test_stderr import outlets
 from tests.render.secrets import S
+from tests.support.outlet import guardrun_with
 
 SAYS = """
 import os, sys
@@ -32,7 +32,7 @@ def test_no_file_of_a_run_and_no_line_of_guardrun_s_has_one(edge: EdgeRuns, how:
     arguments = ("--password", S, "--how", how)
     finished = edge.run(
         str(edge.folder / "says.py"), *arguments, flags=("--max-restarts=0",), ranks=1, config=None,
-        program=outlets()["pipe"],
+        program=guardrun_with("pipe"),
     )  # fmt: skip
     incident = only(finished)
     assert incident["cause"] == ("exception" if how == "raises" else "abort")

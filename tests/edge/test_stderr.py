@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.edge.runs import RESUME, EdgeRuns, finish, only, ranks_of
-from tests.support import outlet as outlets
 from tests.support.guardrun_run import GuardrunRun
+from tests.support.outlet import guardrun_with
 from tests.support.processes import is_alive, read_all
-from tests.support.real import find_program
 from tests.support.waiting import wait_until
 
 WORDS = (
@@ -24,17 +22,10 @@ ABORTS = ("--plan", "0:free@15:1", "--steps", "30")
 KINDS = {"pipe": "pipe", "pipe with stdout": "both", "terminal": "terminal"}
 
 
-def outlet(name: str) -> list[str]:
-    """guardrun, with that for its stderr."""
-    guardrun = find_program("guardrun")
-    assert guardrun is not None
-    return [sys.executable, outlets.__file__, KINDS[name], guardrun]
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_last_words_are_in_the_sentence_and_where_they_were_written(edge: EdgeRuns, name: str) -> None:
     """Long on a busy machine: two attempts."""
-    finished = edge.run("plain.py", *ABORTS, config=RESUME, program=outlet(name))
+    finished = edge.run("plain.py", *ABORTS, config=RESUME, program=guardrun_with(KINDS[name]))
     assert finished.returncode == 0, finished
     incident = only(finished)
     assert (incident["cause"], ranks_of(incident)) == ("abort", [1])
@@ -47,7 +38,7 @@ def test_last_words_are_in_the_sentence_and_where_they_were_written(edge: EdgeRu
 
 def test_switched_off_nothing_stands_between(edge: EdgeRuns) -> None:
     config = RESUME + "\n[launcher]\nkeep_stderr = false\n"
-    finished = edge.run("plain.py", *ABORTS, config=config, program=outlet("pipe"))
+    finished = edge.run("plain.py", *ABORTS, config=config, program=guardrun_with("pipe"))
     assert "invalid pointer" not in only(finished)["summary"]
     assert "stderr" not in only(finished)["evidence"]
     assert finished.stderr.count("free(): invalid pointer") == 1
@@ -74,7 +65,7 @@ def test_without_the_process_between_no_rank_notices_and_no_line_is_missing(
 ) -> None:
     script = tmp_path / "lines.py"
     script.write_text(LINES)
-    run = edge.start(str(script), config=None, program=outlet("pipe with stdout"))
+    run = edge.start(str(script), config=None, program=guardrun_with("both"))
     for line in ("1:20", "1:120"):
         run.wait_for_output(f"\n{line}\n")
         [pid] = wait_until(lambda: relays(run), 30, "the process between")
@@ -114,7 +105,7 @@ def test_functions_as_ranks_have_outlets_of_their_own(edge: EdgeRuns, tmp_path: 
     script.write_text(SAYS)
     which = "one" if name == "pipe" else "both"
     flags = ("--run-path", f"--start-method={method}", "--max-restarts=0")
-    finished = edge.run(str(script), which, flags=flags, config=None, program=outlet(name))
+    finished = edge.run(str(script), which, flags=flags, config=None, program=guardrun_with(KINDS[name]))
     incident = only(finished)
     assert (incident["cause"], ranks_of(incident)) == ("abort", [1])
     assert "free(): invalid pointer" in incident["summary"]

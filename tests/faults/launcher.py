@@ -7,10 +7,10 @@ import signal
 from dataclasses import dataclass
 
 from tests.edge.runs import SCRIPTS
-from tests.edge.test_stderr import outlets
 from tests.faults.bed import SAVE_EVERY, Bed, stop
 from tests.faults.row import Row
 from tests.faults.stories import Continued, Mended, Unfelt
+from tests.support.outlet import guardrun_with
 from tests.support.processes import Process, is_alive, read_all, read_process
 from tests.support.real import find_program
 
@@ -106,7 +106,7 @@ def without_its_folder(bed: Bed) -> str:
 
 
 def through_a_pipe(bed: Bed) -> None:
-    bed.program = outlets()["pipe"]
+    bed.program = guardrun_with("pipe")
 
 
 def without_the_process_between(bed: Bed) -> str:

@@ -15,6 +15,15 @@ import runpy
 import sys
 
 
+def guardrun_with(kind: str) -> list[str]:
+    """What a test starts in guardrun's place."""
+    from tests.support.real import find_program  # not in the process that becomes guardrun
+
+    guardrun = find_program("guardrun")
+    assert guardrun is not None
+    return [sys.executable, __file__, kind, guardrun]
+
+
 def be(script: list[str]) -> None:
     """Run it, in this process."""
     sys.argv[:] = script
