@@ -45,7 +45,7 @@ USES = {
     ),
     "psutil": ("tests/preflight/test_full.py",),
     "nvidia-ml-py": ("tests/node/test_gpu_sensor.py",),
-    "py-spy": ("tests/collect/test_stacks.py",),
+    "py-spy": ("tests/collect/test_stacks.py", "tests/collect/test_own_stacks.py"),
     "pyzmq": ("tests/coordinator/test_channel.py", "tests/agent/test_agent.py", "tests/agent/test_clients.py"),
     "msgspec": ("tests/supervisor/test_journal.py", "tests/agent/test_feed.py"),
     "structlog": ("tests/supervisor/test_log.py",),
