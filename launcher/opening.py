@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
 import re
@@ -125,7 +126,7 @@ def open_run(wish: Wish, sockets: Path, environ: Mapping[str, str]) -> OpenRun:
                 f"run {wish.run_id} is not continued: cannot write in {wish.directory / wish.run_id} ({why})"
             ) from None
         reason = f"cannot write in {wish.directory} ({why})"
-    opened = _open_in(_private_folder(sockets.parent), wish, sockets, environ)
+    opened = _open_in(_private_folder(sockets.parent, wish.directory), wish, sockets, environ)
     opened.warning = f"{reason}: this run is kept in {opened.path}"
     return opened
 
@@ -171,15 +172,18 @@ def _why_not_trusted(directory: Path) -> str:
     return f"anybody may rename what lies in {directory} (chmod o-w {directory}, or chmod +t {directory})"
 
 
-def _private_folder(parent: Path) -> Path:
-    """A folder in parent that is this user's alone, the same one each time unless somebody else took its name."""
+def _private_folder(parent: Path, directory: Path) -> Path:
+    """A folder in parent that is this user's alone, the same one each time unless somebody else took its name.
+
+    For each guard directory another one: an id tells a run from the others of its guard directory, and from no others.
+    """
     folder = parent / f"guardrun-runs-{os.getuid()}"
     _try(lambda: folder.mkdir(mode=0o700))
     try:
         os.close(open_folder(folder))
     except OSError:
         return Path(tempfile.mkdtemp(prefix="guardrun-runs-", dir=parent))
-    return folder
+    return folder / hashlib.sha256(os.fsencode(os.path.abspath(directory))).hexdigest()[:12]
 
 
 def _make_folder(directory: Path, wish: Wish) -> Path:

@@ -234,8 +234,18 @@ def test_a_folder_that_is_no_run(opener: Opener) -> None:
 def test_where_nothing_can_be_written_it_is_kept_elsewhere(opener: Opener) -> None:
     (opener.folder / "file").write_text("")
     run = opener.open("job", directory="file/runs")
-    assert run.path == opener.sockets.parent / f"guardrun-runs-{os.getuid()}" / "job"
+    assert run.path.parents[1] == opener.sockets.parent / f"guardrun-runs-{os.getuid()}" and run.path.name == "job"
     assert "cannot write in" in run.warning and str(run.path) in run.warning
+
+
+def test_elsewhere_too_an_id_names_a_run_of_its_own_guard_directory(opener: Opener) -> None:
+    """Two projects, one id, and nothing of either can be written: neither goes on from the other's checkpoints."""
+    (opener.folder / "file").write_text("")
+    run = opener.open("job", directory="file/runs")
+    dead_owner(run)
+    other = opener.open("job", directory="file/others")
+    assert not other.is_continued and other.path != run.path
+    assert opener.open("job", directory="file/runs").is_continued
 
 
 def test_names_and_places() -> None:
