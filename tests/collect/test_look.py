@@ -15,7 +15,7 @@ from guardrun.launcher.proc import short_command
 from guardrun.supervisor.clock import EngineClock
 from guardrun.supervisor.collect.boards import open_boards
 from guardrun.supervisor.collect.look import LookResult, limit_s, take_look
-from guardrun.supervisor.collect.procfs import read_stat
+from guardrun.supervisor.collect.procfs import read_stat, read_wchan
 from guardrun.supervisor.core.judge import QUIET_IO_BYTES_S, Doing, judge
 from guardrun.supervisor.core.looks import ProcessLook, RankLook
 from tests.collect.conftest import Script, StartScript
@@ -239,6 +239,7 @@ def test_a_rank_in_uninterruptible_wait_is_looked_at_and_not_touched(
     make_board(0, 0, script.pid, DUMP_SIGNAL=int(signal.SIGUSR2))
     try:
         wait_until(lambda: (stat := read_stat(script.pid)) is not None and stat.state == "D", 5, "state D")
+        wait_until(lambda: read_wchan(script.pid), 5, "it to be off its CPU, too: it is in that state before")
         look = looker.one(script)
         assert (look.process.state, functions(look.process)[0]) == ("D", "wait_for_ever")
         assert look.process.wchan and len(look.children) == 1
