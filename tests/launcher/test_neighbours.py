@@ -39,7 +39,7 @@ import encodings.ascii, tempfile
 from pathlib import Path
 from guardrun.launcher.opening import RunIdError, Wish, open_run
 from guardrun.supervisor.config import Config
-import guardrun.slurm.environment
+import guardrun.slurm.environment, guardrun.supervisor.journal
 """
 OPEN = """
 os.umask(0o002)

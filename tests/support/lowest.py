@@ -42,12 +42,13 @@ USES = {
         "tests/edge/test_restart.py::test_a_step_that_stops_the_run_every_time_ends_it_as_poison",
         "tests/launcher/test_run.py::test_environment_arguments_and_logs_are_torchruns",
         "tests/torchrun/test_failures.py::test_restarts_run_out",
+        "tests/launcher",
     ),
     "psutil": ("tests/preflight/test_full.py",),
     "nvidia-ml-py": ("tests/node/test_gpu_sensor.py",),
     "py-spy": ("tests/collect/test_stacks.py", "tests/collect/test_own_stacks.py"),
     "pyzmq": ("tests/coordinator/test_channel.py", "tests/agent/test_agent.py", "tests/agent/test_clients.py"),
-    "msgspec": ("tests/supervisor/test_journal.py", "tests/agent/test_feed.py"),
+    "msgspec": ("tests/core", "tests/supervisor/test_journal.py", "tests/agent/test_feed.py"),
     "structlog": ("tests/supervisor/test_log.py",),
     "rich": ("tests/ctl/test_output.py",),
     "prometheus-client": ("tests/agent/test_metrics.py",),
@@ -137,7 +138,7 @@ def set_up(python: str, version: str, torch: str) -> Path:
             *tools,
             "hatchling",
             "editables",
-            *([f"torch=={torch}"] if torch else []),
+            *([f"torch=={torch}", "numpy"] if torch else []),  # without which importing torch warns
         )
         pip(environment, "--no-deps", "--no-build-isolation", "-e", ".")
         stamp.write_text(digest)
