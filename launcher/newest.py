@@ -13,9 +13,8 @@ import msgspec
 
 from guardrun.supervisor.core.events import Checkpoint
 from guardrun.supervisor.ownfiles import read_own
-from guardrun.supervisor.rundir import read_run_file
+from guardrun.supervisor.rundir import CHECKPOINTS_FILE, read_run_file
 
-CHECKPOINTS_FILE = "checkpoints.json"
 LOOK_S = 10.0
 """Signals wait meanwhile."""
 CODE = (

@@ -28,13 +28,12 @@ from guardrun.supervisor.printable import encode_json
 from guardrun.supervisor.rankrows import shares_json
 from guardrun.supervisor.render.incident import write_incident
 from guardrun.supervisor.render.summary import write_summary
-from guardrun.supervisor.rundir import RunFile
+from guardrun.supervisor.rundir import CHECKPOINTS_FILE, RunFile
 
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon import Daemon
 
 KEEP_LOOKS = 12
-CHECKPOINTS_FILE = "checkpoints.json"
 PRIOR_PATIENCE_S = 2.0
 """How long a supervisor waits at its start for the list of what lies in the checkpoints' folder already."""
 

@@ -26,6 +26,7 @@ from guardrun.supervisor.ownfiles import open_folder, open_own, read_own, write_
 from guardrun.supervisor.printable import encode_json
 
 RUN_FILE = "run.json"
+CHECKPOINTS_FILE = "checkpoints.json"
 _FOLDERS = ("incidents", "looks", "kept", "nccl")
 _FILES = re.compile(
     r"(run|summary|checkpoints|kept|fleet|rescues)\.json|events\.jsonl(\.\d)?|(guardrun|notify)\.log|\.owner"

@@ -16,6 +16,14 @@ PATIENT = QUICK.replace("lost_s = 8\nterm_s = 5", "lost_s = 20\nterm_s = 8")
 MORE = ("--guard-run-id=job",)
 
 
+def ends_mended(job: Job) -> None:
+    """The rank of node1 that was killed is told, training goes on from the newest checkpoint, and ends well."""
+    job.first_steps(1, 2)
+    told = job.mended(1, attempt=1)
+    assert (told["cause"], [one["node"] for one in told["culprits"]]) == ("killed", ["node1"])
+    assert set(job.finish().values()) == {0}
+
+
 @dataclass(frozen=True)
 class Unfelt:
     """No rank notices; what comes afterwards is found all the same."""
@@ -32,10 +40,7 @@ class Unfelt:
         job.advance(10)
         assert all(map(is_alive, pids)) and not job.incidents(), job.outputs()
         kill(job["node1"].ranks()[0])
-        job.first_steps(1, 2)
-        told = job.mended(1, attempt=1)
-        assert (told["cause"], [one["node"] for one in told["culprits"]]) == ("killed", ["node1"])
-        assert set(job.finish().values()) == {0}
+        ends_mended(job)
         return seen
 
 
@@ -53,10 +58,7 @@ class Mended:
         job.advance(15)
         kill(job["node1"].ranks()[0])
         seen = self.fault(job)
-        job.first_steps(1, 2)
-        told = job.mended(1, attempt=1)
-        assert (told["cause"], [one["node"] for one in told["culprits"]]) == ("killed", ["node1"])
-        assert set(job.finish().values()) == {0}
+        ends_mended(job)
         return seen
 
 
