@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 from pathlib import Path
 from typing import NamedTuple
 
+_STRING = re.compile(
+    r"""^(?P<name>\w+)[ \t]*(?::[^=\n]*)?=[ \t]*(?P<quote>['"])(?P<text>[^'"\\\n]*)(?P=quote)[ \t]*(?:\#.*)?$""",
+    re.MULTILINE,
+)
 _PIN = re.compile(r"([A-Za-z0-9._-]+)\s*==\s*([^\s;,]+)")
 
 
@@ -26,21 +29,12 @@ class Torch(NamedTuple):
 
 
 def parse_version_file(text: str) -> dict[str, str]:
-    """torch/version.py: its assignments of strings (and of None, which are left out).
+    """torch/version.py: its assignments of plain strings; those of None are left out.
 
-    Raises SyntaxError, ValueError where it is no Python.
+    By a pattern: ast.parse is not safe beside other threads (CPython 3.11 raises SystemError where another thread
+    parses, too, while the first one collects garbage), and nodes are tried by several.
     """
-    found: dict[str, str] = {}
-    for statement in ast.parse(text).body:
-        if isinstance(statement, ast.Assign):
-            targets, value = statement.targets, statement.value
-        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            targets, value = [statement.target], statement.value
-        else:
-            continue
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            found |= {target.id: value.value for target in targets if isinstance(target, ast.Name)}
-    return found
+    return {found["name"]: found["text"] for found in _STRING.finditer(text)}
 
 
 def find_torch() -> Torch | None:
@@ -51,7 +45,7 @@ def find_torch() -> Torch | None:
             return None
         folder = Path(spec.origin).parent
         found = parse_version_file((folder / "version.py").read_text(encoding="utf-8"))
-    except (ImportError, OSError, SyntaxError, ValueError):
+    except (ImportError, OSError, ValueError):
         return None
     return Torch(found.get("__version__", ""), found.get("cuda", ""), found.get("hip", ""), folder)
 

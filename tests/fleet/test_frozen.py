@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 
 import pytest
 
 from tests.fleet.jobs import QUICK, Job, kill
-from tests.support.processes import is_alive
+from tests.support.processes import Process, is_alive
 
 pytestmark = pytest.mark.real("netns")
 
@@ -18,11 +19,16 @@ PATIENT = QUICK.replace("lost_s = 8\nterm_s = 5", "lost_s = 20\nterm_s = 8")
 def freeze(job: Job, *names: str, seconds: float) -> None:
     """Have nothing of these nodes run for so long."""
     frozen = [one for name in names for one in job[name].processes()]
-    for process in frozen:
-        kill(process, signal.SIGSTOP)
+    send(frozen, signal.SIGSTOP)
     time.sleep(seconds)
-    for process in frozen:
-        kill(process, signal.SIGCONT)
+    send(frozen, signal.SIGCONT)
+
+
+def send(processes: list[Process], signum: signal.Signals) -> None:
+    """To those that are still there: a look's py-spy, say, ends whenever it is through."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            kill(process, signum)
 
 
 def test_a_node_that_is_frozen_goes_on_where_it_was(job: Job) -> None:

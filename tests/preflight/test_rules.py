@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import resource
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -175,6 +178,33 @@ def test_torchs_version_file() -> None:
         "hip: Optional[str] = None\n"
     )
     assert parse_version_file(text) == {"__version__": "2.9.1+cu128", "cuda": "12.8"}
+
+
+class Loop:
+    """Garbage that lets another thread go on while it is collected."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        time.sleep(0)
+
+
+def test_threads_read_torchs_version_file_together() -> None:
+    """ast.parse raises SystemError here within a few dozen calls, on CPython 3.11."""
+    text = "__version__ = '2.9.1+cu128'\ncuda: Optional[str] = '12.8'\n"
+
+    def parse(_: int) -> str:
+        Loop()
+        return parse_version_file(text)["__version__"]
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(parse, range(400))) == {"2.9.1+cu128"}
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def test_the_installed_torch_is_found_without_importing_it() -> None:

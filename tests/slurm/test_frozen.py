@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -46,7 +47,8 @@ class Step(Training):
     def _send(self, node: str, signum: signal.Signals) -> None:
         for process in self._lab.processes_of(node):
             if "slurm" not in process.command.split()[0]:
-                kill(process, signum)
+                with contextlib.suppress(ProcessLookupError):  # A look's py-spy ends whenever it is through.
+                    kill(process, signum)
 
     def trains_on(self) -> None:
         """On the same nodes, in the same processes."""

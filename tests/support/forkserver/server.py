@@ -38,8 +38,9 @@ import signal
 import socket
 import subprocess
 import threading
+import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tests.support.forkserver import pages, program
@@ -116,9 +117,10 @@ class Forker:
             if pid:
                 os.write(writer, str(pid).encode())
                 os._exit(0)
-            os.close(goes)
-            os.read(waits, 1)  # Until the one between is no more, nor our server's end.
-            self._become_asked(asked, descriptors, ready)
+            with no_way_back():
+                os.close(goes)
+                os.read(waits, 1)  # Until the one between is no more, nor our server's end.
+                self._become_asked(asked, descriptors, ready)
         os.waitpid(between, 0)
         pid = int(os.read(reader, 64))
         for descriptor in (reader, writer, waits, goes, ready):
@@ -212,21 +214,22 @@ class Forker:
         before = read_fds()
         pid = fork_beside_threads()
         if pid == 0:
-            # libuv, below torch's store, makes itself a new pipe in a child, and closes that in the child's children.
-            born = {number for number, target in read_fds().items() if before.get(number) != target}
-            if not is_preflight:  # The processes that try its devices import torch, and nothing else does.
-                subprocess.Popen._execute_child = self._execute  # type: ignore[attr-defined]
-            request = Request(
-                program=parsed,
-                environment=environment,
-                cwd=os.fspath(started.cwd or os.getcwd()),
-                umask=current_umask(),
-                is_new_session=started.start_new_session,
-                descriptors=started.descriptors(),
-                kept=born,
-                ready=ready,
-            )
-            become(request, self._origin, self._stash, forget=() if is_daemon else (GUARDRUN,))
+            with no_way_back():
+                # libuv, below torch's store, makes itself a new pipe in a child, closed in the child's children.
+                born = {number for number, target in read_fds().items() if before.get(number) != target}
+                if not is_preflight:  # The processes that try its devices import torch, and nothing else does.
+                    subprocess.Popen._execute_child = self._execute  # type: ignore[attr-defined]
+                request = Request(
+                    program=parsed,
+                    environment=environment,
+                    cwd=os.fspath(started.cwd or os.getcwd()),
+                    umask=current_umask(),
+                    is_new_session=started.start_new_session,
+                    descriptors=started.descriptors(),
+                    kept=born,
+                    ready=ready,
+                )
+                become(request, self._origin, self._stash, forget=() if is_daemon else (GUARDRUN,))
         os.close(ready)
         os.read(shown, 1)
         os.close(shown)
@@ -234,6 +237,17 @@ class Forker:
         popen._child_created = True  # type: ignore[attr-defined]
         started.close_child_ends(popen)
         return True
+
+
+@contextlib.contextmanager
+def no_way_back() -> Iterator[None]:
+    """In a child: whatever keeps it from becoming its program ends it. It must not go on as a second parent."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def fork_beside_threads() -> int:
