@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 import subprocess
@@ -94,6 +95,50 @@ def help_of(program: str) -> str:
     """What --help prints."""
     path = Path(sys.executable).with_name(program)
     return subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+PLACE = re.compile(r"^\| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
+
+
+def missing_places(text: str) -> list[str]:
+    """Rows of tables that begin with a file and a function (or method) of it, where one of them is not there."""
+    missing = []
+    for file, name in PLACE.findall(text):
+        path = ROOT / file
+        if not path.is_file() or name not in functions_in(path):
+            missing.append(f"{file} {name}")
+    return missing
+
+
+def functions_in(path: Path) -> set[str]:
+    """`function` and `Class.method`, as defined there."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        names |= {node.name} if isinstance(node, ast.FunctionDef) else set()
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+    return names
+
+
+def test_files_and_functions_that_walks_name_exist() -> None:
+    pages = {page: page.read_text() for page in PAGES}
+    assert len(PLACE.findall(pages[ROOT / "docs" / "architecture.md"])) > 20
+    assert {page: missing_places(text) for page, text in pages.items() if missing_places(text)} == {}
+
+
+FILE = re.compile(r"`((?:supervisor|launcher|hooks|slurm|systemd|tests|benchmarks|examples|docs)/[\w./-]+\.\w+)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_pages_name_exist(page: Path) -> None:
+    assert [name for name in FILE.findall(page.read_text()) if not (ROOT / name).is_file()] == []
+
+
+def test_places_that_are_missing_are_found() -> None:
+    gone = (
+        "| `hooks/heart.py` | `Heart._beat` | a |\n| `hooks/heart.py` | `beat` | b |\n| `hooks/gone.py` | `run` | c |\n"
+    )
+    assert missing_places(gone) == ["hooks/heart.py beat", "hooks/gone.py run"]
 
 
 def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
