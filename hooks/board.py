@@ -191,5 +191,6 @@ class Board:
         return self.words[: len(Field)].tolist()
 
     def close(self) -> None:
+        """Unmap the page; `words` must not be used after it. The file stays for the supervisor to read."""
         self.words.release()
         self._map.close()

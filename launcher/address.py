@@ -86,6 +86,7 @@ def is_loopback_address(host: str) -> bool:
 
 
 def is_ipv6(host: str) -> bool:
+    """Whether the text is an IPv6 address, with a zone (`fe80::1%eth0`) or without; False for any name."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).version == 6
     except ValueError:

@@ -131,6 +131,7 @@ class AgentAttempt:
             self._since_s = now_s if self._since_s is None else self._since_s
 
     def filenos(self) -> list[int]:
+        """Of the agent, too; a process that the kernel gave no pidfd for has none here."""
         filenos = [self.child.fileno, *(found.handle.fileno for found in self._found.values() if found.is_alive)]
         return [fileno for fileno in filenos if fileno is not None]
 
@@ -176,6 +177,7 @@ class AgentAttempt:
         return [Rank(global_rank=-1, local_rank=-1, pid=self.child.pid, node=self.node)]
 
     def exitcodes(self) -> dict[int, int]:
+        """By global rank, of those whose exit code is known; one that the agent took may come later."""
         return {rank: found.exitcode for rank, found in self._found.items() if found.exitcode is not None}
 
     def signal(self, signum: Signals) -> None:
@@ -191,9 +193,11 @@ class AgentAttempt:
                 signal_group(found.rank.pid, signum)
 
     def managed(self) -> set[int]:
+        """The agent's pid alone: the ranks' exit codes are the agent's to take."""
         return {self.child.pid}
 
     def helpers(self) -> set[int]:
+        """None: the agent's children are its ranks."""
         return set()
 
     def describe_failure(self, exitcodes: dict[int, int], stopped_by_us: list[int]) -> str:
@@ -204,6 +208,7 @@ class AgentAttempt:
         """The agent has done that."""
 
     def close(self, is_everything_dead: bool) -> None:
+        """Close all handles; an agent that has not begun ends with it."""
         self._close_found()
         for _, found in self._coming.values():
             found.handle.close()

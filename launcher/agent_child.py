@@ -91,6 +91,7 @@ class AgentChild:
         return self._failures
 
     def signal(self, signum: signal.Signals) -> None:
+        """Signal the agent alone, not its ranks; nothing where it has ended."""
         if self.poll() is None:
             os.kill(self.pid, signum)
 

@@ -41,6 +41,7 @@ class AgentStarter:
 
     @property
     def world_size(self) -> int:
+        """Ranks that torchrun's agent is to have on this node."""
         return self._world_size
 
     def start(self, order: Start, on_serving: Callable[[str, int], object]) -> AgentAttempt:

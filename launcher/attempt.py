@@ -101,10 +101,12 @@ class LocalAttempt:
     """None: the ranks write to their stderr themselves."""
 
     def filenos(self) -> list[int]:
+        """Pidfds of the ranks that run; one that had ended when it was opened, or got no pidfd, has none."""
         handles = [one.handle for one in self._watched if one.exitcode is None and one.handle is not None]
         return [handle.fileno for handle in handles if handle.fileno is not None]
 
     def alive(self) -> list[Rank]:
+        """Ranks whose exit code `poll` has not read yet; their processes may have ended already."""
         return [one.rank for one in self._watched if one.exitcode is None]
 
     @property
@@ -113,6 +115,7 @@ class LocalAttempt:
         return hasattr(self.context, "_ret_vals") and bool(self.alive())
 
     def poll(self) -> list[tuple[Rank, int]]:
+        """Each rank that has ended comes once, when its last stderr is in its copy (waits a moment for that)."""
         self._take_results()
         ended: list[tuple[Rank, int]] = []
         for one in self._watched:
@@ -127,19 +130,24 @@ class LocalAttempt:
         return ended
 
     def exitcodes(self) -> dict[int, int]:
+        """By global rank, as subprocess has them; what ended since the last `poll` is missing."""
         return {one.rank.global_rank: one.exitcode for one in self._watched if one.exitcode is not None}
 
     def signal(self, signum: signal.Signals) -> None:
+        """Signals each living rank's process group, so its DataLoader workers get it, too."""
         for rank in self.alive():
             signal_group(rank.pid, signum)
 
     def managed(self) -> set[int]:
+        """Pids of all ranks: torch's process layer waits for them, so that nobody else may."""
         return {rank.pid for rank in self.ranks}
 
     def helpers(self) -> set[int]:
+        """The relay's pid while it lives; empty where the ranks write to their stderr themselves."""
         return self.relay.pids if self.relay is not None else set()
 
     def describe_failure(self, exitcodes: dict[int, int], stopped_by_us: list[int]) -> str:
+        """The ranks in the order in which they failed, those that guardrun stopped after all others."""
         failed = self.failures()
         if not failed.keys() - set(stopped_by_us):
             return ""
@@ -156,12 +164,14 @@ class LocalAttempt:
         }
 
     def pass_error_on(self, exitcodes: dict[int, int]) -> None:
+        """Nothing where TORCHELASTIC_ERROR_FILE is not set, or the rank left no error file."""
         for rank, code in exitcodes.items():
             if code != 0:
                 pass_error_on(self.error_files.get(rank, ""), code)
                 return
 
     def close(self, is_everything_dead: bool) -> None:
+        """Waits up to 10 s for the relay; the copies of stderr can be read on until `release`."""
         for one in self._watched:
             if one.handle is not None:
                 one.handle.close()
@@ -172,6 +182,7 @@ class LocalAttempt:
         flush_streams()
 
     def release(self) -> None:
+        """Closes the copies of the ranks' stderr; without a relay there are none."""
         if self.relay is not None:
             self.relay.close()
 

@@ -87,9 +87,11 @@ class Control:
 
     @property
     def has_unacknowledged(self) -> bool:
+        """Whether the supervisor has yet to write a fact into its journal."""
         return bool(self._unacknowledged)
 
     def close(self) -> None:
+        """Close without waiting: what has not been sent yet is lost."""
         self.socket.close(linger=0)
         self._context.term()
 

@@ -40,6 +40,7 @@ class Daemon:
 
     @property
     def pid(self) -> int:
+        """Stays its own, ended or not, until its exit code has been collected."""
         return self._process.pid
 
     @property
@@ -49,6 +50,7 @@ class Daemon:
 
     @property
     def is_alive(self) -> bool:
+        """Whether it has not ended yet (a zombie has); asking collects its exit code."""
         return self._process.poll() is None
 
     @property

@@ -235,6 +235,7 @@ class Lead:
         return True
 
     def close(self) -> None:
+        """Give up the lead: the kernel drops the lock with the descriptor."""
         os.close(self._fd)
 
 

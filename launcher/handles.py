@@ -70,6 +70,7 @@ class Handle:
         os.kill(self.pid, signum)
 
     def close(self) -> None:
+        """Close the pidfd, if there is one; the process goes on. May be called twice."""
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None

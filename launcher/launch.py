@@ -79,6 +79,11 @@ class Launch:
         """Children this process was started with, as a shell leaves them that ends in exec: not ours to end."""
 
     def go(self) -> int:
+        """Run to the end; answers guardrun's exit status.
+
+        Raises UsageError for the user's mistake, RefusedError where the pre-flight or a quarantine forbids the run.
+        Nodes that wait for this one to lead them are given the reason first.
+        """
         flags = parse_flags(self._arguments, elastic.make_parser)
         if flags.is_off:
             elastic.run_plain(flags.torch)
@@ -304,6 +309,7 @@ class Launch:
 
 
 def make_loop(kind: type[Loop], run: OpenRun, config: Config, starter: Starts, signals: Signals, *, log: Log) -> Loop:
+    """A loop of that kind with its limits and times taken from the configuration."""
     return kind(
         run=run,
         starter=starter,

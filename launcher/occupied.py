@@ -67,6 +67,7 @@ class Occupied:
         return cls(fd)
 
     def release(self) -> None:
+        """Give up the share in the lock; once nobody has one, the folder may be removed. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

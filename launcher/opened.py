@@ -61,6 +61,7 @@ class OpenWatch:
         return found
 
     def close(self) -> None:
+        """End all watches. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

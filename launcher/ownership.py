@@ -56,6 +56,7 @@ class Ownership:
                 os.utime(self._fd)
 
     def release(self) -> None:
+        """Give up the lock, so that another guardrun can continue the run. May be called twice."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

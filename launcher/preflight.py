@@ -58,6 +58,7 @@ class Preflight:
 
     @property
     def pid(self) -> int:
+        """Of the process that looks at this node; no child of training's."""
         return self._process.pid
 
     def check(self, level: str, subject: Subject, port: int | None, signals: Signals) -> None:

@@ -45,13 +45,17 @@ _IGNORED = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIG
 
 
 class Source:
-    """One rank's output, by its descriptors. (What makes records would take longer to import than all else here.)"""
+    """One rank's output, by its descriptors.
+
+    A plain class: what makes records would take longer to import than all else here.
+    """
 
     def __init__(self, reader: int, copy: int, to: int = -1, from_: int = -1) -> None:
         self.reader, self.copy, self.to, self.from_ = reader, copy, to, from_
 
     @property
     def numbers(self) -> list[int]:
+        """The descriptors that it has, in the order of the program's argument."""
         return [number for number in (self.reader, self.copy, self.to, self.from_) if number >= 0]
 
 
@@ -185,6 +189,10 @@ def serve(sources: Iterable[Source], is_over: Callable[[], bool] | None = None) 
 
 
 def main(arguments: list[str]) -> int:
+    """Relay until all writers have closed; answers the exit status.
+
+    arguments: one READER:COPY[:TO:FROM] a rank, as descriptors. BROKEN where nobody reads its stderr any more.
+    """
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     try:

@@ -44,6 +44,7 @@ class Log:
         self._scribe = Scribe()
 
     def write(self, event: str, **fields: Any) -> None:
+        """Append one line with the time and these fields; what looks like a secret is redacted. Never waits."""
         at = datetime.fromtimestamp(time.time(), timezone.utc).isoformat()
         line = encode_json({"event": event, "part": "launcher", "timestamp": at, **redact_fields(fields)}) + b"\n"
         self._scribe.put(lambda: self._append(line))

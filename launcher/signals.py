@@ -128,6 +128,7 @@ class Signals:
         return cast("T", result)
 
     def fileno(self) -> int:
+        """To be polled for reading; the same descriptor for as long as this object is open."""
         return self._reader
 
     def close(self) -> None:

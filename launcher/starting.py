@@ -137,6 +137,7 @@ class Starter:
 
     @property
     def world_size(self) -> int:
+        """Ranks on this node, as torchrun's flags ask for them."""
         return self.elastic.plan.world_size
 
     def start(self, order: Start, on_serving: Callable[[str, int], object]) -> LocalAttempt:

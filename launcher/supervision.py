@@ -58,6 +58,7 @@ class Supervision:
         return self._control.is_acknowledged(seq)
 
     def register(self, poller: zmq.Poller) -> None:
+        """Have a poller wait for orders and the supervisor's end. Both descriptors change when it is started again."""
         poller.register(self._control.socket, zmq.POLLIN)
         is_end_seen = self._is_finished or self._ended_s is not None
         if self._daemon is not None and self._daemon.fileno is not None and not is_end_seen:

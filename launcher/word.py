@@ -1,5 +1,6 @@
-"""A guardrun that starts nothing tells those that wait for it: a head the other nodes
-(supervisor/coordinator/refused.py), another node the head (absences.py).
+"""A guardrun that starts nothing tells those that wait for it.
+
+A head tells the other nodes (supervisor/coordinator/refused.py), another node the head (absences.py).
 """
 
 from __future__ import annotations

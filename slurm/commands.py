@@ -56,6 +56,7 @@ class Slurm(NamedTuple):
 
     @classmethod
     def here(cls, timeout_s: float = TIMEOUT_S) -> Slurm:
+        """Asked with this process's own environment (SLURM_CONF, PATH)."""
         return cls(os.environ, timeout_s)
 
     def run(self, program: str, *arguments: str, stdin: str = "") -> str | Failure:

@@ -1,9 +1,9 @@
-"""Taking a bad node out of service (`scontrol … state=drain`), and giving it back: only where allowed, never over
-another's.
+"""Taking a bad node out of service (`scontrol … state=drain`), and giving it back.
 
-A drain is guardrun's own when its reason begins with REASON_PREFIX: only such a one is renewed or lifted. A node that
-is drained, or was set down, with another's words is left as it is. Between reading and writing somebody else may drain
-it: Slurm has no way to rule that out, so it is read once more afterwards, and told what is there.
+Only where that is allowed, and never over another's. A drain is guardrun's own when its reason begins with
+REASON_PREFIX: only such a one is renewed or lifted. A node that is drained, or was set down, with another's words is
+left as it is. Between reading and writing somebody else may drain it: Slurm has no way to rule that out, so it is read
+once more afterwards, and told what is there.
 
 The record of quarantine (guardctl node) is kept whether Slurm lets us drain or not.
 """
@@ -52,10 +52,12 @@ class Drained(NamedTuple):
 
     @property
     def is_done(self) -> bool:
+        """Whether it is drained with guardrun's reason; False where somebody else has drained it."""
         return self.state is DrainState.DONE
 
     @property
     def is_silent(self) -> bool:
+        """Whether Slurm has not answered: the only outcome that is worth another try."""
         return self.state is DrainState.SILENT
 
 

@@ -75,6 +75,7 @@ class SlurmJob(NamedTuple):
 
     @property
     def is_over(self) -> bool:
+        """Whether it will not run again; a state that is not known here counts as over."""
         return self.state not in {"RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING"}
 
 

@@ -33,6 +33,7 @@ class SlurmNode(NamedTuple):
 
     @property
     def is_down(self) -> bool:
+        """Whether Slurm has set it DOWN; a node that is only drained, or does not respond, is not."""
         return "DOWN" in self.states
 
 

@@ -42,10 +42,12 @@ class Requeued(NamedTuple):
 
     @property
     def is_done(self) -> bool:
+        """Whether Slurm has been ordered to requeue it; the job then ends within KillWait."""
         return self.state is RequeueState.DONE
 
     @property
     def is_silent(self) -> bool:
+        """Whether Slurm has not answered: the only outcome that is worth another try."""
         return self.state is RequeueState.SILENT
 
 

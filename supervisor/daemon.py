@@ -90,22 +90,27 @@ class Daemon(Station):
 
     @property
     def is_watching(self) -> bool:
+        """By the engine's phase: RUNNING or STOPPING."""
         return self.engine.state.phase in (Phase.RUNNING, Phase.STOPPING)
 
     @property
     def is_running(self) -> bool:
+        """By the engine's phase: RUNNING."""
         return self.engine.state.phase is Phase.RUNNING
 
     @property
     def may_be_left_out(self) -> bool:
+        """This node has been left out of the job; never so in a job of one node."""
         members = self.engine.state.fleet.members if self.engine.state.fleet is not None else {}
         return (me := members.get(self.run_file.node)) is not None and me.standing is Standing.OUT
 
     def due_s(self) -> float | None:
+        """The engine's next deadline; None until the run has been taken up."""
         # What the journal waited for may be long past: of a run that is to be continued nothing is alive.
         return self._pace.due_s(self.engine.next_deadline_s()) if self._early is None else None
 
     def turn(self, ready: dict[object, int]) -> None:
+        """Hears other nodes, and ticks the engine where a deadline has passed."""
         if self.fleet is not None and self._early is None:
             self.fleet.turn(ready)
         due_s = self.due_s()
@@ -114,6 +119,7 @@ class Daemon(Station):
             self._pace.ticked(self.clock.now(), has_failed, self.engine.next_deadline_s())
 
     def sampled(self) -> None:
+        """What is due once a second: other nodes, the journal's size, running actions, saves, the scheduler."""
         if self._early is not None and time.monotonic() >= self._take_up_s:
             self._take_up()
         if self.fleet is not None and self._early is None:
@@ -125,12 +131,15 @@ class Daemon(Station):
         self._tell_trouble()
 
     def answer(self, peer: bytes, ask: wire.Ask) -> None:
+        """Answered at once, or by a worker where a look is taken first."""
         self.answers.answer(peer, ask)
 
     def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+        """The checkpoint is checked by a worker, so that choosing one later takes milliseconds."""
         self.performer.saved(path, step, wall_s, inode)
 
     def loaded(self, message: CheckpointLoaded) -> None:
+        """Where it is a checkpoint, the rank's steps count from its step."""
         self.performer.loaded(message)
 
     def shares(self) -> tuple[Shares, list[str]]:
@@ -138,27 +147,34 @@ class Daemon(Station):
         return (self.desk.shares(), []) if self.fleet is None else self.fleet.shares()
 
     def folders(self) -> list[str]:
+        """With those in which checkpoints have been seen."""
         return [str(self.run_dir), self.run_file.cwd, "/tmp", "/dev/shm", *self.chooser.folders()]
 
     def register(self, poller: zmq.Poller) -> None:
+        """Only keeps the poller: other nodes are listened to once the run has been taken up."""
         self._poller = poller  # other nodes are listened to once it is known here what they are part of
 
     def serving(self, message: wire.Serving) -> None:
+        """Nothing in a job of one node: no other node needs the store."""
         if self.fleet is not None:
             self.fleet.serving(message)
 
     def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
+        """Becomes an event, on the loop's thread."""
         settled = ev.IsolationSettled(node=action.node, incident=action.incident, how=how)
         self.post(lambda: self.feed(settled))
 
     def orphaned(self) -> None:
+        """Nothing more to do: the loop ends, and the run can be continued from the journal."""
         pass
 
     def give_up_launcher(self) -> None:
+        """The node's ranks take part no more; as head the supervisor goes on."""
         if self.fleet is not None:
             self.fleet.leave()
 
     def skipped(self, gap_s: float) -> None:
+        """The engine and the other nodes' leases must not take the gap for silence."""
         log.warning("time_skipped", gap_s=round(gap_s, 1))
         if self.fleet is not None:
             self.fleet.skipped()
@@ -168,6 +184,7 @@ class Daemon(Station):
     # Events in, actions out ----------------------------------------------------------------------------------
 
     def feed(self, event: ev.Event) -> bool:
+        """To the engine; kept until the run has been taken up. False where the engine raised."""
         if self._early is not None:
             self._early.append(event)
             return True

@@ -35,8 +35,9 @@ class Drains:
         settled: Callable[[Isolate, str], object],
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """say: text, level. settled: Slurm has had its last word on a node, and what keeps other runs from it now, as
-        IsolationSettled has it. Both are called by any thread.
+        """say: text, level. settled: Slurm has had its last word on a node.
+
+        settled gets what keeps other runs from the node now, as IsolationSettled has it. Both are called by any thread.
         """
         self._run_id, self._say, self._settled = run_id, say, settled
         self._environ = os.environ if environ is None else environ
@@ -70,8 +71,9 @@ class Drains:
         return f"{done.text}; it is asked again for {PATIENCE_S / 60:.0f} minutes"
 
     def withdraw(self, node: str, incident: str) -> None:
-        """The node is back. What of its isolation is not done yet is not; it is said where that was under way, by who
-        asks Slurm where that is being done just now.
+        """The node is back: what of its isolation is not done yet is not done.
+
+        Where that was under way the user reads so; the thread that asks Slurm says it, if it is asking just now.
         """
         with self._change:
             self._withdrawn[node, incident] = False
@@ -87,6 +89,7 @@ class Drains:
             self._say(_not_drained(node), "info")
 
     def is_withdrawn(self, action: Isolate) -> bool:
+        """Whether the node has come back, so that this isolation is no longer wanted."""
         return (action.node, action.incident) in self._withdrawn
 
     def close(self) -> None:

@@ -127,6 +127,7 @@ class MetricsServer:
         return f"{host!s}:{port}"
 
     def close(self) -> None:
+        """Stop listening; waits up to REQUEST_S for scrapes that are under way."""
         self._server.stop()
         self._thread.join(REQUEST_S)
         self._server.server_close()

@@ -1,5 +1,7 @@
-"""`guardrund`: the daemon. `guardrun` starts one for its job, the supervisor; it is not meant to be started by hand.
-`guardrund --node` is the node agent, which systemd runs (supervisor/node/command.py).
+"""`guardrund`: the daemon.
+
+`guardrun` starts one for its job, the supervisor; it is not meant to be started by hand. `guardrund --node` is the node
+agent, which systemd runs (supervisor/node/command.py).
 
 It imports all it needs, then waits on its standard input for one line, the run directory's path: so it is ready by
 the time that the launcher has imported torch and knows what to run. Nothing (end of input) means: not needed.

@@ -99,6 +99,7 @@ class Journal:
         self._append(encode_json(first) + b"\n")
 
     def close(self) -> None:
+        """Close the file, after what is still to be written. The writer may do it later, on its thread."""
         self._do(self._close)
 
     def _close(self) -> None:

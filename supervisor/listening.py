@@ -198,6 +198,7 @@ def numeric_only(addresses: Sequence[str]) -> list[str]:
 
 
 def is_loopback(address: str) -> bool:
+    """Whether it is an address of this machine to itself, IPv4's within IPv6 too; False for a name."""
     found = _parse(address)
     return found is not None and found.is_loopback
 

@@ -36,6 +36,7 @@ class QuietFile:
         self._scribe = scribe
 
     def write(self, text: str) -> None:
+        """Write, or hand to the writer's thread; never raises, never waits for a disk where there is a writer."""
         if self._scribe is None:
             self._write(text)
         else:
@@ -51,6 +52,7 @@ class QuietFile:
         """Nothing: each line has been written."""
 
     def close(self) -> None:
+        """Close the file; what its disk refuses is dropped, too."""
         try:
             self._file.close()
         except OSError:

@@ -135,6 +135,7 @@ class NodeDesk:
         return " ".join([*([refused] if refused else []), *written.troubles])
 
     def close(self) -> None:
+        """Leave the agent; the job stays registered there unless the run is over."""
         if self._feed is not None:
             self._feed.close(is_over=self._station.is_over)
             self._feed = None

@@ -89,12 +89,14 @@ def is_private_group(gid: int, uid: int) -> bool:
 
 
 def name_user(uid: int) -> str:
+    """`alice (uid 1000)`; `uid 1000` where no name is known."""
     with suppress(KeyError):
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     return f"uid {uid}"
 
 
 def name_group(gid: int) -> str:
+    """Its name; its number where no name is known."""
     with suppress(KeyError):
         return grp.getgrgid(gid).gr_name
     return str(gid)

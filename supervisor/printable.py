@@ -17,7 +17,7 @@ _IN_JSON = re.compile(f"{_STEERING.pattern}|[\ud800-\udfff]")
 
 
 def make_harmless(text: str) -> str:
-    """The same text, with what would steer its reader's terminal or page written out (`\\x1b`, `\\u202e`)."""
+    r"""The same text, with what would steer its reader's terminal or page written out (`\x1b`, `\u202e`)."""
     return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -27,7 +27,7 @@ def make_harmless_json(text: str) -> str:
 
 
 def make_printable(value: Any) -> Any:
-    """The same text, or tables and lists of it, with what is no Unicode escaped (`\\udcff`)."""
+    r"""The same text, or tables and lists of it, with what is no Unicode escaped (`\udcff`)."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

@@ -161,8 +161,10 @@ class Station(ABC):
 
     @abstractmethod
     def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
-        """Of a node, for whoever decides: all that it takes has been done. how: as IsolationSettled has it. Any thread
-        may call it."""
+        """Of a node, for whoever decides: all that it takes has been done.
+
+        how: as IsolationSettled has it. Any thread may call it.
+        """
 
     @abstractmethod
     def orphaned(self) -> None:
@@ -280,6 +282,7 @@ class Station(ABC):
                 self._stand_in.ordered(order)
 
     def send_to(self, peer: bytes, message: wire.ToLauncher | wire.Answer) -> None:
+        """Send to one peer; what ZeroMQ does not take now is dropped, with a line in the log. Never waits."""
         try:
             self._control.send_multipart([peer, encode_msgpack(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:

@@ -29,6 +29,7 @@ class Kinds:
         self._index = {"other": 0}
 
     def index(self, name: str) -> int:
+        """Its number, given at the first call; 0 (`other`) for new names once 250 have one."""
         found = self._index.get(name)
         if found is None:
             if len(self.names) > 250:
@@ -105,6 +106,7 @@ class Points:
         self._counts = array("q")
 
     def add(self, at_s: float, count: int) -> None:
+        """Append a point; over the cap it is thinned to about half of that, the oldest first."""
         self._times.append(at_s)
         self._counts.append(count)
         if len(self._times) > self._cap:
@@ -118,6 +120,7 @@ class Points:
             self._counts = self._counts[:older:2] + self._counts[older:]
 
     def last(self) -> int:
+        """The newest count; 0 where there is none."""
         return self._counts[-1] if self._counts else 0
 
     def points(self, from_s: float, to_s: float) -> list[tuple[float, int]]:

@@ -43,6 +43,7 @@ class Track:
         self.exited_s: float | None = None
 
     def report(self, report: ev.RankReport, now_s: float, kinds: Kinds) -> None:
+        """Take in what changed: phase, GC, a save, a stop, progress, step. now_s: the engine's seconds."""
         was_slow = self.phase in _SLOW
         if report.phase and report.phase != self.phase:
             self.phases.add(kinds.index(self.phase), self.phase_since_s, now_s)
@@ -67,6 +68,7 @@ class Track:
         self.progress_s = max(at_s, self.progress_s)
 
     def silent_after_s(self) -> float:
+        """How long without progress until it is drawn as silent; grows with the rank's usual gap."""
         return max(SILENT_FLOOR_S, SILENT_FACTOR * self.gap_s)
 
     def _overlay(self, kind: str, since_s: float, now_s: float, kinds: Kinds) -> None:
@@ -98,6 +100,7 @@ class Track:
         return found
 
     def shrink(self, segments: int, points: int) -> None:
+        """Thin to about so many segments and points each, the oldest first."""
         self.phases.thin(segments)
         self.overlays.thin(segments)
         self.steps.thin(points)

@@ -54,6 +54,8 @@ class Serving(_Wire, frozen=True, kw_only=True, tag="serving"):
 
 
 class Started(_Wire, frozen=True, kw_only=True, tag="started"):
+    """An attempt's ranks run, or `error` says why they could not be started."""
+
     seq: int
     attempt: int
     ranks: list[Rank]
@@ -80,6 +82,8 @@ class Opened(_Wire, frozen=True, kw_only=True, tag="opened"):
 
 
 class Exited(_Wire, frozen=True, kw_only=True, tag="exited"):
+    """A rank's process has ended. exitcode: as subprocess has it, negative for a signal."""
+
     seq: int
     attempt: int
     global_rank: int
@@ -89,6 +93,8 @@ class Exited(_Wire, frozen=True, kw_only=True, tag="exited"):
 
 
 class Stopped(_Wire, frozen=True, kw_only=True, tag="stopped"):
+    """Nothing of the attempt is alive any more; fields as in AttemptStopped."""
+
     seq: int
     attempt: int
     exitcodes: dict[int, int]
@@ -116,6 +122,8 @@ class Signalled(_Wire, frozen=True, kw_only=True, tag="signalled"):
 
 
 class Ack(_Wire, frozen=True, kw_only=True, tag="ack"):
+    """All facts up to `seq` are in the journal; 0: only a sign of life."""
+
     seq: int
 
 
@@ -139,6 +147,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Start(_Wire, frozen=True, kw_only=True, tag="start"):
+    """Start an attempt's ranks; Started is the answer."""
+
     attempt: int
     checkpoint: Checkpoint | None = None
     is_detailed: bool = False
@@ -163,6 +173,8 @@ def start_of(action: StartAttempt, place: Place | None = None) -> Start:
 
 
 class Stop(_Wire, frozen=True, kw_only=True, tag="stop"):
+    """End an attempt's ranks: SIGTERM, after grace_s SIGKILL. Stopped is the answer."""
+
     attempt: int
     grace_s: float
     is_last: bool = False
@@ -170,6 +182,8 @@ class Stop(_Wire, frozen=True, kw_only=True, tag="stop"):
 
 
 class Finish(_Wire, frozen=True, kw_only=True, tag="finish"):
+    """The run is over: guardrun exits with exit_code."""
+
     exit_code: int
     is_preempted: bool = False
     """The scheduler ended the job: no rank has failed."""
@@ -188,6 +202,8 @@ class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
 
 
 class Answer(_Wire, frozen=True, kw_only=True, tag="answer"):
+    """Answer to an Ask. error: why not, in a sentence for a person; empty where is_ok."""
+
     is_ok: bool
     data: dict[str, Any] = {}
     error: str = ""

@@ -57,6 +57,7 @@ class Journal:
             self.dropped += 1
 
     def close(self) -> None:
+        """Close the socket; `send` must not be called after it."""
         self._socket.close()
 
 

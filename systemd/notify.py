@@ -44,6 +44,7 @@ class Notifier:
             pass
 
     def ready(self, status: str) -> None:
+        """The service has started, or has reloaded (READY=1). status: one line for `systemctl status`."""
         self.tell("READY=1", f"STATUS={_one_line(status)}")
 
     def status(self, text: str) -> None:
@@ -51,6 +52,7 @@ class Notifier:
         self.tell(f"STATUS={_one_line(text)}")
 
     def watchdog(self) -> None:
+        """A sign of life, due every `watchdog_s` at least (WATCHDOG=1)."""
         self.tell("WATCHDOG=1")
 
     def reloading(self) -> None:
@@ -58,9 +60,11 @@ class Notifier:
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str = "stopping") -> None:
+        """The service is about to end by itself (STOPPING=1)."""
         self.tell("STOPPING=1", f"STATUS={_one_line(status)}")
 
     def close(self) -> None:
+        """From then on nothing is sent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

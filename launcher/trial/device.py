@@ -29,6 +29,7 @@ class Device:
             self.torch = torch.device("cpu")
 
     def synchronize(self) -> None:
+        """Wait until the GPU has finished what was launched; at once on a CPU, which runs nothing later."""
         if self.is_cuda:
             torch.cuda.synchronize(self.torch)
 

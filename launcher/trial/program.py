@@ -19,6 +19,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> int:
+    """Answer each line of stdin with one of JSON until stdin ends; 1 where the device could not be set up."""
     name, rank, ranks, store = arguments[0], int(arguments[1]), int(arguments[2]), arguments[3]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

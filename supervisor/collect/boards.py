@@ -55,6 +55,7 @@ class BoardReader:
                 self._board.words[field] = value
 
     def close(self) -> None:
+        """Unmap the board; later reads find none. Any thread may call it."""
         with self._lock:
             self._is_closed = True
             if self._board is not None:

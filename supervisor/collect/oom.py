@@ -119,6 +119,7 @@ class KernelLog:
 
     @property
     def is_readable(self) -> bool:
+        """Whether /dev/kmsg could be opened, and has not failed since."""
         return self._fd >= 0
 
     def read_oom_pids(self) -> list[int]:
@@ -141,6 +142,7 @@ class KernelLog:
         return pids
 
     def close(self) -> None:
+        """From then on it names no process. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -184,4 +186,5 @@ class OomWatch:
         return list(self._pids)
 
     def close(self) -> None:
+        """Close the kernel's log; the cgroups' counters hold nothing open."""
         self._log.close()

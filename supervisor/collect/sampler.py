@@ -148,6 +148,7 @@ class Sampler:
         self._track_after_s = began_s + max(_TRACK_EVERY_S, took_s / _TRACK_SHARE)
 
     def close(self) -> None:
+        """Let go of the ranks' boards and stat files; it samples nobody until the next attempt."""
         self._close_watched()
         self._watched = []
 

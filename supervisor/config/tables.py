@@ -53,6 +53,8 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class CheckpointTable(_Table, frozen=True, kw_only=True):
+    """[checkpoint]: where checkpoints are, how they are read, and how the script is made to resume."""
+
     dir: str = ""
     """Empty: wherever the ranks are seen to save. Relative to the folder that guardrun was started in."""
     format: FormatName = "auto"
@@ -63,6 +65,8 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
 
 
 class RestartTable(_Table, frozen=True, kw_only=True):
+    """[restart]: how often the run is restarted, and how ranks are stopped before it."""
+
     max_restarts: Count = _ENGINE.max_restarts
     max_no_progress: Count = _ENGINE.max_no_progress
     stop_grace_s: Seconds = _ENGINE.stop_grace_s
@@ -70,6 +74,8 @@ class RestartTable(_Table, frozen=True, kw_only=True):
 
 
 class LauncherTable(_Table, frozen=True, kw_only=True):
+    """[launcher]: what starts the ranks, and what becomes of their output and leftovers."""
+
     agent: Literal["guardrun", "torchrun"] = "guardrun"
     linger_s: Seconds = 60.0
     """What training left running when it ended well (an upload) is given so long; 0: it is told to end at once."""
@@ -78,6 +84,8 @@ class LauncherTable(_Table, frozen=True, kw_only=True):
 
 
 class HangTable(_Table, frozen=True, kw_only=True):
+    """[hang]: how long silence must last until it is reported, and until something is done about it."""
+
     floor_s: Seconds = _ENGINE.floor_s
     hard_timeout_s: Seconds = _ENGINE.hard_timeout_s
     """0 = never."""
@@ -104,12 +112,16 @@ class HangTable(_Table, frozen=True, kw_only=True):
 
 
 class PolicyTable(_Table, frozen=True, kw_only=True):
+    """[policy]: what may be done about an incident."""
+
     act: bool = _ENGINE.act
     responses: dict[str, str] = {}
     """What follows from a finding of a node, by cause or finer key (core/node/responses.py): note, restart, isolate."""
 
 
 class GcTable(_Table, frozen=True, kw_only=True):
+    """[gc]: when Python's garbage collector runs in the ranks."""
+
     policy: Literal["off", "freeze"] = "off"
     """freeze: collect and freeze after the warm-up, then collect at the same step on all ranks (hooks/gcpolicy.py)."""
     warmup_steps: Annotated[int, Meta(ge=1)] = 5
@@ -119,11 +131,15 @@ class GcTable(_Table, frozen=True, kw_only=True):
 
 
 class SlowdownTable(_Table, frozen=True, kw_only=True):
+    """[slowdown]: how ranks are compared to find a straggler."""
+
     window_s: Annotated[float, Meta(ge=3)] = _ENGINE.window_s
     """What ranks' steps go to is compared over windows of this length: longer ones are surer, and later."""
 
 
 class NodeTable(_Table, frozen=True, kw_only=True):
+    """[node]: where a node's records are kept, and whose jobs may quarantine it."""
+
     state_dir: str = ""
     """What guardrun keeps of this node: quarantine, bandwidths. Empty: /var/lib/guardrun where it may be written, else
     the user's state folder."""
@@ -135,11 +151,15 @@ class NodeTable(_Table, frozen=True, kw_only=True):
 
 
 class PreflightTable(_Table, frozen=True, kw_only=True):
+    """[preflight]: how thoroughly the node is checked before a run."""
+
     level: Literal["off", "quick", "full"] = "quick"
     """What is looked at before the first attempt."""
 
 
 class MetricsTable(_Table, frozen=True, kw_only=True):
+    """[metrics]: where Prometheus can scrape a run's supervisor and the node agent."""
+
     listen: str = ""
     """Where a run's supervisor serves /metrics: PORT (on loopback) or HOST:PORT; port 0: a free one; empty: nowhere."""
     node_listen: str = "127.0.0.1:19470"
@@ -147,6 +167,8 @@ class MetricsTable(_Table, frozen=True, kw_only=True):
 
 
 class FleetTable(_Table, frozen=True, kw_only=True):
+    """[fleet]: how the nodes of a job find each other, and when a silent one is lost."""
+
     spares: Count = 0
     """Nodes beyond those that train: they wait, and take the place of one that is left out."""
     join: str = ""
@@ -166,6 +188,8 @@ class FleetTable(_Table, frozen=True, kw_only=True):
 
 
 class PreemptionTable(_Table, frozen=True, kw_only=True):
+    """[preemption]: which signals announce the job's end, what the ranks then do, and whether it is requeued."""
+
     signals: list[str] = msgspec.field(default_factory=lambda: ["USR1", "USR2"])
     """That say that the job is about to end: #SBATCH --signal sends one."""
     sigterm: Literal["slurm", "always", "never"] = "slurm"
@@ -182,6 +206,8 @@ class PreemptionTable(_Table, frozen=True, kw_only=True):
 
 
 class NotifyTable(_Table, frozen=True, kw_only=True):
+    """[notify]: the program that is run for each incident; an empty command runs none."""
+
     command: list[str] = []
 
 

@@ -97,9 +97,11 @@ class Boards:
         return told.rows[global_rank], max(0.0, now_s - told.at_s)
 
     def notes(self, attempt: int | None) -> list[str]:
+        """What hooks in the other nodes' ranks had to note (`rank 3: topic: text`); at most MAX_NOTES."""
         return self._said(told.notes for told in self._told.values() if told.attempt == attempt)
 
     def failed_hooks(self, attempt: int | None) -> list[str]:
+        """Hooks that failed in the other nodes' ranks, a line each (`rank 3: HOOK: error`); at most MAX_NOTES."""
         return self._said(told.failed_hooks for told in self._told.values() if told.attempt == attempt)
 
     def _said(self, parts: Iterable[list[str]]) -> list[str]:

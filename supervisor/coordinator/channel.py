@@ -102,6 +102,7 @@ class Channel:
 
     @property
     def waiting_bytes(self) -> int:
+        """Of what the peer has not acknowledged, with OVERHEAD_BYTES for each message."""
         return self._bytes
 
     # Receiving -----------------------------------------------------------------------------------------------

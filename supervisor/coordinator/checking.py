@@ -48,6 +48,7 @@ class CheckDesk:
         self._send_orders()
 
     def told(self, node: str, answer: msg.CheckAnswer) -> None:
+        """A node's answer to a step. The answer that completes the check makes NodesChecked for the engine."""
         self._done(self._checks.told(node, answer, self._daemon.clock.now()))
 
     def gone(self, node: str) -> None:
@@ -65,6 +66,7 @@ class CheckDesk:
         self._own.end()
 
     def close(self) -> None:
+        """End this node's own part of a check; the other nodes are not asked to end theirs."""
         self._own.end()
 
     def _done(self, event: ev.NodesChecked | None) -> None:

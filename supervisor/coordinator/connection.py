@@ -65,6 +65,7 @@ class Connection:
         return any(event in _ENDS for event, _ in events)
 
     def send(self, data: bytes) -> bool:
+        """False where ZeroMQ takes no more just now, or the socket is closed; nothing is kept then."""
         try:
             self.socket.send(data, zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -72,6 +73,7 @@ class Connection:
         return True
 
     def close(self, linger_ms: int) -> None:
+        """Close socket and monitor. linger_ms: how long ZeroMQ may go on sending what it has taken."""
         if self._poller is not None:
             self._poller.unregister(self.monitor.socket)
             self._poller.unregister(self.socket)

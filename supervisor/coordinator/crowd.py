@@ -38,6 +38,7 @@ class Crowd:
         return len(self._fds)
 
     def came(self, fd: int) -> None:
+        """A connection was accepted; a descriptor that is used again counts as the newest."""
         self._fds.pop(fd, None)
         self._fds[fd] = None
 

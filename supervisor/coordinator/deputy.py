@@ -101,23 +101,29 @@ class Deputy(Station):
 
     @property
     def is_watching(self) -> bool:
+        """Between an attempt's start and its end here, as this node's launcher reports them."""
         return self._attempt >= 0
 
     @property
     def is_running(self) -> bool:
+        """Likewise, until the head's order to stop."""
         return self._attempt >= 0 and not self._is_stopping
 
     @property
     def may_be_left_out(self) -> bool:
+        """No ranks live here, and the node has joined, so it would hear from the head."""
         return self._attempt < 0 and self._link is not None and self._link.is_joined
 
     def register(self, poller: zmq.Poller) -> None:
+        """Only keeps the poller: the link to the head registers when it is made."""
         self._poller = poller
 
     def due_s(self) -> float | None:
+        """When the link's next pulse or next try is due; None before the join file is found."""
         return None if self._link is None else self.clock.now() + self._link.due_s() - time.monotonic()
 
     def turn(self, ready: dict[object, int]) -> None:
+        """Hears the head; after a farewell, ends once all is acknowledged, or after FAREWELL_S."""
         if self._link is None:
             return
         for what in self._link.read(ready):
@@ -127,6 +133,7 @@ class Deputy(Station):
             self.is_over = self.is_over or is_late or not self._link.has_waiting
 
     def sampled(self) -> None:
+        """Keeps the lease, looks for the head where there is none, and has the ranks' answers sent."""
         now = time.monotonic()
         if now >= self._reread_s and (self._link is None or not self._link.is_joined):
             self._reread_s = now + REREAD_S
@@ -142,21 +149,26 @@ class Deputy(Station):
             self._end(wire.Finish(exit_code=1))
 
     def folders(self) -> list[str]:
+        """Without the checkpoints' folders, which only the head knows."""
         return [str(self.run_dir), self.run_file.cwd, "/tmp", "/dev/shm"]
 
     def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
         """The event that follows says it to the head."""
 
     def loaded(self, message: CheckpointLoaded) -> None:
+        """Goes to the head as it is: the head knows which files are checkpoints."""
         self._tell(msg.Loaded(attempt=message.attempt, global_rank=message.global_rank, path=message.path))
 
     def skipped(self, gap_s: float) -> None:
+        """Only logged: the head sees the gap as this node's silence."""
         log.warning("time_skipped", gap_s=round(gap_s, 1))
 
     def serving(self, message: wire.Serving) -> None:
+        """Goes to the head, which then has the other nodes start."""
         self._tell(msg.Serving(attempt=message.attempt, address=message.address, port=message.port))
 
     def answer(self, peer: bytes, ask: wire.Ask) -> None:
+        """Always a refusal that names the head, since only the head knows the run."""
         head = self._join.head if self._join else "not found yet"
         text = f"{self.run_file.node} is one of several nodes: ask on the head ({head})"
         self.send_to(peer, wire.Answer(is_ok=False, error=text))
@@ -178,6 +190,7 @@ class Deputy(Station):
         self.is_over = self._link is None
 
     def close(self) -> None:
+        """Ends a check that runs here; the link is given a moment to send what is left."""
         self._checks.end()
         if self._link is not None:
             self._link.close()
@@ -186,6 +199,7 @@ class Deputy(Station):
     # Up ------------------------------------------------------------------------------------------------------
 
     def feed(self, event: ev.Event) -> bool:
+        """Sends the event to the head. Always True: what fails there is not known here."""
         if isinstance(event, ev.AttemptStarted):
             self._attempt, self._is_stopping = event.attempt, False
             self._still, self._progress_s = Stillness(), time.monotonic()
@@ -223,6 +237,7 @@ class Deputy(Station):
     # Down ------------------------------------------------------------------------------------------------------
 
     def greeted(self, hello: wire.LauncherHello) -> None:
+        """The launcher's number of ranks is what the node joins with: the head is looked for from here on."""
         self._ranks = hello.world_size
         self.note_files(hello)
         if hello.alive:

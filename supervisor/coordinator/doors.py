@@ -43,6 +43,7 @@ class Doorman:
         self.socket.bind(ZAP_ADDRESS)
 
     def admit(self, key: str) -> None:
+        """key: a public CURVE key in Z85; who holds it is let in from now on."""
         self._admitted.add(z85.decode(key.encode()))
 
     def answer(self) -> None:
@@ -55,6 +56,7 @@ class Doorman:
             self.socket.send_multipart(self._reply(request), zmq.NOBLOCK)
 
     def close(self) -> None:
+        """Close the router first: ZeroMQ lets everybody in where nobody answers."""
         self.socket.close(linger=0)
 
     def _reply(self, request: list[bytes]) -> list[bytes]:

@@ -51,6 +51,7 @@ class Echo:
         self._thread.start()
 
     def close(self) -> None:
+        """Stop listening; waits for the thread."""
         os.close(self._ended)
         self._thread.join()
         os.close(self._end)

@@ -29,6 +29,7 @@ def read_facts(command: Sequence[str], cwd: Path, wall_s: float) -> Facts:
 
 
 def read_versions() -> dict[str, str]:
+    """Of torch, nccl, python, driver and guardrun; empty for what is not installed. torch is not imported."""
     torch = find_torch()
     pins = read_pins() if torch is not None and torch.is_cuda else {}
     nccl = next((installed for name, (_, installed) in pins.items() if name.startswith("nvidia-nccl")), None)

@@ -173,6 +173,7 @@ class Gather:
         self.orders += [(node, order) for node in nodes]
 
     def read_exits(self, order: ac.ReadExits, now_s: float) -> None:
+        """Have exits read on all nodes of the attempt; what is missing after EXITS_S is left out."""
         nodes = self._nodes(order.attempt)
         self._exits = (order, _Asked(nodes, now_s + EXITS_S))
         self.orders += [(node, order) for node in nodes]

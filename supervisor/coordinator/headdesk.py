@@ -167,6 +167,7 @@ class HeadDesk:
     # The loop ------------------------------------------------------------------------------------------------
 
     def register(self, poller: zmq.Poller) -> None:
+        """Have a poller wait for other nodes' connections, and for those that come by MUNGE."""
         self.hub.register(poller)
         if self._introducer is not None:
             self._introducer.register(poller)
@@ -241,6 +242,10 @@ class HeadDesk:
         self.gather.skipped(self._daemon.clock.now())
 
     def close(self) -> None:
+        """Remove the join file if the run is over, and let go of the sockets.
+
+        While the run is not over the file stays, for the next supervisor of this run.
+        """
         if self._introducer is not None:
             self._introducer.close()
         elif self._daemon.is_over:
@@ -286,12 +291,14 @@ class HeadDesk:
         return self.gather.told(self._me, event, self._daemon.clock.now())
 
     def serving(self, message: Serving) -> None:
+        """The store is served on this node: the other nodes are ordered to start."""
         self.gather.serving(message.attempt, message.address, message.port)
         self.send_orders()
 
     # Orders ----------------------------------------------------------------------------------------------------
 
     def start(self, action: ac.StartAttempt) -> None:
+        """Have an attempt started on its first node, and on the others once its store is served there."""
         self.checks.end()
         self.asking.forget()
         fleet = self._daemon.engine.state.fleet
@@ -305,14 +312,17 @@ class HeadDesk:
         return {node: member.role for node, member in fleet.members.items()} if fleet else {}
 
     def stop(self, action: ac.StopAttempt) -> None:
+        """Have an attempt stopped on all its nodes."""
         self.gather.stop(action)
         self.send_orders()
 
     def look(self, action: ac.TakeLook) -> None:
+        """Have a look taken on all nodes; one that answers too late is missing in it."""
         self.gather.look(action, self._daemon.clock.now())
         self.send_orders()
 
     def read_exits(self, action: ac.ReadExits) -> None:
+        """Have exits read on all nodes; one that answers too late is missing in them."""
         self.gather.read_exits(action, self._daemon.clock.now())
         self.send_orders()
 
@@ -343,6 +353,7 @@ class HeadDesk:
             self._daemon.is_over = True
 
     def send_orders(self) -> None:
+        """Send what `gather` has collected; this node's own orders are carried out at once."""
         orders, self.gather.orders = self.gather.orders, []
         for node, order in orders:
             if node == self._me:

@@ -95,6 +95,7 @@ class Headless:
         return bool(self._head)
 
     def joined(self, head: str) -> None:
+        """There is a head: what was known of a refusal, or of a lost contact, is void. head: its node."""
         self._head, self._refused_s, self._closed_s, self._is_unusable = head, None, None, False
 
     def refused(self, now_s: float) -> None:

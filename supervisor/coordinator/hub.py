@@ -217,6 +217,7 @@ class Hub:
         return list(self._peers.by_node)
 
     def is_connected(self, node: str) -> bool:
+        """Whether its newest connection stands; False also for a node that never joined."""
         peer = self._peers.by_node.get(node)
         return peer is not None and peer.is_connected
 

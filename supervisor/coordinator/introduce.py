@@ -68,6 +68,8 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Counters:
+    """How introductions have ended, since this supervisor began."""
+
     introduced: int = 0
     refused: int = 0
     crowded_out: int = 0
@@ -99,7 +101,9 @@ class Introducer:
         munge_socket: str = "",
     ) -> None:
         """run_key: what the nodes know the run by before they know anything of it (the scheduler's job and step).
-        admit: lets a public key in (Hub.admit)."""
+
+        admit: lets a public key in (Hub.admit).
+        """
         self.join = msgspec.structs.replace(join, client=None)
         self.counters = Counters()
         self._run_key = run_key
@@ -148,6 +152,7 @@ class Introducer:
             self._let_go(guest)
 
     def close(self) -> None:
+        """Send all guests away; waits for a running munge command, munge.TIMEOUT_S at most."""
         for guest in list(self._guests.values()):
             self._let_go(guest)
         if self._poller is not None:

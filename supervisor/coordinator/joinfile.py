@@ -64,6 +64,8 @@ class BeingWritten(AlreadyLed):
 
 
 class JoinFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the join file holds. Its keys are secret: `repr` leaves them out."""
+
     schema: int = SCHEMA
     protocol: int = PROTOCOL
     run_id: str
@@ -164,10 +166,10 @@ def read_join_file(path: Path, run_id: str = "", after_session: int = -1) -> Joi
 
 
 def find_join_file(path: Path, names: Collection[str]) -> JoinFile:
-    """Read the one that is meant. path: it, or a pattern (on_host) for the heads of any host; then it is the newest
-    whose head goes by one of these names.
+    """Read the one that is meant.
 
-    Raises NotThere, or JoinError where there is none but such as cannot be used.
+    path: it, or a pattern (on_host) for the heads of any host; then it is the newest whose head goes by one of these
+    names. Raises NotThere, or JoinError where there is none but such as cannot be used.
     """
     if not path.name.endswith(f"@{EVERY}"):
         return read_join_file(path)

@@ -62,6 +62,8 @@ SUSPENDED_S = 0.1
 
 @dataclass
 class Counters:
+    """Since this deputy began: sockets made, frames that could not be decoded, refusals of the head."""
+
     connections: int = 0
     malformed: int = 0
     refused: int = 0

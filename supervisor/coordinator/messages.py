@@ -154,6 +154,8 @@ class SetBase(_Message, frozen=True, kw_only=True, tag="set_base"):
 
 
 class AskChecks(_Message, frozen=True, kw_only=True, tag="ask_checks"):
+    """How far are the ranks with their calls of should_checkpoint()? Checks is the answer."""
+
     number: int
     """Of the question."""
     ahead_s: float
@@ -232,6 +234,8 @@ class Add(_Message, frozen=True, kw_only=True, tag="add"):
 
 
 class CheckStep(_Message, frozen=True, kw_only=True, tag="check_step"):
+    """A node's part in the next step of a check; CheckAnswer with the same numbers is the answer."""
+
     check: int
     step: int
     what: Probe | Meet | Warm | Add

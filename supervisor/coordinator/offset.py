@@ -33,6 +33,7 @@ class Offset:
 
     @property
     def is_known(self) -> bool:
+        """Whether an answer has been taken in: before, `offset_s` means nothing."""
         return self._error_s != float("inf")
 
     @property

@@ -79,6 +79,8 @@ class Pulse(_Frame, frozen=True, tag=3):
 
 
 class Welcome(_Frame, frozen=True, tag=4):
+    """Answer to Join: packets may follow. `echo_ns`, `heard_s` and `now_s` as in Ack."""
+
     hub: _Id
     """Random: one life of the coordinator's process."""
     received: _Count

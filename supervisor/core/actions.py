@@ -23,6 +23,8 @@ class _Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
 
 
 class StartAttempt(_Action, frozen=True, kw_only=True, tag="start_attempt"):
+    """Start the ranks; AttemptStarted or AttemptNotStarted is the answer."""
+
     attempt: int
     checkpoint: Checkpoint | None = None
     """Resume from this."""

@@ -22,6 +22,10 @@ CHOICE_TRIES = 3
 
 
 def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float) -> list[Action]:
+    """Start the next attempt from it, or give up where no answer or no safe way to resume was found.
+
+    An answer to an older question is ignored. An error is asked again, CHOICE_TRIES times in all.
+    """
     if event.choice != state.choice:
         return []
     if event.error:
@@ -115,6 +119,7 @@ def on_attempt_restarted(state: State, event: ev.AttemptStarted, now_s: float) -
 
 
 def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> list[Action]:
+    """Nothing of the attempt is alive: end the run, restart, or first have the exits read to find the cause."""
     attempt = attempt_of(state)
     if event.attempt != attempt.number:
         return []

@@ -17,6 +17,7 @@ def isolate_lost(state: State, node: str, incident_id: str, now_s: float) -> lis
 
 
 def due_s(state: State) -> float | None:
+    """When the first of them is to be isolated, in the engine's seconds; None: none is awaited."""
     return min(state.nodes.awaited.values(), default=None)
 
 

@@ -15,11 +15,12 @@ _SUFFIXES = ("_object_list", "_object", "_coalesced", "_into_tensor", "_tensor",
 
 
 def is_point_to_point(call: Call) -> bool:
+    """Whether it concerns one peer only, so that the other members of its group need not call it."""
     return call.peer >= 0 or call.op in ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
 def family(op: str) -> str:
-    """The operation as the backends know it: `all_gather` for all_gather_into_tensor, all_gather_object, …"""
+    """The operation as the backends know it: `all_gather` for all_gather_into_tensor and its other forms."""
     name = op.lstrip("_")
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)

@@ -92,6 +92,7 @@ def record_attempt(state: State, outcome: str) -> None:
 
 
 def attempt_record(attempt: Attempt) -> dict[str, Any]:
+    """The attempt as summary.json lists it; seconds are the engine's, None where there was no such thing."""
     resumed = attempt.resumed_from
     return {
         "attempt": attempt.number,

@@ -181,6 +181,8 @@ class TimeSkipped(_Event, frozen=True, kw_only=True, tag="time_skipped"):
 
 
 class AttemptStarted(_Event, frozen=True, kw_only=True, tag="attempt_started"):
+    """An attempt's ranks run. resumed_from: None where it begins anew."""
+
     attempt: int
     ranks: list[Rank]
     resumed_from: Checkpoint | None = None
@@ -272,6 +274,8 @@ class RankEnded(_Event, frozen=True, kw_only=True, tag="rank_ended"):
 
 
 class RankExited(_Event, frozen=True, kw_only=True, tag="rank_exited"):
+    """A rank's process has ended, by itself or because it was stopped. at_s: when that was seen."""
+
     attempt: int
     global_rank: int
     pid: int
@@ -326,6 +330,8 @@ class AttemptStopped(_Event, frozen=True, kw_only=True, tag="attempt_stopped"):
 
 
 class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
+    """A rank has finished writing a checkpoint; whether it is whole is not known yet."""
+
     attempt: int
     global_rank: int
     path: str
@@ -349,8 +355,10 @@ class CheckpointLoaded(_Event, frozen=True, kw_only=True, tag="checkpoint_loaded
 
 
 class CheckpointOpened(_Event, frozen=True, kw_only=True, tag="checkpoint_opened"):
-    """Somebody on a node has read from a checkpoint of this run, for the first time in this attempt. Or a rank has
-    loaded another's, before its first step."""
+    """Somebody on a node has read from a checkpoint of this run, for the first time in this attempt.
+
+    Or a rank has loaded another's, before its first step.
+    """
 
     attempt: int
     path: str = ""

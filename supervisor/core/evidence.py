@@ -58,6 +58,7 @@ def stack_of(looks: list[RankLook], ranks: list[int]) -> list[str]:
 
 
 def frame_text(frame: Frame) -> str:
+    """`function (file.py:12)`; indented by two blanks where the frame is not the user's code."""
     mark = "" if is_users(frame) else "  "
     return f"{mark}{frame.function} ({base_name(frame.file)}:{frame.line})"
 

@@ -58,6 +58,7 @@ NO_TRACE = Blame(
 
 
 def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Action]:
+    """A rank that fails has the others stopped at once, unless held; the cause is sought SETTLE_S later."""
     attempt = attempt_of(state)
     rank = attempt.ranks.get(event.global_rank)
     if event.attempt != attempt.number or rank is None or rank.exitcode is not None:
@@ -82,6 +83,7 @@ def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Act
 
 
 def note_exit(attempt: Attempt, rank: RankState, exitcode: int, at_s: float) -> None:
+    """Book the end of a rank; only once, since it counts the living down. exitcode: as subprocess has it."""
     number = rank.rank.global_rank
     rank.exitcode, rank.exited_s, rank.state = exitcode, at_s, "X"
     attempt.stopped.pop(number, None)
@@ -91,6 +93,7 @@ def note_exit(attempt: Attempt, rank: RankState, exitcode: int, at_s: float) -> 
 
 
 def on_rank_raised(state: State, event: ev.RankRaised, now_s: float) -> list[Action]:
+    """Keep the exception as evidence; a rank that has not exited RAISED_GRACE_S later counts as fallen."""
     attempt = attempt_of(state)
     rank = attempt.ranks.get(event.global_rank)
     if event.attempt == attempt.number and rank is not None:
@@ -102,6 +105,7 @@ def on_rank_raised(state: State, event: ev.RankRaised, now_s: float) -> list[Act
 
 
 def on_rank_ended(state: State, event: ev.RankEnded, now_s: float) -> list[Action]:
+    """Its script came to its end: an exit after that, by a stop, say, is no failure."""
     attempt = attempt_of(state)
     if event.attempt == attempt.number and event.global_rank in attempt.ranks:
         attempt.ranks[event.global_rank].has_ended = True
@@ -109,6 +113,7 @@ def on_rank_ended(state: State, event: ev.RankEnded, now_s: float) -> list[Actio
 
 
 def on_exits_read(state: State, event: ev.ExitsRead, now_s: float) -> list[Action]:
+    """Name the cause from what the ranks left behind; read once more where ranks have ended meanwhile."""
     crash = state.crash
     if crash is None or event.attempt != attempt_of(state).number:
         return []
@@ -158,6 +163,7 @@ def _blame(attempt: Attempt, crash: Crash, falls: list[Fall]) -> Blame:
 
 
 def open_crash(state: State, crash: Crash, found: Blame, falls: list[Fall], now_s: float) -> list[Action]:
+    """Open the crash's incident, which is the attempt's verdict; its action is `none` where acting is off or held."""
     evidence = _crash_evidence(state, crash, found, falls)
     incident = open_incident(
         state,
@@ -264,6 +270,7 @@ def _is_stale_exit(rank: RankState, error: ev.ErrorRecord) -> bool:
 
 
 def falls_of(state: State, crash: Crash) -> list[Fall]:
+    """Each rank that has exited (with 0, too) or raised, with all that could be read of it."""
     attempt = attempt_of(state)
     traces = {t.global_rank: t for t in crash.traces}
     full = any(0 <= free < DISK_FULL_BYTES for free in crash.disk_free_bytes.values())
@@ -355,5 +362,6 @@ def _has_raised(attempt: Attempt) -> bool:
 
 
 def ask_exits(state: State, crash: Crash, now_s: float) -> list[Action]:
+    """Have the ranks' last traces read; ExitsRead is the answer."""
     crash.is_asked, crash.decide_by_s = True, now_s
     return [ReadExits(attempt=attempt_of(state).number)]

@@ -18,11 +18,19 @@ class FrameLike(Protocol):
     """A frame, of one stack or of a group of them."""
 
     @property
-    def function(self) -> str: ...
+    def function(self) -> str:
+        """Its name, qualified (`Class.method`) or not, as its source gives it."""
+        ...
+
     @property
-    def file(self) -> str: ...
+    def file(self) -> str:
+        """Its path; `<…>` where the code comes from no file."""
+        ...
+
     @property
-    def line(self) -> int: ...
+    def line(self) -> int:
+        """Where the stack is in it; of a group's several lines the first."""
+        ...
 
 
 F = TypeVar("F", bound=FrameLike)

@@ -172,6 +172,7 @@ def last_name(frame: Frame) -> str:
 
 
 def base_name(path: str) -> str:
+    """A path's last part; os.path is not to be had, since the core must not import os."""
     return path.rsplit("/", 1)[-1]
 
 

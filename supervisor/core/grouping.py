@@ -39,6 +39,7 @@ class GroupFrame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def line(self) -> int:
+        """The first of `lines`, as a frame of one stack has it; 0: not known."""
         return self.lines[0] if self.lines else 0
 
     @property

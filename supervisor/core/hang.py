@@ -182,9 +182,10 @@ def _by_waits(
 
 
 def _split(stuck: list[Judgement], waiting: list[Judgement]) -> tuple[list[Judgement], list[Judgement]]:
-    """Who may be to blame, and who is held up. An async wait or a device's sync shows no frame of torch, so:
+    """Who may be to blame, and who is held up.
 
-    by the order of collectives, those that are behind hold up the rest. Else, where nobody is seen to wait, by place:
+    An async wait or a device's sync shows no frame of torch, so those that are behind in the order of collectives hold
+    up the rest. Else, where nobody is seen to wait, by place:
     where most ranks are is where they wait. Else all are as guilty as each other.
     """
     furthest = max(j.order for j in [*stuck, *waiting])

@@ -33,6 +33,7 @@ Evidence = dict[str, Any]
 
 
 def trains(state: State, member: Member) -> bool:
+    """Whether ranks of the attempt live on the node, rather than that it waits as a spare."""
     return member.is_placed and state.phase in (Phase.RUNNING, Phase.STOPPING)
 
 

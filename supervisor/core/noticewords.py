@@ -54,6 +54,7 @@ def tell(state: State, now_s: float) -> list[Action]:
 
 
 def evidence_of(state: State) -> dict[str, Any]:
+    """The incident's evidence so far; entries that say nothing are left out, `in_time` stays when False."""
     notice = state.notice
     told: dict[str, Any] = {
         "signal": signal.Signals(notice.signum).name if notice.signum else "",
@@ -75,6 +76,7 @@ def evidence_of(state: State) -> dict[str, Any]:
 
 
 def sentence_of(state: State) -> str:
+    """The incident's summary at this stage: ranks still saving, a checkpoint whole, or none in time."""
     notice = state.notice
     why = _why(notice)
     if notice.saved is not None:

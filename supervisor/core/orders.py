@@ -19,6 +19,7 @@ def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) ->
 
 
 def stop(state: State, onset_s: float, now_s: float) -> list[Action]:
+    """Have the attempt stopped. onset_s: when the trouble began; the time since then is booked as DETECTING."""
     attempt = attempt_of(state)
     state.phase = Phase.STOPPING
     state.suspicion, state.look_since_s = None, None

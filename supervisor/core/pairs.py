@@ -212,8 +212,10 @@ def first_round(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 def second_round(nodes: Sequence[str], done: Sequence[Summed]) -> list[list[tuple[str, str]]]:
-    """The fastest with the slowest; those that failed are the slowest of all. Nobody meets the same again if it can be
-    helped. done: of the first round."""
+    """The fastest with the slowest; those that failed are the slowest of all.
+
+    Nobody meets the same again if it can be helped. done: of the first round.
+    """
     took_s = {node: min((s.took_s for s in done if node in s.nodes and not s.error), default=1e9) for node in nodes}
     met = {frozenset(one.nodes) for one in done}
     left = sorted(nodes, key=lambda node: took_s[node])

@@ -93,12 +93,14 @@ def _note_end(state: State, event: ev.SchedulerTold, now_s: float) -> list[Actio
 
 
 def on_checkpoint_asked(state: State, event: ev.CheckpointAsked, now_s: float) -> list[Action]:
+    """Keep the call of should_checkpoint() at which the ranks will save; of the newest request alone."""
     if event.request == state.notice.request:
         state.notice.at_call = event.at_call
     return []
 
 
 def on_checkpoint_answered(state: State, event: ev.CheckpointAnswered, now_s: float) -> list[Action]:
+    """A rank has been given yes, so that a save is under way; of the newest request alone."""
     if event.request == state.notice.request:
         state.notice.is_answered = True
     return []

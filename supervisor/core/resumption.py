@@ -101,6 +101,10 @@ def due_s(state: State) -> float | None:
 
 
 def on_opened(state: State, event: ev.CheckpointOpened) -> None:
+    """A script that opens the run's checkpoint is known to resume.
+
+    What an attempt opens that resumes from nothing is a base model; opening that again proves nothing.
+    """
     attempt = state.attempt
     if attempt is None or event.attempt != attempt.number:
         return

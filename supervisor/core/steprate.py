@@ -61,6 +61,7 @@ class Slowdown(NamedTuple):
 
     @property
     def factor(self) -> float:
+        """How many times longer a step takes since then; 1: no change."""
         return self.since_s / self.before_s
 
 

@@ -46,6 +46,7 @@ _ON_DEVICE = frozenset({Doing.CHURNING, Doing.IDLE, Doing.SPINNING, Doing.UNSEEN
 
 
 def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Action]:
+    """Book the progress of one node's ranks; detectors of slowdowns, GC and node trouble see the report, too."""
     attempt = attempt_of(state)
     if event.attempt != attempt.number:
         return []
@@ -212,6 +213,7 @@ def _reason(state: State, now_s: float) -> str:
 
 
 def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Action]:
+    """Judge the look against the one before; a hang is acted on once it has lasted as long as its kind deserves."""
     attempt, suspicion = attempt_of(state), state.suspicion
     if suspicion is None or state.look_since_s is None:
         return []

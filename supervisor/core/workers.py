@@ -48,8 +48,10 @@ class Worker(NamedTuple):
 
 
 def workers_of(look: RankLook, before: RankLook | None = None) -> list[Worker]:
-    """The DataLoader workers among a rank's processes, the most telling first. before: an earlier look, which may know
-    a process that has lost its stack by now."""
+    """The DataLoader workers among a rank's processes, the most telling first.
+
+    before: an earlier look, which may know a process that has lost its stack by now.
+    """
     known = {child.pid for child in before.children if _is_worker(child)} if before is not None else set()
     found = [_worker(child) for child in look.children if child.pid in known or _is_worker(child)]
     return sorted(found, key=lambda worker: _ORDER.index(worker.standing))

@@ -48,6 +48,7 @@ def places_of(config: Config, call: Call, node: str) -> list[Place]:
 
 
 def this_node(call: Call) -> str:
+    """By Slurm's name where it runs the job (SLURMD_NODENAME), else the hostname: records are kept under it."""
     return call.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 

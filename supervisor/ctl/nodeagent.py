@@ -187,8 +187,10 @@ def _quoted(program: Path) -> str:
 
 
 def check_program(program: Path) -> None:
-    """Raises CtlError where somebody else than root could change what would run with an agent's capabilities, or the
-    agent's user could not run it: the program, its interpreter, the package."""
+    """Raise CtlError where somebody else than root could change what would run with an agent's capabilities.
+
+    Or where the agent's user could not run it. Looks at the program, its interpreter and the package.
+    """
     package = Path(guardrun.systemd.__file__).parent
     for part in (program, read_interpreter(program), package):
         for path in (*_on_the_way(part), *_on_the_way(part.resolve())):
@@ -197,8 +199,10 @@ def check_program(program: Path) -> None:
 
 
 def read_interpreter(program: Path) -> Path:
-    """What a script is run by; the program itself where it is none. pip writes a shell's line where a path is long, or
-    holds a blank: then it is the Python that runs here."""
+    """What a script is run by; the program itself where it is none.
+
+    pip writes a shell's line where a path is long, or holds a blank: then it is the Python that runs here.
+    """
     with program.open("rb") as file:
         line = file.readline(1024)
     if not line.startswith(b"#!"):

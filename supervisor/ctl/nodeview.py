@@ -30,6 +30,7 @@ def print_list(out: Output, nodes: Sequence[Mapping[str, Any]], troubles: Sequen
 
 
 def print_node(out: Output, node: Mapping[str, Any], troubles: Sequence[str], paths: Sequence[str]) -> None:
+    """What holds, then what is over, then the last release. node: as `guardctl node show --json` has it."""
     head = Text(clean(node["node"]), "bold")
     head.append(" · ")
     head.append(node["state"], f"bold {STYLES[node['state']]}")
@@ -50,6 +51,7 @@ def print_node(out: Output, node: Mapping[str, Any], troubles: Sequence[str], pa
 
 
 def print_troubles(out: Output, troubles: Sequence[str]) -> None:
+    """A warning for each record that could not be read or written."""
     for trouble in troubles:
         out.line(f"warning: {trouble}", "yellow")
 

@@ -55,6 +55,7 @@ class Output:
         self._file.flush()
 
     def line(self, text: str = "", style: str = "") -> None:
+        """Print a line; control characters in it are written out, line breaks kept."""
         self.print(Text(clean(text, keep_lines=True), style=style))
 
     def print(self, what: RenderableType) -> None:
@@ -69,6 +70,7 @@ class Output:
         self._file.flush()
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> None:
+        """Print what `make_table` makes of these."""
         self.print(self.make_table(headings, rows, styles))
 
     def make_table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()) -> Table:

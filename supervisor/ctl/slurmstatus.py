@@ -304,6 +304,7 @@ def _print_job(out: Output, job: dict[str, Any]) -> None:
 
 
 def times(count: int) -> str:
+    """`once`, `3 times`."""
     return "once" if count == 1 else f"{count} times"
 
 

@@ -48,10 +48,12 @@ class Verb(NamedTuple):
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """RUN as an optional positional argument, for verbs that take nothing else."""
     parser.add_argument(
         "run", metavar="RUN", nargs="?", default="latest", help="a run's id or its folder (default: latest)"
     )
 
 
 def add_run_option(parser: argparse.ArgumentParser) -> None:
+    """--run RUN, for verbs whose positional argument is something else."""
     parser.add_argument("--run", metavar="RUN", default="latest", help="a run's id or its folder (default: latest)")

@@ -97,10 +97,12 @@ class View:
         return int(text)
 
     def is_alive(self, pid: int) -> bool:
+        """Whether there was such a process when the table was read; a zombie is not alive."""
         stat = self.table.stats.get(pid)
         return stat is not None and not stat.is_dead
 
     def job(self, pid: int, names: Names) -> tuple[str, ...]:
+        """Values of the variables that tell jobs apart; empty strings where the process has none."""
         environ = self.environ(pid)
         return tuple(environ.get(name, "") for name in names.job)
 

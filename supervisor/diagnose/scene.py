@@ -99,6 +99,7 @@ class DirectLooker:
         return Glance(self._state(looks, result.missing), looks, result.missing, self._clock.now(), time.time())
 
     def close(self) -> None:
+        """Unmap the boards; nothing else is held between looks."""
         for board in self._boards.values():
             board.close()
 

@@ -46,23 +46,28 @@ class Case(NamedTuple):
 
     @property
     def last(self) -> Glance:
+        """The newest look."""
         return self.seen[-1]
 
     @property
     def state(self) -> State:
+        """What was known of the run at the newest look."""
         return self.last.state
 
     @property
     def attempt(self) -> Attempt:
+        """The attempt whose ranks were looked at; there is one in every case."""
         assert self.state.attempt is not None
         return self.state.attempt
 
     @property
     def observed_s(self) -> float:
+        """Between the first and the last look."""
         return self.last.now_s - self.seen[0].now_s
 
     @property
     def looks(self) -> list[RankLook]:
+        """Of the newest look, by global rank; ranks that could not be looked at are missing."""
         return [look for _, look in sorted(self.last.ranks.items())]
 
     @property
@@ -284,6 +289,7 @@ def _fallen(case: Case) -> an.Diagnosis:
 
 
 def exit_words(code: int) -> str:
+    """`signal 9`, `exit 1`. code: as subprocess has it, negative for a signal."""
     return f"signal {-code}" if code < 0 else f"exit {code}"
 
 

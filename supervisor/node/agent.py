@@ -84,10 +84,10 @@ class Agent:
         reload: Callable[[], Config | None],
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """sensors: makes them; they may ask for the launchers of the jobs that run here. reload: reads the
-        configuration anew; None where it is no good, which it has said. wall: the time of day, which people set.
+        """sensors: makes them; they may ask for the launchers of the jobs that run here.
 
-        Raises OSError where nobody could connect.
+        reload: reads the configuration anew; None where it is no good, which it has said. wall: the time of day, which
+        people set. Raises OSError where nobody could connect.
         """
         self.node = node_name(os.environ)
         self.pid, self.uid = os.getpid(), os.geteuid()
@@ -128,10 +128,12 @@ class Agent:
 
     @property
     def now_s(self) -> float:
+        """CLOCK_MONOTONIC, by which the agent times everything but what people read."""
         return time.monotonic()
 
     @property
     def wall_s(self) -> float:
+        """Seconds since 1970; people may set this clock, so that it can jump."""
         return self._wall()
 
     # The loop -------------------------------------------------------------------------------------------------

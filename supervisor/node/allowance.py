@@ -32,6 +32,7 @@ class Bucket:
         self._at_s = now_s
 
     def take(self, amount: float, now_s: float) -> None:
+        """Take an amount, also where less is left: `wait_s` then says how long the debt lasts."""
         self._left = min(self._rate.burst, self._left + self._rate.per_s * max(0.0, now_s - self._at_s)) - amount
         self._at_s = now_s
 

@@ -77,6 +77,7 @@ class AgentClient:
         self.malformed = 0
 
     def fileno(self) -> int:
+        """An epoll's, which is readable when the present connection is."""
         return self._epoll.fileno()
 
     @property
@@ -119,6 +120,7 @@ class AgentClient:
             self._drop(str(error))
 
     def close(self) -> None:
+        """Close for good; the job stays registered unless `end_job` was called."""
         self._drop("closed")
         self._epoll.close()
 

@@ -128,6 +128,7 @@ class Clients:
         return len(self._clients)
 
     def subscribers(self) -> list[Client]:
+        """Those that want facts, findings, or both; each client says which."""
         return [client for client in self._clients.values() if client.wants_facts or client.wants_findings]
 
     def send(self, client: Client, message: FromAgent) -> None:
@@ -146,6 +147,7 @@ class Clients:
             self._send_frame(client, frame)
 
     def drop(self, client: Client) -> None:
+        """Close a connection; what has arrived and was not served is lost. May be called twice."""
         fd = client.link.fileno()
         if self._clients.pop(fd, None) is not None:
             self._of_user[client.peer.uid] -= 1
@@ -210,6 +212,7 @@ class Clients:
         self._allowance(client.peer.uid, now_s).busy_s.take(busy_s, now_s)
 
     def close(self) -> None:
+        """Close all connections, those that were refused too, and stop listening."""
         for client in list(self._clients.values()):
             self.drop(client)
         for kept in self._kept:

@@ -65,6 +65,7 @@ class Historian:
         return self._scribe.put(lambda: answer(self._read(query)))
 
     def status(self) -> dict[str, Any]:
+        """`path`, `trouble` (empty: none) and `lost`: points, entries and writes that were dropped."""
         return {"path": str(self._path), "trouble": self.trouble, "lost": self.lost + self._scribe.dropped}
 
     def close(self) -> None:

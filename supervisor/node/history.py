@@ -161,6 +161,7 @@ class History:
         return {**self._rows, "bytes": pages * _PAGE_BYTES}
 
     def close(self) -> None:
+        """Close the file; never raises, unlike every other method."""
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
 

@@ -168,12 +168,15 @@ class Jobs:
         return [job.launcher_pid for job in list(self._jobs.values()) if job.ended_s is None]
 
     def living(self) -> list[Job]:
+        """Whose launchers have not been seen to end."""
         return [job for job in self._jobs.values() if job.ended_s is None]
 
     def all(self) -> list[Job]:
+        """Those that run, and dead ones that have left something behind or are yet to be swept."""
         return list(self._jobs.values())
 
     def launcher_gone(self, job: Job, now_s: float) -> None:
+        """The job is dead from now_s on (CLOCK_MONOTONIC): its leftovers are looked for after the patience."""
         if job.ended_s is None:
             job.ended_s = now_s
             self.save()
@@ -198,6 +201,7 @@ class Jobs:
         self.save()
 
     def save(self) -> None:
+        """Have them written to the state folder, by the scribe; `trouble` says whether that failed."""
         data = encode_json(list(self._jobs.values()))
         self._scribe.put(lambda: self._write(data))
 

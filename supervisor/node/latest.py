@@ -49,6 +49,7 @@ class Latest:
 
     @property
     def has_news(self) -> bool:
+        """Whether `take_news` would answer anything."""
         return bool(self._changed or self._changed_findings)
 
     def take_news(self) -> tuple[list[Readout], list[Finding]]:

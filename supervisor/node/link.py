@@ -28,6 +28,7 @@ class Link:
         """In all."""
 
     def fileno(self) -> int:
+        """The socket's; -1 once closed."""
         return self._socket.fileno()
 
     @property
@@ -60,6 +61,7 @@ class Link:
         return frames
 
     def send(self, message: ToAgent | FromAgent) -> None:
+        """Send a message, or keep it for later. Raises LinkError as `send_frame` does."""
         self.send_frame(pack(message))
 
     def send_frame(self, frame: bytes) -> None:
@@ -81,4 +83,5 @@ class Link:
             del self._unsent[:sent]
 
     def close(self) -> None:
+        """Close at once; what is unsent is lost."""
         self._socket.close()

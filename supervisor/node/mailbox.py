@@ -23,6 +23,7 @@ class Mailbox:
         """How many were lost because nobody took them."""
 
     def fileno(self) -> int:
+        """Readable while readouts lie here."""
         return self._reader
 
     def put(self, readout: Readout) -> None:
@@ -48,6 +49,7 @@ class Mailbox:
             return readouts
 
     def close(self) -> None:
+        """Drop what lies here; later `put`s are dropped, too. May be called twice."""
         with self._lock:
             if self._writer < 0:
                 return

@@ -28,6 +28,7 @@ class Outlet:
 
     @property
     def address(self) -> str:
+        """`HOST:PORT` as it is served at; empty: nowhere."""
         return self._server.address if self._server else ""
 
     def serve(self, listen: str) -> None:
@@ -46,6 +47,7 @@ class Outlet:
             log.info("metrics", address=self.address)
 
     def close(self) -> None:
+        """Stop serving; `serve` may begin again."""
         if self._server is not None:
             self._server.close()
             self._server = None

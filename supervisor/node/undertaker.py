@@ -59,6 +59,7 @@ class Undertaker:
                 self._start_sweep(job)
 
     def close(self) -> None:
+        """Watch no launcher any more; a sweep that is under way goes on."""
         for launcher in self._watched.values():
             launcher.close()
         self._watched.clear()

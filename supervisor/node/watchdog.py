@@ -28,16 +28,20 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="guardrun-watchdog", daemon=True)
 
     def start(self) -> None:
+        """Start the thread; nothing where systemd does not watch."""
         if self._period_s > 0:
             self._thread.start()
 
     def turn_begins(self) -> None:
+        """From the loop, when it stops waiting: until `turn_ended` the turn's age counts."""
         self._began_s = time.monotonic()
 
     def turn_ended(self) -> None:
+        """From the loop, before it waits again: waiting is no fault, however long."""
         self._began_s = None
 
     def close(self) -> None:
+        """End the thread, and wait for it. systemd is fed no more."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -90,7 +90,7 @@ class Subscribe(_Wire, frozen=True, kw_only=True, tag="subscribe"):
 
 
 class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
-    """verb, with its arguments and the answer's data:
+    """A question to the agent: a verb with its arguments, and the data of its answer.
 
     `status`   {} → {agent, sensors, clients, history, …}
     `facts`    {} → {readouts, findings}: the latest of every sensor
@@ -112,6 +112,8 @@ class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
 
 
 class Welcome(_Wire, frozen=True, kw_only=True, tag="welcome"):
+    """The answer to Hello, where both speak a common protocol."""
+
     protocol: int
     """Spoken from now on."""
     version: str
@@ -147,6 +149,8 @@ class QuarantineIs(_Wire, frozen=True, kw_only=True, tag="quarantine_is"):
 
 
 class Answer(_Wire, frozen=True, kw_only=True, tag="answer"):
+    """The answer to an Ask, by its id; what data holds is said there, verb by verb."""
+
     id: int
     data: dict[str, Any] = {}
 

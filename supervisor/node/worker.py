@@ -75,6 +75,7 @@ class Worker:
             self._asks.put(False)
 
     def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end; one that is stuck in its sensor's call is left behind."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

@@ -14,6 +14,7 @@ WORST_ERROR_S = 1.0
 
 
 def judge(wall_s: float, discipline: Discipline | None, trouble: str = "") -> Remark:
+    """Whether the clock can be trusted. discipline: None where the kernel may not be asked; trouble says why."""
     if wall_s < EARLIEST_WALL_S:
         day = time.strftime("%Y-%m-%d", time.gmtime(wall_s))
         return warn(NAME, f"The clock says {day}.", "Set it: chronyc makestep, or timedatectl set-ntp true.")
@@ -31,6 +32,7 @@ def judge(wall_s: float, discipline: Discipline | None, trouble: str = "") -> Re
 
 
 def run(subject: Subject) -> list[Remark]:
+    """One remark; where adjtimex(2) is forbidden it is a note."""
     try:
         return [judge(time.time(), read_discipline())]
     except OSError as error:

@@ -84,6 +84,7 @@ def of_disks(answers: Answers, images: Collection[str] = ()) -> list[Remark]:
 
 
 def run(subject: Subject) -> list[Remark]:
+    """Looks at cwd, TMPDIR, HOME and the folders of runs and checkpoints, writing to none that does not answer."""
     temporary = subject.environ.get("TMPDIR") or "/tmp"
     wanted = [subject.cwd, temporary, subject.run_folder, subject.checkpoint_dir, subject.environ.get("HOME", "")]
     mounts = read_mounts()

@@ -33,6 +33,7 @@ class Gpu:
 
     @property
     def index(self) -> int:
+        """As the driver counts; -1 where it is not known."""
         index = self.samples.get("index")
         return index if isinstance(index, int) else -1
 
@@ -44,6 +45,7 @@ class Gpu:
         return f"{name} ({model})" if model else name
 
     def number(self, name: str) -> float | None:
+        """A sample's value; None where it is missing, unknown, or no number."""
         value = self.samples.get(name)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -58,6 +60,7 @@ def gpus_of(readout: Readout) -> list[Gpu]:
 
 
 def node_samples(readout: Readout) -> Samples:
+    """What the readout says of the driver and the node rather than of one device, by name."""
     return {sample.name: sample.value for sample in readout.samples if sample.subject == "node"}
 
 

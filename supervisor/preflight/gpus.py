@@ -27,6 +27,7 @@ def read_gpus(environ: Mapping[str, str], patience_s: float = PATIENCE_S) -> Rea
 
 
 def run(subject: Subject) -> list[Remark]:
+    """Reads all GPUs' health; processes of others only on those that CUDA_VISIBLE_DEVICES names."""
     if not has_driver(Path("/"), subject.environ):
         return [ok(NAME, "No NVIDIA driver is loaded: a node without GPUs, or without their driver.")]
     # Sensor and judges: milliseconds that a node without GPUs is spared at each start.

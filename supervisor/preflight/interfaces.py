@@ -95,6 +95,7 @@ def _list(folder: str) -> list[str]:
 
 
 def run(subject: Subject) -> list[Remark]:
+    """A remark for each variable that is set, or one where none is."""
     present, down = read_interfaces()
     remarks = []
     for variable, parse in (

@@ -32,6 +32,7 @@ class Shadow(NamedTuple):
 
 
 def find_in_folder(folder: str) -> list[str]:
+    """Names of libraries that could shadow torch's, sorted; empty where the folder cannot be listed."""
     try:
         names = os.listdir(folder or ".")[:MAX_ENTRIES]
     except OSError:
@@ -56,6 +57,7 @@ def find_shadows(environ: Mapping[str, str], own: Iterable[str]) -> list[Shadow]
 
 
 def judge(shadow: Shadow, torch: Torch | None) -> Remark:
+    """A warning where torch uses CUDA; else a note, since nothing is shadowed then."""
     leads = f" (it is {shadow.real})" if shadow.real != shadow.path else ""
     data = {"path": shadow.path, "real": shadow.real, "variable": shadow.variable}
     summary = f"{shadow.variable} puts {shadow.path}{leads} in front of the {shadow.library} that torch was built with."
@@ -66,6 +68,7 @@ def judge(shadow: Shadow, torch: Torch | None) -> Remark:
 
 
 def run(subject: Subject) -> list[Remark]:
+    """A remark for each library that comes before torch's own."""
     torch = find_torch()
     # torch/lib, and the folders of NVIDIA's packages beside torch's.
     own = [str(torch.folder), str(torch.folder.parent / "nvidia")] if torch else []

@@ -20,6 +20,7 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 def judge_files(soft: int, hard: int) -> Remark:
+    """Open files a process (RLIMIT_NOFILE). soft, hard: UNLIMITED for no limit; only the soft one counts."""
     if soft == UNLIMITED or soft >= ENOUGH_FILES:
         return ok(NAME, f"A rank may have {'any number of' if soft == UNLIMITED else soft} files open.", nofile=soft)
     summary = f"A rank may have only {soft} files open (nofile)."
@@ -32,6 +33,7 @@ def judge_files(soft: int, hard: int) -> Remark:
 
 
 def judge_locked(soft: int, has_infiniband: bool) -> Remark:
+    """Locked memory a process (RLIMIT_MEMLOCK), in bytes; it matters to InfiniBand alone."""
     if not has_infiniband:
         return ok(NAME, "There is no InfiniBand: locked memory need not be large.", memlock_bytes=soft)
     if soft == UNLIMITED or soft >= LOCKED_BYTES:
@@ -112,6 +114,7 @@ def _cgroup_folders() -> list[str]:
 
 
 def run(subject: Subject) -> list[Remark]:
+    """One remark each for open files, locked memory and processes."""
     has_infiniband = os.path.isdir("/sys/class/infiniband") and bool(os.listdir("/sys/class/infiniband"))
     left, what = read_processes_left()
     return [

@@ -66,6 +66,7 @@ def _holds(pid: str, inodes: set[int]) -> bool:
 
 
 def check_port(port: int) -> Remark:
+    """A refusal where somebody holds the port, a warning where it cannot be used for another reason."""
     error = try_port(port)
     if error is None:
         return ok(NAME, f"Master port {port} is free.", port=port)
@@ -82,6 +83,7 @@ def check_port(port: int) -> Remark:
 
 
 def run(subject: Subject) -> list[Remark]:
+    """One remark; a port that nobody prescribed is not looked at."""
     if subject.port is None:
         return [ok(NAME, "No master port is prescribed: one that is free is taken.")]
     return [check_port(subject.port)]

@@ -14,6 +14,7 @@ NAME = "quarantine"
 
 
 def run(subject: Subject) -> list[Remark]:
+    """Looks under each name that this node goes by: its record may be kept under any of them."""
     remarks = [remark for node in names_here(subject.environ) for remark in _of(node, subject)]
     unique = {remark.summary: remark for remark in remarks}
     return list(unique.values()) or [ok(NAME, f"{subject.node} is not quarantined.")]

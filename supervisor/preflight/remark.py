@@ -23,6 +23,7 @@ class Severity(str, Enum):
 
     @property
     def rank(self) -> int:
+        """0 for OK, rising with severity."""
         return list(Severity).index(self)
 
 
@@ -70,22 +71,27 @@ class Check(NamedTuple):
 
 
 def ok(check: str, summary: str, **evidence: Any) -> Remark:
+    """There is nothing to do: only `guardctl check` shows it."""
     return Remark(check=check, severity=Severity.OK, summary=summary, evidence=evidence)
 
 
 def note(check: str, summary: str, advice: str = "", **evidence: Any) -> Remark:
+    """Worth knowing; see Severity.NOTE."""
     return Remark(check=check, severity=Severity.NOTE, summary=summary, advice=advice, evidence=evidence)
 
 
 def warn(check: str, summary: str, advice: str, **evidence: Any) -> Remark:
+    """Likely to hurt some run; see Severity.WARN."""
     return Remark(check=check, severity=Severity.WARN, summary=summary, advice=advice, evidence=evidence)
 
 
 def refuse(check: str, summary: str, advice: str, **evidence: Any) -> Remark:
+    """No run is started; see Severity.REFUSE."""
     return Remark(check=check, severity=Severity.REFUSE, summary=summary, advice=advice, evidence=evidence)
 
 
 def worst(remarks: list[Remark]) -> Severity:
+    """The highest severity; OK where there are no remarks."""
     return max((one.severity for one in remarks), key=lambda severity: severity.rank, default=Severity.OK)
 
 
@@ -99,6 +105,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`; for nouns that take an s."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

@@ -15,6 +15,7 @@ RANK_BYTES = 64 << 20
 
 
 def judge(total_bytes: int, free_bytes: int, ranks: int) -> Remark:
+    """Whether it is large enough, and free enough for this node's ranks (RANK_BYTES each)."""
     data = {"total_bytes": total_bytes, "free_bytes": free_bytes}
     if total_bytes <= SMALL_BYTES:
         return warn(
@@ -34,6 +35,7 @@ def judge(total_bytes: int, free_bytes: int, ranks: int) -> Remark:
 
 
 def run(subject: Subject) -> list[Remark]:
+    """One remark; a warning, too, where nothing is mounted there."""
     try:
         room = os.statvfs(FOLDER)
     except OSError as error:

@@ -29,6 +29,7 @@ class Holder(NamedTuple):
 
     @property
     def is_service(self) -> bool:
+        """Whether it is one of SERVICES, which hold memory on every node that has them."""
         return os.path.basename(self.command.partition(" ")[0]).startswith(SERVICES)
 
 

@@ -25,6 +25,7 @@ class Torch(NamedTuple):
 
     @property
     def is_cuda(self) -> bool:
+        """Whether it was built for CUDA; False for ROCm's and the CPU's builds."""
         return bool(self.cuda)
 
 

@@ -56,6 +56,7 @@ class Trial:
 
     @property
     def pid(self) -> int:
+        """Of the device's process, which leads a process group of its own."""
         return self._process.pid
 
     def ask(self, part: str) -> None:
@@ -132,5 +133,6 @@ def ask_all(trials: Sequence[Trial], part: str, timeout_s: float) -> dict[str, A
 
 
 def hear_all(trials: Sequence[Trial], part: str, timeout_s: float) -> dict[str, Answer]:
+    """The answers to a part that has begun, by device; all together wait timeout_s at most."""
     deadline_s = time.monotonic() + timeout_s
     return {trial.device: trial.hear(part, deadline_s) for trial in trials}

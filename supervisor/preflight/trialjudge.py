@@ -74,6 +74,7 @@ def _compare(digests: Mapping[str, list[str]], known: set[Any]) -> list[Remark]:
 
 
 def judge_patterns(answers: Mapping[str, Mapping[str, Any]]) -> list[Remark]:
+    """Whether memory kept what was written: a refusal for each device that lost some. answers: by device."""
     bad = {device: answer["wrong"] for device, answer in answers.items() if answer["wrong"]}
     if bad or not answers:
         return [
@@ -85,6 +86,7 @@ def judge_patterns(answers: Mapping[str, Mapping[str, Any]]) -> list[Remark]:
 
 
 def judge_reduce(answers: Mapping[str, Mapping[str, Any]]) -> list[Remark]:
+    """Whether the all-reduce's sum was right on every device; one remark, none without answers."""
     bad = [device for device, answer in answers.items() if answer["wrong"]]
     if bad:
         advice = "Something between the devices corrupts data: look at NVLink and PCIe errors, isolate the node."
@@ -100,6 +102,7 @@ def judge_absence(has_driver: bool, torch_cuda: str) -> Remark:
 
 
 def is_fit(remarks: list[Remark]) -> bool:
+    """Whether a run may start: no remark refuses it."""
     return all(remark.severity is not Severity.REFUSE for remark in remarks)
 
 

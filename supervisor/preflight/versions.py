@@ -81,6 +81,7 @@ def read_driver() -> str:
 
 
 def run(subject: Subject) -> list[Remark]:
+    """The driver against torch, and with CUDA the installed packages against those that torch pins."""
     torch = find_torch()
     if torch is None:
         return [warn(NAME, "There is no torch that this Python could import.", "Install torch 2.6 or newer.")]

@@ -43,6 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rank_words(self) -> str:
+        """`0-6,8`."""
         return rank_list(self.ranks)
 
 

@@ -138,7 +138,7 @@ def _place(run_dir: Path, incident: Incident) -> Path:
 
 
 def _keep_stacks(run_dir: Path, looks: list[str], stacks: Path) -> None:
-    """Bring the looks' files here: the last look's at the top, the ones before it in look-1, look-2, …
+    """Bring the looks' files here: the last look's at the top, the ones before it in look-1, look-2 and so on.
 
     A look that is gone from RUN/looks stays as an earlier write of this incident left it.
     """

@@ -191,8 +191,10 @@ def folded(title_html: str, inner_html: str, is_open: bool = False) -> str:
 
 
 def preformatted(text: str) -> str:
+    """A block that keeps its line breaks and blanks."""
     return f"<pre>{escape(text)}</pre>"
 
 
 def code(text: str) -> str:
+    """A name or path within a line."""
     return f"<code>{escape(text)}</code>"

@@ -62,6 +62,7 @@ class Scale(NamedTuple):
     zero_s: float
 
     def percent(self, at_s: float) -> float:
+        """Where a moment lies along the window: 0 at its start, 100 at its end, beyond both outside of it."""
         return 100 * (at_s - self.from_s) / max(self.to_s - self.from_s, 1e-9)
 
     def ticks(self, wanted: int) -> list[tuple[float, str]]:

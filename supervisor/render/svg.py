@@ -47,10 +47,12 @@ def title(text: str) -> str:
 
 
 def text(words: str, **attributes: Value) -> str:
+    """A <text> element; words are escaped here."""
     return tag("text", escape(words), **attributes)
 
 
 def rect(label: str = "", **attributes: Value) -> str:
+    """A <rect> element. label: shown on hovering; empty: nothing is."""
     return tag("rect", title(label), **attributes)
 
 

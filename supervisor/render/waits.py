@@ -48,6 +48,7 @@ class Node(NamedTuple):
     """Groups of ranks that are drawn as one, because there are too many."""
 
     def title(self) -> str:
+        """`Ranks 0-6,8`; `Nobody named` where an incident has no ranks for it."""
         return f"Rank{'s' if len(self.ranks) > 1 else ''} {rank_list(self.ranks)}" if self.ranks else "Nobody named"
 
 

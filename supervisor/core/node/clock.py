@@ -31,6 +31,7 @@ class ClockJudge:
         self._unkept = Condition(CAUSE, "unkept", self._standing, Lasting(UNKEPT_S, 60.0, readouts=3), advice=_ADVICE)
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges `clock_step`, `offset_s` and `is_synchronized`; a clock that nobody ever kept right is no fault."""
         found: list[Finding] = []
         for happening in readout.happenings:
             if happening.name == "clock_step":

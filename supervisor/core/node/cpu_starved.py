@@ -38,6 +38,7 @@ class CpuStarvedJudge:
         return Condition(CAUSE, what, self._standing, Lasting(LASTS_S, OVER_S, readouts=3), advice=advice)
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges cgroups' quotas, stolen time and CPU pressure; a group that has gone ends its finding."""
         found: list[Finding] = []
         told = values_of(readout)
         for subject, values in told.items():

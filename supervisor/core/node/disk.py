@@ -71,6 +71,7 @@ class DiskJudge:
         )
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges room, writability and answers of file systems, and disks that complete nothing."""
         found = self._errors.take(readout, now_s)
         told = values_of(readout)
         for subject, values in told.items():

@@ -41,6 +41,7 @@ class DiskErrors:
         self._counted = Moments(WITHIN_S)
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges the kernel log's disk happenings, and growth of the disks' own `io_errors`."""
         found: list[Finding] = []
         for happening in readout.happenings:
             if happening.name in _NAMES and not happening.subject.startswith(_NO_DISKS):

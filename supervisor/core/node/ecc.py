@@ -38,6 +38,7 @@ class EccJudge:
         self._grew_s: dict[str, list[float]] = defaultdict(list)
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges each device's ECC counters and its SRAM threshold flag."""
         told: list[Finding] = []
         for subject, values in self._book.take(readout).items():
             told += self._judge_uncorrected(subject, values, readout.at_s, now_s)

@@ -40,6 +40,7 @@ class Flaps:
         return subject in self._used
 
     def take(self, readout: Readout, told: dict[str, dict[str, Value]], now_s: float) -> list[Finding]:
+        """Judges links that went down, as they are reported and as they are counted. told: values by subject."""
         found: list[Finding] = []
         for subject, values in told.items():
             self._learn(subject, values)

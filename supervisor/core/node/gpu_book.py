@@ -64,6 +64,7 @@ class GpuBook:
         return f"GPU {subject.removeprefix(PREFIX)}" if index is None else f"GPU {index}"
 
     def model(self, subject: str) -> str:
+        """As the driver names it (`NVIDIA H100 80GB HBM3`); empty where it is not known."""
         return self._models.get(subject, "")
 
     def index(self, subject: str) -> int:
@@ -71,4 +72,5 @@ class GpuBook:
         return self._indexes.get(subject, -1)
 
     def bus(self, subject: str) -> str:
+        """Its PCI address (`0000:3b:00`); empty where it is not known."""
         return next((bus for bus, known in self._by_bus.items() if known == subject), "")

@@ -9,6 +9,8 @@ from guardrun.supervisor.core.node.finding import Finding
 
 
 class Judge(Protocol):
+    """Turns the readouts of some sensors into findings. Pure: what it remembers is its own."""
+
     @property
     def sensors(self) -> frozenset[str]:
         """Names of the sensors whose readouts it takes."""

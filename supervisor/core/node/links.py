@@ -46,9 +46,11 @@ class Turn(NamedTuple):
     now_s: float
 
     def id(self, name: str) -> str:
+        """The finding's id: one a device and kind of trouble."""
         return f"{CAUSE}/{self.subject}/{name}"
 
     def finding(self, name: str, key: str, text: str, advice: str, response: Response = Response.NOTE) -> Finding:
+        """A finding of this device, with all of its link counters as evidence. text: follows the device's label."""
         shown = ("nvlink_", "pcie_")
         evidence = {name: value for name, value in self.values.items() if name.startswith(shown) and value is not None}
         return Finding(
@@ -80,6 +82,7 @@ class LinkJudge:
         self._jumps: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=2))
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges each device's links; the number of its NVLinks also against other devices of its model."""
         told: list[Finding] = []
         all_values = self._book.take(readout)
         for subject, values in all_values.items():

@@ -31,6 +31,7 @@ class LostJudge:
         """How often in a row, and why."""
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges the driver's silence, and devices that have been seen before or should be there and are not."""
         told = self._judge_driver(readout, now_s)
         reasons: dict[str, str] = {}
         present: set[str] = set()

@@ -71,6 +71,7 @@ class MachineJudge:
         }
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges the kernel log's happenings by KINDS, tasks in uninterruptible wait, and limits nearly reached."""
         found: list[Finding] = []
         for happening in readout.happenings:
             found += self._happened(happening, now_s)

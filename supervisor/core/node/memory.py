@@ -53,6 +53,7 @@ class MemoryJudge:
         )
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges available memory, memory pressure, and OOM kills, reported or only counted."""
         found: list[Finding] = []
         for happening in readout.happenings:
             if happening.name == "oom_kill":

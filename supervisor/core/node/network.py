@@ -56,6 +56,7 @@ class NetworkJudge:
         )
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges interfaces and InfiniBand ports; one that has gone ends its findings, unless it was not its turn."""
         told = values_of(readout)
         found = self._flaps.take(readout, told, now_s)
         for subject, values in told.items():

@@ -117,6 +117,7 @@ class Growth(NamedTuple):
 
     @property
     def rate(self) -> float:
+        """Per second."""
         return self.by / self.within_s
 
 
@@ -163,6 +164,7 @@ class Moments:
         return self.count(key, now_s)
 
     def count(self, key: str, now_s: float) -> int:
+        """How often it happened within the time up to now_s; what is older is forgotten."""
         moments = self._moments.get(key)
         if moments is None:
             return 0
@@ -184,4 +186,5 @@ class Moments:
         return moments[-1] - moments[0] if moments else 0.0
 
     def keys(self) -> list[str]:
+        """Of all that is remembered; a key whose moments are too old stays until `count` is asked for it."""
         return list(self._moments)

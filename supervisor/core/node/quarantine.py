@@ -72,6 +72,7 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def id(self) -> str:
+        """The same in every copy of the record, so that a release can name it and copies merge."""
         asked = "" if self.uid is None else f"/{self.uid}"
         return f"{self.since_wall_s:.3f}/{self.who}/{self.cause}{asked}"
 
@@ -81,10 +82,12 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_automatic(self) -> bool:
+        """Whether guardrun isolated the node by itself, rather than a person."""
         return self.who == AUTOMATIC
 
     @property
     def newest_evidence_wall_s(self) -> float:
+        """When the newest evidence was seen; a later release outweighs it."""
         return self.since_wall_s if self.evidence_wall_s is None else self.evidence_wall_s
 
 
@@ -101,6 +104,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def id(self) -> str:
+        """The same in every copy of the record, so that copies merge."""
         asked = "" if self.uid is None else f"/{self.uid}"
         return f"{self.at_wall_s:.3f}/{self.who}{asked}"
 

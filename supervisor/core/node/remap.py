@@ -75,6 +75,7 @@ class RemapJudge:
         self._held = Held()
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges FLAGS and retired pages; what a readout does not have leaves its finding as it was."""
         told: list[Finding] = []
         for subject, values in self._book.take(readout).items():
             for flag, is_set, text in _flags(values):

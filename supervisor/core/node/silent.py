@@ -23,6 +23,7 @@ class SilentJudge:
         self._standing = Standing()
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """One finding a sensor for as long as its call does not return; NVML's silence is left to LostJudge."""
         if readout.sensor == NOT_OURS:
             return []
         subject = f"sensor:{readout.sensor}"

@@ -72,6 +72,7 @@ class ThrottleJudge:
         self._limits: dict[str, dict[str, float]] = defaultdict(dict)
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges each device's clock limits over WINDOW_S; a device that is lost no longer throttles."""
         told: list[Finding] = []
         for subject, values in self._book.take(readout).items():
             self._limits[subject].update({name: v for name in LIMITS if (v := number(values, name)) is not None})

@@ -31,6 +31,7 @@ class ThermalCpuJudge:
         )
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges growth of each package's throttle counter."""
         found: list[Finding] = []
         for subject, values in values_of(readout).items():
             if subject.startswith("cpu:"):

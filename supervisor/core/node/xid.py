@@ -57,6 +57,7 @@ class XidJudge:
         self._series: dict[tuple[str, int], Series] = {}
 
     def take(self, readout: Readout, now_s: float) -> list[Finding]:
+        """Judges Xids, and the recovery action that the driver asks for; LASTS_S says when a finding ends."""
         told: list[Finding] = []
         for subject, values in self._book.take(readout).items():
             action = values.get("recovery_action")

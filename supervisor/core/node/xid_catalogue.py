@@ -76,6 +76,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def response(self) -> Response:
+        """What guardrun does when it comes; only a note where the application is the likely cause."""
         if self.is_application:
             return Response.NOTE
         return RESPONSES.get(self.asks, Response.NOTE)

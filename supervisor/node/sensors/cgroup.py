@@ -55,6 +55,7 @@ class CgroupSensor:
         self._pids = pids or (lambda: (os.getpid(),))
 
     def read(self, now_s: float) -> Readout:
+        """From the groups' own files; at most MAX_GROUPS groups of at most MAX_PIDS processes."""
         mountinfo, trouble = read_text(below(self._root, "/proc/self/mountinfo"))
         hierarchies = parse_hierarchies(mountinfo)
         groups: dict[Group, None] = {}

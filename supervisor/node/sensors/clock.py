@@ -112,6 +112,7 @@ class ClockSensor:
         self._before: Clocks | None = None
 
     def read(self, now_s: float) -> Readout:
+        """From adjtimex(2), or timesyncd's file where that is forbidden; `clock_step` where the wall clock jumped."""
         clocks = self._clocks()
         happenings = self._steps(clocks, now_s)
         self._before = clocks

@@ -37,6 +37,7 @@ class CpuSensor:
         self._reads = 0
 
     def read(self, now_s: float) -> Readout:
+        """From /proc/stat and the cores' files in /sys; which cores there are is read every _TOPOLOGY_READS-th time."""
         if self._reads % _TOPOLOGY_READS == 0:
             self._cores = read_cores(below(self._root, _CPUS))
         self._reads += 1

@@ -56,6 +56,7 @@ class DisksSensor:
         self.doing = ""
 
     def read(self, now_s: float) -> Readout:
+        """From /proc/diskstats, /sys/block and statvfs(2) of local file systems; at most MAX_DISKS disks."""
         mountinfo, no_mounts = read_mountinfo(self._root)
         diskstats, no_disks = read_text(below(self._root, "/proc/diskstats"))
         folder = below(self._root, "/sys/block")

@@ -37,6 +37,7 @@ class InfinibandSensor:
         self._folder = below(root, _FOLDER)
 
     def read(self, now_s: float) -> Readout:
+        """From the ports' files in /sys/class/infiniband; no samples where there are no ports."""
         samples: list[Sample] = []
         ports = [
             (device, port)

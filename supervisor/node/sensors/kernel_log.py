@@ -37,9 +37,11 @@ class KernelLogSensor:
         """Lines that were overwritten before they were read, so far."""
 
     def fileno(self) -> int:
+        """/dev/kmsg's; -1 while it is not open, and then each turn tries to open it."""
         return self._fd
 
     def read(self, now_s: float) -> Readout:
+        """From /dev/kmsg; lines that were overwritten before they were read are `lines_lost` and trouble."""
         if self._fd < 0:
             try:
                 self._open()
@@ -105,6 +107,7 @@ class KernelLogSensor:
         return None
 
     def close(self) -> None:
+        """Close the log; the next read would open it again."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

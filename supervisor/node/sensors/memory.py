@@ -20,6 +20,7 @@ class MemorySensor:
         self._root = root
 
     def read(self, now_s: float) -> Readout:
+        """From /proc/meminfo and /proc/vmstat."""
         meminfo, trouble = read_text(below(self._root, "/proc/meminfo"))
         vmstat, no_vmstat = read_text(below(self._root, "/proc/vmstat"))
         samples = parse_meminfo(meminfo)

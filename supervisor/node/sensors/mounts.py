@@ -30,6 +30,7 @@ class MountsSensor:
         self._dead: set[str] = set()
 
     def read(self, now_s: float) -> Readout:
+        """Asks AT_A_TURN mounts at most, each in bounded time; partial while others are left."""
         mounts = self._read_mounts()
         points = list(dict.fromkeys(mount.point for mount in mounts if mount.is_remote))
         chosen = self._choose(points)

@@ -38,9 +38,11 @@ class NetworkSensor:
         self._physical: dict[str, bool] = {}
 
     def fileno(self) -> int:
+        """Readable when a link changes; -1 before the first read."""
         return self._events.fileno() if self._events is not None else -1
 
     def read(self, now_s: float) -> Readout:
+        """Changes of links at each call, counters every COUNT_S; partial where those were not due."""
         trouble = ""
         happenings: list[Happening] = []
         try:
@@ -126,6 +128,7 @@ class NetworkSensor:
         return self._physical[name]
 
     def close(self) -> None:
+        """Close the netlink socket; the next read would open it again."""
         if self._events is not None:
             self._events.close()
             self._events = None

@@ -60,10 +60,12 @@ class Watch:
         self._since_s = 0.0
 
     def begin(self, doing: str) -> None:
+        """A call begins. doing: what it is and of which device, in words."""
         with self._lock:
             self._doing, self._since_s = doing, time.monotonic()
 
     def end(self) -> None:
+        """The call has returned, or raised."""
         with self._lock:
             self._doing = ""
 
@@ -130,9 +132,11 @@ class Asker:
         return UnreadableError(f"{function}: {error}")
 
     def known(self, name: str, value: Value) -> Sample:
+        """A sample of this subject; value in the unit that its name says."""
         return Sample(subject=self.subject, name=name, value=value)
 
     def unknown(self, name: str, reason: object) -> Sample:
+        """A sample without a value. reason: an exception, or words."""
         return Sample(subject=self.subject, name=name, trouble=str(reason))
 
     def number(self, name: str, functions: str, *arguments: Any, low: float, high: float, scale: float = 1) -> Sample:

@@ -56,6 +56,7 @@ class Speaker:
         self._lock = threading.Lock()
 
     def say(self, frame: ToSensor) -> None:
+        """Send a frame; ends the whole process where the sensor's end is gone."""
         with self._lock:
             try:
                 self._sock.sendall(encode(frame))
@@ -63,6 +64,7 @@ class Speaker:
                 os._exit(0)  # Nobody is there to be told.
 
     def tell(self, happening: Happening) -> None:
+        """Send something that happened, between two turns."""
         self.say(Happened(happening=happening))
 
 

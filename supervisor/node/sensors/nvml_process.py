@@ -56,6 +56,7 @@ class NvmlProcess:
         self._frames: list[ToSensor] = []
 
     def fileno(self) -> int:
+        """Readable when the process has said something, or is gone."""
         return self._sock.fileno()
 
     def say(self, frame: ToProcess) -> None:

@@ -42,12 +42,16 @@ class Ready(_Frame, frozen=True, kw_only=True, tag="ready"):
 
 
 class Told(_Frame, frozen=True, kw_only=True, tag="told"):
+    """Answer to Turn, with its seq. trouble: why there are fewer samples than there should be."""
+
     seq: int
     samples: list[Sample]
     trouble: str = ""
 
 
 class Happened(_Frame, frozen=True, kw_only=True, tag="happened"):
+    """Something happened between two turns: an Xid, say."""
+
     happening: Happening
 
 

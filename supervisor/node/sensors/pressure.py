@@ -21,6 +21,7 @@ class PressureSensor:
         self._root = root
 
     def read(self, now_s: float) -> Readout:
+        """From /proc/pressure; trouble only where none of RESOURCES could be read."""
         samples: list[Sample] = []
         for resource in RESOURCES:
             text, trouble = read_text(below(self._root, f"/proc/pressure/{resource}"))

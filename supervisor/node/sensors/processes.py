@@ -36,6 +36,7 @@ class ProcessesSensor:
         self._waiting: dict[tuple[int, int], Waiting] = {}
 
     def read(self, now_s: float) -> Readout:
+        """From /proc; of those in uninterruptible wait only the longest is named."""
         self._waiting = follow(self._waiting, ProcessTable.read().stats.values(), now_s)
         samples = known("processes", waiting=len(self._waiting))
         if self._waiting:

@@ -52,6 +52,7 @@ class Link(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
+        """Whether it is the interface to this machine itself (IFF_LOOPBACK)."""
         return bool(self.flags & _IFF_LOOPBACK)
 
 
@@ -145,6 +146,7 @@ class LinkEvents:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
 
     def fileno(self) -> int:
+        """Readable when a link has changed."""
         return self._socket.fileno()
 
     def take(self, limit: int) -> tuple[list[Link], bool]:
@@ -165,4 +167,5 @@ class LinkEvents:
         return links, were_lost
 
     def close(self) -> None:
+        """Close the socket; no more changes are seen."""
         self._socket.close()
