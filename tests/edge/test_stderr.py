@@ -85,7 +85,8 @@ import os, sys, time
 rank, is_both = os.environ["RANK"], sys.argv[1] == "both"
 told = [f"terminal: {os.isatty(2)} {os.isatty(1)}", f"outlets: {[name for name in os.environ if 'OUTLET' in name]}"]
 for number, line in enumerate(told):
-    print(rank, line, file=sys.stdout if is_both and number else sys.stderr, flush=True)
+    # At once, as both write to one pipe: unbuffered, as it is here, print writes a line in pieces.
+    os.write(1 if is_both and number else 2, f"{rank} {line}\\n".encode())
 open(f"said-{rank}", "x").close()
 if rank == "1":
     while not os.path.exists("said-0"):
@@ -114,4 +115,4 @@ def test_functions_as_ranks_have_outlets_of_their_own(edge: EdgeRuns, tmp_path: 
     is_terminal = name == "terminal"
     for rank in "01":
         own = [line for line in seen.splitlines() if line.startswith(f"{rank} ")]
-        assert own == [f"{rank} terminal: {is_terminal} {is_terminal}", f"{rank} outlets: []"]
+        assert own == [f"{rank} terminal: {is_terminal} {is_terminal}", f"{rank} outlets: []"], seen
