@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import incidents, pauses, preemption, requeues, restarts, resumption, stalls
+from guardrun.supervisor.core import incidents, preemption, requeues, restarts, resumption, stalls
 from guardrun.supervisor.core.actions import Action, Say, StopAttempt
 from guardrun.supervisor.core.crash import blame
 from guardrun.supervisor.core.endings import finish, record_attempt, stop_words
@@ -144,7 +144,7 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
         state.phase = Phase.STOPPING
         state.ledger.switch(STOPPING, now_s)
     if state.crash is None and all(_ended_well(state, r) for r in attempt.ranks.values()):
-        actions += pauses.on_good_end(state, now_s) + incidents.on_good_end(state, now_s)
+        actions += incidents.on_good_end(state, now_s)
         return actions + finish(state, "finished", 0, "training ended well", now_s)
     if attempt.is_refused:
         return actions + resumption.on_stopped(state, now_s)

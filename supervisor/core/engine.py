@@ -27,7 +27,6 @@ from guardrun.supervisor.core import (
     incidents,
     nodes,
     orders,
-    pauses,
     preemption,
     released,
     requeues,
@@ -38,9 +37,10 @@ from guardrun.supervisor.core import (
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.actions import Action, FinishRun, Isolate, ReadExits, Say, TakeLook
 from guardrun.supervisor.core.blame import isolate_again
+from guardrun.supervisor.core.decide import observe
 from guardrun.supervisor.core.endings import record_attempt, summary
 from guardrun.supervisor.core.ledger import OTHER, STARTING
-from guardrun.supervisor.core.machine import IGNORE, Phase, handler_name
+from guardrun.supervisor.core.machine import IGNORE, OBSERVED, Phase, handler_name
 from guardrun.supervisor.core.members import carried_over
 from guardrun.supervisor.core.notice import Notice
 from guardrun.supervisor.core.state import State, silence_began_s
@@ -77,7 +77,11 @@ class Engine:
         state.story.append(f"{type(event).__name__}@{now_s:.3f}")
         if len(state.story) > STORY_LENGTH:
             del state.story[0]
-        actions = _HANDLERS[name](state, event, now_s) if name != IGNORE else []
+        if name == IGNORE:
+            actions = []
+        else:
+            actions = _HANDLERS[name](state, event, now_s) if name != OBSERVED else []
+            actions += observe(state, event, now_s)
         state.nodes.unsettled.update({a.node: a.incident for a in actions if isinstance(a, Isolate)})
         state.last_s = now_s
         return actions
@@ -295,5 +299,4 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_stop_requested": attempts.on_stop_requested,
     "on_node_report": watch.on_node_report,
     "on_look_taken": watch.on_look_taken,
-    "on_gc_held": pauses.on_gc_held,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from guardrun.supervisor.core.calls import call_text, group_text, is_point_to_point
@@ -9,7 +10,7 @@ from guardrun.supervisor.core.collectives import Match, pending
 from guardrun.supervisor.core.frames import base_name, is_users, rank_list
 from guardrun.supervisor.core.judge import Judgement
 from guardrun.supervisor.core.looks import Call, Frame, RankLook, Reading
-from guardrun.supervisor.core.state import Attempt
+from guardrun.supervisor.core.run_view import AttemptView
 
 MAX_RANKS = 64
 MAX_FRAMES = 24
@@ -26,13 +27,13 @@ def most_telling(ranks: list[int], culprits: list[int]) -> list[int]:
     return sorted(chosen)
 
 
-def of_judged(attempt: Attempt, by_rank: dict[int, Judgement], culprits: list[int]) -> list[dict[str, Any]]:
+def of_judged(attempt: AttemptView, by_rank: Mapping[int, Judgement], culprits: list[int]) -> list[dict[str, Any]]:
     """How each rank was judged, and what is known of it."""
     told = most_telling(sorted(by_rank), [rank for rank in culprits if rank in by_rank])
     return [_of_one(attempt, by_rank[rank]) for rank in told if rank in attempt.ranks]
 
 
-def _of_one(attempt: Attempt, judgement: Judgement) -> dict[str, Any]:
+def _of_one(attempt: AttemptView, judgement: Judgement) -> dict[str, Any]:
     rank = attempt.ranks[judgement.global_rank]
     return {
         "rank": judgement.global_rank,

@@ -16,10 +16,10 @@ from guardrun.supervisor.core.evidence import of_collectives
 from guardrun.supervisor.core.incidents import change, culprits_of, open_incident, write
 from guardrun.supervisor.core.layers import error_in_log
 from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.nodes import wrong_with
 from guardrun.supervisor.core.orders import ANSWER_S, stop
 from guardrun.supervisor.core.policy import go_on
 from guardrun.supervisor.core.preemption import is_end_of_notice
+from guardrun.supervisor.core.rank_findings import wrong_with
 from guardrun.supervisor.core.sentences import who
 from guardrun.supervisor.core.state import Attempt, Crash, RankState, State, attempt_of
 from guardrun.supervisor.core.unmet import explain, last_calls

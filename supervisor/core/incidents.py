@@ -64,36 +64,6 @@ def remember(state: State, incident: Incident) -> Incident:
     return incident
 
 
-def open_slowdown(
-    state: State,
-    *,
-    cause: str,
-    confidence: float,
-    summary: str,
-    culprits: list[int],
-    onset_s: float,
-    now_s: float,
-    evidence: dict[str, Any],
-) -> tuple[Incident, list[Action]]:
-    """A job that is slow, not stuck: told, and nothing done. Progress does not end it."""
-    incident = open_incident(
-        state,
-        kind="slowdown",
-        cause=cause,
-        confidence=confidence,
-        summary=summary,
-        culprits=culprits,
-        onset_s=onset_s,
-        now_s=now_s,
-        evidence=evidence,
-        looks=[],
-        action="none",
-    )
-    state.open_incidents.remove(incident.id)
-    said = Say(text=f"incident {incident.id}: {incident.summary}", level="warn")
-    return incident, [said, write(state, incident.id, is_new=True)]
-
-
 def culprits_of(attempt: Attempt, ranks: list[int], devices: Mapping[int, ev.Device]) -> list[Culprit]:
     """As incident.json has them."""
     return [

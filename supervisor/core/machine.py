@@ -35,6 +35,8 @@ class Phase(str, Enum):
 
 IGNORE = ""
 """An event that is late or without meaning in a phase: noted in the journal, nothing else."""
+OBSERVED = "observed"
+"""An event that changes nothing by itself: detectors observe it, as they do all that are not ignored."""
 
 _ALWAYS: dict[type, str] = {
     ev.SupervisorRestarted: "on_supervisor_restarted",
@@ -111,7 +113,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
         ev.CheckpointLoaded: "on_checkpoint_loaded",
         ev.CheckpointOpened: "on_checkpoint_opened",
         ev.LookTaken: "on_look_taken",
-        ev.GcHeld: "on_gc_held",
+        ev.GcHeld: OBSERVED,
         ev.HooksMissing: "on_hooks_missing",
         ev.RestartAsked: "on_restart_asked",
     },

@@ -21,6 +21,7 @@ from guardrun.supervisor.core.members import Standing
 from guardrun.supervisor.core.node.finding import Finding, Response
 from guardrun.supervisor.core.node.responses import said_for
 from guardrun.supervisor.core.orders import stop_for
+from guardrun.supervisor.core.rank_findings import DEVICE, ranks_on
 from guardrun.supervisor.core.sentences import seconds_text, who
 from guardrun.supervisor.core.state import State, attempt_of
 from guardrun.supervisor.core.steprate import SLOW, Slowdown, slowdown
@@ -46,7 +47,6 @@ UNFELT_S = 60.0
 HEAT = frozenset({"throttle", "thermal"})
 UNSEEN_S = 300.0
 """Heat that lasts so long is told where nobody can say what training feels: no steps are seen."""
-DEVICE = "gpu:"
 
 
 def on_node_told(state: State, event: ev.NodeTold, now_s: float) -> list[Action]:
@@ -123,7 +123,7 @@ def on_report(state: State, now_s: float) -> list[Action]:
 
 
 def _consider(state: State, key: str, finding: Finding, now_s: float) -> list[Action]:
-    ranks = _ranks_of(state, key, finding)
+    ranks = ranks_on(state, key, finding)
     if finding.subject.startswith(DEVICE) and not ranks:
         return []
     if finding.cause in KINDS:
@@ -149,28 +149,6 @@ def _note(state: State, finding: Finding, ranks: list[int], now_s: float) -> lis
     state.notes.append(note)
     where = f"{who(attempt_of(state), ranks)}: " if ranks else ""
     return [Say(text=f"{where}{finding.summary.rstrip('.')}; steps take no longer for it", level="info")]
-
-
-def wrong_with(state: State, ranks: list[int]) -> list[str]:
-    """What is wrong right now with the devices of these ranks, and with their nodes as a whole: a sentence each."""
-    known = attempt_of(state).ranks
-    nodes = {known[rank].rank.node for rank in ranks if rank in known}
-    return [
-        finding.summary
-        for key, finding in state.nodes.findings.items()
-        if set(_ranks_of(state, key, finding)).intersection(ranks)
-        or (not finding.subject.startswith(DEVICE) and key.split("/", 1)[0] in nodes)
-    ]
-
-
-def _ranks_of(state: State, key: str, finding: Finding) -> list[int]:
-    """Who trains on the part in question; nobody in particular where it is the whole node's."""
-    if not finding.subject.startswith(DEVICE):
-        return []
-    node, ranks, devices = key.split("/", 1)[0], attempt_of(state).ranks, state.nodes.devices
-    on_it = [r for r, device in devices.items() if device.subject == finding.subject and r in ranks]
-    # A rank may have moved to another node since: it is not the one that had the device.
-    return sorted(r for r in on_it if ranks[r].rank.node == node)
 
 
 def _tell(

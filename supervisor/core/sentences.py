@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from guardrun.supervisor.core.finding import Finding
 from guardrun.supervisor.core.frames import rank_list
 from guardrun.supervisor.core.judge import Doing, Judgement
-from guardrun.supervisor.core.state import Attempt
+from guardrun.supervisor.core.run_view import AttemptView
 
 
-def who(attempt: Attempt, ranks: list[int]) -> str:
+def who(attempt: AttemptView, ranks: list[int]) -> str:
     """`Rank 1 on node-a` or `Ranks 1,3 on node-a`."""
     nodes = sorted({attempt.ranks[r].rank.node for r in ranks if r in attempt.ranks})
     where = f" on {', '.join(nodes)}" if nodes else ""
@@ -20,7 +22,7 @@ def seconds_text(value: float) -> str:
     return f"{value:.2f} s" if value >= 0.1 else f"{value * 1000:.1f} ms"
 
 
-def hang_sentence(attempt: Attempt, found: Finding, judged: dict[int, Judgement], silent_s: float) -> str:
+def hang_sentence(attempt: AttemptView, found: Finding, judged: Mapping[int, Judgement], silent_s: float) -> str:
     """The summary of a hang. silent_s: since the last progress, or since it was seen stopped."""
     waits = _waiters(found, judged)
     if found.told and found.culprits:
@@ -47,7 +49,7 @@ def hang_sentence(attempt: Attempt, found: Finding, judged: dict[int, Judgement]
     return f"{subject} {text}{proof}{waits}."
 
 
-def _detail(found: Finding, judged: dict[int, Judgement]) -> str:
+def _detail(found: Finding, judged: Mapping[int, Judgement]) -> str:
     """What the culprits' judgements add to the sentence: their workers, the mount, want of CPU; empty where nothing."""
     if found.doing is Doing.CHURNING:
         is_starved = all(judged[r].is_starved for r in found.culprits if r in judged)
@@ -84,7 +86,7 @@ def _doing_text(found: Finding, has: str, spot: str, silent_s: float, detail: st
     return texts[found.doing]
 
 
-def _waiters(found: Finding, judged: dict[int, Judgement]) -> str:
+def _waiters(found: Finding, judged: Mapping[int, Judgement]) -> str:
     if not found.waiting:
         return ""
     ops = [judged[r].waits_in for r in found.waiting if r in judged and judged[r].waits_in]

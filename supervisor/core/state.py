@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.core.actions import Incident
+from guardrun.supervisor.core.detectors.all_detectors import Detectors
 from guardrun.supervisor.core.events import (
     Checkpoint,
     Device,
     ErrorRecord,
     ExitTrace,
-    GcHeld,
     PastPlace,
     Rank,
     Settings,
@@ -26,8 +26,7 @@ from guardrun.supervisor.core.members import Fleet
 from guardrun.supervisor.core.node.finding import Finding
 from guardrun.supervisor.core.notice import Notice
 from guardrun.supervisor.core.steprate import StepRate
-from guardrun.supervisor.core.steptimes import Parts, StepTimes
-from guardrun.supervisor.core.usual import Usual
+from guardrun.supervisor.core.steptimes import StepTimes
 
 
 class RankState(msgspec.Struct, kw_only=True):
@@ -120,54 +119,6 @@ class Crash(msgspec.Struct, kw_only=True):
     """The exits that are being read are not all any more."""
 
 
-class Pressure(msgspec.Struct, kw_only=True):
-    """What collections have cost since began_s (core/pressure.py)."""
-
-    began_s: float = 0.0
-    """0: no step has been done yet."""
-    first_step: int = 0
-    held_s: dict[str, float] = {}
-    """Per node: of each of its reports what the rank that had collected longest meanwhile spent, summed."""
-    spent_s: dict[int, float] = {}
-    """Per rank."""
-    totals_s: dict[int, float] = {}
-    """Per rank, since it began: what the last report said."""
-    strikes: int = 0
-
-
-class HeldStep(msgspec.Struct, kw_only=True):
-    """A step of a rank that collections took part of, and that is not over yet (core/pauses.py)."""
-
-    event: GcHeld
-    waited: list[int]
-    """Ranks that could not go on meanwhile."""
-    began_s: float
-    progress: int
-    """The rank's."""
-
-
-class Slowdowns(msgspec.Struct, kw_only=True):
-    """What makes the run slow, as far as steps show it (core/slowdowns.py)."""
-
-    times: StepTimes = msgspec.field(default_factory=StepTimes)
-    usual: Usual = msgspec.field(default_factory=Usual)
-    strikes: dict[int, int] = {}
-    """Per rank that is suspected to be slow: in how many windows in a row."""
-    since_s: dict[int, float] = {}
-    """Per such rank: since when."""
-    told: dict[int, str] = {}
-    """Per rank that is slow: the incident that tells it."""
-    well: dict[int, int] = {}
-    """Per rank that was told: windows in a row in which it was well."""
-    steady: list[int] = []
-    """Ranks that have been slower from the start."""
-    parts: list[Parts] = []
-    """What steps were made of, window by window, the last one last."""
-    data_strikes: int = 0
-    drop_incident: str = ""
-    """That tells that steps take longer, for as long as they do."""
-
-
 class Nodes(msgspec.Struct, kw_only=True):
     """What is known of the nodes (core/nodes.py)."""
 
@@ -243,9 +194,6 @@ class Attempt(msgspec.Struct, kw_only=True):
     ended_s: float | None = None
     outcome: str = "running"
     incident_id: str = ""
-    gc_incidents: dict[int, str] = {}
-    gc_held: dict[int, HeldStep] = {}
-    pressure: Pressure = msgspec.field(default_factory=Pressure)
     steprate: StepRate = msgspec.field(default_factory=StepRate)
 
 
@@ -314,7 +262,10 @@ class State(msgspec.Struct, kw_only=True):
     avoid: list[str] = []
     """Checkpoints that the script could not load: they look whole, and are not."""
     nodes: Nodes = msgspec.field(default_factory=Nodes)
-    slowdowns: Slowdowns = msgspec.field(default_factory=Slowdowns)
+    step_times: StepTimes = msgspec.field(default_factory=StepTimes)
+    detectors: Detectors = msgspec.field(default_factory=Detectors)
+    detected: dict[str, str] = {}
+    """Keys of detectors' verdicts → the incidents that they opened."""
     fleet: Fleet | None = None
     """None: a job of one node."""
     notice: Notice = msgspec.field(default_factory=Notice)
@@ -361,6 +312,10 @@ class State(msgspec.Struct, kw_only=True):
     """What was said once."""
     story: list[str] = []
     """The last events, for InvalidTransition."""
+
+    def incident_of(self, key: str) -> Incident | None:
+        """The incident that was opened for a verdict's key; None: there was none."""
+        return self.incidents.get(self.detected.get(key, ""))
 
 
 def attempt_of(state: State) -> Attempt:

@@ -1,4 +1,4 @@
-"""What steps go to, rank by rank, over windows: what stragglers, slow data and lost speed are told from.
+"""What steps go to, rank by rank, over windows: what stragglers, waits for data and drops of throughput are seen by.
 
 A rank's report says now and then what its ordinary steps have gone to so far (`events.Spent`). A window is the
 difference between two of these, for each rank, per step:
@@ -86,10 +86,25 @@ class StepTimes(msgspec.Struct, kw_only=True):
     closed: int = 0
     """Windows of this attempt."""
 
-    def begin_attempt(self, number: int) -> None:
-        """Nothing of the attempt before counts."""
-        self.attempt, self.began_s, self.closed = number, 0.0, 0
-        self.first, self.last = {}, {}
+    def observe(self, event: ev.NodeReport, attempt: int, step: int, window_s: float, now_s: float) -> Window | None:
+        """Take a report of the current attempt in; the window that is closed by it, those of WARM_UP left out.
+
+        step: the attempt's furthest.
+        """
+        if event.attempt != attempt:
+            return None
+        if self.attempt != attempt:
+            self.attempt, self.began_s, self.closed = attempt, 0.0, 0
+            self.first, self.last = {}, {}
+        self.take(event)
+        if not self.began_s:
+            if self.last and step:
+                self.begin(now_s, step, window_s)
+            return None
+        if not self.is_due(now_s, step):
+            return None
+        window = self.close(now_s, step, window_s)
+        return window if self.closed > WARM_UP else None
 
     def take(self, event: ev.NodeReport) -> None:
         """Note what a node tells of its ranks."""

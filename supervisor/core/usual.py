@@ -14,7 +14,7 @@ its own place in it. So a rank is suspected in a window
 - if few ranks are suspected at once, or only ranks of one node: a pattern that changes for many is uneven work.
 
 Uneven data moves the slowest place from rank to rank, and evens out over a window's steps. What stays slow through
-several windows is for core/stragglers.py to tell.
+several windows is for core/detectors/straggler.py to tell.
 
 Places that move slowly (experts' loads) are followed; they are learned anew when all have moved.
 """

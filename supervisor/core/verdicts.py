@@ -13,9 +13,9 @@ from guardrun.supervisor.core.grouping import evidence_groups
 from guardrun.supervisor.core.incidents import change, open_incident, write
 from guardrun.supervisor.core.judge import Doing, Judgement
 from guardrun.supervisor.core.looks import RankLook
-from guardrun.supervisor.core.nodes import wrong_with
 from guardrun.supervisor.core.orders import stop_for
 from guardrun.supervisor.core.patience import NEVER_S
+from guardrun.supervisor.core.rank_findings import wrong_with
 from guardrun.supervisor.core.seen import Seen
 from guardrun.supervisor.core.sentences import hang_sentence
 from guardrun.supervisor.core.state import State, attempt_of, silence_began_s
@@ -75,7 +75,8 @@ def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Acti
     may_act = suspicion.is_forced or (state.settings.act and not state.is_held and not is_near_end(state))
     known = suspicion.incident_id
     if not known and found.doing is Doing.COLLECTING:
-        known = next((attempt.gc_incidents[r] for r in found.culprits if r in attempt.gc_incidents), "")
+        keys = [state.detectors.gc_pause.key(attempt.number, rank) for rank in found.culprits]
+        known = next((state.detected[key] for key in keys if key), "")
     if known and not may_act:
         suspicion.next_look_s = now_s + WATCHED_LOOK_S
         return []

@@ -13,9 +13,11 @@ from __future__ import annotations
 import msgspec
 
 from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import nodes, pauses, pressure, restarts, resumption, slowdowns, stalls, verdicts
+from guardrun.supervisor.core import nodes, restarts, resumption, stalls, verdicts
 from guardrun.supervisor.core.actions import Action, TakeLook
 from guardrun.supervisor.core.collectives import match, waits_on_device
+from guardrun.supervisor.core.decide import observe
+from guardrun.supervisor.core.detectors.detector import LookJudged
 from guardrun.supervisor.core.finding import Finding
 from guardrun.supervisor.core.gaps import FACTOR
 from guardrun.supervisor.core.hang import DOUBTFUL, find
@@ -55,13 +57,10 @@ def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Act
         rank = attempt.ranks.get(report.global_rank)
         if rank is not None:
             advanced_s = max(advanced_s, _take_report(attempt, rank, report, now_s))
-    actions = pressure.on_report(state, event, now_s)
+    actions: list[Action] = []
     attempt.steprate.add(now_s, attempt.step)
-    actions += slowdowns.on_report(state, event, now_s)
     if state.nodes.findings and now_s >= state.nodes.next_s:
         actions += nodes.on_report(state, now_s)
-    if attempt.gc_held:
-        actions += pauses.on_progress(state, now_s)
     if state.phase is Phase.RUNNING:
         actions += resumption.on_report(state, now_s)
     return actions + _advanced(state, advanced_s, now_s) if advanced_s else actions
@@ -169,7 +168,7 @@ def deadline_s(state: State) -> float | None:
     if attempt.stopped or attempt.collecting or attempt.waiting:
         quick_s = min(
             min(attempt.stopped.values(), default=due_s) + QUICK_LOOK_S,
-            pauses.due_s(attempt, silence_began_s(attempt), never_s=due_s),
+            state.detectors.gc_pause.look_due_s(attempt, silence_began_s(attempt), never_s=due_s),
         )
         wait_s = _wait_due_s(state, attempt, never_s=due_s)
         due_s = min(due_s, max(quick_s, attempt.next_quick_s), max(wait_s, attempt.next_wait_s))
@@ -202,7 +201,7 @@ def _reason(state: State, now_s: float) -> str:
     attempt = attempt_of(state)
     if attempt.stopped:
         return "a rank is stopped"
-    if pauses.due_s(attempt, silence_began_s(attempt), never_s=now_s + 1) <= now_s:
+    if state.detectors.gc_pause.look_due_s(attempt, silence_began_s(attempt), never_s=now_s + 1) <= now_s:
         return "a collection takes long"
     if attempt.waiting and now_s - silence_began_s(attempt) < state.settings.floor_s:
         return "a rank waits"
@@ -240,7 +239,7 @@ def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Actio
     matched = match(event.ranks)
     found = find(judged, ended, state.settings, matched)
     suspicion.places = {r: j.place for r, j in by_rank.items() if j.place and j.doing is not Doing.WAITING}
-    actions = pauses.on_look(state, by_rank, event.ranks, now_s)
+    actions = observe(state, LookJudged(by_rank, event.ranks, suspicion.looks), now_s)
     if found is None:
         return actions + _nothing_found(state, judged, now_s)
     return actions + _found(state, found, Seen(by_rank, event, matched), now_s)

@@ -49,7 +49,7 @@ def test_it_is_over_when_the_rank_is_as_fast_as_before(job: SlowJob) -> None:
     job.train(LEARNED_S, work).train(200, slower(work, {5: 1.4})).train(100, work)
     incident = only(job)
     assert incident.recovered_s is not None
-    assert job.told.state.slowdowns.told == {}
+    assert job.told.state.detectors.straggler.reported == {}
     job.train(100, slower(work, {5: 1.4}))
     assert job.incidents == ["straggler", "straggler"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from guardrun.supervisor.core import events as ev
 from guardrun.supervisor.core.engine import _HANDLERS, Engine
-from guardrun.supervisor.core.machine import IGNORE, TABLE, InvalidTransition, Phase
+from guardrun.supervisor.core.machine import IGNORE, OBSERVED, TABLE, InvalidTransition, Phase
 from guardrun.supervisor.core.node.finding import Finding, Response
 from tests.core.conftest import ERROR, Told
 
@@ -131,7 +131,7 @@ def test_the_table_has_every_pair() -> None:
 
 
 def test_every_handler_exists_and_is_used() -> None:
-    assert {name for name in TABLE.values() if name != IGNORE} == set(_HANDLERS)
+    assert set(TABLE.values()) - {IGNORE, OBSERVED} == set(_HANDLERS)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)

@@ -65,7 +65,7 @@ GPU_CAUSES = (
 )
 """Causes, and finer keys, of what is wrong with GPUs; their judges give each its response."""
 INCIDENT_CAUSES = ("thermal_throttle", "straggler")
-"""Causes of incidents that go by another name than their findings, or have none (core/stragglers.py)."""
+"""Causes of incidents that go by another name than their findings, or have none (core/detectors/straggler.py)."""
 KEYS = (*DEFAULTS, *GPU_CAUSES, *INCIDENT_CAUSES)
 """What the policy can be told something for, besides single Xids (`gpu_xid_79`)."""
 _XID = re.compile(r"gpu_xid_\d{1,3}")

@@ -1,18 +1,20 @@
 """Steps that would be much shorter if data were there: `slowdown`, cause `dataloader_bound`.
 
 What counts is what data adds to the slowest rank's step: a rank that waits for data while it would wait for others
-anyway costs nothing. Told once a run, after WINDOWS windows in a row that say so; nothing is done about it.
+anyway costs nothing. Reported once a run, after WINDOWS windows in a row that say so.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from guardrun.supervisor.core.actions import Action
+import msgspec
+
+from guardrun.supervisor.core.detectors.detector import Detected, Verdict
 from guardrun.supervisor.core.frames import rank_list
-from guardrun.supervisor.core.incidents import open_slowdown
+from guardrun.supervisor.core.run_view import AttemptView, RunView, running_attempt
 from guardrun.supervisor.core.sentences import seconds_text, who
-from guardrun.supervisor.core.state import State, attempt_of
 from guardrun.supervisor.core.steptimes import Window, high
 
 LIMIT = 0.2
@@ -23,27 +25,38 @@ CULPRIT_SHARE = 0.5
 """Of what the rank that waits most waits."""
 MAX_CULPRITS = 64
 CONFIDENCE = 0.85
-NOTE = "dataloader bound"
+CAUSE = "dataloader_bound"
 
 
-def on_window(state: State, window: Window, now_s: float) -> list[Action]:
-    """A window is closed: count it, and tell where it is one too many."""
-    slow, parts = state.slowdowns, window.parts
-    slow.data_strikes = slow.data_strikes + 1 if parts.data_s >= LIMIT * parts.step_s else 0
-    if slow.data_strikes < WINDOWS or NOTE in state.notes:
-        return []
-    state.notes.append(NOTE)
-    return _tell(state, window, now_s)
+class DataloaderBound(msgspec.Struct, kw_only=True):
+    """Whether data makes the run's steps longer."""
+
+    observes: ClassVar[tuple[type, ...]] = (Window,)
+    attempt: int = -1
+    strikes: int = 0
+    """Windows in a row."""
+
+    def observe(self, event: Window, view: RunView, now_s: float) -> Sequence[Verdict]:
+        """Count a window, and report where it is one too many."""
+        attempt, parts = running_attempt(view), event.parts
+        if attempt is None:
+            return ()
+        if self.attempt != attempt.number:
+            self.attempt, self.strikes = attempt.number, 0
+        self.strikes = self.strikes + 1 if parts.data_s >= LIMIT * parts.step_s else 0
+        if self.strikes < WINDOWS or view.incident_of(CAUSE) is not None:
+            return ()
+        return [_verdict(attempt, event, now_s)]
 
 
-def _tell(state: State, window: Window, now_s: float) -> list[Action]:
+def _verdict(attempt: AttemptView, window: Window, now_s: float) -> Detected:
     parts, shares = window.parts, window.shares
     limit_s = CULPRIT_SHARE * high([share.data_s for share in shares.values()])
     waiting = sorted(rank for rank, share in shares.items() if share.data_s >= limit_s)
     are_some = len(waiting) <= len(shares) // 2
     are_named = are_some or len(shares) == 1
     lasted_s = WINDOWS * (now_s - window.began_s)
-    subject = who(attempt_of(state), waiting) if are_named else "The ranks"
+    subject = who(attempt, waiting) if are_named else "The ranks"
     verb = "waits" if len(waiting) == 1 else "wait"
     others = ", and the others for that" if are_some else ""
     summary = (
@@ -58,14 +71,13 @@ def _tell(state: State, window: Window, now_s: float) -> list[Action]:
         "step_s": round(parts.step_s, 4),
         "place": "waiting for data",
     }
-    _, actions = open_slowdown(
-        state,
-        cause="dataloader_bound",
+    return Detected(
+        key=CAUSE,
+        kind="slowdown",
+        cause=CAUSE,
         confidence=CONFIDENCE,
         summary=summary,
         culprits=waiting[:MAX_CULPRITS] if are_named else [],
         onset_s=max(0.0, now_s - lasted_s),
-        now_s=now_s,
         evidence=evidence,
     )
-    return actions

@@ -1,0 +1,1 @@
+"""One question about the run each, answered from events alone."""
