@@ -3,7 +3,7 @@
     python benchmarks/gym/life.py                        each script once under both; goes on where it was cut short
     python benchmarks/gym/life.py --only 'judge*'        some of them
     python benchmarks/gym/life.py --night 8              guardrun alone, in random order, until so many hours of jobs
-    python benchmarks/gym/life.py --show --write-docs    the table of what was played into docs/gym.md
+    python benchmarks/gym/life.py --show --write-docs    the table of what was played into docs/gym-life.md
 
 What torchrun finishes, guardrun must finish: the same exit status, the same files in out/, byte for byte, in one
 attempt, with no incident, and nothing left running. The patience is a tenth of the default (`hang.scale`), and so is
@@ -45,7 +45,7 @@ from tests.support.processes import Process, kill_marked, marked
 from tests.support.waiting import wait_until
 
 SCRIPTS = ROOT / "benchmarks" / "gym" / "scripts" / "life"
-DOCS = ROOT / "docs" / "gym.md"
+DOCS = ROOT / "docs" / "gym-life.md"
 BEGIN = "<!-- life: begin (written by `python benchmarks/gym/life.py --write-docs`) -->"
 END = "<!-- life: end -->"
 SCALE = 0.1
@@ -290,7 +290,7 @@ def outcomes(lives: Sequence[Life], played: Sequence[Played]) -> list[Outcome]:
 
 
 def as_markdown(found: Sequence[Outcome]) -> str:
-    """The section of docs/gym.md."""
+    """The section of docs/gym-life.md."""
     runs = [run for outcome in found for run in outcome.runs]
     hours = sum(run.took_s for run in runs) / 3600
     harmed = [outcome for outcome in found if outcome.harms]
@@ -349,7 +349,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=GYM / "life.jsonl", metavar="FILE")
     parser.add_argument("--fresh", action="store_true", help="begin a new results file")
     parser.add_argument("--show", action="store_true", help="play nothing; show what the results file holds")
-    parser.add_argument("--write-docs", action="store_true", help="also put the table into docs/gym.md")
+    parser.add_argument("--write-docs", action="store_true", help="also put the table into docs/gym-life.md")
     arguments = parser.parse_args(argv)
     if arguments.only and not any(_is_wanted(life, arguments.only) for life in read_lives()):
         parser.error(f"no script matches; there are {', '.join(life.name for life in read_lives())}")

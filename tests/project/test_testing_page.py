@@ -12,6 +12,7 @@ from tests.project.purity import ROOT
 from tests.support.real import PARTS
 
 PAGE = ROOT / "docs" / "testing.md"
+HELPERS = ROOT / "docs" / "testing-support.md"
 FILE = re.compile(r"`(tests/[\w/]+\.py)(?:::\w+)?`")
 MADE_UP = {"flux-capacitor"}
 """Named within a test's text (tests/project/test_real_parts.py)."""
@@ -61,6 +62,13 @@ def test_every_file_that_the_page_names_is_there() -> None:
     named = FILE.findall(PAGE.read_text())
     assert named
     assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_every_helper_has_a_line_on_its_page() -> None:
+    support = ROOT / "tests" / "support"
+    modules = sorted(str(path.relative_to(support)) for path in support.rglob("*.py") if path.name != "__init__.py")
+    assert modules
+    assert [name for name in modules if f"| [{name}](../tests/support/{name}) | " not in HELPERS.read_text()] == []
 
 
 def test_every_part_has_a_row_and_every_row_a_part(marked: dict[str, set[str]]) -> None:
