@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.engine import Engine
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model import events as ev
 
 NODES = 12_500
 RANKS_A_NODE = 8

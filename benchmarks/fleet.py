@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.engine.model import events as ev
 
 RANKS_A_NODE = 8
 

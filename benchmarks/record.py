@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.item import CannotMeasure
-from guardrun.supervisor.core.actions import Action, Incident, StopAttempt, WriteIncident
-from guardrun.supervisor.journal import read_lines
-from guardrun.supervisor.rundir import read_run_file
+from guardrun.supervisor.engine.model.actions import Action, Incident, StopAttempt, WriteIncident
+from guardrun.supervisor.rundir.journal import read_lines
+from guardrun.supervisor.rundir.run_directory import read_run_file
 
 
 class Record:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from time import monotonic_ns
 
-from guardrun.hooks import rank as _rank
+from guardrun.hooks.rank import rank as _rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from guardrun.launcher.daemon import DAEMON_COMMAND, Daemon
-from guardrun.launcher.exits import INTERRUPTED, USAGE_ERROR, RefusedError
-from guardrun.launcher.preflight import Preflight, is_off
-from guardrun.launcher.saying import say
-from guardrun.supervisor.descriptors import hold_standard_descriptors
+from guardrun.launcher.base.exit_statuses import INTERRUPTED, USAGE_ERROR, RefusedError
+from guardrun.launcher.base.terminal_lines import say
+from guardrun.launcher.control.supervisor_process import DAEMON_COMMAND, Daemon
+from guardrun.launcher.run.preflight import Preflight, is_off
+from guardrun.supervisor.base.standard_streams import hold_standard_descriptors
 
 ENDING_FLAGS = ("-h", "--help", "--guard-off", "--guard-version")
 SHORTEST = {"--help": 3, "--guard-off": 9, "--guard-version": 9}
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None, supervisor_command: Sequence[str] = 
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     preflight = None if daemon is None else start_preflight(arguments)
     try:
-        from guardrun.launcher.launch import Launch, UsageError
+        from guardrun.launcher.run.launch import Launch, UsageError
 
         try:
             return Launch(arguments, daemon, supervisor_command, preflight).go()

@@ -1,7 +1,7 @@
 """`guardrund`: the daemon.
 
 `guardrun` starts one for its job, the supervisor; it is not meant to be started by hand. `guardrund --node` is the node
-agent, which systemd runs (supervisor/node/command.py).
+agent, which systemd runs (supervisor/agent/command.py).
 
 It imports all it needs, then waits on its standard input for one line, the run directory's path: so it is ready by
 the time that the launcher has imported torch and knows what to run. Nothing (end of input) means: not needed.
@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from guardrun.launcher.daemon import UNWRITTEN
-from guardrun.supervisor.descriptors import hold_standard_descriptors
+from guardrun.launcher.control.supervisor_process import UNWRITTEN
+from guardrun.supervisor.base.standard_streams import hold_standard_descriptors
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.scribe import Scribe
-    from guardrun.supervisor.station import Station
+    from guardrun.supervisor.base.background_writer import Scribe
+    from guardrun.supervisor.node.node_supervisor import Station
 
 LOG_NAME = "guardrun.log"
 STUCK_PATIENCE_S = 1.0
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.write(USAGE)
         return 0
     if arguments[:1] == ["--node"]:
-        from guardrun.supervisor.node.command import run_node  # a supervisor has no use for it
+        from guardrun.supervisor.agent.command import run_node  # a supervisor has no use for it
 
         return run_node(arguments[1:])
     if arguments:
@@ -52,9 +52,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise() -> int:
     # Here, and before the line is read: ready when the launcher is, and none of it in the node agent.
-    from guardrun.supervisor.daemon import Daemon  # noqa: F401
-    from guardrun.supervisor.log import set_up_log
-    from guardrun.supervisor.scribe import Scribe
+    from guardrun.supervisor.base.background_writer import Scribe
+    from guardrun.supervisor.base.log import set_up_log
+    from guardrun.supervisor.daemon.daemon import Daemon  # noqa: F401
 
     line = sys.stdin.buffer.readline().rstrip(b"\n")
     if not line:
@@ -90,13 +90,13 @@ def end_beside_the_stuck(status: int = 0) -> None:
 
 def _open_station(run_dir: Path, scribe: Scribe) -> Station:
     """The supervisor that decides, or the deputy of a node that another one leads."""
-    from guardrun.supervisor.daemon import Daemon
-    from guardrun.supervisor.rundir import read_run_file
+    from guardrun.supervisor.daemon.daemon import Daemon
+    from guardrun.supervisor.rundir.run_directory import read_run_file
 
     run = read_run_file(run_dir)
     if run.fleet is None or run.fleet.is_head:
         return Daemon(run_dir, run, scribe)
-    from guardrun.supervisor.coordinator.deputy import Deputy
+    from guardrun.supervisor.fleet.follower.follower import Deputy
 
     return Deputy(run_dir, run, scribe, run.fleet)
 

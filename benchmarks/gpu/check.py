@@ -119,9 +119,9 @@ def sensors(out: Path) -> str:
     import pynvml
     import torch
 
-    from guardrun.supervisor.node.sensors.nvml_calls import Watch
-    from guardrun.supervisor.node.sensors.nvml_session import Session
-    from guardrun.supervisor.node.sensors.nvml_wire import FAST, MEDIUM, SLOW
+    from guardrun.supervisor.sensors.gpu.nvml_calls import Watch
+    from guardrun.supervisor.sensors.gpu.nvml_session import Session
+    from guardrun.supervisor.sensors.gpu.nvml_wire import FAST, MEDIUM, SLOW
 
     def read(session: Session) -> list[dict[str, Any]]:
         began_s = time.monotonic()

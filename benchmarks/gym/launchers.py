@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.gym.case import Case, Chain, Fault
 from benchmarks.gym.decoys import LONGEST_S
 from benchmarks.gym.patience import Patience, played_at
-from guardrun.supervisor.core.stalls import SECOND_STOP
+from guardrun.supervisor.engine.detectors.hang.stalls import SECOND_STOP
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GYM = ROOT / ".gym"
@@ -79,7 +79,8 @@ def limit_s(fault: Fault, patience: Patience) -> float:
         return own_s
     if patience.sensitivity == "eager":
         return STOPS * (own_s + RESTART_S)
-    # The same place again: SECOND_STOP times the patience, then the hard limit (supervisor/core/stalls.py).
+    # The same place again: SECOND_STOP times the patience, then the hard limit
+    # (supervisor/engine/detectors/hang/stalls.py).
     hard_s = patience.hard_timeout_s
     return own_s + min(SECOND_STOP * own_s, hard_s) + (STOPS - 2) * hard_s + STOPS * RESTART_S
 

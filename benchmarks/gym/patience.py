@@ -6,9 +6,9 @@ import msgspec
 
 from benchmarks.gym.case import Doubt
 from guardrun.supervisor.config.tables import HangTable
-from guardrun.supervisor.core.patience import Sensitivity
-from guardrun.supervisor.core.patience import patience as policy
-from guardrun.supervisor.core.stalls import ALONE, COMPUTING
+from guardrun.supervisor.engine.detectors.hang.stalls import ALONE, COMPUTING
+from guardrun.supervisor.engine.model.hang_patience import Sensitivity
+from guardrun.supervisor.engine.model.hang_patience import patience as policy
 
 HARD_TIMEOUT_S = HangTable().hard_timeout_s
 TELL_S = HangTable().tell_s

@@ -14,8 +14,8 @@ from statistics import quantiles
 from typing import NamedTuple
 
 from benchmarks.item import Bench, CannotMeasure, Figure, Target
-from guardrun.supervisor.node.client import Unreachable, ask
-from guardrun.supervisor.node.wire import RegisterJob
+from guardrun.supervisor.client.agent_client import Unreachable, ask
+from guardrun.supervisor.wire.agent_messages import RegisterJob
 from tests.agent.bed import AgentBed, children_end, start_time
 from tests.agent.callers import Raw, hello
 from tests.support.neighbours import NEIGHBOUR, VICTIM, make_passable

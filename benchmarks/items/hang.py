@@ -18,7 +18,7 @@ class Planned:
 
     cause: str
     patience_s: float
-    """Where it is eager; core/patience.py has it."""
+    """Where it is eager; engine/model/hang_patience.py has it."""
     after_s: float = 0.0
     """When to start it beside the others, so that no two of them are at work, starting or restarting, at once."""
 

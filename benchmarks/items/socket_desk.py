@@ -12,12 +12,12 @@ import zmq
 
 from benchmarks.item import Bench, CannotMeasure, Figure
 from benchmarks.job import SCRIPTS
-from guardrun.hooks.messages import MAX_MESSAGE_BYTES
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.sampler import Sampler
-from guardrun.supervisor.core.events import Rank
-from guardrun.supervisor.desk import Desk
-from guardrun.supervisor.station import BEATS_A_TURN
+from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.ranks.sampler import Sampler
+from guardrun.supervisor.engine.model.events import Rank
+from guardrun.supervisor.node.node_supervisor import BEATS_A_TURN
+from guardrun.supervisor.node.rank_message_ingest import Desk
 
 RANKS = 8
 MESSAGES = 500_000

@@ -17,10 +17,10 @@ import zmq
 
 from benchmarks.engine_bench import opened_engine
 from benchmarks.fleet import RANKS_A_NODE, Door, Measured
-from guardrun.supervisor.coordinator.hub import Body, Hub, HubSettings, Joined
-from guardrun.supervisor.coordinator.keys import make_key_pair
-from guardrun.supervisor.core.events import NodeReport
-from guardrun.supervisor.listening import Listen
+from guardrun.supervisor.engine.model.events import NodeReport
+from guardrun.supervisor.fleet.transport.curve_keys import make_key_pair
+from guardrun.supervisor.fleet.transport.hub import Body, Hub, HubSettings, Joined
+from guardrun.supervisor.wire.listening_addresses import Listen
 
 SILENCE_S = 3.0
 """No report for so long: that was all."""

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from guardrun.supervisor.node.wire import PROTOCOL, Ask, Hello, RegisterJob, ToAgent, pack
+from guardrun.supervisor.wire.agent_messages import PROTOCOL, Ask, Hello, RegisterJob, ToAgent, pack
 
 KINDS = ("registers", "asks", "long frames", "half a frame", "does not read", "reconnects")
 _READ_BYTES = 1 << 16

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from benchmarks.fleet import Door, Sent, report
-from guardrun.supervisor.coordinator.wire import PROTOCOL, Join, Report, Welcome
+from guardrun.supervisor.fleet.transport.envelopes import PROTOCOL, Join, Report, Welcome
 
 CONNECTS_AT_ONCE = 200
 JOIN_TIMEOUT_MS = 60_000

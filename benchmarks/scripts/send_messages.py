@@ -8,7 +8,7 @@ import time
 import msgspec
 import zmq
 
-from guardrun.hooks.messages import Beat, CheckpointSaved
+from guardrun.hooks.wire.messages import Beat, CheckpointSaved
 
 address, count, saves_in, ranks = sys.argv[1], *map(int, sys.argv[2:5])
 encode = msgspec.msgpack.Encoder().encode

@@ -7,8 +7,8 @@ from benchmarks.sim.account import Training
 from benchmarks.sim.failures import Truth
 from benchmarks.sim.nodes import Node
 from benchmarks.sim.parameters import Parameters
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.looks import RankLook
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.looks import RankLook
 
 PEER_LOST = ev.ErrorRecord(
     error="torch.distributed.DistBackendError",

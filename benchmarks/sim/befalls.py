@@ -10,8 +10,8 @@ from benchmarks.sim import hiccups
 from benchmarks.sim.attempt import PEER_LOST, Attempt
 from benchmarks.sim.failures import AGAIN_S, SENSED, Failure, Truth
 from benchmarks.sim.nodes import Node
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.node.finding import Finding, Response
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.health.base.findings import Finding, Response
 
 if TYPE_CHECKING:
     from benchmarks.sim.world import World

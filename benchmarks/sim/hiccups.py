@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.sim.nodes import Node
-from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.engine.model import events as ev
 
 if TYPE_CHECKING:
     from benchmarks.sim.world import World

@@ -6,7 +6,7 @@ them. Stacks are short; counters move as they do in reality, or stand.
 
 from __future__ import annotations
 
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook, ThreadLook
 
 SCRIPT = "/home/user/train.py"
 _TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

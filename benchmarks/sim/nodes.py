@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.sim.failures import Truth
-from guardrun.supervisor.core.node.finding import Finding
+from guardrun.supervisor.health.base.findings import Finding
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from benchmarks.sim.load import peak_bytes
 from benchmarks.sim.parameters import DAY_S, Parameters
 from benchmarks.sim.torchrun import AS_INSTALLED, Torchrun
 from benchmarks.sim.world import World
-from guardrun.supervisor.core.members import Standing
+from guardrun.supervisor.engine.state.job_nodes import Standing
 
 Show = Callable[[str], None]
 

@@ -1,7 +1,8 @@
 """A virtual cluster around the real engine: time, the launchers and collectors of all nodes, a scheduler, a person.
 
 Transitions only: a step is one report of one rank, nobody pulses, nothing idles. Whatever the engine orders is done and
-answered after a plausible time by whoever can still be reached, as coordinator/gather.py would put it together.
+answered after a plausible time by whoever can still be reached, as fleet/coordinator/event_aggregator.py would put it
+together.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from benchmarks.sim.load import Load
 from benchmarks.sim.nodes import Node
 from benchmarks.sim.parameters import Parameters
 from guardrun.supervisor.config.tables import FleetTable
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.engine import Engine
-from guardrun.supervisor.core.fleet import DROPPED_S
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Standing
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.membership.membership import DROPPED_S
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.job_nodes import Standing
 
 SILENT_S = 5.0
-"""As coordinator/gather.py has it."""
+"""As fleet/coordinator/event_aggregator.py has it."""
 SETTLE_S = 2.0
 END_MARGIN_S = 3.0
 DRAINED_S = 0.5
@@ -264,7 +265,7 @@ class World:
         self.at(began, lambda: self._try_started(action))
 
     def _try_started(self, action: ac.StartAttempt) -> None:
-        """As gather.py has it: nodes that the engine has given up are not waited for."""
+        """As event_aggregator.py has it: nodes that the engine has given up are not waited for."""
         if self._starting != action.attempt:
             return
         nodes = [self.nodes[name] for name in action.nodes]

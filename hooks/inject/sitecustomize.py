@@ -42,7 +42,7 @@ def _activate(settings):  # type: (dict[str, object]) -> None
         raise RuntimeError("Python 3.10 or newer is needed, this is %d.%d" % sys.version_info[:2])  # noqa: UP031
     settings["inject"] = os.path.dirname(os.path.abspath(__file__))
     try:
-        from guardrun.hooks.activate import activate
+        from guardrun.hooks.startup.activate import activate
     except ImportError:
         hooks = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         parent = os.path.dirname(hooks)
@@ -50,7 +50,7 @@ def _activate(settings):  # type: (dict[str, object]) -> None
         root = os.path.dirname(parent) if os.path.basename(parent) == "guardrun" else os.path.join(parent, "src")
         sys.path.append(root)
         try:
-            from guardrun.hooks.activate import activate
+            from guardrun.hooks.startup.activate import activate
         finally:
             sys.path.remove(root)
     activate(settings)

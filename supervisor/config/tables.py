@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from guardrun.supervisor.core.events import Settings
-from guardrun.supervisor.core.patience import Sensitivity, patience
+from guardrun.supervisor.engine.model.events import Settings
+from guardrun.supervisor.engine.model.hang_patience import Sensitivity, patience
 
 Seconds = Annotated[float, Meta(ge=0)]
 PositiveSeconds = Annotated[float, Meta(gt=0)]
@@ -34,7 +34,7 @@ FormatName = Literal[
     "nanogpt",
     "file",
 ]
-"""As in launcher/checkpoints/formats/table.py; a test holds the two together."""
+"""As in supervisor/checkpoints/format_table.py; a test holds the two together."""
 
 _ENGINE = Settings()
 """The engine's own defaults: written once, there."""
@@ -90,7 +90,7 @@ class HangTable(_Table, frozen=True, kw_only=True):
     hard_timeout_s: Seconds = _ENGINE.hard_timeout_s
     """0 = never."""
     sensitivity: Sensitivity = "normal"
-    """A column of core/patience.py."""
+    """A column of engine/model/hang_patience.py."""
     tell_s: PositiveSeconds = 15.0
     scale: PositiveSeconds = 1.0
     """Of every time in that column but those with proof: drills need not wait for minutes."""
@@ -116,14 +116,16 @@ class PolicyTable(_Table, frozen=True, kw_only=True):
 
     act: bool = _ENGINE.act
     responses: dict[str, str] = {}
-    """What follows from a finding of a node, by cause or finer key (core/node/responses.py): note, restart, isolate."""
+    """What follows from a finding of a node, by cause or finer key (health/base/responses.py): note, restart,
+    isolate."""
 
 
 class GcTable(_Table, frozen=True, kw_only=True):
     """[gc]: when Python's garbage collector runs in the ranks."""
 
     policy: Literal["off", "freeze"] = "off"
-    """freeze: collect and freeze after the warm-up, then collect at the same step on all ranks (hooks/gcpolicy.py)."""
+    """freeze: collect and freeze after the warm-up, then collect at the same step on all ranks
+    (hooks/patches/gc_policy.py)."""
     warmup_steps: Annotated[int, Meta(ge=1)] = 5
     """By then lazy imports, compiled code and the optimizer's state are there to be frozen."""
     every_steps: Annotated[int, Meta(ge=1)] = 100

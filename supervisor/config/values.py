@@ -15,9 +15,9 @@ from msgspec import Meta
 from guardrun.supervisor.config.placeholders import PLACEHOLDERS, unknown_placeholders
 from guardrun.supervisor.config.tables import TABLES
 from guardrun.supervisor.config.toml import TomlError, read_toml_text
-from guardrun.supervisor.core.node.finding import Response
-from guardrun.supervisor.core.node.responses import KEYS as RESPONSE_KEYS
-from guardrun.supervisor.core.node.responses import is_key
+from guardrun.supervisor.health.base.findings import Response
+from guardrun.supervisor.health.base.responses import KEYS as RESPONSE_KEYS
+from guardrun.supervisor.health.base.responses import is_key
 
 _UNCAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 RESPONSE_NAMES = [response.value for response in Response]

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core.actions import Culprit
+from guardrun.supervisor.engine.model.actions import Culprit
 
 SCHEMA = 1
 
@@ -52,7 +52,7 @@ class RankLine(msgspec.Struct, kw_only=True):
     node: str
     pid: int
     doing: str
-    """A word of core/judge.py's Doing, or `exited`."""
+    """A word of engine/observation/rank_activity.py's Doing, or `exited`."""
     reason: str
     at: str = ""
     """`function (file.py:73)`: the innermost frame of the user's own code."""

@@ -14,18 +14,25 @@ from typing import NamedTuple
 
 import msgspec
 
-from guardrun.hooks.board import Field, Milestone
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.boards import BLANK, BoardReader, open_boards, phase_of, progress_of, step_of
-from guardrun.supervisor.collect.look import take_look
-from guardrun.supervisor.core.events import Settings
-from guardrun.supervisor.core.looks import RankLook
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.state import Attempt, RankState, State
-from guardrun.supervisor.ctl.ask import ask
-from guardrun.supervisor.diagnose.lookanswer import LOOK, LookAnswer
-from guardrun.supervisor.diagnose.processes import FoundRank, hooks_of
-from guardrun.supervisor.rundir import RunFile
+from guardrun.hooks.wire.board import Field, Milestone
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.client.supervisor_client import ask
+from guardrun.supervisor.collect.ranks.boards import (
+    BLANK,
+    BoardReader,
+    open_boards,
+    phase_of,
+    progress_of,
+    step_of,
+)
+from guardrun.supervisor.collect.ranks.look import take_look
+from guardrun.supervisor.diagnose.look_answer import LOOK, LookAnswer
+from guardrun.supervisor.diagnose.rank_processes import FoundRank, hooks_of
+from guardrun.supervisor.engine.model.events import Settings
+from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.state import Attempt, RankState, State
+from guardrun.supervisor.rundir.run_directory import RunFile
 
 LOOK_TIMEOUT_S = 45.0
 """Longer than the longest look, with what a supervisor that is looking already has to end first."""

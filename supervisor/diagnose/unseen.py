@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from guardrun.supervisor.collect.procfs import read_bytes
-from guardrun.supervisor.collect.pyspy import NOT_INSTALLED, REFUSED
-from guardrun.supervisor.core.frames import rank_list
+from guardrun.supervisor.collect.host.procfs import read_bytes
+from guardrun.supervisor.collect.ranks.pyspy import NOT_INSTALLED, REFUSED
 from guardrun.supervisor.diagnose.answer import Diagnosis, Next, Unseen
-from guardrun.supervisor.diagnose.judging import Absent
+from guardrun.supervisor.diagnose.hang_finding import Absent
 from guardrun.supervisor.diagnose.scene import GONE, Glance
+from guardrun.supervisor.engine.observation.frames import rank_list
 
 PTRACE_SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 

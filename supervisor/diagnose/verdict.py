@@ -7,24 +7,31 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from guardrun.supervisor.core import verdicts
-from guardrun.supervisor.core.actions import Culprit, ranks_of
-from guardrun.supervisor.core.advice import advice_for
-from guardrun.supervisor.core.finding import Finding
-from guardrun.supervisor.core.frames import rank_list
-from guardrun.supervisor.core.grouping import group_data, group_looks
-from guardrun.supervisor.core.incidents import culprits_of
-from guardrun.supervisor.core.judge import Doing
-from guardrun.supervisor.core.looks import RankLook
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.patience import NEVER_S
-from guardrun.supervisor.core.sentences import hang_sentence
-from guardrun.supervisor.core.state import Attempt, State, Suspicion, silence_began_s
 from guardrun.supervisor.diagnose import answer as an
-from guardrun.supervisor.diagnose.judging import Absent, Judged, has_advanced, is_doubtful, is_same, judge_seen
-from guardrun.supervisor.diagnose.ranklines import rank_lines
+from guardrun.supervisor.diagnose.hang_finding import (
+    Absent,
+    Judged,
+    has_advanced,
+    is_doubtful,
+    is_same,
+    judge_seen,
+)
+from guardrun.supervisor.diagnose.rank_lines import rank_lines
 from guardrun.supervisor.diagnose.scene import Glance
-from guardrun.supervisor.render.words import duration, iso_time
+from guardrun.supervisor.engine.detectors.hang import hang_verdicts
+from guardrun.supervisor.engine.incidents.advice import advice_for
+from guardrun.supervisor.engine.incidents.sentences import hang_sentence
+from guardrun.supervisor.engine.model.actions import Culprit, ranks_of
+from guardrun.supervisor.engine.model.hang_patience import NEVER_S
+from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.hang_finding import Finding
+from guardrun.supervisor.engine.observation.rank_activity import Doing
+from guardrun.supervisor.engine.observation.stack_grouping import group_data, group_looks
+from guardrun.supervisor.engine.state.incidents import culprits_of
+from guardrun.supervisor.engine.state.state import Attempt, State, Suspicion, silence_began_s
+from guardrun.supervisor.report.elements.quantities import duration, iso_time
 
 SURE_AFTER_S = 30.0
 """Without hooks nothing tells for how long it has been so: looks this far apart leave little doubt (an idle frame's
@@ -171,8 +178,8 @@ def _with_history(case: Case, found: Finding) -> an.Diagnosis:
     for rank in found.culprits if found.is_proof else ():
         case.attempt.stopped.setdefault(rank, case.seen[0].now_s)
     now_s = case.last.now_s
-    told_s = verdicts.told_s(state, found, case.looks, now_s)
-    left_s = max(0.0, verdicts.left_s(state, found, case.judged.seen, now_s))
+    told_s = hang_verdicts.told_s(state, found, case.looks, now_s)
+    left_s = max(0.0, hang_verdicts.left_s(state, found, case.judged.seen, now_s))
     incident = _of_this_silence(case, found)
     is_fresh = case.attempt.has_progress and case.silent_s <= max(RECENT_S, state.gaps.typical_s)
     if is_fresh and not _is_sure(found) and incident is None:
@@ -258,7 +265,7 @@ def at_least(sentence: str, seconds: float) -> str:
 
 
 def _held_up(case: Case, found: Finding, silent_s: float, verdict: str) -> an.Diagnosis:
-    evidence = verdicts.evidence_of(case.state, found, case.judged.by_rank, case.looks, silent_s)
+    evidence = hang_verdicts.evidence_of(case.state, found, case.judged.by_rank, case.looks, silent_s)
     return an.Diagnosis(
         target=case.target,
         verdict=verdict,

@@ -1,1 +1,1 @@
-"""Reading the node, and the agent that serves what is known of it."""
+"""What a run's supervisor does on each node, whoever decides."""

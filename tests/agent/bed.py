@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from guardrun.supervisor.node.client import Unreachable, ask
+from guardrun.supervisor.client.agent_client import Unreachable, ask
 from tests.support.guardrun_run import clean_environment
 from tests.support.waiting import wait_until
 

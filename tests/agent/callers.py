@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from guardrun.supervisor.node.client import AgentClient
-from guardrun.supervisor.node.wire import (
+from guardrun.supervisor.client.agent_client import AgentClient
+from guardrun.supervisor.wire.agent_messages import (
     FROM_AGENT,
     MAX_FROM_AGENT_BYTES,
     PROTOCOL,
@@ -74,8 +74,8 @@ def as_nobody(code: str, path: Path) -> str:
         "import os, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "from pathlib import Path; path = Path(sys.argv[1])\n" + code
     )
-    preload = "from guardrun.supervisor.node.client import ask, AgentClient, RefusedError\n"
-    preload += "import guardrun.supervisor.node.command as command, guardrun.supervisor.node.wire as wire\n"
+    preload = "from guardrun.supervisor.client.agent_client import ask, AgentClient, RefusedError\n"
+    preload += "import guardrun.supervisor.agent.command as command, guardrun.supervisor.wire.agent_messages as wire\n"
     preload += "import pwd, socket, select, time\n"  # now: a user may not be let through to the interpreter's library
     done = subprocess.run(
         [sys.executable, "-c", preload + program, str(path)], capture_output=True, text=True, timeout=30, check=False

@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from guardrun.supervisor.core.node.facts import Happening, Readout, Sample
-from guardrun.supervisor.core.node.finding import Finding, Response
-from guardrun.supervisor.node.command import Equipment, run_node
+from guardrun.supervisor.agent.command import Equipment, run_node
+from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.readings import Happening, Readout, Sample
 
 JUDGED = {
     "is_hot": ("is_hot/{}", "thermal", Response.NOTE),

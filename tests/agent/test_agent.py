@@ -13,15 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.node.client import AgentClient, Unreachable, ask
-from guardrun.supervisor.node.wire import (
-    Ask,
-    Facts,
-    Findings,
-    QuarantineIs,
-    Subscribe,
-    Welcome,
-)
+from guardrun.supervisor.client.agent_client import AgentClient, Unreachable, ask
+from guardrun.supervisor.wire.agent_messages import Ask, Facts, Findings, QuarantineIs, Subscribe, Welcome
 from tests.agent.bed import AgentBed
 from tests.agent.callers import Raw, as_nobody, hello, read_until
 from tests.support.waiting import wait_until

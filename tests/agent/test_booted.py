@@ -90,8 +90,8 @@ def job(installed: Booted) -> Iterator[subprocess.Popen[bytes]]:
     """A launcher with its registration, in a group of its own as jobs are; its life is the test's to end."""
     code = """
 import os, select, time
-from guardrun.supervisor.node.client import AgentClient
-from guardrun.supervisor.node.wire import RegisterJob
+from guardrun.supervisor.client.agent_client import AgentClient
+from guardrun.supervisor.wire.agent_messages import RegisterJob
 start = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
 job = RegisterJob(run_id="booted", run_dir="/tmp", launcher_pid=os.getpid(), launcher_start=start, token="t0")
 client = AgentClient(job)
@@ -124,7 +124,7 @@ def test_install_starts_it_as_a_user_of_its_own_and_it_says_ready(installed: Boo
 
 
 def test_everybody_on_the_node_may_ask(installed: Booted) -> None:
-    code = "from guardrun.supervisor.node.client import ask; print(ask('status', timeout_s=10)['node'])"
+    code = "from guardrun.supervisor.client.agent_client import ask; print(ask('status', timeout_s=10)['node'])"
     asked = installed.run("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c", code)
     assert asked.stdout.strip()
 
@@ -197,8 +197,8 @@ def test_what_a_dead_job_leaves_is_ended_by_an_agent_without_root(installed: Boo
     status(installed)
     code = """
 import os, subprocess, sys, time
-from guardrun.supervisor.node.client import AgentClient
-from guardrun.supervisor.node.wire import RegisterJob, Findings
+from guardrun.supervisor.client.agent_client import AgentClient
+from guardrun.supervisor.wire.agent_messages import RegisterJob, Findings
 os.setgid(65534); os.setuid(65534)
 environment = {"GUARDRUN_TOKEN": "t1", "PATH": "/bin:/usr/bin"}
 left = subprocess.Popen(["sleep", "1000"], env=environment, start_new_session=True, stdout=subprocess.DEVNULL)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.node.client import RefusedError
-from guardrun.supervisor.node.wire import (
+from guardrun.supervisor.client.agent_client import RefusedError
+from guardrun.supervisor.wire.agent_messages import (
     MAX_TO_AGENT_BYTES,
     PROTOCOL,
     Answer,

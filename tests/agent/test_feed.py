@@ -12,12 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.core.events import NodeTold
-from guardrun.supervisor.core.node.facts import Readout, Sample
-from guardrun.supervisor.core.node.finding import Finding
-from guardrun.supervisor.node.wire import PROTOCOL, Facts, Findings, FromAgent, RegisterJob, Welcome, pack
-from guardrun.supervisor.nodefeed import BEFORE_S, NodeFeed, Using
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.engine.model.events import NodeTold
+from guardrun.supervisor.health.base.findings import Finding
+from guardrun.supervisor.health.base.readings import Readout, Sample
+from guardrun.supervisor.node.node_feed import BEFORE_S, NodeFeed, Using
+from guardrun.supervisor.wire.agent_messages import (
+    PROTOCOL,
+    Facts,
+    Findings,
+    FromAgent,
+    RegisterJob,
+    Welcome,
+    pack,
+)
 from tests.agent.bed import AgentBed, start_time
 from tests.support.waiting import wait_until
 

@@ -16,7 +16,7 @@ import os, sys, time
 from pathlib import Path
 from tests.agent.bed import start_time
 from tests.agent.callers import Raw, hello
-from guardrun.supervisor.node.wire import Answer, Ask, RegisterJob, Subscribe, Welcome
+from guardrun.supervisor.wire.agent_messages import Answer, Ask, RegisterJob, Subscribe, Welcome
 """
 BEGIN = """
 path, start = Path(sys.argv[1]), start_time(os.getpid())

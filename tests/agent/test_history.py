@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core.node.facts import Readout, Sample
-from guardrun.supervisor.node.historian import Historian
-from guardrun.supervisor.node.history import Entry, History, Query, SpoiltError, read_file, set_aside
-from guardrun.supervisor.node.thinning import Point, Thinner
-from guardrun.supervisor.scribe import Scribe
+from guardrun.supervisor.agent.history.downsampling import Point, Thinner
+from guardrun.supervisor.agent.history.history import Entry, History, Query, SpoiltError, read_file, set_aside
+from guardrun.supervisor.agent.history.history_writer import Historian
+from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.health.base.readings import Readout, Sample
 from tests.support.waiting import wait_until
 
 
@@ -118,7 +118,7 @@ def test_a_sigkill_in_the_middle_of_writing_loses_nothing_that_was_told(path: Pa
     code = """
 import sys
 from pathlib import Path
-from guardrun.supervisor.node.history import Entry, History
+from guardrun.supervisor.agent.history.history import Entry, History
 history = History(Path(sys.argv[1]))
 n = 0
 while True:

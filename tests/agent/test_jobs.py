@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.collect.procfs import read_boot_id
-from guardrun.supervisor.core.node.facts import Readout, Sample
-from guardrun.supervisor.core.node.holders import write_holders
-from guardrun.supervisor.node.client import AgentClient
-from guardrun.supervisor.node.jobs import MAX_OF_ONE_USER, Job, Jobs, Left, NotAllowedError, sweep
-from guardrun.supervisor.node.undertaker import find_held
-from guardrun.supervisor.node.wire import Facts, RegisterJob
-from guardrun.supervisor.scribe import Scribe
+from guardrun.supervisor.agent.jobs import MAX_OF_ONE_USER, Job, Jobs, Left, NotAllowedError, sweep
+from guardrun.supervisor.agent.orphan_reaper import find_held
+from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.client.agent_client import AgentClient
+from guardrun.supervisor.collect.host.procfs import read_boot_id
+from guardrun.supervisor.health.base.memory_holders import write_holders
+from guardrun.supervisor.health.base.readings import Readout, Sample
+from guardrun.supervisor.wire.agent_messages import Facts, RegisterJob
 from tests.agent.bed import AgentBed, start_time
 from tests.support.waiting import wait_until
 

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from guardrun.supervisor import exposition
-from guardrun.supervisor.core.node.facts import Readout, Sample, Value
-from guardrun.supervisor.exposition import MetricsServer, NoAnswerError, Series, parse_listen
-from guardrun.supervisor.jobmetrics import job_series, start_job_metrics
-from guardrun.supervisor.node.metricnames import LABELS, NOT_SHOWN, PREFIX, SHOWN, kind_of
-from guardrun.supervisor.node.metrics import reason_series, sample_series
-from guardrun.supervisor.node.runner import Runner
-from guardrun.supervisor.node.sensors.catalog import host_sensors
+from guardrun.supervisor.agent.metrics.metric_names import LABELS, NOT_SHOWN, PREFIX, SHOWN, kind_of
+from guardrun.supervisor.agent.metrics.metrics import reason_series, sample_series
+from guardrun.supervisor.base import metrics_endpoint
+from guardrun.supervisor.base.metrics_endpoint import MetricsServer, NoAnswerError, Series, parse_listen
+from guardrun.supervisor.daemon.job_metrics import job_series, start_job_metrics
+from guardrun.supervisor.health.base.readings import Readout, Sample, Value
+from guardrun.supervisor.sensors.base.sensor_runner import Runner
+from guardrun.supervisor.sensors.catalog import host_sensors
 from tests.agent.bed import AgentBed
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
@@ -334,11 +334,11 @@ def test_who_says_nothing_holds_nobody_up(server: MetricsServer) -> None:
     with connect(server):
         began_s = time.monotonic()
         assert "guardrun_job_step" in scrape(server.address)
-        assert time.monotonic() - began_s < exposition.REQUEST_S / 2
+        assert time.monotonic() - began_s < metrics_endpoint.REQUEST_S / 2
 
 
 def test_who_sends_a_letter_at_a_time_is_let_go_in_time(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "REQUEST_S", 1.0)
+    monkeypatch.setattr(metrics_endpoint, "REQUEST_S", 1.0)
     with connect(server) as slow:
         began_s = time.monotonic()
         slow.settimeout(0.1)
@@ -357,13 +357,13 @@ def test_who_sends_a_letter_at_a_time_is_let_go_in_time(server: MetricsServer, m
 
 def test_64_are_connected_at_once_and_no_more(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as stack:
-        silent = [stack.enter_context(connect(server)) for _ in range(exposition.MAX_AT_ONCE)]
-        wait_until(lambda: scrape_threads() == exposition.MAX_AT_ONCE, 10, "all of them being served")
+        silent = [stack.enter_context(connect(server)) for _ in range(metrics_endpoint.MAX_AT_ONCE)]
+        wait_until(lambda: scrape_threads() == metrics_endpoint.MAX_AT_ONCE, 10, "all of them being served")
         with connect(server) as refused:
             assert refused.recv(1) == b""
         silent[0].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         assert b"guardrun_job_step" in silent[0].makefile("rb").read()
-        wait_until(lambda: scrape_threads() < exposition.MAX_AT_ONCE, 10, "room for another")
+        wait_until(lambda: scrape_threads() < metrics_endpoint.MAX_AT_ONCE, 10, "room for another")
         assert "guardrun_job_step" in scrape(server.address)
     wait_until(lambda: scrape_threads() == 0, 10, "the end of all")
 
@@ -398,7 +398,7 @@ def agent_series() -> list[Series]:
     """Of the agent itself, by its source: made from an agent that knows nothing."""
     from types import SimpleNamespace
 
-    from guardrun.supervisor.node import metrics as module
+    from guardrun.supervisor.agent.metrics import metrics as module
 
     nothing: Any = SimpleNamespace(
         now_s=1.0,

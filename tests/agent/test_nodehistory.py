@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from guardrun.supervisor.ctl.nodehistory import parse_when
-from guardrun.supervisor.ctl.verb import CtlError
-from guardrun.supervisor.render.words import iso_time
+from guardrun.supervisor.cli.base.verb import CtlError
+from guardrun.supervisor.cli.verbs.node_history import parse_when
+from guardrun.supervisor.report.elements.quantities import iso_time
 from tests.agent.bed import AgentBed
 from tests.support.real import find_program
 from tests.support.waiting import wait_until

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.node.places import Place
-from guardrun.supervisor.node.quarantine import read_holding
+from guardrun.supervisor.quarantine.record_places import Place
+from guardrun.supervisor.quarantine.records import read_holding
 from tests.agent.bed import AgentBed
 from tests.support.neighbours import NEIGHBOUR, VICTIM, make_passable, named_user, python_as
 from tests.support.waiting import wait_until
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.real("root")
 PRELOAD = """
 import encodings.idna, json, pwd, time
 from pathlib import Path
-from guardrun.supervisor.node.client import AgentClient, RefusedError, ask
-from guardrun.supervisor.node.wire import RegisterJob
+from guardrun.supervisor.client.agent_client import AgentClient, RefusedError, ask
+from guardrun.supervisor.wire.agent_messages import RegisterJob
 """
 OWNER = """
 path = Path(sys.argv[1])

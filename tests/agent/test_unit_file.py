@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.ctl.nodeagent import PIECES, SOURCE, render
+from guardrun.supervisor.cli.verbs.node_agent import PIECES, SOURCE, render
 from tests.support.real import find_program
 
 GUARDCTL = find_program("guardctl") or "guardctl"

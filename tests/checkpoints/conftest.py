@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from guardrun.launcher.checkpoints import chooser
-from guardrun.launcher.checkpoints.judge import Here
+from guardrun.supervisor.checkpoints import chooser
+from guardrun.supervisor.checkpoints.reading.confined_reader import Here
 
 
 @pytest.fixture(autouse=True)

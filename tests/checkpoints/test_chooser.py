@@ -14,8 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from guardrun.launcher.checkpoints.chooser import Choice, Chooser
-from guardrun.supervisor.core.events import Checkpoint
+from guardrun.supervisor.checkpoints.chooser import Choice, Chooser
+from guardrun.supervisor.engine.model.events import Checkpoint
 from tests.checkpoints.conftest import Write
 
 BEGAN = 1_700_000_000

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.checkpoints.dcp import METADATA, parse_extents
-from guardrun.launcher.checkpoints.inspector import Inspector
-from guardrun.launcher.checkpoints.judge import Here
-from guardrun.launcher.checkpoints.places import FileStat, read_stat
-from guardrun.launcher.checkpoints.torchfile import CRC_LIMIT_BYTES
-from guardrun.launcher.checkpoints.torchzip import Span, read_records
-from guardrun.launcher.checkpoints.verdicts import Torn, Verdict, Whole
+from guardrun.supervisor.checkpoints.reading.confined_reader import Here
+from guardrun.supervisor.checkpoints.reading.dcp_metadata import METADATA, parse_extents
+from guardrun.supervisor.checkpoints.reading.folder_contents import FileStat, read_stat
+from guardrun.supervisor.checkpoints.reading.inspector import Inspector
+from guardrun.supervisor.checkpoints.reading.torch_file import CRC_LIMIT_BYTES
+from guardrun.supervisor.checkpoints.reading.torch_zip import Span, read_records
+from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Verdict, Whole
 from tests.checkpoints.conftest import Write
 
 DATA = "__0_0.distcp"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.checkpoints import chooser as choosers
-from guardrun.launcher.checkpoints.chooser import Chooser
-from guardrun.launcher.checkpoints.judge import Answer, Here, Patience
+from guardrun.supervisor.checkpoints import chooser as choosers
+from guardrun.supervisor.checkpoints.chooser import Chooser
+from guardrun.supervisor.checkpoints.reading.confined_reader import Answer, Here, Patience
 from tests.checkpoints.conftest import Write
 from tests.checkpoints.test_chooser import BEGAN, Clock, passed_over, save, taken
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guardrun.launcher.checkpoints.chooser import Chooser
-from guardrun.launcher.checkpoints.formats.table import FORMAT_NAMES, FORMATS, UnknownFormat, get_formats
+from guardrun.supervisor.checkpoints.chooser import Chooser
+from guardrun.supervisor.checkpoints.format_table import FORMAT_NAMES, FORMATS, UnknownFormat, get_formats
 from tests.checkpoints.conftest import Write
 
 Break = Callable[[Path], None]

@@ -15,10 +15,10 @@ from types import ModuleType
 
 import pytest
 
-from guardrun.launcher.checkpoints import judge as judges
-from guardrun.launcher.checkpoints.chooser import Choice, Chooser
-from guardrun.launcher.checkpoints.judge import Answer, Confined, Here, Patience
-from guardrun.launcher.checkpoints.verdicts import CPU_S, Torn, Unjudged, Whole
+from guardrun.supervisor.checkpoints.chooser import Choice, Chooser
+from guardrun.supervisor.checkpoints.reading import confined_reader as judges
+from guardrun.supervisor.checkpoints.reading.confined_reader import Answer, Confined, Here, Patience
+from guardrun.supervisor.checkpoints.reading.verdicts import CPU_S, Torn, Unjudged, Whole
 from tests.checkpoints import bombs
 from tests.checkpoints.conftest import Write, safetensors_bytes
 from tests.support.waiting import wait_until
@@ -375,7 +375,7 @@ def test_it_ends_with_whoever_asked(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     program = (
         "import os\n"
-        "from guardrun.launcher.checkpoints.judge import Confined, Patience\n"
+        "from guardrun.supervisor.checkpoints.reading.confined_reader import Confined, Patience\n"
         f"judge = Confined()\njudge.ask('json', {str(tmp_path / 'a.json')!r}, Patience())\n"
         "print(judge._state['process'].child.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.checkpoints import keeping
-from guardrun.launcher.checkpoints.keeping import Keeper, Kept, NotKept
-from guardrun.supervisor.core.events import Checkpoint
+from guardrun.supervisor.checkpoints import retention
+from guardrun.supervisor.checkpoints.retention import Keeper, Kept, NotKept
+from guardrun.supervisor.engine.model.events import Checkpoint
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_copy_is_whole_has_the_times_and_survives_everything(folder: Path) -> 
 
 
 def test_a_link_survives_what_is_removed_or_renamed_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_clone", no_clones)
+    monkeypatch.setattr(retention, "_clone", no_clones)
     before = content(str(folder))
     kept = keep(folder, is_link_enough=True)
     assert (kept.how, kept.is_own) == ("link", False)
@@ -61,7 +61,7 @@ def test_a_link_survives_what_is_removed_or_renamed_over(folder: Path, monkeypat
 
 
 def no_clones(source: str, target: str) -> None:
-    raise OSError(keeping.errno.EOPNOTSUPP, "no")
+    raise OSError(retention.errno.EOPNOTSUPP, "no")
 
 
 def test_a_single_file_with_its_companion(tmp_path: Path) -> None:
@@ -77,23 +77,23 @@ def test_a_single_file_with_its_companion(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("why", ["too much", "too little room", "too long"])
 def test_what_would_cost_too_much_is_not_kept_and_said(folder: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    monkeypatch.setattr(keeping, "_clone", no_clones)
+    monkeypatch.setattr(retention, "_clone", no_clones)
     if why == "too much":
-        monkeypatch.setattr(keeping, "MAX_COPIED_BYTES", 5)
+        monkeypatch.setattr(retention, "MAX_COPIED_BYTES", 5)
     elif why == "too little room":
-        monkeypatch.setattr(keeping, "ROOM", 1 << 60)
+        monkeypatch.setattr(retention, "ROOM", 1 << 60)
     else:
-        monkeypatch.setattr(keeping, "COPY_S", -1.0)
+        monkeypatch.setattr(retention, "COPY_S", -1.0)
     with pytest.raises(NotKept, match=why.removeprefix("too ").replace("long", "longer")):
         keep(folder)
     assert not list((folder.parents[1] / "run").iterdir()), "nothing is left of it"
 
 
 def test_what_took_too_long_is_not_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_clone", no_clones)
+    monkeypatch.setattr(retention, "_clone", no_clones)
     keeper, files = Keeper(folder.parents[1] / "run"), [str(folder / "model.bin")]
     with monkeypatch.context() as slow:
-        slow.setattr(keeping, "COPY_S", -1.0)
+        slow.setattr(retention, "COPY_S", -1.0)
         with pytest.raises(NotKept, match="longer"):
             keeper.keep(checkpoint_of(folder), files, is_link_enough=False)
     with pytest.raises(NotKept, match="longer"):

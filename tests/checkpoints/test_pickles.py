@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.launcher.checkpoints.pickles import OPAQUE, BadPickle, Node, Source, TooDeep, TooLong, walk_pickle
+from guardrun.supervisor.checkpoints.reading.pickles import (
+    OPAQUE,
+    BadPickle,
+    Node,
+    Source,
+    TooDeep,
+    TooLong,
+    walk_pickle,
+)
 
 
 class Trap:

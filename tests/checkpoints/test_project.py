@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.checkpoints.formats.table import FORMATS
+from guardrun.supervisor.checkpoints.format_table import FORMATS
 
 DOCS = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
@@ -17,12 +17,12 @@ DOCS = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 def test_choosing_brings_no_torch_and_no_unpickler_into_the_process() -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
-        "import guardrun.launcher.checkpoints.chooser\n"
+        "import guardrun.supervisor.checkpoints.chooser\n"
         "print(*sorted({'torch', 'numpy', 'psutil', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == ""
-    sources = Path(__file__).parents[2] / "launcher" / "checkpoints"
+    sources = Path(__file__).parents[2] / "supervisor" / "checkpoints"
     for path in sources.rglob("*.py"):
         lines = path.read_text().splitlines()
         assert not [line for line in lines if line.strip() in ("import pickle", "import torch", "import zipfile")], path

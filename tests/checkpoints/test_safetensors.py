@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guardrun.launcher.checkpoints.safetensors import check_safetensors
-from guardrun.launcher.checkpoints.verdicts import Torn, Whole
+from guardrun.supervisor.checkpoints.reading.safetensors import check_safetensors
+from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Whole
 from tests.checkpoints.conftest import safetensors_bytes
 
 

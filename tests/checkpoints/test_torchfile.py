@@ -15,8 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guardrun.launcher.checkpoints.torchfile import CRC_LIMIT_BYTES, check_torch_file, describe_torch_file
-from guardrun.launcher.checkpoints.verdicts import Torn, Whole
+from guardrun.supervisor.checkpoints.reading.torch_file import (
+    CRC_LIMIT_BYTES,
+    check_torch_file,
+    describe_torch_file,
+)
+from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Whole
 
 SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
 KINDS = ["training", "legacy", "weights", "metrics", "cache", "odd", "module", "unchecked"]

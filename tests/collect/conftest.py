@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.board import MAGIC, Board, Field, board_name, create_board
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.procfs import read_stat, read_wchan
-from guardrun.supervisor.core.events import Rank
+from guardrun.hooks.wire.board import MAGIC, Board, Field, board_name, create_board
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.host.procfs import read_stat, read_wchan
+from guardrun.supervisor.engine.model.events import Rank
 from tests.support.processes import descendants, kill, read_process, reap
 from tests.support.waiting import wait_until
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from guardrun.hooks import rank
+from guardrun.hooks.rank import rank
 
 warnings.simplefilter("ignore")
 signs = sys.argv[1]

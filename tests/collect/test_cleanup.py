@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 
-from guardrun.supervisor.collect.cleanup import end_processes, end_run, find_marked
-from guardrun.supervisor.collect.procfs import read_stat
+from guardrun.supervisor.collect.host.process_cleanup import end_processes, end_run, find_marked
+from guardrun.supervisor.collect.host.procfs import read_stat
 from tests.collect.conftest import StartScript
 from tests.support.processes import marked
 from tests.support.waiting import wait_until
@@ -95,7 +95,7 @@ def test_a_process_that_keeps_starting_others_is_ended_with_all_of_them(start_sc
 
 def test_we_are_never_among_the_marked() -> None:
     code = (
-        "import json\nfrom guardrun.supervisor.collect.cleanup import end_run, find_marked\n"
+        "import json\nfrom guardrun.supervisor.collect.host.process_cleanup import end_run, find_marked\n"
         "print(json.dumps([find_marked('mark-self'), end_run(0, 'mark-self')]))"
     )
     env = {**os.environ, "GUARDRUN_TOKEN": "mark-self"}

@@ -6,9 +6,9 @@ import time
 import msgspec
 import pytest
 
-from guardrun.hooks.messages import MAX_TEXT_CHARS, Raised
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.errors import (
+from guardrun.hooks.wire.messages import MAX_TEXT_CHARS, Raised
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.ranks.error_files import (
     STDERR_BYTES,
     STDERR_TAIL_BYTES,
     bound,
@@ -17,7 +17,7 @@ from guardrun.supervisor.collect.errors import (
     parse_tail,
     parse_traceback_frames,
 )
-from guardrun.supervisor.core.causes import cause_of_log, last_words
+from guardrun.supervisor.engine.failures.failure_causes import cause_of_log, last_words
 
 TRACEBACK = """Traceback (most recent call last):
   File "/x/old.py", line 1, in <module>

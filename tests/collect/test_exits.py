@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.exits import raised_name, read_exits, read_tail
-from guardrun.supervisor.collect.oom import OomWatch
-from guardrun.supervisor.core.events import Rank
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.host.oom_kills import OomWatch
+from guardrun.supervisor.collect.ranks.exits import raised_name, read_exits, read_tail
+from guardrun.supervisor.engine.model.events import Rank
 from tests.collect.test_errors import RAISED
 
 RANKS = [Rank(global_rank=number, local_rank=number, pid=100 + number, node="n1") for number in range(4)]

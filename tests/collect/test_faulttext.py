@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from guardrun.supervisor.collect.faulttext import MAX_FRAMES, parse_faulthandler
-from guardrun.supervisor.core.looks import Frame
+from guardrun.supervisor.collect.ranks.faulthandler_text import MAX_FRAMES, parse_faulthandler
+from guardrun.supervisor.engine.model.looks import Frame
 
 TEXT = """Fatal nonsense before
 Thread 0x00007f228ca1d6c0 (most recent call first):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.collect.calls import CallsPage, PageCall, PageGroup
-from guardrun.supervisor.collect.groups import join
-from guardrun.supervisor.collect.recorder import Entry, Trace
-from guardrun.supervisor.core.looks import Frame, GroupLook
+from guardrun.supervisor.collect.collectives.calls_page import CallsPage, PageCall, PageGroup
+from guardrun.supervisor.collect.collectives.flight_recorder import Entry, Trace
+from guardrun.supervisor.collect.collectives.process_groups import join
+from guardrun.supervisor.engine.model.looks import Frame, GroupLook
 
 WALL_NS = 10**18
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.messages import HookFailed
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.boards import open_boards
-from guardrun.supervisor.collect.look import take_look
-from guardrun.supervisor.core.events import Rank
-from guardrun.supervisor.core.looks import Call, GroupLook, RankLook
+from guardrun.hooks.wire.messages import HookFailed
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.ranks.boards import open_boards
+from guardrun.supervisor.collect.ranks.look import take_look
+from guardrun.supervisor.engine.model.events import Rank
+from guardrun.supervisor.engine.model.looks import Call, GroupLook, RankLook
 from tests.hooks.bed import Bed, finish
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.hooks.board import OPS, PHASES, Board
-from guardrun.launcher.proc import short_command
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.boards import open_boards
-from guardrun.supervisor.collect.look import LookResult, limit_s, take_look
-from guardrun.supervisor.collect.procfs import read_stat, read_wchan
-from guardrun.supervisor.core.judge import QUIET_IO_BYTES_S, Doing, judge
-from guardrun.supervisor.core.looks import ProcessLook, RankLook
+from guardrun.hooks.wire.board import OPS, PHASES, Board
+from guardrun.launcher.base.processes import short_command
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.host.procfs import read_stat, read_wchan
+from guardrun.supervisor.collect.ranks.boards import open_boards
+from guardrun.supervisor.collect.ranks.look import LookResult, limit_s, take_look
+from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook
+from guardrun.supervisor.engine.observation.rank_activity import QUIET_IO_BYTES_S, Doing, judge
 from tests.collect.conftest import Script, StartScript
 from tests.support.waiting import wait_until
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.collect.blocked import explain
-from guardrun.supervisor.collect.mounts import (
+from guardrun.supervisor.collect.host.blocked_calls import explain
+from guardrun.supervisor.collect.host.file_systems import (
     Mount,
     ask,
     mount_of,
@@ -21,8 +21,8 @@ from guardrun.supervisor.collect.mounts import (
     parse_mountinfo,
     read_mounts,
 )
-from guardrun.supervisor.collect.procfs import is_timed, parse_syscall, read_stat
-from guardrun.supervisor.core.looks import ProcessLook
+from guardrun.supervisor.collect.host.procfs import is_timed, parse_syscall, read_stat
+from guardrun.supervisor.engine.model.looks import ProcessLook
 from tests.support.deadmount import dead_mount
 from tests.support.processes import descendants, is_alive
 from tests.support.waiting import wait_until
@@ -111,7 +111,7 @@ def test_a_mount_that_does_not_answer_is_named_whatever_led_there(dead: Path, tm
 
 @pytest.mark.real("fuse")
 def test_who_asks_for_somebody_that_is_killed_ends_with_him(dead: Path) -> None:
-    code = "import sys; from guardrun.supervisor.collect.mounts import ask; ask(sys.argv[1:], 600)"
+    code = "import sys; from guardrun.supervisor.collect.host.file_systems import ask; ask(sys.argv[1:], 600)"
     with subprocess.Popen([sys.executable, "-c", code, str(dead)]) as asks:
         try:
             child = wait_until(lambda: [one for one in descendants(asks.pid) if one.state == "D"], 30, "the child")[0]

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from guardrun.supervisor.collect.mounts import Answers, Mount, Room
-from guardrun.supervisor.collect.node import (
+from guardrun.supervisor.collect.host.file_systems import Answers, Mount, Room
+from guardrun.supervisor.collect.host.node_readings import (
     of_memory,
     of_mounts,
     parse_cgroup,
@@ -18,7 +18,7 @@ from guardrun.supervisor.collect.node import (
     parse_pressure,
     read_readings,
 )
-from guardrun.supervisor.core.looks import Reading
+from guardrun.supervisor.engine.model.looks import Reading
 
 
 def brief(readings: list[Reading]) -> list[tuple[str, float, bool]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.collect import oom
-from guardrun.supervisor.collect.oom import (
+from guardrun.supervisor.collect.host import oom_kills
+from guardrun.supervisor.collect.host.oom_kills import (
     KernelLog,
     MemoryMount,
     OomWatch,
@@ -97,7 +97,7 @@ def test_a_kill_by_the_kernel_is_counted_and_named(memory_cgroup: Path) -> None:
         watch.attempt_started([eater.pid])
         assert watch.kills() == 0
         assert watch.pids() == []
-        assert str(memory_cgroup) in oom.find_oom_counter(eater.pid)
+        assert str(memory_cgroup) in oom_kills.find_oom_counter(eater.pid)
         eater.communicate(b"go\n")
         assert eater.returncode == -9
         assert watch.kills() == 1

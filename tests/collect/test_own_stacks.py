@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import pytest
 
-from guardrun.hooks.board import Field, board_name
-from guardrun.hooks.messages import Beat
-from guardrun.supervisor.collect.boards import BoardReader
-from guardrun.supervisor.collect.procfs import ThreadStat, read_stat
-from guardrun.supervisor.collect.stacks import Fallback, StackDump, dump_stacks, is_gil_held
-from guardrun.supervisor.core.looks import Frame
+from guardrun.hooks.wire.board import Field, board_name
+from guardrun.hooks.wire.messages import Beat
+from guardrun.supervisor.collect.host.procfs import ThreadStat, read_stat
+from guardrun.supervisor.collect.ranks.boards import BoardReader
+from guardrun.supervisor.collect.ranks.stacks import Fallback, StackDump, dump_stacks, is_gil_held
+from guardrun.supervisor.engine.model.looks import Frame
 from tests.hooks.bed import Bed
 from tests.support.waiting import wait_until
 

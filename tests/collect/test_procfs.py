@@ -8,10 +8,16 @@ import time
 
 import pytest
 
-from guardrun.supervisor.collect import procfs
-from guardrun.supervisor.collect.cleanup import end_processes
-from guardrun.supervisor.collect.procfs import parse_io, parse_stat, parse_status, read_stat, read_threads
-from guardrun.supervisor.collect.table import ProcessTable, descendants, processes_with_marker
+from guardrun.supervisor.collect.host import procfs
+from guardrun.supervisor.collect.host.process_cleanup import end_processes
+from guardrun.supervisor.collect.host.process_table import ProcessTable, descendants, processes_with_marker
+from guardrun.supervisor.collect.host.procfs import (
+    parse_io,
+    parse_stat,
+    parse_status,
+    read_stat,
+    read_threads,
+)
 from tests.collect.conftest import StartScript
 from tests.support.waiting import wait_until
 

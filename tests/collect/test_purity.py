@@ -14,7 +14,8 @@ HEAVY = {"torch", "numpy", "psutil", "rich", "zmq", "structlog", "pynvml", "mult
 @pytest.mark.cold
 def test_the_collectors_bring_nothing_heavy_into_the_supervisor() -> None:
     folder = Path(guardrun.supervisor.collect.__file__).parent
-    names = [f"guardrun.supervisor.collect.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"]
+    found = [path.relative_to(folder).with_suffix("") for path in folder.glob("*/*.py") if path.stem != "__init__"]
+    names = [f"guardrun.supervisor.collect.{path.parent}.{path.name}" for path in found]
     code = f"import sys\nfor name in {names!r}: __import__(name)\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
     assert len(names) > 10

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from guardrun.supervisor.collect.ras import ask_ras, parse_status, read_address, read_ras
+from guardrun.supervisor.collect.collectives.nccl_ras import ask_ras, parse_status, read_address, read_ras
 
 
 def status(counts: dict[int, int], missing: tuple[int, ...] = ()) -> str:

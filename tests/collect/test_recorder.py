@@ -16,9 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.collect.groups import join
-from guardrun.supervisor.collect.recorder import TraceError, fetch_trace, find_obstacle, parse_trace, request
-from guardrun.supervisor.core.looks import Call, GroupLook
+from guardrun.supervisor.collect.collectives.flight_recorder import (
+    TraceError,
+    fetch_trace,
+    find_obstacle,
+    parse_trace,
+    request,
+)
+from guardrun.supervisor.collect.collectives.process_groups import join
+from guardrun.supervisor.engine.model.looks import Call, GroupLook
 
 DUMPS = Path(__file__).parents[1] / "data" / "recorder"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.board import PHASES, Board, Field, Milestone
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.cleanup import end_processes
-from guardrun.supervisor.collect.sampler import Sampler
-from guardrun.supervisor.core import events as ev
+from guardrun.hooks.wire.board import PHASES, Board, Field, Milestone
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.host.process_cleanup import end_processes
+from guardrun.supervisor.collect.ranks.sampler import Sampler
+from guardrun.supervisor.engine.model import events as ev
 from tests.collect.conftest import StartScript
 from tests.support.waiting import wait_until
 

@@ -6,7 +6,12 @@ import struct
 
 import pytest
 
-from guardrun.supervisor.collect.sockets import parse_diag, read_socket_inodes, read_tcp_bytes, socket_bytes
+from guardrun.supervisor.collect.host.socket_traffic import (
+    parse_diag,
+    read_socket_inodes,
+    read_tcp_bytes,
+    socket_bytes,
+)
 from tests.collect.conftest import StartScript
 from tests.support.waiting import wait_until
 

@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.collect import pyspy
-from guardrun.supervisor.collect.boards import BoardReader
-from guardrun.supervisor.collect.procfs import read_stat
-from guardrun.supervisor.collect.pyspy import dump_pyspy, explain_failure, find_pyspy, has_gaps, parse_pyspy
-from guardrun.supervisor.collect.stacks import Fallback, ask_faulthandler, dump_stacks
-from guardrun.supervisor.core.looks import Frame
+from guardrun.supervisor.collect.host.procfs import read_stat
+from guardrun.supervisor.collect.ranks import pyspy
+from guardrun.supervisor.collect.ranks.boards import BoardReader
+from guardrun.supervisor.collect.ranks.pyspy import (
+    dump_pyspy,
+    explain_failure,
+    find_pyspy,
+    has_gaps,
+    parse_pyspy,
+)
+from guardrun.supervisor.collect.ranks.stacks import Fallback, ask_faulthandler, dump_stacks
+from guardrun.supervisor.engine.model.looks import Frame
 from tests.collect.conftest import Script, StartScript
 from tests.support.waiting import wait_until
 

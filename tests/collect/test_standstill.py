@@ -12,10 +12,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from guardrun.supervisor.collect.procfs import read_stat, read_threads
-from guardrun.supervisor.collect.standstill import NATIVE, Call, Standstill, parse_call, read_standstill
-from guardrun.supervisor.collect.table import ProcessTable
-from guardrun.supervisor.core.standstill import Waiter, Waits, is_closed, key, why
+from guardrun.supervisor.collect.host.process_table import ProcessTable
+from guardrun.supervisor.collect.host.procfs import read_stat, read_threads
+from guardrun.supervisor.collect.ranks.thread_waits import (
+    NATIVE,
+    Call,
+    Standstill,
+    parse_call,
+    read_standstill,
+)
+from guardrun.supervisor.engine.observation.deadlock import Waiter, Waits, is_closed, key, why
 from tests.collect.conftest import StartScript
 from tests.support.waiting import wait_until
 

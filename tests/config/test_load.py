@@ -8,12 +8,12 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from guardrun.launcher.checkpoints.formats.table import FORMAT_NAMES
+from guardrun.supervisor.checkpoints.format_table import FORMAT_NAMES
 from guardrun.supervisor.config import Config, load_config
 from guardrun.supervisor.config.tables import TABLES, FormatName
 from guardrun.supervisor.config.toml import read_toml_text
-from guardrun.supervisor.core.events import Settings
-from guardrun.supervisor.core.patience import patience
+from guardrun.supervisor.engine.model.events import Settings
+from guardrun.supervisor.engine.model.hang_patience import patience
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import zmq
 
-from guardrun.supervisor.coordinator import hub as hub_module
-from guardrun.supervisor.coordinator import link as link_module
-from guardrun.supervisor.coordinator.hub import Hub, HubSettings
-from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
-from guardrun.supervisor.coordinator.link import Head, Link
-from guardrun.supervisor.listening import Listen
+from guardrun.supervisor.fleet.transport import hub as hub_module
+from guardrun.supervisor.fleet.transport import link as link_module
+from guardrun.supervisor.fleet.transport.curve_keys import KeyPair, make_key_pair
+from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
+from guardrun.supervisor.fleet.transport.link import Head, Link
+from guardrun.supervisor.wire.listening_addresses import Listen
 
 T = TypeVar("T")
 

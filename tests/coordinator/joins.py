@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.coordinator.joinfile import JoinFile
-from guardrun.supervisor.coordinator.keys import make_key_pair
+from guardrun.supervisor.fleet.rendezvous.join_file import JoinFile
+from guardrun.supervisor.fleet.transport.curve_keys import make_key_pair
 
 
 def made(run_id: str = "run", session: int = 0, **more: Any) -> JoinFile:

@@ -9,15 +9,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.coordinator.absences import (
+from guardrun.supervisor.fleet.rendezvous.join_file import (
+    EVERY,
+    NotThere,
+    find_join_file,
+    join_file_path,
+    on_host,
+)
+from guardrun.supervisor.fleet.rendezvous.join_rejections import (
     Absence,
     absence_path,
     heed_absences,
     leave_absence,
     take_back_absence,
 )
-from guardrun.supervisor.coordinator.joinfile import EVERY, NotThere, find_join_file, join_file_path, on_host
-from guardrun.supervisor.coordinator.saidfile import RESTART_S, STALE_S, Began
+from guardrun.supervisor.fleet.rendezvous.start_failure_files import RESTART_S, STALE_S, Began
 
 BEGAN_S = 1000.0
 HEAD = Began(BEGAN_S, BEGAN_S + 4.0)

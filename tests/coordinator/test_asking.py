@@ -11,11 +11,18 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from guardrun.hooks.board import Field
-from guardrun.supervisor.asking import Asking, Boards
-from guardrun.supervisor.coordinator import messages as msg
-from guardrun.supervisor.coordinator.asking import AHEAD_S, COUNT_S, SET_S, FleetAsking, NodeAsking, Order
-from guardrun.supervisor.core.events import CheckpointAnswered
+from guardrun.hooks.wire.board import Field
+from guardrun.supervisor.engine.model.events import CheckpointAnswered
+from guardrun.supervisor.fleet.protocol import messages as msg
+from guardrun.supervisor.saving.fleet_save_agreement import (
+    AHEAD_S,
+    COUNT_S,
+    SET_S,
+    FleetAsking,
+    NodeAsking,
+    Order,
+)
+from guardrun.supervisor.saving.save_agreement import Asking, Boards
 
 WITHDRAW_S = AHEAD_S - COUNT_S - SET_S - 1.0
 """What is left for a WithdrawCheckpoint: the head looks once a second."""
@@ -37,7 +44,7 @@ class Paced(Asking):
 
 
 class Rank:
-    """A board, and what hooks/rank.py does with it."""
+    """A board, and what hooks/rank/rank.py does with it."""
 
     def __init__(self) -> None:
         self.words = {Field.CHECKS: 0, Field.CHECKPOINT_AT: 0, Field.CHECKPOINT_ACK: 0}

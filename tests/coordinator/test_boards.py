@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from guardrun.supervisor.coordinator import boards as module
-from guardrun.supervisor.coordinator import messages as msg
-from guardrun.supervisor.coordinator.boards import Boards
-from guardrun.supervisor.rankrows import RankRow
+from guardrun.supervisor.fleet.coordinator import rank_boards as module
+from guardrun.supervisor.fleet.coordinator.rank_boards import Boards
+from guardrun.supervisor.fleet.protocol import messages as msg
+from guardrun.supervisor.wire.rank_rows import RankRow
 from tests.support.waiting import wait_until
 
 

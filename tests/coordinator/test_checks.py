@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from guardrun.supervisor.coordinator import messages as msg
-from guardrun.supervisor.coordinator.checks import ADD_S, MEET_S, PROBE_S, WARM_S, FleetChecks
-from guardrun.supervisor.coordinator.probing import ADD_S as NODE_ADD_S
-from guardrun.supervisor.coordinator.probing import MEET_S as NODE_MEET_S
-from guardrun.supervisor.coordinator.probing import READY_S, SERVE_S, About, NodeChecks
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import CheckNodes
-from guardrun.supervisor.core.alike import Facts
-from guardrun.supervisor.core.checking import LIMITS_S
-from guardrun.supervisor.core.pairs import Meeting
-from guardrun.supervisor.listening import EVERYWHERE
+from guardrun.supervisor.engine.membership.node_checks import LIMITS_S
+from guardrun.supervisor.engine.membership.reachability import Meeting
+from guardrun.supervisor.engine.membership.version_skew import Facts
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.actions import CheckNodes
+from guardrun.supervisor.fleet.checks.check_rounds import ADD_S, MEET_S, PROBE_S, WARM_S, FleetChecks
+from guardrun.supervisor.fleet.checks.node_probes import ADD_S as NODE_ADD_S
+from guardrun.supervisor.fleet.checks.node_probes import MEET_S as NODE_MEET_S
+from guardrun.supervisor.fleet.checks.node_probes import READY_S, SERVE_S, About, NodeChecks
+from guardrun.supervisor.fleet.protocol import messages as msg
+from guardrun.supervisor.wire.listening_addresses import EVERYWHERE
 from tests.support.processes import is_alive
 from tests.support.waiting import wait_until
 

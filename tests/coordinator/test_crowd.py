@@ -10,7 +10,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from guardrun.supervisor.coordinator.crowd import ENOUGH_DESCRIPTORS, Crowd, raise_descriptor_limit
+from guardrun.supervisor.fleet.transport.connection_limiter import (
+    ENOUGH_DESCRIPTORS,
+    Crowd,
+    raise_descriptor_limit,
+)
 
 
 class Door:

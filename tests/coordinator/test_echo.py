@@ -11,8 +11,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from guardrun.supervisor.coordinator import echo as echoes
-from guardrun.supervisor.coordinator.echo import CALL_BYTES, TOKEN_BYTES, Echo, call
+from guardrun.supervisor.fleet.checks import reachability_probe as echoes
+from guardrun.supervisor.fleet.checks.reachability_probe import CALL_BYTES, TOKEN_BYTES, Echo, call
 
 TOKEN = os.urandom(TOKEN_BYTES)
 

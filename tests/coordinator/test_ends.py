@@ -13,15 +13,15 @@ import pytest
 import zmq
 from pytest import MonkeyPatch
 
-from guardrun.supervisor.coordinator import hub as hub_module
-from guardrun.supervisor.coordinator import link as link_module
-from guardrun.supervisor.coordinator.headless import Obstacle
-from guardrun.supervisor.coordinator.hub import Back, Body, Dropped, Joined, Known
-from guardrun.supervisor.coordinator.keys import make_key_pair
-from guardrun.supervisor.coordinator.lease import boot_s
-from guardrun.supervisor.coordinator.link import Head, Refused, Welcomed
-from guardrun.supervisor.coordinator.wire import MAX_BODY_BYTES
-from guardrun.supervisor.station import Station
+from guardrun.supervisor.fleet.protocol.leader_loss_policy import Obstacle
+from guardrun.supervisor.fleet.protocol.lease import boot_s
+from guardrun.supervisor.fleet.transport import hub as hub_module
+from guardrun.supervisor.fleet.transport import link as link_module
+from guardrun.supervisor.fleet.transport.curve_keys import make_key_pair
+from guardrun.supervisor.fleet.transport.envelopes import MAX_BODY_BYTES
+from guardrun.supervisor.fleet.transport.hub import Back, Body, Dropped, Joined, Known
+from guardrun.supervisor.fleet.transport.link import Head, Refused, Welcomed
+from guardrun.supervisor.node.node_supervisor import Station
 from tests.coordinator.ends import Bench, kinds, opened
 
 

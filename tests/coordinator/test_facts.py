@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.coordinator import facts
-from guardrun.supervisor.coordinator.facts import find_script, read_code, read_facts
+from guardrun.supervisor.fleet.checks import node_environment
+from guardrun.supervisor.fleet.checks.node_environment import find_script, read_code, read_facts
 
 PYTHON = "/usr/bin/python3"
 
@@ -62,6 +62,6 @@ def test_the_whole_package_of_a_module(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", ["MAX_FILES", "MAX_BYTES", "MAX_S"])
 def test_too_much_code_is_the_script_alone(tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "train.py", *(f"part{number}.py" for number in range(30)))
-    monkeypatch.setattr(facts, limit, {"MAX_FILES": 10, "MAX_BYTES": 100, "MAX_S": 1e-9}[limit])
+    monkeypatch.setattr(node_environment, limit, {"MAX_FILES": 10, "MAX_BYTES": 100, "MAX_S": 1e-9}[limit])
     name, files = read_code(tmp_path / "train.py")
     assert set(files) <= {name}

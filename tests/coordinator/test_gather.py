@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.coordinator.gather import (
+from guardrun.supervisor.engine.membership.membership import DROPPED_S
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook, Reading
+from guardrun.supervisor.fleet.coordinator.event_aggregator import (
     END_MARGIN_S,
     EXITS_S,
     GRACES,
@@ -19,12 +23,8 @@ from guardrun.supervisor.coordinator.gather import (
     STOP_LIMIT_S,
     Gather,
 )
-from guardrun.supervisor.coordinator.lease import MOST_STILL_S, STILL_S
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.fleet import DROPPED_S
-from guardrun.supervisor.core.looks import ProcessLook, RankLook, Reading
-from guardrun.supervisor.wire import Place, Start, Stop
+from guardrun.supervisor.fleet.protocol.lease import MOST_STILL_S, STILL_S
+from guardrun.supervisor.wire.control_messages import Place, Start, Stop
 
 TERM_S, LOST_S = 15.0, 25.0
 NODES = ["a", "b", "c"]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.coordinator.headless import CLOSED_S, FIRST_S, NOTHING, Headless, Obstacle, Seen, Step
+from guardrun.supervisor.fleet.protocol.leader_loss_policy import (
+    CLOSED_S,
+    FIRST_S,
+    NOTHING,
+    Headless,
+    Obstacle,
+    Seen,
+    Step,
+)
 
 FILE = "/runs/.join-7"
 PLACE = "10.0.0.1:4000"

@@ -17,12 +17,12 @@ import msgspec
 import pytest
 import zmq
 
-from guardrun.supervisor.coordinator import introduce as module
-from guardrun.supervisor.coordinator import munge
-from guardrun.supervisor.coordinator.introduce import Introducer, IntroductionError, introduce
-from guardrun.supervisor.coordinator.joinfile import JoinFile
-from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
-from guardrun.supervisor.listening import Listen
+from guardrun.supervisor.fleet.rendezvous import introduction as module
+from guardrun.supervisor.fleet.rendezvous import munge
+from guardrun.supervisor.fleet.rendezvous.introduction import Introducer, IntroductionError, introduce
+from guardrun.supervisor.fleet.rendezvous.join_file import JoinFile
+from guardrun.supervisor.fleet.transport.curve_keys import KeyPair, make_key_pair
+from guardrun.supervisor.wire.listening_addresses import Listen
 from tests.coordinator.ends import opened
 from tests.coordinator.test_joinfile import made
 from tests.support.munged import munged_of_its_own

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.coordinator.joinfile import (
+from guardrun.supervisor.fleet.rendezvous.join_file import (
     MAX_BYTES,
     AlreadyLed,
     BeingWritten,
@@ -23,7 +23,7 @@ from guardrun.supervisor.coordinator.joinfile import (
     remove_join_file,
     write_join_file,
 )
-from guardrun.supervisor.coordinator.keys import is_key, make_key_pair
+from guardrun.supervisor.fleet.transport.curve_keys import is_key, make_key_pair
 from tests.coordinator.joins import made
 
 

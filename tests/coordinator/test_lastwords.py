@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.coordinator.lastwords import is_silent, last_words, leaving_words
-from guardrun.supervisor.core.actions import Incident
-from guardrun.supervisor.core.state import State
+from guardrun.supervisor.engine.model.actions import Incident
+from guardrun.supervisor.engine.state.state import State
+from guardrun.supervisor.fleet.protocol.end_notice import is_silent, last_words, leaving_words
 
 RUN = Path("/runs/long")
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.coordinator.lease import (
+from guardrun.supervisor.engine.model.events import RankReport
+from guardrun.supervisor.fleet.protocol.lease import (
     CLOCK_RATE,
     KEPT,
     MOST_STILL_S,
@@ -22,7 +23,6 @@ from guardrun.supervisor.coordinator.lease import (
     boot_s,
     head_term_s,
 )
-from guardrun.supervisor.core.events import RankReport
 
 
 @dataclass

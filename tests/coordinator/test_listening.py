@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from guardrun.supervisor import listening
-from guardrun.supervisor.coordinator.echo import TOKEN_BYTES, Echo, call
-from guardrun.supervisor.coordinator.hub import Hub, HubSettings
-from guardrun.supervisor.coordinator.keys import make_key_pair
-from guardrun.supervisor.coordinator.link import Head, Link
-from guardrun.supervisor.core.events import FleetPlan, Settings
-from guardrun.supervisor.listening import (
+from guardrun.supervisor.engine.model.events import FleetPlan, Settings
+from guardrun.supervisor.fleet.checks.reachability_probe import TOKEN_BYTES, Echo, call
+from guardrun.supervisor.fleet.transport.curve_keys import make_key_pair
+from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
+from guardrun.supervisor.fleet.transport.link import Head, Link
+from guardrun.supervisor.wire import listening_addresses
+from guardrun.supervisor.wire.listening_addresses import (
     AGAIN_S,
     EVERYWHERE,
     MISSED_S,
@@ -198,7 +198,7 @@ def test_a_hub_whose_port_is_taken_at_one_of_them(hub: Hub) -> None:
 def test_a_hub_that_listens_everywhere_has_no_more_to_listen_at() -> None:
     opened_hub = Hub(time.monotonic, make_key_pair(), [])
     try:
-        assert opened_hub.listen_also(listening.own_addresses()) == []
+        assert opened_hub.listen_also(listening_addresses.own_addresses()) == []
         assert listening_at(opened_hub.port) <= {"::", "0.0.0.0"}
     finally:
         opened_hub.close()

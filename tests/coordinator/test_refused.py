@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.launcher.proc import read_stat
-from guardrun.supervisor.coordinator.joinfile import (
+from guardrun.launcher.base.processes import read_stat
+from guardrun.supervisor.fleet.rendezvous.join_file import (
     EVERY,
     JoinError,
     NotThere,
@@ -21,7 +21,7 @@ from guardrun.supervisor.coordinator.joinfile import (
     on_host,
     write_join_file,
 )
-from guardrun.supervisor.coordinator.refused import (
+from guardrun.supervisor.fleet.rendezvous.refused_start import (
     Refused,
     find_refused,
     leave_word,
@@ -29,7 +29,7 @@ from guardrun.supervisor.coordinator.refused import (
     refused_path,
     take_back,
 )
-from guardrun.supervisor.coordinator.saidfile import RESTART_S, STALE_S, Began, began, holds
+from guardrun.supervisor.fleet.rendezvous.start_failure_files import RESTART_S, STALE_S, Began, began, holds
 from tests.coordinator.joins import made
 
 WORDS = now_refused("12.0", "node-a", ["node-a", "10.0.0.1"], "port 29500 is taken", 71)

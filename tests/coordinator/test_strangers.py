@@ -13,8 +13,16 @@ import msgspec
 import pytest
 import zmq
 
-from guardrun.supervisor.coordinator.wire import MAX_FRAME_BYTES, PROTOCOL, Join, Order, Pulse, Report, Welcome
-from guardrun.supervisor.listening import EVERYWHERE
+from guardrun.supervisor.fleet.transport.envelopes import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    Join,
+    Order,
+    Pulse,
+    Report,
+    Welcome,
+)
+from guardrun.supervisor.wire.listening_addresses import EVERYWHERE
 from tests.coordinator.ends import Bench, kinds, opened
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.engine import Engine
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import first_ranks
-from guardrun.supervisor.core.state import State
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.job_nodes import first_ranks
+from guardrun.supervisor.engine.state.state import State
 from tests.core.invariants import check_cheap, check_costly
 
 ERROR = ev.ErrorRecord(error="ValueError", message="bad batch", frames=[("/home/user/train.py", "train", 60)])

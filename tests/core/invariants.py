@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from guardrun.supervisor.core.engine import Engine
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Standing
-from guardrun.supervisor.core.state import State
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.job_nodes import Standing
+from guardrun.supervisor.engine.state.state import State
 
 _LEDGER_ERROR_S = 1e-3
 

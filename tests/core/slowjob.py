@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.engine.model import events as ev
 from tests.core.conftest import Told
 
 Work = Callable[[int, int], float]

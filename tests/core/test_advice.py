@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.core import advice as module
-from guardrun.supervisor.core.advice import ADVICE, advice_for, data_words
-from guardrun.supervisor.core.devicememory import parse_memory
+from guardrun.supervisor.engine.failures.cuda_memory import parse_memory
+from guardrun.supervisor.engine.incidents import advice as module
+from guardrun.supervisor.engine.incidents.advice import ADVICE, advice_for, data_words
 
 GIB = 1 << 30
 READ_BY = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.core.alike import Facts, compare
+from guardrun.supervisor.engine.membership.version_skew import Facts, compare
 
 CODE = {"train.py": "aaa", "model.py": "bbb", "data/load.py": "ccc"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.engine.model import events as ev
 from tests.core.conftest import Told, kinds
 from tests.core.test_fleet import incident, starts, stopped_and_chosen
 from tests.core.test_losses import isolated, led, requeue_of, silent

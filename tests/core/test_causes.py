@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.causes import (
+from guardrun.supervisor.engine.failures.exception_chain import Relation, error_in_log, layers_of
+from guardrun.supervisor.engine.failures.failure_causes import (
     Told,
     cause_of_error,
     cause_of_log,
@@ -15,11 +16,10 @@ from guardrun.supervisor.core.causes import (
     last_words,
     lost_device,
 )
-from guardrun.supervisor.core.crash import Fall, blame
-from guardrun.supervisor.core.events import ErrorRecord
-from guardrun.supervisor.core.layers import Relation, error_in_log, layers_of
-from guardrun.supervisor.core.looks import Reading
-from guardrun.supervisor.core.patterns import PATTERNS
+from guardrun.supervisor.engine.failures.failure_patterns import PATTERNS
+from guardrun.supervisor.engine.failures.root_cause import Fall, blame
+from guardrun.supervisor.engine.model.events import ErrorRecord
+from guardrun.supervisor.engine.model.looks import Reading
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "errors.json").read_text())
 """tests/support/real_errors.py has made them."""
@@ -86,7 +86,7 @@ def test_a_writer_that_failed_for_another_reason(name: str) -> None:
     assert cause_of_error(recorded(name)).cause == "exception"
 
 
-# Devices that are not here: wording from the sources that core/patterns.py names, put together by hand ---------------
+# Devices that are not here: wording from the sources that engine/failures/failure_patterns.py names, put together by ha
 
 CUDA = (
     "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "

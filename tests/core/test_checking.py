@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.launcher.exits import NOT_FIT
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import checking
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Standing
+from guardrun.launcher.base.exit_statuses import NOT_FIT
+from guardrun.supervisor.engine.membership import node_checks
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.job_nodes import Standing
 from tests.core.conftest import Told
 from tests.core.test_fleet import starts
 
@@ -104,7 +104,7 @@ def test_the_job_shrinks_where_the_user_allows_it(told: Told) -> None:
 
 
 def test_where_too_few_are_left_the_run_ends_as_a_pre_flight_ends_it(told: Told) -> None:
-    assert checking.NOT_FIT == NOT_FIT
+    assert node_checks.NOT_FIT == NOT_FIT
     opened(told, spares=0)
     actions = checked(told, 1, {"n1": DEAF})
     [finish] = [action for action in actions if isinstance(action, ac.FinishRun)]
@@ -137,7 +137,7 @@ def test_without_acting_what_is_found_is_only_said(told: Told) -> None:
 def test_no_answer_starts_all_the_same(told: Told, level: str) -> None:
     opened(told, level=level)
     actions = told.tick()
-    assert told.now_s == pytest.approx(0.1 + checking.LIMITS_S[level], abs=0.1)
+    assert told.now_s == pytest.approx(0.1 + node_checks.LIMITS_S[level], abs=0.1)
     assert "starting all the same" in said(actions) and starts(actions)[0].nodes == ["n0", "n1"]
     assert not checked(told, 1, {"n1": DEAF}), "late: nobody listens"
 
@@ -172,9 +172,9 @@ def test_who_is_lost_meanwhile_is_replaced(told: Told) -> None:
 def test_checks_of_one_attempt_are_bounded(told: Told) -> None:
     """Whoever keeps joining and being faulty holds the others up no longer than a few checks."""
     opened(told, most=2, spares=0)
-    for number in range(1, checking.MOST + 2):
+    for number in range(1, node_checks.MOST + 2):
         told.joined(f"late{number}")
         actions = checked(told, number, {("n1", "late1", "late2", "late3")[number - 1]: DEAF})
         if starts(actions):
             break
-    assert told.phase is Phase.STARTING and number == checking.MOST
+    assert told.phase is Phase.STARTING and number == node_checks.MOST

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from guardrun.supervisor.core.calls import call_text, family, group_text, meet
-from guardrun.supervisor.core.collectives import CIRCLE, SIDES, match
-from guardrun.supervisor.core.looks import Call, Frame, GroupLook, ProcessLook, RankLook
+from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, ProcessLook, RankLook
+from guardrun.supervisor.engine.observation.collective_calls import call_text, family, group_text, meet
+from guardrun.supervisor.engine.observation.collective_waits import CIRCLE, SIDES, match
 
 LINE = Frame("train", "/home/me/train.py", 60)
 OTHER_LINE = Frame("log_metrics", "/home/me/train.py", 73)

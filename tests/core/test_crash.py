@@ -6,10 +6,16 @@ import traceback
 
 import pytest
 
-from guardrun.supervisor.core.crash import Fall, blame, is_peer_lost, is_shared_memory, why_repeated
-from guardrun.supervisor.core.events import ErrorRecord
-from guardrun.supervisor.core.layers import layers_of
-from guardrun.supervisor.core.looks import Frame
+from guardrun.supervisor.engine.failures.exception_chain import layers_of
+from guardrun.supervisor.engine.failures.root_cause import (
+    Fall,
+    blame,
+    is_peer_lost,
+    is_shared_memory,
+    why_repeated,
+)
+from guardrun.supervisor.engine.model.events import ErrorRecord
+from guardrun.supervisor.engine.model.looks import Frame
 
 TORCH = 'File "/x/site-packages/torch/distributed/distributed_c10d.py", line 2, in all_reduce'
 PEER_LOST = ErrorRecord(

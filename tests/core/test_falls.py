@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.events import ExitTrace
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.events import ExitTrace
 from tests.core.conftest import Told
 
 ECC = "what(): CUDA error: uncorrectable ECC error encountered"

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.fleet import DROPPED_S
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Fleet, Member, Standing, first_ranks, place
-from guardrun.supervisor.core.node.finding import Finding, Response
+from guardrun.supervisor.engine.membership.membership import DROPPED_S
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing, first_ranks, place
+from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.core.conftest import Told, kinds
 
 CLOSED = ev.ErrorRecord(error="RuntimeError", message="[gloo] Connection closed by peer [10.0.0.2]:4242", at_s=1.0)

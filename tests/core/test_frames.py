@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core.frames import communication, waits_for_data, waits_in_init
-from guardrun.supervisor.core.looks import Frame
+from guardrun.supervisor.engine.model.looks import Frame
+from guardrun.supervisor.engine.observation.frames import communication, waits_for_data, waits_in_init
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 USER = [Frame("main", "/home/user/train.py", 40), Frame("<module>", "/home/user/train.py", 90)]

@@ -6,8 +6,9 @@ import time
 
 import msgspec
 
-from guardrun.supervisor.core.frames import rank_list
-from guardrun.supervisor.core.grouping import (
+from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.stack_grouping import (
     EVIDENCE_GROUPS,
     LineRanks,
     StackGroup,
@@ -16,8 +17,7 @@ from guardrun.supervisor.core.grouping import (
     group_looks,
     group_stacks,
 )
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
-from guardrun.supervisor.core.stacks import CHILD, MAIN, Stack
+from guardrun.supervisor.engine.observation.stacks import CHILD, MAIN, Stack
 from tests.render.samples import BLOCKED, TRAIN, WAITING, WORKER, rank_look
 
 

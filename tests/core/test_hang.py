@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core.events import Settings
-from guardrun.supervisor.core.finding import Finding
-from guardrun.supervisor.core.hang import LEAVING_PATIENCE_S, find
-from guardrun.supervisor.core.judge import Doing, Judgement
+from guardrun.supervisor.engine.detectors.hang.hang import LEAVING_PATIENCE_S, find
+from guardrun.supervisor.engine.model.events import Settings
+from guardrun.supervisor.engine.observation.hang_finding import Finding
+from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement
 
 SETTINGS = Settings()
 

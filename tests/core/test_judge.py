@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from guardrun.supervisor.core.judge import Doing, Judgement, judge
-from guardrun.supervisor.core.looks import PYSPY, Frame, GroupLook, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.model.looks import PYSPY, Frame, GroupLook, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement, judge
 from tests.sim import activity as act
 from tests.sim.activity import Activity, torchs, users, waiting
 from tests.sim.training import VirtualRank, make_ranks

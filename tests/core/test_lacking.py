@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.hooks.board import Milestone
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.lacking import PAST_IMPORTS
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Standing
+from guardrun.hooks.wire.board import Milestone
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.recovery.node_install_fault import PAST_IMPORTS
+from guardrun.supervisor.engine.state.job_nodes import Standing
 from tests.core.conftest import Told
 
 MISSING = ev.ErrorRecord(error="ModuleNotFoundError", message="No module named 'apex'")

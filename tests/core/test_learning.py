@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core import ledger as lg
-from guardrun.supervisor.core.gaps import ENOUGH, FACTOR, Gaps
-from guardrun.supervisor.core.ledger import Ledger
+from guardrun.supervisor.engine.model import lost_time as lg
+from guardrun.supervisor.engine.model.lost_time import Ledger
+from guardrun.supervisor.engine.state.progress_gaps import ENOUGH, FACTOR, Gaps
 
 
 def learned(*seconds: float) -> Gaps:

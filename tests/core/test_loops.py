@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from guardrun.supervisor.core.judge import Doing, judge
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
-from guardrun.supervisor.core.loops import CLOSED_STACKS, Loop, over_looks
+from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.observation.rank_activity import Doing, judge
+from guardrun.supervisor.engine.observation.repeated_frames import CLOSED_STACKS, Loop, over_looks
 
 STDLIB = "/usr/lib/python3.11"
 Shown = Callable[[int], list[Frame]]

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.lost import MANY
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Standing
-from guardrun.supervisor.core.together import TOGETHER_S, due_s
+from guardrun.supervisor.engine.membership.node_failure import MANY
+from guardrun.supervisor.engine.membership.partition import TOGETHER_S, due_s
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.job_nodes import Standing
 from tests.core.conftest import Told, kinds
 from tests.core.test_fleet import CLOSED, incident, starts, stopped_and_chosen
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.looks import Call, Frame, GroupLook, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, ProcessLook, RankLook, ThreadLook
 from tests.core.conftest import Told, kinds
 
 STEP_LINE = Frame("train", "/home/me/train.py", 60)

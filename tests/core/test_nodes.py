@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.node.finding import Finding, Response
-from guardrun.supervisor.core.steprate import StepRate, slowdown
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.state.step_rate import StepRate, slowdown
+from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.core.conftest import Told, kinds
 
 DEVICES = {rank: ev.Device(subject=f"gpu:GPU-{rank}", index=rank) for rank in range(2)}

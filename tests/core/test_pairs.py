@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core.pairs import (
+from guardrun.supervisor.engine.membership.reachability import (
     ALL_PAIRS,
     Judged,
     Meeting,

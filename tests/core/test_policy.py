@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
 from tests.core.conftest import ERROR, Told, kinds
 
 CHECKPOINT = ev.Checkpoint(path="/out/a", step=8)

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.node.finding import Finding, Response
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.core.conftest import Told, kinds
 from tests.core.test_policy import finish
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Member, Standing
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.job_nodes import Member, Standing
 from tests.core import test_checking, test_lacking
 from tests.core.conftest import Told, kinds
 

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.requeues import LAST_S, PATIENCE_S
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.recovery.requeue import LAST_S, PATIENCE_S
 from tests.core.conftest import Told
 from tests.core.test_preemption import finish, left, noticed, requeueable, secured
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.resumption import API_STEPS, RESUMED, SETTLE_S
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.recovery.resumption import API_STEPS, RESUMED, SETTLE_S
 from tests.core.conftest import Told, kinds
 
 STEP_10 = ev.Checkpoint(path="/data/out/ckpt_10.pt", step=10, format="file", written_wall_s=50.0)

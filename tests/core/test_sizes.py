@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Fleet, Member, Standing, place
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing, place
 from tests.core.conftest import Told
 from tests.core.test_fleet import drained, starts, stopped_and_chosen
 

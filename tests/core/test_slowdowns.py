@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
+from guardrun.supervisor.engine.model import actions as ac
 from tests.core.conftest import Told
 from tests.core.slowjob import SlowJob, Work, noisy, slower
 from tests.core.test_stragglers import HEALTHY

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.looks import Call, GroupLook
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.patience import patience
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.hang_patience import patience
+from guardrun.supervisor.engine.model.looks import Call, GroupLook
+from guardrun.supervisor.engine.model.transitions import Phase
 from tests.core.conftest import Told, kinds
 from tests.core.test_watch import look, report
 from tests.sim import activity as act

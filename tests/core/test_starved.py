@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.looks import ProcessLook, RankLook, Reading
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook, Reading
 from tests.core.conftest import Told, kinds
 from tests.core.test_workers import READS, WAITS, look, process, worker
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.node.finding import Finding
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.health.base.findings import Finding
 from tests.core.conftest import Told
 from tests.core.slowjob import SlowJob, Work, noisy, slower
 

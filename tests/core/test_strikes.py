@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.members import Standing
-from guardrun.supervisor.core.strikes import CHANCE, MEMORY_S, Strike, held_against, kept
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.failure_attribution import CHANCE, MEMORY_S, Strike, held_against, kept
+from guardrun.supervisor.engine.state.job_nodes import Standing
 from tests.core.conftest import Told
 
 DAY_S = 86400.0

@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.engine import _HANDLERS, Engine
-from guardrun.supervisor.core.machine import IGNORE, OBSERVED, TABLE, InvalidTransition, Phase
-from guardrun.supervisor.core.node.finding import Finding, Response
+from guardrun.supervisor.engine.engine import _HANDLERS, Engine
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import IGNORE, OBSERVED, TABLE, InvalidTransition, Phase
+from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.core.conftest import ERROR, Told
 
 XID = Finding(

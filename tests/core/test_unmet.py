@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.collectives import match
-from guardrun.supervisor.core.crash import Fall, blame
-from guardrun.supervisor.core.events import ErrorRecord, ExitTrace
-from guardrun.supervisor.core.looks import Call, Frame, GroupLook
-from guardrun.supervisor.core.unmet import explain, last_calls
+from guardrun.supervisor.engine.failures.mismatch_report import explain, last_calls
+from guardrun.supervisor.engine.failures.root_cause import Fall, blame
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.events import ErrorRecord, ExitTrace
+from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook
+from guardrun.supervisor.engine.observation.collective_waits import match
 from tests.core.conftest import Told
 
 LINE = Frame("train", "/home/me/train.py", 60)

@@ -7,9 +7,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.steptimes import Share, StepTimes, Window, high, middle, parts_of
-from guardrun.supervisor.core.usual import EARLY, FACTOR, FEW, LOSS, Usual, suspects
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.observation.rank_baseline import EARLY, FACTOR, FEW, LOSS, Usual, suspects
+from guardrun.supervisor.engine.observation.step_times import Share, StepTimes, Window, high, middle, parts_of
 
 works = st.lists(st.floats(0.01, 2.0), min_size=2, max_size=12)
 

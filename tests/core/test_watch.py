@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.looks import PYSPY, GroupLook, ProcessLook, RankLook, ThreadLook
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.watch import LOOK_TIMEOUT_S
+from guardrun.supervisor.engine.detectors.hang.suspicion import LOOK_TIMEOUT_S
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.looks import PYSPY, GroupLook, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.model.transitions import Phase
 from tests.core.conftest import Told, kinds
 from tests.sim import activity as act
 from tests.sim.activity import Activity

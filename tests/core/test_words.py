@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import frames as fr
-from guardrun.supervisor.core.advice import ADVICE
-from guardrun.supervisor.core.evidence import MAX_RANKS, most_telling
-from guardrun.supervisor.core.finding import Finding
-from guardrun.supervisor.core.judge import Doing, Judgement
-from guardrun.supervisor.core.looks import Frame
-from guardrun.supervisor.core.sentences import hang_sentence
+from guardrun.supervisor.engine.incidents.advice import ADVICE
+from guardrun.supervisor.engine.incidents.evidence import MAX_RANKS, most_telling
+from guardrun.supervisor.engine.incidents.sentences import hang_sentence
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.looks import Frame
+from guardrun.supervisor.engine.observation import frames as fr
+from guardrun.supervisor.engine.observation.hang_finding import Finding
+from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement
 from tests.core.conftest import ERROR, Told
 from tests.sim.activity import torchs, users, waiting
 

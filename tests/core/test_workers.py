@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.hang import find
-from guardrun.supervisor.core.judge import Doing, Judgement, judge
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
-from guardrun.supervisor.core.sentences import hang_sentence
-from guardrun.supervisor.core.state import Attempt, RankState
-from guardrun.supervisor.core.workers import Standing, clause, of_workers, workers_of
+from guardrun.supervisor.engine.detectors.hang.hang import find
+from guardrun.supervisor.engine.incidents.sentences import hang_sentence
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.observation.dataloader_workers import Standing, clause, of_workers, workers_of
+from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement, judge
+from guardrun.supervisor.engine.state.state import Attempt, RankState
 
 LOADER = "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
 LOOP = Frame("_worker_loop", "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", 350)

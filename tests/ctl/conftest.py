@@ -15,19 +15,19 @@ import msgspec
 import pytest
 import zmq
 
-from guardrun.supervisor.collect.lookfiles import write_look
-from guardrun.supervisor.collect.procfs import read_stat
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.engine import Engine
-from guardrun.supervisor.core.looks import RankLook
-from guardrun.supervisor.ctl.runs import BOOT_ID
-from guardrun.supervisor.guardctl import main
-from guardrun.supervisor.journal import Journal
-from guardrun.supervisor.node.places import find_places
-from guardrun.supervisor.render.incident import write_incident
-from guardrun.supervisor.render.summary import write_summary
-from guardrun.supervisor.rundir import RunFile, write_run_file
-from guardrun.supervisor.wire import CONTROL_SOCKET, Answer, Ask
+from guardrun.supervisor.cli.base.runs import BOOT_ID
+from guardrun.supervisor.cli.guardctl import main
+from guardrun.supervisor.collect.host.procfs import read_stat
+from guardrun.supervisor.collect.ranks.look_files import write_look
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.quarantine.record_places import find_places
+from guardrun.supervisor.report.incident import write_incident
+from guardrun.supervisor.report.run_summary import write_summary
+from guardrun.supervisor.rundir.journal import Journal
+from guardrun.supervisor.rundir.run_directory import RunFile, write_run_file
+from guardrun.supervisor.wire.control_messages import CONTROL_SOCKET, Answer, Ask
 from tests.render.samples import crash, hang, rank_look, run_file, summary, wall
 
 NODE = "node-a"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation
-from guardrun.supervisor.node.places import find_places
-from guardrun.supervisor.node.quarantine import isolate_node
+from guardrun.supervisor.health.quarantine_rules import AUTOMATIC, Isolation
+from guardrun.supervisor.quarantine.record_places import find_places
+from guardrun.supervisor.quarantine.records import isolate_node
 from tests.ctl.conftest import NODE, Ctl
 from tests.support.waiting import wait_until
 

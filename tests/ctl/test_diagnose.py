@@ -9,22 +9,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.core.events import Rank
-from guardrun.supervisor.core.looks import ProcessLook, RankLook
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.state import Attempt, RankState, State
-from guardrun.supervisor.ctl import ask, diagnose
-from guardrun.supervisor.ctl.runs import read_run
+from guardrun.supervisor.cli.base.runs import read_run
+from guardrun.supervisor.cli.verbs import diagnose
+from guardrun.supervisor.client import supervisor_client
 from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.diagnose import unseen
-from guardrun.supervisor.diagnose.jobs import Job
-from guardrun.supervisor.diagnose.judging import Absent
-from guardrun.supervisor.diagnose.lookanswer import LookAnswer
+from guardrun.supervisor.diagnose.hang_finding import Absent
+from guardrun.supervisor.diagnose.look_answer import LookAnswer
+from guardrun.supervisor.diagnose.running_jobs import Job
 from guardrun.supervisor.diagnose.scene import Glance
 from guardrun.supervisor.diagnose.verdict import at_least
-from guardrun.supervisor.render.summary import write_summary
-from guardrun.supervisor.rundir import write_run_file
-from guardrun.supervisor.wire import Answer
+from guardrun.supervisor.engine.model.events import Rank
+from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.state import Attempt, RankState, State
+from guardrun.supervisor.report.run_summary import write_summary
+from guardrun.supervisor.rundir.run_directory import write_run_file
+from guardrun.supervisor.wire.control_messages import Answer
 from tests.ctl.conftest import Ctl, FakeSupervisor, make_run, record_journal
 from tests.render.samples import summary, wall
 
@@ -189,7 +190,7 @@ def test_a_supervisor_of_another_version(ctl: Ctl, live: FakeSupervisor) -> None
 
 
 def test_a_supervisor_that_says_nothing(ctl: Ctl, live: FakeSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask.ask, "__defaults__", (None, 0.2))
+    monkeypatch.setattr(supervisor_client.ask, "__defaults__", (None, 0.2))
     live.answers.clear()
     ctl("diagnose", "live-1", code=1)
     assert "did not answer within 0.2 s" in ctl.err

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.ctl import ask, order, stacks
-from guardrun.supervisor.wire import Answer
+from guardrun.supervisor.cli.verbs import order, stacks
+from guardrun.supervisor.client import supervisor_client
+from guardrun.supervisor.wire.control_messages import Answer
 from tests.ctl.conftest import STATUS, Ctl, FakeSupervisor, stacks_answer
 
 
@@ -65,7 +66,7 @@ def test_watch_goes_on_until_the_run_ends(ctl: Ctl, live: FakeSupervisor) -> Non
 
 
 def test_watch_ends_quietly_with_ctrl_c(live: FakeSupervisor, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "guardrun.supervisor.guardctl", "status", "--watch", "--every", "60", "--json"]
+    command = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", "status", "--watch", "--every", "60", "--json"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["state"] == "training"
@@ -146,7 +147,7 @@ def test_frames_that_are_no_answer_are_passed_over(ctl: Ctl, live: FakeSuperviso
 
 
 def test_a_supervisor_that_says_nothing(ctl: Ctl, live: FakeSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask.ask, "__defaults__", (None, 0.2))
+    monkeypatch.setattr(supervisor_client.ask, "__defaults__", (None, 0.2))
     monkeypatch.setattr(order.ask_run, "__defaults__", (0.2,))
     monkeypatch.setattr(stacks, "STACKS_TIMEOUT_S", 0.2)
     live.answers.clear()
@@ -161,7 +162,7 @@ def test_a_supervisor_that_says_nothing(ctl: Ctl, live: FakeSupervisor, monkeypa
 def test_a_socket_nobody_listens_on(
     ctl: Ctl, stale_socket: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask.ask, "__defaults__", (None, 0.2))
+    monkeypatch.setattr(supervisor_client.ask, "__defaults__", (None, 0.2))
     stale_socket()
     began_s = time.monotonic()
     assert ctl.json("status")["state"] == "unreachable"

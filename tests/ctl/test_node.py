@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation, Record
-from guardrun.supervisor.ctl.node import is_for_one_user, parse_until
-from guardrun.supervisor.ctl.verb import CtlError
-from guardrun.supervisor.node.places import Place, find_places
-from guardrun.supervisor.node.quarantine import Written, isolate_node
-from guardrun.supervisor.node.state import SYSTEM_FOLDER
+from guardrun.supervisor.base.node_state import SYSTEM_FOLDER
+from guardrun.supervisor.cli.base.verb import CtlError
+from guardrun.supervisor.cli.verbs.node import is_for_one_user, parse_until
+from guardrun.supervisor.health.quarantine_rules import AUTOMATIC, Isolation, Record
+from guardrun.supervisor.quarantine.record_places import Place, find_places
+from guardrun.supervisor.quarantine.records import Written, isolate_node
 from tests.ctl.conftest import NODE, Ctl
 
 

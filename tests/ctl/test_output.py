@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.render.incident import write_incident
+from guardrun.supervisor.report.incident import write_incident
 from tests.ctl.conftest import NODE, Ctl
 from tests.render.samples import hang, run_file, wall
 
-GUARDCTL = [sys.executable, "-m", "guardrun.supervisor.guardctl"]
+GUARDCTL = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl"]
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -103,7 +103,7 @@ def test_a_reader_that_leaves(recorded: Path, tmp_path: Path) -> None:
 def test_no_torch_is_imported(tmp_path: Path) -> None:
     """guardctl answers at once, on a node without torch too."""
     code = (
-        "import sys; from guardrun.supervisor.guardctl import main; main(['config', '--json']); "
+        "import sys; from guardrun.supervisor.cli.guardctl import main; main(['config', '--json']); "
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=30, stdout=subprocess.DEVNULL)

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.journal import NAME, Line
-from guardrun.supervisor.render.summary import write_summary
+from guardrun.supervisor.report.run_summary import write_summary
+from guardrun.supervisor.rundir.journal import NAME, Line
 from tests.ctl.conftest import NODE, STATUS, Ctl, make_run, record_journal
 from tests.render.samples import summary, wall
 

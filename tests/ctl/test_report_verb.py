@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from guardrun.supervisor.journal import NAME
+from guardrun.supervisor.rundir.journal import NAME
 from tests.ctl.conftest import Ctl, FakeSupervisor, make_run, record_journal
 from tests.render.test_report import check
 

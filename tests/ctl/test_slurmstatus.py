@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.rundir import write_run_file
+from guardrun.supervisor.rundir.run_directory import write_run_file
 from tests.ctl.conftest import NODE, Ctl
 from tests.render.samples import run_file
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.ctl.nodeagent import check_program
-from guardrun.supervisor.ctl.verb import CtlError
-from guardrun.supervisor.rundir import read_run_file
-from guardrun.supervisor.wire import CONTROL_SOCKET, Answer
+from guardrun.supervisor.cli.base.verb import CtlError
+from guardrun.supervisor.cli.verbs.node_agent import check_program
+from guardrun.supervisor.rundir.run_directory import read_run_file
+from guardrun.supervisor.wire.control_messages import CONTROL_SOCKET, Answer
 from tests.ctl.conftest import NODE, Ctl, FakeSupervisor, make_run, record_journal
 from tests.support.neighbours import NEIGHBOUR, VICTIM, make_passable, named_user, python_as, shell_as
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.real("root")
 
 PRELOAD = """
 import encodings.ascii, encodings.idna, decimal, fractions, getpass, glob, statistics
-from guardrun.supervisor.guardctl import main
-from guardrun.supervisor.journal import replay
-import guardrun.launcher.environment, guardrun.slurm.drain, guardrun.launcher.checkpoints.renames
+from guardrun.supervisor.cli.guardctl import main
+from guardrun.supervisor.rundir.journal import replay
+import guardrun.launcher.base.rank_environment, guardrun.slurm.client.drain, guardrun.supervisor.checkpoints.renames
 """
 VERBS = ("status", "incidents", "report", "replay", "hold", "restart", "diagnose")
 
@@ -203,7 +203,7 @@ def test_a_program_that_a_group_may_change_is_no_agents(tmp_path: Path, monkeypa
         program = base / "guardrund"
         shutil.copy("/bin/true", program)
         program.chmod(0o755)
-        monkeypatch.setattr("guardrun.supervisor.ctl.nodeagent.guardrun.systemd.__file__", str(base / "x.py"))
+        monkeypatch.setattr("guardrun.supervisor.cli.verbs.node_agent.guardrun.systemd.__file__", str(base / "x.py"))
         (base / "x.py").touch()
         check_program(program)
         os.chown(base, 0, NEIGHBOUR)

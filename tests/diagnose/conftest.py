@@ -43,7 +43,7 @@ def diagnose(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> S
     """Run it as a user does; --json where not told otherwise."""
     environ = {**clean_environment("", {}), **(env or {})}
     del environ[MARK]
-    command = [sys.executable, "-m", "guardrun.supervisor.guardctl", "diagnose", *arguments]
+    command = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", "diagnose", *arguments]
     done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=60, check=False)
     return Said(done.returncode, done.stdout, done.stderr)
 
@@ -51,7 +51,7 @@ def diagnose(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> S
 @contextmanager
 def after_first_look(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     """guardctl diagnose --json, once it has looked for the first time and waits for the second."""
-    command = [sys.executable, "-m", "guardrun.supervisor.guardctl", "diagnose", *arguments, "--json"]
+    command = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", "diagnose", *arguments, "--json"]
     with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             seen = wait_until(lambda: faults_of_children(process.pid), 30, "the first py-spy")

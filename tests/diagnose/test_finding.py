@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.collect.procfs import Stat
-from guardrun.supervisor.collect.table import ProcessTable
-from guardrun.supervisor.diagnose.jobs import find_jobs
-from guardrun.supervisor.diagnose.processes import NoRanks, View, find_ranks
+from guardrun.supervisor.collect.host.process_table import ProcessTable
+from guardrun.supervisor.collect.host.procfs import Stat
+from guardrun.supervisor.diagnose.rank_processes import NoRanks, View, find_ranks
+from guardrun.supervisor.diagnose.running_jobs import find_jobs
 
 FIRST = 5_000_000
 """Above what a kernel gives out (pid_max is 4,194,304 at most): none of these can be real."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core.actions import Culprit
 from guardrun.supervisor.diagnose import answer as an
-from guardrun.supervisor.diagnose.nexts import next_steps
+from guardrun.supervisor.diagnose.next_steps import next_steps
+from guardrun.supervisor.engine.model.actions import Culprit
 
 
 def diagnosis(node: str) -> an.Diagnosis:

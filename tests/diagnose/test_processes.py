@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.rundir import write_run_file
+from guardrun.supervisor.rundir.run_directory import write_run_file
 from tests.diagnose.conftest import Bare, Said, after_first_look, ended
 from tests.render.samples import run_file
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.core.actions import WriteIncident
-from guardrun.supervisor.core.events import AttemptStarted
-from guardrun.supervisor.journal import read_lines, replay
-from guardrun.supervisor.render.words import parse_iso_time
-from guardrun.supervisor.rundir import read_run_file
+from guardrun.supervisor.engine.model.actions import WriteIncident
+from guardrun.supervisor.engine.model.events import AttemptStarted
+from guardrun.supervisor.report.elements.quantities import parse_iso_time
+from guardrun.supervisor.rundir.journal import read_lines, replay
+from guardrun.supervisor.rundir.run_directory import read_run_file
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.leaks import RESOURCE_TRACKER
 from tests.support.waiting import wait_until

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.events import AttemptNotStarted
-from guardrun.supervisor.journal import read_lines
+from guardrun.supervisor.engine.model.events import AttemptNotStarted
+from guardrun.supervisor.rundir.journal import read_lines
 from tests.edge.runs import QUICK, RESUME, SCRIPTS, EdgeRuns, finish, only, own_lines, ranks_of, read_log
 from tests.support.forkserver import client
 from tests.support.forkserver.alone import make_programs

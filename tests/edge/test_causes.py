@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.causes import cause_of_error
-from guardrun.supervisor.core.events import ErrorRecord
+from guardrun.supervisor.engine.failures.failure_causes import cause_of_error
+from guardrun.supervisor.engine.model.events import ErrorRecord
 from tests.edge.runs import EdgeRuns, only, own_lines, ranks_of
 
 REAL_ERRORS = Path(__file__).parents[1] / "support" / "real_errors.py"
@@ -80,7 +80,7 @@ def test_the_same_place_twice_is_said_in_a_run_and_in_the_next(edge: EdgeRuns) -
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"evidence": 3}', b"\xff" * 100, b'{"evidence": {"place": 7}}'])
 def test_what_earlier_runs_left_may_be_anything(tmp_path: Path, content: bytes) -> None:
-    from guardrun.supervisor.recurrence import read_past
+    from guardrun.supervisor.daemon.earlier_runs import read_past
 
     for name in ("now", "before"):
         (tmp_path / name / "incidents" / "001-exception").mkdir(parents=True)

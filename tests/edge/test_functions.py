@@ -41,4 +41,4 @@ def test_whoever_has_taken_a_name_before_the_hooks_came_is_given_theirs(edge: Ed
     """torch.distributed has been imported by then, with its own names for all collectives."""
     (edge.folder / "names.py").write_text(TAKES_NAMES)
     finished = edge.run(str(edge.folder / "names.py"), flags=("--run-path",), ranks=1)
-    assert (finished.returncode, finished.stdout) == (0, "guardrun.hooks.collectives\n")
+    assert (finished.returncode, finished.stdout) == (0, "guardrun.hooks.patches.collectives\n")

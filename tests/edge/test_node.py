@@ -78,7 +78,7 @@ def check_quarantine(edge: EdgeRuns, env: dict[str, str | None]) -> None:
     refused = edge.start(str(edge.folder / "train.py"), env=env).wait(60)
     assert refused.returncode == REFUSED
     assert f"node {NODE} is quarantined since" in refused.stderr and CAUSE in refused.stderr
-    guardctl = [sys.executable, "-m", "guardrun.supervisor.guardctl", "node"]
+    guardctl = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", "node"]
     own = clean_environment("guardctl", env)
     shown = subprocess.run(
         [*guardctl, "list", "--json"], env=own, capture_output=True, text=True, check=True, timeout=30

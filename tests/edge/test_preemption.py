@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.core.actions import TakeLook
-from guardrun.supervisor.core.events import RunContinued
-from guardrun.supervisor.journal import read_lines
-from guardrun.supervisor.render.words import parse_iso_time
-from guardrun.supervisor.rundir import read_run_file, write_run_file
+from guardrun.supervisor.engine.model.actions import TakeLook
+from guardrun.supervisor.engine.model.events import RunContinued
+from guardrun.supervisor.report.elements.quantities import parse_iso_time
+from guardrun.supervisor.rundir.journal import read_lines
+from guardrun.supervisor.rundir.run_directory import read_run_file, write_run_file
 from tests.edge.runs import RESUME, EdgeRuns, check_dates, check_times, finish, only
 from tests.edge.test_signals import log_of
 from tests.support.guardrun_run import Finished, GuardrunRun

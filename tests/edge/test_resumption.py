@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.hooks.holding import HOLD_S
+from guardrun.hooks.saves.overwrite_guard import HOLD_S
 from tests.edge.runs import RESUME, EdgeRuns, only, own_lines
 from tests.support.guardrun_run import Finished
 

@@ -45,7 +45,7 @@ def test_no_file_of_a_run_and_no_line_of_guardrun_s_has_one(edge: EdgeRuns, how:
     assert said and not [line for line in said if S in line]
     assert any(S in line for line in finished.stderr.splitlines() if not line.startswith("guardrun:"))
     shown = subprocess.run(
-        [sys.executable, "-m", "guardrun.supervisor.guardctl", "incidents", str(finished.run_dir), "--json"],
+        [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", "incidents", str(finished.run_dir), "--json"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "(not recorded)" in shown.stdout and S not in shown.stdout

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.render.words import parse_iso_time
+from guardrun.supervisor.report.elements.quantities import parse_iso_time
 from tests.edge.runs import QUICK, RESUME, EdgeRuns, finish, only, own_lines, ranks_of
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import zmq
 
-from guardrun.supervisor.rundir import read_run_file
+from guardrun.supervisor.rundir.run_directory import read_run_file
 from tests.edge.runs import QUICK, RESUME, EdgeRuns, check_dates, check_replay, finish, only, own_lines, ranks_of
 from tests.edge.test_signals import log_of
 from tests.support.deadmount import dead_mount

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 
-from guardrun.supervisor.node.wire import PROTOCOL, Refused, Welcome, pack
+from guardrun.supervisor.wire.agent_messages import PROTOCOL, Refused, Welcome, pack
 from tests.agent.bed import AgentBed
 from tests.faults.bed import Bed
 from tests.faults.row import Row

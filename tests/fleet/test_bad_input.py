@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from guardrun import __version__
-from guardrun.supervisor.coordinator.joinfile import read_join_file
-from guardrun.supervisor.coordinator.keys import make_key_pair
-from guardrun.supervisor.coordinator.messages import MAX_RAW_BYTES
+from guardrun.supervisor.fleet.protocol.messages import MAX_RAW_BYTES
+from guardrun.supervisor.fleet.rendezvous.join_file import read_join_file
+from guardrun.supervisor.fleet.transport.curve_keys import make_key_pair
 from tests.fleet.jobs import QUICK, Job, flags
 
 pytestmark = pytest.mark.real("netns")
@@ -70,8 +70,8 @@ def test_another_version(job: Job) -> None:
 PROBE = """
 import time, zmq
 from pathlib import Path
-from guardrun.supervisor.coordinator.joinfile import read_join_file
-from guardrun.supervisor.coordinator.link import Head, Link, Refused
+from guardrun.supervisor.fleet.rendezvous.join_file import read_join_file
+from guardrun.supervisor.fleet.transport.link import Head, Link, Refused
 join = read_join_file(Path({path!r}))
 link = Link(Head(join.addresses, join.port, join.server_key), join.client, "node4", slot=1, info={{"version": "0.0.1"}})
 poller = zmq.Poller()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.listening import LOOPBACK
+from guardrun.supervisor.wire.listening_addresses import LOOPBACK
 from tests.fleet.jobs import PORT, QUICK, Job, kill
 from tests.support.listeners import read_listeners
 from tests.support.munged import munged_of_its_own

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from guardrun.launcher.exits import NOT_FIT
-from guardrun.supervisor.core.lacking import PAST_IMPORTS
+from guardrun.launcher.base.exit_statuses import NOT_FIT
+from guardrun.supervisor.engine.recovery.node_install_fault import PAST_IMPORTS
 from tests.fleet.jobs import CONFIG, Job
 from tests.fleet.training import SCRIPT
 from tests.support.netlab import Host, Lab

@@ -17,11 +17,11 @@ from typing import TypeVar
 import msgspec
 import zmq
 
-from guardrun.hooks import messages
-from guardrun.hooks.board import Board, Field, Milestone, board_name, create_board
+from guardrun.hooks.wire import messages
+from guardrun.hooks.wire.board import Board, Field, Milestone, board_name, create_board
 from tests.support.real import find_program
 
-INJECT = Path(messages.__file__).with_name("inject")
+INJECT = Path(messages.__file__).parents[1] / "inject"
 DEADLINE_S = 60.0
 
 MessageT = TypeVar("MessageT", bound=messages.RankMessage)

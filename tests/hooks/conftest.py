@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from guardrun.hooks.rank import Rank
+from guardrun.hooks.rank.rank import Rank
 from tests.hooks.bed import Bed
 
 

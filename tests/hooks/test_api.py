@@ -8,9 +8,9 @@ import timeit
 import pytest
 
 import guardrun.hooks
-from guardrun.hooks.board import PHASES, Field, Milestone
-from guardrun.hooks.messages import CheckpointLoaded
-from guardrun.supervisor.collect.boards import step_of
+from guardrun.hooks.wire.board import PHASES, Field, Milestone
+from guardrun.hooks.wire.messages import CheckpointLoaded
+from guardrun.supervisor.collect.ranks.boards import step_of
 from tests.hooks.bed import Bed, finish, run_plain
 
 
@@ -37,8 +37,8 @@ def test_a_step_s_number_is_absolute(bed: Bed) -> None:
 def test_phases(bed: Bed) -> None:
     code = """
 from guardrun.hooks import phase
-from guardrun.hooks.board import Field, PHASES
-from guardrun.hooks import rank
+from guardrun.hooks.wire.board import Field, PHASES
+from guardrun.hooks.rank import rank
 def shown():
     print(PHASES[rank.active.words[Field.PHASE]], end=" ")
 shown(); phase("train"); shown()
@@ -59,8 +59,8 @@ except ValueError: shown()
 
 def test_should_checkpoint_says_yes_once_and_at_the_same_call(bed: Bed) -> None:
     code = """
-from guardrun.hooks import rank, should_checkpoint
-from guardrun.hooks.board import Field
+from guardrun.hooks.rank import rank; from guardrun.hooks import should_checkpoint
+from guardrun.hooks.wire.board import Field
 words = rank.active.words
 def ask(n): return [int(should_checkpoint()) for _ in range(n)]
 print(ask(3))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from guardrun.hooks.dataloaders import Batches, find_epoch, render_indices
-from guardrun.hooks.messages import Beat, Raised
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.errors import parse_raised
+from guardrun.hooks.patches.dataloaders import Batches, find_epoch, render_indices
+from guardrun.hooks.wire.messages import Beat, Raised
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.ranks.error_files import parse_raised
 from tests.hooks.bed import DEADLINE_S, Bed, finish
 
 RANKS = Path(__file__).parent / "ranks"

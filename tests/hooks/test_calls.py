@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.hooks import callplaces, callspage
-from guardrun.hooks.board import OPS
-from guardrun.hooks.calls import CallsPage, Signature
-from guardrun.hooks.callspage import MAX_RECORDS, SIZE_BYTES, calls_name, pack_ranks
-from guardrun.supervisor.collect.calls import CallsPage as Read
-from guardrun.supervisor.collect.calls import PageCall, parse_calls, parse_ranks, read_calls
-from guardrun.supervisor.core import frames
-from guardrun.supervisor.core.looks import Frame
+from guardrun.hooks.patches import call_places
+from guardrun.hooks.patches.collective_calls import CallsPage, Signature
+from guardrun.hooks.wire import calls_page
+from guardrun.hooks.wire.board import OPS
+from guardrun.hooks.wire.calls_page import MAX_RECORDS, SIZE_BYTES, calls_name, pack_ranks
+from guardrun.supervisor.collect.collectives.calls_page import CallsPage as Read
+from guardrun.supervisor.collect.collectives.calls_page import PageCall, parse_calls, parse_ranks, read_calls
+from guardrun.supervisor.engine.model.looks import Frame
+from guardrun.supervisor.engine.observation import frames
 
 PARAMETERS = {
     "all_reduce": ["tensor", "op", "group", "async_op"],
@@ -181,7 +182,7 @@ def test_a_destroyed_group_and_its_calls_are_gone(bench: Bench) -> None:
 def test_more_groups_than_there_is_room_for_are_left_out(bench: Bench) -> None:
     groups = [bench.add(str(number), "", [3]) for number in range(1, 80)]
     bench.call("all_reduce", Tensor(1), group=groups[-1])
-    assert len(bench.read().groups) == callspage.MAX_GROUPS
+    assert len(bench.read().groups) == calls_page.MAX_GROUPS
     assert bench.calls() == []
 
 
@@ -291,8 +292,8 @@ PACKAGE, USER = "/x/site-packages/deepspeed/comm.py", "/home/u/train.py"
         ([USER], USER),
         ([TORCH, PACKAGE, USER, "/home/u/main.py"], USER),
         (["<string>", TORCH, USER], USER),
-        ([TORCH, PACKAGE] + [TORCH] * callplaces.MAX_FRAMES, PACKAGE),
-        ([TORCH] * callplaces.MAX_FRAMES, ""),
+        ([TORCH, PACKAGE] + [TORCH] * call_places.MAX_FRAMES, PACKAGE),
+        ([TORCH] * call_places.MAX_FRAMES, ""),
     ],
 )
 def test_the_line_that_called_is_the_user_s(bench: Bench, paths: list[str], file: str) -> None:
@@ -303,7 +304,7 @@ def test_the_line_that_called_is_the_user_s(bench: Bench, paths: list[str], file
 
 
 def test_whose_code_is_the_user_s_is_as_the_core_has_it() -> None:
-    assert callplaces._NOT_THE_USERS == frames._NOT_THE_USERS
+    assert call_places._NOT_THE_USERS == frames._NOT_THE_USERS
 
 
 def test_the_ring_keeps_the_last(bench: Bench) -> None:

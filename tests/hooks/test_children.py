@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.board import Field
-from guardrun.hooks.messages import Ended, Hello, Raised
+from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.messages import Ended, Hello, Raised
 from tests.hooks.bed import Bed, finish
 from tests.support.waiting import wait_until
 
@@ -19,7 +19,7 @@ WORK = '''
 import sys, os, time
 def work(_=None):
     """Everything by which a child could betray itself."""
-    from guardrun.hooks import phase, rank, should_checkpoint, step
+    from guardrun.hooks import phase, should_checkpoint, step; from guardrun.hooks.rank import rank
     step(1000); phase("eval"); should_checkpoint()
     time.sleep(0.4)
     return (rank.active is None, "GUARDRUN_HOOKS" in os.environ, any("inject" in p for p in sys.path),

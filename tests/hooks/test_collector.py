@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.hooks.board import Field
-from guardrun.hooks.collector import parse_threshold
-from guardrun.hooks.messages import GcHeld, HookFailed
+from guardrun.hooks.patches.garbage_collector import parse_threshold
+from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.messages import GcHeld, HookFailed
 from tests.hooks.bed import Bed, finish
 
 pytestmark = pytest.mark.cold

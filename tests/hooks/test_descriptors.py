@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.messages import Beat, Hello
+from guardrun.hooks.wire.messages import Beat, Hello
 from tests.hooks.bed import Bed
 
 CLOSE = "import os, time\n{first}\nos.closerange(3, 1024)\n"

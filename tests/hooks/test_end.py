@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.hooks.board import Field, Milestone
-from guardrun.hooks.messages import Ended, Hello, Raised
+from guardrun.hooks.wire.board import Field, Milestone
+from guardrun.hooks.wire.messages import Ended, Hello, Raised
 from tests.hooks.bed import Bed, finish
 
 SETTLE = "import time; time.sleep(0.5)\n"

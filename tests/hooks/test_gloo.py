@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from guardrun.hooks.board import OPS, Field, Milestone
-from guardrun.hooks.messages import Beat, HookFailed
+from guardrun.hooks.wire.board import OPS, Field, Milestone
+from guardrun.hooks.wire.messages import Beat, HookFailed
 from tests.hooks.bed import Bed, finish
 from tests.support.ports import free_ports
 

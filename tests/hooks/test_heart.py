@@ -7,9 +7,9 @@ import signal
 import time
 from pathlib import Path
 
-from guardrun.hooks.board import MAGIC, Field, Milestone
-from guardrun.hooks.messages import Beat, Hello, HookFailed
-from guardrun.hooks.outbox import MAX_WAITING, Outbox
+from guardrun.hooks.rank.outbox import MAX_WAITING, Outbox
+from guardrun.hooks.wire.board import MAGIC, Field, Milestone
+from guardrun.hooks.wire.messages import Beat, Hello, HookFailed
 from tests.hooks.bed import Bed, finish
 from tests.support.waiting import wait_until
 
@@ -41,7 +41,7 @@ def test_a_held_gil_stops_the_heart_and_nothing_else(bed: Bed) -> None:
 
 
 def test_a_heart_that_has_ended_is_not_taken_for_one_that_is_held(bed: Bed) -> None:
-    code = "import time; from guardrun.hooks import rank; time.sleep(0.5); rank.active.outbox.wait_for('stop', 5)"
+    code = "import time; from guardrun.hooks.rank import rank; time.sleep(0.5); rank.active.outbox.wait_for('stop', 5)"
     process = bed.start(["-c", f"{code}; time.sleep(600)"])
     bed.wait_for(Hello)
     bed.wait_until(Field.HEART_NS, lambda value: value == 0)
@@ -52,7 +52,7 @@ def test_a_dead_supervisor_costs_training_nothing(bed: Bed) -> None:
     bed.stop_listening()
     code = f"""
 import time
-from guardrun.hooks import rank
+from guardrun.hooks.rank import rank
 began = time.monotonic()
 for i in range({2 * MAX_WAITING}):
     rank.active.send("CheckpointLoaded", path=str(i), reader="test")
@@ -67,7 +67,7 @@ print(rank.active.outbox.dropped > 0)
 def test_a_message_that_is_too_long_is_dropped_and_counted(bed: Bed) -> None:
     code = """
 import time
-from guardrun.hooks import rank
+from guardrun.hooks.rank import rank
 rank.active.send("CheckpointLoaded", path="x" * 1_000_000, reader="test")
 time.sleep(1.5)
 """
@@ -117,7 +117,7 @@ def test_a_signal_that_the_script_has_is_left_to_it(bed: Bed) -> None:
 def test_a_hook_that_fails_is_said_once(bed: Bed) -> None:
     code = """
 import time
-from guardrun.hooks import rank
+from guardrun.hooks.rank import rank
 for _ in range(5): rank.active.fail("optimizer", ValueError("x" * 10_000))
 time.sleep(0.5)
 """
@@ -143,8 +143,8 @@ def test_the_outbox_is_bounded() -> None:
 ASIDE = """
 import sys, threading, time, torch, torch.distributed as dist
 from guardrun.hooks import step
-from guardrun.hooks.board import Field
-from guardrun.hooks.rank import active
+from guardrun.hooks.wire.board import Field
+from guardrun.hooks.rank.rank import active
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
 group = dist.new_group([0])
 def seen(work, group=None, beats=2):

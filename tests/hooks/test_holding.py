@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks import holding
-from guardrun.hooks.board import Field
+from guardrun.hooks.saves import overwrite_guard
+from guardrun.hooks.wire.board import Field
 from tests.hooks.bed import DEADLINE_S, Bed
 
 SAVE = """
@@ -51,21 +51,24 @@ def test_it_waits_until_somebody_has_opened_one(bed: Bed, there: Path) -> None:
 
 def test_it_does_not_wait_for_ever(bed: Bed, there: Path) -> None:
     """Nobody is there who would decide."""
-    before, code = there.read_bytes(), f"from guardrun.hooks import holding; holding.HOLD_S = 0.3\n{SAVE}"
+    before, code = (
+        there.read_bytes(),
+        f"from guardrun.hooks.saves import overwrite_guard as holding; holding.HOLD_S = 0.3\n{SAVE}",
+    )
     done = bed.run(code, str(there))
     assert (done.returncode, there.read_bytes() != before) == (0, True)
-    assert 0.3 <= float(done.stdout) < holding.HOLD_S
+    assert 0.3 <= float(done.stdout) < overwrite_guard.HOLD_S
 
 
 @pytest.mark.parametrize("target", ["other.pt", "ckpt.pt.tmp", "../ckpt.pt"])
 def test_other_files_are_written_at_once(bed: Bed, there: Path, target: str) -> None:
     done = bed.run(SAVE, str(there.parent / target))
-    assert done.returncode == 0 and float(done.stdout) < holding.HOLD_S / 3, done
+    assert done.returncode == 0 and float(done.stdout) < overwrite_guard.HOLD_S / 3, done
 
 
 def test_whoever_has_loaded_it_saves_at_once(bed: Bed, there: Path) -> None:
     done = bed.run(LOAD_AND_SAVE, str(there))
-    assert done.returncode == 0 and float(done.stdout) < holding.HOLD_S / 3, done
+    assert done.returncode == 0 and float(done.stdout) < overwrite_guard.HOLD_S / 3, done
 
 
 def test_a_file_in_a_folder_that_is_held_and_by_another_way_there(bed: Bed, tmp_path: Path) -> None:
@@ -100,4 +103,4 @@ def test_a_forked_child_is_not_kept_waiting_for_a_word_that_cannot_reach_it(bed:
     """As one that writes a checkpoint beside training does."""
     code = f"import os, sys\npid = os.fork()\nif pid: os.waitpid(pid, 0); sys.exit()\n{SAVE}"
     done = bed.run(code, str(there))
-    assert done.returncode == 0 and float(done.stdout) < holding.HOLD_S / 3, done
+    assert done.returncode == 0 and float(done.stdout) < overwrite_guard.HOLD_S / 3, done

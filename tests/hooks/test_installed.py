@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from guardrun.hooks import optimizers
-from guardrun.hooks.board import PHASES, Field, Milestone
-from guardrun.hooks.imports import Finder
-from guardrun.hooks.rank import Rank
+from guardrun.hooks.patches import optimizers
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.startup.import_hooks import Finder
+from guardrun.hooks.wire.board import PHASES, Field, Milestone
 
 MODULE, HOOK = "module_that_is_hooked", "hook_of_that_module"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from guardrun.hooks.push import MAX_WAITING, Push
+from guardrun.hooks.wire.zmtp_push import MAX_WAITING, Push
 
 DEADLINE_MS = 10_000
 

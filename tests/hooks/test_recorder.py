@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks import recorder
-from guardrun.hooks.callspage import calls_name
-from guardrun.supervisor.collect.calls import read_calls
-from guardrun.supervisor.collect.recorder import fetch_trace
+from guardrun.hooks.patches import flight_recorder
+from guardrun.hooks.wire.calls_page import calls_name
+from guardrun.supervisor.collect.collectives.calls_page import read_calls
+from guardrun.supervisor.collect.collectives.flight_recorder import fetch_trace
 from tests.hooks.bed import Bed, finish, run_plain
 
 ALONE = str(Path(__file__).parent / "ranks" / "alone.py")
@@ -35,7 +35,7 @@ def test_a_rank_s_output_and_end_are_as_without_it(bed: Bed, tmp_path: Path) -> 
 def test_its_threads_take_no_signal(bed: Bed, tmp_path: Path) -> None:
     assert finish(bed.start([ALONE, str(tmp_path / "seen")])).returncode == 0
     threads = json.loads((tmp_path / "seen").read_text())["threads"]
-    assert len(threads) == max(8, (os.cpu_count() or 1) - 1) + 1, "as hooks/recorder.py reckons"
+    assert len(threads) == max(8, (os.cpu_count() or 1) - 1) + 1, "as hooks/patches/flight_recorder.py reckons"
     for thread in threads:
         blocked = int(thread["SigBlk"], 16)
         for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD, signal.SIGALRM):
@@ -122,10 +122,10 @@ ctypes.PyDLL(None).sleep(60)
 
 
 def test_room_for_threads_is_reckoned_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert recorder.has_room(0)
-    monkeypatch.setattr(recorder, "_pid_limits", lambda: [("/sys/fs/cgroup/none", 100)])
-    assert recorder.has_room(100)
-    assert not recorder.has_room(101)
+    assert flight_recorder.has_room(0)
+    monkeypatch.setattr(flight_recorder, "_pid_limits", lambda: [("/sys/fs/cgroup/none", 100)])
+    assert flight_recorder.has_room(100)
+    assert not flight_recorder.has_room(101)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(resource, "getrlimit", lambda what: (20, 20) if what == resource.RLIMIT_NPROC else (-1, -1))
-    assert not recorder.has_room(20)
+    assert not flight_recorder.has_room(20)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.messages import HookFailed
-from guardrun.hooks.rank import private_words
-from guardrun.hooks.spent import ODD, PUBLISH_NS, Spent
-from guardrun.supervisor.collect.boards import spent_of
-from guardrun.supervisor.core import events as ev
+from guardrun.hooks.patches.step_breakdown import ODD, PUBLISH_NS, Spent
+from guardrun.hooks.rank.rank import private_words
+from guardrun.hooks.wire.messages import HookFailed
+from guardrun.supervisor.collect.ranks.boards import spent_of
+from guardrun.supervisor.engine.model import events as ev
 from tests.hooks.bed import Bed, finish
 from tests.support.keep_group import KEEP_GROUP
 from tests.support.ports import free_ports

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from guardrun.hooks.board import OPS, PHASES, Field, Milestone
-from guardrun.hooks.collectives import NOT_FUNCTIONS
-from guardrun.hooks.messages import CheckpointLoaded, CheckpointSaved, HookFailed
+from guardrun.hooks.patches.collectives import NOT_FUNCTIONS
+from guardrun.hooks.wire.board import OPS, PHASES, Field, Milestone
+from guardrun.hooks.wire.messages import CheckpointLoaded, CheckpointSaved, HookFailed
 from tests.hooks.bed import Bed, finish, run_plain
 
 RANKS = Path(__file__).parent / "ranks"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from guardrun.hooks import huggingface, lightning
-from guardrun.hooks.board import Field
-from guardrun.hooks.rank import Rank
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.saves import huggingface, lightning
+from guardrun.hooks.wire.board import Field
 
 
 def failures(rank: Rank) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.messages import Hello
+from guardrun.hooks.wire.messages import Hello
 from tests.hooks.bed import INJECT, Bed, finish, run_plain
 
 DUMP = '''"""Says all that a script can see of how it was started."""
@@ -162,7 +162,7 @@ def test_a_broken_board_is_reported_and_training_goes_on(bed: Bed) -> None:
     (bed.sockets / "board-0-0").write_bytes(b"short")
     done = bed.run("import time; time.sleep(0.6); print('trained')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
-    from guardrun.hooks.messages import HookFailed
+    from guardrun.hooks.wire.messages import HookFailed
 
     assert bed.wait_for(HookFailed).hook == "board"
     assert bed.wait_for(Hello).argv == ["-c"]

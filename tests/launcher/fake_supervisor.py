@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import zmq
 
-from guardrun.supervisor.core.events import Checkpoint
-from guardrun.supervisor.rundir import read_run_file
-from guardrun.supervisor.wire import (
+from guardrun.supervisor.engine.model.events import Checkpoint
+from guardrun.supervisor.rundir.run_directory import read_run_file
+from guardrun.supervisor.wire.control_messages import (
     CONTROL_SOCKET,
     Ack,
     Exited,

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from guardrun.launcher import relaying
+from guardrun.launcher.attempt import stderr_capture
 
 
 def main(report: Path, max_starts: int, program: list[str]) -> int:
@@ -21,10 +21,10 @@ def main(report: Path, max_starts: int, program: list[str]) -> int:
         with report.open("a") as file:
             file.write(json.dumps({"event": event, **fields}) + "\n")
 
-    relaying.MAX_STARTS = max_starts
-    way = relaying.find_way()
+    stderr_capture.MAX_STARTS = max_starts
+    way = stderr_capture.find_way()
     assert way is not None
-    relay = relaying.Relay([0], way, tell)
+    relay = stderr_capture.Relay([0], way, tell)
     tell("began", pids=sorted(relay.pids), is_terminal=way.is_terminal, has_stdout=way.has_stdout)
     outlets = relay.outlets()
     with ExitStack() as files:

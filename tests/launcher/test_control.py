@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import zmq
 
-from guardrun.launcher.control import Control
-from guardrun.supervisor.wire import CONTROL_SOCKET, Ack, Exited, LauncherHello, ToSupervisor
+from guardrun.launcher.control.control_channel import Control
+from guardrun.supervisor.wire.control_messages import CONTROL_SOCKET, Ack, Exited, LauncherHello, ToSupervisor
 
 PATIENCE_MS = 10_000
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import zmq
 
-from guardrun.launcher.address import names_of, own_names
-from guardrun.launcher.fleet import (
+from guardrun.launcher.base.own_address import names_of, own_names
+from guardrun.launcher.run.job_nodes import (
     Fleet,
     FleetError,
     Lead,
@@ -23,16 +23,22 @@ from guardrun.launcher.fleet import (
     open_lead,
     plan_fleet,
 )
-from guardrun.launcher.word import Asked, begin, tell_waiting
+from guardrun.launcher.run.start_failure import Asked, begin, tell_waiting
 from guardrun.supervisor.config import load_config
-from guardrun.supervisor.coordinator.absences import heed_absences
-from guardrun.supervisor.coordinator.hub import Hub, HubSettings
-from guardrun.supervisor.coordinator.joinfile import EVERY, NotThere, find_join_file, on_host, write_join_file
-from guardrun.supervisor.coordinator.keys import make_key_pair
-from guardrun.supervisor.coordinator.living import is_listening
-from guardrun.supervisor.coordinator.refused import find_refused
-from guardrun.supervisor.coordinator.saidfile import Began
-from guardrun.supervisor.listening import Listen
+from guardrun.supervisor.fleet.rendezvous.coordinator_liveness import is_listening
+from guardrun.supervisor.fleet.rendezvous.join_file import (
+    EVERY,
+    NotThere,
+    find_join_file,
+    on_host,
+    write_join_file,
+)
+from guardrun.supervisor.fleet.rendezvous.join_rejections import heed_absences
+from guardrun.supervisor.fleet.rendezvous.refused_start import find_refused
+from guardrun.supervisor.fleet.rendezvous.start_failure_files import Began
+from guardrun.supervisor.fleet.transport.curve_keys import make_key_pair
+from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
+from guardrun.supervisor.wire.listening_addresses import Listen
 from tests.coordinator.joins import made
 
 STEP = {

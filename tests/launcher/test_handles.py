@@ -12,8 +12,8 @@ from tests.support import seccomp
 
 STORY = """
 import signal, subprocess, sys, time
-from guardrun.launcher.handles import Handle, send_signal, wait_for_end
-from guardrun.launcher.proc import read_stat
+from guardrun.launcher.base.process_handles import Handle, send_signal, wait_for_end
+from guardrun.launcher.base.processes import read_stat
 
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
 start = read_stat(child.pid).start

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.saying import Log
-from guardrun.launcher.sockets import ensure_socket_folder
-from guardrun.launcher.turning import FAILURES, keep_turning
-from guardrun.supervisor.printable import encode_json, encode_msgpack
-from guardrun.supervisor.rundir import read_run_file
-from guardrun.supervisor.wire import Started
+from guardrun.launcher.base.resilient_loop import FAILURES, keep_turning
+from guardrun.launcher.base.socket_folder import ensure_socket_folder
+from guardrun.launcher.base.terminal_lines import Log
+from guardrun.supervisor.base.printable import encode_json, encode_msgpack
+from guardrun.supervisor.rundir.run_directory import read_run_file
+from guardrun.supervisor.wire.control_messages import Started
 from tests.support.guardrun_run import GuardrunStarter
 from tests.support.waiting import wait_until
 

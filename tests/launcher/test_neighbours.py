@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.checkpoints.chooser import Chooser
-from guardrun.launcher.opening import LATEST, OpenRun, RunIdError, Wish, open_run
-from guardrun.launcher.ownership import LOCK_FILE
-from guardrun.launcher.saying import Log
-from guardrun.launcher.sockets import MARK, remove_socket_folder
-from guardrun.supervisor.collect.lookfiles import write_look
+from guardrun.launcher.base.socket_folder import MARK, remove_socket_folder
+from guardrun.launcher.base.terminal_lines import Log
+from guardrun.launcher.creation.run_creation import LATEST, OpenRun, RunIdError, Wish, open_run
+from guardrun.launcher.creation.run_ownership import LOCK_FILE
+from guardrun.supervisor.checkpoints.chooser import Chooser
+from guardrun.supervisor.collect.ranks.look_files import write_look
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.performer import KEEP_LOOKS, keep_chooser, prune_looks
-from guardrun.supervisor.recurrence import read_past
-from guardrun.supervisor.rundir import read_run_file, write_run_file
+from guardrun.supervisor.daemon.action_performer import KEEP_LOOKS, keep_chooser, prune_looks
+from guardrun.supervisor.daemon.earlier_runs import read_past
+from guardrun.supervisor.rundir.run_directory import read_run_file, write_run_file
 from tests.render.samples import rank_look
 from tests.support.guardrun_run import GuardrunStarter
 from tests.support.neighbours import NEIGHBOUR, VICTIM, make_passable, named_user, python_as, shell_as
@@ -37,9 +37,9 @@ Open = Callable[[str], OpenRun]
 PRELOAD = """
 import encodings.ascii, tempfile
 from pathlib import Path
-from guardrun.launcher.opening import RunIdError, Wish, open_run
+from guardrun.launcher.creation.run_creation import RunIdError, Wish, open_run
 from guardrun.supervisor.config import Config
-import guardrun.slurm.environment, guardrun.supervisor.journal
+import guardrun.slurm.client.job_environment, guardrun.supervisor.rundir.journal
 """
 OPEN = """
 os.umask(0o002)

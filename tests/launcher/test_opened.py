@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher import opened
-from guardrun.launcher.opened import OpenWatch
+from guardrun.launcher.attempt import checkpoint_reads
+from guardrun.launcher.attempt.checkpoint_reads import OpenWatch
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_what_is_gone_is_not_watched(tmp_path: Path) -> None:
 
 
 def test_too_many_folders_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opened, "MAX_WATCHES", 2)
+    monkeypatch.setattr(checkpoint_reads, "MAX_WATCHES", 2)
     for name in "abc":
         (tmp_path / name).mkdir()
     with pytest.raises(OSError, match="more than 2 folders"):
@@ -84,9 +84,9 @@ def test_too_many_folders_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_file_system_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(opened, "_places", lambda path: iter([path] if answers.wait(60) else []))
+    monkeypatch.setattr(checkpoint_reads, "_places", lambda path: iter([path] if answers.wait(60) else []))
     with pytest.raises(OSError, match="do not answer"):
-        opened.watch([str(tmp_path)], limit_s=0.1)
+        checkpoint_reads.watch([str(tmp_path)], limit_s=0.1)
     [late] = [thread for thread in threading.enumerate() if thread.name == "guardrun-opens"]
     answers.set()
     late.join(60)

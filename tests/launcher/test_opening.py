@@ -12,13 +12,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.launcher.opening import OpenRun, RunIdError, Wish, choose_directory, node_name, open_run
-from guardrun.launcher.ownership import LOCK_FILE, find_living_owner
+from guardrun.launcher.creation.run_creation import (
+    OpenRun,
+    RunIdError,
+    Wish,
+    choose_directory,
+    node_name,
+    open_run,
+)
+from guardrun.launcher.creation.run_ownership import LOCK_FILE, find_living_owner
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.engine import Engine
-from guardrun.supervisor.journal import Journal
-from guardrun.supervisor.rundir import read_run_file, write_run_file
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.rundir.journal import Journal
+from guardrun.supervisor.rundir.run_directory import read_run_file, write_run_file
 
 
 class Opener:

@@ -18,20 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher import fallback
-from guardrun.launcher.environment import DEFAULTS, Subject, rank_defaults, render_table
-from guardrun.launcher.flags import Flags, parse_flags
-from guardrun.launcher.handles import wait_for_end
-from guardrun.launcher.journal_end import parse_last_second
-from guardrun.launcher.main import may_end_early
-from guardrun.launcher.opening import make_run_id
-from guardrun.launcher.proc import parse_stat, read_children, read_stat
-from guardrun.launcher.resuming import environment, resume_arguments, resume_environment
-from guardrun.launcher.signals import Interrupted, Signals, parse_signals
-from guardrun.launcher.sockets import MAX_PARENT_BYTES, NoSocketFolderError, make_socket_folder
-from guardrun.launcher.stopping import Stopping
-from guardrun.launcher.sweep import Sweeper, reap_orphans
-from guardrun.launcher.vigil import (
+from guardrun.launcher.attempt.attempt_stop import Stopping
+from guardrun.launcher.attempt.process_sweep import Sweeper, reap_orphans
+from guardrun.launcher.attempt.resume_arguments import environment, resume_arguments, resume_environment
+from guardrun.launcher.base.process_handles import wait_for_end
+from guardrun.launcher.base.processes import parse_stat, read_children, read_stat
+from guardrun.launcher.base.rank_environment import DEFAULTS, Subject, rank_defaults, render_table
+from guardrun.launcher.base.signals import Interrupted, Signals, parse_signals
+from guardrun.launcher.base.socket_folder import MAX_PARENT_BYTES, NoSocketFolderError, make_socket_folder
+from guardrun.launcher.control import fallback
+from guardrun.launcher.control.watchdog import (
     DEATHS_WITHIN_S,
     FIRST_SILENCE_S,
     FROZEN_S,
@@ -40,8 +36,12 @@ from guardrun.launcher.vigil import (
     STOPPED_S,
     Vigil,
 )
-from guardrun.supervisor.core.events import Checkpoint, Rank
-from guardrun.supervisor.wire import Finish, Start, Stop
+from guardrun.launcher.creation.run_creation import make_run_id
+from guardrun.launcher.main import may_end_early
+from guardrun.launcher.run.command_line import Flags, parse_flags
+from guardrun.supervisor.engine.model.events import Checkpoint, Rank
+from guardrun.supervisor.rundir.journal_end import parse_last_second
+from guardrun.supervisor.wire.control_messages import Finish, Start, Stop
 from tests.support.waiting import wait_until
 
 # Flags ----------------------------------------------------------------------------------------------------------
@@ -140,7 +140,9 @@ def test_the_users_own_settings_win_by_any_of_their_names() -> None:
 
 def test_documentation_has_the_table() -> None:
     text = (Path(__file__).parents[2] / "docs" / "environment.md").read_text()
-    assert render_table() in text, "docs/environment.md: put in what guardrun.launcher.environment.render_table() says"
+    assert render_table() in text, (
+        "docs/environment.md: put in what guardrun.launcher.base.rank_environment.render_table() says"
+    )
     assert all(name in text for default in DEFAULTS for name in default.names)
 
 
@@ -192,7 +194,7 @@ def test_socket_folder_leaves_room_for_a_sockets_name(tmp_path: Path) -> None:
 
 
 def test_no_socket_folder_says_what_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("guardrun.launcher.sockets.candidates", lambda environ: [tmp_path / "none"])
+    monkeypatch.setattr("guardrun.launcher.base.socket_folder.candidates", lambda environ: [tmp_path / "none"])
     with pytest.raises(NoSocketFolderError, match=r"none: No such file .*let TMPDIR be one .* at most 81 bytes long"):
         make_socket_folder({})
     assert make_socket_folder({}, [tmp_path / "nor here", tmp_path]).parent == tmp_path
@@ -255,7 +257,7 @@ def test_sweep_finds_what_is_no_descendant_by_the_runs_mark() -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
     away = subprocess.Popen(sleep, env={**os.environ, "GUARDRUN_TOKEN": token})
     stranger = subprocess.Popen(sleep, env={**os.environ, "GUARDRUN_TOKEN": f"{token}-2"})
-    program = f"from guardrun.launcher.sweep import Sweeper; print(Sweeper({token!r}, list).sweep())"
+    program = f"from guardrun.launcher.attempt.process_sweep import Sweeper; print(Sweeper({token!r}, list).sweep())"
     try:
         swept = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
         assert swept.stdout == "[]\n"

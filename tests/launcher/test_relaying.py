@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-from guardrun.launcher import relay
-from guardrun.launcher.relay import FULL_BYTES, KEPT_BYTES
+from guardrun.launcher.attempt import stderr_relay
+from guardrun.launcher.attempt.stderr_relay import FULL_BYTES, KEPT_BYTES
 from tests.support.processes import descendants, is_alive
 from tests.support.waiting import wait_until
 
@@ -162,7 +162,7 @@ def test_what_was_written_a_moment_ago_is_seen_to_wait(kind: str) -> None:
     try:
         for _ in range(2_000):
             os.write(theirs, b"the last words")
-            assert relay.waiting_bytes(mine) == len(b"the last words")
+            assert stderr_relay.waiting_bytes(mine) == len(b"the last words")
             assert os.read(mine, 100) == b"the last words"
     finally:
         os.close(mine)
@@ -204,18 +204,18 @@ def test_ended_while_it_cuts_a_copy_nothing_that_comes_is_lost(
         os.lseek(copy, offset, os.SEEK_SET)
         os.write(rank, b"what comes then")
         os.close(rank)
-        assert serve_to_its_end(relay.Source(reader, copy), monkeypatch) == b"what comes then"
+        assert serve_to_its_end(stderr_relay.Source(reader, copy), monkeypatch) == b"what comes then"
     finally:
         os.close(reader)
         os.close(copy)
 
 
-def serve_to_its_end(source: relay.Source, monkeypatch: pytest.MonkeyPatch) -> bytes:
+def serve_to_its_end(source: stderr_relay.Source, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """What the process between passes on of a rank's output."""
     mine, theirs = os.pipe()
-    monkeypatch.setattr(relay, "OUT", theirs)
+    monkeypatch.setattr(stderr_relay, "OUT", theirs)
     try:
-        relay.serve([source])
+        stderr_relay.serve([source])
         os.close(theirs)
         return os.read(mine, 1 << 16)
     finally:
@@ -241,7 +241,9 @@ def test_what_is_between_comes_first(kind: str, has_splice: bool, monkeypatch: p
         os.write(to, b"between, " * (kind == "terminal"))
         os.write(rank, b"new")
         os.close(rank)
-        source = relay.Source(reader, copy, to, from_) if kind == "terminal" else relay.Source(reader, copy)
+        source = (
+            stderr_relay.Source(reader, copy, to, from_) if kind == "terminal" else stderr_relay.Source(reader, copy)
+        )
         expected = b"taken, between, new" if kind == "terminal" else b"taken, new"
         assert serve_to_its_end(source, monkeypatch) == expected
     finally:
@@ -347,7 +349,7 @@ print("resized", file=sys.stderr)
 
 WHAT = """
 import json
-from guardrun.launcher.relaying import find_way
+from guardrun.launcher.attempt.stderr_capture import find_way
 way = find_way()
 print(json.dumps(None if way is None else [way.is_terminal, way.has_stdout]), end="")
 """

@@ -15,7 +15,7 @@ from tests.support.neighbours import NEIGHBOUR, VICTIM, make_passable, python_as
 
 pytestmark = pytest.mark.real("root")
 
-PRELOAD = "from pathlib import Path\nfrom guardrun.launcher.fleet import FleetError, check_lead, open_lead"
+PRELOAD = "from pathlib import Path\nfrom guardrun.launcher.run.job_nodes import FleetError, check_lead, open_lead"
 CHECK = """
 try:
     check_lead(Path(sys.argv[1]), None)

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import zmq
 
-from guardrun.launcher.control import Control
-from guardrun.launcher.daemon import Daemon
-from guardrun.launcher.saying import Log
-from guardrun.launcher.supervision import LAST_WORD_S, Supervision
-from guardrun.supervisor.wire import CONTROL_SOCKET, Finish, LauncherHello
+from guardrun.launcher.base.terminal_lines import Log
+from guardrun.launcher.control.control_channel import Control
+from guardrun.launcher.control.supervision import LAST_WORD_S, Supervision
+from guardrun.launcher.control.supervisor_process import Daemon
+from guardrun.supervisor.wire.control_messages import CONTROL_SOCKET, Finish, LauncherHello
 from tests.support.waiting import wait_until
 
 

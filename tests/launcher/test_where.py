@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from guardrun.launcher.flags import parse_flags
-from guardrun.launcher.fleet import fleet_file, plan_fleet
+from guardrun.launcher.run.command_line import parse_flags
+from guardrun.launcher.run.job_nodes import fleet_file, plan_fleet
 from guardrun.supervisor.config import load_config
-from guardrun.supervisor.listening import EVERYWHERE, own_addresses
-from guardrun.supervisor.rundir import FleetFile
+from guardrun.supervisor.rundir.run_directory import FleetFile
+from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, own_addresses
 from tests.launcher.test_fleet import STEP
 
 HERE = {"127.0.0.1", "::1"} & set(own_addresses())

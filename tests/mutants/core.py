@@ -1,4 +1,4 @@
-"""Mistakes in what decides: supervisor/core, and the other parts that touch nothing."""
+"""Mistakes in what decides: supervisor/engine, supervisor/health, and the other parts that touch nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.mutants.mutation import Mutation
 CORE: tuple[Mutation, ...] = (
     Mutation(
         name="busy_is_no_alibi",
-        file="supervisor/core/hang.py",
+        file="supervisor/engine/detectors/hang/hang.py",
         before="if not living or any(j.doing is Doing.BUSY for j in living):",
         after="if not living or all(j.doing is Doing.BUSY for j in living):",
         breaks="a hang is told while some rank still gets somewhere",
@@ -15,7 +15,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="least_patience_of_rivals",
-        file="supervisor/core/hang.py",
+        file="supervisor/engine/detectors/hang/hang.py",
         before="patience_s=max(_patience_s(rival, not waiting, settings) for rival in rivals),",
         after="patience_s=min(_patience_s(rival, not waiting, settings) for rival in rivals),",
         breaks="the quickest kind of doubt decides, though the most doubtful rank may be the one to blame",
@@ -23,7 +23,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="cpu_limit_is_a_stop",
-        file="supervisor/core/judge.py",
+        file="supervisor/engine/observation/rank_activity.py",
         before=" and state == before.process.state and after.process.switches == before.process.switches:",
         after=" and state == before.process.state:",
         breaks="a rank that a CPU limiter stops and continues counts as stopped: proof of a hang",
@@ -31,7 +31,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="verdict_after_one_look",
-        file="supervisor/core/watch.py",
+        file="supervisor/engine/detectors/hang/suspicion.py",
         before="(left_s <= 0.05 and is_confirmed):",
         after="(left_s <= 0.05):",
         breaks="one look is enough for a verdict: what was seen need not be seen again",
@@ -39,7 +39,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="one_restart_too_many",
-        file="supervisor/core/policy.py",
+        file="supervisor/engine/recovery/restart_policy.py",
         before="if state.restarts >= state.settings.max_restarts:",
         after="if state.restarts > state.settings.max_restarts:",
         breaks="the job is restarted once more than allowed",
@@ -47,7 +47,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="progress_renews_no_budget",
-        file="supervisor/core/policy.py",
+        file="supervisor/engine/recovery/restart_policy.py",
         before="state.no_progress = state.no_progress + 1 if is_no_further else 0",
         after="state.no_progress = state.no_progress + 1 if is_no_further else state.no_progress",
         breaks="restarts without progress are counted over the whole run: a long one is given up for nothing",
@@ -55,7 +55,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="chance_turned_round",
-        file="supervisor/core/strikes.py",
+        file="supervisor/engine/state/failure_attribution.py",
         before="if comb(others, count - 1) <= CHANCE * nodes ** (count - 1):",
         after="if comb(others, count - 1) >= CHANCE * nodes ** (count - 1):",
         breaks="failures that chance explains are held against a node, and those that it does not are not",
@@ -63,7 +63,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="silence_outweighs_progress",
-        file="supervisor/core/fleet.py",
+        file="supervisor/engine/membership/membership.py",
         before="return max(at_s, silence_began_s(attempt) + still_s)",
         after="return min(at_s, silence_began_s(attempt) + still_s)",
         breaks="a node that is only not heard is given up although the job advances",
@@ -71,7 +71,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="last_to_fall_is_blamed",
-        file="supervisor/core/crash.py",
+        file="supervisor/engine/failures/root_cause.py",
         before="first = min(guilty, key=lambda one: _when(one.fall))",
         after="first = max(guilty, key=lambda one: _when(one.fall))",
         breaks="of several errors the last is told as the cause",
@@ -79,7 +79,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="victims_are_guilty",
-        file="supervisor/core/crash.py",
+        file="supervisor/engine/failures/root_cause.py",
         before="guilty = [one for one in weighed if not one.is_victim and _is_suspect(one.fall)]",
         after="guilty = [one for one in weighed if _is_suspect(one.fall)]",
         breaks="a rank that only lost its connection to the one that fell is told as the culprit",
@@ -87,7 +87,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="unloadable_checkpoint_again",
-        file="supervisor/core/orders.py",
+        file="supervisor/engine/recovery/launcher_orders.py",
         before="""\
     state.ordered_s = now_s
     return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]
@@ -101,7 +101,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="cancelled_job_requeued",
-        file="supervisor/core/requeues.py",
+        file="supervisor/engine/recovery/requeue.py",
         before='if wish == "never" or notice.why == CANCELLED:',
         after='if wish == "never":',
         breaks="a job that a person has cancelled is put back into the queue",
@@ -109,7 +109,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="release_lifts_everybodys",
-        file="supervisor/core/node/quarantine.py",
+        file="supervisor/health/quarantine_rules.py",
         before="return is_believed and isolation.is_automatic and isolation.newest",
         after="return is_believed and isolation.newest",
         breaks="one person's release lifts what another person has isolated",

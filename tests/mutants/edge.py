@@ -7,7 +7,7 @@ from tests.mutants.mutation import Mutation
 EDGE: tuple[Mutation, ...] = (
     Mutation(
         name="exit_code_swallowed",
-        file="launcher/sweep.py",
+        file="launcher/attempt/process_sweep.py",
         before="if pid not in managed and pid not in python_helpers():",
         after="if pid not in python_helpers():",
         breaks="ranks are waited for along with orphans, and their exit codes are lost",
@@ -15,7 +15,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="signal_not_forwarded",
-        file="launcher/loop.py",
+        file="launcher/run/launcher_loop.py",
         before="self._begin_stop(now_s, self.shutdown_timeout_s, signum)",
         after="self._begin_stop(now_s, self.shutdown_timeout_s)",
         breaks="ranks get SIGTERM where the user has sent SIGINT, SIGHUP or SIGQUIT",
@@ -23,7 +23,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="orphans_survive",
-        file="launcher/sweep.py",
+        file="launcher/attempt/process_sweep.py",
         before="and (pid in below or (_owner(pid) == uid and has_token(pid, self._token)))",
         after="and pid in below",
         breaks="a process of the run's that has left the tree lives on beside the next attempt",
@@ -31,7 +31,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="environment_not_restored",
-        file="launcher/resuming.py",
+        file="launcher/attempt/resume_arguments.py",
         before="    finally:\n        _change_environment(before)",
         after="    finally:\n        pass",
         breaks="what an attempt's ranks were told (which checkpoint, which board) stays in guardrun's own environment",
@@ -39,7 +39,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="step_not_on_the_board",
-        file="hooks/optimizers.py",
+        file="hooks/patches/optimizers.py",
         before="                words[_STEP] = count\n",
         after="",
         breaks="steps are not counted where the script does not count them itself",
@@ -48,7 +48,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="late_hooks_not_installed",
-        file="hooks/imports.py",
+        file="hooks/startup/import_hooks.py",
         before="            execute(module)\n            self.install(name, module)\n",
         after="            execute(module)\n",
         breaks="modules that a script imports are never hooked",
@@ -57,7 +57,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="torn_checkpoint_accepted",
-        file="launcher/checkpoints/dcp.py",
+        file="supervisor/checkpoints/reading/dcp_metadata.py",
         before="if size < end:",
         after="if not size:",
         breaks="a checkpoint of which a file was cut short passes for whole",
@@ -65,7 +65,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="oldest_checkpoint_chosen",
-        file="launcher/checkpoints/chooser.py",
+        file="supervisor/checkpoints/chooser.py",
         before="for _, _, number in sorted(ranked, reverse=True)]",
         after="for _, _, number in sorted(ranked)]",
         breaks="the oldest whole checkpoint is resumed from, not the newest",
@@ -75,7 +75,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="journal_buffered",
-        file="supervisor/journal.py",
+        file="supervisor/rundir/journal.py",
         before='self._file = io.FileIO(open_to_add(self._path), "ab")',
         after='self._file = open(open_to_add(self._path), "ab")',
         breaks="what the journal holds is written when a buffer is full: a supervisor that is killed loses it",
@@ -83,7 +83,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="run_directory_may_be_a_link",
-        file="supervisor/ownfiles.py",
+        file="supervisor/base/own_files.py",
         before="folder = os.open(path, _FOLDER | os.O_NOFOLLOW)",
         after="folder = os.open(path, _FOLDER)",
         breaks="a run directory that is a link is gone by: whoever may write beside it chooses what is loaded",
@@ -91,7 +91,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="strangers_folder_is_own",
-        file="supervisor/ownfiles.py",
+        file="supervisor/base/own_files.py",
         before="if found.st_uid != looks.uid and (is_folder or found.st_uid != 0):",
         after="if False:",
         breaks="what somebody else has laid out is taken for the user's own",
@@ -99,7 +99,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="replay_compares_nothing",
-        file="supervisor/journal.py",
+        file="supervisor/rundir/journal.py",
         before="if check and _ENCODER.encode(actions) != _ENCODER.encode(line.actions):",
         after="if check and actions is None:",
         breaks="a replay that decides otherwise than the journal says so of nothing",
@@ -107,7 +107,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="fact_lost_on_restart",
-        file="launcher/control.py",
+        file="launcher/control/control_channel.py",
         before="        for data in self._unacknowledged.values():\n            self._send(data)\n",
         after="",
         breaks="what happened while no supervisor was there is never told to the next",
@@ -115,7 +115,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="any_key_comes_in",
-        file="supervisor/coordinator/doors.py",
+        file="supervisor/fleet/transport/curve_authenticator.py",
         before="elif request[6] in self._admitted:",
         after="elif request[6]:",
         breaks="whoever speaks the protocol joins the job, whatever key it has",
@@ -123,7 +123,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="lease_never_ends",
-        file="supervisor/coordinator/lease.py",
+        file="supervisor/fleet/protocol/lease.py",
         before="return self._answered_s is not None and now_s < self._answered_s + self.term_s",
         after="return self._answered_s is not None",
         breaks="a node that is cut off trains on beside the next attempt",
@@ -131,7 +131,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="unreadable_record_is_free",
-        file="supervisor/node/recordfile.py",
+        file="supervisor/quarantine/record_file.py",
         before="    if not trouble and not worse:\n        return None, []\n",
         after="    if not trouble or not worse:\n        return None, []\n",
         breaks="a quarantine that cannot be read, and has no copy, is no quarantine",
@@ -139,7 +139,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="others_drain_lifted",
-        file="slurm/drain.py",
+        file="slurm/client/drain.py",
         before='if not is_ours(before.reason) or reason not in ("", before.reason):',
         after="if not before.reason:",
         breaks="a release lifts a drain that an administrator has set",
@@ -147,7 +147,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="requeued_twice",
-        file="slurm/requeue.py",
+        file="slurm/client/requeue.py",
         before="if own_restarts is not None and known.restarts > own_restarts:",
         after="if own_restarts is not None and known.restarts < own_restarts:",
         breaks="a job that is back in the queue already is put there once more, and its new start is ended",
@@ -157,7 +157,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="cells_not_escaped",
-        file="supervisor/render/page.py",
+        file="supervisor/report/elements/html_page.py",
         before="{escape(cell)}</td>",
         after="{cell}</td>",
         breaks="what an error message holds becomes part of the report's page",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.node.sensors.gpu import GpuSensor
+from guardrun.supervisor.sensors.gpu.gpu_sensor import GpuSensor
 from tests.node.nvml_stub import NvmlStub, build_library
 
 

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from guardrun.supervisor.node.sensors.gpu_vitals import REASONS
+from guardrun.supervisor.sensors.gpu.device_vitals import REASONS
 
 SOURCE = Path(__file__).with_name("nvml_stub.c")
 LIBRARY = "libnvidia-ml.so.1"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.core.node.facts import Happening, Readout, Sample, Value
-from guardrun.supervisor.core.node.finding import Finding
-from guardrun.supervisor.core.node.judge_protocol import Judge
+from guardrun.supervisor.health.base.findings import Finding
+from guardrun.supervisor.health.base.health_judge import Judge
+from guardrun.supervisor.health.base.readings import Happening, Readout, Sample, Value
 
 
 class Story:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.core.node.disk import DiskJudge
-from guardrun.supervisor.core.node.facts import Value
-from guardrun.supervisor.core.node.finding import Response
-from guardrun.supervisor.core.node.network import NetworkJudge
+from guardrun.supervisor.health.base.findings import Response
+from guardrun.supervisor.health.base.readings import Value
+from guardrun.supervisor.health.host.disks import DiskJudge
+from guardrun.supervisor.health.host.network import NetworkJudge
 from tests.node.story import Story
 
 GIB = 1 << 30

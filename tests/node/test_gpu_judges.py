@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 import pytest
 
-from guardrun.supervisor.core.node.ecc import EccJudge
-from guardrun.supervisor.core.node.facts import Part, Readout, Sample, Value
-from guardrun.supervisor.core.node.finding import Finding, Response
-from guardrun.supervisor.core.node.gpu import gpu_judges, gpu_parts
-from guardrun.supervisor.core.node.holders import parse_holders, write_holders
-from guardrun.supervisor.core.node.judge_protocol import Judge
-from guardrun.supervisor.core.node.links import LinkJudge
-from guardrun.supervisor.core.node.lost import LostJudge
-from guardrun.supervisor.core.node.remap import RemapJudge
-from guardrun.supervisor.core.node.responses import is_key
-from guardrun.supervisor.core.node.strangers import strangers
-from guardrun.supervisor.core.node.thermal import ThrottleJudge
+from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.health_judge import Judge
+from guardrun.supervisor.health.base.memory_holders import parse_holders, write_holders
+from guardrun.supervisor.health.base.readings import Part, Readout, Sample, Value
+from guardrun.supervisor.health.base.responses import is_key
+from guardrun.supervisor.health.gpu.device_links import LinkJudge
+from guardrun.supervisor.health.gpu.ecc_errors import EccJudge
+from guardrun.supervisor.health.gpu.foreign_processes import strangers
+from guardrun.supervisor.health.gpu.gpu_judges import gpu_judges, gpu_parts
+from guardrun.supervisor.health.gpu.lost_devices import LostJudge
+from guardrun.supervisor.health.gpu.row_remapping import RemapJudge
+from guardrun.supervisor.health.gpu.thermal import ThrottleJudge
 
 GPU, OTHER = "gpu:GPU-1", "gpu:GPU-2"
 NOTE, RESTART, ISOLATE = Response.NOTE, Response.RESTART, Response.ISOLATE

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from guardrun.supervisor.core.node.facts import Readout
-from guardrun.supervisor.core.node.gpu import gpu_parts
-from guardrun.supervisor.node.sensors.gpu import GpuSensor
+from guardrun.supervisor.health.base.readings import Readout
+from guardrun.supervisor.health.gpu.gpu_judges import gpu_parts
+from guardrun.supervisor.sensors.gpu.gpu_sensor import GpuSensor
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real("gpu")

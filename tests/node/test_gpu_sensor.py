@@ -18,13 +18,13 @@ import msgspec
 import pynvml
 import pytest
 
-from guardrun.supervisor.core.node.facts import Readout, Value
-from guardrun.supervisor.core.node.finding import Finding, Response
-from guardrun.supervisor.core.node.gpu import gpu_judges
-from guardrun.supervisor.core.node.lost import LostJudge
-from guardrun.supervisor.core.node.strangers import strangers
-from guardrun.supervisor.node.runner import Runner
-from guardrun.supervisor.node.sensors.gpu import MAX_STUCK, GpuSensor
+from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.readings import Readout, Value
+from guardrun.supervisor.health.gpu.foreign_processes import strangers
+from guardrun.supervisor.health.gpu.gpu_judges import gpu_judges
+from guardrun.supervisor.health.gpu.lost_devices import LostJudge
+from guardrun.supervisor.sensors.base.sensor_runner import Runner
+from guardrun.supervisor.sensors.gpu.gpu_sensor import MAX_STUCK, GpuSensor
 from tests.node.nvml_stub import LIBRARY, NvmlStub
 from tests.node.stuckmount import stuck_mount
 from tests.support.waiting import wait_until
@@ -530,7 +530,7 @@ def test_others_that_hold_memory_are_strangers(stub: NvmlStub, gpu_sensor: Make)
 def test_it_ends_with_its_parent_even_when_stopped(stub: NvmlStub) -> None:
     code = """
         import sys, time
-        from guardrun.supervisor.node.sensors.gpu import GpuSensor
+        from guardrun.supervisor.sensors.gpu.gpu_sensor import GpuSensor
         sensor = GpuSensor()
         assert sensor.read(time.monotonic()).samples
         print(sensor.pid, flush=True)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.core.node.clock import ClockJudge
-from guardrun.supervisor.core.node.cpu_starved import CpuStarvedJudge
-from guardrun.supervisor.core.node.facts import Readout, Sample
-from guardrun.supervisor.core.node.finding import Response
-from guardrun.supervisor.core.node.judges import all_judges, host_judges
-from guardrun.supervisor.core.node.machine import MachineJudge
-from guardrun.supervisor.core.node.memory import MemoryJudge
-from guardrun.supervisor.core.node.silent import SilentJudge
-from guardrun.supervisor.core.node.thermal_cpu import ThermalCpuJudge
+from guardrun.supervisor.health.base.findings import Response
+from guardrun.supervisor.health.base.readings import Readout, Sample
+from guardrun.supervisor.health.host.clock import ClockJudge
+from guardrun.supervisor.health.host.cpu_starvation import CpuStarvedJudge
+from guardrun.supervisor.health.host.machine_checks import MachineJudge
+from guardrun.supervisor.health.host.memory import MemoryJudge
+from guardrun.supervisor.health.host.silent_sensors import SilentJudge
+from guardrun.supervisor.health.host.thermal_cpu import ThermalCpuJudge
+from guardrun.supervisor.health.judges import all_judges, host_judges
 from tests.node.story import Story
 
 GIB = 1 << 30

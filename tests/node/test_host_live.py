@@ -13,21 +13,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.collect.mounts import read_mounts
-from guardrun.supervisor.core.node.cpu_starved import CpuStarvedJudge
-from guardrun.supervisor.core.node.disk import DiskJudge
-from guardrun.supervisor.core.node.facts import Happening, Readout
-from guardrun.supervisor.core.node.finding import Finding
-from guardrun.supervisor.core.node.judge_protocol import Judge
-from guardrun.supervisor.core.node.memory import MemoryJudge
-from guardrun.supervisor.node.runner import Runner
-from guardrun.supervisor.node.sensor import Sensor
-from guardrun.supervisor.node.sensors.catalog import host_sensors
-from guardrun.supervisor.node.sensors.cgroup import CgroupSensor
-from guardrun.supervisor.node.sensors.clock import ClockSensor
-from guardrun.supervisor.node.sensors.disks import DisksSensor
-from guardrun.supervisor.node.sensors.kernel_log import PATH, KernelLogSensor
-from guardrun.supervisor.node.sensors.mounts import MountsSensor
+from guardrun.supervisor.collect.host.file_systems import read_mounts
+from guardrun.supervisor.health.base.findings import Finding
+from guardrun.supervisor.health.base.health_judge import Judge
+from guardrun.supervisor.health.base.readings import Happening, Readout
+from guardrun.supervisor.health.host.cpu_starvation import CpuStarvedJudge
+from guardrun.supervisor.health.host.disks import DiskJudge
+from guardrun.supervisor.health.host.memory import MemoryJudge
+from guardrun.supervisor.sensors.base.sensor import Sensor
+from guardrun.supervisor.sensors.base.sensor_runner import Runner
+from guardrun.supervisor.sensors.catalog import host_sensors
+from guardrun.supervisor.sensors.host.cgroup import CgroupSensor
+from guardrun.supervisor.sensors.host.clock import ClockSensor
+from guardrun.supervisor.sensors.host.disks import DisksSensor
+from guardrun.supervisor.sensors.host.kernel_log import PATH, KernelLogSensor
+from guardrun.supervisor.sensors.host.remote_mounts import MountsSensor
 from tests.support.cpugroup import cpu_group
 from tests.support.deadmount import dead_mount
 from tests.support.memorygroup import EATER, memory_group
@@ -128,9 +128,9 @@ def test_a_process_that_its_quota_holds_back() -> None:
 
 IN_NAMESPACE = """
 import sys, time
-from guardrun.supervisor.core.node.network import NetworkJudge
-from guardrun.supervisor.node.runner import Runner
-from guardrun.supervisor.node.sensors.network import NetworkSensor
+from guardrun.supervisor.health.host.network import NetworkJudge
+from guardrun.supervisor.sensors.base.sensor_runner import Runner
+from guardrun.supervisor.sensors.network.interfaces import NetworkSensor
 judge = NetworkJudge()
 def tell(readout):
     for happening in readout.happenings:

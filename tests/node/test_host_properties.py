@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core.node.facts import Happening, Readout, Sample, Value
-from guardrun.supervisor.core.node.finding import Finding
-from guardrun.supervisor.core.node.judges import host_judges
-from guardrun.supervisor.core.node.persistence import LastCounts, Lasting
-from guardrun.supervisor.node.sensors.kernel_lines import RULES, LineReader, parse_record
-from guardrun.supervisor.node.sensors.rtnetlink import parse_link, parse_messages
+from guardrun.supervisor.health.base.findings import Finding
+from guardrun.supervisor.health.base.persistence import LastCounts, Lasting
+from guardrun.supervisor.health.base.readings import Happening, Readout, Sample, Value
+from guardrun.supervisor.health.judges import host_judges
+from guardrun.supervisor.sensors.host.kernel_lines import RULES, LineReader, parse_record
+from guardrun.supervisor.sensors.network.rtnetlink import parse_link, parse_messages
 
 SENSORS = {
     "cpu": (("cpu", "cpu:0"), ("busy_s", "steal_s", "throttle_count", "throttled_s")),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.core.node.facts import Happening, Readout, Sample, Value
-from guardrun.supervisor.node.latest import Latest
+from guardrun.supervisor.agent.latest_readings import Latest
+from guardrun.supervisor.health.base.readings import Happening, Readout, Sample, Value
 
 
 def readout(at_s: float, *, is_partial: bool = False, **values: Value) -> Readout:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from guardrun.supervisor.core.node.facts import Readout, Sample, Value
-from guardrun.supervisor.core.node.finding import Finding, Response
-from guardrun.supervisor.core.node.mending import Part, Proof, part_of
-from guardrun.supervisor.core.node.quarantine import (
+from guardrun.supervisor.agent.auto_release import is_well
+from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.readings import Readout, Sample, Value
+from guardrun.supervisor.health.quarantine_rules import (
     AUTOMATIC,
     PREFLIGHT,
     Isolation,
@@ -17,7 +17,7 @@ from guardrun.supervisor.core.node.quarantine import (
     isolate,
     release,
 )
-from guardrun.supervisor.node.mender import is_well
+from guardrun.supervisor.health.release_rules import Part, Proof, part_of
 
 NOW_S = 10_000.0
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation, Record, holding
-from guardrun.supervisor.node import quarantine, recordfile
-from guardrun.supervisor.node.places import Place, find_places, may_hold_any, names_here
-from guardrun.supervisor.node.quarantine import (
+from guardrun.supervisor.base.node_state import may_write, user_folder
+from guardrun.supervisor.health.quarantine_rules import AUTOMATIC, Isolation, Record, holding
+from guardrun.supervisor.quarantine import record_file, records
+from guardrun.supervisor.quarantine.record_places import Place, find_places, may_hold_any, names_here
+from guardrun.supervisor.quarantine.records import (
     change,
     isolate_node,
     read_all,
@@ -25,7 +26,6 @@ from guardrun.supervisor.node.quarantine import (
     read_node,
     release_node,
 )
-from guardrun.supervisor.node.state import may_write, user_folder
 
 NODE = "node-a"
 NOW_S = 1_795_000_000.0
@@ -248,8 +248,8 @@ def test_a_file_that_this_user_may_not_read_is_told(tmp_path: Path) -> None:
         path.chmod(0o600)
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from guardrun.supervisor.node.quarantine import read_holding\n"
-        "from guardrun.supervisor.node.places import Place\n"
+        "from guardrun.supervisor.quarantine.records import read_holding\n"
+        "from guardrun.supervisor.quarantine.record_places import Place\n"
         "folder = os.open(sys.argv[1], os.O_PATH); os.setgid(65534); os.setuid(65534)\n"
         "path = Path(f'/proc/self/fd/{folder}/quarantine.json')\n"
         "print(read_holding([Place(path)], 'node-a', 0.0))"
@@ -260,14 +260,14 @@ def test_a_file_that_this_user_may_not_read_is_told(tmp_path: Path) -> None:
 
 def test_a_dead_shared_folder_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a pipe that nobody writes never returns, as nothing does on a dead mount."""
-    monkeypatch.setattr(quarantine, "SHARED_PATIENCE_S", 1.0)
+    monkeypatch.setattr(records, "SHARED_PATIENCE_S", 1.0)
     place = Place(tmp_path / "quarantine" / f"{NODE}.json", is_shared=True)
     place.path.parent.mkdir()
     os.mkfifo(place.path)
     try:
         _, troubles = read_node([place], NODE)
         assert len(troubles) == 1 and "does not answer" in troubles[0]
-        monkeypatch.setattr(quarantine, "SHARED_PATIENCE_S", 60.0)
+        monkeypatch.setattr(records, "SHARED_PATIENCE_S", 60.0)
         began_s = time.monotonic()
         assert read_node([place], NODE) == (Record(), troubles)
         with pytest.raises(OSError, match="does not answer"):
@@ -290,9 +290,9 @@ def join_readers() -> None:
 
 WRITER = """
 import sys
-from guardrun.supervisor.core.node.quarantine import Isolation
-from guardrun.supervisor.node.places import find_places
-from guardrun.supervisor.node.quarantine import isolate_node
+from guardrun.supervisor.health.quarantine_rules import Isolation
+from guardrun.supervisor.quarantine.record_places import find_places
+from guardrun.supervisor.quarantine.records import isolate_node
 state, shared, who = sys.argv[1:]
 places = find_places(state, shared, {}, "node-a")
 sys.stdin.read()
@@ -333,7 +333,7 @@ def test_two_writers_at_once_lose_nothing(writers: list[subprocess.Popen[bytes]]
 
 
 def test_a_lock_that_is_never_given_back_holds_up_nothing(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordfile, "LOCK_PATIENCE_S", 0.1)
+    monkeypatch.setattr(record_file, "LOCK_PATIENCE_S", 0.1)
     place = places[0]
     place.path.parent.mkdir()
     with place.path.with_name(".quarantine.json.lock").open("w") as file:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core.node.quarantine import (
+from guardrun.supervisor.health.quarantine_rules import (
     AUTOMATIC,
     EVERYBODY,
     MAX_CLOCK_GAP_S,

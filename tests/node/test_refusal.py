@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation
-from guardrun.supervisor.node.places import Place, find_places
-from guardrun.supervisor.node.quarantine import isolate_node, release_node
+from guardrun.supervisor.health.quarantine_rules import AUTOMATIC, Isolation
+from guardrun.supervisor.quarantine.record_places import Place, find_places
+from guardrun.supervisor.quarantine.records import isolate_node, release_node
 from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.node.finding import Finding, Response
-from guardrun.supervisor.core.node.responses import DEFAULTS, KEYS, host_finding, is_key, respond, said_for
+from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.responses import DEFAULTS, KEYS, host_finding, is_key, respond, said_for
 
 ROOT = Path(__file__).resolve().parents[2]
 

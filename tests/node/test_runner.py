@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.node.facts import Readout, Sample
-from guardrun.supervisor.node.mailbox import Mailbox
-from guardrun.supervisor.node.runner import Runner
-from guardrun.supervisor.node.sensor import Sensor
-from guardrun.supervisor.node.worker import MAX_SAMPLES, Worker
+from guardrun.supervisor.health.base.readings import Readout, Sample
+from guardrun.supervisor.sensors.base.readout_mailbox import Mailbox
+from guardrun.supervisor.sensors.base.sensor import Sensor
+from guardrun.supervisor.sensors.base.sensor_runner import Runner
+from guardrun.supervisor.sensors.base.sensor_worker import MAX_SAMPLES, Worker
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,7 +227,7 @@ def test_a_dear_sensor_gets_a_longer_period() -> None:
 STOPPED = """
 import sys, time
 from tests.node.test_runner import Plain
-from guardrun.supervisor.node.runner import Runner
+from guardrun.supervisor.sensors.base.sensor_runner import Runner
 slow = Plain("slow", lambda _: time.sleep(1.5), timeout_s=2.0)
 runner = Runner([slow], lambda readout: print(readout.is_silent, flush=True))
 runner.start()
@@ -274,7 +274,7 @@ def test_the_mailbox_wakes_its_loop_and_is_bounded() -> None:
 CROWDED = """
 import os, sys, time
 from tests.node.test_runner import Plain
-from guardrun.supervisor.node.runner import Runner
+from guardrun.supervisor.sensors.base.sensor_runner import Runner
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
 told = lambda r: print(r.sensor, r.trouble.partition(":")[0], flush=True)
 runner = Runner([Plain(name, period_s=0.2) for name in "abc"], told)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core.node.facts import Happening, Readout, Sample
-from guardrun.supervisor.core.node.finding import Finding, Response
-from guardrun.supervisor.core.node.responses import is_key
-from guardrun.supervisor.core.node.xid import XidJudge
-from guardrun.supervisor.core.node.xid_catalogue import RESPONSES, Asks, advise, codes, look_up
-from guardrun.supervisor.core.node.xids import XidLine, normal_bus, parse_xid_line, recovery_in, xid_from_line
+from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.readings import Happening, Readout, Sample
+from guardrun.supervisor.health.base.responses import is_key
+from guardrun.supervisor.health.gpu.xid_catalogue import RESPONSES, Asks, advise, codes, look_up
+from guardrun.supervisor.health.gpu.xid_judge import XidJudge
+from guardrun.supervisor.health.gpu.xids import (
+    XidLine,
+    normal_bus,
+    parse_xid_line,
+    recovery_in,
+    xid_from_line,
+)
 
 GPU = "gpu:GPU-1"
 BUS = "0000:3b:00"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.preflight.remark import Subject
+from guardrun.supervisor.preflight.base.remark import Subject
 from tests.node.nvml_stub import NvmlStub, build_library
 
 NODE = "node-a"

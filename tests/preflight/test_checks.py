@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.preflight import (
-    checkpointroom,
+from guardrun.supervisor.preflight.base.check_runner import run_checks
+from guardrun.supervisor.preflight.base.remark import Check, Remark, Severity, Subject, ok
+from guardrun.supervisor.preflight.check_table import QUICK
+from guardrun.supervisor.preflight.checks import (
+    checkpoint_room,
     folders,
     gpus,
     interfaces,
@@ -25,9 +28,6 @@ from guardrun.supervisor.preflight import (
     shm,
     versions,
 )
-from guardrun.supervisor.preflight.remark import Check, Remark, Severity, Subject, ok
-from guardrun.supervisor.preflight.running import run_checks
-from guardrun.supervisor.preflight.table import QUICK
 from tests.node.nvml_stub import NvmlStub
 from tests.support.deadmount import dead_mount
 
@@ -141,8 +141,8 @@ def test_another_nccl_in_front_of_torchs(subject: Make, tmp_path: Path, monkeypa
     fake.mkdir()
     (fake / "libnccl.so.2").write_bytes(b"\x7fELF")
     code = (
-        "import os, sys, msgspec; from guardrun.supervisor.preflight import libraries, versions\n"
-        "from guardrun.supervisor.preflight.remark import subject_here\n"
+        "import os, sys, msgspec; from guardrun.supervisor.preflight.checks import libraries, versions\n"
+        "from guardrun.supervisor.preflight.base.remark import subject_here\n"
         "found = [one for check in (libraries, versions) for one in check.run(subject_here('n'))]\n"
         "assert 'torch' not in sys.modules; print(msgspec.json.encode(found).decode())"
     )
@@ -159,8 +159,8 @@ def test_few_open_files(subject: Make) -> None:
     """In a process of its own: a limit that is lowered here would stay lowered."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
-        "from guardrun.supervisor.preflight import limits\n"
-        "from guardrun.supervisor.preflight.remark import subject_here\n"
+        "from guardrun.supervisor.preflight.checks import limits\n"
+        "from guardrun.supervisor.preflight.base.remark import subject_here\n"
         "print(limits.run(subject_here('n'))[0])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -228,9 +228,9 @@ def test_a_mount_that_does_not_answer_is_not_touched(subject: Make, tmp_path: Pa
 
 def test_a_folder_with_too_much_in_it_is_given_up(tmp_path: Path) -> None:
     save(tmp_path / "ckpt_10.pt", 100)
-    assert checkpointroom.last_checkpoint(str(tmp_path), "auto", 1) == (100, str(tmp_path / "ckpt_10.pt"))
-    assert checkpointroom.last_checkpoint(str(tmp_path), "auto", 1, timeout_s=0.0) == (0, "")
-    assert checkpointroom.last_checkpoint(str(tmp_path / "none"), "auto", 1) == (0, "")
+    assert checkpoint_room.last_checkpoint(str(tmp_path), "auto", 1) == (100, str(tmp_path / "ckpt_10.pt"))
+    assert checkpoint_room.last_checkpoint(str(tmp_path), "auto", 1, timeout_s=0.0) == (0, "")
+    assert checkpoint_room.last_checkpoint(str(tmp_path / "none"), "auto", 1) == (0, "")
 
 
 @pytest.mark.real("root")
@@ -238,8 +238,8 @@ def test_a_folder_with_too_much_in_it_is_given_up(tmp_path: Path) -> None:
 def test_shared_memory_as_small_as_in_a_container(subject: Make) -> None:
     """In a mount namespace of its own, with Docker's default over /dev/shm."""
     code = (
-        "from guardrun.supervisor.preflight import shm\n"
-        "from guardrun.supervisor.preflight.remark import subject_here\n"
+        "from guardrun.supervisor.preflight.checks import shm\n"
+        "from guardrun.supervisor.preflight.base.remark import subject_here\n"
         "print(shm.run(subject_here('n'))[0])"
     )
     script = f'mount -t tmpfs -o size=64m shm {shm.FOLDER} && exec "$0" -c "$1"'

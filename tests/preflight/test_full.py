@@ -12,9 +12,9 @@ from typing import IO
 
 import pytest
 
-from guardrun.supervisor.preflight import full, speeds
-from guardrun.supervisor.preflight.remark import Severity, Subject
-from guardrun.supervisor.preflight.trial import Trial, ask_all, hear_all
+from guardrun.supervisor.preflight.base.remark import Severity, Subject
+from guardrun.supervisor.preflight.full import bandwidth_history, full_preflight
+from guardrun.supervisor.preflight.full.device_trial import Trial, ask_all, hear_all
 from tests.ctl.conftest import Ctl, ctl, runs  # noqa: F401  # fixtures
 
 OK, NOTE, WARN, REFUSE = Severity
@@ -47,9 +47,9 @@ def trial(log: IO[bytes], tmp_path: Path) -> Iterator[Callable[..., Trial]]:
 def test_guardctl_check_full(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Twice: the second has something to compare with."""
     monkeypatch.setenv("GUARDRUN_NODE_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(full, "MAX_CORES", 2)
+    monkeypatch.setattr(full_preflight, "MAX_CORES", 2)
     past = {f"CPU {core}": {"memory": [1.0] * 3, "bus": [1e15] * 3} for core in os.sched_getaffinity(0)}
-    speeds.keep(str(tmp_path / "state"), past, {})
+    bandwidth_history.keep(str(tmp_path / "state"), past, {})
     data = ctl.json("check", "--full")
     assert data["level"] == "full" and data["verdict"] in ("note", "warn")
     found = {one["check"]: one for one in data["remarks"]}
@@ -60,7 +60,7 @@ def test_guardctl_check_full(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.Monke
     assert {one["evidence"]["measure"] for one in measured} == ({"memory", "bus"} if cores > 1 else {"memory"})
     assert {one["severity"] for one in measured if one["evidence"]["measure"] == "memory"} == {"ok"}
     assert {one["severity"] for one in measured if one["evidence"]["measure"] == "bus"} <= {"warn"}
-    assert len(speeds.read_past(str(tmp_path / "state"))[measured[0]["evidence"]["device"]]["memory"]) == 4
+    assert len(bandwidth_history.read_past(str(tmp_path / "state"))[measured[0]["evidence"]["device"]]["memory"]) == 4
     if cores > 1:
         assert found["reduce"]["severity"] == "ok"
 
@@ -97,9 +97,9 @@ def test_a_part_that_raises_says_so_and_the_next_still_answers(trial: Callable[.
 
 
 def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(full, "MAX_CORES", 1)
+    monkeypatch.setattr(full_preflight, "MAX_CORES", 1)
     monkeypatch.chdir(tmp_path)
-    remarks = full.run_full(Subject(node="n", cwd=str(tmp_path), environ=dict(os.environ)))
+    remarks = full_preflight.run_full(Subject(node="n", cwd=str(tmp_path), environ=dict(os.environ)))
     assert {one.check for one in remarks} == {"trial", "product", "pattern", "bandwidth"}
     assert max(one.severity.rank for one in remarks) == NOTE.rank
     assert list(tmp_path.iterdir()) == []

@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.launcher.preflight import CODE, is_off
-from guardrun.supervisor.preflight.protocol import Assignment
-from guardrun.supervisor.preflight.remark import Subject
+from guardrun.launcher.run.preflight import CODE, is_off
+from guardrun.supervisor.preflight.base.protocol import Assignment
+from guardrun.supervisor.preflight.base.remark import Subject
 from tests.node.nvml_stub import NvmlStub
 from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished, GuardrunRun

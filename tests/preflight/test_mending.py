@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core.node.quarantine import AUTOMATIC, Isolation
-from guardrun.supervisor.node.places import find_places, names_here
-from guardrun.supervisor.node.quarantine import isolate_node, read_holding
-from guardrun.supervisor.preflight.mending import release_mended
-from guardrun.supervisor.preflight.remark import Remark, Subject, note, ok, refuse, warn
+from guardrun.supervisor.health.quarantine_rules import AUTOMATIC, Isolation
+from guardrun.supervisor.preflight.base.remark import Remark, Subject, note, ok, refuse, warn
+from guardrun.supervisor.preflight.quarantine_release import release_mended
+from guardrun.supervisor.quarantine.record_places import find_places, names_here
+from guardrun.supervisor.quarantine.records import isolate_node, read_holding
 from tests.node.nvml_stub import NvmlStub
 
 PASSED = [ok("gpus", "2 GPUs."), ok("product", "9 matrix products."), ok("pattern", "Fine."), ok("bandwidth", "Fast.")]
@@ -44,10 +44,10 @@ def check(
 
 
 def first_uuid(subject: Subject) -> str:
-    from guardrun.supervisor.preflight import gpuhealth
-    from guardrun.supervisor.preflight.gpus import read_gpus
+    from guardrun.supervisor.preflight.checks import gpu_health
+    from guardrun.supervisor.preflight.checks.gpus import read_gpus
 
-    return gpuhealth.gpus_of(read_gpus(subject.environ, 20.0))[0].uuid
+    return gpu_health.gpus_of(read_gpus(subject.environ, 20.0))[0].uuid
 
 
 @pytest.mark.real("cc")

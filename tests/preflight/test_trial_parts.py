@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.preflight import full
-from guardrun.supervisor.preflight.remark import Severity, Subject
-from guardrun.supervisor.preflight.trial import Answer, Trial, ask_all
+from guardrun.supervisor.preflight.base.remark import Severity, Subject
+from guardrun.supervisor.preflight.full import full_preflight
+from guardrun.supervisor.preflight.full.device_trial import Answer, Trial, ask_all
 
 CORES = sorted(os.sched_getaffinity(0))
 
 PROGRAM = """
 import json, sys
 import torch
-from guardrun.launcher.trial import pattern, product, reduce
-from guardrun.launcher.trial.device import Device
+from guardrun.launcher.device_trial import pattern, product, reduce
+from guardrun.launcher.device_trial.device import Device
 product.CPU_SIZE, product.CPU_S, pattern.CPU_MOST_BYTES = 64, 0.0, pattern.CHUNK_BYTES
 device = Device(f"cpu:{sys.argv[1]}")
 {replacement}
@@ -116,16 +116,16 @@ def test_the_device_that_hangs_in_the_middle_is_named_and_the_others_are_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process is stopped before the product, as a driver's call that does not return would hold it."""
-    monkeypatch.setattr(full, "MAX_CORES", 2)
-    monkeypatch.setitem(full.LIMITS_S, "product", 8.0)
+    monkeypatch.setattr(full_preflight, "MAX_CORES", 2)
+    monkeypatch.setitem(full_preflight.LIMITS_S, "product", 8.0)
 
     def ask_stopped(trials: Sequence[Trial], part: str, timeout_s: float) -> Mapping[str, Answer]:
         if part == "product":
             os.kill(trials[-1].pid, signal.SIGSTOP)
         return ask_all(trials, part, timeout_s)
 
-    monkeypatch.setattr(full, "ask_all", ask_stopped)
-    remarks = full.run_full(Subject(node="n", cwd=str(tmp_path), environ=dict(os.environ)))
+    monkeypatch.setattr(full_preflight, "ask_all", ask_stopped)
+    remarks = full_preflight.run_full(Subject(node="n", cwd=str(tmp_path), environ=dict(os.environ)))
     [refused] = [one for one in remarks if one.severity is Severity.REFUSE]
     hanging = CORES[:: max(1, len(CORES) // 2)][:2][-1]
     assert f"CPU {hanging} did not come back from a matrix product" in refused.summary

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.preflight import speeds, trialjudge
-from guardrun.supervisor.preflight.remark import Severity
-from guardrun.supervisor.preflight.trial import Answer
+from guardrun.supervisor.preflight.base.remark import Severity
+from guardrun.supervisor.preflight.full import bandwidth_history, trial_judgement
+from guardrun.supervisor.preflight.full.device_trial import Answer
 
 OK, NOTE, WARN, REFUSE = Severity
 
@@ -39,43 +39,43 @@ def products(*digests: str, **changes: Any) -> tuple[dict[str, dict[str, Any]], 
     ids=["equal", "one did more", "one alone", "odd one", "who of two?", "wrong", "wrong and odd", "unsteady"],
 )
 def test_products(given: Any, severities: list[Severity], device: str | None) -> None:
-    remarks = trialjudge.judge_products(*given)
+    remarks = trial_judgement.judge_products(*given)
     assert [one.severity for one in remarks] == severities
     assert remarks[0].evidence.get("device") == device
 
 
 def test_devices_of_other_models_need_not_agree() -> None:
     answers, _ = products("abc", "xyz")
-    assert trialjudge.judge_products(answers, {"GPU 0": "H100", "GPU 1": "A100"})[0].severity is OK
+    assert trial_judgement.judge_products(answers, {"GPU 0": "H100", "GPU 1": "A100"})[0].severity is OK
 
 
 def test_cores_that_differ_are_no_proof() -> None:
     answers = {
         f"CPU {core}": {"turns": 1, "wrong": 0, "unsteady": 0, "digests": [bits]} for core, bits in enumerate("aab")
     }
-    [remark] = trialjudge.judge_products(answers, dict.fromkeys(answers, "CPU"))
+    [remark] = trial_judgement.judge_products(answers, dict.fromkeys(answers, "CPU"))
     assert remark.severity is WARN and "CPU 2" in remark.summary
 
 
 def test_failures() -> None:
-    hanging = trialjudge.judge_failure("product", "GPU 3", Answer({}, "it did not come back", is_hanging=True))
+    hanging = trial_judgement.judge_failure("product", "GPU 3", Answer({}, "it did not come back", is_hanging=True))
     assert (
         hanging is not None
         and hanging.severity is REFUSE
         and "GPU 3 did not come back from a matrix" in hanging.summary
     )
-    failed = trialjudge.judge_failure("ready", "GPU 3", Answer({}, "RuntimeError: no CUDA"))
+    failed = trial_judgement.judge_failure("ready", "GPU 3", Answer({}, "RuntimeError: no CUDA"))
     assert failed is not None and failed.severity is WARN and "no CUDA" in failed.summary
-    assert trialjudge.judge_failure("ready", "GPU 3", Answer({"part": "ready"})) is None
+    assert trial_judgement.judge_failure("ready", "GPU 3", Answer({"part": "ready"})) is None
 
 
 def test_memory_and_sums() -> None:
     good, bad = {"wrong": 0, "bytes": 1 << 30}, {"wrong": 1, "bytes": 1 << 30}
-    assert trialjudge.judge_patterns({"GPU 0": good, "GPU 1": good})[0].severity is OK
-    [remark] = trialjudge.judge_patterns({"GPU 0": good, "GPU 1": bad})
+    assert trial_judgement.judge_patterns({"GPU 0": good, "GPU 1": good})[0].severity is OK
+    [remark] = trial_judgement.judge_patterns({"GPU 0": good, "GPU 1": bad})
     assert remark.severity is REFUSE and "GPU 1 lost 1 word" in remark.summary
-    assert trialjudge.judge_reduce({"GPU 0": good, "GPU 1": bad})[0].severity is REFUSE
-    assert trialjudge.judge_patterns({}) == trialjudge.judge_reduce({}) == []
+    assert trial_judgement.judge_reduce({"GPU 0": good, "GPU 1": bad})[0].severity is REFUSE
+    assert trial_judgement.judge_patterns({}) == trial_judgement.judge_reduce({}) == []
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_memory_and_sums() -> None:
     ],
 )
 def test_bandwidth_against_the_nodes_own_history(past: list[float], speed: float, severity: Severity) -> None:
-    assert speeds.judge("GPU 0", "to_device", speed, past).severity is severity
+    assert bandwidth_history.judge("GPU 0", "to_device", speed, past).severity is severity
 
 
 def test_history_is_kept_and_bounded(tmp_path: Path) -> None:
     folder = str(tmp_path / "state")
-    for n in range(speeds.KEPT + 5):
-        speeds.keep(folder, speeds.read_past(folder), {"GPU-a": {"to_device": float(n)}})
-    kept = speeds.read_past(folder)["GPU-a"]["to_device"]
-    assert (len(kept), kept[-1]) == (speeds.KEPT, speeds.KEPT + 4.0)
-    (tmp_path / "state" / speeds.FILE).write_text("{")
-    assert speeds.read_past(folder) == {}
-    speeds.keep("/proc/none", {}, {"GPU-a": {"to_device": 1.0}})
+    for n in range(bandwidth_history.KEPT + 5):
+        bandwidth_history.keep(folder, bandwidth_history.read_past(folder), {"GPU-a": {"to_device": float(n)}})
+    kept = bandwidth_history.read_past(folder)["GPU-a"]["to_device"]
+    assert (len(kept), kept[-1]) == (bandwidth_history.KEPT, bandwidth_history.KEPT + 4.0)
+    (tmp_path / "state" / bandwidth_history.FILE).write_text("{")
+    assert bandwidth_history.read_past(folder) == {}
+    bandwidth_history.keep("/proc/none", {}, {"GPU-a": {"to_device": 1.0}})

@@ -35,7 +35,7 @@ ONLY_NAMES = {"signal": re.compile(r"Signals|SIG[A-Z0-9]+")}
 """Allowed modules of which only these attributes may be used: names of signals, no handlers."""
 
 CORE = Rule(
-    folder="supervisor/core",
+    folder="supervisor/engine",
     why="the core decides from events and now_s alone",
     allowed=frozenset(
         {
@@ -55,13 +55,21 @@ CORE = Rule(
             "statistics",
             "typing",
             "msgspec",
-            "guardrun.supervisor.core",
+            "guardrun.supervisor.engine",
+            "guardrun.supervisor.health",
         }
     ),
     forbidden_calls=frozenset(
         {"open", "print", "input", "exec", "eval", "compile", "__import__", "breakpoint", "globals", "id", "hash"}
     ),
 )
+HEALTH = Rule(
+    folder="supervisor/health",
+    why="the judges of a node decide from readings alone",
+    allowed=(CORE.allowed or frozenset()) - {"guardrun.supervisor.engine"},
+    forbidden_calls=CORE.forbidden_calls,
+)
+PURE = (CORE, HEALTH)
 HOOKS = Rule(
     folder="hooks",
     why="hooks run in every rank: nothing of ours but hooks, no torch before the script asks for it",
@@ -75,19 +83,23 @@ SUPERVISOR = Rule(
     lazy=frozenset({"guardrun.slurm"}),  # only jobs of Slurm's have a use for it
     forbidden=frozenset({"torch", "numpy", "guardrun.systemd"}),
     without=(
-        "supervisor/core",
-        "supervisor/node",
-        "supervisor/ctl/nodeagent.py",
-        "supervisor/ctl/sbatch.py",
-        "supervisor/ctl/slurmstatus.py",
+        "supervisor/engine",
+        "supervisor/health",
+        "supervisor/agent",
+        "supervisor/cli/verbs/node_agent.py",
+        "supervisor/cli/verbs/sbatch.py",
+        "supervisor/cli/verbs/slurm.py",
     ),
 )
-NODE = Rule(
-    folder="supervisor/node",
-    why="the node agent stays small; it alone is a service of systemd's",
-    forbidden=frozenset({"torch", "numpy", "guardrun.slurm"}),
+NODE = tuple(
+    Rule(
+        folder=folder,
+        why="the node agent stays small; it alone is a service of systemd's",
+        forbidden=frozenset({"torch", "numpy", "guardrun.slurm"}),
+    )
+    for folder in ("supervisor/agent", "supervisor/sensors", "supervisor/quarantine")
 )
-RULES = (CORE, HOOKS, SUPERVISOR, NODE)
+RULES = (*PURE, HOOKS, SUPERVISOR, *NODE)
 
 
 @dataclass(frozen=True)
@@ -141,11 +153,11 @@ def find_uses(tree: ast.AST, rule: Rule) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in rule.forbidden_calls:
             yield node.lineno, f"uses {node.id}"
-        elif rule is CORE and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        elif rule in PURE and isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             names = ONLY_NAMES.get(node.value.id)
             if names and not names.fullmatch(node.attr):
                 yield node.lineno, f"uses {node.value.id}.{node.attr}"
-        elif rule is CORE and isinstance(node, ast.ImportFrom) and node.module in ONLY_NAMES:
+        elif rule in PURE and isinstance(node, ast.ImportFrom) and node.module in ONLY_NAMES:
             for alias in node.names:
                 if not ONLY_NAMES[node.module].fullmatch(alias.name):
                     yield node.lineno, f"uses {node.module}.{alias.name}"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.node.client import ask
+from guardrun.supervisor.client.agent_client import ask
 from tests.support.forkserver import client
 from tests.support.guardrun_run import Finished, GuardrunRun, clean_environment
 from tests.support.ports import free_ports
@@ -173,7 +173,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "command",
-    [[str(Path(sys.executable).with_name("guardctl"))], [sys.executable, "-m", "guardrun.supervisor.guardctl"]],
+    [[str(Path(sys.executable).with_name("guardctl"))], [sys.executable, "-m", "guardrun.supervisor.cli.guardctl"]],
     ids=["guardctl", "python -m"],
 )
 def test_guardctl(command: list[str], tmp_path: Path) -> None:

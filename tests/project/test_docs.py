@@ -135,10 +135,8 @@ def test_files_that_pages_name_exist(page: Path) -> None:
 
 
 def test_places_that_are_missing_are_found() -> None:
-    gone = (
-        "| `hooks/heart.py` | `Heart._beat` | a |\n| `hooks/heart.py` | `beat` | b |\n| `hooks/gone.py` | `run` | c |\n"
-    )
-    assert missing_places(gone) == ["hooks/heart.py beat", "hooks/gone.py run"]
+    gone = "| `hooks/beat/heartbeat.py` | `Heart._beat` | a |\n| `hooks/beat/heartbeat.py` | `beat` | b |\n| `hooks/gone.py` | `run` | c |\n"
+    assert missing_places(gone) == ["hooks/beat/heartbeat.py beat", "hooks/gone.py run"]
 
 
 def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:

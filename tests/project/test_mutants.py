@@ -16,7 +16,7 @@ from tests.mutants.mutation import ROOT, Mutation, StaleError, mutate
 from tests.mutants.tree import Tree, clean_environment
 
 MUTATIONS = (*CORE, *EDGE)
-PURE = ("supervisor/core/",)
+PURE = ("supervisor/engine/", "supervisor/health/")
 TOTAL, BY_QUICK = 30, 25
 """So many at least; and those that a quick test catches."""
 COMMAND_S = 60
@@ -71,7 +71,7 @@ def test_commands_of_a_copy_run_what_is_planted_in_it_and_nothing_else_does(tmp_
     tree = Tree(tmp_path / "copy")
     mutation = Mutation(
         name="planted",
-        file="supervisor/guardctl.py",
+        file="supervisor/cli/guardctl.py",
         before="argv = sys.argv[1:] if argv is None else argv",
         after="raise SystemExit(93)",
         breaks="",

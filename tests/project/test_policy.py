@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from guardrun.supervisor.core.events import Settings
-from guardrun.supervisor.core.patience import NEVER_S, PROOF, WITHOUT, Grounds
+from guardrun.supervisor.engine.model.events import Settings
+from guardrun.supervisor.engine.model.hang_patience import NEVER_S, PROOF, WITHOUT, Grounds
 
 PAGE = Path(__file__).parents[2] / "docs" / "policy.md"
 

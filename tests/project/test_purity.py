@@ -24,8 +24,8 @@ def test_every_file_keeps_its_folders_rule(rule: Rule) -> None:
     [
         (CORE, "import time", "imports time"),
         (CORE, "def f():\n    import os", "imports os"),
-        (CORE, "from guardrun.supervisor import journal", "imports guardrun.supervisor"),
-        (CORE, "from guardrun.hooks.board import Milestone", "imports guardrun.hooks.board"),
+        (CORE, "from guardrun.supervisor.rundir import journal", "imports guardrun.supervisor"),
+        (CORE, "from guardrun.hooks.wire.board import Milestone", "imports guardrun.hooks.wire.board"),
         (CORE, "import os.path", "imports os.path"),
         (CORE, "from . import events", "imports ."),
         (CORE, "x = open('/proc/stat')", "uses open"),
@@ -34,7 +34,7 @@ def test_every_file_keeps_its_folders_rule(rule: Rule) -> None:
         (CORE, "from signal import alarm", "uses signal.alarm"),
         (HOOKS, "import torch", "imports torch at import time"),
         (HOOKS, "if True:\n    import torch.distributed", "imports torch.distributed at import time"),
-        (HOOKS, "from guardrun.supervisor.core import events", "imports guardrun.supervisor.core"),
+        (HOOKS, "from guardrun.supervisor.engine.model import events", "imports guardrun.supervisor.engine"),
         (HOOKS, "import numpy", "imports numpy"),
         (SUPERVISOR, "def f():\n    import torch", "imports torch"),
     ],
@@ -49,12 +49,12 @@ def test_what_breaks_a_rule_is_found(rule: Rule, source: str, problem: str) -> N
     ("rule", "source"),
     [
         (CORE, "import signal\nname = signal.Signals(9).name"),
-        (CORE, "from collections.abc import Callable\nfrom guardrun.supervisor.core.events import Event"),
+        (CORE, "from collections.abc import Callable\nfrom guardrun.supervisor.engine.model.events import Event"),
         (CORE, "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         (HOOKS, "def f():\n    import torch"),
         (CORE, "class Incident:\n    id: str"),
-        (HOOKS, "import os, msgspec, zmq\nfrom guardrun.hooks.board import Field"),
-        (SUPERVISOR, "import os\nfrom guardrun.hooks.board import Field"),
+        (HOOKS, "import os, msgspec, zmq\nfrom guardrun.hooks.wire.board import Field"),
+        (SUPERVISOR, "import os\nfrom guardrun.hooks.wire.board import Field"),
     ],
 )
 def test_what_keeps_the_rules_passes(rule: Rule, source: str) -> None:
@@ -71,7 +71,7 @@ def modules_after(statement: str, folder: Path) -> set[str]:
 
 @pytest.mark.cold
 def test_the_supervisor_loads_nothing_heavy(tmp_path: Path) -> None:
-    loaded = modules_after("import guardrun.supervisor.guardrund, guardrun.supervisor.daemon", tmp_path)
+    loaded = modules_after("import guardrun.supervisor.guardrund, guardrun.supervisor.daemon.daemon", tmp_path)
     assert loaded & {"torch", "numpy", "rich", "psutil", "pynvml", "hypothesis"} == set()
 
 

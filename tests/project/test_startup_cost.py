@@ -20,7 +20,7 @@ while time.process_time() < began + 0.1: pass
 """In place of torch: what it costs to import is known."""
 TRUE_FINDER = """
 import sys
-import guardrun.hooks.imports as imports
+import guardrun.hooks.startup.import_hooks as imports
 
 class Rank:
     def fail(self, *what): print("failed", *what)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Culprit
-from guardrun.supervisor.core.looks import Frame
-from guardrun.supervisor.core.stacks import CHILD, Stack
-from guardrun.supervisor.render.incident import incident_json
-from guardrun.supervisor.render.report import report_html
-from guardrun.supervisor.render.runpage import run_html
-from guardrun.supervisor.render.story import RunIncident, run_story
-from guardrun.supervisor.timeline import Timeline
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.actions import Culprit
+from guardrun.supervisor.engine.model.looks import Frame
+from guardrun.supervisor.engine.observation.stacks import CHILD, Stack
+from guardrun.supervisor.report.incident import incident_json
+from guardrun.supervisor.report.incident_page import report_html
+from guardrun.supervisor.report.run_page import run_html
+from guardrun.supervisor.report.timeline.story import RunIncident, run_story
+from guardrun.supervisor.report.timeline.timeline import Timeline
 from tests.render.samples import (
     BLOCKED,
     WAITING,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Culprit, Incident, Summary
-from guardrun.supervisor.core.events import Checkpoint, Settings
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook, ThreadLook
-from guardrun.supervisor.render.story import Story, incident_story
-from guardrun.supervisor.rundir import RunFile
-from guardrun.supervisor.timeline import Timeline
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.actions import Culprit, Incident, Summary
+from guardrun.supervisor.engine.model.events import Checkpoint, Settings
+from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.report.timeline.story import Story, incident_story
+from guardrun.supervisor.report.timeline.timeline import Timeline
+from guardrun.supervisor.rundir.run_directory import RunFile
 
 WALL_S = 1795000000.0
 SITE = "/home/user/env/lib/python3.11/site-packages"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.render.incident import incident_json
-from guardrun.supervisor.render.report import plain_html, report_html
+from guardrun.supervisor.report.incident import incident_json
+from guardrun.supervisor.report.incident_page import plain_html, report_html
 from tests.render.browser import Browser
 from tests.render.pages import huge_page, run_page
 from tests.render.samples import crash, explained, hang, run_file, wall

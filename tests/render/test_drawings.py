@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.grouping import evidence_groups, group_stacks
-from guardrun.supervisor.core.looks import Frame
-from guardrun.supervisor.core.stacks import Stack
-from guardrun.supervisor.render import report as rendering
-from guardrun.supervisor.render.gauges import draw_gauge
-from guardrun.supervisor.render.incident import incident_json
-from guardrun.supervisor.render.plot import draw_plot, seconds_words, step_times, summary, thin
-from guardrun.supervisor.render.report import report_html
-from guardrun.supervisor.render.rows import MAX_ROWS, make_lines
-from guardrun.supervisor.render.sources import CHANGED, MAX_FILE_BYTES, files_of, read_sources
-from guardrun.supervisor.render.stackhtml import stacks_html
-from guardrun.supervisor.render.story import incident_story, steps_html, strips_html
-from guardrun.supervisor.render.strips import Scale
-from guardrun.supervisor.render.svg import nice_seconds, nice_step, percent, tag
-from guardrun.supervisor.render.waits import MAX_WIDE, describe, draw_graph, make_graph, read_waits
-from guardrun.supervisor.timeline import FrontPoint, Timeline
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.looks import Frame
+from guardrun.supervisor.engine.observation.stack_grouping import evidence_groups, group_stacks
+from guardrun.supervisor.engine.observation.stacks import Stack
+from guardrun.supervisor.report import incident_page as rendering
+from guardrun.supervisor.report.elements.source_lines import CHANGED, MAX_FILE_BYTES, files_of, read_sources
+from guardrun.supervisor.report.elements.svg import nice_seconds, nice_step, percent, tag
+from guardrun.supervisor.report.incident import incident_json
+from guardrun.supervisor.report.incident_page import report_html
+from guardrun.supervisor.report.stack_html import stacks_html
+from guardrun.supervisor.report.timeline.gauges import draw_gauge
+from guardrun.supervisor.report.timeline.step_plot import draw_plot, seconds_words, step_times, summary, thin
+from guardrun.supervisor.report.timeline.story import incident_story, steps_html, strips_html
+from guardrun.supervisor.report.timeline.timeline import FrontPoint, Timeline
+from guardrun.supervisor.report.timeline.timeline_rows import MAX_ROWS, make_lines
+from guardrun.supervisor.report.timeline.timeline_strips import Scale
+from guardrun.supervisor.report.wait_graph import MAX_WIDE, describe, draw_graph, make_graph, read_waits
 from tests.render.pages import HUGE, huge_page, huge_timeline
 from tests.render.samples import (
     WAITING,

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.collect.lookfiles import write_look
-from guardrun.supervisor.core.actions import Incident
-from guardrun.supervisor.render import incident as rendering
-from guardrun.supervisor.render.incident import incident_folders, incident_json, write_incident
-from guardrun.supervisor.render.summary import write_summary
+from guardrun.supervisor.collect.ranks.look_files import write_look
+from guardrun.supervisor.engine.model.actions import Incident
+from guardrun.supervisor.report import incident as rendering
+from guardrun.supervisor.report.incident import incident_folders, incident_json, write_incident
+from guardrun.supervisor.report.run_summary import write_summary
 from tests.render.samples import crash, hang, rank_look, run_file, summary, wall
 
 

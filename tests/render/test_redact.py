@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from guardrun.supervisor.render.redact import HIDDEN, redact_argv, redact_text
+from guardrun.supervisor.base.redaction import HIDDEN, redact_argv, redact_text
 from tests.render.secrets import LOOK_ALIKES, S, with_secrets
 
 CPU_S = 5.0

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core.looks import Frame
-from guardrun.supervisor.core.stacks import Stack, stacks_of
-from guardrun.supervisor.render.incident import incident_json
-from guardrun.supervisor.render.report import report_html
-from guardrun.supervisor.render.sources import CHANGED, Source
+from guardrun.supervisor.engine.model.looks import Frame
+from guardrun.supervisor.engine.observation.stacks import Stack, stacks_of
+from guardrun.supervisor.report.elements.source_lines import CHANGED, Source
+from guardrun.supervisor.report.incident import incident_json
+from guardrun.supervisor.report.incident_page import report_html
 from tests.render.samples import TRAIN, crash, explained, hang, rank_look, run_file, story_of, wall
 
 GOLDEN = Path(__file__).parent / "golden"

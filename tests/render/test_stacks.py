@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from guardrun.supervisor.collect.lookfiles import render_process, write_look
-from guardrun.supervisor.core.folding import fold, library_name, short_path
-from guardrun.supervisor.core.looks import Frame, ProcessLook, RankLook
-from guardrun.supervisor.core.stacks import CHILD, MAIN, THREAD, Stack, stacks_of
-from guardrun.supervisor.render.raw import list_files, parse_process, read_stacks
-from guardrun.supervisor.render.stacks import parse_frames
+from guardrun.supervisor.collect.ranks.look_files import render_process, write_look
+from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook
+from guardrun.supervisor.engine.observation.frame_folding import fold, library_name, short_path
+from guardrun.supervisor.engine.observation.stacks import CHILD, MAIN, THREAD, Stack, stacks_of
+from guardrun.supervisor.report.elements.stack_data import parse_frames
+from guardrun.supervisor.report.elements.stored_stacks import list_files, parse_process, read_stacks
 from tests.render.samples import BLOCKED, SITE, TRAIN, WAITING, rank_look
 
 

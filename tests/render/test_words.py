@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.render.redact import HIDDEN, redact_argv, redact_values
-from guardrun.supervisor.render.words import duration, iso_time, parse_iso_time
+from guardrun.supervisor.base.redaction import HIDDEN, redact_argv, redact_values
+from guardrun.supervisor.report.elements.quantities import duration, iso_time, parse_iso_time
 
 
 @pytest.mark.parametrize(

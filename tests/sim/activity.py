@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from guardrun.supervisor.core.looks import Frame
+from guardrun.supervisor.engine.model.looks import Frame
 
 Stack = tuple[Frame, ...]
 

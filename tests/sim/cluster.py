@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.engine import Engine
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.core.state import State
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.state import State
 from tests.core.invariants import check_cheap, check_costly
 from tests.sim import activity as act
 from tests.sim.activity import Activity

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from guardrun.supervisor.core.looks import Call, Frame, GroupLook
+from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook
 from tests.sim import activity as act
 
 TENSOR_LINE = Frame("forward", act.SCRIPT, 22)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
 from tests.sim import activity as act
 from tests.sim.training import Job, VirtualRank, make_ranks
 

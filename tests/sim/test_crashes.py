@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
 from tests.sim.cluster import Cluster
 from tests.sim.training import Plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.engine.model import events as ev
 from tests.sim import activity as act
 from tests.sim.activity import Activity
 from tests.sim.cluster import Cluster

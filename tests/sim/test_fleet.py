@@ -16,12 +16,12 @@ from benchmarks.sim.failures import Failure, Truth, draw
 from benchmarks.sim.parameters import Parameters
 from benchmarks.sim.torchrun import Torchrun
 from benchmarks.sim.world import World
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core import machine
-from guardrun.supervisor.core.engine import Engine
-from guardrun.supervisor.core.members import Standing
-from guardrun.supervisor.core.strikes import is_doubt
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model import transitions
+from guardrun.supervisor.engine.state.failure_attribution import is_doubt
+from guardrun.supervisor.engine.state.job_nodes import Standing
 from tests.core.invariants import check_cheap, check_costly
 
 _EXAMPLES = settings.default.max_examples if settings.default else 100
@@ -206,7 +206,7 @@ def test_a_flapping_node_stops_the_job_once_where_there_is_a_spare() -> None:
 def test_a_node_that_returns_takes_the_place_of_the_next_that_is_lost() -> None:
     story = play(2 * HOUR_S, Failure(600.0, Truth.NODE_DEAD, 1, 900.0), Failure(2400.0, Truth.NODE_DEAD, 2, 9 * HOUR_S))
     assert story.causes == ["node_lost", "node_lost"] and story.world.account.ends == 0
-    assert story.world.engine.state.phase is machine.Phase.RUNNING
+    assert story.world.engine.state.phase is transitions.Phase.RUNNING
     assert story.world.engine.state.fleet is not None
     assert sorted(story.world.engine.state.fleet.placed) == ["n00000", "n00001", "n00003", "n00004"]
 

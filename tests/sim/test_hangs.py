@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.ledger import DETECTING
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.lost_time import DETECTING
 from tests.sim import activity as act
 from tests.sim.activity import Activity
 from tests.sim.cluster import Cluster

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.journal import Journal, recover, replay
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.rundir.journal import Journal, recover, replay
 from tests.sim import activity as act
 from tests.sim.cluster import Cluster
 

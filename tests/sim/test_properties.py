@@ -9,8 +9,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from guardrun.supervisor.core import actions as ac
-from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
 from tests.sim import activity as act
 from tests.sim.cluster import Cluster
 from tests.sim.training import Job, Plan

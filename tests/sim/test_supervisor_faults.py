@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core import events as ev
+from guardrun.supervisor.engine.model import events as ev
 from tests.sim.cluster import Cluster
 
 VALUE_ERROR = ev.ErrorRecord(error="ValueError", message="bad batch", frames=[("/home/user/train.py", "train", 60)])

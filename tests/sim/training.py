@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from guardrun.supervisor.core.events import ErrorRecord, Rank, RankReport
-from guardrun.supervisor.core.looks import PYSPY, GroupLook, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.model.events import ErrorRecord, Rank, RankReport
+from guardrun.supervisor.engine.model.looks import PYSPY, GroupLook, ProcessLook, RankLook, ThreadLook
 from tests.sim import activity as act
 from tests.sim.activity import Activity
 from tests.sim.groups import Layout

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.slurm.commands import Slurm
+from guardrun.slurm.client.commands import Slurm
 from tests.agent.conftest import agent, open_folder
 from tests.support.slurmlab import SlurmLab
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from guardrun.slurm.environment import read_slurm, refusal
+from guardrun.slurm.client.job_environment import read_slurm, refusal
 
 here = read_slurm(os.environ)
 wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 1

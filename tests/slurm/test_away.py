@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from guardrun.slurm.again import FIRST_S, MOST_S, Patience, ask_again
-from guardrun.slurm.commands import Slurm
-from guardrun.slurm.drain import DrainState, lift_drain, undrain
-from guardrun.slurm.orphan import rescue_job, rescue_run
-from guardrun.slurm.requeue import RequeueState, requeue
-from guardrun.supervisor import draining
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.actions import Isolate
-from guardrun.supervisor.draining import Drains
-from guardrun.supervisor.requeuing import Asker, begin_requeue
+from guardrun.slurm.client.commands import Slurm
+from guardrun.slurm.client.drain import DrainState, lift_drain, undrain
+from guardrun.slurm.client.orphaned_job import rescue_job, rescue_run
+from guardrun.slurm.client.requeue import RequeueState, requeue
+from guardrun.slurm.client.retry import FIRST_S, MOST_S, Patience, ask_again
+from guardrun.supervisor.daemon.slurm_requeue import Asker, begin_requeue
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.actions import Isolate
+from guardrun.supervisor.node import slurm_drain
+from guardrun.supervisor.node.slurm_drain import Drains
 from tests.slurm.test_commands import JOB, FakeSlurm
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until
@@ -111,7 +111,7 @@ def away_until(path: Path, node: str = NODE) -> str:
 def test_a_drain_is_made_once_slurm_is_back(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("guardrun.slurm.again.FIRST_S", 0.05)
+    monkeypatch.setattr("guardrun.slurm.client.retry.FIRST_S", 0.05)
     there = tmp_path / "there"
     bed = Bed(fake_slurm(scontrol=away_until(there)))
     text = bed.drains.drain(ISOLATE)
@@ -128,7 +128,7 @@ def test_a_drain_is_made_once_slurm_is_back(
 def test_a_node_that_is_back_before_slurm_is_is_not_drained(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("guardrun.slurm.again.FIRST_S", 0.05)
+    monkeypatch.setattr("guardrun.slurm.client.retry.FIRST_S", 0.05)
     there = tmp_path / "there"
     bed = Bed(fake_slurm(scontrol=f'echo "$*" >> {tmp_path}/calls\n{away_until(there)}'))
     bed.drains.drain(ISOLATE, how)
@@ -189,7 +189,7 @@ def test_an_order_that_slurm_took_and_did_not_answer_is_undone(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order was taken, its answer came too late; the node is back before guardrun asks again."""
-    monkeypatch.setattr("guardrun.slurm.again.FIRST_S", 0.05)
+    monkeypatch.setattr("guardrun.slurm.client.retry.FIRST_S", 0.05)
     reason = tmp_path / "there.reason"
     late = f'echo "${{4#reason=}}" > {reason}; {AWAY}'
     bed, said = drained_meanwhile(fake_slurm, tmp_path, f"rm {reason}; exit 0", drain=late)
@@ -224,9 +224,9 @@ def test_at_the_run_s_end_it_is_tried_once_more(fake_slurm: FakeSlurm, tmp_path:
 def test_what_could_not_be_drained_is_said_with_what_to_type(
     fake_slurm: FakeSlurm, scontrol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("guardrun.slurm.commands.TIMEOUT_S", 0.2)
-    monkeypatch.setattr(draining, "LAST_CALL_S", 0.1)
-    monkeypatch.setattr(draining, "LAST_S", 0.5)
+    monkeypatch.setattr("guardrun.slurm.client.commands.TIMEOUT_S", 0.2)
+    monkeypatch.setattr(slurm_drain, "LAST_CALL_S", 0.1)
+    monkeypatch.setattr(slurm_drain, "LAST_S", 0.5)
     bed = Bed(fake_slurm(scontrol=scontrol))
     bed.drains.drain(ISOLATE)
     began_s = time.monotonic()
@@ -256,9 +256,9 @@ def test_a_node_that_a_person_has_released_meanwhile_is_not_drained(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Isolated by a run's last start, released, and isolated again by its next."""
-    from guardrun.supervisor.coordinator.isolating import _isolate
-    from guardrun.supervisor.node.places import find_places
-    from guardrun.supervisor.node.quarantine import release_node
+    from guardrun.supervisor.fleet.coordinator.node_isolation import _isolate
+    from guardrun.supervisor.quarantine.record_places import find_places
+    from guardrun.supervisor.quarantine.records import release_node
 
     monkeypatch.setenv("GUARDRUN_NODE_STATE_DIR", str(tmp_path / "state"))
     (tmp_path / "there").touch()
@@ -398,7 +398,7 @@ def test_a_controller_that_is_started_anew(slurm_lab: SlurmLab, slurm: Slurm, mo
     environ = {**slurm.environ, "SLURM_JOB_ID": "1"}
     drains = Drains("run", lambda text, level: said.append(text), lambda a, how: settled.append(a.node), environ)
     with monkeypatch.context() as patch:
-        patch.setattr("guardrun.slurm.commands.TIMEOUT_S", 1.0)  # its own words come after ten
+        patch.setattr("guardrun.slurm.client.commands.TIMEOUT_S", 1.0)  # its own words come after ten
         slurm_lab.stop_controller()
         assert "asked again" in drains.drain(ISOLATE)
     slurm_lab.start_controller()

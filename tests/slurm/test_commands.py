@@ -11,12 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.slurm import commands
-from guardrun.slurm.commands import Failure, FailureKind, Slurm, clean_for_submission, explain, parse_fields
-from guardrun.slurm.jobs import StopCause, parse_job, read_job, stop_cause
-from guardrun.slurm.nodes import parse_node
-from guardrun.slurm.partitions import parse_partition
-from guardrun.slurm.requeue import RequeueState, requeue
+from guardrun.slurm.client import commands
+from guardrun.slurm.client.commands import (
+    Failure,
+    FailureKind,
+    Slurm,
+    clean_for_submission,
+    explain,
+    parse_fields,
+)
+from guardrun.slurm.client.jobs import StopCause, parse_job, read_job, stop_cause
+from guardrun.slurm.client.nodes import parse_node
+from guardrun.slurm.client.partitions import parse_partition
+from guardrun.slurm.client.requeue import RequeueState, requeue
 from tests.support.processes import read_all
 
 FakeSlurm = Callable[..., Slurm]

@@ -6,10 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from guardrun.slurm.commands import Failure, Slurm
-from guardrun.slurm.drain import MAX_REASON, DrainState, drain, drain_reason, is_ours, read_others_drains, undrain
-from guardrun.slurm.jobs import read_job
-from guardrun.slurm.requeue import RequeueState, requeue
+from guardrun.slurm.client.commands import Failure, Slurm
+from guardrun.slurm.client.drain import (
+    MAX_REASON,
+    DrainState,
+    drain,
+    drain_reason,
+    is_ours,
+    read_others_drains,
+    undrain,
+)
+from guardrun.slurm.client.jobs import read_job
+from guardrun.slurm.client.requeue import RequeueState, requeue
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until
 

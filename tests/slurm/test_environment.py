@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.slurm.environment import SlurmEnvironmentError, SlurmHere, read_slurm, refusal
+from guardrun.slurm.client.job_environment import SlurmEnvironmentError, SlurmHere, read_slurm, refusal
 
 STEP = {
     "SLURM_JOB_ID": "41",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from guardrun.slurm.files import remarks_on_files
-from guardrun.slurm.script import JobWish
+from guardrun.slurm.batch.missing_files import remarks_on_files
+from guardrun.slurm.batch.script import JobWish
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given as given_any
 from hypothesis import strategies as st
 
-from guardrun.launcher.flags import parse_flags
-from guardrun.slurm.fits import Habits, remarks_on
-from guardrun.slurm.given import Given, make_parser, read_command
-from guardrun.slurm.script import JobWish, read_template, render
+from guardrun.launcher.run.command_line import parse_flags
+from guardrun.slurm.batch.job_fit import Habits, remarks_on
+from guardrun.slurm.batch.script import JobWish, read_template, render
+from guardrun.slurm.batch.script_command import Given, make_parser, read_command
 from tests.slurm.test_sbatch import NODES, PARTITION
 from tests.support.guardrun_run import clean_environment
 from tests.support.real import find_program

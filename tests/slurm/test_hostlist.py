@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guardrun.slurm.hostlist import HostlistError, join_hosts, parse_hostlist
+from guardrun.slurm.client.hostlist import HostlistError, join_hosts, parse_hostlist
 from tests.support.slurmlab import SlurmLab
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from guardrun.slurm.commands import Failure, Slurm
-from guardrun.slurm.jobs import parse_job, read_job
-from guardrun.slurm.nodes import SlurmNode, read_node
-from guardrun.slurm.orphan import Fate, is_reachable, judge, rescue_job, rescue_run
-from guardrun.slurm.requeue import RequeueState
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.journal import Journal
+from guardrun.slurm.client.commands import Failure, Slurm
+from guardrun.slurm.client.jobs import parse_job, read_job
+from guardrun.slurm.client.nodes import SlurmNode, read_node
+from guardrun.slurm.client.orphaned_job import Fate, is_reachable, judge, rescue_job, rescue_run
+from guardrun.slurm.client.requeue import RequeueState
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.rundir.journal import Journal
 from tests.core.conftest import Told
 from tests.slurm.test_commands import JOB, FakeSlurm
 from tests.support.real import find_program

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.exits import NOT_FIT, QUARANTINED
-from guardrun.slurm import prolog
-from guardrun.slurm.epilog import find_left, run_epilog, sweep
-from guardrun.slurm.prolog import Refusal, find_refusal, run_prolog
-from guardrun.supervisor.node.client import ask
+from guardrun.launcher.base.exit_statuses import NOT_FIT, QUARANTINED
+from guardrun.slurm.node_hooks import prolog
+from guardrun.slurm.node_hooks.epilog import find_left, run_epilog, sweep
+from guardrun.slurm.node_hooks.prolog import Refusal, find_refusal, run_prolog
+from guardrun.supervisor.client.agent_client import ask
 from tests.agent.bed import AgentBed
 from tests.agent.callers import as_nobody
 from tests.support.processes import is_alive, kill, read_process
@@ -23,7 +23,7 @@ from tests.support.real import find_program
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until
 
-SCRIPTS = Path(prolog.__file__).parent
+SCRIPTS = Path(prolog.__file__).parents[1]
 GUARDCTL = find_program("guardctl") or "guardctl"
 Wish = Callable[..., dict[str, str]]
 

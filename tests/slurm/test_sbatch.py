@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from guardrun.slurm.fits import remarks_on
-from guardrun.slurm.nodes import SlurmNode
-from guardrun.slurm.partitions import SlurmPartition, parse_partition, parse_time
-from guardrun.slurm.script import JobWish, ScriptError, read_template, render
+from guardrun.slurm.batch.job_fit import remarks_on
+from guardrun.slurm.batch.script import JobWish, ScriptError, read_template, render
+from guardrun.slurm.client.nodes import SlurmNode
+from guardrun.slurm.client.partitions import SlurmPartition, parse_partition, parse_time
 from tests.support.real import find_program
 from tests.support.slurmlab import SlurmLab
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.board import MAGIC, Board, Field, board_name, create_board
-from guardrun.supervisor.asking import WAY_S, Asking, has_answered, next_call, read_counts
-from guardrun.supervisor.collect.boards import BoardReader, open_boards
+from guardrun.hooks.wire.board import MAGIC, Board, Field, board_name, create_board
+from guardrun.supervisor.collect.ranks.boards import BoardReader, open_boards
+from guardrun.supervisor.saving.save_agreement import WAY_S, Asking, has_answered, next_call, read_counts
 
 
 class Ranks:

@@ -13,24 +13,24 @@ import pytest
 import zmq
 
 from guardrun import __version__
-from guardrun.supervisor import wire
-from guardrun.supervisor.coordinator.joinfile import JoinFile
-from guardrun.supervisor.coordinator.link import Body, Head, Link
-from guardrun.supervisor.coordinator.messages import Down
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.engine import Engine
-from guardrun.supervisor.core.machine import Phase
-from guardrun.supervisor.daemon import Daemon
-from guardrun.supervisor.journal import Journal, read_lines
-from guardrun.supervisor.rundir import FleetFile, RunFile
-from guardrun.supervisor.scribe import Scribe
+from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.daemon.daemon import Daemon
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.fleet.protocol.messages import Down
+from guardrun.supervisor.fleet.rendezvous.join_file import JoinFile
+from guardrun.supervisor.fleet.transport.link import Body, Head, Link
+from guardrun.supervisor.rundir.journal import Journal, read_lines
+from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
+from guardrun.supervisor.wire import control_messages
 from tests.ctl.conftest import record_journal
 from tests.render.samples import run_file
 
 EARLY = ev.PastRead(places=[])
 NODE, OTHER = "node-a", "node-b"
 PLAN = ev.FleetPlan(least=2, most=2)
-HELLO = wire.LauncherHello(pid=1, world_size=2, attempt=-1, alive=[], is_first=True)
+HELLO = control_messages.LauncherHello(pid=1, world_size=2, attempt=-1, alive=[], is_first=True)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def test_a_supervisor_that_is_started_again_is_not_held_up_for_long(
     """Its launcher may be the one that does not answer."""
     record_journal(tmp_path)
     before = told(tmp_path)
-    monkeypatch.setattr("guardrun.supervisor.daemon.GREET_S", 0.0)
+    monkeypatch.setattr("guardrun.supervisor.daemon.daemon.GREET_S", 0.0)
     with daemon_of(tmp_path, clock_base_s=10.0) as daemon:
         daemon.feed(EARLY)
         assert daemon.due_s() is None
@@ -112,7 +112,7 @@ def test_ranks_of_a_node_that_joins_before_the_launcher_does_are_left_alone(tmp_
             orders += pump(daemon, link, poller, 0.5)
         finally:
             link.close()
-    assert not [order for order in orders if isinstance(order, wire.Stop)], orders
+    assert not [order for order in orders if isinstance(order, control_messages.Stop)], orders
     assert joined(tmp_path)[-1] == OTHER
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.hooks import messages as msg
-from guardrun.hooks.board import MAGIC, Field, Milestone, board_name, create_board
-from guardrun.supervisor.clock import EngineClock
-from guardrun.supervisor.collect.sampler import Sampler
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.desk import Desk
-from guardrun.supervisor.rankrows import MAX_SHARES, shares_json
+from guardrun.hooks.wire import messages as msg
+from guardrun.hooks.wire.board import MAGIC, Field, Milestone, board_name, create_board
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.ranks.sampler import Sampler
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.node.rank_message_ingest import Desk
+from guardrun.supervisor.wire.rank_rows import MAX_SHARES, shares_json
 
 
 class Bench:

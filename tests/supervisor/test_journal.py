@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor import journal as jn
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.core.engine import Engine
-from guardrun.supervisor.core.machine import Phase
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.rundir import journal as jn
 
 RANKS = [ev.Rank(global_rank=n, local_rank=n, pid=100 + n, node="node-a") for n in range(2)]
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from guardrun.launcher.address import NOWHERE
-from guardrun.supervisor.links import links_of_job
+from guardrun.launcher.base.own_address import NOWHERE
+from guardrun.supervisor.node.rank_interfaces import links_of_job
 
 
 def own_address() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from guardrun.supervisor.log import log, set_up_log
+from guardrun.supervisor.base.log import log, set_up_log
 
 
 @pytest.fixture(autouse=True)

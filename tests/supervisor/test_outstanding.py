@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.outstanding import MARGIN_S, SILENT_S, START_S, STOP_S, STOPPED_S, Outstanding
-from guardrun.supervisor.wire import Start, Stop
+from guardrun.supervisor.node.outstanding_orders import (
+    MARGIN_S,
+    SILENT_S,
+    START_S,
+    STOP_S,
+    STOPPED_S,
+    Outstanding,
+)
+from guardrun.supervisor.wire.control_messages import Start, Stop
 
 STOP = Stop(attempt=1, grace_s=10.0)
 START = Start(attempt=1)

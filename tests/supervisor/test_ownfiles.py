@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.ownfiles import (
+from guardrun.supervisor.base.own_files import (
     SECRET,
     Looks,
     NotOwnError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.pace import FAILED_MOST_S, STILL_DUE_S, Pace
+from guardrun.supervisor.daemon.tick_pace import FAILED_MOST_S, STILL_DUE_S, Pace
 
 
 def ticks_in(seconds: float, has_failed: bool) -> int:

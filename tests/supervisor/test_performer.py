@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from guardrun.supervisor.performer import KEEP_LOOKS, prune_looks
+from guardrun.supervisor.daemon.action_performer import KEEP_LOOKS, prune_looks
 
 
 def test_looks_that_led_to_nothing_go_and_those_of_a_stall_that_was_told_stay(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.recurrence import read_past
+from guardrun.supervisor.daemon.earlier_runs import read_past
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.log import log_to
-from guardrun.supervisor.redacting import without_secrets
-from guardrun.supervisor.terminal import format_line
+from guardrun.supervisor.base.log import log_to
+from guardrun.supervisor.base.terminal import format_line
+from guardrun.supervisor.daemon.event_redaction import without_secrets
+from guardrun.supervisor.engine.model import events as ev
 from tests.render.secrets import S
 
 ERROR = ev.ErrorRecord(error="RuntimeError", message=f"token={S}", traceback=f'  File "t.py"\nRuntimeError: token={S}')

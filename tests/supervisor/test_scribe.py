@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.journal import Journal, read_lines
-from guardrun.supervisor.scribe import Scribe
+from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.rundir.journal import Journal, read_lines
 from tests.support.waiting import wait_until
 
 

@@ -15,13 +15,13 @@ from typing import Any, cast
 
 import pytest
 
-from guardrun.launcher.proc import TOKEN_VARIABLE
-from guardrun.supervisor import wire
-from guardrun.supervisor.collect.procfs import read_stat
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.outstanding import Outstanding
-from guardrun.supervisor.standin import StandIn
-from guardrun.supervisor.station import Station
+from guardrun.launcher.base.processes import TOKEN_VARIABLE
+from guardrun.supervisor.collect.host.procfs import read_stat
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.node.launcher_takeover import StandIn
+from guardrun.supervisor.node.node_supervisor import Station
+from guardrun.supervisor.node.outstanding_orders import Outstanding
+from guardrun.supervisor.wire import control_messages
 from tests.support.waiting import wait_until
 
 RANK = """
@@ -53,7 +53,7 @@ class Bed:
     said: list[str] = field(default_factory=list)
     has_left: bool = False
 
-    def stand_in(self, order: wire.Stop, age_s: float) -> StandIn:
+    def stand_in(self, order: control_messages.Stop, age_s: float) -> StandIn:
         """For a launcher that was ordered that so long ago, and has not been heard since."""
         stat = read_stat(self.launcher.pid)
         assert stat is not None
@@ -108,7 +108,7 @@ def test_ranks_are_asked_then_ended_and_the_node_is_out(bed: Bed, is_stopped: bo
     if is_stopped:
         bed.launcher.send_signal(signal.SIGSTOP)
         wait_until(lambda: getattr(read_stat(bed.launcher.pid), "state", "") == "T", 10, "the launcher to stop")
-    stand_in = bed.stand_in(wire.Stop(attempt=0, grace_s=0.5), age_s)
+    stand_in = bed.stand_in(control_messages.Stop(attempt=0, grace_s=0.5), age_s)
     stand_in.step()
     wait_until(lambda: getattr(read_stat(bed.pids[0]), "state", "") == "Z", 10, "the rank that heeds SIGTERM to end")
     assert not bed.fed
@@ -118,7 +118,7 @@ def test_ranks_are_asked_then_ended_and_the_node_is_out(bed: Bed, is_stopped: bo
     assert left == ev.NodeLeft(node="n1", why=f"its guardrun {words}, and did not obey", is_unfit=not is_stopped)
     assert stopped == ev.AttemptStopped(attempt=0, exitcodes={0: -15, 1: -9}, stopped_by_us=[0, 1])
     assert bed.has_left and bed.launcher.poll() is None
-    assert bed.sent == [wire.Stop(attempt=0, grace_s=0.0)]
+    assert bed.sent == [control_messages.Stop(attempt=0, grace_s=0.0)]
     assert bed.said == [f"guardrun {words}, and was ordered to stop its ranks: ending them without it"]
     stand_in.step()
     assert len(bed.fed) == 2
@@ -127,9 +127,9 @@ def test_ranks_are_asked_then_ended_and_the_node_is_out(bed: Bed, is_stopped: bo
 def test_a_launcher_that_goes_on_in_time_does_it_itself(bed: Bed) -> None:
     bed.launcher.send_signal(signal.SIGSTOP)
     wait_until(lambda: getattr(read_stat(bed.launcher.pid), "state", "") == "T", 10, "the launcher to stop")
-    stand_in = bed.stand_in(wire.Stop(attempt=0, grace_s=0.2), 6.0)
+    stand_in = bed.stand_in(control_messages.Stop(attempt=0, grace_s=0.2), 6.0)
     stand_in.step()
-    stand_in.heard(wire.LauncherHello(pid=1, world_size=2, attempt=0, alive=[], is_first=False))
+    stand_in.heard(control_messages.LauncherHello(pid=1, world_size=2, attempt=0, alive=[], is_first=False))
     time.sleep(0.2)
     stand_in.step()
     assert not bed.fed

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.core import events as ev
-from guardrun.supervisor.strip import Kinds, Points, Strip
-from guardrun.supervisor.timeline import RankRow, Segment, Timeline
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.report.timeline.bounded_series import Kinds, Points, Strip
+from guardrun.supervisor.report.timeline.timeline import RankRow, Segment, Timeline
 from tests.render.samples import begin_attempt, report, told_timeline
 
 

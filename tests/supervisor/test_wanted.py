@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.core.events import Checkpoint
-from guardrun.supervisor.saving import _Wanted
+from guardrun.supervisor.engine.model.events import Checkpoint
+from guardrun.supervisor.saving.final_save import _Wanted
 
 ASKED_S = 1000.0
 

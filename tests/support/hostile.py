@@ -7,7 +7,7 @@ import os
 import msgspec
 import zmq
 
-from guardrun.hooks import messages as msg
+from guardrun.hooks.wire import messages as msg
 
 
 def hostile_frames(attempt_of_nobody: int = 77) -> list[bytes]:

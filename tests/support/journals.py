@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.core.actions import WriteIncident
-from guardrun.supervisor.core.engine import Engine
-from guardrun.supervisor.journal import Line
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model.actions import WriteIncident
+from guardrun.supervisor.rundir.journal import Line
 
 FOLDER = Path(__file__).parent.parent / "data" / "journals"
 OUTCOMES = FOLDER / "outcomes.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.collect.oom import parse_mountinfo
+from guardrun.supervisor.collect.host.oom_kills import parse_mountinfo
 
 EATER = "import sys\nsys.stdin.readline()\nfat = [bytearray(1 << 20) for _ in range(400)]\n"
 """A program that takes more than there is, once it has been told to."""

@@ -9,7 +9,7 @@ _RANDOM = random.SystemRandom()
 """Not the one that pytest-randomly seeds alike before each test: two tests at a time would find the same ports."""
 _BELOW_EPHEMERAL = (*range(15000, 20000), *range(30000, 32000))
 """The kernel gives none of these to clients: a port that is free stays so unless somebody asks for it by number, and
-nobody does: those between are where jobs meet (launcher/fleet.py, meeting_port)."""
+nobody does: those between are where jobs meet (launcher/run/job_nodes.py, meeting_port)."""
 
 
 def free_ports(count: int) -> list[int]:

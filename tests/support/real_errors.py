@@ -25,7 +25,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.utils.data import DataLoader, Dataset
 
-from guardrun.hooks.report import describe
+from guardrun.hooks.rank.exception_report import describe
 
 MAKERS: dict[str, Callable[[Path], object]] = {}
 STATE = {"model": {"w": torch.arange(40_000, dtype=torch.float32)}, "step": 40}

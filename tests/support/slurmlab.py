@@ -73,7 +73,7 @@ class SlurmLab:
     @property
     def guardctl(self) -> tuple[str, ...]:
         """guardctl as one whose scripts start the guardrun of `programs`."""
-        return str(self.programs / "python"), "-m", "guardrun.supervisor.guardctl"
+        return str(self.programs / "python"), "-m", "guardrun.supervisor.cli.guardctl"
 
     # Asking Slurm ------------------------------------------------------------------------------------------------
 

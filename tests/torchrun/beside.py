@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guardrun.launcher.environment import DEFAULTS
+from guardrun.launcher.base.rank_environment import DEFAULTS
 from tests.support.guardrun_run import MARK, Finished, GuardrunRun, GuardrunStarter
 from tests.support.waiting import wait_until
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from guardrun.supervisor.coordinator.hub import Body, Dropped, Hub, HubSettings, Known
-from guardrun.supervisor.coordinator.keys import KeyPair, make_key_pair
-from guardrun.supervisor.coordinator.lease import HeadLease
-from guardrun.supervisor.listening import Listen
+from guardrun.supervisor.fleet.protocol.lease import HeadLease
+from guardrun.supervisor.fleet.transport.curve_keys import KeyPair, make_key_pair
+from guardrun.supervisor.fleet.transport.hub import Body, Dropped, Hub, HubSettings, Known
+from guardrun.supervisor.wire.listening_addresses import Listen
 
 ACTS_S = 0.5
 """What a node that sees its lease end may take to say so, on a busy machine."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from guardrun.supervisor.coordinator.lease import boot_s
-from guardrun.supervisor.coordinator.link import Body, Head, Link
+from guardrun.supervisor.fleet.protocol.lease import boot_s
+from guardrun.supervisor.fleet.transport.link import Body, Head, Link
 from tests.coordinator.scripts.hub_process import Door, tell
 
 

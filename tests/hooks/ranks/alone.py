@@ -41,8 +41,8 @@ print("trained")
 sys.stderr.write("to stderr\n")
 warnings.warn("a warning", stacklevel=1)
 
-if "guardrun.hooks.rank" in sys.modules:
-    active = sys.modules["guardrun.hooks.rank"].active
+if "guardrun.hooks.rank.rank" in sys.modules:
+    active = sys.modules["guardrun.hooks.rank.rank"].active
     seen = {"fd": active.recorder_fd, "is a socket": is_a_socket(active.recorder_fd), "threads": threads()}
     child = multiprocessing.get_context("fork").Process(target=look_in_child, args=(active.recorder_fd,))
     child.start()

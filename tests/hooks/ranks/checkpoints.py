@@ -16,8 +16,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import save
 
-from guardrun.hooks import rank, step
-from guardrun.hooks.board import Field
+from guardrun.hooks import step
+from guardrun.hooks.rank import rank
+from guardrun.hooks.wire.board import Field
 
 os.chdir(sys.argv[1])
 state = {"weight": torch.ones(3), "bias": torch.ones(3), "step": 7, "text": "more than tensors"}

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed import all_reduce, distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from guardrun.hooks import rank
-from guardrun.hooks.board import Field
+from guardrun.hooks.rank import rank
+from guardrun.hooks.wire.board import Field
 
 seen: dict[str, object] = {}
 assert rank.active is not None

@@ -8,8 +8,8 @@ import threading
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from guardrun.hooks import rank
-from guardrun.hooks.board import Field
+from guardrun.hooks.rank import rank
+from guardrun.hooks.wire.board import Field
 
 seen: dict[str, list[int]] = {}
 

@@ -35,7 +35,7 @@ LAUNCHERS = (
     "seccomp.py",
     "outlet.py",
     "torch.distributed.run",
-    "guardrun.supervisor.guardctl",
+    "guardrun.supervisor.cli.guardctl",
 )
 """Scripts and modules whose own children are forked, too."""
 

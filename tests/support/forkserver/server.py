@@ -58,7 +58,7 @@ PACKAGES = ("guardrun.launcher", "guardrun.supervisor", "guardrun.slurm", "guard
 """All of their modules, too."""
 FOR_ONE = (
     "torch", "torch.distributed.run", "numpy",
-    "guardrun.launcher.launch", "guardrun.supervisor.daemon", "guardrun.supervisor.coordinator.deputy",
+    "guardrun.launcher.run.launch", "guardrun.supervisor.daemon.daemon", "guardrun.supervisor.fleet.follower.follower",
 )  # fmt: skip
 """What a single guardrun is worth: the rest is imported by those who need it."""
 GUARDRUN = "guardrun"
@@ -294,7 +294,7 @@ def main() -> None:
     environment = dict(os.environ)
     meta_path = [finder for finder in sys.meta_path if finder is not RECORDER]
     origin = Origin.take(path=PATH, meta_path=meta_path)
-    from guardrun.hooks.imports import HOOKS
+    from guardrun.hooks.startup.import_hooks import HOOKS
 
     gc.disable()  # Nothing is thrown away meanwhile.
     import_all(FOR_ONE, ()) if is_one else import_all()

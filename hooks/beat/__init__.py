@@ -1,0 +1,1 @@
+"""The hooks' own thread: heartbeats, messages, stacks on request."""

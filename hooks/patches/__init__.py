@@ -1,0 +1,1 @@
+"""What is wrapped in torch and in the interpreter, one file each."""

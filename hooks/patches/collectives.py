@@ -1,0 +1,259 @@
+"""torch.distributed: calls that communicate, the making of groups, and NCCL_TIMEOUT.
+
+A wrapper shows on the board which call the training thread is in, and since when; the outermost call counts. DDP's
+and FSDP's own collectives don't pass here: torch's sequence numbers, which the heart reads, count those too.
+
+torch.compile: dynamo replaces some collectives by traceable ones, looked up by the function object. Those tables are
+made from this module's names after we have wrapped them, so the wrapper is the key (hooks/patches/dynamo.py). What
+dynamo inlines instead it must inline without us: `_torchdynamo_inline` leads it to the original.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+from _thread import get_ident
+from collections.abc import Callable
+from datetime import timedelta
+from inspect import isfunction, unwrap
+from time import monotonic_ns
+from types import FrameType
+from typing import Any
+
+from guardrun.hooks.patches import flight_recorder
+from guardrun.hooks.patches.call_places import Place
+from guardrun.hooks.patches.collective_calls import CallsPage, Signature
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.saves.checkpoint_files import Function, replace
+from guardrun.hooks.wire.board import OPS, Field, Milestone
+
+_SINCE, _OP, _COUNT = int(Field.COLLECTIVE_SINCE_NS), int(Field.COLLECTIVE_OP), int(Field.COLLECTIVES)
+_PROGRESS_NS, _TOTAL = int(Field.PROGRESS_NS), int(Field.COLLECTIVE_TOTAL_NS)
+
+NOT_FUNCTIONS = ("none", "wait")
+GROUP_MAKERS = ("new_group", "split_group")
+TIMEOUT = "NCCL_TIMEOUT"
+USUAL_TIMEOUT, USUAL_NCCL_TIMEOUT = timedelta(minutes=30), timedelta(minutes=10)
+"""default_pg_timeout and default_pg_nccl_timeout of torch (distributed/constants.py)."""
+_MOST_NS = 1 << 62
+
+
+def install(module: Any, rank: Rank) -> None:
+    """Wrap distributed_c10d's functions, before the package imports them from there."""
+    package = (sys.modules.get("torch.distributed"),)
+    try:
+        rank.calls = CallsPage(rank, module)
+    except OSError as error:
+        rank.fail("calls", error)
+    for op, name in enumerate(OPS):
+        if name not in NOT_FUNCTIONS:
+            replace(module, name, functools.partial(wrap_collective, rank=rank, op=op), package)
+    replace(module, "init_process_group", functools.partial(_wrap_init, rank=rank), package)
+    for name in GROUP_MAKERS:
+        replace(module, name, functools.partial(_wrap_group_maker, rank=rank), package)
+    replace(module, "destroy_process_group", functools.partial(_wrap_destroyer, rank=rank), package)
+    replace(module, "_get_default_timeout", functools.partial(_wrap_timeout, rank=rank))
+    work = getattr(module, "Work", None)
+    if work is not None:
+        work.wait = _wrap_wait(work.wait, rank)
+
+
+def wrap_collective(original: Function, rank: Rank, op: int) -> Function:
+    """Wrap a call that communicates; about three microseconds, most of them for its record on the calls page."""
+    signature = read_signature(original)
+
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        words = rank.words
+        is_owner = get_ident() == rank.owner_ident
+        if not is_owner or rank.aside:
+            _note_user(rank, signature, args, kwargs, is_owner)
+        if words[_SINCE] or not is_owner:
+            return original(*args, **kwargs)
+        words[_OP] = op
+        words[_SINCE] = began_ns = monotonic_ns()
+        calls = rank.calls
+        at = -1 if calls is None else calls.enter(op, signature, args, kwargs, began_ns)
+        result, has_raised = None, True
+        try:
+            result = original(*args, **kwargs)
+            has_raised = False
+        finally:
+            now_ns = monotonic_ns()
+            try:
+                if at >= 0 and calls is not None:
+                    calls.leave(at, result, has_raised, now_ns)
+            finally:
+                words[_SINCE] = 0
+                words[_TOTAL] += now_ns - began_ns
+        words[_COUNT] += 1
+        words[_PROGRESS_NS] = now_ns
+        return result
+
+    if isfunction(original):
+        # Dynamo's own convention, and what it calls a function that it is given in a P2POp.
+        collective._torchdynamo_inline = original  # type: ignore[attr-defined]
+        collective.__code__ = collective.__code__.replace(co_name=original.__name__)  # type: ignore[attr-defined]
+    return collective
+
+
+def _note_user(rank: Rank, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], is_owner: bool) -> None:
+    """Note who uses a process group of its own: the thread that trains, or only others, as for a check of health."""
+    group = kwargs.get("group")
+    if group is None and len(args) > signature.group_at:
+        group = args[signature.group_at]
+    name = getattr(group, "group_name", None)
+    if name is None:
+        return
+    if is_owner:
+        rank.aside.discard(name)
+        rank.shared.add(name)
+    elif name not in rank.shared:
+        rank.aside.add(name)
+
+
+def read_signature(original: Function) -> Signature:
+    """Read where a function takes its tensors and its group, through torch's own wrappers around it."""
+    return Signature(getattr(original, "__name__", ""), _parameters(original))
+
+
+def _parameters(function: Function) -> list[str]:
+    code = getattr(unwrap(function), "__code__", None)
+    return list(code.co_varnames[: code.co_argcount]) if code is not None else []
+
+
+def _wrap_wait(original: Function, rank: Rank) -> Function:
+    """Work.wait: no call of its own, but a rank may stand in it. It is C++: dynamo can inline neither it nor us."""
+    op = OPS.index("wait")
+
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        words = rank.words
+        if words[_SINCE] or get_ident() != rank.owner_ident:
+            return original(*args, **kwargs)
+        words[_OP] = op
+        words[_SINCE] = began_ns = monotonic_ns()
+        calls = rank.calls if args else None
+        has_raised = True
+        try:
+            if calls is not None:
+                calls.wait_begins(args[0])
+            result = original(*args, **kwargs)
+            has_raised = False
+        finally:
+            now_ns = monotonic_ns()
+            if calls is not None:
+                calls.wait_ends(args[0], has_raised, now_ns)
+            words[_SINCE] = 0
+            words[_TOTAL] += now_ns - began_ns
+        words[_PROGRESS_NS] = now_ns
+        return result
+
+    return wait
+
+
+def _wrap_group_maker(original: Function, rank: Rank) -> Function:
+    at = _position(original, "timeout")
+
+    @functools.wraps(original)
+    def make_group(*args: Any, **kwargs: Any) -> Any:
+        timeout_ns = _own_timeout_ns(_argument(args, kwargs, at), sys._getframe(1))
+        return _timed_init(functools.partial(original, *args, **kwargs), rank, timeout_ns)
+
+    return make_group
+
+
+def _wrap_init(original: Function, rank: Rank) -> Function:
+    at = _position(original, "timeout")
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        rank.owner_ident = get_ident()  # Whoever makes the process group trains, main thread or not.
+        rank.mark(Milestone.INIT_ENTERED)
+        timeout_ns = _own_timeout_ns(_argument(args, kwargs, at), sys._getframe(1))
+        result = _timed_init(functools.partial(original, *args, **kwargs), rank, timeout_ns)
+        rank.mark(Milestone.INIT_DONE)
+        return result
+
+    return init_process_group
+
+
+def _timed_init(make: Callable[[], Any], rank: Rank, timeout_ns: int) -> Any:
+    words = rank.words
+    if words[Field.INIT_SINCE_NS]:
+        return make()
+    words[Field.INIT_SINCE_NS] = since_ns = monotonic_ns()
+    try:
+        result = make()
+    finally:
+        words[Field.INIT_SINCE_NS] = 0
+    words[Field.GROUPS] += 1
+    words[Field.PROGRESS_NS] = monotonic_ns()
+    if rank.calls is not None:
+        rank.calls.note_groups(since_ns, timeout_ns)
+        flight_recorder.start(rank, rank.calls)
+    return result
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], at: int) -> object:
+    """The timeout that a call was given, by its name or by its place; None: none."""
+    return kwargs.get("timeout", args[at] if 0 <= at < len(args) else None)
+
+
+def _position(function: Function, name: str) -> int:
+    """Which argument it is; -1 where there is none of that name."""
+    parameters = _parameters(function)
+    return parameters.index(name) if name in parameters else -1
+
+
+def _own_timeout_ns(timeout: object, caller: FrameType) -> int:
+    """A timeout that somebody has thought about; torch's defaults, which frameworks pass on, in the user's own line."""
+    if not isinstance(timeout, timedelta):
+        return 0
+    if timeout in (USUAL_TIMEOUT, USUAL_NCCL_TIMEOUT) and not Place(caller.f_code).is_users:
+        return 0
+    return min(int(timeout.total_seconds() * 1e9), _MOST_NS)
+
+
+def _wrap_destroyer(original: Function, rank: Rank) -> Function:
+    @functools.wraps(original)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if rank.calls is not None:
+            rank.calls.note_groups()
+        return result
+
+    return destroy_process_group
+
+
+def _wrap_timeout(original: Function, rank: Rank) -> Callable[..., Any]:
+    """Make NCCL_TIMEOUT (seconds) the default of every backend; neither torch nor NCCL reads it."""
+
+    @functools.wraps(original)
+    def default_timeout(*args: Any, **kwargs: Any) -> Any:
+        try:
+            timeout_s = read_timeout_s()
+        except ValueError as error:
+            rank.fail(TIMEOUT, error)
+            timeout_s = None
+        return original(*args, **kwargs) if timeout_s is None else timedelta(seconds=timeout_s)
+
+    # A compiled monitored_barrier asks for it: one graph more would end there.
+    default_timeout._torchdynamo_inline = original  # type: ignore[attr-defined]
+    return default_timeout
+
+
+def read_timeout_s() -> float | None:
+    """Read NCCL_TIMEOUT; None where it is unset. Raises ValueError unless it is a positive number."""
+    text = os.environ.get(TIMEOUT, "")
+    if not text:
+        return None
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s < 10**9:
+        raise ValueError(f'{TIMEOUT}="{text}" is not a positive number of seconds')
+    return timeout_s

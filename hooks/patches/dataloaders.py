@@ -1,0 +1,180 @@
+"""Batches: how many the training thread got, since when it has been waiting for the next, and which it had last."""
+
+from __future__ import annotations
+
+import functools
+from _thread import get_ident
+from time import monotonic_ns
+from typing import Any
+from weakref import ref
+
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire.board import Field
+
+_SINCE, _TOTAL = int(Field.DATA_SINCE_NS), int(Field.DATA_TOTAL_NS)
+_BATCHES, _PROGRESS_NS = int(Field.BATCHES), int(Field.PROGRESS_NS)
+
+MAX_INDICES = 64
+MAX_INDEX_CHARS = 100
+_SENT = "_guardrun_sent"
+"""Set on torch's iterators: what their sampler has handed out, by the number that the batch will come back under."""
+
+
+def install(module: Any, rank: Rank) -> None:
+    """Wrap the one `__next__` that all of torch's data loaders share, and where they ask their samplers."""
+    kind = module._BaseDataLoaderIter
+    original = kind.__next__
+    batches = rank.batches = Batches()
+    next_index = getattr(kind, "_next_index", None)
+    if next_index is not None:
+        kind._next_index = _wrap_next_index(next_index)
+
+    @functools.wraps(original)
+    def __next__(self: Any) -> Any:
+        words = rank.words
+        if words[_SINCE]:  # A loader that reads from another: the outer one counts.
+            return original(self)
+        if get_ident() != rank.owner_ident:  # Prefetching in a thread: training waits elsewhere, or not at all.
+            batch = original(self)
+            words[_BATCHES] += 1
+            return batch
+        began_ns = monotonic_ns()
+        words[_SINCE] = began_ns
+        batches.asked = self
+        try:
+            batch = original(self)
+        except StopIteration:
+            raise
+        except BaseException:
+            batches.take(self, words[_BATCHES] + 1)
+            raise
+        finally:
+            ended_ns = monotonic_ns()
+            words[_SINCE] = 0
+            batches.asked = None
+            words[_TOTAL] += ended_ns - began_ns
+        words[_BATCHES] += 1
+        words[_PROGRESS_NS] = ended_ns
+        batches.take(self, words[_BATCHES])
+        return batch
+
+    kind.__next__ = __next__
+
+
+def _wrap_next_index(original: Any) -> Any:
+    @functools.wraps(original)
+    def _next_index(self: Any) -> Any:
+        index = original(self)
+        state = self.__dict__
+        sent = state.get(_SENT)
+        if sent is None:
+            sent = state[_SENT] = {}
+        sent[state.get("_send_idx", 0)] = index
+        return index
+
+    return _next_index
+
+
+class Batches:
+    """References to what the samplers handed out last; looked at only when something has gone wrong.
+
+    "Last" is what the training thread took from a loader: one that fetches a batch ahead (accelerate's) trains on the
+    one before, so that is kept too.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._indices: object = None
+        self._before: object = None
+        self._sampler: Any = None
+        self.asked: Any = None
+        """The iterator that the training thread waits for."""
+
+    def take(self, iterator: Any, number: int) -> None:
+        """An iterator has returned its next batch, or failed to. Half a microsecond. Never raises."""
+        self._before, self._indices, self._number = self._indices, None, number
+        try:
+            state = iterator.__dict__
+            sent = state.get(_SENT)
+            self._sampler = ref(state["_index_sampler"])
+            if sent is None:
+                return
+            if "_rcvd_idx" not in state:
+                self._indices = sent.get(0)
+            elif state.get("_in_order", True):
+                self._indices = sent.pop(state["_rcvd_idx"] - 1, None)
+            else:  # Whichever came first was returned, and nothing says which.
+                sent.clear()
+        except Exception:
+            self._indices = None
+
+    def describe(self) -> dict[str, Any]:
+        """The batch as data; empty before the first.
+
+        batch: its number since the attempt began, from 1, all loaders of this rank together. epoch: where a sampler
+        has one (DistributedSampler). indices: at most MAX_INDICES of what the sampler handed out, `size` of them in
+        all. indices_before: those of the batch before.
+        """
+        if not self._number:
+            return {}
+        return _tell(self._number, self._sampler() if self._sampler else None, self._indices, self._before)
+
+    def describe_still(self) -> dict[str, Any]:
+        """The batch at which the training thread stands, told by another thread while it does: as describe() has it.
+
+        is_awaited: it is still waiting for it. Only plain numbers and texts are shown: to ask a sampler's own objects
+        what they are could wait for a device, as training may.
+        """
+        asked, number, indices, before = self.asked, self._number, self._indices, self._before
+        if asked is None:
+            if not number or not _is_plain(indices) or not _is_plain(before):
+                return {"batch": number} if number else {}
+            return _tell(number, self._sampler() if self._sampler else None, indices, before)
+        state = asked.__dict__
+        awaited = state.get(_SENT, {}).get(state.get("_rcvd_idx", 0)) if state.get("_in_order", True) else None
+        awaited = awaited if _is_plain(awaited) else None
+        return {**_tell(number + 1, state.get("_index_sampler"), awaited, None), "is_awaited": True}
+
+
+def _tell(number: int, sampler: Any, indices: object, before: object) -> dict[str, Any]:
+    told: dict[str, Any] = {"batch": number}
+    epoch = find_epoch(sampler)
+    if epoch is not None:
+        told["epoch"] = epoch
+    for name, some in (("indices", indices), ("indices_before", before)):
+        shown = render_indices(some)
+        if shown:
+            told[name] = shown
+    if "indices" in told:
+        told["size"] = len(indices) if isinstance(indices, list | tuple) else 1
+    return told
+
+
+def _is_plain(indices: object) -> bool:
+    items = indices[:MAX_INDICES] if type(indices) in (list, tuple) else [indices]  # type: ignore[index]
+    return all(item is None or type(item) in (int, str) for item in items)
+
+
+def find_epoch(sampler: Any) -> int | None:
+    """The epoch that a sampler, or one of those that it is made of, was told."""
+    for _ in range(4):
+        if sampler is None:
+            return None
+        epoch = getattr(sampler, "epoch", None)
+        if isinstance(epoch, int):
+            return epoch
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    return None
+
+
+def render_indices(indices: object) -> list[int | str]:
+    """What a sampler handed out, as numbers or short texts. Iterable datasets have no indices, but as many None."""
+    items = list(indices[:MAX_INDICES]) if isinstance(indices, list | tuple) else [indices]
+    return [_render_index(item) for item in items if item is not None]
+
+
+def _render_index(item: object) -> int | str:
+    try:
+        return int(item)  # type: ignore[call-overload,no-any-return]  # a tensor or numpy's, as well
+    except Exception:
+        return str(item)[:MAX_INDEX_CHARS]

@@ -1,0 +1,1 @@
+"""The rank that this process is, its process, and how it ended."""

@@ -1,0 +1,1 @@
+"""Checkpoints as frameworks save and load them, one file each."""

@@ -1,0 +1,1 @@
+"""From the first line of a rank to hooks that wait for what they wrap."""

@@ -1,0 +1,1 @@
+"""What a rank tells the supervisor, and how it gets there: messages, boards, the calls page."""

@@ -1,0 +1,145 @@
+"""What a rank may say to the supervisor: one msgpack-encoded struct a ZeroMQ frame, rank PUSH to supervisor PULL.
+
+Nothing here is awaited by training: a message that can't be sent at once is dropped and counted.
+Hot state (steps, phase, collector) travels in shared memory (`guardrun.hooks.wire.board`), not here.
+Times are CLOCK_MONOTONIC nanoseconds of the host unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+WIRE_VERSION = 1
+
+# Bounds that both sides keep: what is longer is cut by the sender and dropped by the receiver.
+MAX_MESSAGE_BYTES = 256 * 1024
+MAX_TEXT_CHARS = 32 * 1024
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    attempt: int
+    global_rank: int
+    pid: int
+
+
+class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+    """The hooks are active in this rank; sent once, first."""
+
+    version: int = WIRE_VERSION
+    local_rank: int
+    world_size: int
+    node: str
+    python: str
+    argv: list[str]
+
+
+class Beat(_Message, frozen=True, kw_only=True, tag="beat"):
+    """Once a second: what the board cannot carry."""
+
+    sent_ns: int
+    group_seqs: dict[str, int] = {}
+    """Per process group (its name): the collectives issued so far, as torch counts them."""
+    dropped: int = 0
+    """Messages this rank could not send so far."""
+    data: dict[str, Any] = {}
+    """Once a silence: the batch at which training stands, as hooks.dataloaders.Batches.describe_still has it."""
+
+
+class CheckpointSaved(_Message, frozen=True, kw_only=True, tag="saved"):
+    """A save returned: torch.save, or torch.distributed.checkpoint's save. Urgent."""
+
+    path: str
+    """Absolute."""
+    writer: str
+    """`torch.save` or `dcp`."""
+    step: int
+    """Steps that this rank had done in this attempt, as `Board.step` counts them, the resumed base included."""
+    began_ns: int
+    ended_ns: int
+    inode: int = 0
+    """Of that file or folder: it may be renamed before this is read. 0: not known."""
+
+
+class SaveFailed(_Message, frozen=True, kw_only=True, tag="save_failed"):
+    """A save raised: where it was writing to. Torch's writer does not say that a disk is full, and which."""
+
+    path: str
+    """Absolute."""
+
+
+class LoadFailed(_Message, frozen=True, kw_only=True, tag="load_failed"):
+    """A load raised: what it was reading. Torch's reader does not say which file it is that can't be read."""
+
+    path: str
+    """Absolute."""
+
+
+class CheckpointLoaded(_Message, frozen=True, kw_only=True, tag="loaded"):
+    """A load of a file or folder returned (torch.load, dcp load, or `guardrun.hooks.resume_from()` was asked)."""
+
+    path: str
+    reader: str
+    has_stepped: bool = False
+    """The rank had done a step by then."""
+
+
+class Raised(_Message, frozen=True, kw_only=True, tag="raised"):
+    """An exception nobody caught: the interpreter is about to end. Urgent; also left as a file beside the board."""
+
+    at_ns: int
+    error: str
+    """The exception's type, qualified: `torch.OutOfMemoryError`."""
+    message: str
+    traceback: str
+    frames: list[tuple[str, str, int]]
+    """(file, function, line), outermost first."""
+    data: dict[str, Any] = {}
+    """The batch that training had last, as hooks.dataloaders.Batches.describe has it; empty unknown."""
+
+
+class GcHeld(_Message, frozen=True, kw_only=True, tag="gc_held"):
+    """Collections took a second or more of one step. Urgent."""
+
+    duration_s: float
+    generation: int
+    collected: int
+    tracked: int
+    """Objects the collector tracks after it; -1 where counting would cost too much, or touch what the script froze."""
+    step: int
+
+
+class Ended(_Message, frozen=True, kw_only=True, tag="ended"):
+    """The script's main code ended and the interpreter is finalising."""
+
+    at_ns: int
+
+
+class HookFailed(_Message, frozen=True, kw_only=True, tag="hook_failed"):
+    """A hook could not do its work and has stepped aside. Once for each hook."""
+
+    hook: str
+    error: str
+
+
+class Noted(_Message, frozen=True, kw_only=True, tag="noted"):
+    """What a person may want to know of the hooks, and is no failure."""
+
+    topic: str
+    text: str
+
+
+RankMessage = (
+    Hello
+    | Beat
+    | CheckpointSaved
+    | SaveFailed
+    | LoadFailed
+    | CheckpointLoaded
+    | Raised
+    | GcHeld
+    | Ended
+    | HookFailed
+    | Noted
+)

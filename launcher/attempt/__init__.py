@@ -1,0 +1,1 @@
+"""One attempt: its ranks are started, watched and stopped."""

@@ -1,0 +1,204 @@
+"""Starting an attempt: boards, the environment of its ranks, the arguments that make a script resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import guardrun
+from guardrun.hooks.wire.board import board_name, create_board
+from guardrun.launcher.attempt.attempt import LocalAttempt, watch_context
+from guardrun.launcher.attempt.distributed_debug import survives_detail
+from guardrun.launcher.attempt.resume_arguments import environment, resume_arguments, resume_environment
+from guardrun.launcher.attempt.stderr_capture import Outlets, Relay, find_way
+from guardrun.launcher.attempt.torch_elastic import Elastic
+from guardrun.launcher.base.preemption_signals import spared_signals
+from guardrun.launcher.base.processes import TOKEN_VARIABLE
+from guardrun.launcher.base.rank_environment import DEBUG, Subject, rank_defaults
+from guardrun.launcher.base.signals import Interrupted, Signals
+from guardrun.launcher.base.socket_folder import ensure_socket_folder
+from guardrun.launcher.base.terminal_lines import Log, say
+from guardrun.launcher.creation.run_creation import OpenRun
+from guardrun.supervisor.config import Config
+from guardrun.supervisor.engine.model.events import Checkpoint
+from guardrun.supervisor.wire.control_messages import Start
+
+INJECT = Path(guardrun.__file__).parent / "hooks" / "inject"
+"""Holds sitecustomize.py and nothing else."""
+
+
+class StartError(Exception):
+    """The ranks could not be started. Some may be running."""
+
+
+def hook_environment(
+    run: OpenRun,
+    attempt: int | None,
+    environ: Mapping[str, str],
+    first_attempt: int = 0,
+    *,
+    held: Sequence[str] = (),
+) -> dict[str, str | None]:
+    """What brings the hooks into a rank, and marks it.
+
+    attempt: None where torchrun's agent numbers them; its first one is first_attempt here. held: checkpoints that are
+    not to be written over before one has been opened.
+    """
+    before = environ.get("PYTHONPATH")
+    hooks = {
+        "sockets": run.file.socket_dir,
+        "attempt": attempt,
+        "first_attempt": first_attempt,
+        "launcher_pid": run.file.launcher_pid,
+        "token": run.file.token,
+        "pythonpath": before,
+        "gc": run.file.config.get("gc", {}),
+        "notices": spared_signals(run.file.config.get("preemption", {}), environ),
+        **({"held": list(held)} if held else {}),
+    }
+    return {
+        "GUARDRUN_HOOKS": json.dumps(hooks),
+        "PYTHONPATH": os.pathsep.join([str(INJECT), before] if before else [str(INJECT)]),
+        TOKEN_VARIABLE: run.file.token,
+        "GUARDRUN_RUN_ID": run.file.run_id,
+    }
+
+
+def run_environment(
+    run: OpenRun,
+    config: Config,
+    attempt: int | None,
+    checkpoint: Checkpoint | None,
+    first_attempt: int = 0,
+    *,
+    held: Sequence[str] = (),
+) -> dict[str, str | None]:
+    """All that guardrun adds to this process's environment for an attempt's ranks (None: takes away)."""
+    environ = os.environ
+    major, minor = torch.__version__.split(".")[:2]
+    subject = Subject(
+        config.hang.hard_timeout_s,
+        run.path,
+        attempt,
+        is_torchrun_agent=attempt is None,
+        torch=(int(major), int(minor)),
+    )
+    return {
+        **rank_defaults(subject, environ),
+        **resume_environment(config.checkpoint.resume_env, checkpoint),
+        **hook_environment(run, attempt, environ, first_attempt, held=held),
+    }
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _size_of_stderr() -> int:
+    """Bytes, where this process's stderr is a regular file; else -1."""
+    try:
+        status = os.fstat(2)
+    except OSError:  # nohup and services may have closed it
+        return -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+
+
+def _detail() -> dict[str, str | None]:
+    """DETAIL for one attempt, where this torch survives it; either way it is said."""
+    if not survives_detail():
+        say(
+            f"without {DEBUG}=DETAIL, which would compare collectives: torch {torch.__version__}'s DDP crashes under it"
+        )
+        return {}
+    say(f"this attempt alone with {DEBUG}=DETAIL: torch compares the collectives of all ranks")
+    return {DEBUG: "DETAIL"}
+
+
+@dataclass
+class Starter:
+    """Starts attempts in this process."""
+
+    elastic: Elastic
+    run: OpenRun
+    config: Config
+    signals: Signals
+    log: Log
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on this node, as torchrun's flags ask for them."""
+        return self.elastic.plan.world_size
+
+    def start(self, order: Start, on_serving: Callable[[str, int], object]) -> LocalAttempt:
+        """Start an attempt's ranks. on_serving: as in Elastic.start. Raises StartError."""
+        number, checkpoint, place = order.attempt, order.checkpoint, order.place
+        if number and not _has_working_folder():
+            say(f"the working folder {self.run.file.cwd} has been removed: paths relative to it lead nowhere any more")
+        first_rank = place.first_rank if place is not None else 0
+        self._make_boards(number, first_rank)
+        plan = self.elastic.plan
+        arguments = plan.arguments + resume_arguments(self.config.checkpoint.resume_args, checkpoint)
+        held = order.siblings if order.is_guarded else ()
+        changes = run_environment(self.run, self.config, number, checkpoint, held=held)
+        if place is not None and place.run_id:
+            changes["GUARDRUN_RUN_ID"] = place.run_id
+        if order.is_detailed and DEBUG in changes:
+            changes |= _detail()
+        stderr_from = _size_of_stderr()
+        relay: Relay | None = None
+
+        def make_outlets(ranks: list[int]) -> Outlets:
+            nonlocal relay
+            relay = self._make_relay(ranks)
+            return relay.outlets() if relay is not None else Outlets({}, {})
+
+        self.signals.replace_torch_handler()
+        try:
+            with environment(changes):
+                store, context = self.elastic.start(number, arguments, place, on_serving, make_outlets)
+        except Exception as error:
+            if relay is not None:
+                relay.close()
+            if (signum := getattr(error, "sigval", None)) is not None:  # torch's handler came first
+                self.signals.add(signum)
+            is_own_words = isinstance(error, Interrupted) or type(error) is OSError
+            raise StartError(str(error) if is_own_words else f"{type(error).__name__}: {error}") from error
+        finally:
+            self.signals.handle_again()
+        if relay is not None and not plan.are_ranks_functions:  # these open theirs when torch calls them
+            relay.begin()
+        node = self.run.file.node
+        return watch_context(
+            number, context, store, node, first_rank, name=plan.name, stderr_from=stderr_from, relay=relay
+        )
+
+    def _make_relay(self, ranks: list[int]) -> Relay | None:
+        """None where ranks are to inherit this process's stderr."""
+        way = find_way() if ranks and self.config.launcher.keep_stderr else None
+        if way is None:
+            return None
+        try:
+            return Relay(ranks, way, self.log.write)
+        except OSError as error:
+            self.log.write("relay_not_started", error=str(error))
+            return None
+
+    def _make_boards(self, number: int, first_rank: int) -> None:
+        """A rank without a board still trains, watched from outside: no room for one is no error."""
+        folder = Path(self.run.file.socket_dir)
+        with suppress(OSError):
+            ensure_socket_folder(folder)
+        for local in range(self.world_size):
+            with suppress(OSError):
+                create_board(str(folder / board_name(number, first_rank + local)))

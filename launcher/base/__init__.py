@@ -1,0 +1,1 @@
+"""Small tools of the launcher: processes, signals, sockets, environment. Imports no other part of it."""

@@ -1,0 +1,147 @@
+"""The supervisor as the loop sees it: facts go in, orders come out, whatever happens to the process behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import zmq
+
+from guardrun.launcher.base.terminal_lines import Log, say
+from guardrun.launcher.control.control_channel import Control, Order
+from guardrun.launcher.control.supervisor_process import DAEMON_COMMAND, Daemon
+from guardrun.launcher.control.watchdog import Vigil
+from guardrun.supervisor.rundir.run_directory import RunFile, mend_run_file
+from guardrun.supervisor.wire.control_messages import Fact, Finish
+
+END_PATIENCE_S = 10.0
+"""How long guardrund may take to end once the run has: a slow disk is waited for, a dead one not."""
+LAST_WORD_S = 1.0
+"""How long what it sent before it ended well may take to be read here: its end may be seen sooner."""
+
+
+class Supervision:
+    """Keeps a supervisor alive, until it has died too often."""
+
+    def __init__(
+        self,
+        *,
+        daemon: Daemon,
+        control: Control,
+        run_dir: Path,
+        log: Log,
+        now_s: float,
+        command: Sequence[str] = DAEMON_COMMAND,
+        run_file: RunFile | None = None,
+    ) -> None:
+        """run_file: written anew where the next supervisor could not read it."""
+        self._daemon: Daemon | None = daemon
+        self._control = control
+        self._run_dir = run_dir
+        self._log = log
+        self._command = command
+        self._run_file = run_file
+        self._vigil = Vigil(now_s)
+        self._restart_s: float | None = None
+        self._ended_s: float | None = None
+        """When it was seen to have ended well, before its last word was read."""
+        self._is_finished = False
+        """It has said that the run is over, and ends by itself."""
+        self.is_given_up = False
+
+    def tell(self, make: Callable[[int], Fact]) -> int:
+        """Send a fact (kept until journalled); answers its number."""
+        return self._control.tell(make)
+
+    def has_noted(self, seq: int) -> bool:
+        """Say whether the fact of that number was journalled."""
+        return self._control.is_acknowledged(seq)
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Have a poller wait for orders and the supervisor's end. Both descriptors change when it is started again."""
+        poller.register(self._control.socket, zmq.POLLIN)
+        is_end_seen = self._is_finished or self._ended_s is not None
+        if self._daemon is not None and self._daemon.fileno is not None and not is_end_seen:
+            poller.register(self._daemon.fileno, zmq.POLLIN)
+
+    def pids(self) -> set[int]:
+        """Of the supervisor: it and its children are no part of an attempt."""
+        return set() if self._daemon is None else {self._daemon.pid}
+
+    def step(self, now_s: float) -> list[Order]:
+        """Look after the supervisor; returns its orders."""
+        self._vigil.looped(now_s)
+        orders, is_alive = self._control.read()
+        if is_alive:
+            self._vigil.heard(now_s)
+        self._is_finished |= any(isinstance(order, Finish) for order in orders)
+        self._watch(now_s)
+        return orders
+
+    def seconds_to_restart(self, now_s: float) -> float | None:
+        """Until the next supervisor is to be started, or this one's last word is waited for no longer; else None."""
+        due_s = self._restart_s
+        if self._ended_s is not None and not self._is_finished:
+            due_s = self._ended_s + LAST_WORD_S
+        return None if due_s is None else max(0.0, due_s - now_s)
+
+    def finish(self) -> bool:
+        """The run is over: wait for the supervisor to end. False where it has not written all that it had to."""
+        self._control.close()
+        if self._daemon is None:
+            return True
+        is_all_written = self._daemon.end(END_PATIENCE_S)
+        self._daemon = None
+        return is_all_written or not self._is_finished
+
+    def _watch(self, now_s: float) -> None:
+        if self._daemon is None:
+            if self._restart_s is not None and now_s >= self._restart_s:
+                self._start(now_s)
+            return
+        if not self._daemon.is_alive:
+            if self._is_finished or self._is_last_word_due(now_s):
+                return
+            self._bury(now_s, f"ended unexpectedly ({self._daemon.ending})")
+        elif self._vigil.is_wedged(now_s, self._daemon.is_stopped):
+            reason = "was stopped" if self._daemon.is_stopped else "no longer answered"
+            self._daemon.kill()
+            self._bury(now_s, reason)
+        elif self._vigil.is_ping_due(now_s):
+            self._control.ping()
+
+    def _is_last_word_due(self, now_s: float) -> bool:
+        """Say whether a supervisor that has ended well may have said something that is still on its way."""
+        if self._daemon is None or not self._daemon.has_ended_well:
+            return False
+        if self._ended_s is None:
+            self._ended_s = now_s
+        return now_s - self._ended_s < LAST_WORD_S
+
+    def _bury(self, now_s: float, reason: str) -> None:
+        if self._daemon is not None:
+            self._daemon.close()
+            self._daemon = None
+        self._ended_s = None
+        self._restart_s = self._vigil.died(now_s)
+        self._log.write("supervisor_lost", reason=reason, is_given_up=self._restart_s is None)
+        if self._restart_s is not None:
+            if (run_file := self._run_file) is not None:
+                self._log.put(lambda: mend_run_file(self._run_dir, run_file))
+            say(f"the supervisor {reason}; starting it again (training goes on)")
+            return
+        self.is_given_up = True
+        say(f"the supervisor {reason}, too often now: going on without it, as torchrun would")
+
+    def _start(self, now_s: float) -> None:
+        self._restart_s = None
+        try:
+            daemon = Daemon(self._command)
+        except OSError as error:
+            self._bury(now_s, f"could not be started ({error.strerror})")
+            return
+        daemon.assign(self._run_dir)
+        self._daemon = daemon
+        self._control.connect_anew()
+        self._vigil.started(now_s)
+        self._log.write("supervisor_started", pid=daemon.pid)

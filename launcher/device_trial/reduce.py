@@ -1,0 +1,52 @@
+"""Do the devices sum rightly together, and how fast? NCCL among GPUs, gloo without."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from guardrun.launcher.device_trial.device import Device, seconds_of
+
+CUDA_WORDS, CPU_WORDS = 32 << 20, 1 << 18
+"""Of float32: 128 MiB, 1 MiB."""
+TIMES = 5
+TIMEOUT_S = 40.0
+PERIOD = 17
+
+
+def try_reduce(device: Device, store: str, rank: int, ranks: int) -> dict[str, Any]:
+    """All-reduce among all. store: a file that they meet in. Right sums, and the bus bandwidth in bytes a second."""
+    if not device.is_cuda:
+        # On loopback: what gloo would choose, the address of the host's own name, need not be there.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if device.is_cuda else "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    try:
+        sums = sum_together(device, rank, ranks)
+        # What each link has carried: "Performance reported by NCCL tests", bus bandwidth.
+        moved = 2 * (ranks - 1) / ranks * sums["bytes"]
+        return {"wrong": sums["wrong"], "bus": moved / sums["took"]}
+    finally:
+        dist.destroy_process_group()
+
+
+def sum_together(device: Device, rank: int, ranks: int) -> dict[str, Any]:
+    """Within a process group: how many sums were wrong, what the quickest took in seconds, of how many bytes."""
+    words = CUDA_WORDS if device.is_cuda else CPU_WORDS
+    base = torch.arange(words, dtype=torch.int64, device=device.torch) % PERIOD
+    tensor = (base + rank).to(torch.float32)
+    dist.all_reduce(tensor)
+    # Whole numbers far below 2^24: exact, whatever the order.
+    wrong = int((tensor.to(torch.int64) != base * ranks + ranks * (ranks - 1) // 2).sum())
+    work = torch.ones(words, dtype=torch.float32, device=device.torch)
+    took_s = seconds_of(device, lambda: dist.all_reduce(work), TIMES)
+    return {"wrong": wrong, "took": took_s, "bytes": words * 4}

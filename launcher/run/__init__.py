@@ -1,0 +1,1 @@
+"""One command line from its parser to the end of its run."""

@@ -1,0 +1,106 @@
+"""A guardrun that starts nothing tells those that wait for it.
+
+A head tells the other nodes (supervisor/fleet/rendezvous/refused_start.py), another node the head (join_rejections.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guardrun.launcher.base.exit_statuses import USAGE_ERROR
+from guardrun.launcher.base.own_address import names_of, own_names
+from guardrun.launcher.creation.run_creation import node_name
+from guardrun.launcher.run.job_nodes import MUNGE, Fleet, FleetError, Lead, join_path, open_lead, plan_fleet
+from guardrun.supervisor.config import Config
+from guardrun.supervisor.fleet.rendezvous.coordinator_liveness import is_listening
+from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, read_join_file
+from guardrun.supervisor.fleet.rendezvous.join_rejections import Absence, leave_absence, take_back_absence
+from guardrun.supervisor.fleet.rendezvous.refused_start import leave_word, now_refused, take_back
+
+_NEXT_LINE = re.compile(r"(\.?)\s*\n(?:guardrun: )?(?:refused: |error: )?")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A command line, as far as it was understood."""
+
+    args: Any
+    """torchrun's flags."""
+    is_node_rank_given: bool
+    config: Config
+    directory: Path
+    """Of runs."""
+    cwd: Path
+
+
+def begin(asked: Asked, fleet: Fleet) -> None:
+    """What an earlier start has left to be read does not hold any more."""
+    if asked.config.fleet.join == MUNGE:
+        return
+    join = join_path(fleet, asked.config, asked.directory, asked.cwd)
+    take_back_absence(join, fleet.key, node_name(os.environ))
+    if fleet.may_lead:
+        take_back(join)
+
+
+def tell_waiting(asked: Asked, lead: Lead | None, text: str, exit_code: int) -> None:
+    """Leave word of why this node did not start. Where that cannot be, the others wait. Never raises.
+
+    lead: what this process has of it, where several may lead.
+    """
+    with suppress(FleetError, JoinError, ValueError, AssertionError, RuntimeError, OSError):
+        fleet = plan_fleet(asked.args, asked.config, os.environ, asked.is_node_rank_given)
+        if fleet is None or asked.config.fleet.join == MUNGE:
+            return
+        join = join_path(fleet, asked.config, asked.directory, asked.cwd)
+        words = _NEXT_LINE.sub(lambda end: ". " if end[1] else "; ", text)
+        if not fleet.may_lead:
+            _tell_head(fleet, join, words, exit_code)
+            return
+        if exit_code == USAGE_ERROR and not join.parent.is_dir():
+            return  # a wrong flag leaves no folder behind; most such are wrong on all nodes
+        if not (fleet.is_chosen or _may_take(lead, join)) or _is_led(join):
+            return  # by another, for whom they need not wait in vain
+        names = [*names_of(fleet.endpoint), *own_names()] if fleet.is_by_host else []
+        leave_word(join, now_refused(fleet.key, node_name(os.environ), names, words, exit_code))
+
+
+def _tell_head(fleet: Fleet, join: Path, words: str, exit_code: int) -> None:
+    """Raises OSError, JoinError."""
+    if exit_code == USAGE_ERROR:
+        return  # most such are wrong on all nodes; else the user sees it here
+    absence = Absence(
+        key=fleet.key,
+        node=node_name(os.environ),
+        slot=fleet.slot,
+        names=names_of(fleet.endpoint) if fleet.is_by_host else [],
+        text=words,
+        exit_code=exit_code,
+        is_final=bool(os.environ.get("SLURM_STEP_ID")),
+        said_wall_s=time.time(),
+    )
+    leave_absence(join, absence)
+
+
+def _may_take(lead: Lead | None, join: Path) -> bool:
+    """Whether no other guardrun of this host leads."""
+    if lead is not None:
+        return lead.take()
+    own = open_lead(join)
+    try:
+        return own.take()
+    finally:
+        own.close()
+
+
+def _is_led(join: Path) -> bool:
+    try:
+        return is_listening(read_join_file(join))
+    except JoinError:
+        return False

@@ -1,0 +1,1 @@
+"""What Slurm runs on a node before and after a job."""

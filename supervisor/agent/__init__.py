@@ -1,0 +1,1 @@
+"""The node agent: it serves what is known of the node."""

@@ -1,0 +1,1 @@
+"""What has been on this node, kept within bounds."""

@@ -1,0 +1,160 @@
+"""The history, written on a thread of its own: a disk that is full, slow or gone costs the agent its memory alone.
+
+The loop hands points and entries over and goes on; what can't be written is kept while there is room and then dropped,
+counted. A trouble is told when it begins and when it is over, not each time.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from guardrun.supervisor.agent.history.downsampling import Point
+from guardrun.supervisor.agent.history.history import (
+    NAME,
+    Entry,
+    History,
+    Query,
+    SpoiltError,
+    is_spoilt,
+    set_aside,
+)
+from guardrun.supervisor.base.background_writer import Scribe
+
+MAX_WAITING = 20_000
+RETRY_S = 30.0
+Say = Callable[..., None]
+"""log.info's and log.warning's shape: an event's name, and fields."""
+
+
+class Historian:
+    """Writes and reads the history on the scribe's thread."""
+
+    def __init__(self, folder: Path, scribe: Scribe, say: Say, max_bytes: int, retry_s: float = RETRY_S) -> None:
+        """scribe: whose thread does the work; say: called from there."""
+        self._path = folder / NAME
+        self._say = say
+        self._max_bytes = max_bytes
+        self._retry_s = retry_s
+        self._history: History | None = None
+        self._next_try_s = 0.0
+        self._points: deque[Point] = deque(maxlen=MAX_WAITING)
+        self._entries: deque[Entry] = deque(maxlen=MAX_WAITING)
+        self._lock = threading.Lock()
+        self._scribe = scribe
+        self.trouble = ""
+        """Why nothing is written; empty while it is."""
+        self.lost = 0
+
+    def put(self, points: list[Point], entries: list[Entry]) -> None:
+        """Have this written. Never waits."""
+        with self._lock:
+            over = len(self._points) + len(points) - MAX_WAITING, len(self._entries) + len(entries) - MAX_WAITING
+            self.lost += sum(max(0, count) for count in over)
+            self._points.extend(points)
+            self._entries.extend(entries)
+        self._scribe.put(self._write)
+
+    def ask(self, query: Query, answer: Callable[[dict[str, Any]], None]) -> bool:
+        """Have a query answered, in that thread; False where too much waits already."""
+        return self._scribe.put(lambda: answer(self._read(query)))
+
+    def status(self) -> dict[str, Any]:
+        """`path`, `trouble` (empty: none) and `lost`: points, entries and writes that were dropped."""
+        return {"path": str(self._path), "trouble": self.trouble, "lost": self.lost + self._scribe.dropped}
+
+    def close(self) -> None:
+        """Write what is still waiting; whoever closes the scribe waits for that as long as the disk is patient."""
+        self._scribe.put(self._finish)
+
+    def _finish(self) -> None:
+        self._next_try_s = 0.0
+        self._write()
+        if self._history is not None:
+            self._history.close()
+
+    def _write(self) -> None:
+        if not self._ensure_open():
+            return
+        assert self._history is not None
+        with self._lock:
+            points, entries = list(self._points), list(self._entries)
+            self._points.clear()
+            self._entries.clear()
+        if not points and not entries:
+            return
+        try:
+            self._history.write(points, entries)
+        except sqlite3.Error as error:
+            self._keep(points, entries)
+            self._failed(error)
+        else:
+            self._worked()
+
+    def _read(self, query: Query) -> dict[str, Any]:
+        if not self._ensure_open():
+            return {"trouble": self.trouble or "the history is not open", "samples": [], "entries": []}
+        assert self._history is not None
+        try:
+            return {"trouble": self.trouble, **self._history.read(query), "rows": self._history.count()}
+        except sqlite3.Error as error:
+            self._failed(error)
+            return {"trouble": self.trouble, "samples": [], "entries": []}
+
+    def _ensure_open(self) -> bool:
+        now_s = time.monotonic()
+        if self._history is None or self.trouble:
+            if now_s < self._next_try_s:
+                return False
+            self._next_try_s = now_s + self._retry_s
+        if self._history is None:
+            self._open()
+        return self._history is not None
+
+    def _open(self) -> None:
+        try:
+            self._history = History(self._path, max_bytes=self._max_bytes)
+        except SpoiltError as error:
+            self._set_aside(str(error))
+        except (sqlite3.Error, OSError) as error:
+            self._failed(error)
+
+    def _set_aside(self, why: str) -> None:
+        try:
+            aside = set_aside(self._path)
+            self._history = History(self._path, max_bytes=self._max_bytes)
+        except (SpoiltError, sqlite3.Error, OSError) as error:
+            self._failed(error)
+            return
+        self._say("history_set_aside", why=why, path=str(aside))
+        text = f"the history before this could not be read ({why}); it is kept as {aside.name}"
+        self._entries.appendleft(Entry(time.time(), "agent", "node", "history_set_aside", text))
+
+    def _failed(self, error: Exception) -> None:
+        if self._history is not None and is_spoilt(error):
+            self._history.close()
+            self._history = None
+            self._set_aside(str(error))
+            return
+        if not self.trouble:
+            self._say("history_trouble", why=str(error), path=str(self._path))
+        self.trouble = str(error)
+
+    def _worked(self) -> None:
+        if self.trouble:
+            self.trouble = ""
+            self._say("history_again", path=str(self._path))
+
+    def _keep(self, points: list[Point], entries: list[Entry]) -> None:
+        """Put back what was not written, as far as there is room beside what has come since."""
+        with self._lock:
+            pairs: tuple[tuple[deque[Any], list[Any]], ...] = ((self._points, points), (self._entries, entries))
+            for waiting, back in pairs:
+                room = MAX_WAITING - len(waiting)
+                self.lost += max(0, len(back) - room)
+                waiting.extendleft(reversed(back[-room:] if room else []))

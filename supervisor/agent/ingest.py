@@ -1,0 +1,99 @@
+"""What comes in from the sensors: kept, judged, and what follows from what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from guardrun.supervisor.agent.history.downsampling import Point, Thinner
+from guardrun.supervisor.agent.history.finding_start_times import Onsets
+from guardrun.supervisor.agent.history.history import Entry
+from guardrun.supervisor.agent.quarantine_keeper import isolation_of
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.health_judge import Judge
+from guardrun.supervisor.health.base.readings import Readout
+from guardrun.supervisor.health.base.responses import respond
+from guardrun.supervisor.sensors.base.readout_judging import judge_all
+from guardrun.supervisor.sensors.base.readout_mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.agent.agent import Agent
+
+MAX_NAMES = 256
+
+
+class Intake:
+    """Belongs to the agent's loop; sensors' threads only touch `mailbox.put`."""
+
+    def __init__(self, agent: Agent, judges: Sequence[Judge]) -> None:
+        self._agent = agent
+        self._judges = list(judges)
+        self._thinner = Thinner()
+        self.onsets = Onsets(agent.options.state_dir, agent.scribe)
+        self.mailbox = Mailbox()
+        self.heard_s = agent.now_s
+        """When there was a readout last."""
+        self.happenings: dict[str, int] = {}
+        """How often each has happened, by its name."""
+
+    def take_all(self, mask: int, now_s: float) -> None:
+        """A handler of the agent's loop: there are readouts."""
+        self.heard_s = now_s
+        for readout in self.mailbox.take():
+            self._agent.counters["readouts"] += 1
+            self._take_readout(readout, now_s)
+
+    def take_points(self, is_end: bool = False) -> list[Point]:
+        """What of the samples is worth keeping, once it is time."""
+        return self._thinner.take_points(self._agent.wall_s, is_end)
+
+    def _take_readout(self, readout: Readout, now_s: float) -> None:
+        before = self._agent.latest.readouts.get(readout.sensor)
+        self._agent.latest.take(readout)
+        if (before.trouble if before else "") != readout.trouble:
+            log.info(
+                "sensor_trouble" if readout.trouble else "sensor_again", sensor=readout.sensor, why=readout.trouble
+            )
+        self._thinner.take(readout, self._agent.wall_s)
+        for happening in readout.happenings:
+            if happening.name in self.happenings or len(self.happenings) < MAX_NAMES:
+                self.happenings[happening.name] = self.happenings.get(happening.name, 0) + 1
+            wall_s = self._agent.wall_s - max(0.0, now_s - happening.at_s)
+            self._agent.write(
+                Entry(wall_s, "happening", happening.subject, happening.name, happening.text, happening.data)
+            )
+        for finding in judge_all(self._judges, readout, now_s):
+            self.find(respond(finding, self._agent.config.policy.responses))
+
+    def find(self, finding: Finding) -> None:
+        """Something begins to be wrong, changes, or is over."""
+        self._agent.counters["findings"] += 1
+        self._agent.latest.find(finding)
+        since_wall_s = self.onsets.take(finding, self._agent.now_s, self._agent.wall_s)
+        say = log.info if finding.is_over or finding.response is Response.NOTE else log.warning
+        say(
+            "finding_over" if finding.is_over else "finding",
+            summary=finding.summary,
+            cause=finding.cause,
+            subject=finding.subject,
+            finding=finding.id,
+            response=finding.response.value,
+        )
+        data = {"id": finding.id, "is_over": finding.is_over, "response": finding.response.value, **finding.evidence}
+        self._agent.note("finding", finding.subject, finding.cause, finding.summary, data)
+        if finding.response is Response.ISOLATE and not finding.is_over:
+            self._isolate(finding, since_wall_s)
+
+    def _isolate(self, finding: Finding, since_wall_s: float) -> None:
+        if not self._agent.config.policy.act:
+            log.info("not_isolated", why="policy.act is false", finding=finding.id)
+            return
+        isolation = isolation_of(finding, since_wall_s, self._agent.wall_s)
+
+        def told(why: str) -> None:
+            if why:
+                log.info("not_isolated", why=why, finding=finding.id)
+            self._agent.quarantine_changed(self._agent.ward.state)
+
+        self._agent.ward.isolate(isolation, self._agent.wall_s, told)

@@ -1,0 +1,1 @@
+"""Small tools that every part of the supervisor may use."""

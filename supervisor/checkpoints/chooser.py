@@ -1,0 +1,485 @@
+"""Which checkpoint to resume from: the newest whole one that this run wrote, or was resumed from by guardrun.
+
+Rules:
+- Newest is what has the highest step, by its name or by what the hooks counted when it was saved, then what was written
+  last (the latest mtime among its files): an attempt that began anew writes earlier steps later. Without a step it is
+  as far as what was written before it. Among saves that the hooks saw their order counts, whatever the clock says: it
+  may have been set back in between.
+- What the script loads to begin with (a base model, another run's end) is not this run's.
+- A run wrote what its hooks saw, what appeared or changed in `[checkpoint] dir` since the run began, and what is
+  no older than the first file that it was seen to write in the same folder: a save that a crash cut short is never
+  reported.
+- A path may be gone because it was renamed into place: the file is found again by inode, size and mtime.
+- What could not be judged is passed over for what is whole, and taken where nothing is: the newest of it.
+- Nothing is ever written, renamed or removed, and nothing that is read is run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.checkpoints.chooser_memory import MAX_SAVED, Memory, Saved, stat_tuple
+from guardrun.supervisor.checkpoints.format_table import AUTO, FORMATS, get_formats
+from guardrun.supervisor.checkpoints.formats.format import Candidate, Format
+from guardrun.supervisor.checkpoints.ranking import Tier, family_key, is_judged, judge_file, judge_torn
+from guardrun.supervisor.checkpoints.reading.confined_reader import Confined, Judge, Patience
+from guardrun.supervisor.checkpoints.reading.folder_contents import FileStat, Place
+from guardrun.supervisor.checkpoints.reading.inspector import Inspector
+from guardrun.supervisor.checkpoints.reading.step_numbers import NAME_LIKE
+from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Unjudged, Verdict, Whole
+from guardrun.supervisor.checkpoints.renames import find_saved, fingerprint, resolve
+from guardrun.supervisor.checkpoints.search import Found, Search, root_of
+from guardrun.supervisor.engine.model.events import Checkpoint, Skipped
+
+MAX_SKIPPED = 20
+MAX_SIBLINGS = 32
+UNREADABLE = "the script could not load it"
+_MAX_REMEMBERED = 20_000
+CHOICE_S = 4.0
+"""For a checkpoint whose verdict a restart waits for; then it goes on to the next older one."""
+LAST_S = 60.0
+"""Once more for the newest one that a file system held up, where nothing else is whole."""
+PATIENT_S = 300.0
+"""For one whose verdict nobody waits for."""
+_MAX_DOUBTS = 5
+"""Members of a family that could not be looked into, after which no other is tried."""
+_MISSES = 20
+"""Files of a folder that were loaded and no checkpoint, after which it is taken for a dataset and left alone."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to resume from, if anything, and what was passed over for it."""
+
+    checkpoint: Checkpoint | None = None
+    skipped: list[Skipped] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    """The checkpoint's."""
+    siblings: list[str] = field(default_factory=list)
+    """This run's, newest first, at most MAX_SIBLINGS: to read from any of them is to resume."""
+    format: Format | None = None
+    doubt: str = ""
+    """Why the checkpoint could not be judged: it is taken for want of a whole one. Empty: it is whole."""
+
+
+class Chooser:
+    """Remembers what this run wrote, and chooses. Threads may share one."""
+
+    def __init__(
+        self,
+        run_started_wall_s: float,
+        checkpoint_dir: str = "",
+        format: str = AUTO,
+        world_size: int = 1,
+        cwd: str = "",
+        *,
+        judge: Judge | None = None,
+    ) -> None:
+        """Raises UnknownFormat. checkpoint_dir: absolute; empty: wherever the ranks are seen to save. cwd: theirs.
+
+        Touches neither: where their file system is dead, whoever does waits for ever. All else may.
+        """
+        self._cwd = cwd
+        self._memory = Memory(run_started_wall_s, checkpoint_dir, format or AUTO, world_size)
+        self._is_located = False
+        self._formats = get_formats(format)
+        self._judge = judge or Confined()
+        self._patience = Patience()
+        self._inspector = Inspector(self._judge, self._patience)
+        self._verdicts: dict[tuple[Any, ...], Verdict] = {}
+        self._by_stat: dict[FileStat, str] = {}
+        self._misses: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], cwd: str = "", judge: Judge | None = None) -> Chooser:
+        """Take up what `state` gave. Raises msgspec.ValidationError, UnknownFormat."""
+        memory = msgspec.convert(state, Memory)
+        chooser = cls(
+            memory.run_started_wall_s, memory.checkpoint_dir, memory.format, memory.world_size, cwd, judge=judge
+        )
+        chooser._memory = memory
+        chooser._by_stat = _index(memory)
+        return chooser
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a new process must know, JSON-able."""
+        with self._lock:
+            state: dict[str, Any] = msgspec.to_builtins(self._memory)
+        return state
+
+    def set_world_size(self, world_size: int) -> None:
+        """Say how many ranks there are, once it is known."""
+        with self._lock:
+            self._memory.world_size = world_size
+
+    def folders(self) -> list[str]:
+        """Folders that checkpoints go to: `dir`, and where saves were seen."""
+        with self._lock:
+            known = [self._memory.checkpoint_dir, *self._memory.roots]
+        return [folder for folder in dict.fromkeys(known) if folder]
+
+    # What happened -----------------------------------------------------------------------------------------------
+
+    def prior(self, is_lost: bool = False) -> None:
+        """Note what `dir` holds as the run begins: none of it is this run's. Once a run, before the first attempt.
+
+        is_lost: that was noted before and is lost; what was written since the run began is this run's.
+        """
+        found = self._search().found if self._memory.checkpoint_dir else []
+        if is_lost:
+            began_ns = self._memory.run_started_wall_s * 1e9
+            found = [one for one in found if one.candidate.written_ns < began_ns]
+        with self._lock:
+            self._memory.prior = {one.candidate.path: fingerprint(one.candidate) for one in found}
+
+    def saw_saved(self, path: str, step: int, wall_s: float, inode: int = 0) -> None:
+        """Note a save that a rank reported, a file or a folder, now (wall_s), with the steps it had done.
+
+        inode: what the rank saw there when it had written; 0: not known.
+        """
+        self._locate()
+        real, stat = find_saved(resolve(path), wall_s, inode)
+        root = root_of(real, step, self._cwd)
+        with self._lock:
+            self._memory.remember(real, Saved(step, wall_s, stat_tuple(stat)))
+            if stat is not None:
+                self._by_stat[stat] = real
+                if len(self._by_stat) > 2 * MAX_SAVED:
+                    self._by_stat = _index(self._memory)
+                self._memory.roots.setdefault(root, stat.mtime_ns)
+
+    def saw_loaded(self, path: str) -> Checkpoint | None:
+        """Which checkpoint a load that a rank reported was: one of this run's, or of those that lie in `dir`.
+
+        None where it was none, or another's: a base model's steps are not this run's.
+        """
+        found = self._find_loaded(path)
+        if found is None:
+            return None
+        one, checkpoint = found
+        directory = self._memory.checkpoint_dir
+        is_inside = bool(directory) and one.root == directory
+        return checkpoint if is_inside or self._is_eligible(one, False) else None
+
+    # What there is -----------------------------------------------------------------------------------------------
+
+    def choose(self, resume_first: bool = False, avoid: Iterable[str] = (), *, is_urgent: bool = False) -> Choice:
+        """Choose the newest whole checkpoint of this run; with resume_first, whoever wrote what lies in `dir`.
+
+        avoid: paths, or files, of checkpoints that the script could not load; as they are now they are not taken.
+        is_urgent: a restart waits. No checkpoint is waited for longer than CHOICE_S, and where none is whole the newest
+        that could not be judged is taken.
+        """
+        if is_urgent:
+            self._patience.hurry(False)
+        self._inspector.begin_round()
+        limit_s = CHOICE_S if is_urgent else PATIENT_S
+        unwanted = [resolve(path) for path in avoid]
+        result = self._search()
+        skipped = self._troubles(result)
+        eligible = [one for one in result.found if self._is_eligible(one, resume_first)]
+        times = self._times()
+        pool = self._pool(self._newest_first(eligible, times), limit_s)
+        doubtful: list[tuple[Found, Unjudged]] = []
+        for one in pool:
+            verdict = Torn(UNREADABLE) if self._is_unreadable(one.candidate, unwanted) else self._check(one, limit_s)
+            if isinstance(verdict, Whole):
+                return self._choice(one, verdict, pool, skipped, resume_first)
+            if isinstance(verdict, Unjudged):
+                doubtful.append((one, verdict))
+            if len(skipped) < MAX_SKIPPED:
+                skipped.append(Skipped(path=one.candidate.path, reason=verdict.reason))
+        if not is_urgent or not doubtful:
+            return Choice(None, skipped)
+        return self._choose_doubtful(doubtful, pool, skipped, resume_first)
+
+    def _choose_doubtful(
+        self, doubtful: list[tuple[Found, Unjudged]], pool: list[Found], skipped: list[Skipped], resume_first: bool
+    ) -> Choice:
+        """Nothing is whole. To begin anew would lose all; the script may well load what nobody here could judge."""
+        late = next((one for one, verdict in doubtful if not verdict.is_final), None)
+        if late is not None:
+            self._inspector.begin_round()
+            verdict = self._check(late, LAST_S)
+            if isinstance(verdict, Whole):
+                skipped = [one for one in skipped if one.path != late.candidate.path]
+                return self._choice(late, verdict, pool, skipped, resume_first)
+            doubtful = [pair for pair in doubtful if pair[0] is not late or not isinstance(verdict, Torn)]
+        if not doubtful:
+            return Choice(None, skipped)
+        one, doubt = doubtful[0]
+        skipped = [other for other in skipped if other.path != one.candidate.path]
+        return replace(self._choice(one, Whole(), pool, skipped, resume_first), doubt=doubt.reason)
+
+    def _choice(
+        self, one: Found, verdict: Whole, pool: list[Found], skipped: list[Skipped], resume_first: bool
+    ) -> Choice:
+        if resume_first:
+            self._remember_start(one.candidate.path)
+        siblings = [one, *(other for other in pool if other is not one)][:MAX_SIBLINGS]
+        return Choice(
+            self._checkpoint(one.candidate, verdict),
+            skipped,
+            files=sorted(one.candidate.files),
+            siblings=[other.candidate.path for other in siblings],
+            format=one.format,
+        )
+
+    def prevalidate(self) -> Choice:
+        """Check now what `choose` would check, so that it takes milliseconds when it is asked."""
+        return self.choose()
+
+    def hurry(self) -> None:
+        """A choice is about to be asked for: what is being judged at leisure must not hold it up. For any thread."""
+        self._patience.hurry()
+
+    def rest(self) -> None:
+        """Once a second: let go of what judging needs and has not needed for a while."""
+        self._judge.rest()
+
+    def close(self) -> None:
+        """Judge nothing any more."""
+        self._judge.close()
+
+    def name_of(self, path: str) -> str:
+        """The checkpoint that a loaded file is, or is part of, whole or not; else the file itself."""
+        found = self.is_checkpoint_path(path)
+        return found.path if found is not None else resolve(path)
+
+    def is_checkpoint_path(self, path: str) -> Checkpoint | None:
+        """Say which checkpoint a loaded path is, or is part of; None where it is none, or nobody can tell."""
+        found = self._find_loaded(path)
+        return found[1] if found is not None else None
+
+    def _find_loaded(self, path: str) -> tuple[Found, Checkpoint] | None:
+        self._locate()
+        real = resolve(path)
+        root = root_of(real, cwd=self._cwd)
+        with self._lock:
+            directory, saved = self._memory.checkpoint_dir, dict(self._memory.saved)
+        misses = self._misses.setdefault(root, set())
+        if len(misses) >= _MISSES and real not in saved:
+            return None
+        is_inside = bool(directory) and real.startswith(os.path.join(directory, ""))
+        roots = list(dict.fromkeys((root, os.path.dirname(root))))
+        result = Search(self._formats, self._memory.world_size, [real, *saved])
+        if is_inside:
+            result.below(directory)
+        for folder in roots:
+            result.within(folder)
+        self._inspector.begin_round()
+        # A part may look like a checkpoint of its own (`rng_state_0.pth`): it is the whole that was loaded.
+        for one in sorted(result.found, key=lambda one: len(one.candidate.files), reverse=True):
+            candidate = one.candidate
+            if real not in candidate.files and real != candidate.path:
+                continue
+            is_ours = self._is_eligible(one, False)
+            if is_ours or not is_judged(candidate) or self._tier([one])[0] is Tier.TRAINING:
+                self._misses[root] = set()
+                verdict = self._check(one)
+                return one, self._checkpoint(candidate, verdict if isinstance(verdict, Whole) else Whole())
+        misses.add(real)
+        return None
+
+    def warn_torn_latest(self) -> list[Skipped]:
+        """Name what scripts that resume by themselves would take now, where that is torn or missing."""
+        result = self._search()
+        by_place: dict[str, list[Found]] = {}
+        for one in result.found:
+            by_place.setdefault(os.path.dirname(one.candidate.path), []).append(one)
+        warnings: list[Skipped] = []
+        for place in result.places:
+            ours = by_place.get(place.path, [])
+            for known in dict.fromkeys(one.format for one in ours if one.format.resumes_itself):
+                warnings += self._warn(place, known, ours)
+        return warnings
+
+    # How -----------------------------------------------------------------------------------------------------------
+
+    def _locate(self) -> None:
+        """Follow links to where the folders really are; once, before anything is compared with them."""
+        if self._is_located:
+            return
+        directory, cwd = (os.path.realpath(path) if path else "" for path in (self._memory.checkpoint_dir, self._cwd))
+        with self._lock:
+            self._memory.checkpoint_dir, self._cwd = directory, cwd
+            self._is_located = True
+
+    def _warn(self, place: Place, known: Format, ours: list[Found]) -> list[Skipped]:
+        target = known.takes(place)
+        if target is None:
+            return []
+        path = os.path.normpath(os.path.join(place.path, target))
+        tail = f"; a {known.name} script that resumes by itself would take it"
+        for one in ours:
+            if one.candidate.path == path or os.path.basename(path) in one.candidate.names:
+                verdict = self._check(one)
+                return [] if isinstance(verdict, Whole) else [Skipped(path=path, reason=verdict.reason + tail)]
+        return [] if os.path.exists(path) else [Skipped(path=path, reason="is not there" + tail)]
+
+    def _search(self) -> Search:
+        self._locate()
+        with self._lock:
+            memory = self._memory
+            directory, roots, saved = memory.checkpoint_dir, [*memory.roots], [*memory.saved]
+            roots += [root_of(path, cwd=self._cwd) for path in memory.loaded]
+        result = Search(self._formats, self._memory.world_size, saved)
+        if directory:
+            result.below(directory)
+        for root in dict.fromkeys(roots):
+            result.within(root)
+        return result
+
+    def _is_eligible(self, one: Found, resume_first: bool) -> bool:
+        candidate, memory = one.candidate, self._memory
+        is_inside = bool(memory.checkpoint_dir) and one.root == memory.checkpoint_dir
+        if is_inside and resume_first:
+            return True
+        with self._lock:
+            prior, first_ns = memory.prior, memory.roots.get(os.path.dirname(candidate.path))
+            if is_inside and prior is not None and prior.get(candidate.path) != fingerprint(candidate):
+                return True
+            if candidate.path in memory.loaded or self._saves_of(candidate):
+                return True
+        # Prior files of `dir` that did not change are nobody's news, whatever their time says.
+        is_known_prior = is_inside and prior is not None
+        return not is_known_prior and first_ns is not None and candidate.written_ns >= first_ns
+
+    def _is_unreadable(self, candidate: Candidate, unwanted: list[str]) -> bool:
+        """Whether the script could not load it, and nothing has written it since."""
+        if not any(path == candidate.path or path in candidate.files for path in unwanted):
+            return False
+        now = fingerprint(candidate)
+        with self._lock:
+            # Nothing of an attempt is alive: the first time it is told of, it is as the script found it.
+            return self._memory.unreadable.setdefault(candidate.path, now) == now
+
+    def _remember_start(self, path: str) -> None:
+        """Note that the run started from a checkpoint: that makes it this run's."""
+        with self._lock:
+            if path not in self._memory.loaded:
+                self._memory.loaded.append(path)
+
+    def _times(self) -> dict[str, int]:
+        """Per path that was seen saved: its mtime, but never before that of a save that came earlier."""
+        times: dict[str, int] = {}
+        last_ns = 0
+        with self._lock:
+            for path, save in self._memory.saved.items():
+                last_ns = max(last_ns + 1, save.stat[0] if save.stat is not None else 0)
+                times[path] = last_ns
+        return times
+
+    def _written_ns(self, one: Found, times: dict[str, int]) -> int:
+        candidate, by_stat = one.candidate, self._by_stat
+        names = {candidate.path, *candidate.files, *(by_stat[s] for s in candidate.files.values() if s in by_stat)}
+        return max(candidate.written_ns, *(times.get(name, 0) for name in names))
+
+    def _newest_first(self, eligible: list[Found], times: dict[str, int]) -> list[Found]:
+        """By step, then by time. What has no step is as far as the furthest of what was written before it."""
+        furthest, ranked = -1, []
+        for written_ns, number in sorted((self._written_ns(one, times), n) for n, one in enumerate(eligible)):
+            one = eligible[number]
+            counted = [save.step for save in self._saves_of(one.candidate)]
+            step = max([one.candidate.step if one.candidate.step is not None else -1, *counted])
+            furthest = max(furthest, step)
+            ranked.append((step if step >= 0 else furthest, written_ns, number))
+        return [eligible[number] for _, _, number in sorted(ranked, reverse=True)]
+
+    def _saves_of(self, candidate: Candidate) -> list[Saved]:
+        saved, by_stat = self._memory.saved, self._by_stat
+        paths = {path for path in (candidate.path, *candidate.files) if path in saved}
+        paths = paths or {by_stat[stat] for stat in candidate.files.values() if stat in by_stat}
+        return [saved[path] for path in paths if path in saved]
+
+    def _check(self, one: Found, limit_s: float = CHOICE_S) -> Verdict:
+        candidate = one.candidate
+        self._patience.begin(candidate.path, limit_s, is_leisurely=limit_s == PATIENT_S)
+        if candidate.trouble:
+            return Torn(candidate.trouble)
+        key = (one.format.name, candidate.path, candidate.lacks, frozenset(candidate.files.items()))
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            try:
+                verdict = one.format.check(candidate, self._inspector, self._memory.world_size)
+            except (OSError, ValueError, RecursionError) as error:
+                return Torn(f"could not be checked ({error})")
+            if len(self._verdicts) > _MAX_REMEMBERED:
+                self._verdicts.clear()
+            if not isinstance(verdict, Unjudged) or verdict.is_final:
+                self._verdicts[key] = verdict
+        return verdict
+
+    def _checkpoint(self, candidate: Candidate, verdict: Whole) -> Checkpoint:
+        with self._lock:
+            counted = [save.step for save in self._saves_of(candidate)]
+        said = verdict.step if verdict.step is not None else candidate.step
+        return Checkpoint(
+            path=candidate.path,
+            step=said if said is not None else max(counted, default=0),
+            format=candidate.format,
+            written_wall_s=candidate.written_ns / 1e9,
+        )
+
+    def _pool(self, eligible: list[Found], limit_s: float) -> list[Found]:
+        """Those of the surest tier; of files without an optimizer only the largest family."""
+        families: dict[str, list[Found]] = {}
+        for one in eligible:
+            key = family_key(one.candidate) if is_judged(one.candidate) else ""
+            families.setdefault(key, []).append(one)
+        tiers = {
+            key: self._tier(members, limit_s) if key else (Tier.TRAINING, False) for key, members in families.items()
+        }
+        worst = Tier.NAMED if self._formats is FORMATS else Tier.OTHER
+        # Those of which nobody knows what they hold do not outdo any other by their names; they are tried as well.
+        doubtful = {key for key, (tier, is_doubtful) in tiers.items() if is_doubtful and tier <= worst}
+        best = min((tier for key, (tier, _) in tiers.items() if tier <= worst and key not in doubtful), default=None)
+        keys = {key for key, (tier, _) in tiers.items() if tier is best and key not in doubtful}
+        if best is not Tier.TRAINING and len(keys) > 1:
+            keys = {max(keys, key=lambda key: max(one.candidate.size_bytes for one in families[key]))}
+        keys |= doubtful
+        return [one for one in eligible if (family_key(one.candidate) if is_judged(one.candidate) else "") in keys]
+
+    def _tier(self, members: list[Found], limit_s: float = CHOICE_S) -> tuple[Tier, bool]:
+        """Judge a family by its newest whole member, else by what it was found to be before, else by its name.
+
+        Also: whether that is doubtful, as no member could be judged.
+        """
+        key = family_key(members[0].candidate)
+        guess, doubts = None, 0
+        for one in members:
+            self._patience.begin(one.candidate.path, limit_s, is_leisurely=limit_s == PATIENT_S)
+            tier, is_sure = judge_file(one.candidate, self._inspector)
+            if tier is not None and is_sure:
+                with self._lock:
+                    self._memory.tiers[key] = tier
+                return tier, False
+            if not is_sure:
+                guess = tier if guess is None else guess
+                doubts += 1
+            if doubts > _MAX_DOUBTS:
+                break
+        if (known := self._memory.tiers.get(key)) is not None:
+            return Tier(known), False
+        return (guess, False) if guess is not None else (judge_torn(members[0].candidate), doubts > 0)
+
+    def _troubles(self, result: Search) -> list[Skipped]:
+        skipped: list[Skipped] = []
+        for place in result.places:
+            if place.trouble and os.path.exists(place.path):
+                skipped.append(Skipped(path=place.path, reason=place.trouble))
+            for name, reason in place.troubles.items():
+                if NAME_LIKE.search(name):
+                    skipped.append(Skipped(path=os.path.join(place.path, name), reason=reason))
+        return skipped[:MAX_SKIPPED]
+
+
+def _index(memory: Memory) -> dict[FileStat, str]:
+    return {FileStat(*save.stat): path for path, save in memory.saved.items() if save.stat is not None}

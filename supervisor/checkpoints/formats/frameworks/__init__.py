@@ -1,0 +1,1 @@
+"""Checkpoints of single frameworks, a file each."""

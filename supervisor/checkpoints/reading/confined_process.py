@@ -1,0 +1,107 @@
+"""The process in which files are judged: it reads one open file at a time and may do nothing else.
+
+A file that is made to take all memory, to compute for ever, or to end whoever reads it, ends this. It opens nothing and
+writes no file; of memory and of CPU time it has so much and no more. Waiting for a disk costs it nothing: how long that
+may take is the parent's to say (`judge`).
+
+Standard input is a socket of the parent's: a question (JSON, its length before it) with a descriptor beside it, and the
+answer. It ends when the parent does. Imports nothing that is not needed: no torch, nothing from site-packages.
+"""
+
+from __future__ import annotations
+
+import array
+import codecs
+import gc
+import json
+import os
+import resource
+import socket
+import struct
+import sys
+from contextlib import suppress
+from typing import Any
+
+from guardrun.supervisor.checkpoints.reading.file_examiner import Examiner
+from guardrun.supervisor.checkpoints.reading.verdicts import MEMORY_BYTES
+
+MAX_QUESTION_BYTES = 1 << 16
+LENGTH = struct.Struct("<I")
+STALE_BYTES = 96 << 20
+"""Larger than this after a question it makes room for another: what was allocated is rarely given back."""
+_DESCRIPTORS = 5
+"""The three that everybody has, one of /proc, and the file."""
+
+
+def main() -> None:
+    """Answer until the parent is gone. The last argument: seconds of computing for a question."""
+    cpu_s = int(sys.argv[-1])
+    statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+    _confine(_pages(statm, 0))
+    gc.disable()  # What a walk builds is let go of as a whole; a collection in between would look at all of it.
+    examiner = Examiner()
+    with socket.socket(fileno=0) as parent:
+        while (received := _receive(parent)) is not None:
+            question, fd = received
+            try:
+                answer = _answer(examiner, question, fd, cpu_s)
+                os.close(fd)
+                is_last = _pages(statm, 1) > STALE_BYTES and not answer.get("has_items")
+                data = json.dumps({**answer, "is_last": is_last}).encode()
+            except BaseException:
+                os.abort()  # An exit status would say that it could not run, which is no file's doing.
+            parent.sendall(LENGTH.pack(len(data)) + data)
+            if is_last:
+                return
+
+
+def _confine(size_bytes: int) -> None:
+    for name in ("raw_unicode_escape", "latin-1", "utf-8"):
+        codecs.lookup(name)  # They are modules, read when they are used first.
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # Where memory is short, this is to go rather than a rank.
+    for limit, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, _DESCRIPTORS),
+        (resource.RLIMIT_AS, size_bytes + MEMORY_BYTES),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (least, least))
+
+
+def _pages(statm: int, field: int) -> int:
+    """Bytes of address space (0), or in memory (1)."""
+    return int(os.pread(statm, 256, 0).split()[field]) * resource.getpagesize()
+
+
+def _receive(parent: socket.socket) -> tuple[dict[str, Any], int] | None:
+    fds = array.array("i")
+    data, ancillary, _, _ = parent.recvmsg(MAX_QUESTION_BYTES, socket.CMSG_SPACE(fds.itemsize))
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    if not data or not fds:
+        return None
+    size = LENGTH.unpack(data[: LENGTH.size])[0] + LENGTH.size
+    while len(data) < size:
+        more = parent.recv(size - len(data))
+        if not more:
+            return None
+        data += more
+    return json.loads(data[LENGTH.size :]), fds[0]
+
+
+def _answer(examiner: Examiner, question: dict[str, Any], fd: int, cpu_s: int) -> dict[str, Any]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    limit = int(used.ru_utime + used.ru_stime) + cpu_s + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    try:
+        return examiner.answer(question, fd)
+    except MemoryError:
+        return {"unjudged": f"more than {MEMORY_BYTES >> 20} MiB of memory would be needed", "is_final": True}
+    except Exception as error:
+        # A mistake of ours, which costs nobody a checkpoint that is whole: the verdict says that there is none.
+        return {"unjudged": f"{type(error).__name__} while it was read", "is_final": True}

@@ -1,0 +1,202 @@
+"""The checkpoint that is resumed from, kept from the attempt that resumes.
+
+A script that begins anew, or that is cut off while it writes over its only one, would leave nothing.
+
+    reflink   where the file system shares blocks: costs nothing
+    link      another name of the same file, where the script is known to resume and writes each step to a file of its
+              own: keeps what is removed or renamed over, not what is written over in place
+    copy      where it is small and there is room
+
+In the run directory, one at a time: let go once the run has written a newer whole one, or has come to its end.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from guardrun.supervisor.base.own_files import make_private, read_own, write_own
+from guardrun.supervisor.base.printable import encode_json
+from guardrun.supervisor.engine.model.events import Checkpoint
+
+FOLDER = "kept"
+_ABOUT = "kept.json"
+MAX_COPIED_BYTES = 4 << 30
+COPY_S = 30.0
+"""A restart waits for the copy."""
+ROOM = 4
+"""Free space must be so many times as large: what trains needs it, too."""
+_TOO_LONG = f"a copy takes longer than {COPY_S:.0f} s"
+_CHUNK = 8 << 20
+_FICLONE = 0x40049409
+_NO_CLONES = (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What is kept, and how."""
+
+    checkpoint: Checkpoint
+    """The one that it was made of."""
+    path: str
+    how: str
+    """reflink, link, copy"""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it has content of its own, which no other process writes to."""
+        return self.how != "link"
+
+
+class NotKept(Exception):
+    """Why a checkpoint could not be kept."""
+
+
+class _TooSlowError(Exception):
+    """A copy is not done in time."""
+
+
+class Keeper:
+    """Of one run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder, self._about = run_dir / FOLDER, run_dir / _ABOUT
+        self._slow_bytes: int | None = None
+        """So much could not be copied in time: no restart waits for that twice."""
+
+    def kept(self) -> Kept | None:
+        """What is kept now."""
+        try:
+            kept = msgspec.json.decode(read_own(self._about), type=Kept)
+        except (OSError, msgspec.DecodeError):
+            return None
+        return kept if os.path.exists(kept.path) else None
+
+    def keep(self, checkpoint: Checkpoint, files: Sequence[str], *, is_link_enough: bool) -> Kept:
+        """Keep these files, which make a checkpoint up, in place of what was kept. Raises NotKept.
+
+        is_link_enough: nobody writes over them in place.
+        """
+        before = self.kept()
+        if before is not None and _is_same(before.checkpoint, checkpoint) and (before.is_own or is_link_enough):
+            return before
+        if not files:
+            raise NotKept("it has no files")
+        new = self._folder.with_name(f"{FOLDER}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        try:
+            how = self._take(files, os.path.dirname(checkpoint.path), new, is_link_enough)
+            self.let_go()
+            new.rename(self._folder)
+            kept = Kept(checkpoint, str(self._folder / os.path.basename(checkpoint.path)), how)
+            write_own(self._about, encode_json(kept))
+        except OSError as error:
+            raise NotKept(str(error)) from error
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+        return kept
+
+    def let_go(self) -> None:
+        """Keep nothing any more."""
+        self._about.unlink(missing_ok=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def let_go_if_passed(self, newest: Checkpoint | None) -> None:
+        """Once the run has written a newer whole checkpoint than the one that is kept."""
+        kept = self.kept()
+        if kept is None or newest is None or newest.path == kept.path:
+            return
+        is_later = newest.written_wall_s > kept.checkpoint.written_wall_s
+        if is_later and newest.step >= kept.checkpoint.step and not _is_same(newest, kept.checkpoint):
+            self.let_go()
+
+    def _take(self, files: Sequence[str], base: str, into: Path, is_link_enough: bool) -> str:
+        """Put the files into a new folder, by the first way that works for all. Raises OSError, NotKept."""
+        total = sum(os.path.getsize(file) for file in files)
+        into.mkdir(mode=0o700)
+        try:
+            _each(files, base, into, _clone)
+            return "reflink"
+        except OSError as error:
+            if error.errno not in _NO_CLONES:
+                raise
+        if is_link_enough:
+            try:
+                _each(files, base, into, os.link)
+                return "link"
+            except OSError:
+                pass  # another file system, or one without links
+        space = os.statvfs(into)
+        if total > MAX_COPIED_BYTES:
+            raise NotKept(f"a copy of {total / 2**30:.1f} GiB is too much")
+        if total * ROOM > space.f_bavail * space.f_frsize:
+            raise NotKept(f"there is too little room for a copy in {into.parent}")
+        if self._slow_bytes is not None and total >= self._slow_bytes:
+            raise NotKept(_TOO_LONG)
+        try:
+            _each(files, base, into, _Copy(COPY_S))
+        except _TooSlowError:
+            self._slow_bytes = total
+            raise NotKept(_TOO_LONG) from None
+        return "copy"
+
+
+def _is_same(one: Checkpoint, other: Checkpoint) -> bool:
+    return (one.path, one.written_wall_s) == (other.path, other.written_wall_s)
+
+
+def _each(files: Sequence[str], base: str, into: Path, put: Callable[[str, str], object]) -> None:
+    """Put each file at its place below `into`; what was put there before is removed."""
+    for entry in os.scandir(into):
+        shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+    for file in files:
+        relative = os.path.relpath(file, base)
+        if relative.startswith(os.pardir):
+            raise NotKept(f"{file} lies elsewhere")
+        target = into / relative
+        make_private(target.parent)
+        put(file, str(target))
+
+
+def _open(source: str) -> BinaryIO:
+    """A file, and nothing that somebody has put in its place since it was looked at. Raises OSError."""
+    fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "no file any more", source)
+    return open(fd, "rb")
+
+
+def _clone(source: str, target: str) -> None:
+    with _open(source) as read, open(target, "xb") as write:
+        fcntl.ioctl(write.fileno(), _FICLONE, read.fileno())
+        _keep_time(read, write)
+
+
+def _keep_time(source: BinaryIO, target: BinaryIO) -> None:
+    target.flush()
+    now = os.fstat(source.fileno())
+    os.utime(target.fileno(), ns=(now.st_atime_ns, now.st_mtime_ns))
+
+
+class _Copy:
+    """Copies files while there is time."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._until_s = time.monotonic() + limit_s
+
+    def __call__(self, source: str, target: str) -> None:
+        with _open(source) as read, open(target, "xb") as write:
+            while data := read.read(_CHUNK):
+                if time.monotonic() > self._until_s:
+                    raise _TooSlowError
+                write.write(data)
+            _keep_time(read, write)

@@ -1,0 +1,1 @@
+"""What verbs share: output, finding a run, its configuration."""

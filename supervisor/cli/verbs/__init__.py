@@ -1,0 +1,1 @@
+"""guardctl's verbs, a file each."""

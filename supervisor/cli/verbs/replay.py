@@ -1,0 +1,37 @@
+"""`guardctl replay`: does the engine, given a run's events again, decide the same?"""
+
+from __future__ import annotations
+
+from guardrun.supervisor.cli.base.runs import find_run, guard_dir
+from guardrun.supervisor.cli.base.verb import NO, OK, Call, CtlError, Verb, add_run_argument
+
+
+def _run(call: Call) -> int:
+    from guardrun.supervisor.rundir.journal import NAME, replay
+
+    run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
+    try:
+        result = replay(run_dir)
+    except OSError as error:
+        raise CtlError(f"{error.filename or run_dir}: {error.strerror}") from None
+    if result.last_number < 0:
+        raise CtlError(f"{run_dir / NAME}: not one line can be read as an event of guardrun's")
+    if call.out.is_json:
+        call.out.json(
+            {
+                "run_dir": str(run_dir),
+                "events": result.events,
+                "decisions": result.decisions,
+                "mismatches": result.mismatches,
+                "set_aside": result.set_aside,
+            }
+        )
+        return NO if result.mismatches else OK
+    aside = f", {result.set_aside} lines set aside" if result.set_aside else ""
+    call.out.line(f"{result.events} events replayed, {result.decisions} decisions reached again{aside}")
+    for mismatch in result.mismatches:
+        call.out.line(f"differs: {mismatch}", "red")
+    return NO if result.mismatches else OK
+
+
+VERB = Verb("replay", "run a journal through the engine again: are its decisions the same?", add_run_argument, _run)

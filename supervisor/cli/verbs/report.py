@@ -1,0 +1,170 @@
+"""`guardctl report`: one page for a whole run, from what its directory holds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.base.own_files import name_user
+from guardrun.supervisor.cli.base.runs import find_run, guard_dir, is_alive, is_anybodys, read_run
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, add_run_argument, write_named
+from guardrun.supervisor.engine.recovery.run_summary import attempt_record, summary
+from guardrun.supervisor.engine.state.state import State
+from guardrun.supervisor.report.elements.quantities import iso_time, parse_iso_time
+from guardrun.supervisor.report.run_page import USES, run_html
+from guardrun.supervisor.report.run_record import read_incidents, read_json, short_incident
+from guardrun.supervisor.report.timeline.step_plot import step_times, thin
+from guardrun.supervisor.report.timeline.story import RunIncident, Story, run_story
+from guardrun.supervisor.report.timeline.timeline import Timeline
+from guardrun.supervisor.rundir.journal import recover
+from guardrun.supervisor.rundir.run_directory import RunFile
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_argument(parser)
+    parser.add_argument("--output", metavar="FILE", help="where to write the page (default: RUN/report.html)")
+
+
+def _run(call: Call) -> int:
+    run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
+    node = call.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    data, story = read_story(run_dir, read_run(run_dir), node)
+    output = call.arguments.output
+    path = call.cwd / output if output else run_dir / "report.html"
+    if not output and not call.out.is_json and is_anybodys() and (whose := run_dir.stat().st_uid) != os.geteuid():
+        raise CtlError(f"{run_dir} is {name_user(whose)}'s: root writes nothing there; say where with --output FILE")
+    if output or not call.out.is_json:
+        write_named(path, run_html(_with_links(data, path.parent), story).encode("utf-8", "replace"))
+    if call.out.is_json:
+        call.out.json({**data, "page": str(path) if output else None})
+    else:
+        call.out.line(str(path))
+    return OK
+
+
+def _with_links(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Incidents with the way from the page's folder to their own pages."""
+    incidents = []
+    for record in data["incidents"]:
+        page = Path(str(record["folder"])) / "report.html"
+        incidents.append({**record, "page": os.path.relpath(page, folder) if page.is_file() else ""})
+    return {**data, "incidents": incidents}
+
+
+def read_story(run_dir: Path, run: RunFile, node: str) -> tuple[dict[str, Any], Story | None]:
+    """What is known of a run, as plain data and as what is drawn. A journal that is torn or gone is no error."""
+    timeline = Timeline(is_whole_run=True)
+    troubles: list[str] = []
+    state = State()
+    try:
+        engine, result = recover(run_dir, timeline.feed, with_rotated=True)
+    except OSError as error:
+        troubles.append(f"the journal can't be read: {error.strerror or error}")
+    else:
+        state = engine.state
+        if result.set_aside:
+            troubles.append(f"{result.set_aside} lines of the journal are torn, or were set aside")
+        if result.mismatches:
+            troubles.append(f"{len(result.mismatches)} events mean nothing to this version of guardrun")
+    if timeline.trouble:
+        troubles.append(f"the timeline is not whole: {timeline.trouble}")
+    incidents = [short_incident(record) for record in read_incidents(run_dir)]
+    if len(incidents) < len(state.incidents):
+        troubles.append(f"{len(state.incidents) - len(incidents)} incidents of the journal have no incident.json")
+    data = _data(run_dir, run, state, timeline, node)
+    data |= {"incidents": incidents, "troubles": troubles}
+    signs = _signs(incidents, run.created_wall_s)
+    story = run_story(timeline, signs) if timeline.last_s > 0 else None
+    data["steps"] = [list(point) for point in thin(step_times(story.front))] if story else []
+    return data, story
+
+
+def _data(run_dir: Path, run: RunFile, state: State, timeline: Timeline, node: str) -> dict[str, Any]:
+    found = read_json(run_dir / "summary.json")
+    told: dict[str, Any] = found or msgspec.to_builtins(summary(state, timeline.last_s), str_keys=True)
+    alive = is_alive(run, node)
+    attempts = [attempt for attempt in told.get("attempts") or [] if isinstance(attempt, dict)]
+    if found is None and state.attempt is not None and len(attempts) <= state.attempt.number:
+        # It goes on, or nobody was left to see how it ended.
+        attempts.append({**attempt_record(state.attempt), "ended_s": round(timeline.last_s, 3), "outcome": ""})
+    lost_s = {use: _number(seconds) for use, seconds in (told.get("lost_s") or {}).items()}
+    wall_s = _number(told.get("wall_s"))
+    uses_s = {"training": max(wall_s - sum(lost_s.values()), 0.0), **lost_s}
+    return {
+        "run_id": run.run_id,
+        "run_dir": str(run_dir),
+        "node": run.node,
+        "nodes": _nodes(state),
+        "command": run.command,
+        "world_size": state.world_size or None,
+        "is_alive": bool(alive) and found is None,
+        "state": "ended" if found else "unfinished" if alive is False else "running",
+        "outcome": told.get("outcome") if found else None,
+        "exit_code": told.get("exit_code") if found else None,
+        "reason": str(told.get("reason") or ""),
+        "started": str(told.get("started") or iso_time(run.date_s(state.opened_s))),
+        "ended": told.get("ended"),
+        "wall_s": wall_s,
+        "goodput": told.get("goodput"),
+        "uses_s": {use: round(uses_s[use], 3) for use in USES if use in uses_s},
+        "trouble_s": sum(lost_s.get(use, 0.0) for use in ("detecting", "stopping", "redoing")),
+        "restarts": told.get("restarts") or 0,
+        "last_step": told.get("last_step")
+        if found
+        else state.best_step or (state.attempt.step if state.attempt else 0),
+        "steps_redone": _steps_redone(attempts),
+        "attempts": [_attempt(attempt, run) for attempt in attempts],
+    }
+
+
+def _nodes(state: State) -> list[str]:
+    """Of the last attempt's ranks, in their order."""
+    ranks = sorted(state.attempt.ranks.items()) if state.attempt is not None else []
+    return list(dict.fromkeys(rank.rank.node for _, rank in ranks))
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _attempt(attempt: dict[str, Any], run: RunFile) -> dict[str, Any]:
+    began_s = attempt.get("started_s")
+    if attempt.get("started") or not isinstance(began_s, (int, float)):
+        return attempt
+    return {**attempt, "started": iso_time(run.date_s(began_s))}
+
+
+def _steps_redone(attempts: Sequence[dict[str, Any]]) -> int:
+    """Steps between where an attempt stopped and where the next one began."""
+    redone, furthest = 0, 0
+    for number, attempt in enumerate(attempts):
+        resumed = attempt.get("resumed_from")
+        begins = resumed["step"] if isinstance(resumed, dict) else attempt.get("first_step") or 0
+        if number and attempt.get("last_step"):
+            redone += max(min(furthest, attempt["last_step"]) - begins, 0)
+        furthest = max(furthest, attempt.get("last_step") or 0)
+    return redone
+
+
+def _signs(incidents: Sequence[dict[str, Any]], created_wall_s: float) -> list[RunIncident]:
+    signs = []
+    for record in incidents:
+        try:
+            onset_s = parse_iso_time(str(record["onset"])) - created_wall_s
+            recovered = record.get("recovered")
+            recovered_s = parse_iso_time(str(recovered)) - created_wall_s if recovered else None
+        except ValueError:
+            continue
+        signs.append(RunIncident(str(record.get("id")), str(record.get("cause")), onset_s, recovered_s))
+    return signs
+
+
+VERB = Verb(
+    "report", "one page for a whole run: where its time went, what happened, how it went on", _add_arguments, _run
+)

@@ -1,0 +1,273 @@
+"""`guardctl status`: how a run is doing, from its supervisor, else from its directory."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from guardrun.supervisor.cli.base.output import Output, clean
+from guardrun.supervisor.cli.base.runs import find_run, guard_dir, is_alive, read_run
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, add_run_argument
+from guardrun.supervisor.cli.views.incident_view import incidents_view
+from guardrun.supervisor.client.supervisor_client import Unreachable, ask
+from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.report.elements.quantities import duration, place_words
+from guardrun.supervisor.report.run_record import read_incidents, recorded_status, short_incident
+
+MAX_RANK_ROWS = 64
+"""With more ranks, those that look the same share a row."""
+SHOWN_AGE_S = 1.0
+_OVER = ("ended", "unfinished")
+_STYLES = {
+    "training": "green",
+    "ended": "green",
+    "suspicious": "yellow",
+    "stalled": "yellow",
+    "held": "yellow",
+    "unreachable": "red",
+    "unfinished": "red",
+}
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "uninterruptible wait",
+    "T": "stopped",
+    "t": "in a debugger",
+    "Z": "dead",
+    "X": "dead",
+    "?": "",
+}
+"""Of /proc/PID/stat; a rank that waits for a device or its peers sleeps."""
+_NODE_HEADINGS = ("Node", "Part", "Standing", "Since", "Group rank", "Why")
+_HEADINGS = ("Rank", "State", "Step", "Step time", "Phase", "Data", "GC", "Beat", "Progress", "PID", "Hooks")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_argument(parser)
+    parser.add_argument("--watch", action="store_true", help="go on until the run ends; with --json a line each time")
+    parser.add_argument("--every", metavar="SECONDS", type=float, default=2.0, help="with --watch (default: 2)")
+
+
+def read_status(run_dir: Path, node: str) -> dict[str, Any]:
+    """The status, with `run_dir`, `source` (supervisor or directory) and `why` (no supervisor answered).
+
+    Raises CtlError where there is no run.
+    """
+    run = read_run(run_dir)
+    alive = is_alive(run, node)
+    why = "the run is over"
+    if alive is not False:
+        try:
+            answer = ask(run, run_dir, "status")
+            if answer.is_ok:
+                # Short on the wire; their folders and times are here anyway.
+                known = [short_incident(record) for record in read_incidents(run_dir)]
+                incidents = known or answer.data.get("incidents", [])
+                extra = {"run_dir": str(run_dir), "source": "supervisor", "why": "", "summary": None}
+                return {**answer.data, "incidents": incidents, **extra}
+            why = answer.error
+        except Unreachable as error:
+            why = str(error)
+    if (run_dir / "summary.json").is_file():
+        state = "ended"
+    else:
+        state = "unfinished" if alive is False else "unreachable"
+    if state == "ended":
+        why = "the run is over"
+    elif state == "unfinished":
+        why = "its guardrun is gone, and no summary was written; the same --guard-run-id continues it"
+    elif alive is None:
+        why = f"{run.node} leads it, which is another node: ask there ({why})"
+    return {**recorded_status(run_dir, run, state), "run_dir": str(run_dir), "source": "directory", "why": why}
+
+
+def _run(call: Call) -> int:
+    arguments, out = call.arguments, call.out
+    if arguments.every <= 0:
+        raise CtlError("--every: expected more than 0 seconds")
+    node = call.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    run_dir = find_run(arguments.run, guard_dir(arguments.guard_dir, call.environ, call.cwd), call.cwd)
+    if arguments.watch:
+        return _watch(out, run_dir, node, arguments.every)
+    status = read_status(run_dir, node)
+    if out.is_json:
+        out.json(status)
+    else:
+        out.print(_render(out, status))
+    return OK
+
+
+def _watch(out: Output, run_dir: Path, node: str, every_s: float) -> int:
+    live = Live(console=out.console, auto_refresh=False) if out.is_terminal and not out.is_json else None
+    try:
+        if live is not None:
+            live.start()
+        while True:
+            status = read_status(run_dir, node)
+            if live is not None:
+                live.update(_render(out, status), refresh=True)
+            elif out.is_json:
+                out.json(status, is_line=True)
+            else:
+                out.print(_render(out, status))
+            if status["state"] in _OVER:
+                return OK
+            time.sleep(every_s)
+    except KeyboardInterrupt:
+        return OK
+    finally:
+        if live is not None:
+            live.stop()
+
+
+def _render(out: Output, status: dict[str, Any]) -> RenderableType:
+    parts: list[RenderableType] = [_head(status)]
+    nodes = status.get("nodes") or []
+    if nodes:
+        parts += [Text(), out.make_table(_NODE_HEADINGS, *_node_rows(nodes))]
+    rows = _rank_rows(status["ranks"], len({rank["node"] for rank in status["ranks"]}) > 1)
+    if rows:
+        headings = _HEADINGS if len(rows[0][0]) == len(_HEADINGS) else (_HEADINGS[0], "Node", *_HEADINGS[1:])
+        parts += [Text(), out.make_table(headings, [row for row, _ in rows], [style for _, style in rows])]
+    if status["incidents"]:
+        parts += [Text(), incidents_view(out, status["incidents"][-8:])]
+    return Group(*parts)
+
+
+def _head(status: dict[str, Any]) -> Text:
+    state = str(status["state"])
+    text = Text()
+    text.append(clean(str(status["run_id"])), "bold")
+    text.append(" · ")
+    text.append(state, f"bold {_STYLES.get(state, '')}".strip())
+    summary = status.get("summary") or {}
+    facts = [
+        f"{summary.get('outcome')}, exit code {summary.get('exit_code')}" if summary else "",
+        "" if status["attempt"] is None else f"attempt {status['attempt']}",
+        f"{status['world_size']} rank{'s' if status['world_size'] != 1 else ''} on {_place(status)}",
+        f"{'took' if summary else 'up'} {duration(status['uptime_s'])}",
+        f"{status['restarts']} restart{'s' if status['restarts'] != 1 else ''}" if status["restarts"] else "",
+        "" if status["goodput"] is None else f"goodput {status['goodput']:.0%}",
+        "held: guardrun changes nothing" if status["held"] else "",
+    ]
+    text.append("".join(f" · {clean(fact)}" for fact in facts if fact))
+    stall = status.get("stall")
+    if stall:
+        text.append(f"\n{clean(str(stall['summary']))}", "bold yellow")
+        text.append(f"\n{clean(str(stall['outlook']))}")
+    checkpoint = status["checkpoint"]
+    if checkpoint:
+        text.append(f"\ncheckpoint: step {checkpoint['step']}, {clean(checkpoint['path'])}")
+    if summary.get("reason"):
+        text.append(f"\n{clean(str(summary['reason']))}")
+    for note in _notes(status):
+        text.append(f"\n{clean(note)}", "dim")
+    if status["source"] != "supervisor":
+        text.append(f"\nfrom {clean(status['run_dir'])}: {clean(status['why'])}", "dim")
+    return text
+
+
+def _place(status: dict[str, Any]) -> str:
+    nodes = status.get("nodes") or []
+    if not nodes:
+        return place_words(str(status["node"]), (str(rank["node"]) for rank in status["ranks"]))
+    spares = sum(node["role"] == "spare" for node in nodes)
+    waiting = f" ({spares} spare{'s' if spares != 1 else ''} waiting)" if spares else ""
+    return f"{sum(node['role'] == 'trains' for node in nodes)} nodes{waiting}, head {status['node']}"
+
+
+def _node_rows(nodes: list[dict[str, Any]]) -> tuple[list[list[str]], list[str]]:
+    """Cells and style of each row: all of a small job, of a large one those that are not as they should be."""
+    shown = nodes if len(nodes) <= MAX_RANK_ROWS else [n for n in nodes if n["why"] or n["standing"] != "ready"]
+    rows = [
+        [
+            str(node["node"]),
+            "trains" if node["role"] == "trains" else "waits" if node["role"] == "spare" else "takes no part",
+            str(node["standing"]),
+            duration(node["since_s"]),
+            "" if node["group_rank"] is None else str(node["group_rank"]),
+            clean(str(node["why"])),
+        ]
+        for node in shown
+    ]
+    return rows, ["" if node["standing"] == "ready" else "yellow" for node in shown]
+
+
+def _notes(status: dict[str, Any]) -> list[str]:
+    """What the ranks' hooks say, each thing once, with how many ranks say it."""
+    said: dict[str, set[str]] = {}
+    for line in status.get("notes") or []:
+        who, _, text = str(line).partition(": ")
+        said.setdefault(text, set()).add(who)
+    return [f"{text} ({next(iter(who)) if len(who) == 1 else f'{len(who)} ranks'})" for text, who in said.items()][-3:]
+
+
+def _rank_rows(ranks: list[dict[str, Any]], has_nodes: bool) -> list[tuple[list[str], str]]:
+    """Cells and style of each row. has_nodes: with the node's name after the rank's number."""
+    is_merged = len(ranks) > MAX_RANK_ROWS
+    merged: dict[Any, list[dict[str, Any]]] = {}
+    for rank in ranks:
+        same = (_state_words(rank), rank["phase"], rank["step"], rank["hooks"], rank["node"] if has_nodes else "")
+        merged.setdefault(same if is_merged else rank["global_rank"], []).append(rank)
+    groups = sorted(merged.values(), key=lambda group: (len(group) if is_merged else 0, group[0]["global_rank"]))
+    return [_rank_row(group, has_nodes) for group in groups]
+
+
+def _rank_row(group: list[dict[str, Any]], has_nodes: bool) -> tuple[list[str], str]:
+    first = group[0]
+    state = _state_words(first)
+    cells = [
+        rank_list([rank["global_rank"] for rank in group]),
+        *([str(first["node"])] if has_nodes else []),
+        state,
+        _step(group),
+        _longest(group, "step_time_s"),
+        str(first["phase"] or ""),
+        _share(group, "data_share"),
+        _share(group, "gc_share"),
+        _longest(group, "last_beat_s"),
+        _longest(group, "last_progress_s"),
+        str(first["pid"]) if len(group) == 1 else "",
+        "" if first["hooks"] is not False else "none",
+    ]
+    is_odd = bool(first.get("exitcode")) or first["state"] in ("T", "t", "D")
+    return cells, "red" if is_odd else ""
+
+
+def _step(group: list[dict[str, Any]]) -> str:
+    """`60`; `60, 12 s ago` of a rank whose node has not been heard since."""
+    step, known = group[0]["step"], [rank["age_s"] for rank in group if rank.get("age_s") is not None]
+    age_s = max(known, default=0.0)
+    return "" if step is None else f"{step}, {duration(age_s)} ago" if age_s >= SHOWN_AGE_S else str(step)
+
+
+def _state_words(rank: dict[str, Any]) -> str:
+    """`running`, `stopped`, `exit 1`, `signal 9`."""
+    exitcode = rank.get("exitcode")
+    if exitcode is not None:
+        return f"signal {-exitcode}" if exitcode < 0 else f"exit {exitcode}"
+    return _STATES.get(str(rank["state"]), str(rank["state"]))
+
+
+def _share(group: list[dict[str, Any]], key: str) -> str:
+    """Of the attempt's time: waiting for data, in garbage collections. The largest of the group."""
+    known = [rank[key] for rank in group if isinstance(rank.get(key), (int, float))]
+    return f"{max(known):.0%}" if known else ""
+
+
+def _longest(group: list[dict[str, Any]], key: str) -> str:
+    known = [rank[key] for rank in group if isinstance(rank.get(key), (int, float))]
+    if not known:
+        return ""
+    longest = max(known)
+    return f"{longest * 1000:.0f} ms" if longest < 1 and key == "step_time_s" else duration(longest)
+
+
+VERB = Verb("status", "how a run is doing", _add_arguments, _run)

@@ -1,0 +1,1 @@
+"""What verbs show to a person."""

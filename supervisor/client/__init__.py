@@ -1,0 +1,1 @@
+"""Asking a run's supervisor, or the node agent."""

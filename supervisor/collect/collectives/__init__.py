@@ -1,0 +1,1 @@
+"""Process groups and collectives, as ranks, torch and NCCL record them."""

@@ -1,0 +1,324 @@
+"""torch's flight recorder, as its worker server inside a rank tells it: fetched over a Unix socket, read with doubt.
+
+The server is a thread of the rank in C++, and answers whatever holds the GIL. Whoever connects must not harm the rank
+(hooks/patches/flight_recorder.py): never where the script has closed the server's descriptor, or has none left.
+
+The JSON is unversioned in practice: keys come and go (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, version
+2.10 in torch 2.13). What an entry doesn't say, or says otherwise, is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+MAX_BYTES = 8 * 1024 * 1024
+"""2000 entries, torch's default, are 1.2 MB."""
+MAX_HEAD_BYTES = 64 * 1024
+MAX_ENTRIES = 600
+"""The last ones are read: what is pending is among them."""
+SPARE_DESCRIPTORS = 8
+HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
+"""Those that give the recorder: of all backends but NCCL, and of NCCL (before 2.7 that one only). Separate memories."""
+
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+"""c10/core/ScalarType.h to torch's names; what isn't here is only written small (Float8_e4m3fn, UInt16)."""
+_OPS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "_all_gather_base": "all_gather_into_tensor",
+    "_allgather_base": "all_gather_into_tensor",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "all_to_allv": "all_to_all_single",
+    "all_reduce_barrier": "barrier",
+}
+"""Names that backends give their operations to torch's functions; the others are equal."""
+_P2P_NAME = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+
+
+class TraceError(Exception):
+    """There is nothing to be had from the recorder; says why, for a person."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the recorder."""
+
+    group: str
+    desc: str
+    backend: str
+    op: str
+    """torch's function."""
+    seq: int
+    """The group's collectives so far, this one included."""
+    is_p2p: bool
+    p2p_seq: int
+    peer: int
+    """The other side of a send or a receive, as a member of the group; -1 unknown."""
+    sizes: list[list[int]]
+    dtype: str
+    is_done: bool
+    created_ns: int
+    """Wall clock; 0 unknown."""
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recorder has told."""
+
+    entries: list[Entry] = []
+    """Oldest first; of each group those since it was made (names are used again)."""
+    members: dict[str, list[int]] = {}
+    """Global ranks by the group's name, as far as it tells."""
+    trouble: str = ""
+
+
+class _Raw(msgspec.Struct):
+    """The outermost level of a dump; entries stay bytes, since only the last are wanted."""
+
+    entries: list[msgspec.Raw] = []
+    pg_config: Any = None
+    version: Any = None
+
+
+class _RawEntry(msgspec.Struct):
+    process_group: list[str]
+    profiling_name: str
+    collective_seq_id: int = -1
+    seq_id: int = -1
+    """Before version 2.2 of the dump."""
+    p2p_seq_id: int = 0
+    is_p2p: bool = False
+    input_sizes: list[list[int]] = []
+    input_dtypes: list[str] = []
+    state: str = ""
+    retired: bool = False
+    time_created_ns: int = 0
+
+
+_DECODER = msgspec.json.Decoder(_Raw)
+_ENTRY_DECODER = msgspec.json.Decoder(_RawEntry)
+
+
+def parse_trace(data: bytes) -> Trace:
+    """Read a dump. What can't be read is left out and counted in `trouble`; never raises."""
+    try:
+        raw = _DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        return Trace(trouble=f"the flight recorder's dump can't be read ({error})")
+    entries = []
+    unread = 0
+    for each in raw.entries[-MAX_ENTRIES:]:
+        try:
+            entry = _ENTRY_DECODER.decode(each)
+            entries.append((entry, _entry(entry)))
+        except (msgspec.MsgspecError, UnicodeError, ValueError):
+            unread += 1
+    trouble = f"{unread} entries of the flight recorder can't be read (its version: {raw.version})" if unread else ""
+    return Trace(entries=_since_made(_closed(entries)), members=_members(raw.pg_config), trouble=trouble)
+
+
+def _entry(raw: _RawEntry) -> Entry:
+    """Raises ValueError where it doesn't say which collective of which group it is."""
+    backend, _, name = raw.profiling_name.rpartition(":")
+    seq = raw.collective_seq_id if raw.collective_seq_id >= 0 else raw.seq_id
+    if not raw.process_group or seq < 0:
+        raise ValueError("no group, or no number")
+    p2p = _P2P_NAME.fullmatch(name)
+    return Entry(
+        group=raw.process_group[0],
+        desc=raw.process_group[1] if len(raw.process_group) > 1 else "",
+        backend=backend,
+        op=p2p[1] if p2p else _OPS.get(name, name),
+        seq=seq,
+        is_p2p=raw.is_p2p or p2p is not None,
+        p2p_seq=raw.p2p_seq_id,
+        peer=int(p2p[3]) if p2p else -1,
+        sizes=raw.input_sizes,
+        dtype=_dtype(raw.input_dtypes[0]) if raw.input_dtypes else "",
+        # Over gloo the state stays "scheduled". NCCL retires what has timed out, too.
+        is_done=raw.state == "completed" or (raw.retired and backend != "nccl"),
+        created_ns=raw.time_created_ns,
+    )
+
+
+def _closed(pairs: list[tuple[_RawEntry, Entry]]) -> list[Entry]:
+    """Batches as their closing entries tell them.
+
+    NCCL's coalesced operations (`batch_isend_irecv`, an uneven all_gather, a coalescing manager's) have no events of
+    their own and stay "scheduled" for good; an entry after them, without sizes, tells their state. It is no operation,
+    and after sends and receives its number is that of the collective before them (seen on an H100, torch 2.11).
+    """
+    kept: list[Entry] = []
+    for raw, entry in pairs:
+        batch = [] if raw.input_sizes or not entry.op.lower().endswith("coalesced") else _batch(kept, entry)
+        if not batch:
+            kept.append(entry)
+        name = entry.op.lower().removesuffix("coalesced").removesuffix("_")
+        for index in batch:
+            op = kept[index].op if kept[index].is_p2p or not name else _OPS.get(name, name)
+            kept[index] = msgspec.structs.replace(kept[index], is_done=entry.is_done, op=op)
+    return kept
+
+
+def _batch(kept: list[Entry], closing: Entry) -> list[int]:
+    """Where in kept those are that a closing entry closes: the last of its group, of one kind and number."""
+    found: list[int] = []
+    is_p2p = False
+    for index in range(len(kept) - 1, -1, -1):
+        other = kept[index]
+        if (other.group, other.backend) != (closing.group, closing.backend):
+            continue
+        is_p2p = is_p2p if found else other.is_p2p
+        is_of_it = other.p2p_seq == closing.p2p_seq if is_p2p else other.seq == closing.seq
+        if other.is_p2p != is_p2p or not is_of_it:
+            break
+        found.append(index)
+    return found
+
+
+def _dtype(name: str) -> str:
+    return _DTYPES.get(name, name.lower())
+
+
+def _since_made(entries: list[Entry]) -> list[Entry]:
+    """Without those of earlier groups of the same name: numbers of one group never fall."""
+    kept: dict[str, list[Entry]] = {}
+    for entry in entries:
+        mine = kept.setdefault(entry.group, [])
+        if mine and not entry.is_p2p and entry.seq < max(other.seq for other in mine[-4:]):
+            mine.clear()
+        mine.append(entry)
+    order = {id(entry): index for index, entry in enumerate(entries)}
+    return sorted((entry for mine in kept.values() for entry in mine), key=lambda entry: order[id(entry)])
+
+
+def _members(config: object) -> dict[str, list[int]]:
+    """Read pg_config: `{"0": {"name": "0", "desc": …, "ranks": "[0, 1]"}}`; over gloo its names are empty."""
+    members = {}
+    for name, about in config.items() if isinstance(config, dict) else ():
+        ranks = about.get("ranks") if isinstance(about, dict) else None
+        if name and isinstance(ranks, str) and re.fullmatch(r"\[[\d, ]*\]", ranks):
+            members[str(name)] = [int(rank) for rank in re.findall(r"\d+", ranks)]
+    return members
+
+
+def fetch_trace(path: str, pid: int, listener: tuple[int, int], timeout_s: float) -> Trace:
+    """Ask a rank's worker server, listener being its descriptor and inode in process pid, for what it has.
+
+    Takes timeout_s at most. Raises TraceError.
+    """
+    obstacle = find_obstacle(pid, *listener)
+    if obstacle:
+        raise TraceError(obstacle)
+    deadline = time.monotonic() + timeout_s
+    try:
+        known = msgspec.json.decode(request(path, "GET", "/handler/", deadline), type=list[str])
+        traces = [
+            parse_trace(request(path, "POST", f"/handler/{name}", deadline)) for name in HANDLERS if name in known
+        ]
+    except (OSError, ValueError) as error:
+        reason = "it did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        raise TraceError(f"the flight recorder could not be read: {reason}") from error
+    if not traces:
+        raise TraceError("this torch's worker server has no flight recorder")
+    return _merged(traces)
+
+
+def _merged(traces: Iterable[Trace]) -> Trace:
+    traces = list(traces)
+    return Trace(
+        entries=[entry for trace in traces for entry in trace.entries],
+        members={name: ranks for trace in traces for name, ranks in trace.members.items()},
+        trouble="; ".join(dict.fromkeys(trace.trouble for trace in traces if trace.trouble)),
+    )
+
+
+def find_obstacle(pid: int, fd: int, inode: int) -> str:
+    """Why nobody may connect to a worker server now; empty where one may. The server ends the rank otherwise."""
+    closed = "the script has closed the flight recorder's socket"
+    try:
+        if os.readlink(f"/proc/{pid}/fd/{fd}") != f"socket:[{inode}]":
+            return closed
+        with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
+            limit = re.search(r"^Max open files\s+(\d+)", file.read(), re.MULTILINE)
+        if limit and len(os.listdir(f"/proc/{pid}/fd")) + SPARE_DESCRIPTORS > int(limit[1]):
+            return "the rank has no descriptor left with which its flight recorder could answer"
+    except FileNotFoundError:
+        return closed
+    except OSError as error:
+        return f"the flight recorder's socket could not be looked at: {error.strerror}"
+    return ""
+
+
+def request(path: str, method: str, target: str, deadline: float, max_bytes: int = MAX_BYTES) -> bytes:
+    """One HTTP request over a Unix socket; answers the body. deadline is time.monotonic()'s.
+
+    Raises OSError (TimeoutError where the deadline has passed), ValueError for an answer that is none, or too long.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        _wait_until(connection, deadline)
+        connection.connect(path)
+        head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        connection.sendall(head.encode())
+        data = bytearray()
+        body_at = size = -1
+        while size < 0 or len(data) < body_at + size:
+            _wait_until(connection, deadline)
+            part = connection.recv(1 << 18)
+            if not part:
+                break
+            data += part
+            if size < 0:
+                body_at, size = _read_head(data, max_bytes)
+    if size < 0 or len(data) < body_at + size:
+        raise ValueError("its answer ended early")
+    return bytes(data[body_at : body_at + size])
+
+
+def _wait_until(connection: socket.socket, deadline: float) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    connection.settimeout(left)
+
+
+def _read_head(data: bytearray, max_bytes: int) -> tuple[int, int]:
+    """Where the body begins, and how long it is; -1, -1 while the head is incomplete. Raises ValueError."""
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        if len(data) > MAX_HEAD_BYTES:
+            raise ValueError("its answer is no HTTP")
+        return -1, -1
+    head = data[:end].decode("latin-1")
+    status = re.match(r"HTTP/1\.[01] (\d{3})", head)
+    length = re.search(r"^content-length:\s*(\d{1,15})\s*$", head, re.IGNORECASE | re.MULTILINE)
+    if status is None or length is None:
+        raise ValueError("its answer is no HTTP, or doesn't say how long it is")
+    if status[1] != "200":
+        raise ValueError(f"it answers with status {status[1]}")
+    if int(length[1]) > max_bytes:
+        raise ValueError(f"its dump is {int(length[1]) >> 20} MB long, and at most {max_bytes >> 20} MB are read")
+    return end + 4, int(length[1])

@@ -1,0 +1,251 @@
+"""A rank's process groups: what the flight recorder and the calls page say of them, put together.
+
+The recorder knows every collective, DDP's and FSDP's own too, and which are done; neither whose lines called them nor,
+over gloo, who the members are, or of sends and receives. The page knows these, of calls made from Python. They meet at
+the group's name and the collective's number. Of a call that both know, operation and shapes are the page's: gloo
+carries out a reduce_scatter as all_reduces, and a rank of which only the page is known must look like the others.
+
+What is known of a call to neither (whether an asynchronous one is done, without a recorder) is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from guardrun.hooks.wire.board import MAGIC, Field, Milestone
+from guardrun.hooks.wire.calls_page import calls_name, recorder_name
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.collectives.calls_page import CallsPage, PageCall, PageGroup, read_calls
+from guardrun.supervisor.collect.collectives.flight_recorder import Entry, Trace, TraceError, fetch_trace
+from guardrun.supervisor.engine.model.looks import Call, GroupLook
+
+MAX_GROUPS = 32
+MAX_PENDING = 8
+LAST_CALLS = 32
+"""Some steps' worth: who left the order of calls is told by how it was before."""
+LAST_CALLS_OF_MANY = 3
+MANY_RANKS = 32
+"""From this world size on, fewer calls of each rank are kept: there, most are right."""
+FETCH_S = 1.0
+_MADE_MARGIN_NS = 1_000_000
+
+RECORDER, HOOKS, BOTH = "flight recorder", "hooks", "both"
+ISSUED, COMPLETED = "issued", "completed"
+
+AtNs = Callable[[int], float]
+
+
+class Asked(NamedTuple):
+    """Which rank is asked."""
+
+    pid: int
+    state: str
+    """The process's."""
+    words: list[int]
+    """Its board."""
+    sockets_dir: str
+    attempt: int
+    global_rank: int
+
+
+def read_groups(asked: Asked, clock: EngineClock, *, limit_s: float, last: int) -> tuple[list[GroupLook], str]:
+    """A rank's groups, and why they say less than they might. Takes limit_s at most.
+
+    last: how many calls of each group, besides those that are pending.
+    """
+    if asked.words[Field.MAGIC] != MAGIC or asked.words[Field.PID] != asked.pid:
+        return [], "no hooks in this rank"
+    path = os.path.join(asked.sockets_dir, calls_name(asked.attempt, asked.global_rank))
+    trace, trouble = None, ""
+    try:
+        page = read_calls(path)
+        if asked.state in "Tt":
+            trouble = "a stopped process can't tell what its flight recorder has"
+        elif asked.words[Field.MILESTONES] & Milestone.ENDED:
+            trouble = "its script has ended: its flight recorder is not asked any more"
+        elif page.recorder_fd >= 0:
+            listener = (page.recorder_fd, page.recorder_inode)
+            socket = os.path.join(asked.sockets_dir, recorder_name(asked.attempt, asked.global_rank))
+            trace = fetch_trace(socket, asked.pid, listener, min(FETCH_S, limit_s))
+            trouble = trace.trouble
+        else:
+            trouble = page.recorder_trouble
+    except FileNotFoundError:
+        return [], ""  # torch.distributed has not been imported.
+    except TraceError as error:
+        trouble = str(error)
+    except (OSError, ValueError) as error:
+        return [], f"what it has called can't be read: {error}"
+    try:
+        page = read_calls(path)  # Anew: no older than what the recorder told.
+    except (OSError, ValueError):
+        pass
+    wall_ns = time.time_ns() - time.monotonic_ns()
+    return join(page, trace, at_ns=clock.at_ns, wall_ns=wall_ns, last=last), trouble
+
+
+def join(
+    page: CallsPage | None, trace: Trace | None, *, at_ns: AtNs, wall_ns: int = 0, last: int = LAST_CALLS
+) -> list[GroupLook]:
+    """Put together what there is of both. wall_ns: what CLOCK_MONOTONIC is behind the wall clock."""
+    entries: dict[str, list[Entry]] = defaultdict(list)
+    calls: dict[str, list[PageCall]] = defaultdict(list)
+    known = {group.name: group for group in page.groups} if page is not None else {}
+    for entry in trace.entries if trace is not None else ():
+        group = known.get(entry.group)
+        # Names are used again; what the recorder has of the group that was destroyed must not count for this one.
+        if group is None or not group.is_anew or entry.created_ns - wall_ns >= group.made_ns - _MADE_MARGIN_NS:
+            entries[entry.group].append(entry)
+    for call in page.calls if page is not None else ():
+        calls[call.group.name].append(call)
+    # Where the page knows the groups, what else the recorder has is of groups that were destroyed.
+    names = list(known) if known else list(entries)
+    members = trace.members if trace is not None else {}
+    looks = [
+        _Joiner(known.get(name), calls[name], entries[name], at_ns, wall_ns).look(name, members.get(name, []), last)
+        for name in names
+    ]
+    looks.sort(key=lambda look: (not _is_pending(look), -max((call.at_s for call in look.calls), default=0.0)))
+    return looks[:MAX_GROUPS]
+
+
+def _is_pending(look: GroupLook) -> bool:
+    return any(call.state != COMPLETED for call in look.calls)
+
+
+class _Joiner:
+    """One group."""
+
+    def __init__(
+        self, group: PageGroup | None, calls: list[PageCall], entries: list[Entry], at_ns: AtNs, wall_ns: int
+    ) -> None:
+        self.group = group
+        self.calls = calls
+        self.entries = entries
+        self.at_ns = at_ns
+        self.wall_ns = wall_ns
+        self.backend = _backend(group, entries)
+
+    def look(self, name: str, members: list[int], last: int) -> GroupLook:
+        group = self.group
+        collectives = self._collectives()
+        found = sorted([*collectives.values(), *self._p2p()], key=lambda call: (call.at_s, call.seq))
+        pending = [call for call in found if call.state != COMPLETED]
+        issued = max([self._issued(), *collectives])
+        wanted = [*pending[:MAX_PENDING], *[call for call in found if call.state == COMPLETED][-last:]]
+        desc = group.desc if group is not None else self.entries[-1].desc if self.entries else ""
+        return GroupLook(
+            name=name,
+            desc="" if desc == "undefined" else desc,
+            backend=self.backend,
+            ranks=(group.ranks if group is not None else []) or members,
+            issued=issued,
+            completed=self._completed(collectives, issued),
+            calls=sorted(wanted, key=lambda call: (call.at_s, call.seq)),
+            timeout_s=group.timeout_s if group is not None else 0.0,
+            source=BOTH if group is not None and self.entries else HOOKS if group is not None else RECORDER,
+        )
+
+    def _issued(self) -> int:
+        if self.group is None:
+            return 0
+        if self.entries or any(call.p2p_number and not call.has_returned for call in self.calls):
+            return max(0, self.group.issued)
+        return max(0, self.group.issued, self.group.issued_by_heart)
+
+    def _completed(self, collectives: dict[int, Call], issued: int) -> int:
+        pending = [seq for seq, call in collectives.items() if call.state != COMPLETED]
+        if pending:
+            return min(pending) - 1
+        # Without a recorder, what DDP and FSDP issue is seen to be issued, and no more.
+        knows_all = bool(self.entries) or (self.backend == "gloo" and issued in (0, *collectives))
+        return issued if knows_all else -1
+
+    def _collectives(self) -> dict[int, Call]:
+        """Number → call."""
+        found: dict[int, Call] = {}
+        for entry in self.entries:
+            if not entry.is_p2p and not (entry.seq in found and entry.op.lower().endswith("coalesced")):
+                found[entry.seq] = self._of_entry(entry, found.get(entry.seq))
+        for call in self.calls:
+            if call.p2p_number:
+                continue
+            for seq in self._numbers(call, max(found, default=0)):
+                merged = self._of_call(call, seq, found.get(seq))
+                if merged is not None:
+                    found[seq] = merged
+        return found
+
+    def _numbers(self, call: PageCall, newest: int) -> Iterable[int]:
+        """Which collectives a call was: none within a coalescing manager, several for objects; the last may be open."""
+        if call.before < 0:
+            return ()
+        if call.after >= 0:
+            return range(call.before + 1, call.after + 1)
+        if call.has_returned:
+            return ()
+        return range(call.before + 1, max(call.before + 1, newest) + 1)
+
+    def _of_entry(self, entry: Entry, before: Call | None) -> Call:
+        """Several entries of one number were coalesced: pending if one of them is."""
+        is_done = entry.is_done and (before is None or before.state == COMPLETED)
+        return Call(
+            seq=entry.p2p_seq if entry.is_p2p else entry.seq,
+            op=before.op if before is not None else entry.op,
+            sizes=[*before.sizes, *entry.sizes] if before is not None else entry.sizes,
+            dtype=entry.dtype,
+            state=COMPLETED if is_done else ISSUED,
+            at_s=self.at_ns(entry.created_ns - self.wall_ns) if entry.created_ns else 0.0,
+            peer=self._global(entry.peer),
+        )
+
+    def _of_call(self, call: PageCall, seq: int, entry: Call | None) -> Call | None:
+        """The same call with what the page knows of it; None where nothing tells whether it is done."""
+        state = self._state(call, entry)
+        if not state:
+            return None
+        sizes = call.sizes or (entry.sizes if entry is not None else [])
+        return Call(
+            seq=seq,
+            op=call.op,
+            sizes=sizes,
+            dtype=call.dtype or (entry.dtype if entry is not None else ""),
+            state=state,
+            at_s=self.at_ns(call.at_ns),
+            frame=call.frame,
+            peer=call.peer,
+        )
+
+    def _state(self, call: PageCall, entry: Call | None) -> str:
+        is_over = call.done_ns > 0 and (call.has_returned or call.is_async)
+        if entry is not None:
+            # Over gloo a call that has returned is done. NCCL's are only under way: the recorder knows.
+            return COMPLETED if is_over and self.backend == "gloo" else entry.state
+        if is_over or call.has_raised:
+            return COMPLETED
+        if not call.has_returned or call.is_waited_for:
+            return ISSUED
+        return ""
+
+    def _p2p(self) -> list[Call]:
+        """Sends and receives: the page's, which counts them by peer; the recorder's where there is no page."""
+        if self.group is None:
+            return [self._of_entry(entry, None) for entry in self.entries if entry.is_p2p]
+        found = [self._of_call(call, call.p2p_number, None) for call in self.calls if call.p2p_number]
+        return [call for call in found if call is not None]
+
+    def _global(self, member: int) -> int:
+        ranks = self.group.ranks if self.group is not None else []
+        return ranks[member] if 0 <= member < len(ranks) else member
+
+
+def _backend(group: PageGroup | None, entries: list[Entry]) -> str:
+    """nccl, gloo, …: what its last entry ran on, else what it was made with, if that is only one."""
+    if entries:
+        return entries[-1].backend
+    parts = {part.rpartition(":")[2] for part in group.backend.split(",")} if group is not None else set()
+    return parts.pop() if len(parts) == 1 else ""

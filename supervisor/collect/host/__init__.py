@@ -1,0 +1,1 @@
+"""What /proc, cgroups and mounts show of processes and the node."""

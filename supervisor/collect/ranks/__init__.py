@@ -1,0 +1,1 @@
+"""What ranks show: boards, stacks, exits."""

@@ -1,0 +1,194 @@
+"""Once a second: what changed in the ranks, from their boards and one file of /proc each."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from guardrun.hooks.wire.board import Field
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.host.process_table import ProcessTable
+from guardrun.supervisor.collect.host.procfs import parse_stat, read_stat
+from guardrun.supervisor.collect.ranks.boards import (
+    BLANK,
+    BoardReader,
+    open_boards,
+    phase_of,
+    progress_of,
+    spent_of,
+    step_of,
+    waits_since_ns,
+)
+from guardrun.supervisor.engine.model.events import Rank, RankReport, Settings, Spent
+
+HEART_STALE_S = 3.0
+SPENT_EVERY_S = 9.5
+"""A rank's sums are told so often, in reports that have other reasons: a second later at most."""
+SPENT_IN_WINDOW = 2.1
+"""And so often in a window over which they are compared, where those are shorter."""
+_GONE = "?"
+_ORDINARY = "RSDI"
+"""States between which a healthy process flips all the time: no change worth a report."""
+_TRACK_EVERY_S = 5.0
+_TRACK_SHARE = 0.002
+"""Share of a core that following descendants may cost: on nodes with many processes it is done less often."""
+
+
+class _Watched:
+    """One rank's process: its stat file stays open, which also ties it to that very process."""
+
+    def __init__(self, rank: Rank, board: BoardReader) -> None:
+        self.rank = rank
+        self.board = board
+        self.last: tuple[object, ...] = ()
+        self.spent_steps = 0
+        """As told last, and when."""
+        self.spent_at_s = -math.inf
+        try:
+            self._stat_fd = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._stat_fd = -1
+
+    def read_state(self) -> str:
+        if self._stat_fd < 0:
+            return _GONE
+        try:
+            return parse_stat(os.pread(self._stat_fd, 1024, 0)).state
+        except (OSError, ValueError):
+            return _GONE
+
+    def take_spent(self, every_s: float) -> Spent | None:
+        """What its steps have gone to, where that is due and has changed since it was told."""
+        now_s = time.monotonic()
+        if now_s - self.spent_at_s < every_s:
+            return None
+        spent = spent_of(self.board.read() or BLANK)
+        if spent is None or spent.steps == self.spent_steps:
+            return None
+        self.spent_at_s, self.spent_steps = now_s, spent.steps
+        return spent
+
+    def close(self) -> None:
+        self.board.close()
+        if self._stat_fd >= 0:
+            os.close(self._stat_fd)
+            self._stat_fd = -1
+
+
+class Sampler:
+    """Samples one attempt's ranks.
+
+    `boards` are the readers, for looks. `descendants` are the live processes, as {pid: starttime}, that are or once
+    were below the launcher (below the ranks where launcher_pid is 0): those that a dead launcher would leave behind.
+    """
+
+    def __init__(
+        self,
+        clock: EngineClock,
+        sockets_dir: str | os.PathLike[str],
+        launcher_pid: int = 0,
+        slow_window_s: float = Settings().window_s,
+    ) -> None:
+        self._spent_every_s = min(SPENT_EVERY_S, slow_window_s / SPENT_IN_WINDOW)
+        self._clock = clock
+        self._sockets_dir = sockets_dir
+        stat = read_stat(launcher_pid) if launcher_pid else None
+        self._launcher = (launcher_pid, stat.start if stat is not None else 0)
+        self._watched: list[_Watched] = []
+        self._track_after_s = 0.0
+        self.boards: dict[int, BoardReader] = {}
+        self.descendants: dict[int, int] = {}
+
+    def attempt_started(self, attempt: int, ranks: Iterable[Rank]) -> None:
+        """Watch these ranks instead of the last ones."""
+        self._close_watched()
+        ranks = list(ranks)
+        self.boards = open_boards(self._sockets_dir, attempt, (rank.global_rank for rank in ranks))
+        self._watched = [_Watched(rank, self.boards[rank.global_rank]) for rank in ranks]
+        self._track_after_s = 0.0
+
+    def sample(self) -> list[RankReport]:
+        """Reports of the ranks in which something changed since they were last reported."""
+        now_s = self._clock.now()
+        reports = []
+        for watched in self._watched:
+            report = self._read(watched)
+            key = self._key(report, now_s)
+            if key != watched.last:
+                watched.last = key
+                spent = watched.take_spent(self._spent_every_s)
+                reports.append(report if spent is None else msgspec.structs.replace(report, spent=spent))
+        if time.monotonic() >= self._track_after_s:
+            self.track_descendants()
+        return reports
+
+    def track_descendants(self) -> None:
+        """Bring `descendants` up to date, now rather than when sample() next would."""
+        began_s = time.monotonic()
+        table = ProcessTable.read()
+        pid, start = self._launcher
+        roots = [pid] if table.is_alive(pid, start) else []
+        if not pid:
+            roots = [watched.rank.pid for watched in self._watched if watched.read_state() not in (_GONE, "Z")]
+        known = [old for old, since in self.descendants.items() if table.is_alive(old, since)]
+        found = {
+            *known,
+            *(below for root in (*roots, *known) for below in table.descendants(root, without=os.getpid())),
+        }
+        if not pid:
+            found.update(roots)
+        self.descendants = {
+            below: stat.start for below in found if (stat := table.stats.get(below)) is not None and not stat.is_dead
+        }
+        took_s = time.monotonic() - began_s
+        self._track_after_s = began_s + max(_TRACK_EVERY_S, took_s / _TRACK_SHARE)
+
+    def close(self) -> None:
+        """Let go of the ranks' boards and stat files; it samples nobody until the next attempt."""
+        self._close_watched()
+        self._watched = []
+
+    def _close_watched(self) -> None:
+        for watched in self._watched:
+            watched.close()
+
+    def _read(self, watched: _Watched) -> RankReport:
+        words = watched.board.read() or BLANK
+        at_ns = self._clock.at_ns
+        return RankReport(
+            global_rank=watched.rank.global_rank,
+            state=watched.read_state(),
+            progress_s=at_ns(words[Field.PROGRESS_NS]),
+            progress=progress_of(words),
+            step=step_of(words),
+            milestones=words[Field.MILESTONES],
+            phase=phase_of(words),
+            gc_since_s=at_ns(words[Field.GC_SINCE_NS]),
+            gc_total_s=round(words[Field.GC_TOTAL_NS] / 1e9, 3),
+            heart_s=at_ns(words[Field.HEART_NS]),
+            in_save_since_s=at_ns(words[Field.SAVE_SINCE_NS]),
+            waits_since_s=at_ns(waits_since_ns(words, time.monotonic_ns())),
+            joint=words[Field.JOINT_SEQ],
+            is_save_held=bool(words[Field.SAVE_HELD]),
+        )
+
+    def _key(self, report: RankReport, now_s: float) -> tuple[object, ...]:
+        """What makes a report differ: all of it, but for the heart only whether it beats."""
+        return (
+            "" if report.state in _ORDINARY else report.state,
+            report.progress_s,
+            report.progress,
+            report.joint,
+            report.step,
+            report.milestones,
+            report.phase,
+            report.gc_since_s,
+            report.in_save_since_s,
+            report.waits_since_s,
+            report.is_save_held,
+            report.heart_s > 0 and now_s - report.heart_s > HEART_STALE_S,
+        )

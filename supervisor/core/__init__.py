@@ -1,1 +1,0 @@
-"""The pure core: events in, actions out. No clock, thread, socket, file or process in here."""

@@ -1,1 +1,0 @@
-"""What is known of a node, and what follows from it. Pure, as all of core/."""

@@ -1,0 +1,1 @@
+"""The loop that decides: events to the engine, actions to whoever carries them out."""

@@ -1,0 +1,312 @@
+"""Carries out the engine's actions: orders to the launcher, looks and readings by worker threads, files, words."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from guardrun.hooks.wire.messages import CheckpointLoaded
+from guardrun.launcher.base.processes import TOKEN_VARIABLE, notify_token
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.base.own_files import open_folder, open_to_add, read_own, write_own
+from guardrun.supervisor.base.printable import encode_json
+from guardrun.supervisor.checkpoints.chooser import Chooser
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.node.rank_collection import begin_exits, begin_look, look_name
+from guardrun.supervisor.report.incident import write_incident
+from guardrun.supervisor.report.run_summary import write_summary
+from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
+from guardrun.supervisor.saving.resume_protection import elsewhere
+from guardrun.supervisor.wire import control_messages
+from guardrun.supervisor.wire.rank_rows import shares_json
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.daemon.daemon import Daemon
+
+KEEP_LOOKS = 12
+PRIOR_PATIENCE_S = 2.0
+"""How long a supervisor waits at its start for the list of what lies in the checkpoints' folder already."""
+
+
+class Performer:
+    """The hands of the daemon. Runs on the loop's thread; what takes time goes to its pool."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._notified: list[subprocess.Popen[bytes]] = []
+        self._is_keeping = False
+        self._orders: dict[type, Callable[..., None]] = {
+            ac.StartAttempt: self._start,
+            ac.CheckNodes: self._check_nodes,
+            ac.StopAttempt: self._stop,
+            ac.TakeLook: self._look,
+            ac.ReadExits: self._read_exits,
+            ac.ChooseCheckpoint: self._choose,
+            ac.AskCheckpoint: daemon.saving.ask,
+            ac.SeekCheckpoint: daemon.saving.seek,
+            ac.Requeue: self._requeue,
+            ac.WriteIncident: self._write_incident,
+            ac.Isolate: self._isolate,
+            ac.WithdrawIsolation: lambda action: daemon.drains.withdraw(action.node, action.incident),
+            ac.Say: self._say,
+            ac.FinishRun: self._finish,
+        }
+
+    def perform(self, action: ac.Action) -> None:
+        """Carry out (or begin to carry out) one action."""
+        if not isinstance(action, ac.Say | ac.WriteIncident):
+            log.info("action", action_type=type(action).__name__)
+        try:
+            self._orders[type(action)](action)
+        except Exception:
+            # Worth a line in the log, not the supervisor: what does not come back is asked for again.
+            log.exception("action_failed", action_type=type(action).__name__)
+
+    def poll(self) -> None:
+        """Once a second: reap notify commands, and whoever judged checkpoints."""
+        self._daemon.chooser.rest()
+        self._notified = [process for process in self._notified if process.poll() is None]
+
+    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+        """A rank saved: note it, and check it now, so that choosing takes milliseconds when it is needed."""
+        chooser = self._daemon.chooser
+
+        def work() -> None:
+            chooser.saw_saved(path, step, wall_s, inode)
+            self._keep_chooser()
+            newest = chooser.prevalidate()
+            self._daemon.saving.seen(newest)
+            self._daemon.keeping.seen(newest)
+
+        self._daemon.in_background(work, lambda error: None, self._daemon.checkpoint_pool)
+
+    def _keep_chooser(self) -> None:
+        """Soon, and once for all that has changed by then: choosing must not wait for the run directory's disk."""
+        if not self._is_keeping:
+            self._is_keeping = True
+            if not self._daemon.scribe.put(self._write_chooser):
+                self._is_keeping = False
+
+    def _write_chooser(self) -> None:
+        self._is_keeping = False
+        keep_chooser(self._daemon.run_dir, self._daemon.chooser)
+
+    def loaded(self, message: CheckpointLoaded) -> None:
+        """A rank loaded something: where that is a checkpoint, its steps count from there."""
+        daemon = self._daemon
+
+        def work() -> ev.Event | None:
+            found = daemon.chooser.saw_loaded(message.path)
+            if found is None:
+                return elsewhere(daemon.chooser, message.attempt, message.path)
+            self._keep_chooser()
+            daemon.desk.set_base(message.attempt, message.global_rank, found.step)
+            return ev.CheckpointLoaded(
+                attempt=message.attempt, global_rank=message.global_rank, path=found.path, step=found.step
+            )
+
+        self._daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+
+    # One method an action -------------------------------------------------------------------------------------
+
+    def _start(self, action: ac.StartAttempt) -> None:
+        if self._daemon.fleet is not None:
+            self._daemon.fleet.start(action)
+            return
+        self._daemon.send(control_messages.start_of(action))
+
+    def _check_nodes(self, action: ac.CheckNodes) -> None:
+        assert self._daemon.fleet is not None
+        self._daemon.fleet.checks.begin(action)
+
+    def _stop(self, action: ac.StopAttempt) -> None:
+        if self._daemon.fleet is not None:
+            if not action.is_last:
+                self._daemon.schedule.stopping()
+            self._daemon.fleet.stop(action)
+            return
+        self._daemon.send(control_messages.Stop(attempt=action.attempt, grace_s=action.grace_s, is_last=action.is_last))
+
+    def _isolate(self, action: ac.Isolate) -> None:
+        daemon = self._daemon
+        if daemon.fleet is not None:
+            daemon.fleet.isolate(action)
+        elif action.node == daemon.run_file.node:
+            daemon.node.isolate(action)
+        else:  # left over from the run's last start, on another node
+            from guardrun.supervisor.fleet.coordinator.node_isolation import isolate_other
+
+            isolate_other(daemon, action, is_told=False)
+
+    def _look(self, action: ac.TakeLook) -> None:
+        daemon = self._daemon
+        suspicion = daemon.engine.state.suspicion
+        told = suspicion.stall.looks if suspicion is not None and suspicion.stall is not None else []
+        daemon.scribe.put(functools.partial(prune_looks, daemon.run_dir, list(told)))
+        if daemon.fleet is not None:
+            daemon.fleet.look(action)
+            return
+        folder = daemon.run_dir / look_name(action.attempt, action.look)
+        begin_look(daemon, action, folder, daemon.scribe.put)
+
+    def _read_exits(self, action: ac.ReadExits) -> None:
+        if self._daemon.fleet is not None:
+            self._daemon.fleet.read_exits(action)
+            return
+        begin_exits(self._daemon, action, self._daemon.chooser.name_of)
+
+    def _choose(self, action: ac.ChooseCheckpoint) -> None:
+        daemon = self._daemon
+        is_first = daemon.engine.state.attempt is None
+        resume_first = daemon.run_file.settings.resume_first and is_first
+
+        def work() -> ev.Event:
+            choice = daemon.chooser.choose(resume_first, action.avoid, is_urgent=True)
+            if resume_first or action.avoid:
+                self._keep_chooser()
+            warnings = daemon.chooser.warn_torn_latest()
+            if choice.checkpoint is not None and choice.doubt:
+                reason = f"{choice.doubt}; it is taken, as none is known to be whole"
+                warnings.insert(0, ev.Skipped(path=choice.checkpoint.path, reason=reason))
+            chosen = ev.CheckpointChosen(
+                choice=action.choice, checkpoint=choice.checkpoint, skipped=choice.skipped, warnings=warnings
+            )
+            return daemon.keeping.prepare(chosen, choice, action.avoid)
+
+        instead = lambda error: ev.CheckpointChosen(choice=action.choice, error=error)  # noqa: E731
+        daemon.chooser.hurry()
+        self._daemon.in_background(work, instead, daemon.checkpoint_pool)
+
+    def _write_incident(self, action: ac.WriteIncident) -> None:
+        daemon = self._daemon
+
+        def work() -> None:
+            try:
+                folder = write_incident(
+                    daemon.run_dir, action.incident, daemon.run_file, daemon.run_file.date_s, timeline=daemon.timeline
+                )
+            except (OSError, ValueError) as error:
+                log.error("incident_not_written", incident=action.incident.id, error=str(error))
+                daemon.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")
+                return
+            if action.is_new:
+                daemon.terminal.say(f"report: {folder / 'report.html'}", "info")
+                self._notify(folder / "incident.json")
+
+        daemon.scribe.do(work)
+
+    def wall(self, at_s: float) -> float:
+        """What the wall clock of today says for a time of the engine's: to compare with files and with Slurm."""
+        return time.time() - self._daemon.clock.now() + at_s
+
+    def _notify(self, path: Path) -> None:
+        command = self._daemon.run_file.notify_command
+        if not command:
+            return
+        try:
+            with open(open_to_add(self._daemon.run_dir / "notify.log"), "ab") as output:
+                process = subprocess.Popen(
+                    [*command, str(path)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env={**os.environ, TOKEN_VARIABLE: notify_token(self._daemon.run_file.token)},
+                    cwd=self._daemon.run_file.cwd,
+                )
+        except OSError as error:
+            self._daemon.terminal.say(f"[notify] command could not be run: {error}", "warn")
+            return
+        self._daemon.post(lambda: self._notified.append(process))
+
+    def _say(self, action: ac.Say) -> None:
+        log.info("said", text=action.text, level=action.level)
+        self._daemon.terminal.say(action.text, action.level)
+
+    def _requeue(self, action: ac.Requeue) -> None:
+        self._write_summary(action.summary)  # before Slurm ends us
+        self._daemon.schedule.requeue(action)
+
+    def _finish(self, action: ac.FinishRun) -> None:
+        daemon = self._daemon
+        self._write_summary(action.summary)
+        if action.summary.outcome == "finished":
+            daemon.scribe.do(daemon.keeping.let_go)
+        is_preempted = action.summary.outcome == "preempted"
+        order = control_messages.Finish(exit_code=action.exit_code, is_preempted=is_preempted)
+        daemon.send(order)
+        if daemon.fleet is not None:
+            daemon.fleet.finish(order)
+        else:
+            daemon.is_over = True
+
+    def _write_summary(self, summary: ac.Summary) -> None:
+        daemon, run = self._daemon, self._daemon.run_file
+        opened_s = daemon.engine.state.opened_s
+
+        def work() -> None:
+            try:
+                shares = shares_json(*daemon.shares())
+                write_summary(daemon.run_dir, summary, run, run.date_s, shares=shares, opened_s=opened_s)
+            except (OSError, ValueError) as error:
+                daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
+
+        daemon.scribe.do(work)
+
+
+def prune_looks(run_dir: Path, told: Sequence[str]) -> None:
+    """Looks that led to nothing; those of an incident lie in its own folder. told: of a stall, which may become one."""
+    try:
+        for folder in (run_dir, run_dir / "looks"):  # what is removed is to be ours, whatever these names mean by now
+            os.close(open_folder(folder, may_be_written=True))
+        looks = sorted((run_dir / "looks").iterdir(), key=lambda path: path.stat().st_mtime)
+    except OSError:
+        return
+    for old in looks[:-KEEP_LOOKS]:
+        if f"looks/{old.name}" not in told:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def open_chooser(run_dir: Path, run: RunFile, pool: ThreadPoolExecutor) -> Chooser:
+    """The chooser as an earlier supervisor of the run left it, or a new one.
+
+    Of a run that is continued, what was written since the run began counts as its own where the memory of it is lost.
+
+    What lies in its folder is listed on the pool's thread, before anything else there: no supervisor stands still with
+    a dead file system.
+    """
+    folder = run.checkpoint_dir if not run.checkpoint_dir or os.path.isabs(run.checkpoint_dir) else ""
+    try:
+        state = msgspec.json.decode(read_own(run_dir / CHECKPOINTS_FILE))
+        return Chooser.from_state(state, run.cwd)
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+        chooser = Chooser(run.created_wall_s, folder, run.checkpoint_format, 1, run.cwd)
+
+        def list_prior() -> None:
+            try:
+                chooser.prior(is_lost=run.session > 0)
+            except Exception:
+                log.exception("prior_not_listed")
+            # At once: a supervisor after this one would take what the run has written by then for older than the run.
+            keep_chooser(run_dir, chooser)
+
+        wait([pool.submit(list_prior)], PRIOR_PATIENCE_S)
+        return chooser
+
+
+def keep_chooser(run_dir: Path, chooser: Chooser) -> None:
+    """Keep what the chooser knows for a supervisor after this one."""
+    try:
+        write_own(run_dir / CHECKPOINTS_FILE, encode_json(chooser.state()))
+    except OSError as error:
+        log.warning("checkpoints_not_remembered", error=str(error))

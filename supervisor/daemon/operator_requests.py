@@ -1,0 +1,338 @@
+"""What guardctl asks of a live supervisor: status, stacks, look, hold, unhold, checkpoint, restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from guardrun.supervisor.collect.ranks.look import LookResult
+from guardrun.supervisor.diagnose.look_answer import LOOK, LookAnswer, trimmed
+from guardrun.supervisor.engine.detectors.hang.stalls import outlook, short
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.state.job_nodes import Standing
+from guardrun.supervisor.node.rank_collection import look_now
+from guardrun.supervisor.saving.save_agreement import read_counts
+from guardrun.supervisor.wire import control_messages
+from guardrun.supervisor.wire.rank_rows import RankRow
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.daemon.daemon import Daemon
+
+
+class Answers:
+    """Answers on the loop's thread; a live look goes to the pool."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def answer(self, peer: bytes, ask: control_messages.Ask) -> None:
+        """Answer one question, now or when a look has been taken."""
+        verbs = {"hold": self._hold, "unhold": self._hold, "restart": self._restart}
+        if ask.verb == "status":
+            self._status(peer)
+        elif ask.verb == "stacks":
+            self._stacks(peer, ask)
+        elif ask.verb == LOOK:
+            self._look(peer)
+        elif ask.verb == "checkpoint":
+            self._checkpoint(peer)
+        elif ask.verb in verbs:
+            self._daemon.send_to(peer, verbs[ask.verb](ask))
+        else:
+            known = ", ".join(sorted([*verbs, "checkpoint", "stacks", "status", LOOK]))
+            self._daemon.send_to(
+                peer, control_messages.Answer(is_ok=False, error=f"no verb {ask.verb!r}: there are {known}")
+            )
+
+    def _status(self, peer: bytes) -> None:
+        """Once other nodes have said how their ranks are doing, or the time for that is up."""
+        daemon = self._daemon
+
+        def reply() -> None:
+            try:
+                answer = control_messages.Answer(is_ok=True, data=self.status())
+            except Exception as error:  # on the loop's thread: an answer less, never a supervisor less
+                answer = control_messages.Answer(is_ok=False, error=repr(error))
+            daemon.send_to(peer, answer)
+
+        if daemon.fleet is None:
+            reply()
+        else:
+            daemon.fleet.ask_boards(reply)
+
+    def metrics(self) -> dict[str, Any]:
+        """The same at once: what is fetched from other nodes is as old as the last question."""
+        if self._daemon.fleet is not None:
+            self._daemon.fleet.ask_boards(lambda: None)
+        return self.status()
+
+    def status(self) -> dict[str, Any]:
+        """How the run is doing, as far as it is known here."""
+        daemon, state = self._daemon, self._daemon.engine.state
+        now_s = daemon.clock.now()
+        checkpoint = state.checkpoint
+        attempt = state.attempt.number if state.attempt else None
+        boards = daemon.fleet.boards if daemon.fleet is not None else None
+        here = self._rows_here()
+        others = sorted(set(state.attempt.ranks) - {row.global_rank for row in here}) if state.attempt else []
+        data: dict[str, Any] = {
+            "run_id": daemon.run_file.run_id,
+            "state": self._state_word(),
+            "attempt": attempt,
+            "world_size": state.world_size,
+            "node": state.node,
+            "uptime_s": round(now_s - state.opened_s, 1),
+            "held": state.is_held,
+            "stall": self._stall(now_s),
+            "restarts": state.restarts,
+            "goodput": round(state.ledger.goodput(now_s), 4),
+            "lost_s": state.ledger.lost_s(now_s),
+            "ranks": [
+                *(self._rank(daemon.desk.ranks[row.global_rank], row, 0.0) for row in here),
+                *(self._rank_elsewhere(number, now_s) for number in others),
+            ],
+            "nodes": self._nodes(now_s),
+            "incidents": [
+                {"id": i.id, "kind": i.kind, "cause": i.cause, "summary": i.summary, "action": i.action}
+                for i in state.incidents.values()
+            ],
+            "checkpoint": {"path": checkpoint.path, "step": checkpoint.step} if checkpoint else None,
+            "dropped": {
+                "malformed": daemon.desk.malformed + daemon.malformed,
+                "strangers": daemon.desk.strangers,
+                "journal": daemon.journal.dropped,
+            },
+            "refused": daemon.fleet.refused if daemon.fleet is not None else {},
+            "failed_hooks": daemon.desk.failed_hooks[-20:] + (boards.failed_hooks(attempt) if boards else []),
+            "notes": list(daemon.desk.notes)[-20:] + (boards.notes(attempt) if boards else []),
+        }
+        return data
+
+    def _state_word(self) -> str:
+        state = self._daemon.engine.state
+        if state.phase is not Phase.RUNNING:
+            return str(state.phase.value)
+        if state.is_held:
+            return "held"
+        if state.suspicion is not None:
+            return "stalled" if state.suspicion.stall is not None else "suspicious"
+        return "training" if state.attempt and state.attempt.has_progress else "starting"
+
+    def _rank(self, rank: ev.Rank, row: RankRow, age_s: float) -> dict[str, Any]:
+        """age_s: how long ago its step and what it does were so; what counts seconds itself goes on meanwhile."""
+        attempt = self._daemon.engine.state.attempt
+        known = attempt.ranks.get(rank.global_rank) if attempt is not None else None
+
+        def by_now(seconds: float | None) -> float | None:
+            return None if seconds is None else round(seconds + age_s, 1)
+
+        return {
+            "global_rank": rank.global_rank,
+            "local_rank": rank.local_rank,
+            "pid": rank.pid,
+            "node": rank.node,
+            "state": known.state if known else "?",
+            "exitcode": known.exitcode if known else None,
+            "step": row.step,
+            "step_time_s": row.step_time_s,
+            "phase": row.phase,
+            "last_beat_s": by_now(row.beat_age_s),
+            "last_progress_s": by_now(row.progress_age_s),
+            "hooks": row.has_hooks,
+            "data_share": row.data_share,
+            "gc_share": row.gc_share,
+            "age_s": round(age_s, 1),
+        }
+
+    def _rows_here(self) -> list[RankRow]:
+        """Of this node's ranks; none where it has no part in an attempt of several nodes."""
+        attempt, desk = self._daemon.engine.state.attempt, self._daemon.desk
+        is_other = self._daemon.fleet is not None and attempt is not None and attempt.number != desk.attempt
+        return [] if is_other else desk.rows()
+
+    def _rank_elsewhere(self, number: int, now_s: float) -> dict[str, Any]:
+        """As its node has told when it was asked; its step, as its reports have, where they are newer."""
+        attempt, fleet = self._daemon.engine.state.attempt, self._daemon.fleet
+        assert attempt is not None
+        known = attempt.ranks[number]
+        told = fleet.boards.row(known.rank.node, attempt.number, number, now_s) if fleet is not None else None
+        is_final = fleet is None or known.exitcode is not None
+        heard_ago_s = 0.0 if is_final or fleet is None else fleet.heard_ago_s(known.rank.node)
+        if told is not None and told[1] <= heard_ago_s:
+            return self._rank(known.rank, *told)
+        row = msgspec.structs.replace(
+            RankRow(global_rank=number, has_hooks=attempt.has_hooks) if told is None else told[0],
+            step=known.step,
+            phase=known.phase,
+            beat_age_s=None,  # reports do not have it
+            progress_age_s=now_s - known.progress_s if known.progress_s else None,
+        )
+        return {**self._rank(known.rank, row, 0.0), "age_s": round(heard_ago_s, 1) if isfinite(heard_ago_s) else None}
+
+    def _nodes(self, now_s: float) -> list[dict[str, Any]]:
+        """Of a job of several nodes: who trains, who waits, who is left out; empty for one node."""
+        fleet = self._daemon.engine.state.fleet
+        if fleet is None:
+            return []
+        nodes = []
+        for member in sorted(fleet.members.values(), key=lambda one: one.order):
+            is_placed = member.node in fleet.placed
+            nodes.append(
+                {
+                    "node": member.node,
+                    "role": "trains" if is_placed else "spare" if member.standing is Standing.READY else "none",
+                    "standing": member.standing.value,
+                    "since_s": round(now_s - member.since_s, 1),
+                    "group_rank": fleet.placed.index(member.node) if is_placed else None,
+                    "ranks": member.ranks,
+                    "why": member.why,
+                    "contact_lost": member.contact_lost,
+                }
+            )
+        return nodes
+
+    def _hold(self, ask: control_messages.Ask) -> control_messages.Answer:
+        who = str(ask.arguments.get("who", "somebody"))[:100]
+        self._daemon.feed(ev.HoldSet(is_held=ask.verb == "hold", who=who))
+        return control_messages.Answer(is_ok=True, data={"held": self._daemon.engine.state.is_held})
+
+    def _restart(self, ask: control_messages.Ask) -> control_messages.Answer:
+        who = str(ask.arguments.get("who", "somebody"))[:100]
+        state = self._daemon.engine.state
+        if state.phase is not Phase.RUNNING or state.attempt is None:
+            return control_messages.Answer(
+                is_ok=False, error=f"no attempt runs that could be ended: it is {state.phase.value}"
+            )
+        number = state.attempt.number
+        self._daemon.feed(ev.RestartAsked(who=who))
+        return control_messages.Answer(is_ok=True, data={"attempt": number})
+
+    def _stall(self, now_s: float) -> dict[str, Any] | None:
+        """What holds the run up right now, as it was told; None where nothing does, or it is an incident."""
+        state = self._daemon.engine.state
+        stall = state.suspicion.stall if state.suspicion is not None and state.phase is Phase.RUNNING else None
+        if stall is None or state.attempt is None or (state.suspicion is not None and state.suspicion.incident_id):
+            return None
+        known = [state.attempt.ranks[rank].rank for rank in stall.culprits if rank in state.attempt.ranks]
+        may_act = state.settings.act and not state.is_held and stall.acts_s is not None
+        return {
+            "summary": stall.summary,
+            "place": short(stall.place),
+            "spot": stall.spot,
+            "cause": stall.cause,
+            "who": [{"rank": rank.global_rank, "node": rank.node, "pid": rank.pid} for rank in known],
+            "seconds": round(now_s - stall.onset_s, 1),
+            "told_s_ago": round(now_s - stall.told_s, 1),
+            "acts_in_s": round(max(0.0, stall.acts_s - now_s), 1) if may_act and stall.acts_s is not None else None,
+            "outlook": outlook(state, stall, now_s),
+        }
+
+    def _checkpoint(self, peer: bytes) -> None:
+        """Ask the ranks, by way of should_checkpoint(), to save at one and the same call."""
+        daemon = self._daemon
+
+        def reply(at_call: int | None) -> None:
+            if at_call is None:
+                error = "the script does not ask guardrun.hooks.should_checkpoint()"
+                daemon.send_to(peer, control_messages.Answer(is_ok=False, error=error))
+                return
+            counts = {str(rank): count for rank, count in read_counts(daemon.sampler.boards).items()}
+            daemon.send_to(peer, control_messages.Answer(is_ok=True, data={"at_check": at_call, "checks": counts}))
+
+        daemon.saving.by_hand(reply)
+
+    def _stacks(self, peer: bytes, ask: control_messages.Ask) -> None:
+        daemon = self._daemon
+        wanted = ask.arguments.get("rank")
+        alive = self._alive()
+        ranks = [rank for rank in alive if wanted is None or rank.global_rank == wanted]
+        if not ranks:
+            known = rank_list([rank.global_rank for rank in alive])
+            error = f"no rank {wanted}: there are {known}" if alive else "no rank is alive"
+            daemon.send_to(peer, control_messages.Answer(is_ok=False, error=error))
+            return
+        nodes = {str(rank.global_rank): rank.node for rank in ranks}
+        self._take(peer, ranks, samples=1, make=lambda result: _stacks_answer(result, nodes))
+
+    def _look(self, peer: bytes) -> None:
+        """A look as good as the engine's own, and what the engine knows when it has been taken."""
+        daemon = self._daemon
+
+        def make(result: LookResult) -> control_messages.Answer:
+            answer = LookAnswer(
+                state=trimmed(daemon.engine.state),
+                ranks=result.ranks,
+                missing=result.missing,
+                now_s=daemon.clock.now(),
+                wall_s=time.time(),
+            )
+            return control_messages.Answer(is_ok=True, data=msgspec.to_builtins(answer))
+
+        ranks = self._alive()
+        if not ranks or daemon.engine.state.phase is not Phase.RUNNING:
+            daemon.send_to(peer, make(LookResult([], {}, 0.0)))
+            return
+        self._take(peer, ranks, samples=3, make=make)
+
+    def _alive(self) -> list[ev.Rank]:
+        """This node's ranks, and the other nodes'."""
+        here = [rank for _, rank in sorted(self._daemon.desk.ranks.items())]
+        return here + (self._daemon.fleet.other_ranks() if self._daemon.fleet is not None else [])
+
+    def _take(
+        self, peer: bytes, ranks: list[ev.Rank], *, samples: int, make: Callable[[LookResult], control_messages.Answer]
+    ) -> None:
+        """Look on a worker thread; the answer is made on the loop's, where the engine is."""
+        daemon = self._daemon
+        here = [rank for rank in ranks if rank.global_rank in daemon.desk.ranks]
+        look = look_now(daemon, here, samples)
+        parts: list[LookResult] = []
+
+        def job() -> None:
+            try:
+                result = look()
+            except Exception as error:
+                failed = control_messages.Answer(is_ok=False, error=repr(error))
+                daemon.post(lambda: daemon.send_to(peer, failed))
+                return
+            daemon.post(lambda: join(result))
+
+        def join(part: LookResult) -> None:
+            parts.append(part)
+            if len(parts) == 2:
+                reply(join_looks(parts))
+
+        def reply(result: LookResult) -> None:
+            try:
+                answer = make(result)
+            except Exception as error:  # on the loop's thread: an answer less, never a supervisor less
+                answer = control_messages.Answer(is_ok=False, error=repr(error))
+            daemon.send_to(peer, answer)
+
+        if daemon.fleet is None:
+            parts.append(LookResult([], {}, 0.0))
+        else:
+            elsewhere = [rank for rank in ranks if rank.global_rank not in daemon.desk.ranks]
+            daemon.fleet.inquiries.look(elsewhere, samples, join)
+        daemon.pool.submit(job)
+
+
+def join_looks(parts: Sequence[LookResult]) -> LookResult:
+    """Several nodes' looks as one."""
+    ranks = sorted((look for part in parts for look in part.ranks), key=lambda look: look.global_rank)
+    missing = {rank: why for part in parts for rank, why in part.missing.items()}
+    readings = [reading for part in parts for reading in part.readings]
+    return LookResult(ranks, missing, max(part.took_s for part in parts), readings)
+
+
+def _stacks_answer(result: LookResult, nodes: dict[str, str]) -> control_messages.Answer:
+    """nodes: of each rank."""
+    missing = {str(k): v for k, v in result.missing.items()}
+    data = {"ranks": msgspec.to_builtins(result.ranks), "missing": missing, "nodes": nodes}
+    return control_messages.Answer(is_ok=True, data=data)

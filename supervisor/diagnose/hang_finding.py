@@ -1,0 +1,137 @@
+"""From looks to a finding: the core's own rules, applied on demand.
+
+guardrun itself waits until a doubt has lasted; who asks for a diagnosis has waited already. So what two looks show is
+said at once, and only checked by a third: short work, or a step that takes seconds, is no hang.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from guardrun.supervisor.diagnose.scene import GONE, Glance, Take
+from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL, find
+from guardrun.supervisor.engine.detectors.hang.suspicion import with_device
+from guardrun.supervisor.engine.model.events import LookTaken
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.observation.collective_waits import match
+from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.hang_finding import Finding
+from guardrun.supervisor.engine.observation.judged_snapshot import Seen
+from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement, judge, unlooked
+from guardrun.supervisor.engine.state.state import Attempt
+
+
+class Absent(NamedTuple):
+    """Ranks of the job that are not among those that are looked at."""
+
+    elsewhere: tuple[int, ...] = ()
+    """On other nodes."""
+    dead: tuple[int, ...] = ()
+    """They should be on this node, and are not alive."""
+
+
+NOBODY = Absent()
+
+
+class Judged(NamedTuple):
+    """What two looks say."""
+
+    by_rank: dict[int, Judgement]
+    found: Finding | None
+    gone: list[int]
+    """Ranks that have ended, as far as is known."""
+    seen: Seen
+    """The same as the core's own verdicts take it."""
+
+
+def observe(take: Take, gap_s: float) -> list[Glance]:
+    """Look twice, gap_s apart; a third time where they say that something holds the job up, to be sure."""
+    seen = [take()]
+    if not _is_running(seen[0]):
+        return seen
+    for _ in range(2):
+        time.sleep(gap_s)
+        seen.append(take())
+        if not _is_running(seen[-1]) or _number(seen[-2]) != _number(seen[-1]):
+            return seen
+        found = judge_seen(seen[-2], seen[-1]).found
+        if found is None or found.is_proof or found.is_certain or has_advanced(seen):
+            return seen
+    return seen
+
+
+def _is_running(seen: Glance) -> bool:
+    return seen.state.phase is Phase.RUNNING and seen.state.attempt is not None and bool(seen.ranks)
+
+
+def _number(seen: Glance) -> int | None:
+    return seen.state.attempt.number if seen.state.attempt is not None else None
+
+
+def has_advanced(seen: list[Glance]) -> bool:
+    """Whether any rank has made progress since the first look, as far as its hooks tell."""
+    attempt = seen[-1].state.attempt
+    first = min((look.at_s for look in seen[0].ranks.values()), default=seen[0].now_s)
+    return attempt is not None and attempt.progress_s > first
+
+
+def judge_seen(before: Glance, after: Glance, absent: Absent = NOBODY) -> Judged:
+    """Judge every rank by two looks."""
+    attempt = after.state.attempt
+    assert attempt is not None
+    by_rank: dict[int, Judgement] = {}
+    for number, look in sorted(after.ranks.items()):
+        old = before.ranks.get(number)
+        if old is not None and old.process.pid == look.process.pid and look.at_s > old.at_s:
+            rank = attempt.ranks.get(number)
+            judgement = judge(old, look, has_ended=rank is not None and rank.has_ended)
+            by_rank[number] = with_device(judgement, old, look)
+        else:
+            by_rank[number] = unlooked(number, "it was seen once only")
+    gone = sorted({*_gone(attempt, after), *absent.dead})
+    for number, rank in attempt.ranks.items():
+        if number not in by_rank and number not in gone and rank.exitcode is None:
+            by_rank[number] = unlooked(number, after.missing.get(number, ""))
+    gone += [n for n, j in by_rank.items() if j.doing is Doing.GONE]
+    looks = list(after.ranks.values())
+    matched = match(looks)
+    found = find(list(by_rank.values()), sorted(set(gone)), after.state.settings, matched)
+    event = LookTaken(look=0, attempt=attempt.number, ranks=looks, missing=after.missing)
+    return Judged(by_rank, _in_part(found, absent.elsewhere), sorted(set(gone)), Seen(by_rank, event, matched))
+
+
+def _gone(attempt: Attempt, after: Glance) -> list[int]:
+    """Those that ended: well, where exit codes are known; in whatever way, where they are not."""
+    ended = [n for n, rank in attempt.ranks.items() if rank.exitcode == 0]
+    return ended + [n for n, why in after.missing.items() if why == GONE and n not in ended]
+
+
+def _in_part(found: Finding | None, elsewhere: Sequence[int]) -> Finding | None:
+    """What can still be said where only some of the ranks are seen: nobody is cleared of what others may have done."""
+    if found is None or not elsewhere:
+        return found
+    where = f"rank{'s' if len(elsewhere) > 1 else ''} {rank_list(list(elsewhere))} on other nodes"
+    if not found.culprits:
+        why = f"all that are seen from here wait, so look at {where}"
+        return msgspec.structs.replace(found, cause="unknown", confidence=0.5, why_nobody=why)
+    if found.is_proof or found.is_certain:
+        return found
+    return msgspec.structs.replace(found, confidence=round(found.confidence - 0.1, 2))
+
+
+def is_same(first: Judged, second: Judged) -> bool:
+    """Whether two pairs of looks say the same, as a verdict needs."""
+    return _key(first.found) == _key(second.found)
+
+
+def _key(found: Finding | None) -> tuple[str, list[int], str] | None:
+    return (found.cause, found.culprits, found.told) if found is not None else None
+
+
+def is_doubtful(found: Finding) -> bool:
+    """Whether it was seen neither to get somewhere nor to stand still."""
+    return found.doing in DOUBTFUL

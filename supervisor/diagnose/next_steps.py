@@ -1,0 +1,116 @@
+"""What to do next: commands that can be run as they stand, the most telling first."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from guardrun.supervisor.collect.ranks.pyspy import REFUSED
+from guardrun.supervisor.diagnose import answer as an
+from guardrun.supervisor.engine.observation.rank_activity import Doing
+from guardrun.supervisor.rundir.run_directory import RunFile
+
+MAX_PIDS = 2
+LONG_GAP_S = 30
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
+"""What ssh takes for a host, and for no option, user or shell's word."""
+
+
+def next_steps(diagnosis: an.Diagnosis, *, run: RunFile | None, is_held: bool) -> list[an.Next]:
+    """For whoever asked. is_held: guardrun changes nothing anyway."""
+    target = diagnosis.target
+    if target.source == "directory":
+        return _of_past(diagnosis, run)
+    steps: list[an.Next] = []
+    run_id = _name(target) if target.kind == "run" else ""
+    is_stuck = diagnosis.verdict in (an.HANG, an.SUSPICIOUS)
+    if run_id and is_stuck and not is_held:
+        why = "before you attach a debugger: guardrun then changes nothing until guardctl unhold"
+        steps.append(an.Next(command=["guardctl", "hold", run_id], why=why, changes=True))
+    steps += _of_incident(diagnosis, run_id)
+    if run_id:
+        why = "the stacks of every process, DataLoader workers too, as they are then"
+        steps.append(an.Next(command=["guardctl", "stacks", "--run", run_id], why=why))
+    if is_stuck:
+        steps += _of_culprits(diagnosis)
+    if target.kind == "processes" and diagnosis.verdict in (an.UNKNOWN, an.HANG) and diagnosis.observed_s < LONG_GAP_S:
+        pids = [word for pid in target.pids for word in ("--pid", str(pid))]
+        why = "looks half a minute apart tell slow from stuck"
+        command = ["guardctl", "diagnose", *pids, "--gap", str(LONG_GAP_S // 2)]
+        steps.append(an.Next(command=command, why=why))
+    if run_id and not is_stuck:
+        steps.append(an.Next(command=["guardctl", "status", run_id, "--watch"], why="to watch it go on"))
+    return steps
+
+
+def _name(target: an.Target) -> str:
+    """How a command names the run: by its folder, which works from everywhere, where that can be written down."""
+    run_dir = target.run_dir or ""
+    return run_dir if run_dir.isprintable() else target.run_id or ""
+
+
+def _of_culprits(diagnosis: an.Diagnosis) -> list[an.Next]:
+    steps = []
+    doing = {(line.node, line.pid): line.doing for line in diagnosis.ranks if REFUSED not in line.trouble}
+    for culprit in diagnosis.culprits[:MAX_PIDS]:
+        if (pid := culprit.pid) is None:
+            continue
+        found = _of_rank(culprit.rank, pid, doing.get((culprit.node, pid)))
+        if found is not None and culprit.node != diagnosis.target.node:
+            # The same number is another process here.
+            found = on_node(found, culprit.node)
+        steps += [found] if found is not None else []
+    return steps
+
+
+def on_node(step: an.Next, node: str) -> an.Next | None:
+    """The same step, to be typed here; None where no host has such a name: a run's record says what its user likes."""
+    if not _HOST.fullmatch(node):
+        return None
+    return an.Next(command=["ssh", node, shlex.join(step.command)], why=f"{step.why} ({node})", changes=step.changes)
+
+
+def _of_rank(rank: int | None, pid: int, doing: str | None) -> an.Next | None:
+    """On its node."""
+    if doing == Doing.STOPPED.value:
+        why = f"let rank {rank} go on, if nobody keeps it stopped on purpose"
+        return an.Next(command=["kill", "-CONT", str(pid)], why=why, changes=True)
+    if doing == Doing.TRACED.value:
+        why = f"TracerPid there names the debugger that holds rank {rank}"
+        return an.Next(command=["grep", "TracerPid", f"/proc/{pid}/status"], why=why)
+    if doing == Doing.IO_BLOCKED.value:
+        why = f"where in the kernel rank {rank} waits (as root)"
+        return an.Next(command=["sudo", "cat", f"/proc/{pid}/stack"], why=why)
+    if doing in (None, Doing.GONE.value):
+        return None
+    why = f"rank {rank}'s C frames, too; pauses it for a moment"
+    return an.Next(command=["py-spy", "dump", "--native", "--pid", str(pid)], why=why)
+
+
+def _of_incident(diagnosis: an.Diagnosis, run_id: str) -> list[an.Next]:
+    """The last one, where it is what is told about."""
+    if not run_id or not diagnosis.incidents:
+        return []
+    last = diagnosis.incidents[-1]
+    if last.get("recovered") is not None:
+        return []
+    command = ["guardctl", "show", str(last.get("id")), "--run", run_id]
+    return [an.Next(command=command, why="guardrun's own evidence on it")]
+
+
+def _of_past(diagnosis: an.Diagnosis, run: RunFile | None) -> list[an.Next]:
+    run_dir = _name(diagnosis.target)
+    steps: list[an.Next] = []
+    if diagnosis.incidents:
+        number = str(diagnosis.incidents[-1].get("id"))
+        why = "its last incident, with stacks, traceback and advice"
+        steps.append(an.Next(command=["guardctl", "show", number, "--run", run_dir], why=why))
+    if run is not None and diagnosis.evidence.get("journal_ends") is not None:
+        why = f"continues it from its newest whole checkpoint; in {run.cwd}, with the environment that it had"
+        command = ["guardrun", "--guard-run-id", run.run_id, *run.command[1:]]
+        steps.append(an.Next(command=command, why=why, changes=True))
+    if diagnosis.target.run_dir and (Path(diagnosis.target.run_dir) / "events.jsonl").exists():
+        why = "whether its decisions can be reached again from what it recorded"
+        steps.append(an.Next(command=["guardctl", "replay", run_dir], why=why))
+    return steps

@@ -1,0 +1,38 @@
+"""The detectors of a run: one line each."""
+
+from __future__ import annotations
+
+import msgspec
+
+from guardrun.supervisor.engine.detectors.dataloader_bound import DataloaderBound
+from guardrun.supervisor.engine.detectors.detector import Detector
+from guardrun.supervisor.engine.detectors.gc_pause import GcPause
+from guardrun.supervisor.engine.detectors.gc_pressure import GcPressure
+from guardrun.supervisor.engine.detectors.straggler import Straggler
+from guardrun.supervisor.engine.detectors.throughput_drop import ThroughputDrop
+
+
+class Detectors(msgspec.Struct, kw_only=True):
+    """Each with its memory, which a snapshot holds. They are asked in this order."""
+
+    gc_pressure: GcPressure = msgspec.field(default_factory=GcPressure)
+    straggler: Straggler = msgspec.field(default_factory=Straggler)
+    dataloader_bound: DataloaderBound = msgspec.field(default_factory=DataloaderBound)
+    throughput_drop: ThroughputDrop = msgspec.field(default_factory=ThroughputDrop)
+    gc_pause: GcPause = msgspec.field(default_factory=GcPause)
+
+    def observers(self, kind: type) -> list[Detector]:
+        """Those that want to see what is of this kind."""
+        return [getattr(self, name) for name in _OBSERVERS.get(kind, ())]
+
+
+def _observers() -> dict[type, list[str]]:
+    found: dict[type, list[str]] = {}
+    for name in Detectors.__struct_fields__:
+        for kind in type(getattr(Detectors(), name)).observes:
+            found.setdefault(kind, []).append(name)
+    return found
+
+
+_OBSERVERS = _observers()
+"""What is observed: names of fields."""

@@ -1,0 +1,1 @@
+"""What has failed: ranks, and nodes by what their sensors say."""

@@ -1,0 +1,1 @@
+"""Is the job held up, by whom, and for how long may it be?"""

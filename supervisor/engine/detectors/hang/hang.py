@@ -1,0 +1,209 @@
+"""From what each rank does to what the job suffers from: cause, culprits, and how patient to be.
+
+Pure: judgements in, a finding out. The culprits are those that the waiting ranks wait for, never those that wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from guardrun.supervisor.engine.detectors.hang.global_stall import all_wait
+from guardrun.supervisor.engine.model.events import Settings
+from guardrun.supervisor.engine.observation.collective_waits import Match
+from guardrun.supervisor.engine.observation.hang_finding import Finding
+from guardrun.supervisor.engine.observation.rank_activity import STUCK, Doing, Judgement
+
+DOUBTFUL = frozenset({Doing.CHURNING, Doing.UNLOOKED})
+"""Neither seen to get somewhere nor seen to stand still: only the hard limit ends the doubt."""
+LEAVING_PATIENCE_S = 300.0
+"""torchrun's exit barrier (`exit_barrier_timeout` of its agent's WorkerSpec)."""
+
+_PRECEDENCE = (
+    Doing.STOPPED,
+    Doing.TRACED,
+    Doing.GIL_HELD,
+    Doing.COLLECTING,
+    Doing.IO_BLOCKED,
+    Doing.DATA,
+    Doing.IDLE,
+    Doing.UNSEEN,
+    Doing.SPINNING,
+)
+_CAUSE = {
+    Doing.STOPPED: ("rank_stopped", 0.99),
+    Doing.TRACED: ("rank_stopped", 0.95),
+    Doing.GIL_HELD: ("gil_held", 0.95),
+    Doing.COLLECTING: ("gc_pause", 0.95),
+    Doing.IO_BLOCKED: ("io_blocked", 0.9),
+    Doing.DATA: ("dataloader_stall", 0.9),
+    Doing.IDLE: ("rank_blocked", 0.95),
+    Doing.UNSEEN: ("rank_blocked", 0.6),
+    Doing.SPINNING: ("rank_spinning", 0.85),
+}
+
+
+_STILL = frozenset({Doing.IO_BLOCKED, Doing.DATA, Doing.IDLE, Doing.UNSEEN})
+_LONG_WORK = frozenset({Doing.IO_BLOCKED, Doing.IDLE, Doing.UNSEEN, Doing.SPINNING, Doing.GIL_HELD})
+"""What a rank in a save may well look like: one write to slow storage moves no counter until it returns."""
+
+
+def find(judged: list[Judgement], ended: list[int], settings: Settings, matched: Match | None = None) -> Finding | None:
+    """Say what holds the job up, by one judgement for each living rank; `ended` are ranks that exited with 0.
+
+    matched: what their collectives say. None: somebody gets somewhere, or there is nothing to judge.
+    """
+    matched = matched or Match()
+    living = [j for j in judged if j.doing is not Doing.GONE]
+    proven = [j for j in living if j.doing is Doing.STOPPED] or [j for j in living if j.doing is Doing.TRACED]
+    waiting = [j for j in living if j.doing is Doing.WAITING]
+    if proven:
+        return _of(proven, proven, _numbers(waiting), settings, is_alone=not waiting)
+    if not living or any(j.doing is Doing.BUSY for j in living):
+        return None
+    doubtful = [j for j in living if j.doing in DOUBTFUL]
+    if doubtful:
+        return _doubtful(doubtful, _numbers(waiting), settings)
+    stuck = [j for j in living if j.doing in STUCK]
+    leaving = [j for j in living if j.doing is Doing.LEAVING]
+    if not stuck:
+        if not waiting:
+            return _lingering(leaving)
+        return all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched)
+    by_waits = _by_waits(stuck, waiting, matched)
+    rivals, held_up = by_waits or _split(stuck, waiting)
+    first = min(rivals, key=lambda j: _PRECEDENCE.index(j.doing)).doing
+    # Who stands elsewhere, or has been in fewer collectives, may be waited for: that they are, nobody has seen.
+    is_alone = not (waiting or by_waits)
+    found = _of([j for j in rivals if j.doing is first], rivals, _numbers(held_up), settings, is_alone=is_alone)
+    return _as_init(found, living)
+
+
+def _numbers(judged: list[Judgement]) -> list[int]:
+    return [j.global_rank for j in judged]
+
+
+def _of(
+    culprits: list[Judgement], rivals: list[Judgement], waiting: list[int], settings: Settings, *, is_alone: bool
+) -> Finding:
+    """The finding on these culprits. rivals: all that may be to blame; the most doubtful of them sets the patience.
+
+    is_alone: nobody is seen to wait for them. What looks like a deadlock then may wait for a signal.
+    """
+    doing = culprits[0].doing
+    cause, confidence = _CAUSE[doing]
+    return Finding(
+        cause=cause,
+        culprits=sorted(_numbers(culprits)),
+        waiting=sorted(waiting),
+        confidence=confidence if waiting or doing in (Doing.STOPPED, Doing.TRACED) else round(confidence - 0.2, 2),
+        patience_s=max(_patience_s(rival, not waiting, settings) for rival in rivals),
+        is_proof=doing in (Doing.STOPPED, Doing.TRACED),
+        is_certain=all(rival.is_broken or (rival.proof and not is_alone) for rival in rivals),
+        is_alone=is_alone,
+        is_still=all(rival.doing in _STILL and not rival.is_awake and not rival.is_in_doubt for rival in rivals),
+        is_native=settings.native_patience_s > 0 and all(rival.is_native for rival in rivals),
+        proof=next((rival.proof for rival in culprits if rival.proof), ""),
+        doing=doing,
+    )
+
+
+def _patience_s(rival: Judgement, nobody_waits: bool, settings: Settings) -> float:
+    if rival.proof:
+        return settings.proof_patience_s
+    patience_s = settings.stopped_patience_s if rival.is_broken else _by_doing_s(rival.doing, nobody_waits, settings)
+    if rival.is_native:
+        patience_s = max(patience_s, settings.native_patience_s)
+    if rival.is_awake:
+        patience_s = max(patience_s, settings.awake_patience_s)
+    if rival.is_in_long_work and rival.doing in _LONG_WORK:
+        return max(patience_s, settings.save_patience_s)
+    return max(patience_s, settings.spin_patience_s) if rival.is_in_doubt else patience_s
+
+
+def _by_doing_s(doing: Doing, nobody_waits: bool, settings: Settings) -> float:
+    return {
+        Doing.STOPPED: settings.stopped_patience_s,
+        Doing.TRACED: settings.traced_patience_s,
+        Doing.GIL_HELD: settings.gil_patience_s,
+        Doing.COLLECTING: settings.gil_patience_s,
+        Doing.IO_BLOCKED: settings.data_patience_s,
+        Doing.DATA: settings.data_patience_s,
+        # Nobody is seen to wait for it: it may be a pause on purpose, or a source that all ranks share.
+        Doing.IDLE: settings.data_patience_s if nobody_waits else settings.idle_patience_s,
+        Doing.UNSEEN: settings.spin_patience_s if nobody_waits else settings.data_patience_s,
+        Doing.SPINNING: settings.spin_patience_s,
+    }[doing]
+
+
+def _doubtful(doubtful: list[Judgement], waiting: list[int], settings: Settings) -> Finding | None:
+    """CPU time alone is no proof of work, and what cannot be seen none of anything: wait for the hard limit."""
+    if not settings.hard_timeout_s:
+        return None
+    return Finding(
+        cause="unknown",
+        culprits=sorted(_numbers(doubtful)),
+        waiting=sorted(waiting),
+        confidence=0.5,
+        patience_s=settings.hard_timeout_s,
+        is_alone=not waiting,
+        doing=min((j.doing for j in doubtful), key=lambda doing: doing is Doing.UNLOOKED),
+    )
+
+
+def _lingering(leaving: list[Judgement]) -> Finding | None:
+    """Every script has ended; a process that does not is waited for as long as torchrun would wait."""
+    if not leaving:
+        return None
+    return Finding(
+        cause="rank_blocked",
+        culprits=sorted(_numbers(leaving)),
+        waiting=[],
+        confidence=0.8,
+        patience_s=LEAVING_PATIENCE_S,
+        doing=Doing.LEAVING,
+        is_alone=True,
+    )
+
+
+def _by_waits(
+    stuck: list[Judgement], waiting: list[Judgement], matched: Match
+) -> tuple[list[Judgement], list[Judgement]] | None:
+    """The same as _split, by the graph of waits: its roots are to blame. None where it does not lead to any of them."""
+    roots = [j for j in stuck if j.global_rank in matched.roots]
+    if not roots:
+        return None
+    held_by = {rank for wait in matched.waits if wait.waits_for for rank in wait.ranks}
+    free = [j for j in stuck if j not in roots and j.global_rank not in held_by]
+    if free and not waiting:
+        return None  # Who stands still without a recorded wait may be the cause of it all.
+    return roots, sorted([*waiting, *(j for j in stuck if j not in roots)], key=lambda j: j.global_rank)
+
+
+def _split(stuck: list[Judgement], waiting: list[Judgement]) -> tuple[list[Judgement], list[Judgement]]:
+    """Who may be to blame, and who is held up.
+
+    An async wait or a device's sync shows no frame of torch, so those that are behind in the order of collectives hold
+    up the rest. Else, where nobody is seen to wait, by place:
+    where most ranks are is where they wait. Else all are as guilty as each other.
+    """
+    furthest = max(j.order for j in [*stuck, *waiting])
+    behind = [j for j in stuck if j.order < furthest]
+    if behind:
+        return behind, [*waiting, *(j for j in stuck if j.order == furthest)]
+    if waiting:
+        return stuck, waiting
+    places = Counter(j.place for j in stuck)
+    place, count = places.most_common(1)[0]
+    if len(places) > 1 and count * 2 > len(stuck):
+        return [j for j in stuck if j.place != place], [j for j in stuck if j.place == place]
+    return stuck, []
+
+
+def _as_init(found: Finding, living: list[Judgement]) -> Finding:
+    """The same, told as `init` where the others wait in process-group creation and the culprits aren't through it."""
+    by_rank = {j.global_rank: j for j in living}
+    if any(by_rank[rank].is_in_init for rank in found.waiting) and found.doing is not Doing.COLLECTING:
+        return msgspec.structs.replace(found, cause="init")
+    return found

@@ -1,0 +1,1 @@
+"""What a rank died of, from its texts and exit status."""

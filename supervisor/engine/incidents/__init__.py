@@ -1,0 +1,1 @@
+"""Incidents: their evidence, their sentences, their advice."""

@@ -1,0 +1,97 @@
+"""Words: the one sentence of an incident. Its advice is in `engine/incidents/advice.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from guardrun.supervisor.engine.model.run_view import AttemptView
+from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.hang_finding import Finding
+from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement
+
+
+def who(attempt: AttemptView, ranks: list[int]) -> str:
+    """`Rank 1 on node-a` or `Ranks 1,3 on node-a`."""
+    nodes = sorted({attempt.ranks[r].rank.node for r in ranks if r in attempt.ranks})
+    where = f" on {', '.join(nodes)}" if nodes else ""
+    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {rank_list(ranks)}{where}"
+
+
+def seconds_text(value: float) -> str:
+    """`0.31 s` or `42.0 ms`: what a step takes."""
+    return f"{value:.2f} s" if value >= 0.1 else f"{value * 1000:.1f} ms"
+
+
+def hang_sentence(attempt: AttemptView, found: Finding, judged: Mapping[int, Judgement], silent_s: float) -> str:
+    """The summary of a hang. silent_s: since the last progress, or since it was seen stopped."""
+    waits = _waiters(found, judged)
+    if found.told and found.culprits:
+        return f"{who(attempt, found.culprits)} {found.told}: they can never meet, {silent_s:.0f} s without progress."
+    if found.told:
+        return f"Collectives that can never meet, {silent_s:.0f} s without progress: {found.told}; {found.why_nobody}."
+    if not found.culprits:
+        ranks = f"{len(found.waiting)} rank{'s' if len(found.waiting) != 1 else ''}"
+        ops = sorted({judged[r].waits_in for r in found.waiting if r in judged and judged[r].waits_in})
+        return (
+            f"No rank has advanced for {silent_s:.0f} s: {ranks} wait in {' and '.join(ops) or 'a collective'}; "
+            f"{found.why_nobody or 'who is to blame cannot be told'}."
+        )
+    subject = who(attempt, found.culprits)
+    has = "has" if len(found.culprits) == 1 else "have"
+    spot = next((judged[r].spot for r in found.culprits if r in judged and judged[r].spot), "")
+    text = _doing_text(found, has, spot, silent_s, _detail(found, judged))
+    if found.cause == "init":
+        if not any(r in judged for r in found.culprits):
+            text = f"ended without reaching process-group creation, {silent_s:.0f} s ago or more"
+        else:
+            text = f"{has} not got through process-group creation: {text}"
+    proof = f", and {found.proof}" if found.proof else ""
+    return f"{subject} {text}{proof}{waits}."
+
+
+def _detail(found: Finding, judged: Mapping[int, Judgement]) -> str:
+    """What the culprits' judgements add to the sentence: their workers, the mount, want of CPU; empty where nothing."""
+    if found.doing is Doing.CHURNING:
+        is_starved = all(judged[r].is_starved for r in found.culprits if r in judged)
+        return ": its node is busy, and gives it little" if is_starved else ""
+    rank = next((r for r in found.culprits if r in judged and judged[r].detail), None)
+    if rank is None:
+        return ""
+    if found.doing is not Doing.DATA:
+        return judged[rank].detail
+    whose = "its" if len(found.culprits) == 1 else f"rank {rank}'s"
+    return f": {whose} {judged[rank].detail}"
+
+
+def _doing_text(found: Finding, has: str, spot: str, silent_s: float, detail: str) -> str:
+    at = f", at {spot}" if spot else ""
+    inside = f" in {spot}" if spot else ", where no stack could be taken"
+    texts = {
+        Doing.STOPPED: f"{has} been stopped by a signal for {silent_s:.0f} s{at}",
+        Doing.TRACED: f"{has} been stopped by a debugger for {silent_s:.0f} s{at}",
+        Doing.GIL_HELD: f"{has} held the GIL for {silent_s:.0f} s{inside}",
+        Doing.COLLECTING: f"{has} been in a garbage collection for {silent_s:.0f} s{at}",
+        Doing.IO_BLOCKED: f"{has} been in uninterruptible wait for {silent_s:.0f} s{inside}{detail}",
+        Doing.DATA: f"{has} waited {silent_s:.0f} s for data{detail or inside}",
+        Doing.IDLE: f"{has} waited {silent_s:.0f} s{inside}",
+        Doing.UNSEEN: f"{has} not run for {silent_s:.0f} s{inside}",
+        Doing.SPINNING: f"{has} been running in the same few lines for {silent_s:.0f} s{at}",
+        Doing.CHURNING: f"{has} used CPU without any progress for {silent_s:.0f} s{at}{detail}",
+        Doing.UNLOOKED: f"{has} shown no progress for {silent_s:.0f} s, and could not be looked at",
+        Doing.LEAVING: f"{has} come to the end of the script, but not exited{inside} for {silent_s:.0f} s",
+        Doing.WAITING: f"{has} waited {silent_s:.0f} s{inside}",
+    }
+    if found.cause == "collective_mismatch":
+        return f"{has} been in another collective than the rest for {silent_s:.0f} s{at}"
+    return texts[found.doing]
+
+
+def _waiters(found: Finding, judged: Mapping[int, Judgement]) -> str:
+    if not found.waiting:
+        return ""
+    ops = [judged[r].waits_in for r in found.waiting if r in judged and judged[r].waits_in]
+    op = max(set(ops), key=ops.count) if ops else ""
+    one = len(found.waiting) == 1
+    subject = f"rank {found.waiting[0]} waits" if one else f"{len(found.waiting)} ranks wait"
+    them = "it" if len(found.culprits) == 1 else "them"
+    return f"; {subject} for {them}" + (f" in {op}" if op else "")

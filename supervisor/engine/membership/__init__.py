@@ -1,0 +1,1 @@
+"""The nodes of a job: who takes part, who is lost, who returns."""

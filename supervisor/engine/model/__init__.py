@@ -1,0 +1,1 @@
+"""Events in, actions out, the table of phases, and what a look is."""

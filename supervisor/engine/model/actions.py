@@ -1,0 +1,231 @@
+"""Actions: imperatives that the engine returns and the edge carries out.
+
+Every action that ends comes back as an event, a failed or late one too:
+StartAttempt → AttemptStarted | AttemptNotStarted, StopAttempt → AttemptStopped, TakeLook → LookTaken,
+ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → IsolationSettled | NotIsolated
+(nothing, once it is withdrawn),
+CheckNodes → NodesChecked, AskCheckpoint → CheckpointAsked and CheckpointSecured, SeekCheckpoint → CheckpointSecured,
+Requeue → Requeued. The others end in themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.engine.model.events import Checkpoint
+
+
+class _Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    pass
+
+
+class StartAttempt(_Action, frozen=True, kw_only=True, tag="start_attempt"):
+    """Start the ranks; AttemptStarted or AttemptNotStarted is the answer."""
+
+    attempt: int
+    checkpoint: Checkpoint | None = None
+    """Resume from this."""
+    is_detailed: bool = False
+    """torch itself compares collectives (TORCH_DISTRIBUTED_DEBUG=DETAIL): after a mismatch, in that attempt alone."""
+    siblings: list[str] = []
+    """Checkpoints of this run: it is told when somebody opens one."""
+    is_guarded: bool = False
+    """Until then, ranks that would write over one are kept waiting for a moment."""
+    nodes: list[str] = []
+    """In the order of group ranks; empty: this node alone."""
+
+
+class CheckNodes(_Action, frozen=True, kw_only=True, tag="check_nodes"):
+    """Try nodes together, while nothing of an attempt is alive."""
+
+    check: int
+    nodes: list[str]
+    level: str
+    """quick, full"""
+
+
+class StopAttempt(_Action, frozen=True, kw_only=True, tag="stop_attempt"):
+    """SIGTERM to every rank's process group, SIGKILL after grace_s, then everything that is left of the attempt."""
+
+    attempt: int
+    grace_s: float
+    is_last: bool = False
+    """No other attempt follows: torchrun's own agent, where it runs them, is ended with it."""
+
+
+class TakeLook(_Action, frozen=True, kw_only=True, tag="take_look"):
+    """Stacks and counters of every rank's whole process tree, within the collectors' time limits."""
+
+    look: int
+    attempt: int
+    reason: str
+
+
+class ReadExits(_Action, frozen=True, kw_only=True, tag="read_exits"):
+    """Error files, exceptions, kernel and cgroup counters."""
+
+    attempt: int
+
+
+class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoint"):
+    """The newest whole, eligible checkpoint. Only asked for while nothing of an attempt is alive."""
+
+    choice: int
+    avoid: list[str] = []
+    """Not these, as long as they are as they were: the script could not load them."""
+
+
+class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):
+    """Have should_checkpoint() answer yes at one and the same call of all ranks, and look out for what they save."""
+
+    request: int
+    since_s: float
+    """When it was first asked for: what is written later is an answer."""
+    is_quiet: bool = False
+    """Only look out: the ranks save for another reason."""
+
+
+class SeekCheckpoint(_Action, frozen=True, kw_only=True, tag="seek_checkpoint"):
+    """Say once more, now that nothing is alive, whether there is a whole checkpoint newer than the request."""
+
+    request: int
+
+
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """As incident.json has it."""
+
+    rank: int | None
+    """None, with local_rank and pid: it is the node itself, before any rank of it trains."""
+    local_rank: int | None
+    node: str
+    pid: int | None
+    gpu: int | None = None
+
+
+def ranks_of(culprits: Iterable[Culprit]) -> list[int]:
+    """Those of the culprits that are ranks."""
+    return [culprit.rank for culprit in culprits if culprit.rank is not None]
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened, in the engine's seconds; the edge renders incident.json and report.html from it."""
+
+    id: str
+    """`001`, …"""
+    attempt: int
+    kind: str
+    cause: str
+    confidence: float
+    summary: str
+    culprits: list[Culprit]
+    onset_s: float
+    detected_s: float
+    step: int | None
+    evidence: dict[str, Any]
+    advice: str
+    action: str
+    """none, restart, isolate_node, give_up"""
+    resumed_from: Checkpoint | None = None
+    acted_s: float | None = None
+    """Of a hang: when something was done about it; detected_s is when it was told."""
+    recovered_s: float | None = None
+    looks: list[str] = []
+    """Folders with raw stacks, relative to the run directory."""
+
+
+class WriteIncident(_Action, frozen=True, kw_only=True, tag="write_incident"):
+    """Write or rewrite an incident's files; is_new also runs the notify command."""
+
+    incident: Incident
+    is_new: bool
+
+
+class Isolate(_Action, frozen=True, kw_only=True, tag="isolate"):
+    """Put a node under quarantine: no new run there, until a person or a pre-flight releases it."""
+
+    node: str
+    incident: str
+    cause: str
+    summary: str
+    evidence_s: float
+    """When the newest of the evidence was seen: a person's release beats what is older."""
+    finding: str = ""
+    """Its id: of which part."""
+
+
+class WithdrawIsolation(_Action, frozen=True, kw_only=True, tag="withdraw_isolation"):
+    """The node is back: what is still to be done of an isolation is not. What has been done stands."""
+
+    node: str
+    incident: str
+
+
+class Say(_Action, frozen=True, kw_only=True, tag="say"):
+    """A line for the terminal. level: info, good, warn, bad."""
+
+    text: str
+    level: str = "info"
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """summary.json, without what only the edge knows (wall times, paths)."""
+
+    outcome: str
+    """finished, failed, gave_up, interrupted, preempted"""
+    exit_code: int
+    reason: str
+    attempts: list[dict[str, Any]]
+    incidents: list[dict[str, Any]]
+    restarts: int
+    wall_s: float
+    goodput: float
+    """Share of wall_s in which training got further than ever before."""
+    lost_s: dict[str, float]
+    """detecting, stopping, starting, redoing, other"""
+    last_step: int | None
+    stalls: list[dict[str, Any]] = []
+    """That were told and became no incident: place, seconds, who."""
+    resumes: str = ""
+    """What was learned of the script: opens, ignores (engine/recovery/resumption.py); empty: nothing."""
+    may_go_on: bool = False
+    """It has ended, but only for want of a word on how the script resumes: the same run id goes on with it."""
+    requeue: str = ""
+    """Whether the scheduler was to start the job again: empty (no), or as State.requeue has it."""
+
+
+class Requeue(_Action, frozen=True, kw_only=True, tag="requeue"):
+    """Write summary.json, then have the scheduler put the job back into its queue: which ends this one at once."""
+
+    exclude: list[str] = []
+    """Nodes that it is not to get again."""
+    until_s: float = 0.0
+    """A scheduler that does not answer is asked again until then."""
+    summary: Summary
+
+
+class FinishRun(_Action, frozen=True, kw_only=True, tag="finish_run"):
+    """The run is over: write summary.json, let the launcher exit with exit_code."""
+
+    exit_code: int
+    summary: Summary
+
+
+Action = (
+    StartAttempt
+    | CheckNodes
+    | StopAttempt
+    | TakeLook
+    | ReadExits
+    | ChooseCheckpoint
+    | AskCheckpoint
+    | SeekCheckpoint
+    | Requeue
+    | WriteIncident
+    | Isolate
+    | WithdrawIsolation
+    | Say
+    | FinishRun
+)

@@ -1,0 +1,702 @@
+"""Events: facts, in the past tense, that the engine is told. All a journal needs for replay.
+
+Seconds named `…_s` are the engine's clock (`now_s`: seconds since the run was created, monotonic, also across a
+restarted supervisor), unless a name says wall.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.engine.model.looks import Frame, GroupLook, RankLook, Reading
+from guardrun.supervisor.health.base.findings import Finding
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    pass
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole checkpoint."""
+
+    path: str
+    """Absolute."""
+    step: int
+    """The script's own number where its name or its metadata tells, else guardrun's count when it was saved."""
+    format: str = ""
+    written_wall_s: float = 0.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the configuration that the engine decides by. Defaults are the contract's."""
+
+    max_restarts: int = 10
+    max_no_progress: int = 3
+    stop_grace_s: float = 10.0
+    floor_s: float = 10.0
+    hard_timeout_s: float = 1800.0
+    look_gap_s: float = 3.0
+    """Between the two looks of a suspicion."""
+    look_every_s: float = 8.0
+    """Between later ones, growing while somebody is busy."""
+    idle_patience_s: float = 30.0
+    data_patience_s: float = 60.0
+    gil_patience_s: float = 60.0
+    spin_patience_s: float = 120.0
+    native_patience_s: float = 0.0
+    """Where native code computes that was called from the user's own line, if this is longer. 0: in journals from
+    before."""
+    save_patience_s: float = 300.0
+    """While a rank saves, or is in a phase that its script has named (eval, save, …)."""
+    traced_patience_s: float = 20.0
+    """A debugger's stop ('t')."""
+    stopped_patience_s: float = 3.0
+    mismatch_patience_s: float = 5.0
+    """Ranks that are seen in collectives which can never meet."""
+    awake_patience_s: float = 30.0
+    """As idle_patience_s, of a rank that wakes up now and then."""
+    proof_patience_s: float = 15.0
+    """A standstill that nothing is left to end."""
+    tell_s: float = 0.0
+    """A stall is told after so long. 0: it is not, as in journals from before."""
+    is_sure: bool = False
+    """What nobody is seen to wait for is acted on at the hard limit alone, and a place at which the run has been
+    stopped before gets more patience. False: eager, and in journals from before."""
+    spares_ended: bool = False
+    """Once a rank has ended with 0 nothing is stopped any more. False: in journals from before."""
+    act: bool = True
+    resume_first: bool = False
+    resumes: bool = False
+    """The user has said how the script is told to resume ([checkpoint] resume_args, resume_env)."""
+    minds_codes: bool = False
+    """A script that ends itself with the same code at the same step, twice, has said what it has to say. False: in
+    journals from before."""
+    minds_resuming: bool = False
+    """A restart that does not take up what is there is ended (engine/recovery/resumption.py). False: in journals from
+    before."""
+    restarts_anyway: bool = False
+    """The user has asked for restarts as torchrun makes them (--max-restarts): whether they resume is the script's."""
+    is_torchrun_agent: bool = False
+    """torchrun's own agent runs the attempts and restarts them by its own rules."""
+    gc_policy: str = "off"
+    """[gc] policy: what an incident advises depends on it."""
+    window_s: float = 20.0
+    """What steps go to is compared over windows of this length (engine/observation/step_times.py)."""
+    responses: dict[str, str] = {}
+    """Causes of a node's own → note, restart or isolate, where the user has said so."""
+    grace_s: float = 600.0
+    """From a signal that warns of the job's end: how long the ranks may take to save, where the end is not known."""
+    term_grace_s: float = 30.0
+    """Between SIGTERM and SIGKILL, where the scheduler does not tell: slurm.conf's KillWait is 30 s unless set."""
+    save_before_end_s: float = 120.0
+    """So long before the job's time limit the ranks are asked to save; 0 = never."""
+    requeue: str = "auto"
+    """auto, always, never"""
+    goes_past_limit: bool = True
+    """A job that its time limit ends is requeued like any other. True: in journals from before, too."""
+    bounds_requeues: bool = False
+    """A run that gets no further is not requeued for ever. False: in journals from before."""
+    is_named: bool = False
+    """The user has named the run: the same command goes on with it."""
+    lost_s: float = 25.0
+    """A node of which nothing is heard for so long, while nothing advances, is lost."""
+    term_s: float = 15.0
+    """A node without contact for so long ends its ranks, unless they advance with those of other nodes."""
+    last_call_s: float = 30.0
+    """Nodes that are still expected are waited for this long where fewer would do."""
+    join_timeout_s: float = 600.0
+    """Too few nodes for so long: the run ends unfinished."""
+    head_gone_s: float = 60.0
+    """A node whose lease is over waits so long for a head, then ends: for a new guardrun there, or a requeue."""
+    ends_alone: bool = False
+    """A node without contact goes on only while its ranks do something with those of others. False: while they do
+    anything, in journals from before."""
+    isolate_lost_s: float = 0.0
+    """A lost node is isolated once it has not been back for so long. 0: at once, as in journals from before."""
+    check_nodes: str = "off"
+    """Several nodes are tried together before they train: off, quick, full."""
+    groups_losses: bool = False
+    """Nodes that are lost together are one incident, and nobody's fault where they are all that the head heard; who is
+    back is isolated no more. False: each loss is told for itself, in journals from before."""
+    tells_lacking: bool = False
+    """An import that fails on one node only is held against that node. False: in journals from before."""
+
+
+class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of several nodes."""
+
+    least: int
+    most: int
+    """Nodes that train: --nnodes=LEAST:MOST."""
+    spares: int = 0
+    """Nodes beyond them, which wait."""
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's process, as the launcher started it."""
+
+    global_rank: int
+    local_rank: int
+    pid: int
+    node: str
+
+
+class RunOpened(_Event, frozen=True, kw_only=True, tag="run_opened"):
+    """First event of a run."""
+
+    run_id: str
+    settings: Settings
+    node: str
+    command: list[str]
+    world_size: int
+    """On this node."""
+    wall_s: float
+    fleet: FleetPlan | None = None
+    session: int = 0
+    """Above 0: an earlier guardrun had the run, and nothing is recorded of what it did."""
+    attempt: int = 0
+    """The launcher's newest: above 0 where the journal of a living run was lost."""
+
+
+class RunContinued(_Event, frozen=True, kw_only=True, tag="run_continued"):
+    """A new guardrun took an unfinished run up again (a requeue). Whatever ran before is gone."""
+
+    settings: Settings
+    node: str
+    world_size: int
+    wall_s: float
+    session: int = 1
+    fleet: FleetPlan | None = None
+
+
+class SupervisorRestarted(_Event, frozen=True, kw_only=True, tag="supervisor_restarted"):
+    """The supervisor is a new process that has replayed the journal; what was under way must be asked for again."""
+
+
+class TimeSkipped(_Event, frozen=True, kw_only=True, tag="time_skipped"):
+    """The supervisor did not run for gap_s (frozen job, paused machine, stopped supervisor): nobody's hang."""
+
+    gap_s: float
+
+
+class AttemptStarted(_Event, frozen=True, kw_only=True, tag="attempt_started"):
+    """An attempt's ranks run. resumed_from: None where it begins anew."""
+
+    attempt: int
+    ranks: list[Rank]
+    resumed_from: Checkpoint | None = None
+
+
+class AttemptNotStarted(_Event, frozen=True, kw_only=True, tag="attempt_not_started"):
+    """The launcher could not start the ranks."""
+
+    attempt: int
+    error: str
+
+
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank's ordinary steps have gone to so far (hooks/patches/step_breakdown.py); evaluations, saves and the
+    like left out."""
+
+    steps: int
+    took_s: float
+    waited_s: float
+    """For other ranks, in collectives: as far as that can be seen, so never too much."""
+    data_s: float
+    """For data."""
+    gc_s: float
+
+
+class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What changed in a rank since the last report."""
+
+    global_rank: int
+    state: str = "S"
+    progress_s: float = 0.0
+    """When anything last advanced; 0 = nothing yet."""
+    progress: int = 0
+    """Everything that advances, summed."""
+    step: int = 0
+    """With the base of a resumed checkpoint."""
+    milestones: int = 0
+    phase: str = ""
+    gc_since_s: float = 0.0
+    heart_s: float = 0.0
+    in_save_since_s: float = 0.0
+    waits_since_s: float = 0.0
+    """In one and the same collective, or waiting for one batch, since; told from the third second on."""
+    gc_total_s: float = 0.0
+    """Time in collections so far; by itself no reason for a report."""
+    spent: Spent | None = None
+    """Every ten seconds or so; by itself no reason for a report."""
+    joint: int = 0
+    """Collectives that ranks of other nodes have part in, by torch's count."""
+    is_save_held: bool = False
+    """It wants to write over a checkpoint that nobody is known to have opened (hooks/saves/overwrite_guard.py)."""
+
+
+class NodeReport(_Event, frozen=True, kw_only=True, tag="node_report"):
+    """What changed on a node: at most one a second, urgent ones at once. Ranks without change are left out."""
+
+    node: str
+    attempt: int
+    ranks: list[RankReport]
+
+
+class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An exception that ended a rank, from its hooks or from torchrun's error file."""
+
+    error: str
+    """Qualified type where known: `torch.OutOfMemoryError`."""
+    message: str = ""
+    traceback: str = ""
+    frames: list[tuple[str, str, int]] = []
+    """(file, function, line), outermost first."""
+    at_s: float = 0.0
+    """0 = unknown."""
+    data: dict[str, Any] = {}
+    """The batch that the rank had last: batch, epoch, indices, size, indices_before; each where it is known."""
+
+
+class RankRaised(_Event, frozen=True, kw_only=True, tag="rank_raised"):
+    """A rank is about to end because of an exception."""
+
+    attempt: int
+    global_rank: int
+    error: ErrorRecord
+
+
+class RankEnded(_Event, frozen=True, kw_only=True, tag="rank_ended"):
+    """A rank's script came to its end; its interpreter is finalising."""
+
+    attempt: int
+    global_rank: int
+
+
+class RankExited(_Event, frozen=True, kw_only=True, tag="rank_exited"):
+    """A rank's process has ended, by itself or because it was stopped. at_s: when that was seen."""
+
+    attempt: int
+    global_rank: int
+    pid: int
+    exitcode: int
+    """As subprocess has it: negative = killed by that signal."""
+    at_s: float
+
+
+class ExitTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a fallen rank left behind."""
+
+    global_rank: int
+    error: ErrorRecord | None = None
+    stderr_tail: str = ""
+    """Last 4 KiB where its stderr went to a file; of one that ranks share, of the lines that name it."""
+    stack: list[Frame] = []
+    """Where a fatal signal met it, innermost first; empty where none did, or nothing tells."""
+    groups: list[GroupLook] = []
+    """Its process groups, with the calls it made last; one that raised counts as under way."""
+    failed_load: str = ""
+    """The checkpoint that its last load to raise was reading; the file, where nobody knows it as one."""
+
+
+class ExitsRead(_Event, frozen=True, kw_only=True, tag="exits_read"):
+    """Answer to ReadExits."""
+
+    attempt: int
+    traces: list[ExitTrace]
+    oom_kills: int = -1
+    """OOM kills counted in the job's cgroup (else the machine) since the attempt began; -1 unknown."""
+    oom_pids: list[int] = []
+    """Those that the kernel log names."""
+    disk_free_bytes: dict[str, int] = {}
+    """Per folder of interest (checkpoints, run directory, cwd, /dev/shm, /tmp)."""
+    readings: list[Reading] = []
+    """As in LookTaken."""
+    last_words: dict[str, str] = {}
+    """Per node: what native code said last on the stderr that its ranks share, nobody can say which of them."""
+
+
+class AttemptStopped(_Event, frozen=True, kw_only=True, tag="attempt_stopped"):
+    """Nothing of the attempt is alive any more (but `survivors`, which not even SIGKILL ended)."""
+
+    attempt: int
+    exitcodes: dict[int, int]
+    """Per global rank."""
+    stopped_by_us: list[int]
+    """Ranks that were alive when the stop began."""
+    survivors: list[int] = []
+    """pids."""
+    took_s: float = 0.0
+
+
+class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="checkpoint_saved"):
+    """A rank has finished writing a checkpoint; whether it is whole is not known yet."""
+
+    attempt: int
+    global_rank: int
+    path: str
+    step: int
+    duration_s: float
+    inode: int = 0
+    """0: not known."""
+    family: str = ""
+    """Its path without the numbers in its name, where the name says a step; else empty."""
+    named_step: int = 0
+    """That step."""
+
+
+class CheckpointLoaded(_Event, frozen=True, kw_only=True, tag="checkpoint_loaded"):
+    """A rank loaded what guardrun knows as a checkpoint."""
+
+    attempt: int
+    global_rank: int
+    path: str
+    step: int
+
+
+class CheckpointOpened(_Event, frozen=True, kw_only=True, tag="checkpoint_opened"):
+    """Somebody on a node has read from a checkpoint of this run, for the first time in this attempt.
+
+    Or a rank has loaded another's, before its first step.
+    """
+
+    attempt: int
+    path: str = ""
+    trouble: str = ""
+    """Not empty: nobody there could see it."""
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that was not taken, and why."""
+
+    path: str
+    reason: str
+
+
+class CheckpointChosen(_Event, frozen=True, kw_only=True, tag="checkpoint_chosen"):
+    """Answer to ChooseCheckpoint."""
+
+    choice: int
+    checkpoint: Checkpoint | None = None
+    skipped: list[Skipped] = []
+    warnings: list[Skipped] = []
+    """What a script that resumes by itself would take, where that is torn."""
+    family: str = ""
+    """The checkpoint's, as CheckpointSaved has it."""
+    siblings: list[str] = []
+    """This run's checkpoints, the chosen one among them: to open any of them is to resume."""
+    resumes_itself: bool = False
+    """Scripts that write this format look for their newest checkpoint by themselves."""
+    resume_way: str = ""
+    """How a script that writes it is told, in a few words."""
+    kept: str = ""
+    """Where it is kept from the next attempt; empty: nowhere."""
+    keep_trouble: str = ""
+    """Why not, or not wholly."""
+    error: str = ""
+
+
+class LookTaken(_Event, frozen=True, kw_only=True, tag="look_taken"):
+    """Answer to TakeLook; ranks that could not be looked at are missing, with the reason."""
+
+    look: int
+    attempt: int
+    ranks: list[RankLook]
+    missing: dict[int, str] = {}
+    took_s: float = 0.0
+    folder: str = ""
+    """Where the raw stacks lie, relative to the run directory."""
+    readings: list[Reading] = []
+    """Of the node: load, memory, disks, mounts; bounded."""
+
+
+class GcHeld(_Event, frozen=True, kw_only=True, tag="gc_held"):
+    """Collections took a second or more of one step of a rank."""
+
+    attempt: int
+    global_rank: int
+    duration_s: float
+    generation: int
+    collected: int
+    step: int
+    tracked: int = -1
+    """Objects that the collector tracks after it; -1 unknown."""
+
+
+class HooksMissing(_Event, frozen=True, kw_only=True, tag="hooks_missing"):
+    """A rank runs without hooks: it is watched from outside."""
+
+    attempt: int
+    global_ranks: list[int]
+    reason: str
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """The device that a rank trains on."""
+
+    subject: str
+    """As findings name it: `gpu:UUID`."""
+    index: int
+
+
+class Gauge(msgspec.Struct, frozen=True, array_like=True):
+    """One reading of a part of a node, for the page that shows it beside the steps."""
+
+    at_s: float
+    subject: str
+    name: str
+    """`temperature_c`, `sm_clock_hz`, …"""
+    value: float
+
+
+class NodeTold(_Event, frozen=True, kw_only=True, tag="node_told"):
+    """What the judges of a node say anew (supervisor/health/); all times are the engine's."""
+
+    node: str
+    findings: list[Finding]
+    devices: dict[int, Device] = {}
+    """Per global rank, where that is known."""
+    gauges: list[Gauge] = []
+    """Of parts of which something is told, from a while before that on."""
+
+
+class NodeJoined(_Event, frozen=True, kw_only=True, tag="node_joined"):
+    """A node is there, for the first time or again, and waits for orders (or has ranks already: `attempt`)."""
+
+    node: str
+    slot: int = -1
+    """Its place in the scheduler's order (SLURM_NODEID), or --node-rank; -1: as they come."""
+    ranks: int = 1
+    """That it would run."""
+    attempt: int = -1
+    """Of which it has ranks; -1: none."""
+    switches: list[str] = []
+    """Above it, from the top of the network down, where its scheduler says so."""
+    role: str = ""
+    """torchrun's --role there."""
+
+
+class NodeSilent(_Event, frozen=True, kw_only=True, tag="node_silent"):
+    """Nothing has been heard of a node for some seconds."""
+
+    node: str
+    since_s: float
+    """When it was last heard."""
+    is_dropped: bool = False
+    """Its end of the connection was closed: nobody is there any more, or not yet again."""
+
+
+class NodeHeard(_Event, frozen=True, kw_only=True, tag="node_heard"):
+    """A node that was silent is heard again."""
+
+    node: str
+
+
+class NodeLeft(_Event, frozen=True, kw_only=True, tag="node_left"):
+    """A node's guardrun has ended, and said so: nothing of the run is alive there."""
+
+    node: str
+    why: str = ""
+    is_unfit: bool = False
+    """It is there, but could not start its ranks."""
+
+
+class NodeAbsent(_Event, frozen=True, kw_only=True, tag="node_absent"):
+    """A node's guardrun was refused before it joined."""
+
+    node: str
+    slot: int = -1
+    """As NodeJoined has it."""
+    why: str
+    exit_code: int
+    """Of its guardrun."""
+    is_final: bool
+    """Nobody is there to start another."""
+
+
+class NodesChecked(_Event, frozen=True, kw_only=True, tag="nodes_checked"):
+    """Answer to CheckNodes."""
+
+    check: int
+    faulty: dict[str, str] = {}
+    """Node → what is wrong with it: a clause for `NODE …`."""
+    evidence: dict[str, dict[str, Any]] = {}
+    """Of those: what was measured of them."""
+    said: list[str] = []
+    """What is odd, and stops nobody; sentences without their full stop."""
+    took_s: float = 0.0
+
+
+class NotIsolated(_Event, frozen=True, kw_only=True, tag="not_isolated"):
+    """A node could not be put under quarantine, or may not be: a person has released it."""
+
+    node: str
+    incident: str
+    why: str
+
+
+class NodeReleased(_Event, frozen=True, kw_only=True, tag="node_released"):
+    """A person has released a node, and nothing keeps runs from it any more."""
+
+    node: str
+    at_s: float
+    who: str
+    reason: str = ""
+
+
+class IsolationSettled(_Event, frozen=True, kw_only=True, tag="isolation_settled"):
+    """All that isolating a node takes has been done, or refused for good: nothing of it is to be tried again."""
+
+    node: str
+    incident: str
+    how: str = ""
+    """What keeps the node out of other runs from now on, until a person releases it: drained, under quarantine, or
+    both; empty: nothing does."""
+
+
+class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where earlier runs in the same run folder had incidents."""
+
+    place: str
+    """As engine/incidents/recurrence.py has it."""
+    runs: int
+    """In how many runs."""
+    last: str = ""
+    """The day of the last, UTC: `2026-11-20`."""
+
+
+class PastRead(_Event, frozen=True, kw_only=True, tag="past_read"):
+    """What earlier runs have left about incidents; once a supervisor, soon after its start."""
+
+    places: list[PastPlace]
+    stalls: dict[str, float] = {}
+    """Stalls that ended by themselves: place (engine/detectors/hang/stalls.py, short) → longest seconds."""
+    resumes: str = ""
+    """What the last run that learned it has learned of this very script and its arguments: opens, ignores."""
+
+
+class HoldSet(_Event, frozen=True, kw_only=True, tag="hold_set"):
+    """A person asked for hands off (or back on)."""
+
+    is_held: bool
+    who: str
+
+
+class RestartAsked(_Event, frozen=True, kw_only=True, tag="restart_asked"):
+    """A person wants the attempt ended, and the next begun, now."""
+
+    who: str
+
+
+class StopRequested(_Event, frozen=True, kw_only=True, tag="stop_requested"):
+    """The user or the scheduler told guardrun to end (signal number)."""
+
+    signum: int
+    node: str = ""
+    """Whose guardrun; empty: not known, as in journals of before."""
+
+
+class PreemptionNoticed(_Event, frozen=True, kw_only=True, tag="preemption_noticed"):
+    """The scheduler has sent a signal that says: the job is about to end. The ranks go on."""
+
+    signum: int
+    is_forwarded: bool = False
+    """The launcher has given it to the ranks that have a handler for it."""
+    catchers: list[int] = []
+    """Ranks that have one, and were not given it."""
+    at_s: float = 0.0
+    """When guardrun got the signal, before it gave it to any rank; 0: as this is told."""
+    is_why_asked: bool = False
+    """The scheduler is asked why: a SchedulerTold with its word follows."""
+
+
+class SchedulerTold(_Event, frozen=True, kw_only=True, tag="scheduler_told"):
+    """What the scheduler says of the job; when it changes, and after each signal."""
+
+    end_s: float = 0.0
+    """When it will end the job; 0 = unknown, or never."""
+    may_requeue: bool = False
+    why: str = ""
+    """Why it is ending the job: preempted, time_limit, requeued, node_failed, cancelled (by a person); running: it is
+    not; empty: unknown."""
+    drained: dict[str, str] | None = None
+    """Nodes that somebody else than guardrun has drained → why, and who; None: unknown."""
+
+
+class CheckpointAsked(_Event, frozen=True, kw_only=True, tag="checkpoint_asked"):
+    """Answer to AskCheckpoint, once every rank has been seen to ask should_checkpoint()."""
+
+    request: int
+    at_call: int
+
+
+class CheckpointAnswered(_Event, frozen=True, kw_only=True, tag="checkpoint_answered"):
+    """A rank has been told yes by should_checkpoint()."""
+
+    request: int
+
+
+class CheckpointSecured(_Event, frozen=True, kw_only=True, tag="checkpoint_secured"):
+    """A whole checkpoint newer than the request is there. Answers SeekCheckpoint also where there is none."""
+
+    request: int
+    checkpoint: Checkpoint | None = None
+
+
+class Requeued(_Event, frozen=True, kw_only=True, tag="requeued"):
+    """Answer to Requeue."""
+
+    is_done: bool
+    why: str = ""
+    is_silent: bool = False
+    """The scheduler did not answer, to the end: somebody else may ask it later."""
+
+
+class Ticked(_Event, frozen=True, kw_only=True, tag="ticked"):
+    """A deadline came. Journalled in place of the call of `tick`."""
+
+
+Event = (
+    RunOpened
+    | RunContinued
+    | SupervisorRestarted
+    | TimeSkipped
+    | AttemptStarted
+    | AttemptNotStarted
+    | NodeReport
+    | RankRaised
+    | RankEnded
+    | RankExited
+    | ExitsRead
+    | AttemptStopped
+    | CheckpointSaved
+    | CheckpointLoaded
+    | CheckpointOpened
+    | CheckpointChosen
+    | LookTaken
+    | GcHeld
+    | NodeTold
+    | NodeJoined
+    | NodeSilent
+    | NodeHeard
+    | NodeLeft
+    | NodeAbsent
+    | NodesChecked
+    | NotIsolated
+    | IsolationSettled
+    | NodeReleased
+    | HooksMissing
+    | PastRead
+    | HoldSet
+    | RestartAsked
+    | PreemptionNoticed
+    | SchedulerTold
+    | CheckpointAsked
+    | CheckpointAnswered
+    | CheckpointSecured
+    | Requeued
+    | StopRequested
+    | Ticked
+)

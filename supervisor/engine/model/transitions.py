@@ -1,0 +1,166 @@
+"""The phases of a run, and which event does what in each: one table.
+
+A pair that is missing from the table is a bug of ours: `InvalidTransition` names both. `tests/core` walks every pair.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from guardrun.supervisor.engine.model import events as ev
+
+
+class Phase(str, Enum):
+    """Where a run is. Exactly one at a time; what is going on within RUNNING is the hang watch's business."""
+
+    NEW = "new"
+    """Nothing is known yet; only RunOpened makes sense."""
+    GATHERING = "gathering"
+    """Nothing of an attempt is alive, and there are too few nodes for the next."""
+    CHECKING = "checking"
+    """Nothing of an attempt is alive; the nodes of the next are being tried together."""
+    CHOOSING = "choosing"
+    """Nothing of an attempt is alive; the checkpoint for the next is being chosen."""
+    STARTING = "starting"
+    """The launcher has been told to start an attempt."""
+    RUNNING = "running"
+    """Ranks are alive."""
+    STOPPING = "stopping"
+    """The launcher has been told to stop the attempt, or all ranks ended and it is clearing up."""
+    ENDING = "ending"
+    """The user or the scheduler wants an end; the launcher stops the ranks by itself."""
+    ENDED = "ended"
+    """FinishRun has been said."""
+
+
+IGNORE = ""
+"""An event that is late or without meaning in a phase: noted in the journal, nothing else."""
+OBSERVED = "observed"
+"""An event that changes nothing by itself: detectors observe it, as they do all that are not ignored."""
+
+_ALWAYS: dict[type, str] = {
+    ev.SupervisorRestarted: "on_supervisor_restarted",
+    ev.TimeSkipped: "on_time_skipped",
+    ev.HoldSet: "on_hold_set",
+    ev.PastRead: "on_past_read",
+    ev.NodeTold: "on_node_told",
+    ev.NotIsolated: "on_not_isolated",
+    ev.IsolationSettled: "on_isolation_settled",
+    ev.NodeReleased: "on_node_released",
+    ev.NodeJoined: "on_node_joined",
+    ev.NodeSilent: "on_node_silent",
+    ev.NodeHeard: "on_node_heard",
+    ev.NodeLeft: "on_node_left",
+    ev.NodeAbsent: "on_node_absent",
+    ev.SchedulerTold: "on_scheduler_told",
+    ev.RunContinued: "on_run_continued",
+}
+
+_QUIET: dict[type, str] = {
+    ev.RunOpened: IGNORE,
+    ev.AttemptStarted: IGNORE,
+    ev.AttemptNotStarted: IGNORE,
+    ev.NodeReport: IGNORE,
+    ev.RankRaised: IGNORE,
+    ev.RankEnded: IGNORE,
+    ev.RankExited: IGNORE,
+    ev.ExitsRead: IGNORE,
+    ev.AttemptStopped: IGNORE,
+    ev.CheckpointSaved: IGNORE,
+    ev.CheckpointLoaded: IGNORE,
+    ev.CheckpointOpened: IGNORE,
+    ev.CheckpointChosen: IGNORE,
+    ev.LookTaken: IGNORE,
+    ev.NodesChecked: IGNORE,
+    ev.RestartAsked: IGNORE,
+    ev.GcHeld: IGNORE,
+    ev.HooksMissing: IGNORE,
+    ev.PreemptionNoticed: "on_preemption_noticed",
+    ev.CheckpointAsked: "on_checkpoint_asked",
+    ev.CheckpointAnswered: "on_checkpoint_answered",
+    ev.CheckpointSecured: "on_checkpoint_secured",
+    ev.Requeued: IGNORE,
+    ev.StopRequested: "on_stop_requested",
+    ev.Ticked: "on_tick",
+}
+
+_ROWS: dict[Phase, dict[type, str]] = {
+    Phase.NEW: {
+        ev.RunOpened: "on_run_opened",
+        ev.PreemptionNoticed: IGNORE,
+        ev.StopRequested: IGNORE,
+        ev.Ticked: IGNORE,
+        ev.TimeSkipped: IGNORE,
+    },
+    Phase.GATHERING: {ev.Requeued: "on_requeued"},
+    Phase.CHECKING: {ev.NodesChecked: "on_nodes_checked"},
+    Phase.CHOOSING: {ev.CheckpointChosen: "on_checkpoint_chosen"},
+    Phase.STARTING: {
+        ev.AttemptStarted: "on_attempt_started",
+        ev.AttemptNotStarted: "on_attempt_not_started",
+        # The launcher died with its attempt unreported, and a requeue found nothing alive.
+        ev.AttemptStopped: IGNORE,
+    },
+    Phase.RUNNING: {
+        ev.AttemptStarted: "on_attempt_restarted",
+        ev.NodeReport: "on_node_report",
+        ev.RankRaised: "on_rank_raised",
+        ev.RankEnded: "on_rank_ended",
+        ev.RankExited: "on_rank_exited",
+        ev.ExitsRead: "on_exits_read",
+        ev.AttemptStopped: "on_attempt_stopped",
+        ev.CheckpointSaved: "on_checkpoint_saved",
+        ev.CheckpointLoaded: "on_checkpoint_loaded",
+        ev.CheckpointOpened: "on_checkpoint_opened",
+        ev.LookTaken: "on_look_taken",
+        ev.GcHeld: OBSERVED,
+        ev.HooksMissing: "on_hooks_missing",
+        ev.RestartAsked: "on_restart_asked",
+    },
+    Phase.STOPPING: {
+        ev.AttemptStarted: "on_attempt_restarted",
+        ev.NodeReport: "on_node_report",
+        ev.RankRaised: "on_rank_raised",
+        ev.RankEnded: "on_rank_ended",
+        ev.RankExited: "on_rank_exited",
+        ev.ExitsRead: "on_exits_read",
+        ev.AttemptStopped: "on_attempt_stopped",
+        ev.CheckpointSaved: "on_checkpoint_saved",
+    },
+    Phase.ENDING: {
+        # Told to start just before the user wanted an end: the launcher's Stopped follows.
+        ev.AttemptStarted: "on_attempt_started",
+        ev.RankExited: "on_rank_exited",
+        ev.AttemptStopped: "on_attempt_stopped",
+        ev.CheckpointSaved: "on_checkpoint_saved",
+        # A second notice changes nothing any more.
+        ev.PreemptionNoticed: IGNORE,
+        ev.Requeued: "on_requeued",
+    },
+    Phase.ENDED: {
+        ev.PreemptionNoticed: IGNORE,
+        ev.CheckpointSecured: IGNORE,
+        ev.StopRequested: IGNORE,
+        ev.Ticked: IGNORE,
+    },
+}
+
+TABLE: dict[tuple[Phase, type], str] = {
+    (phase, event): handler for phase, row in _ROWS.items() for event, handler in {**_QUIET, **_ALWAYS, **row}.items()
+}
+
+
+class InvalidTransition(Exception):
+    """An event that no row of the table knows: a bug of ours."""
+
+    def __init__(self, phase: Phase, event: object, story: list[str]) -> None:
+        told = " <- ".join(reversed(story))
+        super().__init__(f"{type(event).__name__} in phase {phase.value}: no such transition; before it: {told}")
+
+
+def handler_name(phase: Phase, event: object, story: list[str]) -> str:
+    """Name of the engine's method for this pair, or IGNORE. Raises InvalidTransition."""
+    try:
+        return TABLE[phase, type(event)]
+    except KeyError:
+        raise InvalidTransition(phase, event, story) from None

@@ -1,0 +1,1 @@
+"""What looks show: stacks, what each rank does, who waits for whom."""

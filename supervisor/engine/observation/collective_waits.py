@@ -1,0 +1,301 @@
+"""Who waits for whom, from what every rank tells of its process groups.
+
+Pure. The rules:
+- A rank waits in the first call of a group that it has issued and that is not completed.
+- There it waits for every member that has not issued that call yet. Those may wait in another group for somebody else:
+  whoever is at the end of such chains, and waits for nobody, is a root.
+- Members whose call of the same number is another operation, or of another size, will never meet: a mismatch. So will
+  ranks that wait for each other in a circle, through groups that they enter in different orders.
+- Who of them is wrong: most are right; where that does not tell, whoever left the order that it kept until then.
+
+What a rank has not told is not held against it. The numbers per group and rank are Aegis' counters, the graph is
+Mycroft's (papers of 2025; both compare what was issued).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, RankLook
+from guardrun.supervisor.engine.observation.collective_calls import is_point_to_point, may_be_uneven, meet
+from guardrun.supervisor.engine.observation.frames import is_users, user_frame
+from guardrun.supervisor.engine.observation.mismatch_attribution import Side, blamed
+
+CIRCLE = "circle"
+SIDES = "sides"
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that wait for others in one call of one group."""
+
+    ranks: list[int]
+    waits_for: list[int]
+    """Members that have not issued it; empty where all have."""
+    unseen: list[int] = []
+    """Members of which nothing is known."""
+    elsewhere: list[int] = []
+    """Members that have counted as many calls, and do not tell of this one: theirs is one of torch's own (DDP's)."""
+    group: str
+    desc: str = ""
+    seq: int
+    op: str
+    frame: Frame | None = None
+
+
+class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls that can never meet."""
+
+    form: str
+    """SIDES: one call of one group, called differently. CIRCLE: ranks that wait for each other, through groups."""
+    sides: list[Side]
+    """The largest first; for a circle, in the order in which they wait for each other."""
+    culprits: list[int]
+    """Empty where it cannot be told."""
+    why: str
+    """How the culprits were told, or why they were not."""
+    is_pending: bool = True
+    """Ranks of two sides at least are still in these calls: nothing can end that."""
+
+
+class Match(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks' accounts say together."""
+
+    waits: list[Wait] = []
+    roots: list[int] = []
+    """Those that others wait for, directly or through chains, and that wait for nobody in any collective."""
+    mismatch: Mismatch | None = None
+    is_all_in: bool = False
+    """Everybody who waits has company: every member of its group that is known has issued the same call."""
+    is_uneven: bool = False
+    """Some of the calls may have other sizes on each rank, which torch's own comparison takes for a mistake."""
+
+
+class _Group:
+    """One process group as its members tell it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.desc = ""
+        self.backend = ""
+        self.members: set[int] = set()
+        self.issued: dict[int, int] = {}
+        self.calls: dict[int, dict[int, Call]] = {}
+        """rank → number → call; without point-to-point."""
+
+    def is_in(self, rank: int, seq: int) -> bool:
+        """Whether a rank has issued this call, and it is not completed."""
+        call = self.calls[rank].get(seq)
+        return call is not None and call.state != "completed"
+
+    def is_uneven(self) -> bool:
+        return any(may_be_uneven(call, self.backend) for calls in self.calls.values() for call in calls.values())
+
+
+def match(looks: Iterable[RankLook]) -> Match:
+    """Put together what every rank tells. Where nobody tells anything, an empty answer."""
+    looks = list(looks)
+    groups = _groups(looks)
+    waits = _waits(looks, groups)
+    mismatch = _by_sides(groups, looks) or _by_circle(waits, looks)
+    return Match(
+        waits=_merged(waits),
+        roots=_roots(waits),
+        mismatch=mismatch,
+        is_all_in=bool(waits) and not any(wait.waits_for or wait.unseen for wait in waits.values()),
+        is_uneven=any(group.is_uneven() for group in groups.values()),
+    )
+
+
+def _groups(looks: list[RankLook]) -> dict[Key, _Group]:
+    groups: dict[Key, _Group] = {}
+    for look in looks:
+        for told in look.groups:
+            group = groups.setdefault(key_of(told), _Group(told.name))
+            group.desc = group.desc or told.desc
+            group.backend = group.backend or told.backend
+            group.members.update(told.ranks, [look.global_rank])
+            group.issued[look.global_rank] = told.issued
+            group.calls[look.global_rank] = {call.seq: call for call in told.calls if not is_point_to_point(call)}
+    return groups
+
+
+Key = tuple[str, tuple[int, ...]]
+
+
+def key_of(told: GroupLook) -> Key:
+    """What tells a group from others: names are torch's, and may be equal for groups that have no member in common."""
+    return told.name, tuple(told.ranks)
+
+
+def pending(told: GroupLook) -> Call | None:
+    """The call of this group that a rank waits in: the first that is not completed."""
+    return next((call for call in told.calls if call.state != "completed"), None)
+
+
+def waits_on_device(before: RankLook, after: RankLook) -> str:
+    """The operation that a rank's device has not completed between two looks; empty where none, or no device does it.
+
+    A script goes on after it has issued a collective to NCCL: where it waits in the end (`.item()`, a synchronisation)
+    says nothing of torch.distributed.
+    """
+    old = {(told.name, call.seq) for told in before.groups if (call := pending(told))}
+    for told in after.groups:
+        call = pending(told)
+        if told.backend == "nccl" and call is not None and (told.name, call.seq) in old:
+            return call.op
+    return ""
+
+
+# Waits -------------------------------------------------------------------------------------------------
+
+
+def _waits(looks: list[RankLook], groups: dict[Key, _Group]) -> dict[int, Wait]:
+    """Per rank, the wait that holds it up: the earliest of its pending calls that lacks somebody, else the earliest."""
+    waits = {}
+    for look in looks:
+        mine = []
+        for told in look.groups:
+            call = pending(told)
+            if call is not None:
+                mine.append((call.at_s, _wait(look, call, groups[key_of(told)])))
+        if mine:
+            lacking = [pair for pair in mine if pair[1].waits_for]
+            waits[look.global_rank] = min(lacking or mine, key=lambda pair: pair[0])[1]
+    return waits
+
+
+def _wait(look: RankLook, call: Call, group: _Group) -> Wait:
+    if is_point_to_point(call):
+        waits_for, unseen, elsewhere = ([call.peer] if call.peer >= 0 else []), [], []
+    else:
+        elsewhere = sorted(
+            rank
+            for rank, calls in group.calls.items()
+            if group.issued[rank] >= call.seq and call.seq not in calls and any(seq < call.seq for seq in calls)
+        )
+        waits_for = sorted(m for m in group.members if group.issued.get(m, call.seq) < call.seq)
+        unseen = sorted(group.members - group.issued.keys())
+    return Wait(
+        ranks=[look.global_rank],
+        waits_for=waits_for,
+        unseen=unseen,
+        elsewhere=elsewhere,
+        group=group.name,
+        desc=group.desc,
+        seq=call.seq,
+        op=call.op,
+        frame=call.frame or _place(look),
+    )
+
+
+def _place(look: RankLook) -> Frame | None:
+    """Where a rank is in the user's code: what stands for the line of a call that torch itself has issued (DDP's)."""
+    threads = look.process.threads
+    stack = next((t.frames for t in threads if t.is_main), threads[0].frames if threads else [])
+    frame = user_frame(stack)
+    return frame if frame is not None and is_users(frame) else None
+
+
+def _merged(waits: dict[int, Wait]) -> list[Wait]:
+    """Equal waits of several ranks as one; the largest first."""
+    merged: dict[tuple[object, ...], list[Wait]] = defaultdict(list)
+    for wait in waits.values():
+        where = (wait.frame.file, wait.frame.function) if wait.frame else None
+        merged[(wait.group, wait.seq, wait.op, tuple(wait.waits_for), tuple(wait.unseen), where)].append(wait)
+    together = [
+        msgspec.structs.replace(same[0], ranks=sorted(rank for wait in same for rank in wait.ranks))
+        for same in merged.values()
+    ]
+    return sorted(together, key=lambda wait: (-len(wait.ranks), wait.ranks))
+
+
+def _roots(waits: dict[int, Wait]) -> list[int]:
+    """Who is waited for, and waits for nobody."""
+    waited_for = {rank for wait in waits.values() for rank in wait.waits_for}
+    return sorted(rank for rank in waited_for if rank not in waits or not waits[rank].waits_for)
+
+
+# Mismatches --------------------------------------------------------------------------------------------
+
+
+def _by_sides(groups: dict[Key, _Group], looks: list[RankLook]) -> Mismatch | None:
+    """The earliest call of any group on which its members disagree, among those that somebody is still in.
+
+    What a disagreement left behind it completed for one of them, or the other: it counts as long as the group has
+    not got past it together.
+    """
+    for group in groups.values():
+        if len(group.calls) < 2:
+            continue
+        stuck = [call.seq for calls in group.calls.values() for call in calls.values() if call.state != "completed"]
+        if not stuck:
+            continue
+        numbers = Counter(seq for calls in group.calls.values() for seq in calls if seq <= max(stuck))
+        for seq in sorted(seq for seq, count in numbers.items() if count > 1):
+            sides = _sides(group, seq)
+            if len(sides) > 1 and any(_is_held(group, side, seq) for side in sides):
+                culprits, why = blamed(sides, looks)
+                in_it = [side for side in sides if any(group.is_in(rank, seq) for rank in side.ranks)]
+                placed = _placed(sides, looks)
+                return Mismatch(form=SIDES, sides=placed, culprits=culprits, why=why, is_pending=len(in_it) > 1)
+    return None
+
+
+def _placed(sides: list[Side], looks: list[RankLook]) -> list[Side]:
+    """The same, with a place for each call that is under way and tells none itself."""
+    by_rank = {look.global_rank: look for look in looks}
+    return [
+        msgspec.structs.replace(side, call=msgspec.structs.replace(side.call, frame=_place(by_rank[side.ranks[0]])))
+        if side.call.frame is None and side.call.state != "completed"
+        else side
+        for side in sides
+    ]
+
+
+def _is_held(group: _Group, side: Side, seq: int) -> bool:
+    """Whether somebody of this side has not got past the call, or past anything of the group since."""
+    return any(
+        call.state != "completed" for rank in side.ranks for number, call in group.calls[rank].items() if number >= seq
+    )
+
+
+def _sides(group: _Group, seq: int) -> list[Side]:
+    sides: list[tuple[Call, list[int]]] = []
+    for rank in sorted(group.calls):
+        call = group.calls[rank].get(seq)
+        if call is None:
+            continue
+        for known, ranks in sides:
+            if meet(known, call, group.backend):
+                ranks.append(rank)
+                break
+        else:
+            sides.append((call, [rank]))
+    sides.sort(key=lambda side: -len(side[1]))
+    return [Side(ranks=ranks, call=call, group=group.name) for call, ranks in sides]
+
+
+def _by_circle(waits: dict[int, Wait], looks: list[RankLook]) -> Mismatch | None:
+    """Ranks that wait for each other in a circle: nobody at its end could be the root."""
+    for start in sorted(waits):
+        path: list[int] = []
+        rank = start
+        while rank not in path:
+            path.append(rank)
+            following = [r for r in waits[rank].waits_for if r in waits and waits[r].waits_for]
+            if not following:
+                break
+            rank = following[0]
+        else:
+            circle = path[path.index(rank) :]
+            sides = [Side(ranks=[r], call=_call_of(waits[r]), group=waits[r].group) for r in circle]
+            culprits, why = blamed(sides, looks)
+            return Mismatch(form=CIRCLE, sides=sides, culprits=culprits, why=why)
+    return None
+
+
+def _call_of(wait: Wait) -> Call:
+    return Call(wait.seq, wait.op, frame=wait.frame)

@@ -1,0 +1,187 @@
+"""Reading stacks: whose code a frame is, and where a rank is in the user's own terms."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from guardrun.supervisor.engine.model.looks import Frame
+
+_PACKAGES = ("site-packages/", "dist-packages/", "/torch/nn/", "/torch/_", "/torch/autograd/", "/torch/optim/")
+_NOT_THE_USERS = (
+    "site-packages/",
+    "dist-packages/",
+    "/lib/python3",
+    "guardrun/hooks/",
+    # torch built from source lies in no site-packages; a user's own folder may well be called torch.
+    "/torch/distributed/",
+    "/torch/nn/",
+    "/torch/utils/",
+    "/torch/autograd/",
+    "/torch/optim/",
+    "/torch/_",
+)
+_CALL_FILES = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/c10d_logger.py",
+    "torch/distributed/rendezvous.py",
+    "torch/distributed/_functional_collectives.py",
+)
+"""Whatever is called here and below it waits for others."""
+_WRAPPER_FILES = (
+    "torch/nn/parallel/distributed.py",
+    "torch/distributed/fsdp/",
+    "torch/distributed/_composable/",
+    "torch/distributed/utils.py",
+)
+"""These wait for others in C++, or call a model, which does not."""
+_WAY_FILES = (
+    "torch/_ops.py",
+    "torch/_library/",
+    "torch/overrides.py",
+    "torch/_compile.py",
+    "torch/_dynamo/eval_frame.py",
+    "torch/cuda/streams.py",
+    "torch/utils/_contextlib.py",
+    "guardrun/hooks/",
+    "/contextlib.py",
+)
+"""On the way into a wait: operators, synchronisations with a device, decorators."""
+_INIT_FUNCTIONS = frozenset({"init_process_group", "new_group", "_new_process_group_helper"})
+_INIT_FILES = ("torch/distributed/rendezvous.py",)
+_IMPORTING = "<frozen importlib"
+_BACKWARD = "_engine_run_backward"
+_DEBUGGERS = ("/pdb.py", "/bdb.py", "/code.py", "/IPython/", "/debugpy/", "/pydevd", "/pudb/", "/ipdb/", "/_pyrepl/")
+_PROCESS_FILES = ("/multiprocessing/", "/subprocess.py", "/concurrent/futures/")
+_DATA_FILES = ("torch/utils/data/dataloader.py", "torch/utils/data/_utils/")
+
+
+def is_users(frame: Frame) -> bool:
+    """Whether a frame is the user's code: no library's, no interpreter's, not ours."""
+    return is_users_file(frame.file)
+
+
+@lru_cache(maxsize=4096)
+def is_users_file(path: str) -> bool:
+    """Likewise, for a file. Thousands of ranks are in the same few."""
+    return not any(part in path for part in _NOT_THE_USERS) and not path.startswith("<")
+
+
+def user_frame(frames: list[Frame]) -> Frame | None:
+    """The innermost frame of the user's own code, else the innermost of all; None for an empty stack."""
+    for frame in frames:
+        if is_users(frame):
+            return frame
+    return frames[0] if frames else None
+
+
+def inner_library_frames(frames: list[Frame]) -> list[Frame]:
+    """What was called from the innermost user frame, innermost first."""
+    inner = []
+    for frame in frames:
+        if is_users(frame):
+            break
+        inner.append(frame)
+    return inner
+
+
+def inner_calls(frames: list[Frame]) -> list[Frame]:
+    """The same without imports: what a module runs as it is imported is no call of its functions."""
+    inner = []
+    for frame in inner_library_frames(frames):
+        if frame.file.startswith(_IMPORTING):
+            break
+        if frame.function != "<module>":
+            inner.append(frame)
+    return inner
+
+
+def calls_packages(frames: list[Frame]) -> bool:
+    """Whether the innermost user frame has called into an installed package, and not only the standard library."""
+    return any(part in frame.file for frame in inner_library_frames(frames) for part in _PACKAGES)
+
+
+def communication(frames: list[Frame]) -> list[Frame]:
+    """The innermost frames, as far as they are torch's communication; empty where the stack does not end in it.
+
+    Below DistributedDataParallel's forward, or FSDP's, there may be the model's own: that waits for nobody.
+    """
+    found: list[Frame] = []
+    for frame in frames:
+        if any(part in frame.file for part in (*_CALL_FILES, *_WRAPPER_FILES)):
+            if frame.function == "<module>":
+                return []  # it is being imported
+            found.append(frame)
+        elif not any(part in frame.file for part in _WAY_FILES):
+            break
+    return found
+
+
+def is_call_of_others(frame: Frame) -> bool:
+    """Whether a frame of `communication` does nothing but wait for others, with the CPU in use or not."""
+    return any(part in frame.file for part in _CALL_FILES)
+
+
+def waits_in_init(frames: list[Frame]) -> bool:
+    """Whether the stack ends in process-group creation or its rendezvous."""
+    return any(
+        last_name(frame) in _INIT_FUNCTIONS or any(part in frame.file for part in _INIT_FILES)
+        for frame in communication(frames)
+    )
+
+
+def is_in_backward(frames: list[Frame]) -> bool:
+    """Whether the innermost frame is the autograd engine: every rank shows it during a backward pass."""
+    return bool(frames) and last_name(frames[0]) == _BACKWARD
+
+
+def is_debugged(frames: list[Frame]) -> bool:
+    """Whether the stack ends in a debugger's prompt or in its wait for a person."""
+    return any(part in frame.file for frame in inner_library_frames(frames) for part in _DEBUGGERS)
+
+
+def waits_for_data(frames: list[Frame]) -> bool:
+    """Whether the stack ends in a DataLoader waiting for its workers."""
+    return any(part in frame.file for frame in inner_calls(frames) for part in _DATA_FILES)
+
+
+def waits_for_process(frames: list[Frame]) -> bool:
+    """Whether the stack ends in the standard library's, or torch's, waiting for other processes."""
+    return any(part in frame.file for frame in inner_calls(frames) for part in _PROCESS_FILES)
+
+
+def place(frames: list[Frame]) -> str:
+    """Where in the user's code: `file:function`, the same for every line of it. Empty for no stack."""
+    frame = user_frame(frames)
+    return f"{frame.file}:{frame.function}" if frame else ""
+
+
+def spot(frames: list[Frame]) -> str:
+    """The same for a sentence: `function (file.py:73)`."""
+    frame = user_frame(frames)
+    return f"{frame.function} ({base_name(frame.file)}:{frame.line})" if frame else ""
+
+
+def functions(frames: list[Frame]) -> tuple[str, ...]:
+    """The stack without its line numbers."""
+    return tuple(f"{frame.file}:{frame.function}" for frame in frames)
+
+
+def last_name(frame: Frame) -> str:
+    """The function's own name: py-spy gives qualified ones from Python 3.11 on, faulthandler never does."""
+    return frame.function.rsplit(".", 1)[-1]
+
+
+def base_name(path: str) -> str:
+    """A path's last part; os.path is not to be had, since the core must not import os."""
+    return path.rsplit("/", 1)[-1]
+
+
+def rank_list(ranks: list[int]) -> str:
+    """Compress ranks: `0-6,8`."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

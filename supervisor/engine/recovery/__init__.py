@@ -1,0 +1,1 @@
+"""What follows from a stop: restarts, preemption, requeues, evictions, the end."""

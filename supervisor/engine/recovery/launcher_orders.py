@@ -1,0 +1,97 @@
+"""What is asked of the launcher and the chooser, and asked again where no answer comes."""
+
+from __future__ import annotations
+
+from guardrun.supervisor.engine.model.actions import Action, ChooseCheckpoint, Say, StartAttempt, StopAttempt
+from guardrun.supervisor.engine.model.lost_time import DETECTING, STOPPING
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.state import State, attempt_of
+
+ANSWER_S = 30.0
+"""An order that nobody answered for this long is given again."""
+
+
+def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> list[Action]:
+    """Stop the attempt because of an incident that has been told."""
+    state.verdict_incident = incident_id
+    state.exit_code = 1
+    return stop(state, onset_s, now_s)
+
+
+def stop(state: State, onset_s: float, now_s: float) -> list[Action]:
+    """Have the attempt stopped. onset_s: when the trouble began; the time since then is booked as DETECTING."""
+    attempt = attempt_of(state)
+    state.phase = Phase.STOPPING
+    state.suspicion, state.look_since_s = None, None
+    state.ordered_s = attempt.stop_began_s = now_s
+    state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
+    state.ledger.switch(STOPPING, now_s)
+    return [_stop_order(state)]
+
+
+def _stop_order(state: State) -> Action:
+    is_last = bool(state.notice.cause or state.signum)
+    attempt = attempt_of(state)
+    # Whoever has begun anew beside a checkpoint is given no moment in which a handler might save.
+    grace_s = 0.0 if attempt.is_refused else state.settings.stop_grace_s
+    return StopAttempt(attempt=attempt.number, grace_s=grace_s, is_last=is_last)
+
+
+def choose(state: State, now_s: float) -> list[Action]:
+    """Have the checkpoint for the next attempt chosen."""
+    if state.phase is not Phase.CHOOSING:
+        state.choice_tries = 0
+    state.phase = Phase.CHOOSING
+    state.choice += 1
+    state.choice_tries += 1
+    state.ordered_s = now_s
+    return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]
+
+
+def start(state: State) -> Action:
+    """Start the next attempt, as it was decided."""
+    return StartAttempt(
+        attempt=state.next_attempt,
+        checkpoint=state.checkpoint,
+        is_detailed=state.is_detailed,
+        siblings=list(state.siblings) if state.checkpoint is not None else [],
+        is_guarded=state.is_guarded,
+        nodes=list(state.fleet.placed) if state.fleet is not None else [],
+    )
+
+
+def due_s(state: State) -> float | None:
+    """When an order without an answer is given again."""
+    if state.phase in (Phase.STARTING, Phase.CHOOSING):
+        return state.ordered_s + ANSWER_S
+    if state.phase is Phase.STOPPING and state.attempt and state.attempt.ended_s is None:
+        return state.ordered_s + state.settings.stop_grace_s + ANSWER_S
+    # While the user's signal ends the ranks (ENDING), and while what well-ended ranks have left behind is cleared up,
+    # it is the launcher that keeps the time.
+    return None
+
+
+def order_again(state: State, now_s: float) -> list[Action]:
+    """Repeat the order that is outstanding; all of them are idempotent."""
+    state.ordered_s = now_s
+    if state.phase is Phase.STARTING:
+        return [start(state)]
+    if state.phase is Phase.STOPPING:
+        return [_stop_order(state)]
+    if state.phase is Phase.CHOOSING:
+        return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]  # the same: a slow answer counts
+    return []
+
+
+def on_tick(state: State, now_s: float) -> list[Action]:
+    """Called when anything is due."""
+    at_s = due_s(state)
+    if at_s is None or now_s < at_s:
+        return []
+    actions = order_again(state, now_s)
+    note = f"choice {state.choice}"
+    if state.phase is Phase.CHOOSING and note not in state.notes:
+        state.notes.append(note)
+        text = f"the folders of checkpoints have not answered for {ANSWER_S:.0f} s: the restart waits for them"
+        actions.append(Say(text=text, level="warn"))
+    return actions

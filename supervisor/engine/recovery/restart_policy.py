@@ -1,0 +1,157 @@
+"""After a stop: the next attempt, or the end, and why. All budgets are kept here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guardrun.supervisor.engine.failures.root_cause import why_repeated
+from guardrun.supervisor.engine.incidents.advice import advice_for, data_words
+from guardrun.supervisor.engine.model.actions import Action, Incident, Say
+from guardrun.supervisor.engine.model.lost_time import STARTING
+from guardrun.supervisor.engine.recovery import node_install_fault
+from guardrun.supervisor.engine.recovery.eviction import is_of_node, leave_out
+from guardrun.supervisor.engine.recovery.launcher_orders import choose
+from guardrun.supervisor.engine.recovery.preemption import wind_up
+from guardrun.supervisor.engine.recovery.requeue import may_move, move
+from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt
+from guardrun.supervisor.engine.state.incidents import change, mark
+from guardrun.supervisor.engine.state.state import State, attempt_of
+
+MAX_STOPS = 20
+AT_ONCE_S = 15.0
+"""A program that ends with the same code within so long, without a step, is not told apart by trying it again."""
+_DATA = ("batch", "epoch", "indices")
+
+
+def go_on(state: State, now_s: float) -> list[Action]:
+    """Both the cause is told and nothing is alive: restart, or give up."""
+    attempt = attempt_of(state)
+    if attempt.ended_s is None or not state.verdict_incident:
+        return []
+    incident = state.incidents[state.verdict_incident]
+    if state.notice.cause:
+        # The job is about to end: nothing is started any more, and what fell meanwhile costs no budget.
+        attempt.incident_id, state.verdict_incident = incident.id, ""
+        return [change(state, incident.id, action="none"), *wind_up(state, now_s)]
+    has_died_of_detail = state.is_detailed and not attempt.has_progress and incident.cause != "collective_mismatch"
+    is_asked, state.restart_by = bool(state.restart_by), ""
+    is_free = is_asked or (has_died_of_detail and state.settings.act)
+    reason, poison = ("", False) if is_free else _why_not(state)
+    more = node_install_fault.told(state, incident)
+    attempt.incident_id = incident.id
+    record_attempt(state, incident.cause)
+    mark(state, incident)
+    state.verdict_incident = ""
+    if reason and state.fleet is None and state.node in state.nodes.isolated and may_move(state):
+        return [change(state, incident.id, action="isolate_node"), *move(state, reason, now_s)]
+    if reason:
+        actions = [change(state, incident.id, action="give_up" if state.settings.act else "none", **more)]
+        if poison:
+            actions.append(_poison(state, incident.id))
+        if state.settings.act:
+            actions.append(Say(text=f"giving up: {reason}", level="bad"))
+        outcome = "gave_up" if state.settings.act else "failed"
+        return actions + finish(state, outcome, state.exit_code or 1, reason, now_s)
+    if has_died_of_detail:
+        state.is_detail_bad = True  # not training's own failure: it costs no budget, and is not tried again
+    elif not is_asked:
+        state.restarts += 1
+    state.next_attempt = attempt.number + 1
+    state.is_restart = True
+    state.resuming_incident = incident.id
+    state.is_detailed = incident.cause == "collective_mismatch" and not state.is_detailed and not state.is_detail_bad
+    state.ledger.switch(STARTING, now_s)
+    told = change(state, incident.id, action="restart", **more)
+    return [told, *leave_out(state, incident, now_s), *choose(state, now_s)]
+
+
+def _why_not(state: State) -> tuple[str, bool]:
+    """Why there is no next attempt (empty: there is), and whether it is a poison step. Books progress."""
+    attempt, incident = attempt_of(state), state.incidents[state.verdict_incident]
+    key = str(incident.evidence.get("key", ""))
+    is_same_step = state.last_stop_step == attempt.step
+    is_same = bool(key) and key == state.last_error_key and is_same_step
+    is_no_further = attempt.number > 0 and bool(state.attempts) and attempt.step <= state.best_step
+    # Where the next attempt is on another node, that this one got no further says nothing of the script.
+    if attempt.has_hooks and not (is_no_further and is_of_node(state, incident)):
+        state.no_progress = state.no_progress + 1 if is_no_further else 0
+        if not is_no_further or not is_same_step:
+            state.same_step = 0
+        else:
+            state.same_step += 1
+    state.stops = [*(state.stops if is_same_step else []), _stop(attempt.number, attempt.step, incident)][-MAX_STOPS:]
+    if incident.evidence.get("checkpoint") and not incident.evidence.get("loaded_again"):
+        is_same = False  # another checkpoint is taken the next time
+    if is_of_node(state, incident):
+        is_same = False  # the next attempt goes without it
+    state.last_error_key, state.last_stop_step = key, attempt.step
+    if not state.settings.act:
+        return "[policy] act = false", False
+    if state.fleet is None and (isolated := state.nodes.isolated.get(state.node)):
+        return f"{state.node} is quarantined (incident {isolated}: {state.incidents[isolated].cause})", False
+    if state.settings.is_torchrun_agent:
+        return "torchrun's agent has ended", False
+    if incident.kind == "crash":
+        why = why_repeated(incident.cause, str(incident.evidence.get("error", "")), is_same)
+        if is_same and incident.cause == "exit_code":
+            if _has_ended_at_once(state):
+                why = why or "it ended so at once, twice, without a step"
+            elif state.settings.minds_codes and attempt.step:
+                why = why or "it ended itself so at the same step twice"
+        if why and not node_install_fault.node_to_swap(state, incident):
+            return node_install_fault.why_given_up(state, incident, why), False
+    if state.no_progress >= state.settings.max_no_progress > 0:
+        is_poison = state.same_step >= state.settings.max_no_progress and state.best_step > 0
+        where = f" than step {state.best_step}" if state.best_step else ""
+        return f"{state.no_progress} restarts in a row got no further{where}", is_poison
+    if state.restarts >= state.settings.max_restarts:
+        return _used_up(state.settings.max_restarts), False
+    return "", False
+
+
+def _has_ended_at_once(state: State) -> bool:
+    """Whether this attempt and the one before it were over before they can have done anything."""
+    attempt, before = attempt_of(state), state.attempts[-1] if state.attempts else None
+    if before is None or before["last_step"] or attempt.step or attempt.ended_s is None:
+        return False
+    lasted_s = (attempt.ended_s - attempt.started_s, before["ended_s"] - before["started_s"])
+    return bool(max(lasted_s) < AT_ONCE_S)
+
+
+def _stop(attempt: int, step: int, incident: Incident) -> dict[str, Any]:
+    """One attempt's end, for the day when the same step has ended several: with the batch, where the rank told it."""
+    data = incident.evidence.get("data")
+    told = {key: data[key] for key in _DATA if key in data} if isinstance(data, dict) else {}
+    return {"attempt": attempt, "step": step, "incident": incident.id, "cause": incident.cause, **told}
+
+
+def _used_up(max_restarts: int) -> str:
+    few = {0: "no restart is allowed (max_restarts is 0)", 1: "the only restart is used up"}
+    return few.get(max_restarts, f"all {max_restarts} restarts are used up")
+
+
+def _poison(state: State, incident_id: str) -> Action:
+    """Retell the last stop as what it is: the same step stops the run every time."""
+    incident = state.incidents[incident_id]
+    evidence = {
+        **incident.evidence,
+        "own_kind": incident.kind,
+        "own_cause": incident.cause,
+        "own_summary": incident.summary,
+        "stops": state.stops,
+    }
+    data = data_words(state.stops[-1]) if state.stops else ""
+    at = f" at {data}" if data else ""
+    summary = (
+        f"Step {attempt_of(state).step} has stopped the run {state.same_step + 1} times in a row, "
+        f"the last time{at} so: {incident.summary}"
+    )
+    return change(
+        state,
+        incident_id,
+        kind="hang",
+        cause="poison_step",
+        summary=summary,
+        evidence=evidence,
+        advice=advice_for("poison_step", evidence),
+    )

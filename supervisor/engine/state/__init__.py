@@ -1,0 +1,1 @@
+"""All that the engine remembers, as plain data."""

@@ -1,0 +1,1 @@
+"""Trying nodes together before they train."""

@@ -1,0 +1,1 @@
+"""The supervisor of the node that leads."""

@@ -1,0 +1,598 @@
+"""The head's dealings with the other nodes: what they tell goes through `Gather` to the engine, orders go out."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from guardrun import __version__
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.base.own_files import SECRET, make_private, read_own, write_own
+from guardrun.supervisor.base.printable import encode_json, encode_msgpack
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.recovery.graceful_leave import may_leave
+from guardrun.supervisor.engine.state.job_nodes import Standing
+from guardrun.supervisor.fleet.checks.check_coordinator import CheckDesk
+from guardrun.supervisor.fleet.checks.node_environment import compared_versions
+from guardrun.supervisor.fleet.coordinator.event_aggregator import Gather
+from guardrun.supervisor.fleet.coordinator.look_requests import Inquiries
+from guardrun.supervisor.fleet.coordinator.node_isolation import isolate_other
+from guardrun.supervisor.fleet.coordinator.rank_boards import Boards
+from guardrun.supervisor.fleet.protocol import messages as msg
+from guardrun.supervisor.fleet.protocol.end_notice import last_words, leaving_words
+from guardrun.supervisor.fleet.rendezvous.introduction import Introducer
+from guardrun.supervisor.fleet.rendezvous.join_file import (
+    BeingWritten,
+    JoinError,
+    JoinFile,
+    remove_join_file,
+    write_join_file,
+)
+from guardrun.supervisor.fleet.rendezvous.join_rejections import Absences
+from guardrun.supervisor.fleet.transport import hub as hubs
+from guardrun.supervisor.fleet.transport.curve_keys import KeyPair, make_key_pair
+from guardrun.supervisor.fleet.transport.envelopes import DECODE_ERRORS, Join
+from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
+from guardrun.supervisor.fleet.transport.join_admission import Present, newer_if_gone, role_of, switches_of
+from guardrun.supervisor.node.rank_collection import begin_exits, begin_look, look_name
+from guardrun.supervisor.rundir.run_directory import FleetFile
+from guardrun.supervisor.saving.fleet_save_agreement import FleetAsking, NodeAsking, Order
+from guardrun.supervisor.saving.resume_protection import elsewhere
+from guardrun.supervisor.wire.control_messages import Finish, Serving, Start, Stop
+from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, Missed, numeric_only, own_addresses
+from guardrun.supervisor.wire.rank_rows import Shares
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.daemon.daemon import Daemon
+
+KEYS_FILE = "fleet.json"
+"""In the run directory, which is the user's alone: for a supervisor after this one."""
+FAREWELL_S = 3.0
+"""How long the others are given to hear of the run's end: below what the launcher gives its supervisor to end."""
+MAX_NAME_CHARS = 200
+REWRITE_S = 10.0
+"""How often a join file that could not be written is tried again."""
+REPORT_S = 1.0
+"""Nodes report what has changed so often."""
+TELL_S = 60.0
+"""How often what was refused is logged, at most."""
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a supervisor that is started anew the same coordinator."""
+
+    session: int
+    port: int
+    server: KeyPair
+    client: KeyPair
+    is_everywhere: bool = False
+    """It had to listen at every address: those that came by another come back by it."""
+
+
+class HeadDesk:
+    """What the head's daemon calls, from its loop."""
+
+    def __init__(self, daemon: Daemon, fleet: FleetFile) -> None:
+        """Raises OSError where the join file cannot be written, JoinError where another head leads."""
+        self._daemon = daemon
+        self._fleet = fleet
+        self._me = daemon.run_file.node
+        self.gather = Gather(fleet.term_s, daemon.run_file.run_id, daemon.run_file.settings.lost_s)
+        self.inquiries = Inquiries(self._send)
+        self.boards = Boards(self._send)
+        self.checks = CheckDesk(daemon, fleet, self._send)
+        keys = _read_keys(daemon.run_dir, daemon.run_file.session)
+        server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
+        if keys is not None and keys.is_everywhere:
+            fleet = _widened(fleet)
+        settings = HubSettings(term_s=fleet.term_s, decide=self._decide, listen=fleet.listen)
+        port = keys.port if keys else fleet.port
+        self.hub = Hub(daemon.clock.now, server, [client.public], port, settings)
+        self.asking = FleetAsking(self._ask, self.hub.incarnation)
+        self._own_asking = NodeAsking(daemon.saving.asking)
+        self._join = JoinFile(
+            run_id=daemon.run_file.run_id,
+            session=daemon.run_file.session,
+            run_dir=str(daemon.run_dir),
+            token=daemon.run_file.token,
+            head=self._me,
+            addresses=_published(self._fleet),
+            port=self.hub.port,
+            names=fleet.names,
+            server_key=server.public,
+            client=client,
+            version=__version__,
+            created_wall_s=time.time(),
+        )
+        self._keys = Keys(session=self._join.session, port=self.hub.port, server=server, client=client)
+        if keys is not None:
+            self._keys = msgspec.structs.replace(self._keys, is_everywhere=keys.is_everywhere)
+        _write_keys(daemon.run_dir, self._keys)
+        self._missed = Missed(fleet.plan, daemon.run_file.settings, time.monotonic())
+        self._decoder: msgspec.msgpack.Decoder[msg.Up] = msgspec.msgpack.Decoder(msg.Up)
+        self._warned: set[str] = set()
+        self._versions: dict[str, str] = {}
+        """This node's, once another has joined."""
+        self.malformed = 0
+        self.has_left = False
+        """This node's launcher does not obey: its ranks take no part until it does again."""
+        self._farewell_by_s: float | None = None
+        self._absences = Absences(daemon, fleet)
+        self._introducer: Introducer | None = None
+        self._rewrite_s: float | None = None
+        self._has_said_unwritten = False
+        self._logged: tuple[dict[str, int], float] = ({}, 0.0)
+        try:
+            if fleet.meet is not None:
+                self._introducer = Introducer(
+                    fleet.meet[1],
+                    fleet.key,
+                    self._join,
+                    self.hub.admit,
+                    listen=fleet.meet_listen,
+                    munge_socket=fleet.munge_socket,
+                )
+            else:
+                self._write_join_file(is_first=keys is None)
+        except (OSError, JoinError):
+            self.hub.close()
+            raise
+
+    def _write_join_file(self, is_first: bool) -> None:
+        """Those that have joined know the keys of a supervisor that was started anew: it can do without, for a while.
+
+        Raises OSError where it is the first, JoinError.
+        """
+        try:
+            write_join_file(Path(self._fleet.join_file), self._join)
+        except (OSError, BeingWritten) as error:
+            if is_first:
+                raise
+            if not self._has_said_unwritten:
+                self._has_said_unwritten = True
+                self._daemon.terminal.say(
+                    f"the join file cannot be written anew ({error}): nodes that have joined stay; trying again", "warn"
+                )
+            self._rewrite_s = time.monotonic() + REWRITE_S
+
+    # The loop ------------------------------------------------------------------------------------------------
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Have a poller wait for other nodes' connections, and for those that come by MUNGE."""
+        self.hub.register(poller)
+        if self._introducer is not None:
+            self._introducer.register(poller)
+
+    def turn(self, ready: dict[object, int]) -> None:
+        """After every poll."""
+        for node, what in self.hub.read(ready):
+            self._hear(node, what)
+        self.hub.acknowledge()
+        if self._introducer is not None:
+            self._introducer.read(ready)
+        if self._farewell_by_s is not None:
+            self._say_farewell()
+
+    def sampled(self) -> None:
+        """Once a second."""
+        now_s = self._daemon.clock.now()
+        present = 1
+        events = [] if self.has_left else self.gather.heard(self._me, now_s)
+        for node in self.hub.nodes:
+            if self.hub.is_connected(node):
+                present += 1
+                events += self.gather.heard(node, self.hub.heard_s(node)) if self._is_fresh(node, now_s) else []
+        self.pass_on(events + self.gather.tick(now_s))
+        self.checks.tick()
+        self._absences.poll()
+        self.asking.tick(now_s)
+        self.inquiries.poll()
+        self.boards.poll()
+        now = time.monotonic()
+        if self._missed.is_due(present, now):
+            self._listen_everywhere()
+        if self._rewrite_s is not None and now >= self._rewrite_s:
+            self._rewrite_s = None
+            with suppress(JoinError):  # another head's by now: this one goes on with those that it has
+                self._write_join_file(is_first=False)
+        if any(self.refused.values()) and self.refused != self._logged[0] and now >= self._logged[1]:
+            self._logged = (self.refused, now + TELL_S)
+            log.warning("refused", **self.refused)
+
+    def _listen_everywhere(self) -> None:
+        """Whoever is missing may know this host by an address that is not listened at."""
+        found: list[str] = []
+        if not self._fleet.listen.is_certain:
+            found += self.hub.listen_also(own_addresses())
+        if self._introducer is not None and not self._fleet.meet_listen.is_certain:
+            found += self._introducer.listen_also(own_addresses())
+        if found:
+            log.info("listens_for_missing_nodes", addresses=sorted(set(found)))
+        if found and not self._keys.is_everywhere:
+            self._keys = msgspec.structs.replace(self._keys, is_everywhere=True)
+            _write_keys(self._daemon.run_dir, self._keys)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Who and what was turned away, since this supervisor began: strangers, wrong keys, nodes that may not join."""
+        counters = self.hub.counters
+        guests = self._introducer.counters.refused if self._introducer is not None else 0
+        return {
+            "connections": counters.strangers,
+            "keys": counters.keys_refused,
+            "nodes": counters.joins_refused,
+            "introductions": guests,
+            "malformed": counters.malformed + self.malformed,
+        }
+
+    def _is_fresh(self, node: str, now_s: float) -> bool:
+        return now_s - self.hub.heard_s(node) < 2.0
+
+    def skipped(self) -> None:
+        """The daemon's loop did not run for a while."""
+        self.gather.skipped(self._daemon.clock.now())
+
+    def close(self) -> None:
+        """Remove the join file if the run is over, and let go of the sockets.
+
+        While the run is not over the file stays, for the next supervisor of this run.
+        """
+        if self._introducer is not None:
+            self._introducer.close()
+        elif self._daemon.is_over:
+            try:
+                remove_join_file(Path(self._fleet.join_file), self._join)
+            except (OSError, JoinError) as error:
+                log.warning("join_file_left", error=str(error))
+        self.hub.close()
+
+    # This node -------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """This supervisor is not the first: the others were told what the journal says."""
+        state, now_s = self._daemon.engine.state, self._daemon.clock.now()
+        if state.attempt is not None and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.ENDING):
+            ranks = [rank.rank for rank in state.attempt.ranks.values()]
+            self.gather.resume(state.attempt.number, ranks, now_s, self._roles())
+        for member in state.fleet.members.values() if state.fleet is not None else ():
+            if member.standing in (Standing.READY, Standing.SILENT):
+                self.gather.heard(member.node, now_s)
+
+    def join(self, ranks: int, attempt: int) -> None:
+        """This node's launcher is there. attempt: whose ranks it has; -1: none."""
+        self.has_left = False
+        self.gather.joined(self._me, attempt, self._daemon.clock.now())
+        fleet = self._daemon.engine.state.fleet
+        if fleet is None or self._me not in fleet.members or fleet.members[self._me].standing is Standing.LEFT:
+            own = self._fleet
+            self._daemon.handle(
+                ev.NodeJoined(node=self._me, slot=own.slot, ranks=ranks, switches=own.switches, role=own.role)
+            )
+        self.send_orders()
+
+    def leave(self) -> None:
+        """This node's launcher does not obey; as coordinator it goes on."""
+        self.has_left = True
+        self.gather.forget(self._me)
+
+    def told(self, event: ev.Event) -> list[ev.Event]:
+        """An event of this node's own, or of no node: those for the engine."""
+        if isinstance(event, ev.NodeLeft):
+            self.gather.forget(self._me)
+        return self.gather.told(self._me, event, self._daemon.clock.now())
+
+    def serving(self, message: Serving) -> None:
+        """The store is served on this node: the other nodes are ordered to start."""
+        self.gather.serving(message.attempt, message.address, message.port)
+        self.send_orders()
+
+    # Orders ----------------------------------------------------------------------------------------------------
+
+    def start(self, action: ac.StartAttempt) -> None:
+        """Have an attempt started on its first node, and on the others once its store is served there."""
+        self.checks.end()
+        self.asking.forget()
+        fleet = self._daemon.engine.state.fleet
+        sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
+        self._daemon.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
+        self.gather.start(action, sizes, self._roles())
+        self.send_orders()
+
+    def _roles(self) -> dict[str, str]:
+        fleet = self._daemon.engine.state.fleet
+        return {node: member.role for node, member in fleet.members.items()} if fleet else {}
+
+    def stop(self, action: ac.StopAttempt) -> None:
+        """Have an attempt stopped on all its nodes."""
+        self.gather.stop(action)
+        self.send_orders()
+
+    def look(self, action: ac.TakeLook) -> None:
+        """Have a look taken on all nodes; one that answers too late is missing in it."""
+        self.gather.look(action, self._daemon.clock.now())
+        self.send_orders()
+
+    def read_exits(self, action: ac.ReadExits) -> None:
+        """Have exits read on all nodes; one that answers too late is missing in them."""
+        self.gather.read_exits(action, self._daemon.clock.now())
+        self.send_orders()
+
+    def isolate(self, action: ac.Isolate) -> None:
+        """Put a node under quarantine: this one, or another."""
+        if action.node == self._me:
+            self._daemon.node.isolate(action)
+            return
+        # To one that has been cut off it would come when it is back, and well.
+        is_there = self.hub.is_connected(action.node) and self._is_fresh(action.node, self._daemon.clock.now())
+        if is_there:
+            self._send(action.node, action)
+        isolate_other(self._daemon, action, is_there)
+
+    def finish(self, order: Finish) -> None:
+        """Tell all nodes that the run is over; the daemon is, once they have heard, or after FAREWELL_S."""
+        self.checks.end()
+        words = last_words(self._daemon.engine.state, self._me, self._daemon.run_dir)
+        order = msgspec.structs.replace(order, words=words)
+        for node in self.hub.nodes:
+            self._send(node, order)
+        self._farewell_by_s = time.monotonic() + FAREWELL_S
+
+    def _say_farewell(self) -> None:
+        assert self._farewell_by_s is not None
+        waiting = [n for n in self.hub.nodes if self.hub.is_connected(n) and self.hub.waiting_bytes(n)]
+        if not waiting or time.monotonic() >= self._farewell_by_s:
+            self._daemon.is_over = True
+
+    def send_orders(self) -> None:
+        """Send what `gather` has collected; this node's own orders are carried out at once."""
+        orders, self.gather.orders = self.gather.orders, []
+        for node, order in orders:
+            if node == self._me:
+                self._obey(order)
+            else:
+                self._send(node, order)
+
+    def _send(self, node: str, order: msg.Down) -> None:
+        # Of starts, stops and the end only the newest is still meant.
+        replaces = "course" if isinstance(order, Start | Stop | Finish) else ""
+        if not self.hub.send(node, encode_msgpack(order), replaces):
+            log.warning("not_ordered", node=node, order_type=type(order).__name__)
+
+    def _ask(self, node: str, order: Order) -> None:
+        """For the ranks to save: another node, or this one, which answers at once."""
+        if node != self._me:
+            self._send(node, order)
+            return
+        daemon = self._daemon
+        attempt, now_s = daemon.engine.state.attempt, daemon.clock.now()
+        number = -1 if attempt is None else attempt.number
+        answer = self._own_asking.obey(order, daemon.sampler.boards, number, now_s)
+        if isinstance(answer, msg.Checks):
+            self.asking.told(node, answer, now_s)
+        elif answer is not None:
+            self.asking.confirmed(node, answer)
+
+    def _obey(self, order: msg.Down) -> None:
+        """This node's part."""
+        daemon = self._daemon
+        if isinstance(order, ac.TakeLook):
+            begin_look(daemon, order, daemon.run_dir / look_name(order.attempt, order.look), daemon.scribe.put)
+        elif isinstance(order, ac.ReadExits):
+            begin_exits(daemon, order, daemon.chooser.name_of)
+        elif isinstance(order, Start | Stop | Finish):
+            daemon.send(order)
+
+    def other_ranks(self) -> list[ev.Rank]:
+        """Those of the current attempt that live on other nodes."""
+        attempt = self._daemon.engine.state.attempt
+        known = attempt.ranks.values() if attempt is not None and attempt.ended_s is None else ()
+        return [one.rank for one in known if one.rank.node != self._me and one.exitcode is None]
+
+    def ask_boards(self, done: Callable[[], object]) -> None:
+        """Have other nodes say what their ranks' boards show; done: called within two seconds."""
+        now_s = self._daemon.clock.now()
+        nodes = dict.fromkeys(rank.node for rank in self.other_ranks())
+        self.boards.ask([n for n in nodes if self.hub.is_connected(n) and self._is_fresh(n, now_s)], done)
+
+    def heard_ago_s(self, node: str) -> float:
+        """How old what its reports have told may be."""
+        return self._daemon.clock.now() - self.hub.heard_s(node) + REPORT_S
+
+    def shares(self) -> tuple[Shares, list[str]]:
+        """What ranks of the last attempt spent its time on, and the nodes whose ranks are not among them."""
+        attempt, desk = self._daemon.engine.state.attempt, self._daemon.desk
+        if attempt is None:
+            return {}, []
+        nodes = {known.rank.node for known in attempt.ranks.values()}
+        elsewhere, untold = self.boards.shares(attempt.number, nodes - {self._me})
+        # A head that had no part in it has boards of an attempt before.
+        here = desk.shares() if self._me in nodes and desk.attempt == attempt.number else {}
+        return {**here, **elsewhere}, untold
+
+    # Other nodes -----------------------------------------------------------------------------------------------
+
+    def pass_on(self, events: list[ev.Event]) -> None:
+        """To the engine, and whatever orders came of it out."""
+        for event in events:
+            self._daemon.handle(event)
+        self.send_orders()
+
+    def _decide(self, join: Join, rivals: Sequence[Present]) -> str:
+        """Why a node may not join; empty where it may."""
+        if self._farewell_by_s is not None:
+            return f"run {self._daemon.run_file.run_id} is over: {join.node} comes too late for it"
+        if join.node == self._me:
+            return f"{join.node} is the head itself: one guardrun a node"
+        if not join.node.isprintable() or "/" in join.node or len(join.node) > MAX_NAME_CHARS:
+            return "its name is not a node's"
+        version = str(join.info.get("version", "?"))
+        if version != __version__:
+            return f"{join.node} runs guardrun {version}, the head {__version__}: install the same on all nodes"
+        if join.info.get("work") != self._fleet.work:
+            return (
+                f"{join.node} was started with another script or other arguments than the head: start the same on all"
+            )
+        if not isinstance(join.info.get("ranks"), int) or join.info["ranks"] < 1:
+            return f"{join.node} does not say how many ranks it would run"
+        return newer_if_gone(join, rivals)
+
+    def _hear(self, node: str, what: hubs.What) -> None:
+        now_s = self._daemon.clock.now()
+        if isinstance(what, hubs.Joined):
+            self._joined(node, what.info, what.slot, now_s, is_new=True)
+        elif isinstance(what, hubs.Back):
+            self._joined(node, what.info, -1, now_s, is_new=False)
+        elif isinstance(what, hubs.Dropped):
+            log.info("node_dropped", node=node, why=what.why)
+            self.checks.gone(node)
+            self.pass_on(self.gather.dropped(node, now_s))
+        elif isinstance(what, hubs.Missed):
+            log.warning("node_lost_messages", node=node, packets=what.packets)
+        else:
+            self._told(node, what.body, now_s)
+
+    def _joined(self, node: str, info: dict[str, Any], slot: int, now_s: float, *, is_new: bool) -> None:
+        attempt = info.get("attempt", -1)
+        log.info("node_joined", node=node, slot=slot, info=info)
+        self._compare(node, info)
+        self._daemon.handle(
+            ev.NodeJoined(
+                node=node,
+                slot=slot,
+                ranks=info["ranks"],
+                attempt=attempt,
+                switches=switches_of(info),
+                role=role_of(info),
+            )
+        )
+        self.gather.joined(node, attempt, now_s, is_new)
+        self.send_orders()
+
+    def _compare(self, node: str, info: dict[str, Any]) -> None:
+        """Versions that differ between nodes train, mostly; they are said once, where the pre-flight does not."""
+        if self._daemon.run_file.settings.check_nodes != "off":
+            return
+        self._versions = mine = self._versions or compared_versions()
+        for name in mine:
+            theirs = str(info.get(name, ""))
+            key = f"{name} {theirs}"
+            if theirs and mine[name] and theirs != mine[name] and key not in self._warned:
+                self._warned.add(key)
+                self._daemon.terminal.say(f"{node} has {name} {theirs}, {self._me} {mine[name]}", "warn")
+
+    def _told(self, node: str, body: bytes, now_s: float) -> None:
+        try:
+            message = self._decoder.decode(body)
+        except DECODE_ERRORS:
+            self.malformed += 1
+            return
+        daemon = self._daemon
+        if isinstance(message, msg.Serving):
+            self.gather.serving(message.attempt, message.address, message.port)
+            self.send_orders()
+        elif isinstance(message, msg.Raw):
+            self._keep_raw(node, message)
+        elif isinstance(message, msg.Loaded):
+            self._loaded(node, message)
+        elif isinstance(message, msg.CheckAnswer):
+            self.checks.told(node, message)
+        elif isinstance(message, msg.Checks):
+            self.asking.told(node, message, now_s)
+            daemon.saving.try_asking()
+        elif isinstance(message, msg.CheckpointSet):
+            self.asking.confirmed(node, message)
+            daemon.saving.try_asking()
+        elif isinstance(message, msg.Looked):
+            self.inquiries.answered(node, message)
+        elif isinstance(message, msg.BoardsTold):
+            self.boards.answered(node, message)
+        elif isinstance(message, msg.SharesTold):
+            self.boards.shares_told(node, message)
+        elif isinstance(message, ev.StopRequested) and may_leave(daemon.engine.state, node):
+            self._let_go(node, message, now_s)
+        else:
+            if isinstance(message, ev.CheckpointSaved):
+                daemon.saved(message.path, message.step, time.time(), message.inode)
+            elif isinstance(message, ev.NodeLeft):
+                self.gather.forget(node)
+            self.pass_on(self.gather.told(node, message, now_s))
+
+    def _let_go(self, node: str, message: ev.StopRequested, now_s: float) -> None:
+        """A node that is told to end, and that the job does not need: its guardrun waits for the word."""
+        self.pass_on(self.gather.told(node, msgspec.structs.replace(message, node=node), now_s))
+        self.gather.forget(node)
+        self._send(node, Finish(exit_code=128 + message.signum, words=leaving_words(node, message.signum)))
+
+    def _keep_raw(self, node: str, raw: msg.Raw) -> None:
+        """A node's raw stacks, into the run directory."""
+        parts = Path(raw.folder).parts
+        if len(parts) != 2 or parts[0] != "looks" or ".." in parts:
+            self.malformed += 1
+            return
+        folder = self._daemon.run_dir / raw.folder
+
+        def work() -> None:
+            if raw.left_out:
+                make_private(folder)
+                text = f"{raw.left_out} files of {node} were too large to be fetched\n"
+                (folder / f"not-fetched-{node}.txt").write_text(text)
+            for name, data in raw.files.items():
+                path = folder / name
+                if not path.resolve().is_relative_to(folder.resolve()):
+                    continue
+                make_private(path.parent)
+                path.write_bytes(zlib.decompressobj().decompress(data, msg.MAX_RAW_BYTES * 8))
+
+        self._daemon.scribe.put(work)
+
+    def _loaded(self, node: str, loaded: msg.Loaded) -> None:
+        """As Performer.loaded, for a rank elsewhere: only the head knows what is a checkpoint."""
+        daemon = self._daemon
+
+        def work() -> ev.Event | None:
+            found = daemon.chooser.saw_loaded(loaded.path)
+            if found is None:
+                return elsewhere(daemon.chooser, loaded.attempt, loaded.path)
+            base = msg.SetBase(attempt=loaded.attempt, global_rank=loaded.global_rank, step=found.step)
+            daemon.post(lambda: self._send(node, base))
+            return ev.CheckpointLoaded(
+                attempt=loaded.attempt, global_rank=loaded.global_rank, path=found.path, step=found.step
+            )
+
+        daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+
+
+def _widened(fleet: FleetFile) -> FleetFile:
+    """Listening everywhere, where that is not ruled out."""
+    listen, meet_listen = (one if one.is_certain else EVERYWHERE for one in (fleet.listen, fleet.meet_listen))
+    return msgspec.structs.replace(fleet, listen=listen, meet_listen=meet_listen)
+
+
+def _published(fleet: FleetFile) -> list[str]:
+    """Where the other nodes come: a name first, as they know it; where that leads them past us, where we are."""
+    listen = fleet.listen
+    return [fleet.address, *([] if listen.is_certain else numeric_only(listen.addresses))]
+
+
+def _read_keys(run_dir: Path, session: int) -> Keys | None:
+    try:
+        keys = msgspec.json.decode(read_own(run_dir / KEYS_FILE), type=Keys)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return keys if keys.session == session else None
+
+
+def _write_keys(run_dir: Path, keys: Keys) -> None:
+    try:
+        write_own(run_dir / KEYS_FILE, encode_json(keys), SECRET)
+    except OSError as error:
+        log.warning("keys_not_kept", error=str(error))

@@ -1,0 +1,1 @@
+"""The supervisor of a node that does not lead."""

@@ -1,0 +1,555 @@
+"""The supervisor of a node that does not lead: every event goes up, every order comes down.
+
+It decides one thing by itself: where contact has been lost for the lease's term, and the ranks here have not advanced
+for as long, they are ended; the job may go on without this node from then on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from guardrun import __version__
+from guardrun.hooks.wire.messages import CheckpointLoaded
+from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.base.own_files import read_own
+from guardrun.supervisor.base.printable import encode_msgpack
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.fleet.checks.node_environment import compared_versions
+from guardrun.supervisor.fleet.checks.node_probes import About, NodeChecks, wall_base_s
+from guardrun.supervisor.fleet.follower.orphaned_job import begin_rescue, may_rescue
+from guardrun.supervisor.fleet.protocol import messages as msg
+from guardrun.supervisor.fleet.protocol.end_notice import is_silent
+from guardrun.supervisor.fleet.protocol.leader_loss_policy import Headless, Seen
+from guardrun.supervisor.fleet.protocol.lease import STILL_S, Stillness, Waking, boot_s
+from guardrun.supervisor.fleet.rendezvous.introduction import IntroductionError, introduce
+from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, JoinFile, NotThere, find_join_file
+from guardrun.supervisor.fleet.rendezvous.refused_start import find_refused
+from guardrun.supervisor.fleet.rendezvous.start_failure_files import began, holds
+from guardrun.supervisor.fleet.transport import link as links
+from guardrun.supervisor.fleet.transport.curve_keys import KeyPair
+from guardrun.supervisor.fleet.transport.envelopes import DECODE_ERRORS
+from guardrun.supervisor.fleet.transport.link import Head, Link
+from guardrun.supervisor.node.node_supervisor import Station
+from guardrun.supervisor.node.rank_collection import begin_exits, begin_look, look_name, look_now
+from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
+from guardrun.supervisor.saving.fleet_save_agreement import NodeAsking
+from guardrun.supervisor.wire import control_messages
+
+REREAD_S = 1.0
+"""How often the join file is read while there is no contact."""
+FAREWELL_S = 3.0
+MAX_SAID = 10
+"""Of what hooks had to say, for whoever asks."""
+MEET_AGAIN = 2
+"""Connections that have failed: a head that is started anew no longer knows the key that it let in."""
+
+
+class _Ended(msgspec.Struct):
+    """What of summary.json is of use here."""
+
+    exit_code: int
+
+
+class Deputy(Station):
+    """Runs until the head says that the run is over, or this node's launcher is gone."""
+
+    def __init__(self, run_dir: Path, run: RunFile, scribe: Scribe, fleet: FleetFile) -> None:
+        super().__init__(run_dir, run, scribe)
+        self._fleet = fleet
+        self._link: Link | None = None
+        self._join: JoinFile | None = None
+        self._poller: zmq.Poller | None = None
+        self._orders: msgspec.msgpack.Decoder[msg.Down] = msgspec.msgpack.Decoder(msg.Down)
+        self._attempt = -1
+        """Whose ranks are alive here; -1: none are."""
+        self._is_stopping = False
+        self._asking = NodeAsking()
+        self._still = Stillness()
+        self._may_stand_s, self._reported_s = STILL_S, boot_s()
+        """How long the ranks may stand still, as far as the head knows; when they were last reported."""
+        self._progress_s = time.monotonic()
+        self._reread_s = 0.0
+        self._began_s = time.monotonic()
+        self._waking = Waking(boot_s())
+        settings = run.settings
+        self._headless = Headless(
+            fleet.join_file, settings.join_timeout_s, settings.head_gone_s, self._began_s, fleet.awaited
+        )
+        self._has_join_file = True
+        self._versions = compared_versions()
+        self._is_meeting = False
+        self._is_rescuing = False
+        self._said: set[str] = set()
+        self._farewell_by_s: float | None = None
+        self._ranks = 0
+        place = (fleet.address, fleet.check_listen)
+        about = About(run.node, *place, run.script, run.cwd, lambda: wall_base_s(self.clock.now))
+        self._checks = NodeChecks(about, lambda answer: self.post(lambda: self._tell(answer)))
+
+    # The station's questions -----------------------------------------------------------------------------------
+
+    @property
+    def is_watching(self) -> bool:
+        """Between an attempt's start and its end here, as this node's launcher reports them."""
+        return self._attempt >= 0
+
+    @property
+    def is_running(self) -> bool:
+        """Likewise, until the head's order to stop."""
+        return self._attempt >= 0 and not self._is_stopping
+
+    @property
+    def may_be_left_out(self) -> bool:
+        """No ranks live here, and the node has joined, so it would hear from the head."""
+        return self._attempt < 0 and self._link is not None and self._link.is_joined
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Only keeps the poller: the link to the head registers when it is made."""
+        self._poller = poller
+
+    def due_s(self) -> float | None:
+        """When the link's next pulse or next try is due; None before the join file is found."""
+        return None if self._link is None else self.clock.now() + self._link.due_s() - time.monotonic()
+
+    def turn(self, ready: dict[object, int]) -> None:
+        """Hears the head; after a farewell, ends once all is acknowledged, or after FAREWELL_S."""
+        if self._link is None:
+            return
+        for what in self._link.read(ready):
+            self._hear(what)
+        if self._farewell_by_s is not None:
+            is_late = time.monotonic() >= self._farewell_by_s
+            self.is_over = self.is_over or is_late or not self._link.has_waiting
+
+    def sampled(self) -> None:
+        """Keeps the lease, looks for the head where there is none, and has the ranks' answers sent."""
+        now = time.monotonic()
+        if now >= self._reread_s and (self._link is None or not self._link.is_joined):
+            self._reread_s = now + REREAD_S
+            self._read_join_file()
+            self._heed_refusal()
+        if not self._waking.turn(boot_s(), self._contact_lost_s(now)):
+            self._keep_lease(now)
+            self._miss_head(now)
+        if self.is_running:
+            self._asking.sample(self.sampler.boards)
+            self._tell_answers()
+        if self._headless.is_refused(now):
+            self._end(control_messages.Finish(exit_code=1))
+
+    def folders(self) -> list[str]:
+        """Without the checkpoints' folders, which only the head knows."""
+        return [str(self.run_dir), self.run_file.cwd, "/tmp", "/dev/shm"]
+
+    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+        """The event that follows says it to the head."""
+
+    def loaded(self, message: CheckpointLoaded) -> None:
+        """Goes to the head as it is: the head knows which files are checkpoints."""
+        self._tell(msg.Loaded(attempt=message.attempt, global_rank=message.global_rank, path=message.path))
+
+    def skipped(self, gap_s: float) -> None:
+        """Only logged: the head sees the gap as this node's silence."""
+        log.warning("time_skipped", gap_s=round(gap_s, 1))
+
+    def serving(self, message: control_messages.Serving) -> None:
+        """Goes to the head, which then has the other nodes start."""
+        self._tell(msg.Serving(attempt=message.attempt, address=message.address, port=message.port))
+
+    def answer(self, peer: bytes, ask: control_messages.Ask) -> None:
+        """Always a refusal that names the head, since only the head knows the run."""
+        head = self._join.head if self._join else "not found yet"
+        text = f"{self.run_file.node} is one of several nodes: ask on the head ({head})"
+        self.send_to(peer, control_messages.Answer(is_ok=False, error=text))
+
+    def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
+        """The head has its own part to do, and goes by that."""
+
+    def orphaned(self) -> None:
+        """Tell the head, so that it need not wait for silence."""
+        self.feed(ev.NodeLeft(node=self.run_file.node, why="its guardrun was killed"))
+        by_s = time.monotonic() + FAREWELL_S
+        while self._link is not None and self._link.has_waiting and time.monotonic() < by_s:
+            assert self._poller is not None
+            self._link.read(dict(self._poller.poll(100)))
+
+    def give_up_launcher(self) -> None:
+        """Ends with it; once it goes on, it starts the next deputy, which joins again."""
+        self._farewell_by_s = time.monotonic() + FAREWELL_S
+        self.is_over = self._link is None
+
+    def close(self) -> None:
+        """Ends a check that runs here; the link is given a moment to send what is left."""
+        self._checks.end()
+        if self._link is not None:
+            self._link.close()
+        super().close()
+
+    # Up ------------------------------------------------------------------------------------------------------
+
+    def feed(self, event: ev.Event) -> bool:
+        """Sends the event to the head. Always True: what fails there is not known here."""
+        if isinstance(event, ev.AttemptStarted):
+            self._attempt, self._is_stopping = event.attempt, False
+            self._still, self._progress_s = Stillness(), time.monotonic()
+            self._may_stand_s = STILL_S
+            self._headless.began()
+            self._refresh_info()
+        elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
+            self._tell(msg.SharesTold(attempt=event.attempt, ranks=self.desk.shares()))
+            self._attempt, self._is_stopping = -1, False
+            self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
+            self._refresh_info()  # a connection that is made before the launcher's next hello must not say otherwise
+        elif isinstance(event, ev.NodeReport):
+            self._note_progress(event)
+        elif isinstance(event, ev.RankExited):
+            self._tell_answers()
+        self._tell(event)
+        return True
+
+    def _tell(self, message: msg.Up) -> None:
+        if self._link is None:
+            return
+        if not self._link.send(encode_msgpack(message)):
+            log.warning("too_large", message_type=type(message).__name__)
+
+    def _tell_answers(self) -> None:
+        for answered in self._asking.answered(self.sampler.boards):
+            self._tell(answered)
+
+    def _note_progress(self, report: ev.NodeReport) -> None:
+        now, self._reported_s = time.monotonic(), boot_s()
+        if self._still.note(report.ranks, now):
+            newest_s = max(rank.progress_s for rank in report.ranks)
+            self._progress_s = max(self._progress_s, now - max(0.0, self.clock.now() - newest_s))
+
+    # Down ------------------------------------------------------------------------------------------------------
+
+    def greeted(self, hello: control_messages.LauncherHello) -> None:
+        """The launcher's number of ranks is what the node joins with: the head is looked for from here on."""
+        self._ranks = hello.world_size
+        self.note_files(hello)
+        if hello.alive:
+            self.watch(hello.attempt, hello.alive, None)
+            self._attempt = hello.attempt
+        self._refresh_info()
+        if self._link is None:
+            self._read_join_file()
+
+    def _refresh_info(self) -> None:
+        if self._link is not None:
+            self._link.info = self._info()
+
+    def _info(self) -> dict[str, object]:
+        return {
+            "version": __version__,
+            "work": self._fleet.work,
+            "ranks": self._ranks,
+            "address": self._fleet.address,
+            "attempt": self._attempt,
+            "switches": self._fleet.switches,
+            "role": self._fleet.role,
+            **self._versions,
+        }
+
+    def _read_join_file(self) -> None:
+        """Find the head, or find it again where it is a new one."""
+        if not self._ranks:
+            return
+        if self._fleet.meet is not None:
+            self._meet(*self._fleet.meet)
+            return
+        try:
+            join = find_join_file(Path(self._fleet.join_file), self._fleet.names)
+        except NotThere:
+            # Nor is it gone where the whole folder is.
+            self._has_join_file = not Path(self._fleet.join_file).parent.is_dir()
+            return
+        except JoinError as error:
+            self._unusable(str(error))
+            return
+        self._has_join_file = True
+        if join.client is None:
+            self._unusable(f"{self._fleet.join_file} holds no key for this node: it is another kind of job's")
+            return
+        self._go_to(join, join.client)
+
+    def _heed_refusal(self) -> None:
+        """The first head did not start: it is not waited for."""
+        fleet, has_part = self._fleet, self._headless.has_joined or self._attempt >= 0
+        if has_part or not self._ranks or fleet.meet is not None or self._farewell_by_s is not None:
+            return
+        refused = find_refused(Path(fleet.join_file), fleet.names, fleet.key)
+        led_s = self._join.created_wall_s if self._join is not None else 0.0
+        node = began(self.run_file.launcher_start, self.run_file.created_wall_s)
+        if refused is None or not holds(refused.said_wall_s, node, time.time(), led_s):
+            return
+        log.warning("head_refused", head=refused.head, text=refused.text, exit_code=refused.exit_code)
+        if not is_silent(os.environ):
+            self.terminal.say(f"the head, {refused.head}, did not start: {refused.text}", "bad")
+        self._end(control_messages.Finish(exit_code=refused.exit_code))
+
+    def _meet(self, host: str, port: int) -> None:
+        """Have munge introduce us, by a worker thread; what comes of it is taken up on the loop's."""
+        if self._is_meeting or (self._link is not None and self._link.failures < MEET_AGAIN):
+            return
+        self._is_meeting = True
+
+        def work() -> None:
+            try:
+                join, keys = introduce(find_host(host), port, self._fleet.key, munge_socket=self._fleet.munge_socket)
+                self.post(lambda: self._go_to(join, keys))
+            except IntroductionError as error:
+                log.info("not_introduced", error=str(error))
+                if error.is_final:
+                    self._say_once(str(error), "bad")
+            finally:
+                self.post(self._met)
+
+        self.in_background(work, lambda error: None)
+
+    def _met(self) -> None:
+        self._is_meeting = False
+
+    def _go_to(self, join: JoinFile, keys: KeyPair) -> None:
+        head = Head(join.addresses, join.port, join.server_key)
+        self._join = join
+        if self._link is None:
+            log.info("joining", head=join.head, addresses=join.addresses, port=join.port)
+            self._link = Link(head, keys, self.run_file.node, slot=self._fleet.slot, info=self._info())
+            if self._poller is not None:
+                self._link.register(self._poller)
+        else:
+            self._link.redirect(head, keys)
+
+    def _unusable(self, why: str) -> None:
+        self._headless.unusable()
+        self._say_once(why, "bad")
+
+    def _miss_head(self, now: float) -> None:
+        """Without a head for too long, and nothing left alive here: end, so that the job can be started anew."""
+        if self._farewell_by_s is not None or self._attempt >= 0 or self._is_rescuing:
+            return
+        seen = Seen(now, has_file=self._has_join_file)
+        if (link := self._link) is not None:
+            seen = Seen(
+                now,
+                place=f"{link.head.addresses[0]}:{link.head.port}",
+                is_joined=link.is_joined,
+                lost_s=link.contact_lost_s(),
+                has_file=self._has_join_file,
+                exit_code=None if self._has_join_file else self._read_exit_code(),
+                obstacle=link.obstacle,
+                failures=link.failures,
+            )
+        step = self._headless.step(seen)
+        if step.say:
+            self._say_once(step.say, step.level)
+        if step.is_lost:
+            self._lose_head(seen.lost_s)
+        elif step.end is not None:
+            self._end(control_messages.Finish(exit_code=step.end))
+
+    def _read_exit_code(self) -> int | None:
+        """The run's, where its directory is shared and it is over."""
+        if self._join is None:
+            return None
+        try:
+            data = read_own(Path(self._join.run_dir) / "summary.json")
+            return msgspec.json.decode(data, type=_Ended).exit_code
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _lose_head(self, lost_s: float) -> None:
+        """End here; under Slurm once it is known whether anybody but a deputy can start the job again."""
+        said = f"the head has not been heard for {lost_s:.0f} s"
+        if not may_rescue(self.run_file, os.environ):
+            self.terminal.say(f"{said}: ending here", "bad")
+            self._end(control_messages.Finish(exit_code=1))
+            return
+        self._is_rescuing = True
+        self.terminal.say(f"{said}: asking Slurm whether its node is", "bad")
+        begin_rescue(self._fleet.slot, lambda text: self.post(lambda: self._rescued(text)))
+
+    def _rescued(self, text: str) -> None:
+        self._is_rescuing = False
+        if self._farewell_by_s is not None or (self._link is not None and self._link.is_joined):
+            return  # it is back
+        self.terminal.say(text or "the head is gone: ending here", "bad")
+        self._end(control_messages.Finish(exit_code=1))
+
+    def _hear(self, what: links.What) -> None:
+        if isinstance(what, links.Welcomed):
+            assert self._link is not None
+            self._headless.joined(self._join.head if self._join else "?")
+            self._said.clear()  # what is said of the next time without a head is news again
+            self._set_clock(self._link.offset.offset_s)
+            log.info("joined", is_new_head=what.is_new_hub)
+        elif isinstance(what, links.Refused):
+            self._headless.refused(time.monotonic())
+            self._say_once(f"the head refuses this node: {what.reason}", "bad")
+        elif isinstance(what, links.Lost):
+            self._headless.lost(time.monotonic(), what.is_closed)
+            log.warning("contact_lost", why=what.why)
+        elif isinstance(what, links.Missed):
+            log.warning("orders_lost", packets=what.packets)
+        else:
+            self._ordered(what.body)
+
+    def _set_clock(self, offset_s: float) -> None:
+        """Times from here on are the coordinator's seconds."""
+        self.clock.set(offset_s, 0.0)
+
+    def _ordered(self, body: bytes) -> None:
+        try:
+            order = self._orders.decode(body)
+        except DECODE_ERRORS:
+            self.malformed += 1
+            return
+        log.info("order", order_type=type(order).__name__)
+        if isinstance(order, control_messages.Finish):
+            if order.words and not is_silent(os.environ):
+                self.terminal.say(order.words, "bad")
+            self._end(order)
+        elif isinstance(order, control_messages.Start | control_messages.Stop):
+            self._is_stopping = isinstance(order, control_messages.Stop) and order.attempt == self._attempt
+            self._checks.end()  # nothing of it may disturb an attempt
+            self.send(order)
+        elif isinstance(order, msg.CheckStep | msg.EndCheck):
+            self._checks.obey(order)
+        elif isinstance(order, ac.TakeLook):
+            self._look(order)
+        elif isinstance(order, ac.ReadExits):
+            begin_exits(self, order)
+        elif isinstance(order, msg.LookNow):
+            self._look_now(order)
+        elif isinstance(order, msg.TellBoards):
+            self._tell_boards(order)
+        elif isinstance(order, ac.Isolate):
+            self.node.isolate(order)
+        elif isinstance(order, msg.SetBase):
+            self.desk.set_base(order.attempt, order.global_rank, order.step)
+        elif isinstance(order, msg.AskChecks | msg.SetCheckpoint | msg.WithdrawCheckpoint):
+            answer = self._asking.obey(order, self.sampler.boards, self._attempt, self.clock.now())
+            if answer is not None:
+                self._tell(answer)
+
+    def _look(self, order: ac.TakeLook) -> None:
+        """The raw stacks go up before the look that they belong to."""
+        name = look_name(order.attempt, order.look)
+        folder = self.run_dir / name
+        writes: list[Callable[[], object]] = []
+
+        def send_raw() -> None:
+            for write in writes:
+                write()
+            raw = read_raw(folder, name)
+            shutil.rmtree(folder, ignore_errors=True)
+            self.post(lambda: self._tell(raw))
+
+        begin_look(self, order, folder, writes.append, send_raw)
+
+    def _look_now(self, order: msg.LookNow) -> None:
+        """For a person: nothing is kept."""
+        ranks = [rank for number, rank in sorted(self.desk.ranks.items()) if number in order.ranks]
+        look = look_now(self, ranks, order.samples)
+
+        def work() -> None:
+            result = look()
+            looked = msg.Looked(ask=order.ask, ranks=result.ranks, missing=result.missing, took_s=result.took_s)
+            self.post(lambda: self._tell(looked))
+
+        self.in_background(work, lambda error: None)
+
+    def _tell_boards(self, order: msg.TellBoards) -> None:
+        desk = self.desk
+        told = msg.BoardsTold(
+            ask=order.ask,
+            attempt=desk.attempt,
+            at_s=self.clock.now(),
+            rows=desk.rows(),
+            notes=list(desk.notes)[-MAX_SAID:],
+            failed_hooks=desk.failed_hooks[-MAX_SAID:],
+        )
+        self._tell(told)
+
+    def _end(self, order: control_messages.Finish) -> None:
+        """The run is over."""
+        if self._farewell_by_s is None:
+            self.send(order)
+            self._farewell_by_s = time.monotonic() + FAREWELL_S
+            self.is_over = self._link is None
+
+    # The lease -------------------------------------------------------------------------------------------------
+
+    def _keep_lease(self, now: float) -> None:
+        """Neither contact nor progress: the job may go on without this node, so nothing of it may live on here."""
+        if self._attempt < 0 or self._is_stopping:
+            return
+        if self._link is not None and self._link.lease.has_answer_to(self._reported_s):
+            self._may_stand_s = self._still.limit_s
+        lost_s, still_s = self._contact_lost_s(now), now - self._progress_s
+        if lost_s <= 0 or still_s < self._may_stand_s:
+            return
+        self._is_stopping = True
+        log.warning("lease_over", contact_lost_s=round(lost_s, 1), still_s=round(still_s, 1))
+        self.terminal.say(
+            f"{self.run_file.node} has had no contact with the head for {self._fleet.term_s + lost_s:.0f} s, and its "
+            f"ranks have done nothing with those of other nodes for {still_s:.0f} s: ending them",
+            "warn",
+        )
+        self.send(control_messages.Stop(attempt=self._attempt, grace_s=0.0))
+
+    def _contact_lost_s(self, now: float) -> float:
+        """How long ago the lease ended. A deputy that found ranks alive and never had one counts from its own start."""
+        if self._link is not None and self._headless.has_joined:
+            return self._link.contact_lost_s()
+        return max(0.0, now - self._began_s - self._fleet.term_s)
+
+    def _say_once(self, text: str, level: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.terminal.say(text, level)
+
+
+def find_host(name: str) -> str:
+    """Where a host is: its name, where that resolves; else what Slurm says of the node of that name. Blocks."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        if os.environ.get("SLURM_JOB_ID"):
+            from guardrun.slurm.client.nodes import SlurmNode, read_node
+
+            node = read_node(name)
+            return node.address if isinstance(node, SlurmNode) and node.address else name
+    return name
+
+
+def read_raw(folder: Path, name: str) -> msg.Raw:
+    """A look's files, as many as may be sent. name: what the head is to call the folder."""
+    files: dict[str, bytes] = {}
+    size = left_out = 0
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        try:
+            data = zlib.compress(path.read_bytes(), 1)
+        except OSError:
+            continue
+        if size + len(data) > msg.MAX_RAW_BYTES:
+            left_out += 1
+            continue
+        size += len(data)
+        files[str(path.relative_to(folder))] = data
+    return msg.Raw(folder=name, files=files, left_out=left_out)

@@ -1,0 +1,264 @@
+"""What deputies and the coordinator say to each other, inside the envelopes of `envelopes.py`.
+
+Up go the engine's own events, as if the node were alone, but in the coordinator's seconds and with global ranks; and
+what only the head's edge needs. Down go orders, all of them idempotent: whoever gets one again answers it again.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from guardrun.supervisor.engine.membership.reachability import Meeting
+from guardrun.supervisor.engine.membership.version_skew import Facts
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.actions import Isolate, ReadExits, TakeLook
+from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.wire.control_messages import Finish, Start, Stop
+from guardrun.supervisor.wire.rank_rows import RankRow, Shares
+
+MAX_RAW_BYTES = 1024 * 1024
+"""Of one node's raw stacks of one look, compressed; what is beyond is left on the node, and said."""
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    pass
+
+
+# Up ------------------------------------------------------------------------------------------------------------
+
+
+class Serving(_Message, frozen=True, kw_only=True, tag="serving"):
+    """As in supervisor/wire/control_messages.py, on its way to the other nodes."""
+
+    attempt: int
+    address: str
+    port: int
+
+
+class Raw(_Message, frozen=True, kw_only=True, tag="raw"):
+    """A look's files: before its LookTaken."""
+
+    folder: str
+    """Relative to the run directory."""
+    files: dict[str, bytes]
+    """Names relative to the folder → contents, compressed by zlib."""
+    left_out: int = 0
+
+
+class Loaded(_Message, frozen=True, kw_only=True, tag="loaded"):
+    """A rank has loaded something before its first step: where it is a checkpoint, its steps count from there."""
+
+    attempt: int
+    global_rank: int
+    path: str
+
+
+class Checks(_Message, frozen=True, kw_only=True, tag="checks"):
+    """Answer to AskChecks: calls of should_checkpoint() so far, the fewest and the most of this node's ranks."""
+
+    number: int
+    """AskChecks'."""
+    fewest: int
+    most: int
+    ahead: int
+    """How many more there may be in the time that was asked for."""
+    armed: int = 0
+    """A call that is set already, and that some rank has still to make."""
+
+
+class CheckpointSet(_Message, frozen=True, kw_only=True, tag="checkpoint_set"):
+    """Answer to SetCheckpoint: this node's ranks will say yes at that call; or it was late, and they will not."""
+
+    number: int
+    is_set: bool
+
+
+class Looked(_Message, frozen=True, kw_only=True, tag="looked"):
+    """Answer to LookNow."""
+
+    ask: int
+    ranks: list[RankLook]
+    missing: dict[int, str] = {}
+    took_s: float = 0.0
+
+
+class BoardsTold(_Message, frozen=True, kw_only=True, tag="boards_told"):
+    """Answer to TellBoards."""
+
+    ask: int
+    attempt: int
+    at_s: float
+    """The run's seconds."""
+    rows: list[RankRow]
+    notes: list[str] = []
+    failed_hooks: list[str] = []
+    """The newest of both."""
+
+
+class SharesTold(_Message, frozen=True, kw_only=True, tag="shares_told"):
+    """What the node's ranks spent an attempt's time on; before its AttemptStopped."""
+
+    attempt: int
+    ranks: Shares
+
+
+class Probed(_Message, frozen=True, kw_only=True, tag="probed"):
+    """Answer to Probe: where this node's listener is, and what should be alike on all."""
+
+    address: str
+    """That its ranks' store would have."""
+    port: int = 0
+    facts: Facts = Facts()
+    error: str = ""
+
+
+class Met(_Message, frozen=True, kw_only=True, tag="met"):
+    """Answer to Meet."""
+
+    meetings: list[Meeting]
+
+
+class Warmed(_Message, frozen=True, kw_only=True, tag="warmed"):
+    """Answer to Warm: torch is there, on so many devices."""
+
+    devices: int = 0
+    port: int = 0
+    """Of a store that others can join."""
+    error: str = ""
+
+
+class Added(_Message, frozen=True, kw_only=True, tag="added"):
+    """Answer to Add."""
+
+    took_s: float = 0.0
+    error: str = ""
+
+
+class CheckAnswer(_Message, frozen=True, kw_only=True, tag="check_answer"):
+    """A node's part in a step of a check."""
+
+    check: int
+    step: int
+    answer: Probed | Met | Warmed | Added
+
+
+# Down ----------------------------------------------------------------------------------------------------------
+
+
+class SetBase(_Message, frozen=True, kw_only=True, tag="set_base"):
+    """A rank's steps count from there."""
+
+    attempt: int
+    global_rank: int
+    step: int
+
+
+class AskChecks(_Message, frozen=True, kw_only=True, tag="ask_checks"):
+    """How far are the ranks with their calls of should_checkpoint()? Checks is the answer."""
+
+    number: int
+    """Of the question."""
+    ahead_s: float
+    """For how long to look ahead."""
+
+
+class SetCheckpoint(_Message, frozen=True, kw_only=True, tag="set_checkpoint"):
+    """The call of should_checkpoint() that answers yes."""
+
+    at: int
+    attempt: int
+    """Whose ranks are meant."""
+    number: int
+    """Of the order: its answer bears it."""
+    by_s: float
+    """The run's seconds: it is not set later than that."""
+    request: int = 0
+    """Whose answer is told (CheckpointAnswered); 0: a person's."""
+
+
+class WithdrawCheckpoint(_Message, frozen=True, kw_only=True, tag="withdraw_checkpoint"):
+    """That call is to be like any other; too late where a rank of the node has said yes to it."""
+
+    at: int
+    attempt: int
+
+
+class LookNow(_Message, frozen=True, kw_only=True, tag="look_now"):
+    """A person wants to see these ranks of the node; nothing is kept of it."""
+
+    ask: int
+    ranks: list[int]
+    samples: int = 1
+
+
+class TellBoards(_Message, frozen=True, kw_only=True, tag="tell_boards"):
+    """A person wants to know how the ranks are doing."""
+
+    ask: int
+
+
+class Probe(_Message, frozen=True, kw_only=True, tag="probe"):
+    """Open a listener for this check, and say what there is."""
+
+    token: bytes
+    """That callers will bring."""
+    keep_s: float
+
+
+class Place(_Message, frozen=True, kw_only=True, tag="place"):
+    """Where a node's listener is."""
+
+    node: str
+    address: str
+    port: int
+
+
+class Meet(_Message, frozen=True, kw_only=True, tag="meet"):
+    """Reach these."""
+
+    places: list[Place]
+
+
+class Warm(_Message, frozen=True, kw_only=True, tag="warm"):
+    """Have torch ready in processes of their own; those that are ready stay."""
+
+
+class Add(_Message, frozen=True, kw_only=True, tag="add"):
+    """All-reduce together with another node, over the store that one of both serves."""
+
+    address: str
+    port: int
+    prefix: str
+    first_rank: int
+    ranks: int
+
+
+class CheckStep(_Message, frozen=True, kw_only=True, tag="check_step"):
+    """A node's part in the next step of a check; CheckAnswer with the same numbers is the answer."""
+
+    check: int
+    step: int
+    what: Probe | Meet | Warm | Add
+
+
+class EndCheck(_Message, frozen=True, kw_only=True, tag="end_check"):
+    """Nothing of a check is to be left."""
+
+
+Up = ev.Event | Serving | Raw | Loaded | Checks | CheckpointSet | CheckAnswer | Looked | BoardsTold | SharesTold
+Down = (
+    Start
+    | Stop
+    | Finish
+    | TakeLook
+    | ReadExits
+    | Isolate
+    | SetBase
+    | AskChecks
+    | SetCheckpoint
+    | WithdrawCheckpoint
+    | CheckStep
+    | EndCheck
+    | LookNow
+    | TellBoards
+)

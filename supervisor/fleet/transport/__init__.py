@@ -1,0 +1,1 @@
+"""Encrypted connections between the nodes of a job."""

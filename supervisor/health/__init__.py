@@ -1,0 +1,1 @@
+"""What is known of a node, and what follows from it. Pure, as all of engine/."""

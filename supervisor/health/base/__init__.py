@@ -1,0 +1,1 @@
+"""What all judges of a node share: readings, findings, conditions that last."""

@@ -1,0 +1,1 @@
+"""Judges of the host: clock, CPUs, disks, memory, network."""

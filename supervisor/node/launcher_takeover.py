@@ -1,0 +1,137 @@
+"""Where the launcher of one node of several does not do what it was ordered: its ranks are ended without it.
+
+Its node takes no part any more until it runs again. A job of one node waits: nobody else does, and who stopped
+guardrun there (Ctrl-Z) will have it go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from guardrun.launcher.base import processes
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.collect.host.process_cleanup import end_run
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.node.outstanding_orders import Outstanding
+from guardrun.supervisor.wire import control_messages
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.node.node_supervisor import Station
+
+_STATES = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is stopped by a debugger", "D": "hangs in the kernel"}
+
+
+class StandIn:
+    """Called by its station, from its loop."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self.outstanding = Outstanding(time.monotonic())
+        self._kill_s: float | None = None
+        """Ranks have been asked to end; from here on they are ended."""
+        self._ours: list[int] = []
+        """Ranks that were alive then."""
+        self._is_ending = False
+
+    def ordered(self, order: control_messages.Start | control_messages.Stop) -> None:
+        """The launcher was given an order."""
+        self.outstanding.ordered(order, self._station.desk.attempt, time.monotonic())
+
+    def heard(self, message: object) -> None:
+        """The launcher has said this."""
+        self.outstanding.heard(time.monotonic())
+        if isinstance(message, control_messages.Started):
+            self.outstanding.started(message.attempt)
+        elif isinstance(message, control_messages.Stopped):
+            self.outstanding.stopped(message.attempt)
+
+    def step(self) -> None:
+        """Once a second."""
+        order, now_s = self.outstanding.order, time.monotonic()
+        if order is None or self._is_ending:
+            self._kill_s = None
+            return
+        stat = processes.read_stat(self._station.run_file.launcher_pid)
+        state = stat.state if stat is not None else "X"
+        if state in processes.DEAD or not self.outstanding.is_overdue(now_s, state in "Tt"):
+            self._kill_s = None
+            return
+        if self._kill_s is None:
+            self._begin(order, state, now_s)
+        if now_s >= (self._kill_s or 0.0) or not self._alive():
+            self._end(order, state)
+
+    def _begin(self, order: control_messages.Start | control_messages.Stop, state: str, now_s: float) -> None:
+        """What the launcher would do first."""
+        grace_s = order.grace_s if isinstance(order, control_messages.Stop) else 0.0
+        self._kill_s = now_s + grace_s
+        alive = self._alive()
+        self._ours = [rank.global_rank for rank in alive]
+        what = "start" if isinstance(order, control_messages.Start) else "stop"
+        waited_s = self.outstanding.waited_s(now_s)
+        log.warning("launcher_overdue", order=what, attempt=order.attempt, state=state, waited_s=round(waited_s, 1))
+        then = "ending them without it" if what == "stop" else "the job goes on without this node"
+        self._station.terminal.say(f"guardrun {_words(state)}, and was ordered to {what} its ranks: {then}", "bad")
+        if grace_s > 0:
+            for rank in alive:
+                processes.signal_group(rank.pid, signal.SIGTERM)
+
+    def _end(self, order: control_messages.Start | control_messages.Stop, state: str) -> None:
+        """Nothing of it may live on; by a worker thread, which takes a moment."""
+        station, self._is_ending = self._station, True
+        run, ours = station.run_file, self._ours
+        known = {rank.pid: stat.start for rank, stat in self._children()}
+
+        def work() -> None:
+            left = end_run(run.launcher_pid, run.token, known)
+            stopped = ev.AttemptStopped(
+                attempt=order.attempt, exitcodes=self._exitcodes(), stopped_by_us=ours, survivors=left
+            )
+            station.post(lambda: self._tell(order, state, stopped))
+
+        station.in_background(work, lambda error: self._failed())
+
+    def _failed(self) -> None:
+        self._is_ending = False  # the next second tries again
+
+    def _tell(
+        self, order: control_messages.Start | control_messages.Stop, state: str, stopped: ev.AttemptStopped
+    ) -> None:
+        """First that the node is out: what comes of the attempt's end is to know it."""
+        self._is_ending, self._kill_s = False, None
+        if self.outstanding.order is None:
+            return  # it runs again, and has told it itself
+        self.outstanding.order = None
+        station = self._station
+        # For when it goes on: what it was ordered to start is not to live.
+        station.send(control_messages.Stop(attempt=order.attempt, grace_s=0.0))
+        self.outstanding.order = None
+        why = f"its guardrun {_words(state)}, and did not obey"
+        # Who was stopped by somebody may come back; what a node's file systems do is the node's fault.
+        is_unfit = state not in "Tt"
+        station.feed(ev.NodeLeft(node=station.run_file.node, why=why, is_unfit=is_unfit))
+        station.feed(stopped)
+        station.give_up_launcher()
+
+    def _children(self) -> list[tuple[ev.Rank, processes.Stat]]:
+        """Ranks that the launcher has not reaped: their pids are nobody else's."""
+        stats = [(rank, processes.read_stat(rank.pid)) for rank in self._station.desk.ranks.values()]
+        launcher = self._station.run_file.launcher_pid
+        return [(rank, stat) for rank, stat in stats if stat is not None and stat.ppid == launcher]
+
+    def _alive(self) -> list[ev.Rank]:
+        return [rank for rank, stat in self._children() if stat.state not in processes.DEAD]
+
+    def _exitcodes(self) -> dict[int, int]:
+        return {
+            rank.global_rank: os.waitstatus_to_exitcode(stat.exit_status)
+            for rank, stat in self._children()
+            if stat.state in processes.DEAD
+        }
+
+
+def _words(state: str) -> str:
+    return _STATES.get(state, "does not answer")

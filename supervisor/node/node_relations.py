@@ -1,0 +1,141 @@
+"""The supervisor's dealings with its node: hears of it, and has it isolated.
+
+Nothing of this is loaded before a run has lasted START_S: shorter ones have no use for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.collect.host.file_systems import mount_of, read_mounts
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model.events import NodeTold, NotIsolated
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.node.node_feed import NodeFeed
+    from guardrun.supervisor.node.node_supervisor import Station
+
+START_S = 2.0
+
+
+class NodeDesk:
+    """What the daemon's loop calls."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._feed: NodeFeed | None = None
+
+    def sample(self) -> None:
+        """Once a second: tell the engine what is new of the node. Never raises: training does not depend on it."""
+        station = self._station
+        if not station.is_running:
+            return
+        if self._feed is None and station.clock.now() - station.desk.started_s < START_S:
+            return
+        try:
+            told = self._step()
+        except Exception:
+            log.exception("node_not_heard")
+            return
+        if told is not None:
+            station.feed(told)
+
+    def _step(self) -> NodeTold | None:
+        from guardrun.supervisor.node.node_feed import NodeFeed, Using
+        from guardrun.supervisor.wire.agent_messages import RegisterJob
+
+        station, run = self._station, self._station.run_file
+        if self._feed is None:
+            job = RegisterJob(
+                run_id=run.run_id,
+                run_dir=str(station.run_dir),
+                launcher_pid=run.launcher_pid,
+                launcher_start=run.launcher_start,
+                token=run.token,
+            )
+            self._feed = NodeFeed(run.node, station.clock, job)
+        pids = {rank.global_rank: rank.pid for rank in station.desk.ranks.values()}
+        return self._feed.step(Using(pids=pids, mounts=self._mounts, links=self._links if run.fleet else None))
+
+    def _links(self) -> Iterable[str]:
+        from guardrun.supervisor.node.rank_interfaces import links_of_job
+
+        fleet = self._station.run_file.fleet
+        return links_of_job(fleet.address, os.environ) if fleet is not None else ()
+
+    def _mounts(self) -> Iterable[str]:
+        """Mount points of the folders that the run works in, by their names alone: one that is dead is not touched."""
+        mounts = read_mounts()
+        found = (mount_of(os.path.abspath(folder), mounts) for folder in self._station.folders())
+        return {mount.point for mount in found if mount is not None}
+
+    def isolate(self, action: ac.Isolate) -> None:
+        """Have the node quarantined: by its agent, else in the user's own record."""
+
+        def work() -> None:
+            from guardrun.supervisor.health.quarantine_rules import IS_OLDER
+
+            try:
+                why = self._isolate(action)
+            except Exception as error:
+                log.exception("not_isolated")
+                why = str(error)
+            if IS_OLDER in why:  # a person has released the node since
+                self._station.isolation_settled(action)
+            elif drained := self._station.drains.drain(action, "" if why else "under quarantine"):
+                self._station.terminal.say(drained, "info")
+            if why:
+                event = NotIsolated(node=action.node, incident=action.incident, why=why)
+                self._station.post(lambda: self._station.feed(event))
+
+        try:
+            self._station.pool.submit(work)
+        except RuntimeError:
+            pass  # the daemon is closing
+
+    def _isolate(self, action: ac.Isolate) -> str:
+        """Why not; empty where it is done."""
+        from guardrun.supervisor.client.agent_client import RefusedError, Unreachable, ask
+        from guardrun.supervisor.health.quarantine_rules import AUTOMATIC, Isolation
+        from guardrun.supervisor.quarantine.record_places import find_places, folders_of
+        from guardrun.supervisor.quarantine.records import isolate_node
+
+        run = self._station.run_file
+        asked = {
+            "cause": action.cause,
+            "reason": action.summary,
+            "run_id": run.run_id,
+            "incident": action.incident,
+            "is_automatic": True,
+            "evidence": (evidence := {"finding": action.finding} if action.finding else {}),
+            "evidence_wall_s": (seen_wall_s := time.time() - self._station.clock.now() + action.evidence_s),
+        }
+        try:
+            return str(ask("isolate", asked).get("why", ""))
+        except RefusedError as error:
+            return str(error)
+        except Unreachable as error:
+            log.info("isolated_without_agent", why=str(error))
+        places = find_places(*folders_of(run.config, run.cwd), os.environ, action.node)
+        isolation = Isolation(
+            cause=action.cause,
+            who=AUTOMATIC,
+            since_wall_s=time.time(),
+            evidence_wall_s=seen_wall_s,
+            evidence=evidence,
+            summary=action.summary,
+            run_id=run.run_id,
+            incident=action.incident,
+        )
+        written, refused = isolate_node(places, action.node, isolation, isolation.since_wall_s)
+        return " ".join([*([refused] if refused else []), *written.troubles])
+
+    def close(self) -> None:
+        """Leave the agent; the job stays registered there unless the run is over."""
+        if self._feed is not None:
+            self._feed.close(is_over=self._station.is_over)
+            self._feed = None

@@ -1,0 +1,448 @@
+"""What a run's supervisor does for its node, whoever decides: the loop between the sockets and the collectors.
+
+`Daemon` decides: it has the engine. `fleet/follower/follower.py` passes everything on to the head of a job of several
+nodes. Nothing in the loop waits for anything but its poller: looks and exits are read by worker threads, whose answers
+come back through a queue and a wake-up descriptor.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES, CheckpointLoaded
+from guardrun.launcher.base.abandoned_folders import Occupied
+from guardrun.launcher.base.process_handles import Handle
+from guardrun.launcher.base.socket_folder import ensure_socket_folder
+from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.base.printable import encode_msgpack
+from guardrun.supervisor.base.terminal import Terminal
+from guardrun.supervisor.collect.host.oom_kills import OomWatch
+from guardrun.supervisor.collect.host.process_cleanup import end_run
+from guardrun.supervisor.collect.ranks.sampler import Sampler
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.fleet.transport.curve_sockets import ENDED_LINGER_MS
+from guardrun.supervisor.node.launcher_takeover import StandIn
+from guardrun.supervisor.node.node_relations import NodeDesk
+from guardrun.supervisor.node.rank_message_ingest import Desk
+from guardrun.supervisor.node.release_watch import Releases
+from guardrun.supervisor.node.slurm_drain import Drains
+from guardrun.supervisor.rundir.run_directory import RunFile
+from guardrun.supervisor.wire import control_messages
+
+SAMPLE_S = 1.0
+SKIP_S = 5.0
+"""A loop that wakes this much later than it asked for was not running: frozen, stopped, or the machine was."""
+BEATS_A_TURN = 2000
+"""Frames taken from the ranks' socket before the other work gets its turn."""
+WORKERS = 3
+
+FromLauncher = control_messages.LauncherHello | control_messages.Fact
+
+
+class Station(ABC):
+    """Runs until the run is over, or its launcher is gone."""
+
+    def __init__(self, run_dir: Path, run: RunFile, scribe: Scribe) -> None:
+        self.run_dir = run_dir
+        self.scribe = scribe
+        self.run_file = run
+        self.clock = EngineClock(run.clock_base_s, run.clock_mono_s)
+        self.sockets = Path(run.socket_dir)
+        self._occupied = Occupied.join(self.sockets)
+        self.terminal = Terminal()
+        self.sampler = Sampler(self.clock, self.sockets, run.launcher_pid, run.settings.window_s)
+        self.oom = OomWatch()
+        self.is_over = False
+        self.error_files: dict[int, str] = {}
+        self.stderr_files: dict[int, str] = {}
+        """Of the current attempt, per global rank."""
+        self.stderr_from = -1
+        """Of the current attempt, as wire.Started has it."""
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
+        self.drains = Drains(run.run_id, self.terminal.say, self.isolation_settled)
+        self.node = NodeDesk(self)
+        self._releases = Releases(self) if run.fleet is not None else None
+        self.desk = Desk(self.clock, self.sampler, self.saved, self.loaded)
+        self._context = zmq.Context()
+        self._beats = self._bind(zmq.PULL, control_messages.BEATS_SOCKET, MAX_MESSAGE_BYTES)
+        self._control = self._bind(zmq.ROUTER, control_messages.CONTROL_SOCKET, control_messages.MAX_CONTROL_BYTES)
+        self._decoder: msgspec.msgpack.Decoder[control_messages.ToSupervisor] = msgspec.msgpack.Decoder(
+            control_messages.ToSupervisor
+        )
+        self._launcher: bytes | None = None
+        self._launcher_process = _open_launcher(run)
+        self._stand_in = StandIn(self) if run.fleet is not None else None
+        self._next_sample = 0.0
+        self.malformed = 0
+
+    # What deciding is about ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def feed(self, event: ev.Event) -> bool:
+        """A fact: to whoever decides. False where that failed."""
+
+    @abstractmethod
+    def due_s(self) -> float | None:
+        """When `turn` has something to do at the latest, in the engine's seconds."""
+
+    @abstractmethod
+    def turn(self, ready: dict[object, int]) -> None:
+        """Once each time the loop has woken, after the node's own sockets have been read."""
+
+    @abstractmethod
+    def sampled(self) -> None:
+        """Once a second, after the ranks have been sampled."""
+
+    @property
+    @abstractmethod
+    def is_watching(self) -> bool:
+        """Ranks are alive, or being stopped."""
+
+    @property
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Ranks are alive, and are to be."""
+
+    @property
+    @abstractmethod
+    def may_be_left_out(self) -> bool:
+        """As far as is known here: whoever decides about the node would hear of its release."""
+
+    @abstractmethod
+    def greeted(self, hello: control_messages.LauncherHello) -> None:
+        """The launcher says who is alive."""
+
+    @abstractmethod
+    def answer(self, peer: bytes, ask: control_messages.Ask) -> None:
+        """A question of guardctl's."""
+
+    @abstractmethod
+    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+        """A rank has saved; must not take time. inode: 0 where it is not known."""
+
+    @abstractmethod
+    def loaded(self, message: CheckpointLoaded) -> None:
+        """A rank has loaded something before its first step."""
+
+    @abstractmethod
+    def folders(self) -> list[str]:
+        """Those whose file systems matter to the run."""
+
+    @abstractmethod
+    def register(self, poller: zmq.Poller) -> None:
+        """Sockets of its own, beside the node's."""
+
+    @abstractmethod
+    def skipped(self, gap_s: float) -> None:
+        """The loop did not run for so long."""
+
+    @abstractmethod
+    def serving(self, message: control_messages.Serving) -> None:
+        """The launcher serves the store of an attempt."""
+
+    @abstractmethod
+    def give_up_launcher(self) -> None:
+        """guardrun does not obey here (several nodes): that this node is out has been fed; nothing of it is alive."""
+
+    @abstractmethod
+    def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
+        """Of a node, for whoever decides: all that it takes has been done.
+
+        how: as IsolationSettled has it. Any thread may call it.
+        """
+
+    @abstractmethod
+    def orphaned(self) -> None:
+        """guardrun was killed here; nothing of it is left."""
+
+    # The loop ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the run is over."""
+        poller = zmq.Poller()
+        poller.register(self._beats, zmq.POLLIN)
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        launcher = self._launcher_process
+        if launcher is not None and launcher.fileno is not None:
+            poller.register(launcher.fileno, zmq.POLLIN)
+        self.register(poller)
+        last = time.monotonic()
+        while not self.is_over:
+            wait_s = self._wait_s()
+            ready: dict[object, int] = dict(poller.poll(math.ceil(wait_s * 1000)))
+            now = time.monotonic()
+            if now - last - wait_s > SKIP_S:
+                self.skipped(now - last)
+                if self._stand_in is not None:
+                    self._stand_in.outstanding.skipped(now - last)
+            last = now
+            # Without a descriptor: at each turn, which is once a second at least.
+            if launcher is None or (launcher.fileno in ready if launcher.fileno is not None else launcher.has_ended()):
+                self._launcher_died()
+                return
+            if self._control in ready:
+                self._read_control()
+            if self._beats in ready:
+                self._read_beats()
+            if self._wake in ready:
+                self._read_inbox()
+            if now >= self._next_sample:
+                self._sample(now)
+                self.sampled()
+                if self._stand_in is not None:
+                    self._stand_in.step()
+            self.turn(ready)
+
+    def close(self) -> None:
+        """Let go of everything; waits a moment for what is still to be said, sent or drained."""
+        self.drains.close()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._beats.close(linger=0)
+        self._control.close(linger=1000)
+        self._context.term()
+        self.node.close()
+        self.terminal.close()
+        self.sampler.close()
+        self.oom.close()
+        os.close(self._wake)
+        self._occupied.release()
+        if self._launcher_process is not None:
+            self._launcher_process.close()
+
+    def _wait_s(self) -> float:
+        wait_s = self._next_sample - time.monotonic()
+        due_s = self.due_s()
+        if due_s is not None:
+            wait_s = min(wait_s, due_s - self.clock.now())
+        return max(0.0, wait_s)
+
+    def _sample(self, now: float) -> None:
+        self._next_sample = now + SAMPLE_S
+        if self.is_watching:
+            reports = self.sampler.sample()
+            if reports:
+                self.desk.sampled(reports)
+                self.feed(ev.NodeReport(node=self.run_file.node, attempt=self.desk.attempt, ranks=reports))
+        if self.is_running:
+            missing = self.desk.missing_hooks()
+            if missing is not None:
+                self.feed(missing)
+        self.node.sample()
+        if self._releases is not None:
+            self._releases.sample()
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Have the loop's thread make a call; for worker threads."""
+        self._inbox.put(call)
+        os.eventfd_write(self._wake, 1)
+
+    def in_background(
+        self,
+        work: Callable[[], ev.Event | None],
+        instead: Callable[[str], ev.Event | None],
+        pool: ThreadPoolExecutor | None = None,
+    ) -> None:
+        """Have a worker thread make an event, and feed it; `instead` makes one where it raises."""
+
+        def job() -> None:
+            try:
+                event = work()
+            except Exception as error:
+                log.exception("worker_raised")
+                event = instead(repr(error))
+            if event is not None:
+                self.post(lambda: self.feed(event))
+
+        try:
+            (pool or self.pool).submit(job)
+        except RuntimeError:
+            pass  # closing
+
+    def send(self, order: control_messages.ToLauncher) -> None:
+        """Give the launcher an order; it is asked for again by the engine's deadlines where it gets lost."""
+        if self._launcher is not None:
+            self.send_to(self._launcher, order)
+            if self._stand_in is not None and isinstance(order, control_messages.Start | control_messages.Stop):
+                self._stand_in.ordered(order)
+
+    def send_to(self, peer: bytes, message: control_messages.ToLauncher | control_messages.Answer) -> None:
+        """Send to one peer; what ZeroMQ does not take now is dropped, with a line in the log. Never waits."""
+        try:
+            self._control.send_multipart([peer, encode_msgpack(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.warning("not_sent", message_type=type(message).__name__, error=str(error))
+
+    # Sockets ---------------------------------------------------------------------------------------------------
+
+    def _bind(self, kind: int, name: str, limit_bytes: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        socket.set(zmq.LINGER, ENDED_LINGER_MS)
+        socket.set(zmq.MAXMSGSIZE, limit_bytes)
+        socket.set(zmq.RCVHWM, 20000)
+        ensure_socket_folder(self.sockets)
+        path = self.sockets / name
+        path.unlink(missing_ok=True)  # a supervisor that was killed leaves its socket behind
+        socket.bind(f"ipc://{path}")
+        return socket
+
+    def _read_inbox(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            pass
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _read_beats(self) -> None:
+        for _ in range(BEATS_A_TURN):
+            try:
+                data = self._beats.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._feed_all(self.desk.receive(data))
+
+    def _feed_all(self, events: list[ev.Event]) -> None:
+        for event in events:
+            if isinstance(event, ev.GcHeld):
+                self._sample(time.monotonic())  # who waited meanwhile is told by where everybody is now
+            self.feed(event)
+
+    def _read_control(self) -> None:
+        for _ in range(BEATS_A_TURN):
+            try:
+                peer, *frames = self._control.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = self._decoder.decode(frames[-1] if frames else b"")
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self.malformed += 1
+                continue
+            if isinstance(message, control_messages.Ask):
+                self.answer(peer, message)
+            else:
+                self._from_launcher(peer, message)
+
+    # The launcher ------------------------------------------------------------------------------------------------
+
+    def _from_launcher(self, peer: bytes, message: FromLauncher) -> None:
+        self._launcher = peer
+        if self._stand_in is not None:
+            self._stand_in.heard(message)
+        if isinstance(message, control_messages.LauncherHello):
+            self.greeted(message)
+            self._feed_all(self.desk.take_early())
+            self.send(control_messages.Ack(seq=0))
+            return
+        if isinstance(message, control_messages.Started):
+            self._started(message)
+        elif isinstance(message, control_messages.Serving):
+            self.serving(message)
+        elif isinstance(message, control_messages.Opened):
+            self._opened(message)
+        elif isinstance(message, control_messages.Exited):
+            # The boards outlive their ranks: where it fell is what its last words there say.
+            self._sample(time.monotonic())
+            self.feed(
+                ev.RankExited(
+                    attempt=message.attempt,
+                    global_rank=message.global_rank,
+                    pid=message.pid,
+                    exitcode=message.exitcode,
+                    at_s=self.clock.at_ns(message.at_ns),
+                )
+            )
+        elif isinstance(message, control_messages.Stopped):
+            self.feed(
+                ev.AttemptStopped(
+                    attempt=message.attempt,
+                    exitcodes=message.exitcodes,
+                    stopped_by_us=message.stopped_by_us,
+                    survivors=message.survivors,
+                    took_s=message.took_s,
+                )
+            )
+        elif message.is_notice:
+            notice = ev.PreemptionNoticed(
+                signum=message.signum,
+                is_forwarded=message.is_forwarded,
+                catchers=message.catchers,
+                at_s=self.clock.at_ns(message.at_ns),
+            )
+            self.feed(notice)
+        else:
+            self.feed(ev.StopRequested(signum=message.signum, node=self.run_file.node))
+        self.send(control_messages.Ack(seq=message.seq))
+
+    def note_files(self, told: control_messages.Started | control_messages.LauncherHello) -> None:
+        """Where the current attempt's ranks write their errors and their stderr to."""
+        self.error_files, self.stderr_files, self.stderr_from = told.error_files, told.stderr_files, told.stderr_from
+
+    def _started(self, message: control_messages.Started) -> None:
+        if message.error:
+            self.feed(ev.AttemptNotStarted(attempt=message.attempt, error=message.error))
+            return
+        self.note_files(message)
+        self.watch(message.attempt, message.ranks, message.checkpoint)
+        self.feed(ev.AttemptStarted(attempt=message.attempt, ranks=message.ranks, resumed_from=message.checkpoint))
+        self._feed_all(self.desk.take_early())
+
+    def _opened(self, message: control_messages.Opened) -> None:
+        if not message.trouble and message.attempt == self.desk.attempt:
+            for reader in self.sampler.boards.values():
+                reader.write(Field.MAY_SAVE, 1)
+        self.feed(ev.CheckpointOpened(attempt=message.attempt, path=message.path, trouble=message.trouble))
+
+    def watch(self, attempt: int, ranks: list[ev.Rank], checkpoint: ev.Checkpoint | None) -> None:
+        """These are this node's ranks from now on."""
+        if self.desk.knows(attempt, ranks):
+            return  # told again, or those that are alive, as the launcher says every few seconds
+        self.sampler.attempt_started(attempt, ranks)
+        self.desk.attempt_started(attempt, ranks, checkpoint)
+        self.oom.attempt_started([rank.pid for rank in ranks])
+        if checkpoint is not None and _resumes_by_configuration(self.run_file):
+            for rank in ranks:
+                self.desk.set_base(attempt, rank.global_rank, checkpoint.step)
+
+    def _launcher_died(self) -> None:
+        """guardrun was killed: nothing that it started may live on."""
+        log.error("launcher_died", pid=self.run_file.launcher_pid)
+        self.terminal.say("guardrun itself was killed: ending its ranks", "bad")
+        run = self.run_file
+        left = end_run(run.launcher_pid, run.token, self.sampler.descendants, launcher_start=run.launcher_start)
+        if left:
+            self.terminal.say(f"processes {left} could not be ended, not even by SIGKILL", "bad")
+        self.orphaned()
+        shutil.rmtree(self.sockets, ignore_errors=True)  # the launcher's duty
+
+
+def _resumes_by_configuration(run: RunFile) -> bool:
+    """Whether the user has said how a checkpoint reaches the script: then a rank that is given one takes it."""
+    table = run.config.get("checkpoint", {})
+    return bool(table.get("resume_args") or table.get("resume_env"))
+
+
+def _open_launcher(run: RunFile) -> Handle | None:
+    """None where it is already gone."""
+    try:
+        return Handle(run.launcher_pid, run.launcher_start)
+    except ProcessLookupError:
+        return None

@@ -1,0 +1,1 @@
+"""What a check is, how checks are run, and what they read."""

@@ -1,0 +1,1 @@
+"""The quick checks, a file each."""

@@ -1,0 +1,1 @@
+"""The full pre-flight: every device is tried."""

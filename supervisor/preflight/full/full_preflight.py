@@ -1,0 +1,152 @@
+"""The full pre-flight: every device computes, remembers, copies and sums; without GPUs, cores of the CPU do."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from guardrun.supervisor.preflight.base.remark import Remark, Subject
+from guardrun.supervisor.preflight.base.torch_files import find_torch
+from guardrun.supervisor.preflight.checks import foreign_processes, gpu_health
+from guardrun.supervisor.preflight.checks.gpus import read_gpus
+from guardrun.supervisor.preflight.full import bandwidth_history, trial_judgement
+from guardrun.supervisor.preflight.full.device_trial import Answer, Trial, ask_all, hear_all
+from guardrun.supervisor.sensors.gpu.device_presence import has_driver
+
+MAX_CORES = 4
+GPU_PATIENCE_S = 20.0
+"""For NVML; it may have to be initialised."""
+LIMITS_S = {"ready": 90.0, "product": 60.0, "pattern": 90.0, "copies": 30.0, "reduce": 60.0}
+"""How long each part may take: several times what it does on a slow machine."""
+
+
+class Plan(NamedTuple):
+    """Which devices are tried."""
+
+    devices: tuple[str, ...]
+    """As launcher/device_trial/device.py has them."""
+    titles: dict[str, str]
+    """As a person knows them."""
+    models: dict[str, str]
+    """By title."""
+    keys: dict[str, str]
+    """By title: whose history of bandwidths."""
+    remarks: list[Remark]
+
+
+def plan_trial(subject: Subject) -> Plan:
+    """The GPUs that a run would see, if this torch can use them; else cores."""
+    torch = find_torch()
+    is_driven = has_driver(Path("/"), subject.environ)
+    if is_driven and torch is not None and torch.is_cuda:
+        readout = read_gpus(subject.environ, GPU_PATIENCE_S)
+        gpus = foreign_processes.visible(gpu_health.gpus_of(readout), subject.environ.get("CUDA_VISIBLE_DEVICES"))
+        if gpus:
+            devices = tuple(f"cuda:{place}" for place in range(len(gpus)))
+            titles = dict(zip(devices, (gpu.title for gpu in gpus), strict=True))
+            models = {gpu.title: str(gpu.samples.get("model") or "") for gpu in gpus}
+            return Plan(devices, titles, models, {gpu.title: gpu.uuid for gpu in gpus}, [])
+    cores = _spread(sorted(os.sched_getaffinity(0)), MAX_CORES)
+    devices = tuple(f"cpu:{core}" for core in cores)
+    titles = {device: f"CPU {core}" for device, core in zip(devices, cores, strict=True)}
+    absence = trial_judgement.judge_absence(is_driven, torch.cuda if torch else "")
+    return Plan(devices, titles, dict.fromkeys(titles.values(), "CPU"), {t: t for t in titles.values()}, [absence])
+
+
+def _spread(cores: Sequence[int], most: int) -> list[int]:
+    """Some of them, evenly: neighbours may be two halves of one core."""
+    step = max(1, len(cores) // most)
+    return list(cores[::step][:most])
+
+
+def run_full(subject: Subject) -> list[Remark]:
+    """Try all devices; takes some ten seconds, and ends what hangs."""
+    plan = plan_trial(subject)
+    with tempfile.TemporaryDirectory(prefix="guardrun-trial-") as folder, tempfile.TemporaryFile() as log:
+        trials = [
+            Trial(
+                device,
+                rank=rank,
+                ranks=len(plan.devices),
+                store=f"{folder}/store",
+                environ=subject.environ,
+                log=log,
+            )
+            for rank, device in enumerate(plan.devices)
+        ]
+        try:
+            return [*plan.remarks, *_try(trials, plan, subject, log)]
+        finally:
+            for trial in trials:
+                trial.close()
+
+
+def _try(trials: Sequence[Trial], plan: Plan, subject: Subject, log: IO[bytes]) -> list[Remark]:
+    remarks: list[Remark] = []
+
+    def sort(part: str, answers: Mapping[str, Answer]) -> dict[str, dict[str, object]]:
+        """Set aside those that failed; the others, by title, go on."""
+        good = {}
+        for device, answer in answers.items():
+            failure = trial_judgement.judge_failure(part, plan.titles[device], _with_log(answer, log))
+            if failure is not None:
+                remarks.append(failure)
+            else:
+                good[plan.titles[device]] = answer.data
+        return good
+
+    ready = hear_all(trials, "ready", LIMITS_S["ready"])
+    sort("ready", ready)
+    alive = [trial for trial in trials if not ready[trial.device].error]
+    for part, judge in (
+        ("product", lambda good: trial_judgement.judge_products(good, plan.models)),
+        ("pattern", trial_judgement.judge_patterns),
+    ):
+        answers = ask_all(alive, part, LIMITS_S[part])
+        remarks += judge(sort(part, answers))
+        alive = [trial for trial in alive if not answers[trial.device].error]
+    # One after the other: they share the host's memory and its PCIe switches.
+    copies = {trial.device: ask_all([trial], "copies", LIMITS_S["copies"])[trial.device] for trial in alive}
+    measured = {title: _speeds(data) for title, data in sort("copies", copies).items()}
+    alive = [trial for trial in alive if not copies[trial.device].error]
+    if len(alive) == len(trials) > 1:
+        sums = sort("reduce", ask_all(alive, "reduce", LIMITS_S["reduce"]))
+        remarks += trial_judgement.judge_reduce(sums)
+        for title, data in sums.items():
+            measured.setdefault(title, {})["bus"] = float(str(data["bus"]))
+    return [*remarks, *_judge_speeds(measured, plan, subject.state_folder)]
+
+
+def _speeds(data: Mapping[str, object]) -> dict[str, float]:
+    return {name: float(value) for name, value in data.items() if isinstance(value, int | float)}
+
+
+def _judge_speeds(measured: Mapping[str, Mapping[str, float]], plan: Plan, folder: str) -> list[Remark]:
+    past = bandwidth_history.read_past(folder) if folder else {}
+    remarks = [
+        bandwidth_history.judge(title, measure, speed, past.get(plan.keys[title], {}).get(measure, []))
+        for title, measures in measured.items()
+        for measure, speed in measures.items()
+    ]
+    if folder:
+        bandwidth_history.keep(folder, past, {plan.keys[title]: measures for title, measures in measured.items()})
+    return remarks
+
+
+def _with_log(answer: Answer, log: IO[bytes]) -> Answer:
+    """Where a process ended without a word: the last that any of them said."""
+    if not answer.error or "ended with" not in answer.error:
+        return answer
+    log.seek(0)
+    lines = log.read(1 << 20).decode("utf-8", "replace").strip().splitlines()
+    return answer._replace(error=f"{answer.error}: {lines[-1][:200]}" if lines else answer.error)
+
+
+def timed(subject: Subject) -> tuple[list[Remark], float]:
+    """run_full's remarks, and how long it took."""
+    began_s = time.monotonic()
+    return run_full(subject), time.monotonic() - began_s

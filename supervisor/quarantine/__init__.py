@@ -1,0 +1,1 @@
+"""Records of quarantined nodes: where they lie, how they are read and written."""

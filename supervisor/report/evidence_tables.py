@@ -1,0 +1,174 @@
+"""Tables of an incident's evidence: each rank, the collectives, the node's readings, checkpoints not taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.report.elements import evidence_reader as ev
+from guardrun.supervisor.report.elements import html_page
+
+MAX_ROWS = 200
+MAX_TEXT = 160
+
+
+def ranks_table(evidence: dict[str, Any], culprits: list[int]) -> str:
+    """What each rank did, equal ones in one row."""
+    rows = ev.rank_rows(evidence, culprits)
+    order = ("Does", *(heading for heading, _ in ev.COLUMNS))
+    headings = [heading for heading in order if any(heading in row.cells for row in rows)]
+    cells = [
+        (
+            "culprit" if row.is_culprit else "",
+            [("✖ " if row.is_culprit else "") + row.rank_words, *(row.cells.get(heading, "") for heading in headings)],
+        )
+        for row in rows
+    ]
+    return html_page.table(["Rank", *headings], cells, wide=("Does", "Where", "Why"))
+
+
+def collectives_table(evidence: dict[str, Any]) -> str:
+    """What was issued and what completed, call by call; then the groups."""
+    data = evidence.get("collectives")
+    if not isinstance(data, dict):
+        return ""
+    entries = ev.entries(data, "rows")
+    rows = [("odd" if row.get("is_odd") else "", _call(row)) for row in entries[:MAX_ROWS]]
+    headings = ["", "Group", "No.", "Call", "Shapes", "State", "Ranks", "Line"]
+    parts = [html_page.table(headings, rows, wide=("Shapes", "Ranks", "Line"))]
+    if len(entries) > MAX_ROWS:
+        parts.append(html_page.paragraph(f"{len(entries) - MAX_ROWS} more are in incident.json.", "soft"))
+    groups = [
+        (
+            "",
+            [_text(g.get("name")), _text(g.get("desc")), _ranks(g.get("ranks")), _issued(g), _text(g.get("source"))],
+        )
+        for g in ev.entries(data, "groups")[:MAX_ROWS]
+    ]
+    if groups:
+        table = html_page.table(
+            ["Group", "Is", "Members", "Calls issued", "Known from"], groups, wide=("Members", "Is")
+        )
+        parts.append(html_page.folded(f"{len(groups)} process group{'s' if len(groups) != 1 else ''}", table))
+    trouble = data.get("trouble")
+    told = trouble if isinstance(trouble, list) else [trouble] if trouble else []
+    parts += [html_page.paragraph(f"Not all is known: {_text(item)}.", "soft") for item in told[:8]]
+    return "\n".join(part for part in parts if part)
+
+
+def mismatch_table(evidence: dict[str, Any]) -> str:
+    """The calls that can never meet, side by side."""
+    data = evidence.get("mismatch")
+    if not isinstance(data, dict):
+        return ""
+    rows = [
+        (
+            "odd" if number else "",
+            [_ranks(s.get("ranks")), _text(s.get("call")), _text(s.get("seq")), _text(s.get("group"))],
+        )
+        for number, s in enumerate(ev.entries(data, "sides")[:MAX_ROWS])
+    ]
+    told_by = _text(data.get("told_by"))
+    told = html_page.paragraph(f"What tells it: {told_by}.", "soft") if told_by else ""
+    return html_page.table(["Ranks", "Called", "No.", "Group"], rows, wide=("Called",)) + told
+
+
+def workers_table(evidence: dict[str, Any]) -> str:
+    """The culprits' data workers."""
+    rows = [
+        (
+            "",
+            [
+                _text(w.get("rank")),
+                _text(w.get("pid")),
+                _text(w.get("standing")).replace("_", " "),
+                _text(w.get("at")),
+                _text(w.get("file") or w.get("wchan")),
+                _text(w.get("dead_mount")),
+            ],
+        )
+        for w in ev.entries(evidence, "workers")[:MAX_ROWS]
+    ]
+    return html_page.table(
+        ["Rank", "PID", "Does", "Where", "File", "Mount that does not answer"], rows, wide=("Where", "File")
+    )
+
+
+def _call(row: dict[str, Any]) -> list[str]:
+    sizes = row.get("sizes")
+    shapes = (
+        " ".join("×".join(map(str, size)) or "scalar" for size in sizes if isinstance(size, list))
+        if isinstance(sizes, list)
+        else _text(sizes)
+    )
+    dtype = _text(row.get("dtype"))
+    return [
+        "✖ odd" if row.get("is_odd") else "",
+        _text(row.get("group")),
+        _text(row.get("seq")),
+        _text(row.get("op")),
+        _text(f"{shapes} {dtype}".strip()),
+        _text(row.get("state")),
+        _ranks(row.get("ranks")),
+        _text(row.get("where")),
+    ]
+
+
+def _issued(group: dict[str, Any]) -> str:
+    issued = group.get("issued")
+    if not isinstance(issued, dict):
+        return _text(issued)
+    if len(issued) == 1:
+        return _text(next(iter(issued)))
+    return _text("; ".join(f"{number} by {ranks}" for number, ranks in issued.items()))
+
+
+def _ranks(value: Any) -> str:
+    if isinstance(value, list):
+        return rank_list([r for r in value if isinstance(r, int)])
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    words = "" if value is None else " ".join(str(value).split())
+    return words if len(words) <= MAX_TEXT else f"{words[:MAX_TEXT]} …"
+
+
+def readings_table(evidence: dict[str, Any]) -> str:
+    """The node's readings, the odd ones first."""
+    entries = sorted(ev.entries(evidence, "readings"), key=lambda reading: not reading.get("is_odd"))
+    rows = [
+        (
+            "odd" if reading.get("is_odd") else "",
+            [
+                "✖ odd" if reading.get("is_odd") else "",
+                _text(reading.get("name")),
+                _value(reading),
+                _text(reading.get("note")),
+            ],
+        )
+        for reading in entries[:MAX_ROWS]
+    ]
+    return html_page.table(["", "Reading", "Value", "Note"], rows, wide=("Reading", "Note"))
+
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def _value(reading: dict[str, Any]) -> str:
+    value, unit = reading.get("value"), _text(reading.get("unit"))
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return _text(value)
+    if unit in ("B", "bytes"):
+        size = float(value)
+        for name in _BINARY:
+            if abs(size) < 1024 or name == _BINARY[-1]:
+                return f"{size:.4g} {name}"
+            size /= 1024
+    return f"{value:.6g}{' ' if unit and unit != '%' else ''}{unit}"
+
+
+def skipped_table(evidence: dict[str, Any]) -> str:
+    """Checkpoints that were not taken, and why."""
+    rows = [("", [_text(e.get("path")), _text(e.get("reason"))]) for e in ev.entries(evidence, "skipped_checkpoints")]
+    return html_page.table(["Path", "Reason"], rows[:MAX_ROWS], ("Path", "Reason"))

@@ -1,0 +1,1 @@
+"""What every rank did when, and its drawing."""

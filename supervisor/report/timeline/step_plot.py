@@ -1,0 +1,184 @@
+"""Seconds a step, against time: the series from the points that reports gave, and the plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from guardrun.supervisor.report.elements import svg
+from guardrun.supervisor.report.elements.quantities import duration
+from guardrun.supervisor.report.timeline.timeline import FrontPoint
+from guardrun.supervisor.report.timeline.timeline_strips import (
+    Scale,
+    Sign,
+    draw_grid,
+    draw_signs,
+    signs_within,
+)
+
+LEAST_S = 1.5
+"""Reports come once a second: over less than this a step's time would be mostly that of the reports."""
+LEAST_POINTS = 4
+MAX_POINTS = 360
+HEIGHT = 132
+LABEL_W = 58
+WIDE = 1000
+
+
+class StepTime(NamedTuple):
+    """How long steps took at a moment."""
+
+    at_s: float
+    step_s: float
+    step: int
+    attempt: int
+
+
+def step_times(front: Sequence[FrontPoint]) -> list[StepTime]:
+    """Mean seconds a step over stretches of LEAST_S or more, each within one attempt."""
+    found: list[StepTime] = []
+    begin: FrontPoint | None = None
+    attempt = -1
+    for point in front:
+        if point.attempt != attempt:
+            # Its first point may be the checkpoint's step, from before anything was done.
+            attempt, begin = point.attempt, None
+        elif begin is None or point.step < begin.step:
+            begin = point
+        elif point.at_s - begin.at_s >= LEAST_S and point.step > begin.step:
+            took_s = (point.at_s - begin.at_s) / (point.step - begin.step)
+            found.append(StepTime((point.at_s + begin.at_s) / 2, took_s, point.step, point.attempt))
+            begin = point
+    return found
+
+
+def thin(series: Sequence[StepTime], most: int = MAX_POINTS) -> list[StepTime]:
+    """Fewer points: of each run of neighbours the slowest and the middle one, so that no peak is lost."""
+    if len(series) <= most:
+        return list(series)
+    size = -(-len(series) // (most // 2))
+    kept: list[StepTime] = []
+    for start in range(0, len(series), size):
+        part = sorted(series[start : start + size], key=lambda p: p.step_s)
+        kept += sorted({part[len(part) // 2], part[-1]})
+    return kept
+
+
+def seconds_words(seconds: float) -> str:
+    """`12 ms`, `0.25 s`, `3 min`."""
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 60 else duration(seconds)
+
+
+def summary(series: Sequence[StepTime]) -> str:
+    """The plot in a sentence."""
+    usual_s = median(point.step_s for point in series)
+    slowest = max(series, key=lambda point: point.step_s)
+    words = f"{seconds_words(usual_s)} a step as a rule"
+    if slowest.step_s > 1.5 * usual_s:
+        words += f"; at most {seconds_words(slowest.step_s)}, before step {slowest.step}"
+    return words
+
+
+def draw_plot(series: Sequence[StepTime], scale: Scale, signs: Sequence[Sign]) -> str:
+    """The curve, one line an attempt; nothing for fewer than LEAST_POINTS."""
+    series = thin(series)
+    if len(series) < LEAST_POINTS:
+        return ""
+    top_s = _top(series)
+    curves = [[(point.at_s, point.step_s) for point in part] for part in _by_attempt(series)]
+    label = f"Seconds a step against time: {summary(series)}"
+    ticks = ((0.0, "0"), (top_s / 2, seconds_words(top_s / 2)), (top_s, seconds_words(top_s)))
+    _, top = signs_within(signs, scale)
+    return draw_curves(
+        curves, scale, signs, Axis(0.0, top_s, ticks), label, over=_cut_off(series, scale, top_s, top + 12)
+    )
+
+
+class Axis(NamedTuple):
+    """A plot's upright axis."""
+
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+    """Values and their words."""
+    height: int = HEIGHT
+    """Pixels."""
+
+    def y(self, value: float) -> float:
+        """Pixels from the top; what is beyond an end is at it."""
+        share = (value - self.low) / (self.high - self.low)
+        return self.height - (self.height - 8) * min(max(share, 0.0), 1.0)
+
+
+def draw_curves(
+    curves: Sequence[Sequence[tuple[float, float]]],
+    scale: Scale,
+    signs: Sequence[Sign],
+    axis: Axis,
+    label: str,
+    *,
+    over: str = "",
+) -> str:
+    """Lines through (when, value), with grid, signs and ticks. label: the picture in a sentence; over: drawn on top."""
+    shown, top = signs_within(signs, scale)
+    curve = "".join(
+        svg.tag("polyline", points=" ".join(_place(point, scale, axis) for point in part), class_="curve")
+        for part in curves
+    )
+    height = axis.height
+    lines = svg.tag("svg", curve, y=top, width="100%", height=height, view_box=f"0 0 {WIDE} {height}", preserve="none")
+    bottom = top + height
+    floor = svg.tag("line", x1="0", x2="100%", y1=bottom, y2=bottom, class_="grid")
+    middle = draw_grid(scale, top, bottom) + floor + draw_signs(shown, scale, bottom) + lines + over
+    side = "".join(
+        svg.text(words, x=LABEL_W - 8, y=top + max(axis.y(value) + 4, 10), class_="tick", text_anchor="end")
+        for value, words in axis.ticks
+    )
+    return (
+        '<div class="chart">'
+        + svg.tag("svg", side, width=LABEL_W, height=bottom + 20, class_="side", aria_hidden="true")
+        + svg.picture(middle, label, width="100%", height=bottom + 20, class_="middle")
+        + "</div>"
+    )
+
+
+def _top(series: Sequence[StepTime]) -> float:
+    """Where the plot ends: a single slow stretch must not flatten all the rest."""
+    times = sorted(point.step_s for point in series)
+    usual_s, slowest_s = times[len(times) // 2], times[-1]
+    wanted_s = slowest_s if slowest_s <= 6 * usual_s else max(3 * usual_s, times[int(0.95 * (len(times) - 1))])
+    step = svg.nice_step(wanted_s * 1.05, 4)
+    return step * max(1, -(-wanted_s * 1.05 // step))
+
+
+def _by_attempt(series: Sequence[StepTime]) -> list[list[StepTime]]:
+    parts: list[list[StepTime]] = []
+    for point in series:
+        if parts and parts[-1][-1].attempt == point.attempt:
+            parts[-1].append(point)
+        else:
+            parts.append([point])
+    return parts
+
+
+def _place(point: tuple[float, float], scale: Scale, axis: Axis) -> str:
+    at_s, value = point
+    return f"{WIDE * scale.percent(at_s) / 100:.1f},{axis.y(value):.1f}"
+
+
+def _cut_off(series: Sequence[StepTime], scale: Scale, top_s: float, y: int) -> str:
+    """What is beyond the plot's top gets an arrow there with its figure."""
+    beyond = sorted((p for p in series if p.step_s > top_s), key=lambda p: -p.step_s)[:3]
+    return "".join(
+        svg.text(
+            f"▲ {seconds_words(point.step_s)}",
+            x=svg.percent(scale.percent(point.at_s)),
+            y=y,
+            class_="tick",
+            text_anchor="end" if scale.percent(point.at_s) > 50 else "start",
+        )
+        for point in beyond
+    )

@@ -1,0 +1,1 @@
+"""A run's files: where they lie, and the journal."""

@@ -1,0 +1,254 @@
+"""The journal: events.jsonl, every event that the engine acted on with the actions that it caused.
+
+A line is {"n": number, "t": engine's seconds, "wall": UTC time, "event": {...}, "actions": [...]}. An event that made
+the engine raise has "error" instead of actions and is set aside on replay, so that it cannot kill twice. When
+the file has grown past a limit it becomes events.jsonl.1 (and .1 becomes .2, …), and the new one begins with a line
+{"n", "t", "snapshot": state}: each file can be replayed by itself, and disk use is bounded.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.own_files import open_own, open_to_add
+from guardrun.supervisor.base.printable import encode_json
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.model.events import Event
+from guardrun.supervisor.rundir.journal_end import JOURNAL, KEPT
+
+NAME, KEEP = JOURNAL, KEPT
+ROTATE_BYTES = 32 * 1024 * 1024
+DOES_NOT_ANSWER = "its file system does not answer"
+
+
+class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One line of the journal."""
+
+    n: int
+    t: float
+    wall: str = ""
+    event: Event | None = None
+    actions: list[Action] = []
+    error: str = ""
+    snapshot: dict[str, Any] | None = None
+
+
+_DECODER = msgspec.json.Decoder(Line)
+_ENCODER = msgspec.json.Encoder()
+
+
+class Journal:
+    """Appends to a run's journal. What cannot be written is dropped and counted: training goes on."""
+
+    def __init__(
+        self, run_dir: Path, next_number: int = 0, rotate_bytes: int = ROTATE_BYTES, scribe: Scribe | None = None
+    ) -> None:
+        """scribe: who writes; None: whoever calls."""
+        self._path = run_dir / NAME
+        self._number = next_number
+        self._rotate_bytes = rotate_bytes
+        self._scribe = scribe
+        self._file: io.FileIO | None = None
+        self._size_bytes = 0
+        self._trouble = ""
+        self.dropped = 0
+
+    @property
+    def trouble(self) -> str:
+        """Why the last write failed, or is not done yet; empty while all is well."""
+        is_stuck = self._scribe is not None and self._scribe.is_stuck
+        return DOES_NOT_ANSWER if is_stuck else self._trouble
+
+    def append(self, event: Event, actions: list[Action], now_s: float) -> None:
+        """Note what an event caused. Never raises."""
+        self._write(Line(n=self._number, t=round(now_s, 6), wall=_wall(), event=event, actions=actions))
+
+    def append_error(self, event: Event, error: str, now_s: float) -> None:
+        """Note an event that made the engine raise."""
+        self._write(Line(n=self._number, t=round(now_s, 6), wall=_wall(), event=event, error=error[-4000:]))
+
+    def rotate_if_large(self, engine: Engine) -> None:
+        """Begin a new file with a snapshot where this one has grown past the limit. Never raises."""
+        if self._size_bytes < self._rotate_bytes:
+            return
+        snapshot = msgspec.json.decode(engine.snapshot())
+        line = Line(n=self._number, t=engine.last_s, wall=_wall(), snapshot=snapshot)
+        self._number += 1
+        self._do(lambda: self._rotate(line))
+
+    def _rotate(self, first: Line) -> None:
+        try:
+            self._close()
+            for index in range(KEEP - 1, 0, -1):
+                older = self._path.with_name(f"{NAME}.{index}")
+                if older.exists():
+                    older.replace(self._path.with_name(f"{NAME}.{index + 1}"))
+            self._path.replace(self._path.with_name(f"{NAME}.1"))
+            self._path.with_name(f"{NAME}.{KEEP}").unlink(missing_ok=True)
+        except OSError as error:
+            self._trouble = str(error)
+            return
+        self._append(encode_json(first) + b"\n")
+
+    def close(self) -> None:
+        """Close the file, after what is still to be written. The writer may do it later, on its thread."""
+        self._do(self._close)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _do(self, work: Callable[[], None]) -> None:
+        if self._scribe is None:
+            work()
+        else:
+            self._scribe.do(work)
+
+    def _write(self, line: Line) -> None:
+        data = encode_json(line) + b"\n"
+        self._number += 1
+        self._do(lambda: self._append(data))
+
+    def _append(self, data: bytes) -> None:
+        try:
+            if self._file is None:
+                self._file = io.FileIO(open_to_add(self._path), "ab")
+                self._end_torn_line()
+            written = self._file.write(data)
+            if written != len(data):
+                # A full disk took a part: the next line must not be glued to it.
+                self._file.write(b"\n")
+                raise OSError(28, "No space left on device")
+            self._size_bytes = self._file.tell()
+            self._trouble = ""
+        except OSError as error:
+            self.dropped += 1
+            self._trouble = str(error)
+
+    def _end_torn_line(self) -> None:
+        """A supervisor killed while it wrote leaves a torn line; ours must not be glued to it."""
+        assert self._file is not None
+        if self._file.tell() == 0:
+            return
+        with open(open_own(self._path, is_tended=True), "rb") as file:
+            file.seek(-1, io.SEEK_END)
+            if file.read(1) != b"\n":
+                self._file.write(b"\n")
+
+
+class ReplayResult(msgspec.Struct, kw_only=True):
+    """What a replay found."""
+
+    events: int = 0
+    decisions: int = 0
+    """Actions that the journal holds and the replay reached again."""
+    mismatches: list[str] = []
+    set_aside: int = 0
+    """Events that had made the engine raise, and lines that are no JSON of ours (torn by a kill)."""
+    last_number: int = -1
+    last_s: float = 0.0
+
+
+def read_lines(run_dir: Path, *, with_rotated: bool = False) -> Iterator[Line | None]:
+    """The journal's lines in order; None for one that cannot be read. Raises FileNotFoundError where there is none."""
+    paths = [run_dir / NAME]
+    if with_rotated:
+        older = [path for index in range(KEEP, 0, -1) if (path := run_dir / f"{NAME}.{index}").exists()]
+        # Whoever rotates it may be killed before the new file is there.
+        paths = older + [path for path in paths if path.exists() or not older]
+    for path in paths:
+        with open(open_own(path, is_anybodys=True), "rb") as file:
+            for data in file:
+                if not data.strip():
+                    continue
+                try:
+                    yield _DECODER.decode(data)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    yield None
+
+
+Watch = Callable[[Event, float], object]
+"""Called with each event of a journal and its time, before the engine is."""
+
+
+def recover(run_dir: Path, watch: Watch | None = None, *, with_rotated: bool = False) -> tuple[Engine, ReplayResult]:
+    """The engine as the journal leaves it. Raises FileNotFoundError.
+
+    with_rotated: from the run's beginning as far as it is kept, for the sake of watch, or where its last file was lost
+    or has no beginning.
+    """
+    if not with_rotated and not _has_beginning(run_dir / NAME) and (run_dir / f"{NAME}.1").exists():
+        with_rotated = True
+    return _run(read_lines(run_dir, with_rotated=with_rotated), check=False, watch=watch)
+
+
+def _has_beginning(path: Path) -> bool:
+    """Whether a file of the journal begins with a whole line. Raises OSError where it cannot be read."""
+    try:
+        with open(open_own(path, is_anybodys=True), "rb") as file:
+            _DECODER.decode(file.readline())
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def replay(run_dir: Path) -> ReplayResult:
+    """Run a journal through a new engine and compare every decision. Raises FileNotFoundError."""
+    return _run(read_lines(run_dir, with_rotated=True), check=True)[1]
+
+
+def _run(lines: Iterator[Line | None], *, check: bool, watch: Watch | None = None) -> tuple[Engine, ReplayResult]:
+    engine = Engine()
+    result = ReplayResult()
+    for line in lines:
+        if line is None:
+            result.set_aside += 1
+            continue
+        result.last_number, result.last_s = line.n, line.t
+        if line.snapshot is not None:
+            engine = _from_snapshot(engine, line, result, check)
+        elif line.error or line.event is None:
+            result.set_aside += 1
+        else:
+            if watch is not None:
+                watch(line.event, line.t)
+            _step(engine, line, result, check)
+    return engine, result
+
+
+def _from_snapshot(engine: Engine, line: Line, result: ReplayResult, check: bool) -> Engine:
+    snapshot = _ENCODER.encode(line.snapshot)
+    restored = Engine.restore(snapshot)
+    if check and result.events and msgspec.json.decode(engine.snapshot()) != line.snapshot:
+        result.mismatches.append(f"line {line.n}: the replayed state differs from the snapshot")
+    return restored
+
+
+def _step(engine: Engine, line: Line, result: ReplayResult, check: bool) -> None:
+    assert line.event is not None
+    result.events += 1
+    name = type(line.event).__name__
+    try:
+        actions = engine.handle(line.event, line.t)
+    except Exception as error:  # an engine newer or older than the journal's
+        result.mismatches.append(f"line {line.n}: {name} raised {error!r}")
+        return
+    if check and _ENCODER.encode(actions) != _ENCODER.encode(line.actions):
+        said = ", ".join(type(a).__name__ for a in actions) or "nothing"
+        was = ", ".join(type(a).__name__ for a in line.actions) or "nothing"
+        result.mismatches.append(f"line {line.n}: {name} at {line.t:.3f} s: the journal has {was}, replay {said}")
+    else:
+        result.decisions += len(actions)
+
+
+def _wall() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,1 @@
+"""Having the ranks save, and keeping what is resumed from."""

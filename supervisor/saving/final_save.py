@@ -1,0 +1,223 @@
+"""Having the ranks save before their job ends, and seeing that they have.
+
+What counts is a whole checkpoint, as the chooser sees it, that is newer than the request: another one than was newest
+before. (Times of files are the file server's: they are compared with each other, and with this node's clock only where
+it is not known what was there before: a supervisor was started anew, or the ranks were given the signal themselves and
+may have saved before anybody looked.) It is told once no rank is saving any more, a moment later: what a script does
+with a checkpoint after writing it, a pointer or a link, is not to be cut off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from guardrun.hooks.wire.board import Field
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.checkpoints.chooser import Choice
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.saving.save_agreement import Asking, has_answered
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.daemon.daemon import Daemon
+
+FRESH_S = 2.0
+"""A request this old comes from the supervisor before: what was newest at its time is no longer known."""
+BASELINE_S = 1.0
+"""The ranks are asked after so long at the latest, known or not."""
+SEEK_S = 2.0
+"""Saves that the hooks do not see are looked for so often."""
+SETTLE_S = 1.0
+GRAIN_S = 0.01
+"""A file's time is the kernel's last tick, which may lie so long before it was written."""
+HAND_S = 3.0
+"""Other nodes may take so long to say how far their ranks are."""
+
+
+class _Wanted(msgspec.Struct, frozen=True):
+    """What a checkpoint must be to answer the request."""
+
+    request: int
+    since_wall_s: float
+    before: ev.Checkpoint | None = None
+    """The newest one when the request was made."""
+    is_before_known: bool = False
+    is_quiet: bool = False
+    """The ranks were given the signal, before the look for the newest one."""
+
+    def is_met_by(self, found: ev.Checkpoint | None) -> bool:
+        if found is None:
+            return False
+        is_since = found.written_wall_s >= self.since_wall_s - GRAIN_S
+        if not self.is_before_known or (self.is_quiet and is_since):
+            return is_since
+        if self.before is None:
+            return True
+        is_same = (found.path, found.written_wall_s) == (self.before.path, self.before.written_wall_s)
+        return not is_same and found.written_wall_s >= self.before.written_wall_s
+
+
+class Saving:
+    """Runs on the loop's thread; the chooser is asked on its own."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self.asking = Asking()
+        self._wanted: _Wanted | None = None
+        """None: nothing is asked for."""
+        self._ask_by_s = 0.0
+        self._at_call = 0
+        self._is_answered = False
+        self._found: tuple[float, ev.Checkpoint] | None = None
+        self._is_seeking = False
+        self._seek_s = 0.0
+        self._hand: tuple[float, Callable[[int | None], object]] | None = None
+        """Until when a person's request is tried, and who is told."""
+
+    # Orders ----------------------------------------------------------------------------------------------------
+
+    def ask(self, action: ac.AskCheckpoint) -> None:
+        """Begin: what is newest now, then the ranks."""
+        daemon = self._daemon
+        wanted = _Wanted(action.request, daemon.performer.wall(action.since_s), is_quiet=action.is_quiet)
+        self._wanted, self._at_call, self._is_answered = wanted, 0, False
+        self._found, self._ask_by_s = None, time.monotonic() + BASELINE_S
+        if daemon.clock.now() - action.since_s > FRESH_S:
+            self._ask_by_s = 0.0
+            self.poll()
+            return
+
+        def work() -> None:
+            before = daemon.chooser.choose().checkpoint
+            known = msgspec.structs.replace(wanted, before=before, is_before_known=True)
+            daemon.post(lambda: self._know(wanted, known))
+
+        daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+
+    def seek(self, action: ac.SeekCheckpoint) -> None:
+        """The last look, now that nothing is alive."""
+        daemon, wanted = self._daemon, self._wanted
+        self._wanted = None
+        if wanted is None or wanted.request != action.request:
+            wanted = _Wanted(action.request, daemon.performer.wall(daemon.engine.state.notice.began_s))
+
+        def work() -> ev.Event:
+            found = daemon.chooser.choose().checkpoint
+            return ev.CheckpointSecured(request=action.request, checkpoint=found if wanted.is_met_by(found) else None)
+
+        nothing = ev.CheckpointSecured(request=action.request)
+        daemon.in_background(work, lambda error: nothing, daemon.checkpoint_pool)
+
+    # What happens ------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Once a second, and when something may have changed."""
+        daemon, wanted = self._daemon, self._wanted
+        if daemon.is_running:
+            self.asking.sample(daemon.sampler.boards)
+        self.try_asking()
+        if wanted is None:
+            return
+        now_s = time.monotonic()
+        self.note_answers()
+        if self._found is not None:
+            self._secure(wanted, now_s)
+        elif not self._is_seeking and now_s >= self._seek_s:
+            self._begin_seek()
+
+    def try_asking(self) -> None:
+        """Ask the ranks, as soon as that can be done."""
+        wanted = self._wanted
+        if self._hand is not None:
+            self._try_by_hand(*self._hand)
+        if wanted is None or self._at_call or wanted.is_quiet or not self._daemon.is_running:
+            return
+        if not wanted.is_before_known and time.monotonic() < self._ask_by_s:
+            return
+        at_call = self._fix_call(wanted.request)
+        if at_call is not None:
+            self._at_call = at_call
+            log.info("checkpoint_asked", request=wanted.request, at_call=at_call)
+            self._daemon.feed(ev.CheckpointAsked(request=wanted.request, at_call=at_call))
+
+    def by_hand(self, reply: Callable[[int | None], object]) -> None:
+        """A person asks the ranks to save; reply: called with the call that says yes, or None where they don't ask."""
+        self._hand = (time.monotonic() + HAND_S, reply)
+        self.try_asking()
+
+    def _try_by_hand(self, by_s: float, reply: Callable[[int | None], object]) -> None:
+        daemon, at_call = self._daemon, self._fix_call(0)
+        if at_call is not None or daemon.fleet is None or time.monotonic() >= by_s:
+            self._hand = None
+            if at_call is None and daemon.fleet is not None and self._wanted is None:
+                daemon.fleet.asking.withdraw()
+            reply(at_call)
+
+    def note_answers(self) -> None:
+        """Tell once that a rank has said yes; before it is told that it has ended."""
+        wanted = self._wanted
+        if wanted is None or not self._at_call or self._is_answered:
+            return
+        if has_answered(self._daemon.sampler.boards, self._at_call):
+            self._is_answered = True
+            self._daemon.feed(ev.CheckpointAnswered(request=wanted.request))
+
+    def seen(self, choice: Choice) -> None:
+        """The chooser has just chosen, on its own thread."""
+        if self._wanted is not None and choice.checkpoint is not None:
+            found = choice.checkpoint
+            self._daemon.post(lambda: self._find(found))
+
+    # How -----------------------------------------------------------------------------------------------------------
+
+    def _know(self, wanted: _Wanted, known: _Wanted) -> None:
+        if self._wanted is wanted and not self._at_call:
+            self._wanted = known
+            self.poll()
+
+    def _fix_call(self, request: int) -> int | None:
+        """One call for all ranks, of all nodes; None: not all of them ask, or it is not known yet."""
+        daemon, boards = self._daemon, self._daemon.sampler.boards
+        if daemon.fleet is None:
+            return self.asking.ask(boards)
+        attempt = daemon.engine.state.attempt
+        if attempt is None:
+            return None
+        nodes = sorted({rank.rank.node for rank in attempt.ranks.values()})
+        return daemon.fleet.asking.ask(nodes, request, attempt.number, daemon.clock.now())
+
+    def _begin_seek(self) -> None:
+        daemon = self._daemon
+        self._is_seeking, self._seek_s = True, time.monotonic() + SEEK_S
+
+        def work() -> None:
+            try:
+                self.seen(daemon.chooser.choose())
+            finally:
+                daemon.post(self._sought)
+
+        daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+
+    def _sought(self) -> None:
+        self._is_seeking = False
+
+    def _find(self, found: ev.Checkpoint) -> None:
+        if self._wanted is not None and self._wanted.is_met_by(found):
+            first_s = self._found[0] if self._found is not None else time.monotonic()
+            self._found = (first_s, found)
+
+    def _secure(self, wanted: _Wanted, now_s: float) -> None:
+        assert self._found is not None
+        found_s, found = self._found
+        if now_s - found_s < SETTLE_S or self._is_anybody_saving():
+            return
+        self._wanted = None
+        self._daemon.feed(ev.CheckpointSecured(request=wanted.request, checkpoint=found))
+
+    def _is_anybody_saving(self) -> bool:
+        boards = self._daemon.sampler.boards.values()
+        return any(words[Field.SAVE_SINCE_NS] for reader in boards if (words := reader.read()) is not None)

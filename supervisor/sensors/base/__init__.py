@@ -1,0 +1,1 @@
+"""What every sensor is, and how all of them are run."""

@@ -1,0 +1,1 @@
+"""NVIDIA devices, read by NVML in a process of its own."""

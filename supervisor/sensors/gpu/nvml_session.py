@@ -1,0 +1,173 @@
+"""NVML from its initialisation on: the devices it shows, and one turn of reading them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from guardrun.supervisor.health.base.readings import Sample
+from guardrun.supervisor.health.gpu.xids import normal_bus
+from guardrun.supervisor.sensors.gpu.device_health import read_health
+from guardrun.supervisor.sensors.gpu.device_identity import read_identity
+from guardrun.supervisor.sensors.gpu.device_links import read_nvlink, read_pcie
+from guardrun.supervisor.sensors.gpu.device_presence import read_expected
+from guardrun.supervisor.sensors.gpu.device_processes import read_processes
+from guardrun.supervisor.sensors.gpu.device_vitals import read_vitals
+from guardrun.supervisor.sensors.gpu.nvml_calls import (
+    Asker,
+    LostError,
+    NotPermittedError,
+    SessionOverError,
+    UnreadableError,
+    Watch,
+)
+from guardrun.supervisor.sensors.gpu.nvml_wire import FAST, MEDIUM, SLOW
+
+NODE = "node"
+
+
+class Device:
+    """One GPU that NVML has shown."""
+
+    def __init__(self, ask: Asker, index: int, name: str, bus: str) -> None:
+        self.ask = ask
+        self.index = index
+        self.name = name
+        self.bus = bus
+        self.is_lost = False
+
+    @property
+    def address(self) -> int:
+        """What its handle points to: how an event names it."""
+        return handle_address(self.ask.handle)
+
+
+class Session:
+    """Reads every device; made once NVML can be initialised. Raises SessionOverError where it cannot."""
+
+    def __init__(self, nvml: Any, watch: Watch, root: Path = Path("/")) -> None:
+        self._nvml = nvml
+        self._watch = watch
+        self._root = root
+        self.system = Asker(nvml, watch, NODE)
+        _required(lambda: self.system.call("nvmlInit"), "NVML cannot be initialised")
+        self.driver = str(_or_empty(lambda: self.system.call("nvmlSystemGetDriverVersion")))
+        self.system.driver = self.driver
+        self.devices: list[Device] = []
+        self._unusable: dict[int, str] = {}
+        self._hidden = 0
+        self._find_devices()
+
+    def turn(self, tiers: list[str]) -> list[Sample]:
+        """Samples of all devices. Raises SessionOverError where NVML itself has gone."""
+        if SLOW in tiers:
+            self._look_again()
+        samples: list[Sample] = []
+        for device in self.devices:
+            samples += self._read(device, tiers)
+        return [*samples, *self._node_samples()] if MEDIUM in tiers or SLOW in tiers else samples
+
+    def _look_again(self) -> None:
+        """Raise SessionOverError where other devices may be there than when NVML was initialised.
+
+        A device that was lost comes back, after its reset, only to whoever initialises NVML anew.
+        """
+        if self._count() != len(self.devices) + len(self._unusable) + self._hidden:
+            raise SessionOverError("the number of devices has changed", 0)
+        for device in self.devices:
+            if device.is_lost:
+                raise SessionOverError(f"{device.ask.label} is lost; looking whether it has come back", 0)
+        for index in self._unusable:
+            if isinstance(self._open(index), Device):
+                raise SessionOverError(f"GPU {index} can be used again", 0)
+
+    def _read(self, device: Device, tiers: list[str]) -> list[Sample]:
+        """What this device tells; what it told before it was lost is told as well."""
+        ask = device.ask
+        ask.needs_reset = False
+        samples: list[Sample] = []
+        try:
+            # Asked first, so that the reasons of others can name it.
+            ask.is_mig = _is_mig(ask) if SLOW in tiers else ask.is_mig
+            if SLOW in tiers:
+                samples += read_identity(ask, device.index, device.name, device.bus)
+            if FAST in tiers:
+                samples += read_vitals(ask)
+            if MEDIUM in tiers:
+                for read in (read_health, read_pcie, read_nvlink, read_processes):
+                    samples += read(ask)
+        except LostError as lost:
+            device.is_lost = True
+            return [*samples, Sample(subject=ask.subject, name="is_lost", value=True, trouble=str(lost))]
+        device.is_lost = False
+        return [*samples, ask.known("is_lost", False)]
+
+    def _node_samples(self) -> list[Sample]:
+        shown = {device.bus for device in self.devices}
+        missing = sorted(read_expected(self._root) - shown)
+        known = self.system.known
+        return [
+            known("driver_version", self.driver) if self.driver else self.system.unknown("driver_version", "not told"),
+            known("gpus", " ".join(device.ask.subject.removeprefix("gpu:") for device in self.devices)),
+            known("gpu_count", len(self.devices)),
+            known("gpus_missing", " ".join(missing)),
+            known("gpus_unusable", "; ".join(f"{index}: {why}" for index, why in self._unusable.items())),
+            known("gpus_hidden", self._hidden),
+        ]
+
+    def _count(self) -> int:
+        return int(_required(lambda: self.system.call("nvmlDeviceGetCount"), "the devices cannot be counted"))
+
+    def _find_devices(self) -> None:
+        for index in range(self._count()):
+            found = self._open(index)
+            if isinstance(found, Device):
+                self.devices.append(found)
+            elif found:
+                self._unusable[index] = found
+            else:
+                self._hidden += 1
+
+    def _open(self, index: int) -> Device | str:
+        """The device, or why it cannot be used; empty where it is somebody else's (a container was given others)."""
+        ask = Asker(self._nvml, self._watch, f"gpu:{index}", None, f"GPU {index}")
+        ask.driver = self.driver
+        try:
+            ask.handle = ask.call("nvmlDeviceGetHandleByIndex", index)
+            ask.subject = f"gpu:{ask.call('nvmlDeviceGetUUID')}"
+            bus = ask.call("nvmlDeviceGetPciInfo_v3|nvmlDeviceGetPciInfo").busId
+            name = _or_empty(lambda: ask.call("nvmlDeviceGetName"))
+        except NotPermittedError:
+            return ""
+        except (LostError, UnreadableError) as reason:
+            return str(reason)
+        text = bus.decode() if isinstance(bus, bytes) else str(bus)
+        return Device(ask, index, str(name), normal_bus(text))
+
+
+def handle_address(handle: Any) -> int:
+    """An nvmlDevice_t as the number it is."""
+    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
+
+
+def _is_mig(ask: Asker) -> bool:
+    try:
+        return bool(ask.call("nvmlDeviceGetMigMode")[0])
+    except UnreadableError:
+        return False
+
+
+def _required(call: Callable[[], Any], what: str) -> Any:
+    try:
+        return call()
+    except (UnreadableError, LostError) as reason:
+        raise SessionOverError(f"{what}: {reason}", 0) from None
+
+
+def _or_empty(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except (UnreadableError, LostError):
+        return ""

@@ -1,0 +1,110 @@
+"""What the GPU sensor and its NVML process say to each other: msgpack structs, each after its length, over a socket.
+
+Both ends are ours and of one version: they start and end together.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from guardrun.supervisor.health.base.readings import Happening, Sample
+
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    pass
+
+
+# Sensor → process ------------------------------------------------------------------------------------------------
+
+
+class Turn(_Frame, frozen=True, kw_only=True, tag="turn"):
+    """Read once."""
+
+    seq: int
+    tiers: list[str]
+    """Which of FAST, MEDIUM, SLOW."""
+
+
+class Where(_Frame, frozen=True, kw_only=True, tag="where"):
+    """Which call are you in? Answered although that call does not return."""
+
+
+# Process → sensor ------------------------------------------------------------------------------------------------
+
+
+class Ready(_Frame, frozen=True, kw_only=True, tag="ready"):
+    """NVML is initialised."""
+
+
+class Told(_Frame, frozen=True, kw_only=True, tag="told"):
+    """Answer to Turn, with its seq. trouble: why there are fewer samples than there should be."""
+
+    seq: int
+    samples: list[Sample]
+    trouble: str = ""
+
+
+class Happened(_Frame, frozen=True, kw_only=True, tag="happened"):
+    """Something happened between two turns: an Xid, say."""
+
+    happening: Happening
+
+
+class Here(_Frame, frozen=True, kw_only=True, tag="here"):
+    """What is being asked of whom; empty when nothing is."""
+
+    doing: str = ""
+
+
+class Over(_Frame, frozen=True, kw_only=True, tag="over"):
+    """The process ends by itself: NVML is of no use here as things are."""
+
+    reason: str
+    is_absent: bool = False
+    """There is no driver to ask, rather than one in trouble."""
+
+
+FAST = "fast"
+MEDIUM = "medium"
+SLOW = "slow"
+TIERS = (FAST, MEDIUM, SLOW)
+
+ToProcess = Turn | Where
+ToSensor = Ready | Told | Happened | Here | Over
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(frame: ToProcess | ToSensor) -> bytes:
+    """One frame with its length before it. Raises ValueError where it is too long."""
+    body = _encoder.encode(frame)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {len(body)} bytes")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unframer:
+    """Cuts a stream of bytes into frames' bodies. Raises ValueError at a frame that is too long."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies that are whole now."""
+        self._rest += data
+        bodies: list[bytes] = []
+        while len(self._rest) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._rest)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            end = _LENGTH.size + length
+            if len(self._rest) < end:
+                break
+            bodies.append(bytes(self._rest[_LENGTH.size : end]))
+            del self._rest[:end]
+        return bodies

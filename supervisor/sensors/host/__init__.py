@@ -1,0 +1,1 @@
+"""The host: CPUs, memory, disks, clock, kernel log."""

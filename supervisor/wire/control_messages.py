@@ -1,0 +1,215 @@
+"""What launcher, supervisor and guardctl say to each other, over one ZeroMQ ROUTER on a Unix socket.
+
+The launcher and guardctl are DEALERs. Each frame is one msgpack-encoded struct. The launcher numbers its facts and
+keeps them until the supervisor has acknowledged (journalled) them, so that a supervisor that dies loses none; orders
+are idempotent by attempt. Times: `…_ns` are CLOCK_MONOTONIC nanoseconds of the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.engine.model.actions import StartAttempt
+from guardrun.supervisor.engine.model.events import Checkpoint, Rank
+
+MAX_CONTROL_BYTES = 1024 * 1024
+
+BEATS_SOCKET = "beats"
+CONTROL_SOCKET = "control"
+"""Names inside the run's socket folder."""
+
+
+class _Wire(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    pass
+
+
+# Launcher → supervisor ------------------------------------------------------------------------------------------
+
+
+class LauncherHello(_Wire, frozen=True, kw_only=True, tag="launcher_hello"):
+    """First on every connection (a restarted supervisor gets it again): who is alive right now."""
+
+    pid: int
+    world_size: int
+    attempt: int
+    """-1 before the first."""
+    alive: list[Rank]
+    is_first: bool
+    """This launcher has not been heard before (the supervisor's first start for it)."""
+    error_files: dict[int, str] = {}
+    stderr_files: dict[int, str] = {}
+    stderr_from: int = -1
+    """Of that attempt, as Started has them."""
+
+
+class Serving(_Wire, frozen=True, kw_only=True, tag="serving"):
+    """The store of an attempt is served here: the other nodes' ranks can be started. Before Started."""
+
+    seq: int
+    attempt: int
+    address: str
+    port: int
+
+
+class Started(_Wire, frozen=True, kw_only=True, tag="started"):
+    """An attempt's ranks run, or `error` says why they could not be started."""
+
+    seq: int
+    attempt: int
+    ranks: list[Rank]
+    checkpoint: Checkpoint | None = None
+    error: str = ""
+    """Not empty: the ranks could not be started."""
+    error_files: dict[int, str] = {}
+    """Per global rank: where torchrun's convention puts its error file."""
+    stderr_files: dict[int, str] = {}
+    """Per global rank, where its stderr goes to a file of its own."""
+    stderr_from: int = -1
+    """Where it begins in the launcher's own stderr, which ranks without a file of their own share, where that is a
+    regular file; -1: it is none."""
+
+
+class Opened(_Wire, frozen=True, kw_only=True, tag="opened"):
+    """Somebody here has read from a checkpoint of the run, for the first time in this attempt."""
+
+    seq: int
+    attempt: int
+    path: str = ""
+    trouble: str = ""
+    """Not empty: nobody can see it here."""
+
+
+class Exited(_Wire, frozen=True, kw_only=True, tag="exited"):
+    """A rank's process has ended. exitcode: as subprocess has it, negative for a signal."""
+
+    seq: int
+    attempt: int
+    global_rank: int
+    pid: int
+    exitcode: int
+    at_ns: int
+
+
+class Stopped(_Wire, frozen=True, kw_only=True, tag="stopped"):
+    """Nothing of the attempt is alive any more; fields as in AttemptStopped."""
+
+    seq: int
+    attempt: int
+    exitcodes: dict[int, int]
+    stopped_by_us: list[int]
+    survivors: list[int] = []
+    took_s: float = 0.0
+
+
+class Signalled(_Wire, frozen=True, kw_only=True, tag="signalled"):
+    """guardrun was told to end; it stops the ranks itself and then sends Stopped, unless it is a notice."""
+
+    seq: int
+    signum: int
+    is_notice: bool = False
+    """It says that the job is about to end: the ranks go on until an order comes."""
+    is_forwarded: bool = False
+    """The ranks that have a handler for it were given it."""
+    catchers: list[int] = []
+    """Those that have one, and were not given it."""
+    at_ns: int = 0
+    """When a notice came, CLOCK_MONOTONIC: before any rank was given it."""
+
+
+# Supervisor → launcher ------------------------------------------------------------------------------------------
+
+
+class Ack(_Wire, frozen=True, kw_only=True, tag="ack"):
+    """All facts up to `seq` are in the journal; 0: only a sign of life."""
+
+    seq: int
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """This node's part in an attempt of several nodes."""
+
+    group_rank: int
+    nodes: int
+    first_rank: int
+    """Global rank of its first."""
+    world_size: int
+    role_rank: int = 0
+    """Of its first, among the ranks of all nodes that have the same --role, …"""
+    role_size: int = 0
+    """… and how many these are; 0: not known, every node has the same."""
+    address: str = ""
+    """Where the store is served (MASTER_ADDR); empty: here."""
+    port: int = 0
+    run_id: str = ""
+    """The job's: only its head has the run directory."""
+
+
+class Start(_Wire, frozen=True, kw_only=True, tag="start"):
+    """Start an attempt's ranks; Started is the answer."""
+
+    attempt: int
+    checkpoint: Checkpoint | None = None
+    is_detailed: bool = False
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, unless the user has set it."""
+    siblings: list[str] = []
+    is_guarded: bool = False
+    """As StartAttempt has them."""
+    place: Place | None = None
+    """None: the job has this node alone."""
+
+
+def start_of(action: StartAttempt, place: Place | None = None) -> Start:
+    """The engine's order for one launcher."""
+    return Start(
+        attempt=action.attempt,
+        checkpoint=action.checkpoint,
+        is_detailed=action.is_detailed,
+        siblings=action.siblings,
+        is_guarded=action.is_guarded,
+        place=place,
+    )
+
+
+class Stop(_Wire, frozen=True, kw_only=True, tag="stop"):
+    """End an attempt's ranks: SIGTERM, after grace_s SIGKILL. Stopped is the answer."""
+
+    attempt: int
+    grace_s: float
+    is_last: bool = False
+    """No attempt follows: torchrun's agent, where it runs them, is ended with its ranks."""
+
+
+class Finish(_Wire, frozen=True, kw_only=True, tag="finish"):
+    """The run is over: guardrun exits with exit_code."""
+
+    exit_code: int
+    is_preempted: bool = False
+    """The scheduler ended the job: no rank has failed."""
+    words: str = ""
+    """For the terminal of a node that does not lead: why, in a sentence."""
+
+
+# guardctl ↔ supervisor ------------------------------------------------------------------------------------------
+
+
+class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
+    """verb: status, stacks, look, hold, unhold, checkpoint, restart."""
+
+    verb: str
+    arguments: dict[str, Any] = {}
+
+
+class Answer(_Wire, frozen=True, kw_only=True, tag="answer"):
+    """Answer to an Ask. error: why not, in a sentence for a person; empty where is_ok."""
+
+    is_ok: bool
+    data: dict[str, Any] = {}
+    error: str = ""
+
+
+Fact = Serving | Started | Opened | Exited | Stopped | Signalled
+"""What launchers number and keep until it is acknowledged."""
+ToSupervisor = LauncherHello | Fact | Ask
+ToLauncher = Ack | Start | Stop | Finish
