@@ -21,8 +21,8 @@ from guardrun.launcher.control.supervisor_process import UNWRITTEN
 from guardrun.supervisor.base.standard_streams import hold_standard_descriptors
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.base.background_writer import Scribe
-    from guardrun.supervisor.node.node_supervisor import Station
+    from guardrun.supervisor.base.background_writer import BackgroundWriter
+    from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 
 LOG_NAME = "guardrun.log"
 STUCK_PATIENCE_S = 1.0
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise() -> int:
     # Here, and before the line is read: ready when the launcher is, and none of it in the node agent.
-    from guardrun.supervisor.base.background_writer import Scribe
+    from guardrun.supervisor.base.background_writer import BackgroundWriter
     from guardrun.supervisor.base.log import set_up_log
     from guardrun.supervisor.daemon.daemon import Daemon  # noqa: F401
 
@@ -60,7 +60,7 @@ def _supervise() -> int:
     if not line:
         return 0
     run_dir = Path(os.fsdecode(line))
-    scribe = Scribe()
+    scribe = BackgroundWriter()
     log_file = set_up_log(run_dir / LOG_NAME, scribe)
     try:
         daemon = _open_station(run_dir, scribe)
@@ -88,7 +88,7 @@ def end_beside_the_stuck(status: int = 0) -> None:
                 os._exit(status)
 
 
-def _open_station(run_dir: Path, scribe: Scribe) -> Station:
+def _open_station(run_dir: Path, scribe: BackgroundWriter) -> NodeSupervisor:
     """The supervisor that decides, or the deputy of a node that another one leads."""
     from guardrun.supervisor.daemon.daemon import Daemon
     from guardrun.supervisor.rundir.run_directory import read_run_file
@@ -96,9 +96,9 @@ def _open_station(run_dir: Path, scribe: Scribe) -> Station:
     run = read_run_file(run_dir)
     if run.fleet is None or run.fleet.is_head:
         return Daemon(run_dir, run, scribe)
-    from guardrun.supervisor.fleet.follower.follower import Deputy
+    from guardrun.supervisor.fleet.follower.follower import Follower
 
-    return Deputy(run_dir, run, scribe, run.fleet)
+    return Follower(run_dir, run, scribe, run.fleet)
 
 
 def _outlive_signals() -> None:

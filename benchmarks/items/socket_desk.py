@@ -17,7 +17,7 @@ from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model.events import Rank
 from guardrun.supervisor.node.node_supervisor import BEATS_A_TURN
-from guardrun.supervisor.node.rank_message_ingest import Desk
+from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
 
 RANKS = 8
 MESSAGES = 500_000
@@ -47,7 +47,9 @@ def measure_once(count: int) -> float:
         clock = EngineClock(0.0, time.monotonic())
         sampler = Sampler(clock, folder)
         saves: list[str] = []
-        desk = Desk(clock, sampler, lambda path, step, wall_s, inode: saves.append(path), lambda message: None)
+        desk = RankMessageIngest(
+            clock, sampler, lambda path, step, wall_s, inode: saves.append(path), lambda message: None
+        )
         desk.attempt_started(0, [Rank(global_rank=r, local_rank=r, pid=1, node="n") for r in range(RANKS)], None)
         with context.socket(zmq.PULL) as socket:
             socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -73,7 +75,7 @@ def measure_once(count: int) -> float:
     return count / seconds
 
 
-def receive(socket: zmq.Socket[bytes], desk: Desk, count: int) -> float:
+def receive(socket: zmq.Socket[bytes], desk: RankMessageIngest, count: int) -> float:
     """Take so many messages in, a turn's worth at a time; returns the seconds it took. Raises CannotMeasure."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)

@@ -182,7 +182,7 @@ def tell(world: World, node: Node, rank: int) -> None:
         return
     node.told_session = world.session
     devices = {rank: ev.Device(subject=finding.subject, index=0)} if finding.subject.startswith("gpu:") else {}
-    world.feed(ev.NodeTold(node=node.name, findings=[finding], devices=devices))
+    world.feed(ev.NodeFindingsReported(node=node.name, findings=[finding], devices=devices))
 
 
 # The script's own, and nobody's --------------------------------------------------------------------------

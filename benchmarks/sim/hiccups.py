@@ -40,7 +40,7 @@ def freeze(world: World, node: Node, lasts_s: float) -> None:
             attempt.go_on(node, world.now_s)
         if node.is_up and not node.is_muted and world.random.random() < CLOSES and node in world.allocation:
             node.is_silent = True
-            world.feed(ev.NodeSilent(node=node.name, since_s=node.heard_s, is_dropped=True))
+            world.feed(ev.NodeSuspected(node=node.name, since_s=node.heard_s, is_dropped=True))
             world.after(world.random.uniform(*JOINS_S), heard)
         else:
             heard()

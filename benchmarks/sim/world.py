@@ -375,7 +375,7 @@ class World:
         def tell() -> None:
             if not node.is_heard and not node.is_silent and node in self.allocation:
                 node.is_silent = True
-                self.feed(ev.NodeSilent(node=node.name, since_s=node.heard_s, is_dropped=is_closed))
+                self.feed(ev.NodeSuspected(node=node.name, since_s=node.heard_s, is_dropped=is_closed))
 
         self.after(wait_s, tell)
 
@@ -393,7 +393,7 @@ class World:
         node.has_died = False
         if trains or not is_new:
             if was_silent:
-                self.feed(ev.NodeHeard(node=node.name))
+                self.feed(ev.NodeContactRestored(node=node.name))
             return
         slot = self.allocation.index(node)
         number = attempt.number if is_whole and attempt is not None and node in attempt.nodes else -1
@@ -441,7 +441,7 @@ class World:
         finding, node.bad, node.finding, node.is_touched = node.finding, None, None, False
         if finding is not None and node.told_session == self.session and node in self.allocation and node.is_heard:
             over = msgspec.structs.replace(finding, is_over=True, told_s=self.now_s)
-            self.feed(ev.NodeTold(node=node.name, findings=[over]))
+            self.feed(ev.NodeFindingsReported(node=node.name, findings=[over]))
         node.told_session = -1
 
     def _note_incident(self, incident: ac.Incident) -> None:

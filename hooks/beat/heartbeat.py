@@ -44,10 +44,10 @@ def start(rank: Rank) -> None:
     # Whoever imports threading first is its main thread (before Python 3.13): that must not be ours.
     assert threading.main_thread() is not None
     OWN_THREADS["heart"] = 1
-    start_new_thread(Heart(rank).run, ())
+    start_new_thread(Heartbeat(rank).run, ())
 
 
-class Heart:
+class Heartbeat:
     """Writes the board's slow fields and empties the outbox."""
 
     def __init__(self, rank: Rank) -> None:

@@ -41,7 +41,7 @@ _STEPS, _NS, _TAIL = int(Field.SPENT_STEPS), int(Field.SPENT_NS), int(Field.SPEN
 _WAITED, _DATA, _GC = int(Field.SPENT_WAITED_NS), int(Field.SPENT_DATA_NS), int(Field.SPENT_GC_NS)
 
 
-class Spent:
+class StepBreakdown:
     """Sums up the training thread's steps; it alone calls on_step()."""
 
     def __init__(self, rank: Rank) -> None:
@@ -156,10 +156,10 @@ class Replica:
         return self._sum_ns / self._count if self._count else None
 
 
-def of(rank: Rank) -> Spent:
+def of(rank: Rank) -> StepBreakdown:
     """The rank's, made when it is first asked for."""
     if rank.spent is None:
-        rank.spent = Spent(rank)
+        rank.spent = StepBreakdown(rank)
     return rank.spent
 
 
@@ -172,7 +172,7 @@ def install(module: Any, rank: Rank) -> None:
         kind._sync_buffers = _wrap_sync(kind._sync_buffers, rank)
 
 
-def _wrap_init(original: Any, rank: Rank, spent: Spent) -> Any:
+def _wrap_init(original: Any, rank: Rank, spent: StepBreakdown) -> Any:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)

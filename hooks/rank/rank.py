@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from guardrun.hooks.patches.collective_calls import CallsPage
     from guardrun.hooks.patches.dataloaders import Batches
     from guardrun.hooks.patches.gc_policy import Policy
-    from guardrun.hooks.patches.step_breakdown import Spent
+    from guardrun.hooks.patches.step_breakdown import StepBreakdown
     from guardrun.hooks.wire.board import Board
 
 active: Rank | None = None
@@ -84,7 +84,7 @@ class Rank:
         """None: the collector is the script's own."""
         self.batches: Batches | None = None
         """None until torch's data loaders are imported."""
-        self.spent: Spent | None = None
+        self.spent: StepBreakdown | None = None
         """None until torch's optimizers are imported."""
         self._milestone_lock = allocate_lock()
         self._failed: set[str] = set()

@@ -19,7 +19,7 @@ from guardrun.launcher.attempt.torch_elastic import (
     describe_failure,
     pass_error_on,
 )
-from guardrun.launcher.base.process_handles import Handle
+from guardrun.launcher.base.process_handles import ProcessHandle
 from guardrun.launcher.base.processes import signal_group
 from guardrun.launcher.base.terminal_lines import flush_streams
 from guardrun.supervisor.engine.model.events import Rank
@@ -80,7 +80,7 @@ class Attempt(Protocol):
 class _Watched:
     rank: Rank
     read_exitcode: Callable[[], int | None]
-    handle: Handle | None
+    handle: ProcessHandle | None
     """None: it had ended already."""
     exitcode: int | None = None
 
@@ -240,10 +240,10 @@ def watch_context(
     return LocalAttempt(number, ranks, context, store, errors, stderrs, stderr_from, watched, name=name, relay=relay)
 
 
-def _open(pid: int) -> Handle | None:
+def _open(pid: int) -> ProcessHandle | None:
     """None where it has ended and been waited for already."""
     try:
-        return Handle(pid)
+        return ProcessHandle(pid)
     except ProcessLookupError:
         return None
 

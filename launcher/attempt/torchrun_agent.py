@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from signal import SIGKILL, Signals
 
 from guardrun.launcher.attempt.torchrun_agent_child import AgentChild, Failure
-from guardrun.launcher.base.process_handles import Handle
+from guardrun.launcher.base.process_handles import ProcessHandle
 from guardrun.launcher.base.processes import DEAD, read_children, read_environment, read_stat, signal_group
 from guardrun.supervisor.engine.model.events import Rank
 
@@ -31,7 +31,7 @@ gives the others 30 s to end, otherwise."""
 @dataclass
 class _Found:
     rank: Rank
-    handle: Handle
+    handle: ProcessHandle
     error_file: str
     exitcode: int | None = None
     missed_s: float = 0.0
@@ -122,7 +122,7 @@ class AgentAttempt:
             global_rank, local_rank, count = (int(environment[name]) for name in names)
             self._known.add(pid)
             try:
-                handle = Handle(pid)
+                handle = ProcessHandle(pid)
             except ProcessLookupError:
                 continue
             rank = Rank(global_rank=global_rank, local_rank=local_rank, pid=pid, node=self.node)

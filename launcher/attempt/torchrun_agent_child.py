@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from guardrun.launcher.base.process_handles import Handle
+from guardrun.launcher.base.process_handles import ProcessHandle
 from guardrun.launcher.base.terminal_lines import flush_streams
 
 PR_SET_PDEATHSIG = 1
@@ -55,7 +55,7 @@ class AgentChild:
             _live(reader, failures_writer, parent, run)
         os.close(reader)
         os.close(failures_writer)
-        self._handle = Handle(self.pid)
+        self._handle = ProcessHandle(self.pid)
         self._exitcode: int | None = None
         self._failures: list[Failure] | None = None
 

@@ -22,7 +22,7 @@ _REFUSED = (errno.EPERM, errno.ENOSYS, errno.EINVAL)
 """What a kernel, or a filter, answers that does not let pidfds be used."""
 
 
-class Handle:
+class ProcessHandle:
     """A process that lived when this was made; close it."""
 
     def __init__(self, pid: int, start: int | None = None) -> None:
@@ -38,7 +38,7 @@ class Handle:
             raise _gone()
         self._start = stat.start
 
-    def __enter__(self) -> Handle:
+    def __enter__(self) -> ProcessHandle:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,7 +78,7 @@ class Handle:
 
 def send_signal(pid: int, start: int, signum: int) -> None:
     """Signal the process with that pid and start time. Raises ProcessLookupError where it is gone, PermissionError."""
-    with Handle(pid, start) as handle:
+    with ProcessHandle(pid, start) as handle:
         handle.send(signum)
 
 
@@ -86,10 +86,10 @@ def wait_for_end(processes: Iterable[tuple[int, int | None]], limit_s: float) ->
     """Wait until all of these (pid, start) have ended, at most limit_s."""
     deadline_s = time.monotonic() + limit_s
     with ExitStack() as stack:
-        alive: list[Handle] = []
+        alive: list[ProcessHandle] = []
         for pid, start in processes:
             with suppress(ProcessLookupError):
-                alive.append(stack.enter_context(Handle(pid, start)))
+                alive.append(stack.enter_context(ProcessHandle(pid, start)))
         while alive and (left_s := deadline_s - time.monotonic()) > 0:
             watched = [handle.fileno for handle in alive if handle.fileno is not None]
             _poll(watched, left_s if len(watched) == len(alive) else min(left_s, LOOK_EVERY_S))

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from guardrun.supervisor.base.background_writer import Scribe, Work
+from guardrun.supervisor.base.background_writer import BackgroundWriter, Work
 from guardrun.supervisor.base.own_files import open_to_add
 from guardrun.supervisor.base.printable import encode_json, make_harmless
 from guardrun.supervisor.base.redaction import redact_fields, redact_text
@@ -41,7 +41,7 @@ class Log:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / LOG_FILE
-        self._scribe = Scribe()
+        self._scribe = BackgroundWriter()
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one line with the time and these fields; what looks like a secret is redacted. Never waits."""

@@ -10,7 +10,7 @@ import zmq
 from guardrun.launcher.base.terminal_lines import Log, say
 from guardrun.launcher.control.control_channel import Control, Order
 from guardrun.launcher.control.supervisor_process import DAEMON_COMMAND, Daemon
-from guardrun.launcher.control.watchdog import Vigil
+from guardrun.launcher.control.watchdog import SupervisorWatchdog
 from guardrun.supervisor.rundir.run_directory import RunFile, mend_run_file
 from guardrun.supervisor.wire.control_messages import Fact, Finish
 
@@ -41,7 +41,7 @@ class Supervision:
         self._log = log
         self._command = command
         self._run_file = run_file
-        self._vigil = Vigil(now_s)
+        self._vigil = SupervisorWatchdog(now_s)
         self._restart_s: float | None = None
         self._ended_s: float | None = None
         """When it was seen to have ended well, before its last word was read."""

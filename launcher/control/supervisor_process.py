@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from guardrun.launcher.base.process_handles import Handle
+from guardrun.launcher.base.process_handles import ProcessHandle
 from guardrun.launcher.base.processes import read_stat
 
 DAEMON_CODE = (
@@ -36,7 +36,7 @@ class Daemon:
         """Start it: it loads what it needs and waits for its run. Raises OSError where it cannot be started."""
         self._process = subprocess.Popen(list(command), stdin=subprocess.PIPE, start_new_session=True)
         self.is_assigned = False
-        self._handle = Handle(self._process.pid)
+        self._handle = ProcessHandle(self._process.pid)
 
     @property
     def pid(self) -> int:

@@ -21,7 +21,7 @@ BACKOFF_S = (0.0, 0.2, 0.5, 1.0, 2.0)
 """Before the n-th restart of a row."""
 
 
-class Vigil:
+class SupervisorWatchdog:
     """Judges one supervisor after the other."""
 
     def __init__(self, now_s: float) -> None:

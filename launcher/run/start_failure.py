@@ -20,7 +20,7 @@ from guardrun.launcher.run.job_nodes import MUNGE, Fleet, FleetError, Lead, join
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.fleet.rendezvous.coordinator_liveness import is_listening
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, read_join_file
-from guardrun.supervisor.fleet.rendezvous.join_rejections import Absence, leave_absence, take_back_absence
+from guardrun.supervisor.fleet.rendezvous.join_rejections import JoinRejection, leave_absence, take_back_absence
 from guardrun.supervisor.fleet.rendezvous.refused_start import leave_word, now_refused, take_back
 
 _NEXT_LINE = re.compile(r"(\.?)\s*\n(?:guardrun: )?(?:refused: |error: )?")
@@ -75,7 +75,7 @@ def _tell_head(fleet: Fleet, join: Path, words: str, exit_code: int) -> None:
     """Raises OSError, JoinError."""
     if exit_code == USAGE_ERROR:
         return  # most such are wrong on all nodes; else the user sees it here
-    absence = Absence(
+    absence = JoinRejection(
         key=fleet.key,
         node=node_name(os.environ),
         slot=fleet.slot,

@@ -20,19 +20,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from guardrun import __version__
-from guardrun.supervisor.agent.auto_release import Mender
+from guardrun.supervisor.agent.auto_release import AutoRelease
 from guardrun.supervisor.agent.clients import Clients, listen
 from guardrun.supervisor.agent.history.history import MAX_BYTES, Entry
-from guardrun.supervisor.agent.history.history_writer import Historian
-from guardrun.supervisor.agent.ingest import Intake
+from guardrun.supervisor.agent.history.history_writer import HistoryWriter
+from guardrun.supervisor.agent.ingest import Ingest
 from guardrun.supervisor.agent.jobs import PATIENCE_S, Job, Jobs
 from guardrun.supervisor.agent.latest_readings import Latest
 from guardrun.supervisor.agent.metrics.metrics import Outlet
-from guardrun.supervisor.agent.orphan_reaper import Undertaker
-from guardrun.supervisor.agent.quarantine_keeper import Ward, node_name
+from guardrun.supervisor.agent.orphan_reaper import OrphanReaper
+from guardrun.supervisor.agent.quarantine_keeper import QuarantineKeeper, node_name
 from guardrun.supervisor.agent.service import Service
 from guardrun.supervisor.agent.watchdog import Watchdog
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import make_folders
 from guardrun.supervisor.config import Config
@@ -101,7 +101,7 @@ class Agent:
         self.pid, self.uid = os.getpid(), os.geteuid()
         self.config = config
         self.latest = Latest()
-        self.hands, self.broom, self.scribe = Scribe(), Scribe(), Scribe()
+        self.hands, self.broom, self.scribe = BackgroundWriter(), BackgroundWriter(), BackgroundWriter()
         self.options = options
         self._wall = wall
         self._notifier = notifier
@@ -117,13 +117,13 @@ class Agent:
         doors = [listen(options.socket, 0o666), listen(root_socket_path(options.socket), 0o600)]
         self.clients = Clients(doors, self.selector, Service(self).take)
         self.trouble = _ensure_folder(options.state_dir)
-        self.historian = Historian(options.state_dir, self.scribe, _say, MAX_BYTES)
+        self.historian = HistoryWriter(options.state_dir, self.scribe, _say, MAX_BYTES)
         self.jobs = Jobs(options.state_dir, self.scribe)
-        self.undertaker = Undertaker(self)
+        self.undertaker = OrphanReaper(self)
         self.ward = self._make_ward()
-        self.mender = Mender(self, options.calm_s)
+        self.mender = AutoRelease(self, options.calm_s)
         self._told_quarantine: dict[str, Any] = {}
-        self.intake = Intake(self, judges)
+        self.intake = Ingest(self, judges)
         made = sensors(lambda: self.jobs.launchers)
         self._sensors = len(made)
         self._runner = Runner(made, self.intake.mailbox.put)
@@ -333,8 +333,8 @@ class Agent:
         """A supervisor says that its job is over. Raises NotAllowedError."""
         return self.jobs.end(said.run_id, peer.uid, self.uid, self.now_s)
 
-    def _make_ward(self) -> Ward:
-        return Ward(self.node, self.options.state_dir, self.config.node.shared_dir, self.hands, self.post)
+    def _make_ward(self) -> QuarantineKeeper:
+        return QuarantineKeeper(self.node, self.options.state_dir, self.config.node.shared_dir, self.hands, self.post)
 
 
 def _say(event: str, **fields: Any) -> None:

@@ -24,7 +24,7 @@ FRESH_S = 120.0
 """A reading that is older says nothing of now."""
 
 
-class Mender:
+class AutoRelease:
     """Watches the parts that the node is quarantined for."""
 
     def __init__(self, agent: Agent, calm_s: float) -> None:

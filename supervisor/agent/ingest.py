@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from guardrun.supervisor.agent.history.downsampling import Point, Thinner
-from guardrun.supervisor.agent.history.finding_start_times import Onsets
+from guardrun.supervisor.agent.history.downsampling import Downsampler, Point
+from guardrun.supervisor.agent.history.finding_start_times import FindingStartTimes
 from guardrun.supervisor.agent.history.history import Entry
 from guardrun.supervisor.agent.quarantine_keeper import isolation_of
 from guardrun.supervisor.base.log import log
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 MAX_NAMES = 256
 
 
-class Intake:
+class Ingest:
     """Belongs to the agent's loop; sensors' threads only touch `mailbox.put`."""
 
     def __init__(self, agent: Agent, judges: Sequence[Judge]) -> None:
         self._agent = agent
         self._judges = list(judges)
-        self._thinner = Thinner()
-        self.onsets = Onsets(agent.options.state_dir, agent.scribe)
+        self._thinner = Downsampler()
+        self.onsets = FindingStartTimes(agent.options.state_dir, agent.scribe)
         self.mailbox = Mailbox()
         self.heard_s = agent.now_s
         """When there was a readout last."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from guardrun.launcher.base.process_handles import Handle
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.launcher.base.process_handles import ProcessHandle
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.own_files import SECRET, write_file
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.base.redaction import redact_argv
@@ -84,7 +84,7 @@ class NotAllowedError(Exception):
 class Jobs:
     """All registered jobs, by (user, run id); `state` keeps them over a restart of the agent."""
 
-    def __init__(self, folder: Path, scribe: Scribe) -> None:
+    def __init__(self, folder: Path, scribe: BackgroundWriter) -> None:
         """scribe: whose thread writes the state folder."""
         self._path = folder / NAME
         self._scribe = scribe
@@ -218,9 +218,9 @@ def _past_name(job: Job) -> str:
     return f"{job.run_id}#{job.token}"
 
 
-def open_launcher(job: Job) -> Handle:
+def open_launcher(job: Job) -> ProcessHandle:
     """The job's launcher, to be told of its end. Raises ProcessLookupError where that has come."""
-    return Handle(job.launcher_pid, job.launcher_start)
+    return ProcessHandle(job.launcher_pid, job.launcher_start)
 
 
 def sweep(job: Job, living_tokens: Iterable[str], may_end: bool) -> tuple[list[Left], list[Left]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 from typing import TYPE_CHECKING
 
-from guardrun.launcher.base.process_handles import Handle
+from guardrun.launcher.base.process_handles import ProcessHandle
 from guardrun.supervisor.agent.jobs import Job, Left, open_launcher, sweep
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.health.base.findings import Finding
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 CAUSE = "leftover"
 
 
-class Undertaker:
+class OrphanReaper:
     """Belongs to the agent's loop; the sweeping itself is on the broom's thread."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._watched: dict[tuple[int, int], Handle] = {}
+        self._watched: dict[tuple[int, int], ProcessHandle] = {}
         """By (pid, start) of a launcher."""
         self._swept: set[int] = set()
         """id() of the jobs that are being swept."""

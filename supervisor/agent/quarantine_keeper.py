@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.health import quarantine_rules as core
 from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.quarantine_rules import Isolation
@@ -26,10 +26,12 @@ from guardrun.supervisor.quarantine.records import isolate_node, read_node, rele
 Told = Callable[[dict[str, Any]], None]
 
 
-class Ward:
+class QuarantineKeeper:
     """Knows whether this node is quarantined."""
 
-    def __init__(self, node: str, state_dir: Path, shared_dir: str, hands: Scribe, post: Callable[..., None]) -> None:
+    def __init__(
+        self, node: str, state_dir: Path, shared_dir: str, hands: BackgroundWriter, post: Callable[..., None]
+    ) -> None:
         """hands: whose thread touches the record. post(call, *arguments): has the loop make a call."""
         self._node = node
         self._hands = hands

@@ -27,7 +27,7 @@ MOST = 10_000
 """Pieces of work that wait for a disk; what comes after them is dropped, and counted."""
 
 
-class Scribe:
+class BackgroundWriter:
     """Does work in order, on a thread of its own."""
 
     def __init__(self, patience_s: float = PATIENCE_S, most: int = MOST) -> None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.own_files import open_to_add
 from guardrun.supervisor.base.redaction import redact_fields
 
@@ -30,7 +30,7 @@ log: Any = structlog.get_logger()
 class QuietFile:
     """A log file whose disk may fill up, or not answer: what can't be written is dropped."""
 
-    def __init__(self, path: Path, scribe: Scribe | None) -> None:
+    def __init__(self, path: Path, scribe: BackgroundWriter | None) -> None:
         """scribe: who writes; None: whoever calls. Raises OSError where it can't be opened."""
         self._file = open(open_to_add(path), "a", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
         self._scribe = scribe
@@ -59,7 +59,7 @@ class QuietFile:
             pass
 
 
-def set_up_log(path: Path, scribe: Scribe | None = None) -> QuietFile | None:
+def set_up_log(path: Path, scribe: BackgroundWriter | None = None) -> QuietFile | None:
     """Log JSON lines to a file; to nowhere, and None, where it can't be opened. scribe: who writes."""
     try:
         log_file = QuietFile(path, scribe)

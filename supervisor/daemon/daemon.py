@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from guardrun.hooks.wire.messages import CheckpointLoaded
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.daemon import earlier_runs
 from guardrun.supervisor.daemon.action_performer import Performer, open_chooser
@@ -30,18 +30,18 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.state.job_nodes import Standing
-from guardrun.supervisor.node.node_supervisor import Station
+from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from guardrun.supervisor.report.timeline.timeline import Timeline
 from guardrun.supervisor.rundir.journal import Journal, recover
 from guardrun.supervisor.rundir.run_directory import RunFile
-from guardrun.supervisor.saving.final_save import Saving
-from guardrun.supervisor.saving.resume_protection import Keeping
+from guardrun.supervisor.saving.final_save import FinalSave
+from guardrun.supervisor.saving.resume_protection import ResumeProtection
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.rank_rows import Shares
 
 if TYPE_CHECKING:
     from guardrun.supervisor.base.metrics_endpoint import MetricsServer
-    from guardrun.supervisor.fleet.coordinator.coordinator import HeadDesk
+    from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
 
 MAX_EARLY = 1000
 """Events kept until the launcher is there. It is within milliseconds; a stopped one must not fill the memory."""
@@ -49,17 +49,17 @@ GREET_S = 10.0
 """A supervisor that is started again waits so long for its launcher, which may be the one that does not answer."""
 
 
-class Daemon(Station):
+class Daemon(NodeSupervisor):
     """Runs until the run is over, or its launcher is gone."""
 
-    def __init__(self, run_dir: Path, run: RunFile, scribe: Scribe) -> None:
+    def __init__(self, run_dir: Path, run: RunFile, scribe: BackgroundWriter) -> None:
         super().__init__(run_dir, run, scribe)
         # One thread, so that a choice comes after every save that was told before it.
         self.checkpoint_pool = ThreadPoolExecutor(1, thread_name_prefix="guardrun-checkpoints")
         self.chooser = open_chooser(run_dir, run, self.checkpoint_pool)
         self.engine, self.journal = self._recover()
-        self.keeping = Keeping(self)
-        self.saving = Saving(self)
+        self.keeping = ResumeProtection(self)
+        self.saving = FinalSave(self)
         self.schedule = Schedule(self)
         self.performer = Performer(self)
         self.answers = Answers(self)
@@ -295,14 +295,14 @@ class Daemon(Station):
 
         return start_job_metrics(listen, self.post, self.answers.metrics)
 
-    def _open_fleet(self) -> HeadDesk | None:
+    def _open_fleet(self) -> Coordinator | None:
         """None: one node. Raises what keeps the head from being found, once said."""
         if self.run_file.fleet is None:
             return None
-        from guardrun.supervisor.fleet.coordinator.coordinator import HeadDesk
+        from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
 
         try:
-            return HeadDesk(self, self.run_file.fleet)
+            return Coordinator(self, self.run_file.fleet)
         except Exception as error:
             self.terminal.say(f"the other nodes can't be coordinated: {error}", "bad")
             raise

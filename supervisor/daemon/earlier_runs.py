@@ -16,7 +16,7 @@ import msgspec
 
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.engine.incidents.recurrence import is_in_code
-from guardrun.supervisor.engine.model.events import PastPlace, PastRead
+from guardrun.supervisor.engine.model.events import HistoryLoaded, PastPlace
 from guardrun.supervisor.engine.recovery.resumption import IGNORES, OPENS
 from guardrun.supervisor.rundir.run_directory import list_runs
 
@@ -66,7 +66,7 @@ _SUMMARY = msgspec.json.Decoder(_Summary)
 _RUN = msgspec.json.Decoder(_Run)
 
 
-def read_past(run_dir: Path, limit_s: float = TIME_LIMIT_S) -> PastRead:
+def read_past(run_dir: Path, limit_s: float = TIME_LIMIT_S) -> HistoryLoaded:
     """What the runs beside this one have left, the newest first, as far as there is time."""
     deadline = time.monotonic() + limit_s
     own = run_dir.resolve()
@@ -91,7 +91,7 @@ def read_past(run_dir: Path, limit_s: float = TIME_LIMIT_S) -> PastRead:
             resumes = summary.resumes
     places = [PastPlace(place=place, runs=runs, last=last) for place, (runs, last) in found.items()]
     places = sorted(places, key=lambda one: (-one.runs, one.place))[:MAX_PLACES]
-    return PastRead(places=places, stalls=longest, resumes=resumes)
+    return HistoryLoaded(places=places, stalls=longest, resumes=resumes)
 
 
 def _is_as_own(run: Path, mine: os.stat_result) -> bool:

@@ -41,9 +41,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """0: never, or not told."""
     may_requeue: bool = False
     why: str = ""
-    """Why it is being ended, as SchedulerTold has it."""
+    """Why it is being ended, as SchedulerStatusChanged has it."""
     drained: dict[str, str] | None = None
-    """As SchedulerTold has it."""
+    """As SchedulerStatusChanged has it."""
     failure: str = ""
     """Why it tells nothing."""
 
@@ -87,7 +87,7 @@ class Schedule:
         self._is_reading = False
         self._is_wanted = False
         """A signal came while it was being read."""
-        self._told: ev.SchedulerTold | None = None
+        self._told: ev.SchedulerStatusChanged | None = None
         self._failure = ""
         self._over = threading.Event()
 
@@ -174,12 +174,12 @@ class Schedule:
         end_s = job.end_wall_s - self._daemon.performer.wall(0.0) if job.end_wall_s else 0.0
         why = job.why if is_signalled else ""
         end_s = round(max(end_s, 0.0), 1)
-        told = ev.SchedulerTold(end_s=end_s, may_requeue=job.may_requeue, why=why, drained=job.drained)
+        told = ev.SchedulerStatusChanged(end_s=end_s, may_requeue=job.may_requeue, why=why, drained=job.drained)
         if why or self._told is None or not _is_same(self._told, told):
             self._told = told
             self._daemon.feed(told)
 
 
-def _is_same(last: ev.SchedulerTold, now: ev.SchedulerTold) -> bool:
+def _is_same(last: ev.SchedulerStatusChanged, now: ev.SchedulerStatusChanged) -> bool:
     is_end_same = abs(last.end_s - now.end_s) < SAME_S
     return is_end_same and (last.may_requeue, last.drained) == (now.may_requeue, now.drained)

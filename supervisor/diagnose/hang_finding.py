@@ -20,8 +20,8 @@ from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.collective_waits import match
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.judged_snapshot import Seen
-from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement, judge, unlooked
+from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot
+from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity, judge, unlooked
 from guardrun.supervisor.engine.state.state import Attempt
 
 
@@ -44,7 +44,7 @@ class Judged(NamedTuple):
     found: Finding | None
     gone: list[int]
     """Ranks that have ended, as far as is known."""
-    seen: Seen
+    seen: JudgedSnapshot
     """The same as the core's own verdicts take it."""
 
 
@@ -96,12 +96,14 @@ def judge_seen(before: Glance, after: Glance, absent: Absent = NOBODY) -> Judged
     for number, rank in attempt.ranks.items():
         if number not in by_rank and number not in gone and rank.exitcode is None:
             by_rank[number] = unlooked(number, after.missing.get(number, ""))
-    gone += [n for n, j in by_rank.items() if j.doing is Doing.GONE]
+    gone += [n for n, j in by_rank.items() if j.doing is RankActivity.GONE]
     looks = list(after.ranks.values())
     matched = match(looks)
     found = find(list(by_rank.values()), sorted(set(gone)), after.state.settings, matched)
     event = LookTaken(look=0, attempt=attempt.number, ranks=looks, missing=after.missing)
-    return Judged(by_rank, _in_part(found, absent.elsewhere), sorted(set(gone)), Seen(by_rank, event, matched))
+    return Judged(
+        by_rank, _in_part(found, absent.elsewhere), sorted(set(gone)), JudgedSnapshot(by_rank, event, matched)
+    )
 
 
 def _gone(attempt: Attempt, after: Glance) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from guardrun.supervisor.collect.ranks.pyspy import REFUSED
 from guardrun.supervisor.diagnose import answer as an
-from guardrun.supervisor.engine.observation.rank_activity import Doing
+from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 from guardrun.supervisor.rundir.run_directory import RunFile
 
 MAX_PIDS = 2
@@ -73,16 +73,16 @@ def on_node(step: an.Next, node: str) -> an.Next | None:
 
 def _of_rank(rank: int | None, pid: int, doing: str | None) -> an.Next | None:
     """On its node."""
-    if doing == Doing.STOPPED.value:
+    if doing == RankActivity.STOPPED.value:
         why = f"let rank {rank} go on, if nobody keeps it stopped on purpose"
         return an.Next(command=["kill", "-CONT", str(pid)], why=why, changes=True)
-    if doing == Doing.TRACED.value:
+    if doing == RankActivity.TRACED.value:
         why = f"TracerPid there names the debugger that holds rank {rank}"
         return an.Next(command=["grep", "TracerPid", f"/proc/{pid}/status"], why=why)
-    if doing == Doing.IO_BLOCKED.value:
+    if doing == RankActivity.IO_BLOCKED.value:
         why = f"where in the kernel rank {rank} waits (as root)"
         return an.Next(command=["sudo", "cat", f"/proc/{pid}/stack"], why=why)
-    if doing in (None, Doing.GONE.value):
+    if doing in (None, RankActivity.GONE.value):
         return None
     why = f"rank {rank}'s C frames, too; pauses it for a moment"
     return an.Next(command=["py-spy", "dump", "--native", "--pid", str(pid)], why=why)

@@ -27,7 +27,7 @@ from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.rank_activity import Doing
+from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 from guardrun.supervisor.engine.observation.stack_grouping import group_data, group_looks
 from guardrun.supervisor.engine.state.incidents import culprits_of
 from guardrun.supervisor.engine.state.state import Attempt, State, Suspicion, silence_began_s
@@ -100,7 +100,7 @@ def conclude(case: Case) -> an.Diagnosis:
     found = case.judged.found
     if case.state.crash is not None:
         diagnosis = _fallen(case)
-    elif not case.judged.by_rank or all(j.doing is Doing.GONE for j in case.judged.by_rank.values()):
+    elif not case.judged.by_rank or all(j.doing is RankActivity.GONE for j in case.judged.by_rank.values()):
         diagnosis = _say(
             case, an.UNKNOWN, "Every rank ended while it was looked at.", 0.9, "how they ended is not seen"
         )
@@ -137,7 +137,7 @@ def _gets_on(case: Case) -> an.Diagnosis:
     """Somebody gets somewhere."""
     if case.attempt.has_progress and case.silent_s <= max(RECENT_S, case.usual_s):
         return _advances(case)
-    busy = {n: j.reason for n, j in case.judged.by_rank.items() if j.doing is Doing.BUSY or j.is_moving}
+    busy = {n: j.reason for n, j in case.judged.by_rank.items() if j.doing is RankActivity.BUSY or j.is_moving}
     who = f"rank{'s' if len(busy) != 1 else ''} {rank_list(list(busy))}" if busy else "nobody"
     reason = next(iter(busy.values()), "nothing stands still that others wait for")
     if case.attempt.has_progress:
@@ -238,7 +238,7 @@ def _without_history(case: Case, found: Finding) -> an.Diagnosis:
     observed_s = float(math.floor(case.observed_s))  # a lower bound is rounded down
     if not (case.is_confirmed or _is_sure(found)):
         return _say(case, an.UNKNOWN, "What is seen changes from look to look.", 0.5, _seen_for(case))
-    if is_doubtful(found) or (found.doing is Doing.UNSEEN and not found.waiting):
+    if is_doubtful(found) or (found.doing is RankActivity.UNSEEN and not found.waiting):
         reasons = "; ".join(sorted({case.judged.by_rank[rank].reason for rank in found.culprits}))
         who = f"rank{'s' if len(found.culprits) > 1 else ''} {rank_list(found.culprits)}"
         gets = "get" if len(found.culprits) > 1 else "gets"

@@ -20,7 +20,7 @@ from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery import operator_restart, preemption, requeue, resumption
 from guardrun.supervisor.engine.recovery.graceful_leave import ending, leave, may_leave
 from guardrun.supervisor.engine.recovery.launcher_orders import choose, stop
-from guardrun.supervisor.engine.recovery.restart_policy import go_on
+from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
 from guardrun.supervisor.engine.state import incidents
 from guardrun.supervisor.engine.state.incidents import change
@@ -165,7 +165,7 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
         if told.kind == "crash" and not told.culprits:
             state.crash = Crash(began_s=told.onset_s, decide_by_s=now_s, incident_id=told.id)
     if state.crash is None:
-        return actions + go_on(state, now_s)
+        return actions + decide_restart(state, now_s)
     # All exits are known now: read what they left at once.
     state.crash.is_stale = state.crash.is_asked
     return [*actions, *([] if state.crash.is_asked else ask_exits(state, state.crash, now_s))]

@@ -19,15 +19,15 @@ from guardrun.supervisor.node.outstanding_orders import Outstanding
 from guardrun.supervisor.wire import control_messages
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.node.node_supervisor import Station
+    from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 
 _STATES = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is stopped by a debugger", "D": "hangs in the kernel"}
 
 
-class StandIn:
+class LauncherTakeover:
     """Called by its station, from its loop."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: NodeSupervisor) -> None:
         self._station = station
         self.outstanding = Outstanding(time.monotonic())
         self._kill_s: float | None = None

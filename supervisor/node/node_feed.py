@@ -24,7 +24,7 @@ from guardrun.supervisor.base.log import log
 from guardrun.supervisor.client.agent_client import AgentClient
 from guardrun.supervisor.collect.host.node_readings import parse_cgroup
 from guardrun.supervisor.collect.host.procfs import read_bytes
-from guardrun.supervisor.engine.model.events import Device, Gauge, NodeTold
+from guardrun.supervisor.engine.model.events import Device, Gauge, NodeFindingsReported
 from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.memory_holders import parse_holders
 from guardrun.supervisor.health.base.readings import Readout
@@ -90,7 +90,7 @@ class NodeFeed:
         """It reads the node by itself, for want of an agent."""
         return self._senses is not None
 
-    def step(self, using: Using) -> NodeTold | None:
+    def step(self, using: Using) -> NodeFindingsReported | None:
         """Take in what there is to hear. None: nothing that the engine does not know."""
         known = set(self._findings)
         latest: dict[str, Finding] = {}
@@ -102,7 +102,7 @@ class NodeFeed:
         gauges = self._gauges_to_tell()
         if not (findings or devices or gauges):
             return None
-        return NodeTold(node=self._node, findings=findings, devices=devices, gauges=gauges)
+        return NodeFindingsReported(node=self._node, findings=findings, devices=devices, gauges=gauges)
 
     def close(self, is_over: bool) -> None:
         """is_over: the run is, and not only this supervisor."""

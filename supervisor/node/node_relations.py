@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.collect.host.file_systems import mount_of, read_mounts
 from guardrun.supervisor.engine.model import actions as ac
-from guardrun.supervisor.engine.model.events import NodeTold, NotIsolated
+from guardrun.supervisor.engine.model.events import NodeFindingsReported, NotIsolated
 
 if TYPE_CHECKING:
     from guardrun.supervisor.node.node_feed import NodeFeed
-    from guardrun.supervisor.node.node_supervisor import Station
+    from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 
 START_S = 2.0
 
 
-class NodeDesk:
+class NodeRelations:
     """What the daemon's loop calls."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: NodeSupervisor) -> None:
         self._station = station
         self._feed: NodeFeed | None = None
 
@@ -44,7 +44,7 @@ class NodeDesk:
         if told is not None:
             station.feed(told)
 
-    def _step(self) -> NodeTold | None:
+    def _step(self) -> NodeFindingsReported | None:
         from guardrun.supervisor.node.node_feed import NodeFeed, Using
         from guardrun.supervisor.wire.agent_messages import RegisterJob
 

@@ -23,9 +23,9 @@ import zmq
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES, CheckpointLoaded
 from guardrun.launcher.base.abandoned_folders import Occupied
-from guardrun.launcher.base.process_handles import Handle
+from guardrun.launcher.base.process_handles import ProcessHandle
 from guardrun.launcher.base.socket_folder import ensure_socket_folder
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.printable import encode_msgpack
@@ -36,9 +36,9 @@ from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.fleet.transport.curve_sockets import ENDED_LINGER_MS
-from guardrun.supervisor.node.launcher_takeover import StandIn
-from guardrun.supervisor.node.node_relations import NodeDesk
-from guardrun.supervisor.node.rank_message_ingest import Desk
+from guardrun.supervisor.node.launcher_takeover import LauncherTakeover
+from guardrun.supervisor.node.node_relations import NodeRelations
+from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
 from guardrun.supervisor.node.release_watch import Releases
 from guardrun.supervisor.node.slurm_drain import Drains
 from guardrun.supervisor.rundir.run_directory import RunFile
@@ -54,10 +54,10 @@ WORKERS = 3
 FromLauncher = control_messages.LauncherHello | control_messages.Fact
 
 
-class Station(ABC):
+class NodeSupervisor(ABC):
     """Runs until the run is over, or its launcher is gone."""
 
-    def __init__(self, run_dir: Path, run: RunFile, scribe: Scribe) -> None:
+    def __init__(self, run_dir: Path, run: RunFile, scribe: BackgroundWriter) -> None:
         self.run_dir = run_dir
         self.scribe = scribe
         self.run_file = run
@@ -77,9 +77,9 @@ class Station(ABC):
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
         self.drains = Drains(run.run_id, self.terminal.say, self.isolation_settled)
-        self.node = NodeDesk(self)
+        self.node = NodeRelations(self)
         self._releases = Releases(self) if run.fleet is not None else None
-        self.desk = Desk(self.clock, self.sampler, self.saved, self.loaded)
+        self.desk = RankMessageIngest(self.clock, self.sampler, self.saved, self.loaded)
         self._context = zmq.Context()
         self._beats = self._bind(zmq.PULL, control_messages.BEATS_SOCKET, MAX_MESSAGE_BYTES)
         self._control = self._bind(zmq.ROUTER, control_messages.CONTROL_SOCKET, control_messages.MAX_CONTROL_BYTES)
@@ -88,7 +88,7 @@ class Station(ABC):
         )
         self._launcher: bytes | None = None
         self._launcher_process = _open_launcher(run)
-        self._stand_in = StandIn(self) if run.fleet is not None else None
+        self._stand_in = LauncherTakeover(self) if run.fleet is not None else None
         self._next_sample = 0.0
         self.malformed = 0
 
@@ -440,9 +440,9 @@ def _resumes_by_configuration(run: RunFile) -> bool:
     return bool(table.get("resume_args") or table.get("resume_env"))
 
 
-def _open_launcher(run: RunFile) -> Handle | None:
+def _open_launcher(run: RunFile) -> ProcessHandle | None:
     """None where it is already gone."""
     try:
-        return Handle(run.launcher_pid, run.launcher_start)
+        return ProcessHandle(run.launcher_pid, run.launcher_start)
     except ProcessLookupError:
         return None

@@ -17,7 +17,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import RankLook
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.node.node_supervisor import Station
+    from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 
 
 def look_name(attempt: int, look: int) -> str:
@@ -26,7 +26,7 @@ def look_name(attempt: int, look: int) -> str:
 
 
 def begin_look(
-    station: Station,
+    station: NodeSupervisor,
     action: ac.TakeLook,
     folder: Path,
     write: Callable[[Callable[[], object]], object],
@@ -57,18 +57,20 @@ def begin_look(
     station.in_background(work, instead)
 
 
-def look_now(station: Station, ranks: list[ev.Rank], samples: int) -> Callable[[], LookResult]:
+def look_now(station: NodeSupervisor, ranks: list[ev.Rank], samples: int) -> Callable[[], LookResult]:
     """For a person: a look at these of the station's ranks, to be taken by a worker thread; nothing is kept of it."""
     return partial(_look_by(station, station.desk.attempt, ranks), folder=None, samples=samples)
 
 
-def _look_by(station: Station, attempt: int, ranks: list[ev.Rank]) -> partial[LookResult]:
+def _look_by(station: NodeSupervisor, attempt: int, ranks: list[ev.Rank]) -> partial[LookResult]:
     """take_look, with what the station knows now; a worker thread says the rest, and calls it."""
     boards = dict(station.sampler.boards)
     return partial(take_look, attempt, ranks, boards=boards, clock=station.clock, sockets_dir=station.sockets)
 
 
-def begin_exits(station: Station, action: ac.ReadExits, name_of: Callable[[str], str] = lambda path: path) -> None:
+def begin_exits(
+    station: NodeSupervisor, action: ac.ReadExits, name_of: Callable[[str], str] = lambda path: path
+) -> None:
     """Read what fallen ranks left, and feed the event. name_of: a file's path → the checkpoint it belongs to."""
     folders = [*station.folders(), *station.desk.failed_saves]
     failed_loads = dict(station.desk.failed_loads)

@@ -31,7 +31,7 @@ HOOKS_BY_S = 15.0
 """A Python rank is hooked within its first tenth of a second; by then one that isn't will not be."""
 
 
-class Desk:
+class RankMessageIngest:
     """What is known of the ranks of the current attempt from their own words."""
 
     def __init__(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from guardrun.supervisor.engine.model.events import NodeReleased
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.node.node_supervisor import Station
+    from guardrun.supervisor.node.node_supervisor import NodeSupervisor
     from guardrun.supervisor.rundir.run_directory import RunFile
 
 EVERY_S = 10.0
@@ -32,7 +32,7 @@ class Released(NamedTuple):
 class Releases:
     """Tells each release once."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: NodeSupervisor) -> None:
         self._station = station
         self._due_s = time.monotonic() + EVERY_S
         """Never while the record is being read."""

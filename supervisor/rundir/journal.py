@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.own_files import open_own, open_to_add
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.engine.engine import Engine
@@ -49,7 +49,11 @@ class Journal:
     """Appends to a run's journal. What cannot be written is dropped and counted: training goes on."""
 
     def __init__(
-        self, run_dir: Path, next_number: int = 0, rotate_bytes: int = ROTATE_BYTES, scribe: Scribe | None = None
+        self,
+        run_dir: Path,
+        next_number: int = 0,
+        rotate_bytes: int = ROTATE_BYTES,
+        scribe: BackgroundWriter | None = None,
     ) -> None:
         """scribe: who writes; None: whoever calls."""
         self._path = run_dir / NAME

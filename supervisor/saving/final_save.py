@@ -20,7 +20,7 @@ from guardrun.supervisor.base.log import log
 from guardrun.supervisor.checkpoints.chooser import Choice
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.saving.save_agreement import Asking, has_answered
+from guardrun.supervisor.saving.save_agreement import SaveAgreement, has_answered
 
 if TYPE_CHECKING:
     from guardrun.supervisor.daemon.daemon import Daemon
@@ -61,12 +61,12 @@ class _Wanted(msgspec.Struct, frozen=True):
         return not is_same and found.written_wall_s >= self.before.written_wall_s
 
 
-class Saving:
+class FinalSave:
     """Runs on the loop's thread; the chooser is asked on its own."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self.asking = Asking()
+        self.asking = SaveAgreement()
         self._wanted: _Wanted | None = None
         """None: nothing is asked for."""
         self._ask_by_s = 0.0
@@ -107,9 +107,9 @@ class Saving:
 
         def work() -> ev.Event:
             found = daemon.chooser.choose().checkpoint
-            return ev.CheckpointSecured(request=action.request, checkpoint=found if wanted.is_met_by(found) else None)
+            return ev.CheckpointCompleted(request=action.request, checkpoint=found if wanted.is_met_by(found) else None)
 
-        nothing = ev.CheckpointSecured(request=action.request)
+        nothing = ev.CheckpointCompleted(request=action.request)
         daemon.in_background(work, lambda error: nothing, daemon.checkpoint_pool)
 
     # What happens ------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Saving:
         if now_s - found_s < SETTLE_S or self._is_anybody_saving():
             return
         self._wanted = None
-        self._daemon.feed(ev.CheckpointSecured(request=wanted.request, checkpoint=found))
+        self._daemon.feed(ev.CheckpointCompleted(request=wanted.request, checkpoint=found))
 
     def _is_anybody_saving(self) -> bool:
         boards = self._daemon.sampler.boards.values()

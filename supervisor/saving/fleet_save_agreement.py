@@ -25,8 +25,8 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.fleet.protocol import messages as msg
 from guardrun.supervisor.saving.save_agreement import (
     SAFETY,
-    Asking,
     Boards,
+    SaveAgreement,
     armed_call,
     has_answered,
     next_call,
@@ -49,11 +49,11 @@ MOST = 4
 Order = msg.AskChecks | msg.SetCheckpoint | msg.WithdrawCheckpoint
 
 
-class NodeAsking:
+class NodeSaveAgreement:
     """A node's part: the head's own, too."""
 
-    def __init__(self, asking: Asking | None = None) -> None:
-        self._asking = asking or Asking()
+    def __init__(self, asking: SaveAgreement | None = None) -> None:
+        self._asking = asking or SaveAgreement()
         self._set: msg.SetCheckpoint | None = None
         self._is_answered = False
 
@@ -115,7 +115,7 @@ def take_back(boards: Boards, at_call: int) -> None:
         set_call(boards, at_call)
 
 
-class FleetAsking:
+class FleetSaveAgreement:
     """At the head. Times are the run's seconds. The head's own node may answer from within `send`."""
 
     def __init__(self, send: Callable[[str, Order], object], first_number: int = 0) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from guardrun.supervisor.daemon.daemon import Daemon
 
 
-class Keeping:
+class ResumeProtection:
     """Runs on the chooser's thread."""
 
     def __init__(self, daemon: Daemon) -> None:

@@ -79,7 +79,7 @@ def has_answered(boards: Boards, at_call: int) -> bool:
     return any(_word(reader, Field.CHECKPOINT_ACK) == at_call for reader in boards.values())
 
 
-class Asking:
+class SaveAgreement:
     """The ranks of one node, and how fast they call."""
 
     def __init__(self) -> None:

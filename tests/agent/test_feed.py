@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from guardrun.supervisor.base.clock import EngineClock
-from guardrun.supervisor.engine.model.events import NodeTold
+from guardrun.supervisor.engine.model.events import NodeFindingsReported
 from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.readings import Readout, Sample
 from guardrun.supervisor.node.node_feed import BEFORE_S, NodeFeed, Using
@@ -85,7 +85,7 @@ def scripted(tmp_path: Path) -> Iterator[ScriptedAgent]:
     agent.close()
 
 
-def hear(feed: NodeFeed, using: Using = USING) -> NodeTold:
+def hear(feed: NodeFeed, using: Using = USING) -> NodeFindingsReported:
     return wait_until(lambda: feed.step(using), 20, "news")
 
 

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.agent.history.downsampling import Point, Thinner
+from guardrun.supervisor.agent.history.downsampling import Downsampler, Point
 from guardrun.supervisor.agent.history.history import Entry, History, Query, SpoiltError, read_file, set_aside
-from guardrun.supervisor.agent.history.history_writer import Historian
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.agent.history.history_writer import HistoryWriter
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.health.base.readings import Readout, Sample
 from tests.support.waiting import wait_until
 
@@ -215,7 +215,7 @@ def readout(**values: float | str | bool | None) -> Readout:
 
 
 def test_a_minute_becomes_a_line() -> None:
-    thinner = Thinner()
+    thinner = Downsampler()
     for second in range(60):
         thinner.take(readout(temperature_c=40.0 + second % 3, state="P0"), 1000.0 + second)
         assert thinner.take_points(1000.0 + second) == []
@@ -225,7 +225,7 @@ def test_a_minute_becomes_a_line() -> None:
 
 
 def test_what_does_not_change_is_written_now_and_then_only() -> None:
-    thinner = Thinner()
+    thinner = Downsampler()
     written = 0
     for minute in range(120):
         thinner.take(readout(row_remap_pending=False), 60.0 * minute)
@@ -234,14 +234,14 @@ def test_what_does_not_change_is_written_now_and_then_only() -> None:
 
 
 def test_unknown_and_impossible_values_are_nothing() -> None:
-    thinner = Thinner()
+    thinner = Downsampler()
     thinner.take(readout(a=None, b=float("nan"), c=float("inf"), d=1.0), 0.0)
     assert [p.name for p in thinner.take_points(100.0)] == ["d"]
 
 
 @given(st.lists(st.floats(min_value=-1e9, max_value=1e9), min_size=1, max_size=40))
 def test_a_clock_that_is_set_loses_no_sample_for_good(times: list[float]) -> None:
-    thinner = Thinner()
+    thinner = Downsampler()
     taken = 0
     for wall_s in times:
         thinner.take(readout(value=wall_s), wall_s)
@@ -262,16 +262,18 @@ class Told:
 
 
 @pytest.fixture
-def scribe() -> Iterator[Scribe]:
-    scribe = Scribe()
+def scribe() -> Iterator[BackgroundWriter]:
+    scribe = BackgroundWriter()
     yield scribe
     scribe.close()
 
 
-def test_a_trouble_is_told_once_and_what_waited_is_written_when_it_is_over(tmp_path: Path, scribe: Scribe) -> None:
+def test_a_trouble_is_told_once_and_what_waited_is_written_when_it_is_over(
+    tmp_path: Path, scribe: BackgroundWriter
+) -> None:
     told = Told()
     folder = tmp_path / "state"
-    historian = Historian(folder, scribe, told, max_bytes=1 << 20, retry_s=0.0)
+    historian = HistoryWriter(folder, scribe, told, max_bytes=1 << 20, retry_s=0.0)
     for n in range(5):
         historian.put([], [entry(float(n))])
     wait_until(lambda: told.events, 10, "the trouble")
@@ -288,9 +290,9 @@ def test_a_trouble_is_told_once_and_what_waited_is_written_when_it_is_over(tmp_p
     assert scribe.do(lambda: None)
 
 
-def test_a_file_that_is_spoilt_while_it_is_open_is_set_aside_too(tmp_path: Path, scribe: Scribe) -> None:
+def test_a_file_that_is_spoilt_while_it_is_open_is_set_aside_too(tmp_path: Path, scribe: BackgroundWriter) -> None:
     told = Told()
-    historian = Historian(tmp_path, scribe, told, max_bytes=1 << 24, retry_s=0.0)
+    historian = HistoryWriter(tmp_path, scribe, told, max_bytes=1 << 24, retry_s=0.0)
     try:
         spoil(historian, scribe, tmp_path / "history.db")
 
@@ -305,7 +307,7 @@ def test_a_file_that_is_spoilt_while_it_is_open_is_set_aside_too(tmp_path: Path,
         assert scribe.do(lambda: None)
 
 
-def spoil(historian: Historian, scribe: Scribe, file: Path) -> None:
+def spoil(historian: HistoryWriter, scribe: BackgroundWriter, file: Path) -> None:
     """Fill it beyond what is cached, bring all of it to the file, and overwrite that."""
     for n in range(3000):
         historian.put([point(float(n), f"disk:{n}")], [entry(float(n), text="x" * 200)])

@@ -14,7 +14,7 @@ import pytest
 
 from guardrun.supervisor.agent.jobs import MAX_OF_ONE_USER, Job, Jobs, Left, NotAllowedError, sweep
 from guardrun.supervisor.agent.orphan_reaper import find_held
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.client.agent_client import AgentClient
 from guardrun.supervisor.collect.host.procfs import read_boot_id
 from guardrun.supervisor.health.base.memory_holders import write_holders
@@ -139,7 +139,7 @@ def test_policy_act_false_only_tells(agent: AgentBed, start: Start, tmp_path: Pa
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    scribe = Scribe()
+    scribe = BackgroundWriter()
     yield Jobs(tmp_path, scribe)
     scribe.close()
 
@@ -217,7 +217,7 @@ def test_what_is_registered_has_its_length(jobs: Jobs, start: Start, name: str, 
 
 
 def test_jobs_of_another_boot_are_forgotten(tmp_path: Path) -> None:
-    scribe = Scribe()
+    scribe = BackgroundWriter()
     try:
         before = Jobs(tmp_path, scribe)
         for boot_id in (read_boot_id(), "another"):

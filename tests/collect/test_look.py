@@ -17,7 +17,7 @@ from guardrun.supervisor.collect.host.procfs import read_stat, read_wchan
 from guardrun.supervisor.collect.ranks.boards import open_boards
 from guardrun.supervisor.collect.ranks.look import LookResult, limit_s, take_look
 from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook
-from guardrun.supervisor.engine.observation.rank_activity import QUIET_IO_BYTES_S, Doing, judge
+from guardrun.supervisor.engine.observation.rank_activity import QUIET_IO_BYTES_S, RankActivity, judge
 from tests.collect.conftest import Script, StartScript
 from tests.support.waiting import wait_until
 
@@ -160,10 +160,11 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("beside", "expected"), [("monitor", Doing.IDLE), ("monitor_of_many_cpus", Doing.IDLE), ("load", Doing.BUSY)]
+    ("beside", "expected"),
+    [("monitor", RankActivity.IDLE), ("monitor_of_many_cpus", RankActivity.IDLE), ("load", RankActivity.BUSY)],
 )
 def test_what_other_threads_read_is_told_apart(
-    start_script: StartScript, looker: Looker, beside: str, expected: Doing
+    start_script: StartScript, looker: Looker, beside: str, expected: RankActivity
 ) -> None:
     script = start_script(BESIDE.replace("BESIDE", beside))
     before = looker.one(script)

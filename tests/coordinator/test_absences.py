@@ -17,7 +17,7 @@ from guardrun.supervisor.fleet.rendezvous.join_file import (
     on_host,
 )
 from guardrun.supervisor.fleet.rendezvous.join_rejections import (
-    Absence,
+    JoinRejection,
     absence_path,
     heed_absences,
     leave_absence,
@@ -28,7 +28,7 @@ from guardrun.supervisor.fleet.rendezvous.start_failure_files import RESTART_S, 
 BEGAN_S = 1000.0
 HEAD = Began(BEGAN_S, BEGAN_S + 4.0)
 NOW_S = BEGAN_S + 10.0
-SAID = Absence(
+SAID = JoinRejection(
     key="12.0", node="n2", slot=1, text="n2 is quarantined", exit_code=69, is_final=True, said_wall_s=BEGAN_S + 3.0
 )
 
@@ -38,7 +38,7 @@ def join(tmp_path: Path) -> Path:
     return join_file_path(tmp_path / "runs", "12.0")
 
 
-def heed(join: Path, *names: str, now_s: float = NOW_S, key: str = "12.0") -> list[Absence]:
+def heed(join: Path, *names: str, now_s: float = NOW_S, key: str = "12.0") -> list[JoinRejection]:
     return heed_absences(join, key, names, HEAD, now_s)
 
 

@@ -18,11 +18,11 @@ from guardrun.supervisor.saving.fleet_save_agreement import (
     AHEAD_S,
     COUNT_S,
     SET_S,
-    FleetAsking,
-    NodeAsking,
+    FleetSaveAgreement,
+    NodeSaveAgreement,
     Order,
 )
-from guardrun.supervisor.saving.save_agreement import Asking, Boards
+from guardrun.supervisor.saving.save_agreement import Boards, SaveAgreement
 
 WITHDRAW_S = AHEAD_S - COUNT_S - SET_S - 1.0
 """What is left for a WithdrawCheckpoint: the head looks once a second."""
@@ -31,7 +31,7 @@ Delay = Callable[[str, object], float | None]
 """Seconds that a message to or from a node takes; None: it never arrives, nor does any after it."""
 
 
-class Paced(Asking):
+class Paced(SaveAgreement):
     """As if ranks had been followed for a while."""
 
     def __init__(self, pace: float) -> None:
@@ -72,8 +72,8 @@ class Job:
         self.now_s = 0.0
         self.names = [f"n{number}" for number in range(nodes)]
         self.ranks = {name: [Rank(), Rank()] for name in self.names}
-        self.parts = {name: NodeAsking(Paced(pace)) for name in self.names}
-        self.head = FleetAsking(self._down, 1 << 61)
+        self.parts = {name: NodeSaveAgreement(Paced(pace)) for name in self.names}
+        self.head = FleetSaveAgreement(self._down, 1 << 61)
         self.agreed: list[int] = []
         self._delay, self._skew_s = delay, skew_s
         self._events: list[tuple[float, int, Callable[[], None]]] = []

@@ -21,7 +21,7 @@ class Head:
         self.answered: list[str] = []
 
     def _send(self, node: str, order: msg.Down) -> None:
-        assert isinstance(order, msg.TellBoards)
+        assert isinstance(order, msg.ReportBoards)
         self.sent.append((node, order.ask))
 
     def ask(self, who: str, *nodes: str) -> None:
@@ -30,7 +30,7 @@ class Head:
     def told(self, node: str, ask: int, *, at_s: float = 10.0, rank: int = 1, note: str = "") -> None:
         row = RankRow(global_rank=rank, step=5, step_time_s=0.05, beat_age_s=0.2)
         notes = [note] if note else []
-        self.boards.answered(node, msg.BoardsTold(ask=ask, attempt=2, at_s=at_s, rows=[row], notes=notes))
+        self.boards.answered(node, msg.BoardsReported(ask=ask, attempt=2, at_s=at_s, rows=[row], notes=notes))
 
 
 @pytest.fixture
@@ -91,12 +91,12 @@ def test_what_hooks_say_is_of_the_attempt_that_runs(head: Head) -> None:
 
 def test_shares_are_those_of_the_newest_attempt(head: Head) -> None:
     boards = head.boards
-    boards.shares_told("a", msg.SharesTold(attempt=0, ranks={1: (0.5, 0.0)}))
-    boards.shares_told("b", msg.SharesTold(attempt=1, ranks={2: (0.1, 0.0)}))
-    boards.shares_told("a", msg.SharesTold(attempt=0, ranks={1: (0.5, 0.0)}))
+    boards.shares_told("a", msg.SharesReported(attempt=0, ranks={1: (0.5, 0.0)}))
+    boards.shares_told("b", msg.SharesReported(attempt=1, ranks={2: (0.1, 0.0)}))
+    boards.shares_told("a", msg.SharesReported(attempt=0, ranks={1: (0.5, 0.0)}))
     assert boards.shares(1, {"a", "b"}) == ({2: (0.1, 0.0)}, ["a"])
     assert boards.shares(0, {"a"}) == ({}, ["a"])
-    boards.shares_told("a", msg.SharesTold(attempt=1, ranks={}))
+    boards.shares_told("a", msg.SharesReported(attempt=1, ranks={}))
     assert boards.shares(1, {"a", "b"}) == ({2: (0.1, 0.0)}, []), "a node whose ranks have no hooks has told that"
     assert boards.shares(1, {"b"}) == ({2: (0.1, 0.0)}, [])
 
@@ -106,8 +106,8 @@ def test_on_the_wire_a_node_of_eight_ranks_says_all_in_a_few_hundred_bytes() -> 
         RankRow(global_rank=rank, has_hooks=True, step=123456, step_time_s=0.0512, phase="train", data_share=0.12)
         for rank in range(100_000, 100_008)
     ]
-    told = msg.BoardsTold(ask=1, attempt=2, at_s=1234.5678, rows=rows)
-    shares = msg.SharesTold(attempt=2, ranks={row.global_rank: (0.12, 0.03) for row in rows})
+    told = msg.BoardsReported(ask=1, attempt=2, at_s=1234.5678, rows=rows)
+    shares = msg.SharesReported(attempt=2, ranks={row.global_rank: (0.12, 0.03) for row in rows})
     for message, limit in ((told, 500), (shares, 300)):
         data = msgspec.msgpack.encode(message)
         assert len(data) < limit

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from guardrun.supervisor.engine.membership.node_checks import LIMITS_S
-from guardrun.supervisor.engine.membership.reachability import Meeting
-from guardrun.supervisor.engine.membership.version_skew import Facts
+from guardrun.supervisor.engine.membership.reachability import ProbeResult
+from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import CheckNodes
 from guardrun.supervisor.fleet.checks.check_rounds import ADD_S, MEET_S, PROBE_S, WARM_S, FleetChecks
@@ -81,7 +81,7 @@ class Nodes:
         if isinstance(what, msg.Probe):
             assert what.token == TOKEN
             torch = self.torch.get(node, "2.6.0")
-            return msg.Probed(address=f"{node}.cluster", port=4000, facts=Facts(versions={"torch": torch}))
+            return msg.Probed(address=f"{node}.cluster", port=4000, facts=NodeEnvironment(versions={"torch": torch}))
         if isinstance(what, msg.Meet):
             assert all(place.address == f"{place.node}.cluster" for place in what.places)
             return msg.Met(meetings=[self.meeting(node, place.node) for place in what.places])
@@ -93,10 +93,10 @@ class Nodes:
             return msg.Added(error="timed out")
         return msg.Added(took_s=max(self.slow.get(one, 0.01) for one in pair))
 
-    def meeting(self, source: str, target: str) -> Meeting:
+    def meeting(self, source: str, target: str) -> ProbeResult:
         late = self.late if self.steps.count("Meet") <= len(self.names) else set()
         error = "timed out" if {source, target} & (self.deaf | self.mute | late) else ""
-        return Meeting(source=source, target=target, took_s=0.0 if error else 0.0004, error=error)
+        return ProbeResult(source=source, target=target, took_s=0.0 if error else 0.0004, error=error)
 
 
 def test_well_nodes_have_nothing_to_say() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from guardrun.supervisor.fleet.transport.connection_limiter import (
     ENOUGH_DESCRIPTORS,
-    Crowd,
+    ConnectionLimiter,
     raise_descriptor_limit,
 )
 
@@ -45,7 +45,7 @@ def is_shut(theirs: socket.socket) -> bool:
 
 
 def test_the_commonest_address_goes_first_and_its_oldest(door: Door) -> None:
-    crowd = Crowd(10)
+    crowd = ConnectionLimiter(10)
     ends = [door.enter("127.0.0.1") for _ in range(2)] + [door.enter("127.0.0.2") for _ in range(8)]
     for ours, _ in ends:
         crowd.came(ours.fileno())
@@ -59,7 +59,7 @@ def test_the_commonest_address_goes_first_and_its_oldest(door: Door) -> None:
 
 
 def test_with_one_from_each_address_the_oldest_go(door: Door) -> None:
-    crowd = Crowd(4)
+    crowd = ConnectionLimiter(4)
     ends = [door.enter(f"127.0.0.{number}") for number in range(1, 6)]
     for ours, _ in ends:
         crowd.came(ours.fileno())
@@ -68,7 +68,7 @@ def test_with_one_from_each_address_the_oldest_go(door: Door) -> None:
 
 
 def test_who_has_joined_and_what_is_no_connection_of_ours_is_left_alone(door: Door) -> None:
-    crowd = Crowd(1)
+    crowd = ConnectionLimiter(1)
     joined, stranger = door.enter("127.0.0.1"), door.enter("127.0.0.1")
     for ours, _ in (joined, stranger):
         crowd.came(ours.fileno())

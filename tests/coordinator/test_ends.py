@@ -21,7 +21,7 @@ from guardrun.supervisor.fleet.transport.curve_keys import make_key_pair
 from guardrun.supervisor.fleet.transport.envelopes import MAX_BODY_BYTES
 from guardrun.supervisor.fleet.transport.hub import Back, Body, Dropped, Joined, Known
 from guardrun.supervisor.fleet.transport.link import Head, Refused, Welcomed
-from guardrun.supervisor.node.node_supervisor import Station
+from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from tests.coordinator.ends import Bench, kinds, opened
 
 
@@ -247,8 +247,8 @@ def test_no_socket_is_opened_with_an_endless_linger(ends: Bench, tmp_path: Path,
     ends.open_link("a")
     ends.joined("a")
     with zmq.Context() as context:
-        station = cast(Station, SimpleNamespace(_context=context, sockets=tmp_path))
-        Station._bind(station, zmq.ROUTER, "control", 1000).close()
+        station = cast(NodeSupervisor, SimpleNamespace(_context=context, sockets=tmp_path))
+        NodeSupervisor._bind(station, zmq.ROUTER, "control", 1000).close()
     assert len(lingers) == 6  # hub, doorman, station, link, and whoever reads the two monitors
     assert set(lingers) == {0}
 

@@ -21,7 +21,7 @@ from guardrun.supervisor.fleet.coordinator.event_aggregator import (
     SILENT_S,
     START_LIMIT_S,
     STOP_LIMIT_S,
-    Gather,
+    EventAggregator,
 )
 from guardrun.supervisor.fleet.protocol.lease import MOST_STILL_S, STILL_S
 from guardrun.supervisor.wire.control_messages import Place, Start, Stop
@@ -35,7 +35,7 @@ class Job:
     """A gather, and what the engine has been told by it."""
 
     def __init__(self, nodes: list[str] | None = None, ranks: int = 2) -> None:
-        self.gather = Gather(TERM_S, "run", LOST_S)
+        self.gather = EventAggregator(TERM_S, "run", LOST_S)
         self.nodes = NODES if nodes is None else nodes
         self.ranks = ranks
         self.now_s = 100.0
@@ -247,7 +247,7 @@ def test_a_silent_node_is_waited_for_until_the_engine_has_given_it_up(is_dropped
     patience_s = DROPPED_S if is_dropped else LOST_S
     job.pass_s(patience_s, "a", "b")
     assert not job.told(ev.AttemptStarted)
-    assert [event.node for event in job.events if isinstance(event, ev.NodeSilent)] == ["c"]
+    assert [event.node for event in job.events if isinstance(event, ev.NodeSuspected)] == ["c"]
     job.pass_s(SETTLE_S, "a", "b")
     [started] = job.told(ev.AttemptStarted)
     assert isinstance(started, ev.AttemptStarted)
@@ -461,9 +461,9 @@ def test_time_that_the_head_itself_lost_is_nobodys_silence() -> None:
     job.now_s += 60.0
     job.gather.skipped(job.now_s)
     job.pass_s(1.0)
-    assert not job.told(ev.NodeSilent)
+    assert not job.told(ev.NodeSuspected)
     job.pass_s(SILENT_S)
-    assert len(job.told(ev.NodeSilent)) == 3
+    assert len(job.told(ev.NodeSuspected)) == 3
 
 
 # Looks and exits -------------------------------------------------------------------------------------------

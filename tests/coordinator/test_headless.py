@@ -8,7 +8,7 @@ from guardrun.supervisor.fleet.protocol.leader_loss_policy import (
     CLOSED_S,
     FIRST_S,
     NOTHING,
-    Headless,
+    LeaderLossPolicy,
     Obstacle,
     Seen,
     Step,
@@ -21,15 +21,15 @@ GONE_S = 60.0
 
 
 @pytest.fixture
-def node() -> Headless:
-    return Headless(FILE, 600.0, GONE_S, began_s=0.0, awaited=AWAITED)
+def node() -> LeaderLossPolicy:
+    return LeaderLossPolicy(FILE, 600.0, GONE_S, began_s=0.0, awaited=AWAITED)
 
 
 def cut(now_s: float, lost_s: float = 1.0, has_file: bool = True) -> Seen:
     return Seen(now_s, PLACE, lost_s=lost_s, has_file=has_file)
 
 
-def test_the_end_that_was_not_heard_is_seen_by_the_join_file(node: Headless) -> None:
+def test_the_end_that_was_not_heard_is_seen_by_the_join_file(node: LeaderLossPolicy) -> None:
     node.joined("n0")
     node.lost(10.0, is_closed=False)
     assert node.step(cut(20.0, lost_s=0.0, has_file=False)) == NOTHING, "a head may be back while the lease lasts"
@@ -41,7 +41,7 @@ def test_the_end_that_was_not_heard_is_seen_by_the_join_file(node: Headless) -> 
     assert node.step(cut(31.0, has_file=False)._replace(exit_code=0)).end == 0, "the run's own, where it can be read"
 
 
-def test_ranks_that_ended_well_and_a_head_whose_connection_was_closed(node: Headless) -> None:
+def test_ranks_that_ended_well_and_a_head_whose_connection_was_closed(node: LeaderLossPolicy) -> None:
     node.joined("n0")
     node.ended({0: 0})
     node.lost(10.0, is_closed=True)
@@ -54,7 +54,7 @@ def test_ranks_that_ended_well_and_a_head_whose_connection_was_closed(node: Head
     assert node.step(cut(50.0 + CLOSED_S)).end is None, "those of a new attempt have not"
 
 
-def test_a_cut_link_may_come_back_and_what_is_waited_for_is_said(node: Headless) -> None:
+def test_a_cut_link_may_come_back_and_what_is_waited_for_is_said(node: LeaderLossPolicy) -> None:
     node.joined("n0")
     node.ended({0: 0})
     node.lost(10.0, is_closed=False)
@@ -69,7 +69,7 @@ def test_a_cut_link_may_come_back_and_what_is_waited_for_is_said(node: Headless)
     assert node.step(Seen(50.0, PLACE, is_joined=True)) == NOTHING
 
 
-def test_a_head_that_is_not_there_yet(node: Headless) -> None:
+def test_a_head_that_is_not_there_yet(node: LeaderLossPolicy) -> None:
     assert node.step(Seen(FIRST_S, has_file=False)) == NOTHING
     assert node.step(Seen(6.0, has_file=False)).say == (
         f"waiting for the head: the guardrun on n0, which --rdzv-endpoint names (by {FILE}, in a folder that it shares "
@@ -92,13 +92,13 @@ def test_a_head_that_is_not_there_yet(node: Headless) -> None:
         (Obstacle.UNANSWERED, f"what listens at {PLACE} does not answer to the keys in {FILE}: "),
     ],
 )
-def test_a_wrong_key_is_not_waited_for_in_words(node: Headless, obstacle: Obstacle, words: str) -> None:
+def test_a_wrong_key_is_not_waited_for_in_words(node: LeaderLossPolicy, obstacle: Obstacle, words: str) -> None:
     told = node.step(Seen(6.0, PLACE, obstacle=obstacle, failures=2))
     assert told.say.startswith(words) and "--guard-join" in told.say and "waiting" not in told.say
     assert "waiting" in node.step(Seen(6.0, PLACE, obstacle=obstacle, failures=1)).say, "one may be by chance"
 
 
-def test_who_is_refused_says_nothing_else(node: Headless) -> None:
+def test_who_is_refused_says_nothing_else(node: LeaderLossPolicy) -> None:
     node.refused(3.0)
     node.refused(20.0)
     assert node.step(Seen(30.0, PLACE, failures=3)) == NOTHING and not node.is_refused(33.0)
@@ -107,6 +107,6 @@ def test_who_is_refused_says_nothing_else(node: Headless) -> None:
     assert not node.is_refused(40.0)
 
 
-def test_a_join_file_that_may_not_be_used(node: Headless) -> None:
+def test_a_join_file_that_may_not_be_used(node: LeaderLossPolicy) -> None:
     node.unusable()
     assert node.step(Seen(30.0, PLACE)) == NOTHING

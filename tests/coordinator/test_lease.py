@@ -18,7 +18,7 @@ from guardrun.supervisor.fleet.protocol.lease import (
     WAKE_S,
     HeadLease,
     NodeLease,
-    Stillness,
+    ProgressTimeout,
     Waking,
     boot_s,
     head_term_s,
@@ -118,7 +118,7 @@ def moved(step: int, joint: int, progress: int = 0) -> list[RankReport]:
 
 
 def test_a_node_with_long_steps_may_stand_still_for_longer() -> None:
-    still = Stillness()
+    still = ProgressTimeout()
     assert still.limit_s == STILL_S
     for number in range(1, 6):
         assert still.note(moved(number, 10 * number), 12.0 * number)
@@ -129,7 +129,7 @@ def test_a_node_with_long_steps_may_stand_still_for_longer() -> None:
 
 
 def test_nothing_makes_a_node_stand_still_for_ever() -> None:
-    still = Stillness()
+    still = ProgressTimeout()
     for number in range(1, 4):
         still.note(moved(number, number), 1800.0 * number)
     assert still.limit_s == MOST_STILL_S
@@ -137,7 +137,7 @@ def test_nothing_makes_a_node_stand_still_for_ever() -> None:
 
 def test_what_a_start_takes_is_not_what_steps_take() -> None:
     """Calls before the first step, and a checkpoint's step that is shown long before the next one is done."""
-    still = Stillness()
+    still = ProgressTimeout()
     for number in range(1, 5):
         still.note(moved(0, number), 30.0 * number)
     still.note(moved(150, 5), 200.0)
@@ -148,7 +148,7 @@ def test_what_a_start_takes_is_not_what_steps_take() -> None:
 
 def test_what_a_node_does_by_itself_is_no_progress_of_the_job() -> None:
     """An evaluation while the others wait, steps between two exchanges: nothing of it ends with the others."""
-    still = Stillness()
+    still = ProgressTimeout()
     assert still.note(moved(1, 5), 1.0)
     assert not still.note(moved(1, 5, progress=50), 2.0)
     assert not still.note(moved(2, 5, progress=51), 3.0)
@@ -156,7 +156,7 @@ def test_what_a_node_does_by_itself_is_no_progress_of_the_job() -> None:
 
 
 def test_who_begins_in_the_middle_allows_for_what_it_has_not_seen() -> None:
-    still = Stillness(is_partial=True)
+    still = ProgressTimeout(is_partial=True)
     for number in range(1, KEPT + 2):
         still.note(moved(1, number), float(number))
         assert still.limit_s == MOST_STILL_S

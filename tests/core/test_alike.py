@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.membership.version_skew import Facts, compare
+from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment, compare
 
 CODE = {"train.py": "aaa", "model.py": "bbb", "data/load.py": "ccc"}
 
 
-def facts(torch: str = "2.6.0", wall_s: float = 1.8e9, files: dict[str, str] | None = None, **more: bool) -> Facts:
+def facts(
+    torch: str = "2.6.0", wall_s: float = 1.8e9, files: dict[str, str] | None = None, **more: bool
+) -> NodeEnvironment:
     code = CODE if files is None else files
-    return Facts(versions={"torch": torch, "nccl": ""}, wall_s=wall_s, script="train.py", files=code, **more)
+    return NodeEnvironment(versions={"torch": torch, "nccl": ""}, wall_s=wall_s, script="train.py", files=code, **more)
 
 
 def test_nothing_to_say_of_nodes_that_are_alike() -> None:
@@ -26,7 +28,7 @@ def test_of_two_the_first_is_the_usual() -> None:
 
 
 def test_what_is_unknown_is_not_compared() -> None:
-    assert compare({"n0": facts(), "n1": Facts(), "n2": facts(files={})}) == []
+    assert compare({"n0": facts(), "n1": NodeEnvironment(), "n2": facts(files={})}) == []
 
 
 def test_other_code_is_named_by_its_files_the_script_first() -> None:

@@ -96,7 +96,7 @@ def test_at_the_run_s_end_nobody_would_see_it_come_back(told: Told) -> None:
 
 def test_nor_in_a_job_that_is_requeued(told: Told) -> None:
     led(told, 2, 0, isolate_lost_s=WAITS_S, is_named=True)
-    told.tell(ev.SchedulerTold(may_requeue=True))
+    told.tell(ev.SchedulerStatusChanged(may_requeue=True))
     silent(told, 3.0, "n1")
     told.tick()
     stopped_and_chosen(told)

@@ -9,7 +9,7 @@ import pytest
 
 from guardrun.supervisor.engine.failures.exception_chain import Relation, error_in_log, layers_of
 from guardrun.supervisor.engine.failures.failure_causes import (
-    Told,
+    CauseMatch,
     cause_of_error,
     cause_of_log,
     cause_with_device,
@@ -271,12 +271,12 @@ def test_a_c_plus_plus_exception_in_the_last_words() -> None:
     assert told.cause == "gpu_lost"
     assert "what" not in told.what and "uncorrectable ECC error encountered" in told.what
     assert "frame #0" not in told.what
-    assert cause_of_log(WATCHDOG.format("CUDA error: an illegal memory access was encountered")) == Told(
+    assert cause_of_log(WATCHDOG.format("CUDA error: an illegal memory access was encountered")) == CauseMatch(
         cause="exception", hint="illegal_access"
     )
     assert cause_of_log(
         "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"
-    ) == Told(cause="host_oom")
+    ) == CauseMatch(cause="host_oom")
 
 
 def test_those_whose_collective_timed_out_waited_for_another() -> None:
@@ -316,9 +316,9 @@ def test_a_traceback_in_the_log_of_a_rank_without_hooks() -> None:
 def test_a_lost_device_is_why_nccl_failed() -> None:
     lost = [Reading(name="GPU 3", value=0, is_odd=True, note="the device is lost (Xid 79)")]
     assert lost_device(lost) == "GPU 3: the device is lost (Xid 79)"
-    assert cause_with_device(Told(cause="nccl_error"), lost).cause == "gpu_lost"
-    assert cause_with_device(Told(cause="exception", hint="illegal_access"), lost).cause == "gpu_lost"
-    assert cause_with_device(Told(cause="exception"), lost).cause == "exception"
-    assert cause_with_device(Told(cause="cuda_oom"), lost).cause == "cuda_oom"
+    assert cause_with_device(CauseMatch(cause="nccl_error"), lost).cause == "gpu_lost"
+    assert cause_with_device(CauseMatch(cause="exception", hint="illegal_access"), lost).cause == "gpu_lost"
+    assert cause_with_device(CauseMatch(cause="exception"), lost).cause == "exception"
+    assert cause_with_device(CauseMatch(cause="cuda_oom"), lost).cause == "cuda_oom"
     warm = [Reading(name="GPU 3 temperature", value=91, unit="C", is_odd=True, note="hot")]
-    assert cause_with_device(Told(cause="nccl_error"), warm).cause == "nccl_error"
+    assert cause_with_device(CauseMatch(cause="nccl_error"), warm).cause == "nccl_error"

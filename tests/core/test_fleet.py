@@ -110,8 +110,8 @@ def test_too_few_nodes_end_the_run_unfinished(told: Told) -> None:
 
 def test_too_few_nodes_have_the_job_requeued_without_those_that_are_gone(told: Told) -> None:
     running(told, spares=0, is_named=True)
-    told.tell(ev.SchedulerTold(end_s=0.0, may_requeue=True))
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=0.0, may_requeue=True))
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
     told.tick()
     stopped_and_chosen(told)
     requeue = [action for action in told.tick() if isinstance(action, ac.Requeue)]
@@ -134,7 +134,7 @@ def test_ranks_are_numbered_through_the_nodes_of_any_size() -> None:
 
 def drained(told: Told, **why: str) -> list[str]:
     """What is said once the scheduler has told of these; nothing else follows from it."""
-    said = told.tell(ev.SchedulerTold(drained=why))
+    said = told.tell(ev.SchedulerStatusChanged(drained=why))
     assert kinds(said) == []
     return [action.text for action in said if isinstance(action, ac.Say)]
 
@@ -144,7 +144,7 @@ def test_a_drained_node_trains_until_the_next_restart(told: Told) -> None:
     assert drained(told, n1="disk; root", elsewhere="x; root") == [
         "n1 is drained (disk; root): training there goes on, until the next restart: a spare is there"
     ]
-    assert drained(told, n1="disk; root") == [] == told.tell(ev.SchedulerTold(end_s=told.now_s + 900.0))
+    assert drained(told, n1="disk; root") == [] == told.tell(ev.SchedulerStatusChanged(end_s=told.now_s + 900.0))
     told.crashed(-9)
     [start] = starts(stopped_and_chosen(told))
     assert start.nodes == ["n0", "n2"]
@@ -177,7 +177,7 @@ def test_a_drained_node_is_better_than_none(told: Told) -> None:
 
 def test_a_silent_node_is_lost_after_its_time_and_a_spare_takes_its_place(told: Told) -> None:
     running(told)
-    told.tell(ev.NodeSilent(node="n0", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n0", since_s=3.0), 8.0)
     actions = told.tick()
     assert told.now_s == pytest.approx(3.0 + 25.0, abs=0.1)
     assert incident(told).cause == "node_lost" and incident(told).kind == "node"
@@ -191,14 +191,14 @@ def test_a_silent_node_is_lost_after_its_time_and_a_spare_takes_its_place(told: 
 def test_a_job_that_advances_has_all_its_nodes(told: Told) -> None:
     """Contact alone is lost: nobody is stopped for that."""
     running(told)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
     for at_s in range(9, 120):
         told.step(at_s, float(at_s), range(2))
         due_s = told.engine.next_deadline_s()
         if due_s is not None and due_s <= at_s:
             told.tick()
     assert told.phase is Phase.RUNNING and not told.state.incidents
-    told.tell(ev.NodeHeard(node="n1"), 121.0)
+    told.tell(ev.NodeContactRestored(node="n1"), 121.0)
     assert told.state.fleet is not None and not told.state.fleet.silent
 
 
@@ -206,7 +206,7 @@ def test_contact_that_alone_is_lost_is_said_once_and_again_when_it_is_back(told:
     running(told)
     for times, lost_s in ((1, 26), (2, 51)):  # the first has shown how long it may last
         since_s = told.now_s
-        told.tell(ev.NodeSilent(node="n1", since_s=since_s), since_s + 5.0)
+        told.tell(ev.NodeSuspected(node="n1", since_s=since_s), since_s + 5.0)
         said = []
         for number in range(6, 60):
             told.step(10 + int(told.now_s), since_s + number, range(2))
@@ -217,14 +217,14 @@ def test_contact_that_alone_is_lost_is_said_once_and_again_when_it_is_back(told:
         assert told.state.fleet is not None
         member = told.state.fleet.members["n1"]
         assert (member.contact_lost, member.why) == (times, "contact is lost; its training goes on")
-        back = told.tell(ev.NodeHeard(node="n1"), since_s + 60.0)
+        back = told.tell(ev.NodeContactRestored(node="n1"), since_s + 60.0)
         assert [action.text for action in back if isinstance(action, ac.Say)] == ["contact with n1 is back, after 60 s"]
         assert (member.standing, member.why) == (Standing.READY, "")
 
 
 def test_a_node_that_is_lost_after_its_contact_is_told_as_ever(told: Told) -> None:
     running(told)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
     for number in range(8, 30):
         told.step(number + 3, float(number), range(2))
     told.tick()
@@ -258,7 +258,7 @@ def test_what_others_do_says_nothing_of_a_node_that_has_no_part_in_it(told: Told
     running(told, ends_alone=True)
     report = ev.RankReport(global_rank=2, progress_s=2.5, progress=9, step=1, joint=7 if is_tied else 0)
     told.tell(ev.NodeReport(node="n1", attempt=0, ranks=[report]), 2.6)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
     for at_s in range(9, 40):
         told.step(at_s, float(at_s), range(2))
         while (due_s := told.engine.next_deadline_s()) is not None and due_s <= at_s:
@@ -271,7 +271,7 @@ def test_a_job_with_long_steps_advances_too(told: Told) -> None:
     running(told)
     for number in range(1, 31):
         told.step(10 + number, 2.0 + 20 * number)
-    told.tell(ev.NodeSilent(node="n1", since_s=603.0), 608.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=603.0), 608.0)
     for number in range(31, 36):
         while (due_s := told.engine.next_deadline_s()) is not None and due_s <= 2.0 + 20 * number:
             told.tick()
@@ -284,8 +284,8 @@ def test_a_job_with_long_steps_advances_too(told: Told) -> None:
 
 def test_a_node_that_is_heard_again_in_time_is_not_lost(told: Told) -> None:
     running(told)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
-    told.tell(ev.NodeHeard(node="n1"), 26.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeContactRestored(node="n1"), 26.0)
     for _ in range(3):
         told.tick()
     assert "node_lost" not in {i.cause for i in told.state.incidents.values()}
@@ -295,8 +295,8 @@ def test_a_node_that_is_heard_again_in_time_is_not_lost(told: Told) -> None:
 def test_a_node_that_was_frozen_closes_its_connection_as_it_wakes_up_and_is_back(told: Told, frozen_s: float) -> None:
     """The patience after a closure counts from the closure: from the last word heard it would be over at once."""
     running(told)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0, is_dropped=True), 3.0 + frozen_s)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0, is_dropped=True), 3.0 + frozen_s)
     while (due_s := told.engine.next_deadline_s()) is not None and due_s < 7.5 + frozen_s:
         assert "StopAttempt" not in kinds(told.tick())
     told.tell(ev.NodeJoined(node="n1", slot=1, ranks=2, attempt=0), 7.5 + frozen_s)
@@ -309,7 +309,7 @@ def test_a_node_that_was_frozen_closes_its_connection_as_it_wakes_up_and_is_back
 
 def test_a_node_whose_connection_was_closed_and_that_is_not_back_is_lost_soon(told: Told) -> None:
     running(told)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0, is_dropped=True), 4.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0, is_dropped=True), 4.0)
     told.tick()
     assert incident(told).cause == "node_lost"
     assert told.now_s == pytest.approx(4.0 + 5.0, abs=0.1)
@@ -318,24 +318,24 @@ def test_a_node_whose_connection_was_closed_and_that_is_not_back_is_lost_soon(to
 def test_the_time_after_which_a_node_is_lost_is_measured(told: Told) -> None:
     """A network that takes 24 s to fail over is given more than 25 s the next time, but not for ever."""
     running(told)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
     told.step(20, 26.5)
-    told.tell(ev.NodeHeard(node="n1"), 27.0)
+    told.tell(ev.NodeContactRestored(node="n1"), 27.0)
     told.step(21, 27.5)
-    told.tell(ev.NodeSilent(node="n0", since_s=30.0), 35.0)
+    told.tell(ev.NodeSuspected(node="n0", since_s=30.0), 35.0)
     told.tick()
     assert incident(told).cause == "node_lost" and told.now_s == pytest.approx(30.0 + 1.5 * 24.0, abs=0.1)
 
 
 def test_a_supervisor_that_was_started_anew_has_not_heard_anybody_yet(told: Told) -> None:
     running(told)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0, is_dropped=True), 3.1)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0, is_dropped=True), 3.1)
     told.tell(ev.SupervisorRestarted(), 20.0)
     assert not told.tell(ev.Ticked(), 20.5)
     told.tell(ev.NodeJoined(node="n1", slot=1, ranks=2, attempt=0), 21.0)
     told.tell(ev.Ticked(), 60.0)
     assert "node_lost" not in [incident.cause for incident in told.state.incidents.values()]
-    told.tell(ev.NodeSilent(node="n1", since_s=61.0), 66.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=61.0), 66.0)
     told.tell(ev.Ticked(), 61.0 + told.state.settings.lost_s)
     assert incident(told).cause == "node_lost"
 
@@ -355,7 +355,7 @@ def test_a_lost_node_that_is_back_before_the_next_attempt_takes_part_but_not_twi
     running(told, spares=0)
     for attempt, phase in ((0, Phase.STARTING), (1, Phase.GATHERING)):
         since_s = told.now_s
-        told.tell(ev.NodeSilent(node="n1", since_s=since_s), since_s + 5.0)
+        told.tell(ev.NodeSuspected(node="n1", since_s=since_s), since_s + 5.0)
         told.tell(ev.Ticked(), since_s + 40.0)
         assert incident(told).cause == "node_lost"
         told.joined("n1", 1)
@@ -381,7 +381,7 @@ def test_a_node_that_cannot_start_its_ranks_is_left_out(told: Told) -> None:
 def test_no_hang_is_told_while_a_node_is_silent(told: Told) -> None:
     """What would be seen of its ranks is that they were not seen."""
     running(told)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
     actions = told.tick()
     assert "TakeLook" not in kinds(actions)
     assert incident(told).cause == "node_lost"
@@ -390,7 +390,7 @@ def test_no_hang_is_told_while_a_node_is_silent(told: Told) -> None:
 def test_the_killed_node_behind_its_peers_errors_is_named(told: Told) -> None:
     """Its peers raise at once; the connection is closed, and nobody comes back."""
     running(told)
-    told.tell(ev.NodeSilent(node="n1", since_s=2.9, is_dropped=True), 3.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=2.9, is_dropped=True), 3.0)
     for rank in (0, 1):
         told.tell(ev.RankRaised(attempt=0, global_rank=rank, error=CLOSED), 3.1)
         told.exits(rank, 1, 3.2)
@@ -428,7 +428,7 @@ def test_an_exit_on_a_node_whose_clock_is_ahead_is_its_own(told: Told, is_told_f
 
 def test_a_spare_that_is_lost_is_only_said(told: Told) -> None:
     running(told)
-    told.tell(ev.NodeSilent(node="n2", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n2", since_s=3.0), 8.0)
     told.step(20, 27.9)
     actions = told.tick()
     assert not told.state.incidents and told.phase is Phase.RUNNING
@@ -443,7 +443,7 @@ def test_a_spare_that_is_gone_when_it_is_needed_is_replaced_at_once(told: Told, 
     [start] = starts(told.chosen())
     assert start.nodes == ["n0", "n2"]
     if how == "closed":
-        told.tell(ev.NodeSilent(node="n2", since_s=told.now_s, is_dropped=True))
+        told.tell(ev.NodeSuspected(node="n2", since_s=told.now_s, is_dropped=True))
         told.tick()
     else:
         told.tell(ev.NodeLeft(node="n2"))
@@ -460,7 +460,7 @@ def test_a_lost_node_that_comes_back_is_the_next_spare(told: Told) -> None:
     told.fleet_started(told.now_s + 0.5)
     told.step(20, told.now_s + 2.0, range(4), attempt=1)
     told.joined("n0", 0)
-    told.tell(ev.NodeSilent(node="n1", since_s=told.now_s), told.now_s + 5.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=told.now_s), told.now_s + 5.0)
     told.tick()
     [start] = starts(stopped_and_chosen(told))
     assert start.nodes == ["n2", "n0"]
@@ -468,7 +468,7 @@ def test_a_lost_node_that_comes_back_is_the_next_spare(told: Told) -> None:
 
 def test_without_a_spare_the_job_waits_for_a_node(told: Told) -> None:
     running(told, spares=0)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
     told.tick()
     assert not starts(stopped_and_chosen(told))
     assert told.phase is Phase.GATHERING
@@ -478,7 +478,7 @@ def test_without_a_spare_the_job_waits_for_a_node(told: Told) -> None:
 
 def test_a_job_shrinks_and_grows_where_the_user_allows_it(told: Told) -> None:
     running(told, most=3, spares=0, least=2)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
     told.tick()
     [start] = starts(stopped_and_chosen(told))
     assert start.nodes == ["n0", "n2"] and told.state.world_size == 4
@@ -493,7 +493,7 @@ def test_a_job_shrinks_and_grows_where_the_user_allows_it(told: Told) -> None:
 
 def test_a_supervisor_that_died_while_it_isolated_a_node_does_it_again(told: Told) -> None:
     running(told)
-    told.tell(ev.NodeSilent(node="n0", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n0", since_s=3.0), 8.0)
     [first] = [action for action in told.tick() if isinstance(action, ac.Isolate)]
     [again] = [action for action in told.tell(ev.SupervisorRestarted()) if isinstance(action, ac.Isolate)]
     assert again == first and again.node == "n0" and again.cause == "node_lost"
@@ -576,7 +576,9 @@ def test_the_spare_is_not_blamed_for_the_device_of_the_node_before_it(told: Told
         summary="Xid 79",
         response=Response.ISOLATE,
     )
-    told.tell(ev.NodeTold(node="n1", findings=[finding], devices={2: ev.Device(subject="gpu:GPU-1", index=0)}))
+    told.tell(
+        ev.NodeFindingsReported(node="n1", findings=[finding], devices={2: ev.Device(subject="gpu:GPU-1", index=0)})
+    )
     [start] = starts(told.chosen())
     assert start.nodes == ["n0", "n2"]
     told.fleet_started(told.now_s + 0.5)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook, ThreadLook
-from guardrun.supervisor.engine.observation.rank_activity import Doing, judge
+from guardrun.supervisor.engine.observation.rank_activity import RankActivity, judge
 from guardrun.supervisor.engine.observation.repeated_frames import CLOSED_STACKS, Loop, over_looks
 
 STDLIB = "/usr/lib/python3.11"
@@ -35,7 +35,7 @@ def tokenise(number: int) -> list[Frame]:
 
 def doings(
     shown: Shown, gaps_s: list[float], faults: float = 0.0, starved: frozenset[int] = frozenset()
-) -> list[tuple[float, Doing]]:
+) -> list[tuple[float, RankActivity]]:
     """What a rank is judged to do, look by look. starved: by number, looks before which it hardly got a core."""
     loops: dict[int, Loop] = {}
     told, at_s, before, number, cpu_s = [], 10.0, None, 0, 0.0
@@ -61,29 +61,29 @@ GAPS_S = [0, 3, 8, 10, 14, 18, 23, 30, 39]
 @pytest.mark.parametrize("shown", [event_loop, copy])
 def test_a_closed_set_of_stacks_is_a_loop(shown: Shown) -> None:
     told = doings(shown, GAPS_S)
-    assert told[-1][1] is Doing.SPINNING
-    assert [doing for at_s, doing in told if at_s < 45] == [Doing.BUSY] * sum(at_s < 45 for at_s, _ in told)
+    assert told[-1][1] is RankActivity.SPINNING
+    assert [doing for at_s, doing in told if at_s < 45] == [RankActivity.BUSY] * sum(at_s < 45 for at_s, _ in told)
 
 
 @pytest.mark.parametrize("shown", [event_loop, copy])
 def test_one_that_hardly_gets_a_core_for_a_while_is_still_the_loop_that_it_was(shown: Shown) -> None:
     for number in range(1, len(GAPS_S)):
-        assert doings(shown, GAPS_S, starved=frozenset({number}))[-1][1] is Doing.SPINNING, number
+        assert doings(shown, GAPS_S, starved=frozenset({number}))[-1][1] is RankActivity.SPINNING, number
 
 
 def test_new_stacks_are_work() -> None:
-    assert {doing for _, doing in doings(tokenise, GAPS_S)} == {Doing.BUSY}
+    assert {doing for _, doing in doings(tokenise, GAPS_S)} == {RankActivity.BUSY}
 
 
 def test_a_closed_set_that_touches_memory_is_work() -> None:
-    assert Doing.SPINNING not in {doing for _, doing in doings(copy, GAPS_S, faults=5000)}
+    assert RankActivity.SPINNING not in {doing for _, doing in doings(copy, GAPS_S, faults=5000)}
 
 
 def test_too_many_stacks_are_no_loop() -> None:
     def many(number: int) -> list[Frame]:
         return [Frame(f"f{number % (CLOSED_STACKS + 6)}", "/home/me/x.py", 1), Frame("g", "/home/me/train.py", 9)]
 
-    assert doings(many, [0, 3, *[8] * 40])[-1][1] is Doing.BUSY
+    assert doings(many, [0, 3, *[8] * 40])[-1][1] is RankActivity.BUSY
 
 
 def rarely(number: int) -> list[Frame]:
@@ -94,7 +94,7 @@ def rarely(number: int) -> list[Frame]:
 
 def test_what_a_loop_does_rarely_does_not_make_it_work() -> None:
     told = doings(rarely, [0, 3, *[8] * 15])
-    assert {doing for at_s, doing in told if at_s > 100} == {Doing.SPINNING}
+    assert {doing for at_s, doing in told if at_s > 100} == {RankActivity.SPINNING}
 
 
 @pytest.mark.parametrize("shown", [rarely, copy])

@@ -36,7 +36,7 @@ def silent(told: Told, since_s: float, *nodes: str, apart_s: float = 0.4, is_dro
     for number, node in enumerate(nodes):
         at_s = since_s + apart_s * number
         told_s = at_s + (0.05 if is_dropped else 5.0)
-        told.tell(ev.NodeSilent(node=node, since_s=at_s, is_dropped=is_dropped), told_s)
+        told.tell(ev.NodeSuspected(node=node, since_s=at_s, is_dropped=is_dropped), told_s)
 
 
 def said(actions: list[ac.Action]) -> list[str]:
@@ -120,7 +120,7 @@ def test_who_is_found_to_be_lost_right_after_belongs_to_the_same_incident(told: 
     silent(told, 3.0, "n1", is_dropped=True)
     told.tick()
     assert [c.node for c in incident(told).culprits] == ["n1", "n1"] and told.phase is Phase.STOPPING
-    told.tell(ev.NodeSilent(node="n2", since_s=6.0), 11.0)
+    told.tell(ev.NodeSuspected(node="n2", since_s=6.0), 11.0)
     actions = told.tick()
     assert told.now_s == pytest.approx(31.0, abs=0.1)
     assert said(actions) == ["n2 is lost, too: nothing has been heard of it for 25 s"]
@@ -242,7 +242,7 @@ def test_nobody_is_isolated_where_guardrun_may_not_act(told: Told) -> None:
 def test_where_the_head_hears_nobody_any_more_nobody_is_to_blame(told: Told, spares: int, is_dropped: bool) -> None:
     most = 3 if not spares else 2
     led(told, most, spares, is_named=True)
-    told.tell(ev.SchedulerTold(may_requeue=True))
+    told.tell(ev.SchedulerStatusChanged(may_requeue=True))
     others = [f"n{number}" for number in range(1, most + spares)]
     silent(told, 3.0, *others, is_dropped=is_dropped)
     actions = told.tick()
@@ -265,7 +265,7 @@ def test_where_the_head_hears_nobody_any_more_nobody_is_to_blame(told: Told, spa
 
 def test_a_job_that_is_requeued_because_its_head_is_cut_may_have_the_same_nodes_again(told: Told) -> None:
     led(told, 2, 1, is_named=True)
-    told.tell(ev.SchedulerTold(may_requeue=True))
+    told.tell(ev.SchedulerStatusChanged(may_requeue=True))
     silent(told, 3.0, "n1", "n2")
     told.tick()
     stopped_and_chosen(told)
@@ -345,10 +345,10 @@ def test_when_the_link_is_back_the_others_are_given_time_to_be_heard(told: Told)
     """Connections are found again one after the other: the last one is not lost because the first was quicker."""
     led(told, 3, 0)
     silent(told, 3.0, "n1", "n2")
-    told.tell(ev.NodeHeard(node="n1"), 27.5)
+    told.tell(ev.NodeContactRestored(node="n1"), 27.5)
     due = told.engine.next_deadline_s()
     assert due is not None and due > 50.0
-    told.tell(ev.NodeHeard(node="n2"), 34.0)
+    told.tell(ev.NodeContactRestored(node="n2"), 34.0)
     told.step(20, 35.0)
     assert not told.state.incidents
 
@@ -356,7 +356,7 @@ def test_when_the_link_is_back_the_others_are_given_time_to_be_heard(told: Told)
 def test_a_node_that_is_dead_all_the_same_is_found_later(told: Told) -> None:
     led(told, 3, 0)
     silent(told, 3.0, "n1", "n2")
-    told.tell(ev.NodeHeard(node="n1"), 20.0)
+    told.tell(ev.NodeContactRestored(node="n1"), 20.0)
     while not told.state.incidents:
         actions = told.tick()
     assert isolated(actions) == ["n2"] and told.now_s == pytest.approx(20.0 + 1.5 * 17.0, abs=0.1), (

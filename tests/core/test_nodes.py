@@ -19,7 +19,9 @@ def finding(cause: str, subject: str = "gpu:GPU-1", since_s: float = 0.0, **more
 
 
 def say(told: Told, *findings: Finding, at_s: float | None = None, known: bool = True) -> list[ac.Action]:
-    return told.tell(ev.NodeTold(node="node-a", findings=list(findings), devices=DEVICES if known else {}), at_s)
+    return told.tell(
+        ev.NodeFindingsReported(node="node-a", findings=list(findings), devices=DEVICES if known else {}), at_s
+    )
 
 
 def train(told: Told, from_s: float, to_s: float, step_s: float) -> list[ac.Action]:
@@ -184,7 +186,7 @@ def test_what_asks_for_a_restart_gets_one(told: Told) -> None:
 @pytest.mark.parametrize("act", [True, False])
 def test_the_users_word_counts_and_nothing_is_done_where_guardrun_may_not_act(told: Told, act: bool) -> None:
     told.running(act=act, responses={"gpu_ecc": "isolate", "gpu_remap": "note"})
-    told.tell(ev.NodeTold(node="node-a", findings=[ISOLATE, finding("gpu_ecc")], devices=DEVICES))
+    told.tell(ev.NodeFindingsReported(node="node-a", findings=[ISOLATE, finding("gpu_ecc")], devices=DEVICES))
     assert [i.action for i in told.incidents.values()] == ["none", "isolate_node" if act else "none"]
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from guardrun.supervisor.engine.membership.reachability import (
     ALL_PAIRS,
+    AllReduceResult,
     Judged,
-    Meeting,
-    Summed,
+    ProbeResult,
     first_round,
-    judge_meetings,
-    judge_sums,
-    plan_meetings,
+    judge_all_reduces,
+    judge_reachability,
+    plan_probes,
     second_round,
 )
 
@@ -30,11 +30,11 @@ def nodes_of(count: int) -> list[str]:
 def met(nodes: list[str], bad: set[frozenset[str]], slow: dict[str, float] | None = None) -> Judged:
     """All meetings as planned; bad: pairs that do not reach each other; slow: what an echo takes with these."""
     slow = slow or {}
-    return judge_meetings(
-        Meeting(source=source, target=target, error="timed out")
+    return judge_reachability(
+        ProbeResult(source=source, target=target, error="timed out")
         if frozenset((source, target)) in bad
-        else Meeting(source=source, target=target, took_s=max(slow.get(source, QUICK_S), slow.get(target, QUICK_S)))
-        for source, targets in plan_meetings(nodes).items()
+        else ProbeResult(source=source, target=target, took_s=max(slow.get(source, QUICK_S), slow.get(target, QUICK_S)))
+        for source, targets in plan_probes(nodes).items()
         for target in targets
     )
 
@@ -45,7 +45,7 @@ def links(ones: list[str], others: list[str]) -> set[frozenset[str]]:
 
 @given(st.integers(2, 300))
 def test_every_node_is_tried_by_several_and_by_boundedly_many(count: int) -> None:
-    plan = plan_meetings(nodes_of(count))
+    plan = plan_probes(nodes_of(count))
     tries = {node: len(targets) for node, targets in plan.items()}
     tried = {node: sum(node in targets for targets in plan.values()) for node in plan}
     assert all(node not in targets for node, targets in plan.items())
@@ -76,7 +76,7 @@ def test_several_dead_nodes_are_named_while_most_are_well(count: int, data: st.D
 def test_one_dead_link_is_the_pairs(count: int, data: st.DataObject) -> None:
     nodes = nodes_of(count)
     source = data.draw(st.sampled_from(nodes))
-    target = data.draw(st.sampled_from(plan_meetings(nodes)[source]))
+    target = data.draw(st.sampled_from(plan_probes(nodes)[source]))
     judged = met(nodes, {frozenset((source, target))})
     assert not judged.faulty
     assert len(judged.said) == 1 and source in judged.said[0] and target in judged.said[0]
@@ -123,8 +123,8 @@ def test_a_slow_node_is_said(count: int, data: st.DataObject) -> None:
 
 def test_a_slow_pair_is_said() -> None:
     nodes = nodes_of(4)
-    judged = judge_meetings(
-        Meeting(source=a, target=b, took_s=0.08 if {a, b} == {"n000", "n002"} else QUICK_S)
+    judged = judge_reachability(
+        ProbeResult(source=a, target=b, took_s=0.08 if {a, b} == {"n000", "n002"} else QUICK_S)
         for a, b in permutations(nodes, 2)
     )
     assert judged.said == ["n000 and n002 are slow to each other: 80 ms an echo, most 0.4 ms"]
@@ -132,8 +132,8 @@ def test_a_slow_pair_is_said() -> None:
 
 def test_a_one_way_wall_is_told_with_its_way() -> None:
     nodes = nodes_of(3)
-    judged = judge_meetings(
-        Meeting(source=a, target=b, error="no answer" if b == "n001" else "") for a, b in permutations(nodes, 2)
+    judged = judge_reachability(
+        ProbeResult(source=a, target=b, error="no answer" if b == "n001" else "") for a, b in permutations(nodes, 2)
     )
     assert judged.faulty == {"n001": "is not reached by any of 2 others (n000, n002; n000 to n001: no answer)"}
 
@@ -144,14 +144,14 @@ def test_a_one_way_wall_is_told_with_its_way() -> None:
 def summed(nodes: list[str], bad: set[str], slow: dict[str, float] | None = None) -> Judged:
     slow = slow or {}
 
-    def run(waves: list[list[tuple[str, str]]]) -> list[Summed]:
+    def run(waves: list[list[tuple[str, str]]]) -> list[AllReduceResult]:
         for wave in waves:
             taking_part = [node for pair in wave for node in pair]
             assert len(taking_part) == len(set(taking_part)), "no node twice at a time"
         return [
-            Summed(nodes=pair, error="timed out")
+            AllReduceResult(nodes=pair, error="timed out")
             if set(pair) & bad
-            else Summed(nodes=pair, took_s=max(slow.get(node, 0.01) for node in pair))
+            else AllReduceResult(nodes=pair, took_s=max(slow.get(node, 0.01) for node in pair))
             for wave in waves
             for pair in wave
         ]
@@ -160,7 +160,7 @@ def summed(nodes: list[str], bad: set[str], slow: dict[str, float] | None = None
     second = run(second_round(nodes, first))
     for done in (first, second):
         assert {node for one in done for node in one.nodes} == set(nodes), "everybody in each round"
-    return judge_sums(first, second)
+    return judge_all_reduces(first, second)
 
 
 @given(st.integers(3, 40), st.data())

@@ -22,7 +22,7 @@ def noticed(told: Told, signum: int = USR1, at_s: float = 20.0, **more: object) 
 
 
 def secured(told: Told, at_s: float, checkpoint: ev.Checkpoint | None = SAVED) -> list[ac.Action]:
-    return told.tell(ev.CheckpointSecured(request=told.state.notice.request, checkpoint=checkpoint), at_s)
+    return told.tell(ev.CheckpointCompleted(request=told.state.notice.request, checkpoint=checkpoint), at_s)
 
 
 @pytest.mark.parametrize(("got_s", "since_s"), [(0.0, 20.0), (19.99, 19.99), (20.5, 20.0)])
@@ -103,10 +103,10 @@ def test_what_the_ranks_save_as_they_are_stopped_counts(told: Told) -> None:
 
 def test_the_scheduler_s_end_bounds_the_wait(told: Told) -> None:
     told.running(stop_grace_s=10.0)
-    told.tell(ev.SchedulerTold(end_s=200.0), 5.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=200.0), 5.0)
     noticed(told)
     assert told.state.notice.deadline_s == 185.0
-    told.tell(ev.SchedulerTold(end_s=100.0, why="preempted"), 21.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=100.0, why="preempted"), 21.0)
     assert told.state.notice.deadline_s == 85.0
     assert "(preempted)" in told.incidents["001"].summary
 
@@ -115,7 +115,7 @@ def test_sigterm_leaves_what_is_left_before_sigkill(told: Told) -> None:
     told.running(term_grace_s=30.0, stop_grace_s=10.0)
     assert kinds(noticed(told, TERM)) == ["AskCheckpoint"], "nothing is told before the scheduler has said why"
     assert told.state.notice.deadline_s == 35.0
-    assert kinds(told.tell(ev.SchedulerTold(end_s=140.0, why="preempted"), 21.0)) == ["WriteIncident"]
+    assert kinds(told.tell(ev.SchedulerStatusChanged(end_s=140.0, why="preempted"), 21.0)) == ["WriteIncident"]
     assert told.state.notice.deadline_s == 125.0
     secured(told, 25.0)
     assert finish(told.stopped(26.0)).exit_code == 143
@@ -132,15 +132,15 @@ def gone(told: Told) -> list[ac.Action]:
 
 def test_ranks_that_are_gone_before_the_scheduler_says_why_are_called_nothing(told: Told) -> None:
     assert gone(told) == [] and not told.incidents
-    summary = finish(told.tell(ev.SchedulerTold(why="cancelled"), 22.0))
+    summary = finish(told.tell(ev.SchedulerStatusChanged(why="cancelled"), 22.0))
     assert (summary.outcome, summary.exit_code, summary.attempts[0]["outcome"]) == ("interrupted", 143, "interrupted")
     assert not told.incidents
 
 
 def test_the_scheduler_s_word_comes_after_the_ranks_ends(told: Told) -> None:
     gone(told)
-    assert told.tell(ev.SchedulerTold(end_s=90.0), 21.0) == [], "it says when, and not why"
-    assert kinds(told.tell(ev.SchedulerTold(end_s=90.0, why="preempted"), 22.0)) == ["SeekCheckpoint"]
+    assert told.tell(ev.SchedulerStatusChanged(end_s=90.0), 21.0) == [], "it says when, and not why"
+    assert kinds(told.tell(ev.SchedulerStatusChanged(end_s=90.0, why="preempted"), 22.0)) == ["SeekCheckpoint"]
     assert finish(secured(told, 22.1)).outcome == "preempted"
     assert "(preempted)" in told.incidents["001"].summary
 
@@ -167,7 +167,7 @@ def test_one_who_saves_before_the_scheduler_says_why_was_cancelled_all_the_same(
     told.running(term_grace_s=30.0, stop_grace_s=10.0)
     noticed(told, TERM, is_why_asked=True)
     assert kinds(secured(told, 20.3)) == ["StopAttempt"]
-    assert told.tell(ev.SchedulerTold(why="cancelled"), 20.5) == []
+    assert told.tell(ev.SchedulerStatusChanged(why="cancelled"), 20.5) == []
     assert finish(told.stopped(21.0)).outcome == "interrupted"
     assert not told.incidents
 
@@ -176,7 +176,7 @@ def test_one_who_saves_before_the_scheduler_says_why_was_cancelled_all_the_same(
 def test_scancel_of_the_job_or_of_the_step_ends_the_run_as_ever(told: Told, why: str) -> None:
     told.running()
     noticed(told, TERM)
-    [stop] = told.tell(ev.SchedulerTold(why=why), 21.0)
+    [stop] = told.tell(ev.SchedulerStatusChanged(why=why), 21.0)
     assert isinstance(stop, ac.StopAttempt) and stop.is_last
     summary = finish(told.stopped(22.0))
     assert (summary.outcome, summary.exit_code, told.incidents) == ("interrupted", 143, {})
@@ -197,13 +197,13 @@ def test_sigterm_after_a_warning_brings_the_end_nearer(told: Told) -> None:
     told.running(stop_grace_s=10.0, term_grace_s=30.0)
     noticed(told)
     noticed(told, TERM, 30.0)
-    assert told.tell(ev.SchedulerTold(why="running"), 30.1) == [], "it was warned before"
+    assert told.tell(ev.SchedulerStatusChanged(why="running"), 30.1) == [], "it was warned before"
     assert told.state.notice.deadline_s == 45.0
 
 
 def test_the_time_limit(told: Told) -> None:
     told.running(save_before_end_s=120.0, stop_grace_s=10.0)
-    told.tell(ev.SchedulerTold(end_s=1000.0), 5.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=1000.0), 5.0)
     told.step(900, 879.0)
     assert kinds(told.tell(ev.Ticked(), 880.001)) == ["WriteIncident", "AskCheckpoint"]
     assert (told.incidents["001"].cause, told.state.notice.deadline_s) == ("time_limit", 985.0)
@@ -214,15 +214,15 @@ def test_the_time_limit(told: Told) -> None:
 
 def test_a_short_job_keeps_half_of_its_time(told: Told) -> None:
     told.opened(save_before_end_s=120.0)
-    told.tell(ev.SchedulerTold(end_s=60.1), 0.2)
+    told.tell(ev.SchedulerStatusChanged(end_s=60.1), 0.2)
     told.started(at_s=1.0)
     assert told.engine.next_deadline_s() <= 30.2  # type: ignore[operator]
 
 
 def test_a_time_limit_that_was_raised(told: Told) -> None:
     told.running()
-    told.tell(ev.SchedulerTold(end_s=100.0), 5.0)
-    told.tell(ev.SchedulerTold(end_s=0.0), 6.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=100.0), 5.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=0.0), 6.0)
     told.step(11, 90.0)
     told.tick()
     assert told.state.notice.cause == ""
@@ -233,7 +233,7 @@ def test_a_time_limit_that_was_raised(told: Told) -> None:
 
 def requeueable(told: Told, **settings: object) -> list[ac.Action]:
     told.running(**{"is_named": True, **settings})  # type: ignore[arg-type]
-    told.tell(ev.SchedulerTold(end_s=4000.0, may_requeue=True), 5.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=4000.0, may_requeue=True), 5.0)
     noticed(told, is_forwarded=settings.get("requeue") == "auto")
     secured(told, 23.0)
     return told.stopped(24.0)
@@ -267,7 +267,7 @@ def test_not_requeued(told: Told, settings: dict[str, object]) -> None:
 def left(told: Told) -> list[ac.Action]:
     """The node is put under quarantine, and falls: on one node alone there is no next attempt."""
     told.running(is_named=True, responses={"gpu_ecc": "isolate"})
-    told.tell(ev.SchedulerTold(end_s=4000.0, may_requeue=True), 5.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=4000.0, may_requeue=True), 5.0)
     bad = Finding(
         id="gpu_ecc/gpu:GPU-1",
         cause="gpu_ecc",
@@ -277,7 +277,10 @@ def left(told: Told) -> list[ac.Action]:
         summary="GPU 1 has gpu_ecc.",
         response=Response.ISOLATE,
     )
-    told.tell(ev.NodeTold(node="node-a", findings=[bad], devices={1: ev.Device(subject="gpu:GPU-1", index=1)}), 20.0)
+    told.tell(
+        ev.NodeFindingsReported(node="node-a", findings=[bad], devices={1: ev.Device(subject="gpu:GPU-1", index=1)}),
+        20.0,
+    )
     return told.crashed()
 
 
@@ -320,7 +323,7 @@ def test_an_attempt_that_the_signal_kept_from_starting_is_no_failure(told: Told)
     noticed(told, TERM, at_s=0.5, is_why_asked=True)
     lost = ev.AttemptNotStarted(attempt=0, error="SIGTERM came first")
     assert kinds(told.tell(lost, 0.6)) == [], "the scheduler is asked why"
-    summary = finish(told.tell(ev.SchedulerTold(end_s=0.0, why="preempted"), 1.0))
+    summary = finish(told.tell(ev.SchedulerStatusChanged(end_s=0.0, why="preempted"), 1.0))
     assert (summary.outcome, summary.exit_code) == ("preempted", 143)
 
 
@@ -328,7 +331,7 @@ def test_an_attempt_that_a_person_kept_from_starting(told: Told) -> None:
     told.opened()
     noticed(told, TERM, at_s=0.5, is_why_asked=True)
     told.tell(ev.AttemptNotStarted(attempt=0, error="SIGTERM came first"), 0.6)
-    assert finish(told.tell(ev.SchedulerTold(end_s=0.0, why="cancelled"), 1.0)).outcome == "interrupted"
+    assert finish(told.tell(ev.SchedulerStatusChanged(end_s=0.0, why="cancelled"), 1.0)).outcome == "interrupted"
 
 
 def test_a_crash_meanwhile_is_told_and_ends_the_run(told: Told) -> None:

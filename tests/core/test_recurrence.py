@@ -15,8 +15,8 @@ from tests.core.conftest import ERROR, Told, kinds
 PLACE = "exception ValueError in train (train.py)"
 
 
-def past(runs: int = 3, place: str = PLACE) -> ev.PastRead:
-    return ev.PastRead(places=[ev.PastPlace(place=place, runs=runs, last="2026-11-20")])
+def past(runs: int = 3, place: str = PLACE) -> ev.HistoryLoaded:
+    return ev.HistoryLoaded(places=[ev.PastPlace(place=place, runs=runs, last="2026-11-20")])
 
 
 def test_the_second_time_is_said(told: Told) -> None:

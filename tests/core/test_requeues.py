@@ -28,7 +28,7 @@ def isolated(actions: list[ac.Action]) -> list[tuple[str, str]]:
 )
 def test_a_requeue_is_tried_as_long_as_the_job_has(told: Told, end_s: float, until_s: float) -> None:
     told.running(is_named=True)
-    told.tell(ev.SchedulerTold(end_s=end_s, may_requeue=True), 5.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=end_s, may_requeue=True), 5.0)
     noticed(told, is_forwarded=False)
     secured(told, 23.0)
     assert asked(told.stopped(24.0)).until_s == pytest.approx(until_s, abs=0.01)
@@ -36,7 +36,7 @@ def test_a_requeue_is_tried_as_long_as_the_job_has(told: Told, end_s: float, unt
 
 def test_after_sigterm_it_is_tried_until_the_ranks_would_be_killed(told: Told) -> None:
     told.running(is_named=True, term_grace_s=30.0)
-    told.tell(ev.SchedulerTold(may_requeue=True), 5.0)
+    told.tell(ev.SchedulerStatusChanged(may_requeue=True), 5.0)
     told.tell(ev.PreemptionNoticed(signum=int(signal.SIGTERM)), 20.0)
     secured(told, 23.0)
     assert asked(told.stopped(24.0)).until_s == pytest.approx(50.0 - LAST_S, abs=0.01)
@@ -44,9 +44,9 @@ def test_after_sigterm_it_is_tried_until_the_ranks_would_be_killed(told: Told) -
 
 def test_a_job_that_is_cancelled_after_a_warning_is_not_started_again(told: Told) -> None:
     told.running(is_named=True)
-    told.tell(ev.SchedulerTold(end_s=4000.0, may_requeue=True), 5.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=4000.0, may_requeue=True), 5.0)
     noticed(told)
-    told.tell(ev.SchedulerTold(end_s=60.0, why="cancelled", may_requeue=True), 21.0)
+    told.tell(ev.SchedulerStatusChanged(end_s=60.0, why="cancelled", may_requeue=True), 21.0)
     secured(told, 23.0)
     assert finish(told.stopped(24.0)).requeue == ""
 
@@ -125,11 +125,11 @@ NOW = {"is_named": True, "goes_past_limit": False, "bounds_requeues": True}
 def ends(told: Told, *, end_s: float, signum: int = USR1, why: str = "running", step: int = 20) -> list[ac.Action]:
     """The job is about to end; a checkpoint is there, nothing is alive any more."""
     if signum:
-        told.tell(ev.SchedulerTold(end_s=end_s, may_requeue=True), told.now_s)
+        told.tell(ev.SchedulerStatusChanged(end_s=end_s, may_requeue=True), told.now_s)
         told.tell(ev.PreemptionNoticed(signum=signum), told.now_s + 1)
-        told.tell(ev.SchedulerTold(end_s=end_s, may_requeue=True, why=why), told.now_s)
+        told.tell(ev.SchedulerStatusChanged(end_s=end_s, may_requeue=True, why=why), told.now_s)
     else:
-        told.tell(ev.SchedulerTold(end_s=told.now_s + 4, may_requeue=True), told.now_s)
+        told.tell(ev.SchedulerStatusChanged(end_s=told.now_s + 4, may_requeue=True), told.now_s)
         told.tick()
     if step:
         secured(told, told.now_s + 1, ev.Checkpoint(path=f"/out/{step}", step=step))

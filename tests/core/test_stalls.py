@@ -99,7 +99,7 @@ def test_one_that_ends_by_itself_is_withdrawn_noted_and_gets_more_patience(told:
 
 def test_a_stall_of_an_earlier_run_counts_like_one_of_this_run(told: Told) -> None:
     told.running(**NORMAL)
-    told.tell(ev.PastRead(places=[], stalls={PLACE: 500.0}))
+    told.tell(ev.HistoryLoaded(places=[], stalls={PLACE: 500.0}))
     pass_time(told, act.WAITING, act.HANG, until_s=3000.0)
     assert told.now_s == pytest.approx(1000, abs=15)
 

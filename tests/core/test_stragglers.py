@@ -214,7 +214,7 @@ def finding(node: str, subject: str = "gpu:GPU-5") -> Finding:
 
 def tell_sensors(job: SlowJob) -> None:
     devices = {rank: ev.Device(subject=f"gpu:GPU-{rank}", index=rank % 2) for rank in range(8)}
-    event = ev.NodeTold(node="node-2", findings=[finding("node-2")], devices=devices)
+    event = ev.NodeFindingsReported(node="node-2", findings=[finding("node-2")], devices=devices)
     job.told.tell(event, job.now_s)
 
 
@@ -239,7 +239,7 @@ def test_slow_from_the_start_is_told_where_its_sensors_say_why(job: SlowJob) -> 
 
 def test_what_all_nodes_say_explains_nobody(told: Told) -> None:
     job = SlowJob(told, ranks=4, ranks_a_node=4)
-    told.tell(ev.NodeTold(node="node-0", findings=[finding("node-0", subject="node")]), job.now_s)
+    told.tell(ev.NodeFindingsReported(node="node-0", findings=[finding("node-0", subject="node")]), job.now_s)
     job.train(300, slower(noisy(15), {1: 1.4}))
     assert "straggler" not in job.incidents
 

@@ -10,7 +10,7 @@ import pytest
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.state.failure_attribution import CHANCE, MEMORY_S, Strike, held_against, kept
+from guardrun.supervisor.engine.state.failure_attribution import CHANCE, MEMORY_S, Strike, attributed_failures, kept
 from guardrun.supervisor.engine.state.job_nodes import Standing
 from tests.core.conftest import Told
 
@@ -25,15 +25,15 @@ def strikes(*numbers: int, is_device: bool = True) -> list[Strike]:
 
 
 def test_how_often_is_more_than_chance_depends_on_how_many_nodes_there_are() -> None:
-    assert held_against(strikes(1, 2, is_device=False), 4) == 2, "in a row: a doubt is worth a spare, in any job"
-    assert not held_against(strikes(1) + strikes(2, is_device=False), 4), "the script's, both, it may be"
-    assert not held_against(strikes(1, 2), 4), "one in four is chance"
-    assert held_against(strikes(1, 2, 3, 4, 5, 6), 4) == 6, "five more of four nodes: one case of 1,024"
-    assert not held_against(strikes(1, 3, is_device=False), 100)
-    assert held_against(strikes(1, 3, 6), 100) == 3 and not held_against(strikes(1, 3, 7), 100)
-    assert held_against(strikes(1, 11), 10_000) == 2 and not held_against(strikes(1, 12), 10_000)
-    assert held_against(strikes(1, 200, 400), 10_000) == 3
-    assert not held_against(strikes(7), 10_000) and not held_against([], 10_000)
+    assert attributed_failures(strikes(1, 2, is_device=False), 4) == 2, "in a row: a doubt is worth a spare, in any job"
+    assert not attributed_failures(strikes(1) + strikes(2, is_device=False), 4), "the script's, both, it may be"
+    assert not attributed_failures(strikes(1, 2), 4), "one in four is chance"
+    assert attributed_failures(strikes(1, 2, 3, 4, 5, 6), 4) == 6, "five more of four nodes: one case of 1,024"
+    assert not attributed_failures(strikes(1, 3, is_device=False), 100)
+    assert attributed_failures(strikes(1, 3, 6), 100) == 3 and not attributed_failures(strikes(1, 3, 7), 100)
+    assert attributed_failures(strikes(1, 11), 10_000) == 2 and not attributed_failures(strikes(1, 12), 10_000)
+    assert attributed_failures(strikes(1, 200, 400), 10_000) == 3
+    assert not attributed_failures(strikes(7), 10_000) and not attributed_failures([], 10_000)
 
 
 @pytest.mark.parametrize("nodes", [16, 1000, 10_000])
@@ -43,7 +43,7 @@ def test_nodes_that_fail_by_chance_are_left_alone(nodes: int) -> None:
     for number in range(1, played):
         node = chance.randrange(nodes)
         had[node] = [*had.get(node, [])[-8:], *strikes(number)]
-        if held_against(had[node], nodes):
+        if attributed_failures(had[node], nodes):
             swapped, had[node] = swapped + 1, []
     assert swapped <= 5 * CHANCE * played
 

@@ -77,7 +77,7 @@ def opened(told: Told, most: int, spares: int, switches: str, least: int | None 
 def lose(told: Told, node: str) -> list[str]:
     """The node is lost; the nodes of the attempt after."""
     told.fleet_started(told.now_s + 0.5)
-    told.tell(ev.NodeSilent(node=node, since_s=told.now_s), told.now_s + 5.0)
+    told.tell(ev.NodeSuspected(node=node, since_s=told.now_s), told.now_s + 5.0)
     told.tick()
     [start] = starts(stopped_and_chosen(told))
     return start.nodes
@@ -95,7 +95,7 @@ def test_the_nearest_spare_takes_the_place_and_nobody_else_moves(told: Told) -> 
 
 def test_a_drained_spare_is_taken_last_however_near(told: Told) -> None:
     opened(told, 4, 2, "ababab")
-    told.tell(ev.SchedulerTold(drained={"n5": "maintenance; root"}))
+    told.tell(ev.SchedulerStatusChanged(drained={"n5": "maintenance; root"}))
     assert lose(told, "n3") == ["n0", "n2", "n1", "n4"]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.observation.rank_baseline import EARLY, FACTOR, FEW, LOSS, Usual, suspects
+from guardrun.supervisor.engine.observation.rank_baseline import EARLY, FACTOR, FEW, LOSS, RankBaseline, suspects
 from guardrun.supervisor.engine.observation.step_times import Share, StepTimes, Window, high, middle, parts_of
 
 works = st.lists(st.floats(0.01, 2.0), min_size=2, max_size=12)
@@ -25,8 +25,8 @@ def window_of(work: list[float], waited: list[float] | None = None) -> Window:
     return Window(0.0, 20.0, shares, parts_of(list(shares.values())), 40)
 
 
-def learned(work: list[float]) -> Usual:
-    usual = Usual(world_size=len(work))
+def learned(work: list[float]) -> RankBaseline:
+    usual = RankBaseline(world_size=len(work))
     for _ in range(EARLY):
         usual.learn(window_of(work), set())
     return usual

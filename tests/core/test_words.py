@@ -11,7 +11,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import Frame
 from guardrun.supervisor.engine.observation import frames as fr
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement
+from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity
 from tests.core.conftest import ERROR, Told
 from tests.sim.activity import torchs, users, waiting
 
@@ -64,17 +64,19 @@ def test_evidence_is_bounded_and_keeps_the_culprits() -> None:
     assert most_telling([0, 1], []) == [0, 1]
 
 
-def finding(doing: Doing, culprits: tuple[int, ...] = (1,), waits: tuple[int, ...] = (0,), cause: str = "x") -> Finding:
+def finding(
+    doing: RankActivity, culprits: tuple[int, ...] = (1,), waits: tuple[int, ...] = (0,), cause: str = "x"
+) -> Finding:
     return Finding(cause=cause, culprits=list(culprits), waiting=list(waits), confidence=1, patience_s=1, doing=doing)
 
 
-@pytest.mark.parametrize("doing", [d for d in Doing if d not in (Doing.BUSY, Doing.GONE)])
-def test_every_doing_has_its_sentence(told: Told, doing: Doing) -> None:
+@pytest.mark.parametrize("doing", [d for d in RankActivity if d not in (RankActivity.BUSY, RankActivity.GONE)])
+def test_every_doing_has_its_sentence(told: Told, doing: RankActivity) -> None:
     told.running(3)
     assert told.state.attempt is not None
     judged = {
         1: Judgement(global_rank=1, doing=doing, reason="", spot="fetch (train.py:7)"),
-        0: Judgement(global_rank=0, doing=Doing.WAITING, reason="", waits_in="all_reduce"),
+        0: Judgement(global_rank=0, doing=RankActivity.WAITING, reason="", waits_in="all_reduce"),
     }
     text = hang_sentence(told.state.attempt, finding(doing), judged, 33.4)
     assert text.startswith("Rank 1 on node-a has ") and "33 s" in text
@@ -84,18 +86,20 @@ def test_every_doing_has_its_sentence(told: Told, doing: Doing) -> None:
 def test_a_rank_that_is_given_no_cpu_has_not_used_it_for_nothing(told: Told) -> None:
     told.running(3)
     assert told.state.attempt is not None
-    judged = {1: Judgement(global_rank=1, doing=Doing.CHURNING, reason="", spot="fit (train.py:7)", is_starved=True)}
-    text = hang_sentence(told.state.attempt, finding(Doing.CHURNING), judged, 33.4)
+    judged = {
+        1: Judgement(global_rank=1, doing=RankActivity.CHURNING, reason="", spot="fit (train.py:7)", is_starved=True)
+    }
+    text = hang_sentence(told.state.attempt, finding(RankActivity.CHURNING), judged, 33.4)
     assert ", at fit (train.py:7): its node is busy, and gives it little; rank 0 waits for it" in text
 
 
 def test_sentences_of_several(told: Told) -> None:
     told.running(8)
     assert told.state.attempt is not None
-    judged = {n: Judgement(global_rank=n, doing=Doing.WAITING, reason="", waits_in="barrier") for n in range(8)}
-    several = hang_sentence(told.state.attempt, finding(Doing.IDLE, (1, 2), (3, 4)), judged, 5)
+    judged = {n: Judgement(global_rank=n, doing=RankActivity.WAITING, reason="", waits_in="barrier") for n in range(8)}
+    several = hang_sentence(told.state.attempt, finding(RankActivity.IDLE, (1, 2), (3, 4)), judged, 5)
     assert several.startswith("Ranks 1-2 on node-a have waited 5 s") and "2 ranks wait for them in barrier" in several
-    nobody = hang_sentence(told.state.attempt, finding(Doing.WAITING, (), tuple(range(8))), judged, 61)
+    nobody = hang_sentence(told.state.attempt, finding(RankActivity.WAITING, (), tuple(range(8))), judged, 61)
     assert nobody.startswith("No rank has advanced for 61 s: 8 ranks wait in barrier")
 
 

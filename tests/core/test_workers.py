@@ -11,7 +11,7 @@ from guardrun.supervisor.engine.incidents.sentences import hang_sentence
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook, ThreadLook
 from guardrun.supervisor.engine.observation.dataloader_workers import Standing, clause, of_workers, workers_of
-from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement, judge
+from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity, judge
 from guardrun.supervisor.engine.state.state import Attempt, RankState
 
 LOADER = "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
@@ -149,7 +149,7 @@ def test_a_mount_that_does_not_answer_is_named() -> None:
 def test_a_rank_that_waits_for_a_dead_mount_is_blocked_whatever_its_state() -> None:
     blocked = process(4242, [Frame("load", "/home/user/train.py", 3)], dead_mount="/scratch")
     looks = [look(at_s, process=blocked, in_data_since_s=0.0) for at_s in (5.0, 9.0)]
-    assert judge(*looks).doing is Doing.IO_BLOCKED
+    assert judge(*looks).doing is RankActivity.IO_BLOCKED
 
 
 def test_evidence_is_bounded() -> None:

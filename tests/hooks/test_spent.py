@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.patches.step_breakdown import ODD, PUBLISH_NS, Spent
+from guardrun.hooks.patches.step_breakdown import ODD, PUBLISH_NS, StepBreakdown
 from guardrun.hooks.rank.rank import private_words
 from guardrun.hooks.wire.messages import HookFailed
 from guardrun.supervisor.collect.ranks.boards import spent_of
@@ -75,7 +75,7 @@ class _Steps:
 
     def __init__(self) -> None:
         self.rank = _Rank()
-        self.spent = Spent(self.rank)  # type: ignore[arg-type]  # as much as it needs
+        self.spent = StepBreakdown(self.rank)  # type: ignore[arg-type]  # as much as it needs
         self.now_ns = 10**12
 
     def take(self, *steps_ns: int) -> None:

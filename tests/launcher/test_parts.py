@@ -34,7 +34,7 @@ from guardrun.launcher.control.watchdog import (
     MAX_DEATHS,
     SILENCE_S,
     STOPPED_S,
-    Vigil,
+    SupervisorWatchdog,
 )
 from guardrun.launcher.creation.run_creation import make_run_id
 from guardrun.launcher.main import may_end_early
@@ -326,7 +326,7 @@ def test_a_signal_ends_the_waiting_for_what_never_answers() -> None:
 
 
 def test_a_silent_supervisor_is_wedged_but_a_frozen_machine_is_not() -> None:
-    vigil = Vigil(0)
+    vigil = SupervisorWatchdog(0)
     for now in range(int(FIRST_SILENCE_S) + 1):
         vigil.looped(now)
         assert not vigil.is_wedged(now, is_stopped=False)
@@ -341,16 +341,16 @@ def test_a_silent_supervisor_is_wedged_but_a_frozen_machine_is_not() -> None:
 
 
 def test_a_stopped_supervisor_gets_a_moment() -> None:
-    vigil = Vigil(0)
+    vigil = SupervisorWatchdog(0)
     assert not vigil.is_wedged(1, is_stopped=True) and not vigil.is_wedged(1.5, is_stopped=False)
     assert not vigil.is_wedged(2, is_stopped=True) and vigil.is_wedged(2 + STOPPED_S, is_stopped=True)
 
 
 def test_too_many_deaths_in_a_minute_end_it() -> None:
-    vigil = Vigil(0)
+    vigil = SupervisorWatchdog(0)
     waits = [vigil.died(float(death)) for death in range(MAX_DEATHS)]
     assert waits[0] == 0.0 and waits[-1] is None and None not in waits[:-1]
-    spread = Vigil(0)
+    spread = SupervisorWatchdog(0)
     assert all(spread.died(death * DEATHS_WITHIN_S / 2) is not None for death in range(20))
 
 

@@ -8,8 +8,8 @@ CORE: tuple[Mutation, ...] = (
     Mutation(
         name="busy_is_no_alibi",
         file="supervisor/engine/detectors/hang/hang.py",
-        before="if not living or any(j.doing is Doing.BUSY for j in living):",
-        after="if not living or all(j.doing is Doing.BUSY for j in living):",
+        before="if not living or any(j.doing is RankActivity.BUSY for j in living):",
+        after="if not living or all(j.doing is RankActivity.BUSY for j in living):",
         breaks="a hang is told while some rank still gets somewhere",
         quick=("tests/core/test_hang.py::test_nobody_is_suspected_while_somebody_gets_somewhere",),
     ),

@@ -241,7 +241,7 @@ def throttled_timeline() -> Timeline:
                 ev.Gauge(float(at_s), "gpu:GPU-1", "temperature_c", heat),
                 ev.Gauge(float(at_s), "gpu:GPU-1", "sm_clock_hz", clock),
             ]
-            timeline.feed(ev.NodeTold(node="node-a", findings=[], gauges=gauges), float(at_s))
+            timeline.feed(ev.NodeFindingsReported(node="node-a", findings=[], gauges=gauges), float(at_s))
     return timeline
 
 

@@ -122,7 +122,7 @@ def write_journal(folder: Path) -> Path:
     told.fleet_opened(2)
     told.fleet_started(1.0)
     told.step(10, 2.0)
-    told.tell(ev.NodeSilent(node="n1", since_s=3.0), 8.0)
+    told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
     told.tick()
     journal = Journal(folder)
     for at_s, event, _ in told.journal:

@@ -9,7 +9,7 @@ import pytest
 
 from guardrun.hooks.wire.board import MAGIC, Board, Field, board_name, create_board
 from guardrun.supervisor.collect.ranks.boards import BoardReader, open_boards
-from guardrun.supervisor.saving.save_agreement import WAY_S, Asking, has_answered, next_call, read_counts
+from guardrun.supervisor.saving.save_agreement import WAY_S, SaveAgreement, has_answered, next_call, read_counts
 
 
 class Ranks:
@@ -59,7 +59,7 @@ def test_next_call(counts: dict[int, int], pace: float | None, way_s: float, exp
 
 def test_all_ranks_are_told_one_number(ranks: Ranks) -> None:
     ranks.called(20, 21)
-    assert Asking().ask(ranks.boards) == 42
+    assert SaveAgreement().ask(ranks.boards) == 42
     assert ranks.at() == {42}
     assert not has_answered(ranks.boards, 42)
     ranks.own[1].words[Field.CHECKPOINT_ACK] = 42
@@ -69,7 +69,7 @@ def test_all_ranks_are_told_one_number(ranks: Ranks) -> None:
 def test_a_rank_that_was_faster_is_caught_up_with(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """It calls between the reading of its board and the writing: everybody is given a later number."""
     ranks.called(20, 20)
-    asking = Asking()
+    asking = SaveAgreement()
     write = BoardReader.write
 
     def overtake(reader: BoardReader, field: Field, value: int) -> None:
@@ -86,4 +86,4 @@ def test_a_rank_that_was_faster_is_caught_up_with(ranks: Ranks, monkeypatch: pyt
 def test_ranks_without_a_board_do_not_ask(tmp_path: Path) -> None:
     boards = open_boards(tmp_path, 0, range(2))
     assert read_counts(boards) == {0: 0, 1: 0}
-    assert Asking().ask(boards) is None
+    assert SaveAgreement().ask(boards) is None

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from guardrun import __version__
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.daemon.daemon import Daemon
 from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import events as ev
@@ -27,7 +27,7 @@ from guardrun.supervisor.wire import control_messages
 from tests.ctl.conftest import record_journal
 from tests.render.samples import run_file
 
-EARLY = ev.PastRead(places=[])
+EARLY = ev.HistoryLoaded(places=[])
 NODE, OTHER = "node-a", "node-b"
 PLAN = ev.FleetPlan(least=2, most=2)
 HELLO = control_messages.LauncherHello(pid=1, world_size=2, attempt=-1, alive=[], is_first=True)
@@ -39,7 +39,7 @@ def daemon_of(folder: Path, **changes: Any) -> Iterator[Daemon]:
     (folder / "s").mkdir(exist_ok=True)
     run: RunFile = run_file(run_id=folder.name, socket_dir=str(folder / "s"), clock_mono_s=time.monotonic(), **changes)
     with ExitStack() as stack:
-        scribe = Scribe()
+        scribe = BackgroundWriter()
         stack.callback(scribe.close)
         daemon = Daemon(folder, run, scribe)
         stack.callback(daemon.close)
@@ -63,14 +63,14 @@ def test_a_run_that_goes_on_is_judged_from_then_on(tmp_path: Path, age_s: float)
         assert daemon.feed(EARLY)
         daemon.greeted(HELLO)
         assert daemon.due_s() is not None
-    assert told(tmp_path)[len(before) :] == ["RunContinued", "PastRead"]
+    assert told(tmp_path)[len(before) :] == ["RunContinued", "HistoryLoaded"]
 
 
 def test_a_new_run_hears_what_came_before_its_launcher(tmp_path: Path) -> None:
     with daemon_of(tmp_path) as daemon:
         assert daemon.feed(EARLY)
         daemon.greeted(HELLO)
-    assert told(tmp_path) == ["RunOpened", "PastRead"]
+    assert told(tmp_path) == ["RunOpened", "HistoryLoaded"]
 
 
 def test_a_supervisor_that_is_started_again_is_not_held_up_for_long(
@@ -86,7 +86,7 @@ def test_a_supervisor_that_is_started_again_is_not_held_up_for_long(
         daemon.sampled()
         assert daemon.due_s() is not None
         daemon.greeted(HELLO)
-    assert told(tmp_path)[len(before) :] == ["SupervisorRestarted", "PastRead"]
+    assert told(tmp_path)[len(before) :] == ["SupervisorRestarted", "HistoryLoaded"]
 
 
 @pytest.mark.parametrize("seen", [Phase.RUNNING, Phase.STARTING])

@@ -14,7 +14,7 @@ from guardrun.hooks.wire.board import MAGIC, Field, Milestone, board_name, creat
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.node.rank_message_ingest import Desk
+from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
 from guardrun.supervisor.wire.rank_rows import MAX_SHARES, shares_json
 
 
@@ -26,7 +26,9 @@ class Bench:
         self.sampler = Sampler(self.clock, sockets)
         self.saved: list[tuple[str, int, float, int]] = []
         self.loaded: list[msg.CheckpointLoaded] = []
-        self.desk = Desk(self.clock, self.sampler, lambda *said: self.saved.append(said), self.loaded.append)
+        self.desk = RankMessageIngest(
+            self.clock, self.sampler, lambda *said: self.saved.append(said), self.loaded.append
+        )
         create_board(str(sockets / board_name(0, 0)))
         self.rank = ev.Rank(global_rank=0, local_rank=0, pid=os.getpid(), node="node-a")
         self.sampler.attempt_started(0, [self.rank])

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.rundir.journal import Journal, read_lines
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def scribe() -> Iterator[Scribe]:
-    scribe = Scribe(patience_s=0.2, most=5)
+def scribe() -> Iterator[BackgroundWriter]:
+    scribe = BackgroundWriter(patience_s=0.2, most=5)
     yield scribe
     assert scribe.close()
 
 
-def test_work_is_done_in_order_and_waited_for(scribe: Scribe) -> None:
+def test_work_is_done_in_order_and_waited_for(scribe: BackgroundWriter) -> None:
     done: list[int] = []
     scribe.put(lambda: done.append(1))
     assert scribe.do(lambda: done.append(2))
@@ -30,13 +30,13 @@ def test_work_is_done_in_order_and_waited_for(scribe: Scribe) -> None:
     assert not scribe.is_stuck
 
 
-def test_what_raises_costs_nothing_else(scribe: Scribe) -> None:
+def test_what_raises_costs_nothing_else(scribe: BackgroundWriter) -> None:
     assert scribe.do(lambda: 1 // 0)
     assert scribe.do(lambda: None)
     assert scribe.dropped == 1
 
 
-def test_a_disk_that_does_not_answer_is_waited_for_once(scribe: Scribe) -> None:
+def test_a_disk_that_does_not_answer_is_waited_for_once(scribe: BackgroundWriter) -> None:
     answer, done = threading.Event(), []
     assert not scribe.do(answer.wait)
     began = time.monotonic()
@@ -54,7 +54,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_once(scribe: Scribe) -> None:
 def test_a_disk_that_is_slow_costs_a_share_of_the_time_and_no_more() -> None:
     """Twenty pieces in a row that take a tenth of a second each: a loop would be held up for two."""
     # A quarter of it, in which the disk's thread must be seen to move, is long for a busy machine, too.
-    scribe, done = Scribe(patience_s=0.8), list[int]()
+    scribe, done = BackgroundWriter(patience_s=0.8), list[int]()
 
     def write(number: int) -> None:
         for _ in range(10):
@@ -75,7 +75,7 @@ def test_a_disk_that_is_slow_costs_a_share_of_the_time_and_no_more() -> None:
 
 
 def test_a_journal_on_a_dead_file_system_holds_nobody_and_loses_nothing(tmp_path: Path) -> None:
-    scribe = Scribe(patience_s=0.2, most=100)
+    scribe = BackgroundWriter(patience_s=0.2, most=100)
     journal, answer = Journal(tmp_path, scribe=scribe), threading.Event()
     assert not scribe.do(answer.wait)
     began = time.monotonic()
@@ -91,7 +91,7 @@ def test_a_journal_on_a_dead_file_system_holds_nobody_and_loses_nothing(tmp_path
     assert journal.trouble == ""
 
 
-def test_a_journal_is_written_when_append_returns(scribe: Scribe, tmp_path: Path) -> None:
+def test_a_journal_is_written_when_append_returns(scribe: BackgroundWriter, tmp_path: Path) -> None:
     journal = Journal(tmp_path, scribe=scribe)
     journal.append(ev.Ticked(), [], 1.0)
     assert [line.t for line in read_lines(tmp_path) if line] == [1.0]
@@ -100,7 +100,7 @@ def test_a_journal_is_written_when_append_returns(scribe: Scribe, tmp_path: Path
 
 def test_an_end_does_not_wait_for_a_dead_disk() -> None:
     answer = threading.Event()
-    scribe = Scribe(patience_s=0.1)
+    scribe = BackgroundWriter(patience_s=0.1)
     assert not scribe.do(answer.wait)
     began = time.monotonic()
     assert not scribe.close()

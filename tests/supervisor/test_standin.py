@@ -18,8 +18,8 @@ import pytest
 from guardrun.launcher.base.processes import TOKEN_VARIABLE
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.node.launcher_takeover import StandIn
-from guardrun.supervisor.node.node_supervisor import Station
+from guardrun.supervisor.node.launcher_takeover import LauncherTakeover
+from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from guardrun.supervisor.node.outstanding_orders import Outstanding
 from guardrun.supervisor.wire import control_messages
 from tests.support.waiting import wait_until
@@ -53,7 +53,7 @@ class Bed:
     said: list[str] = field(default_factory=list)
     has_left: bool = False
 
-    def stand_in(self, order: control_messages.Stop, age_s: float) -> StandIn:
+    def stand_in(self, order: control_messages.Stop, age_s: float) -> LauncherTakeover:
         """For a launcher that was ordered that so long ago, and has not been heard since."""
         stat = read_stat(self.launcher.pid)
         assert stat is not None
@@ -69,7 +69,7 @@ class Bed:
             in_background=self._now,
             give_up_launcher=self._leave,
         )
-        stand_in = StandIn(cast(Station, station))
+        stand_in = LauncherTakeover(cast(NodeSupervisor, station))
         began_s = time.monotonic() - age_s
         stand_in.outstanding = Outstanding(began_s)
         stand_in.outstanding.ordered(order, 0, began_s)

@@ -49,7 +49,7 @@ class _Bucket:
         return Point(self.subject, self.name, self.wall_s, self.low, self.high, self.total / self.count, "")
 
 
-class Thinner:
+class Downsampler:
     """Gathers samples; `take_points` answers what is worth writing."""
 
     def __init__(self, bucket_s: float = BUCKET_S, repeat_s: float = REPEAT_S) -> None:

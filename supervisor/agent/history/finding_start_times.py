@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.own_files import write_file
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.health.base.findings import Finding
@@ -21,10 +21,10 @@ TAKEN_UP_S = 600.0
 MAX_FINDINGS = 4096
 
 
-class Onsets:
+class FindingStartTimes:
     """Wall times at which the findings that hold began, by id."""
 
-    def __init__(self, folder: Path, scribe: Scribe) -> None:
+    def __init__(self, folder: Path, scribe: BackgroundWriter) -> None:
         self._path = folder / NAME
         self._scribe = scribe
         self._holding: dict[str, float] = {}

@@ -24,7 +24,7 @@ from guardrun.supervisor.agent.history.history import (
     is_spoilt,
     set_aside,
 )
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 
 MAX_WAITING = 20_000
 RETRY_S = 30.0
@@ -32,10 +32,12 @@ Say = Callable[..., None]
 """log.info's and log.warning's shape: an event's name, and fields."""
 
 
-class Historian:
+class HistoryWriter:
     """Writes and reads the history on the scribe's thread."""
 
-    def __init__(self, folder: Path, scribe: Scribe, say: Say, max_bytes: int, retry_s: float = RETRY_S) -> None:
+    def __init__(
+        self, folder: Path, scribe: BackgroundWriter, say: Say, max_bytes: int, retry_s: float = RETRY_S
+    ) -> None:
         """scribe: whose thread does the work; say: called from there."""
         self._path = folder / NAME
         self._say = say

@@ -14,7 +14,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RankView, RunView
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.rank_activity import Doing
+from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 
 GC_LOOK_S = 5.0
 """One that ends is reported by its rank, from a second on (the contract's `gc_pause`), which knows what it cost."""
@@ -113,7 +113,7 @@ class GcPause(msgspec.Struct, kw_only=True):
 
     def _on_look(self, attempt: AttemptView, event: LookJudged, now_s: float) -> Sequence[Verdict]:
         """A collection that is seen to hold one rank while others wait is reported at once."""
-        waiting = [j.global_rank for j in event.by_rank.values() if j.doing is Doing.WAITING]
+        waiting = [j.global_rank for j in event.by_rank.values() if j.doing is RankActivity.WAITING]
         verdicts: list[Verdict] = []
         for look in event.looks:
             rank = look.global_rank
@@ -121,11 +121,11 @@ class GcPause(msgspec.Struct, kw_only=True):
             if not is_long or not waiting or rank in self.reported:
                 continue
             judgement = event.by_rank[rank]
-            if judgement.doing is not Doing.COLLECTING or judgement.is_starved:
+            if judgement.doing is not RankActivity.COLLECTING or judgement.is_starved:
                 continue  # what a starved one waits for is a core, as everything on this node may
             found = Finding(
                 cause=CAUSE, culprits=[rank], waiting=waiting, confidence=CONFIDENCE, patience_s=0,
-                doing=Doing.COLLECTING,
+                doing=RankActivity.COLLECTING,
             )  # fmt: skip
             summary = hang_sentence(attempt, found, event.by_rank, now_s - look.gc_since_s)
             evidence: dict[str, Any] = {"waiting": waiting, "ranks": of_judged(attempt, event.by_rank, [rank])}

@@ -25,8 +25,8 @@ from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.rank_baseline import (
     EARLY,
     LOSS,
+    RankBaseline,
     Suspect,
-    Usual,
     excesses,
     steady,
     suspects,
@@ -53,7 +53,7 @@ class Straggler(msgspec.Struct, kw_only=True):
     attempt: int = -1
     windows: int = 0
     """Of this attempt, those of warm-up left out."""
-    usual: Usual = msgspec.field(default_factory=Usual)
+    usual: RankBaseline = msgspec.field(default_factory=RankBaseline)
     strikes: dict[int, int] = {}
     """Per rank that is suspected: in how many windows in a row."""
     since_s: dict[int, float] = {}

@@ -41,7 +41,7 @@ _STACK_FOLLOWS = re.compile(
 )
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class CauseMatch(msgspec.Struct, frozen=True, kw_only=True):
     """A cause, and what it was told from."""
 
     cause: str
@@ -50,9 +50,9 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     """The exception that shows it; None where none does, or it is the one that ended the rank."""
 
 
-def cause_of_error(error: ErrorRecord, is_disk_full: bool = False) -> Told:
+def cause_of_error(error: ErrorRecord, is_disk_full: bool = False) -> CauseMatch:
     """What an exception says. is_disk_full: a folder that ranks write to has no room."""
-    hinted = Told(cause="exception")
+    hinted = CauseMatch(cause="exception")
     says_nothing = _SAYS_NOTHING.match(error.message) is not None
     for layer in layers_of(error):
         found = match(layer, is_disk_full, error.traceback)
@@ -60,7 +60,9 @@ def cause_of_error(error: ErrorRecord, is_disk_full: bool = False) -> Told:
             continue
         if layer.relation is Relation.CONTEXT and found.cause not in _MACHINE and not says_nothing:
             continue
-        told = Told(cause=found.cause, hint=found.hint, layer=None if layer.relation is Relation.ITSELF else layer)
+        told = CauseMatch(
+            cause=found.cause, hint=found.hint, layer=None if layer.relation is Relation.ITSELF else layer
+        )
         if found.cause != "exception":
             return told
         if not hinted.hint:
@@ -94,20 +96,20 @@ def last_words(stderr_tail: str) -> str:
     return next((line for line in reversed(said) if line != _ITS_NAME), said[-1] if said else "")
 
 
-def cause_of_log(stderr_tail: str) -> Told | None:
+def cause_of_log(stderr_tail: str) -> CauseMatch | None:
     """What the last words of a rank that a signal ended say of the machine; None where they say nothing of it."""
     text = last_words(stderr_tail)
     found = match(Layer(error="", message=text)) if text else None
     if found is None or (found.cause not in _FROM_LOG and not found.hint):
         return None
-    return Told(cause=found.cause, hint=found.hint)
+    return CauseMatch(cause=found.cause, hint=found.hint)
 
 
-def cause_with_device(told: Told, readings: list[Reading]) -> Told:
+def cause_with_device(told: CauseMatch, readings: list[Reading]) -> CauseMatch:
     """The device's own word over a guess: a lost one is why NCCL, or a kernel, failed."""
     is_doubtful = told.cause in _DEVICE_DOUBTS or told.hint in _CUDA_HINTS
     if is_doubtful and lost_device(readings):
-        return Told(cause="gpu_lost", hint="reading", layer=told.layer)
+        return CauseMatch(cause="gpu_lost", hint="reading", layer=told.layer)
     return told
 
 

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from guardrun.supervisor.engine.failures.root_cause import Blame
+from guardrun.supervisor.engine.failures.root_cause import RootCause
 from guardrun.supervisor.engine.model.events import ExitTrace
 from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook
 from guardrun.supervisor.engine.observation.collective_calls import call_text, group_text, place_text
@@ -19,7 +19,7 @@ _MET_ANOTHERS = re.compile(r"op\.preamble\.length")
 """What gloo says of such a call (transport/tcp/pair.cc): the rank that says so is the one that received it."""
 
 
-def explain(found: Blame, met: Match, ended: list[int]) -> Blame:
+def explain(found: RootCause, met: Match, ended: list[int]) -> RootCause:
     """The verdict on a crash, with what the ranks had called last. ended: those that had ended with 0 by themselves.
 
     Only where it tells nobody, an abort without a reason, or who received what another has sent: what ranks say
@@ -40,7 +40,7 @@ def explain(found: Blame, met: Match, ended: list[int]) -> Blame:
     return _absent(found, wait, gone, "ended without")
 
 
-def _absent(found: Blame, wait: Wait, absent: list[int], verb: str) -> Blame:
+def _absent(found: RootCause, wait: Wait, absent: list[int], verb: str) -> RootCause:
     """The verdict on ranks that were not in a call in which others waited: most are right."""
     told = (
         f"{verb} call {wait.seq} of {group_text(wait.group, wait.desc)}, "
@@ -58,7 +58,7 @@ def _absent(found: Blame, wait: Wait, absent: list[int], verb: str) -> Blame:
     )
 
 
-def _has_met(found: Blame) -> bool:
+def _has_met(found: RootCause) -> bool:
     return _MET_ANOTHERS.search(found.error.message if found.error else found.what) is not None
 
 
@@ -72,7 +72,7 @@ def last_calls(traces: list[ExitTrace]) -> list[RankLook]:
     ]
 
 
-def _mismatch(found: Blame, mismatch: Mismatch) -> Blame:
+def _mismatch(found: RootCause, mismatch: Mismatch) -> RootCause:
     first = mismatch.sides[0]
     return msgspec.structs.replace(
         found,

@@ -12,7 +12,7 @@ import msgspec
 
 from guardrun.supervisor.engine.failures.exception_chain import Layer, Relation, layers_of
 from guardrun.supervisor.engine.failures.failure_causes import (
-    Told,
+    CauseMatch,
     cause_of_error,
     cause_of_log,
     cause_with_device,
@@ -52,7 +52,7 @@ class Beside(msgspec.Struct, frozen=True):
     what: str
 
 
-class Blame(msgspec.Struct, frozen=True, kw_only=True):
+class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on a crash."""
 
     cause: str
@@ -128,14 +128,14 @@ class _Weighed(msgspec.Struct, frozen=True):
     """A fall, and what it says. Told once: it may be a long text, and there may be thousands of ranks."""
 
     fall: Fall
-    told: Told
+    told: CauseMatch
     layer: Layer | None
     """The exception that the sentence quotes."""
     is_victim: bool
     key: str
 
 
-def blame(falls: list[Fall], readings: list[Reading] | None = None) -> Blame:
+def blame(falls: list[Fall], readings: list[Reading] | None = None) -> RootCause:
     """Weigh how the ranks of an attempt fell. Raises ValueError for an empty list."""
     if not falls:
         raise ValueError("nobody fell")
@@ -215,24 +215,24 @@ def _root(layers: list[Layer]) -> Layer | None:
     return next((one for one in reversed(layers) if one.relation is Relation.CAUSE), None)
 
 
-def _told(fall: Fall) -> Told:
+def _told(fall: Fall) -> CauseMatch:
     """The cause, as the rank alone shows it."""
     if fall.was_oom_killed:
-        return Told(cause="host_oom")
+        return CauseMatch(cause="host_oom")
     if fall.error and fall.error.error == SYSTEM_EXIT:
-        return Told(cause="exit_code")
+        return CauseMatch(cause="exit_code")
     if fall.error:
         told = cause_of_error(fall.error, fall.is_disk_full)
         is_memory = told.cause == "killed" and told.hint == "worker" and fall.has_oom_nearby
         return msgspec.structs.replace(told, cause="host_oom") if is_memory else told
     number = _signal(fall.exitcode)
     if number is None:
-        return Told(cause="exit_code")
+        return CauseMatch(cause="exit_code")
     if number == signal.SIGABRT and (told_by_log := cause_of_log(fall.stderr_tail)):
         # What merely hints at a cause of the script's is an abort all the same.
         is_named = told_by_log.cause != "exception"
         return told_by_log if is_named else msgspec.structs.replace(told_by_log, cause="abort")
-    return Told(cause=_BY_SIGNAL.get(number, "killed"))
+    return CauseMatch(cause=_BY_SIGNAL.get(number, "killed"))
 
 
 def _is_suspect(fall: Fall) -> bool:
@@ -242,7 +242,7 @@ def _is_suspect(fall: Fall) -> bool:
     return not fall.stopped_by_us and fall.exitcode not in (None, 0)
 
 
-def _is_victim(fall: Fall, layers: list[Layer], told: Told) -> bool:
+def _is_victim(fall: Fall, layers: list[Layer], told: CauseMatch) -> bool:
     if told.cause in _OWN_CAUSES or told.hint.startswith("worker"):
         return False
     if not fall.error:
@@ -352,9 +352,9 @@ def _signal_place(stack: list[Frame]) -> str:
     return f"{frame.function} ({base_name(frame.file)})" if frame and is_users(frame) else ""
 
 
-def _blame(one: _Weighed, culprits: list[int], confidence: float, why_nobody: str = "") -> Blame:
+def _blame(one: _Weighed, culprits: list[int], confidence: float, why_nobody: str = "") -> RootCause:
     fall, told = one.fall, one.told
-    return Blame(
+    return RootCause(
         cause=told.cause,
         culprits=culprits,
         confidence=confidence,
@@ -371,7 +371,7 @@ def _blame(one: _Weighed, culprits: list[int], confidence: float, why_nobody: st
     )
 
 
-def _nobody(weighed: list[_Weighed]) -> Blame:
+def _nobody(weighed: list[_Weighed]) -> RootCause:
     """Only ranks that lost a peer, or were stopped: the one to blame left no trace."""
     fallen = [one for one in weighed if not one.fall.stopped_by_us or one.fall.error] or weighed
     left = [one.fall for one in weighed if one.fall.exitcode == 0]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement
+from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity
 
 
 def who(attempt: AttemptView, ranks: list[int]) -> str:
@@ -51,13 +51,13 @@ def hang_sentence(attempt: AttemptView, found: Finding, judged: Mapping[int, Jud
 
 def _detail(found: Finding, judged: Mapping[int, Judgement]) -> str:
     """What the culprits' judgements add to the sentence: their workers, the mount, want of CPU; empty where nothing."""
-    if found.doing is Doing.CHURNING:
+    if found.doing is RankActivity.CHURNING:
         is_starved = all(judged[r].is_starved for r in found.culprits if r in judged)
         return ": its node is busy, and gives it little" if is_starved else ""
     rank = next((r for r in found.culprits if r in judged and judged[r].detail), None)
     if rank is None:
         return ""
-    if found.doing is not Doing.DATA:
+    if found.doing is not RankActivity.DATA:
         return judged[rank].detail
     whose = "its" if len(found.culprits) == 1 else f"rank {rank}'s"
     return f": {whose} {judged[rank].detail}"
@@ -67,19 +67,19 @@ def _doing_text(found: Finding, has: str, spot: str, silent_s: float, detail: st
     at = f", at {spot}" if spot else ""
     inside = f" in {spot}" if spot else ", where no stack could be taken"
     texts = {
-        Doing.STOPPED: f"{has} been stopped by a signal for {silent_s:.0f} s{at}",
-        Doing.TRACED: f"{has} been stopped by a debugger for {silent_s:.0f} s{at}",
-        Doing.GIL_HELD: f"{has} held the GIL for {silent_s:.0f} s{inside}",
-        Doing.COLLECTING: f"{has} been in a garbage collection for {silent_s:.0f} s{at}",
-        Doing.IO_BLOCKED: f"{has} been in uninterruptible wait for {silent_s:.0f} s{inside}{detail}",
-        Doing.DATA: f"{has} waited {silent_s:.0f} s for data{detail or inside}",
-        Doing.IDLE: f"{has} waited {silent_s:.0f} s{inside}",
-        Doing.UNSEEN: f"{has} not run for {silent_s:.0f} s{inside}",
-        Doing.SPINNING: f"{has} been running in the same few lines for {silent_s:.0f} s{at}",
-        Doing.CHURNING: f"{has} used CPU without any progress for {silent_s:.0f} s{at}{detail}",
-        Doing.UNLOOKED: f"{has} shown no progress for {silent_s:.0f} s, and could not be looked at",
-        Doing.LEAVING: f"{has} come to the end of the script, but not exited{inside} for {silent_s:.0f} s",
-        Doing.WAITING: f"{has} waited {silent_s:.0f} s{inside}",
+        RankActivity.STOPPED: f"{has} been stopped by a signal for {silent_s:.0f} s{at}",
+        RankActivity.TRACED: f"{has} been stopped by a debugger for {silent_s:.0f} s{at}",
+        RankActivity.GIL_HELD: f"{has} held the GIL for {silent_s:.0f} s{inside}",
+        RankActivity.COLLECTING: f"{has} been in a garbage collection for {silent_s:.0f} s{at}",
+        RankActivity.IO_BLOCKED: f"{has} been in uninterruptible wait for {silent_s:.0f} s{inside}{detail}",
+        RankActivity.DATA: f"{has} waited {silent_s:.0f} s for data{detail or inside}",
+        RankActivity.IDLE: f"{has} waited {silent_s:.0f} s{inside}",
+        RankActivity.UNSEEN: f"{has} not run for {silent_s:.0f} s{inside}",
+        RankActivity.SPINNING: f"{has} been running in the same few lines for {silent_s:.0f} s{at}",
+        RankActivity.CHURNING: f"{has} used CPU without any progress for {silent_s:.0f} s{at}{detail}",
+        RankActivity.UNLOOKED: f"{has} shown no progress for {silent_s:.0f} s, and could not be looked at",
+        RankActivity.LEAVING: f"{has} come to the end of the script, but not exited{inside} for {silent_s:.0f} s",
+        RankActivity.WAITING: f"{has} waited {silent_s:.0f} s{inside}",
     }
     if found.cause == "collective_mismatch":
         return f"{has} been in another collective than the rest for {silent_s:.0f} s{at}"

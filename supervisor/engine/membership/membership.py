@@ -75,7 +75,7 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
     return actions + take_back(state, member) + try_start(state, now_s)
 
 
-def on_node_silent(state: State, event: ev.NodeSilent, now_s: float) -> list[Action]:
+def on_node_suspected(state: State, event: ev.NodeSuspected, now_s: float) -> list[Action]:
     """Note since when; nothing else follows until the node is heard again or counts as lost."""
     fleet, member = state.fleet, _member(state, event.node)
     if fleet is None or member is None or member.standing not in (Standing.READY, Standing.SILENT):
@@ -85,7 +85,7 @@ def on_node_silent(state: State, event: ev.NodeSilent, now_s: float) -> list[Act
     return []
 
 
-def on_node_heard(state: State, event: ev.NodeHeard, now_s: float) -> list[Action]:
+def on_node_contact_restored(state: State, event: ev.NodeContactRestored, now_s: float) -> list[Action]:
     """A silent node is back in time: the silence is kept as this network's longest, and looks go on."""
     fleet, member = state.fleet, _member(state, event.node)
     if fleet is None or member is None or member.standing is not Standing.SILENT:

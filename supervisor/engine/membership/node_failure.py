@@ -10,7 +10,7 @@ from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.recovery.awaited_nodes import isolate_lost
 from guardrun.supervisor.engine.recovery.launcher_orders import stop_for
-from guardrun.supervisor.engine.recovery.restart_policy import go_on
+from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, open_incident, write
 from guardrun.supervisor.engine.state.job_nodes import MAX_NAMED, Fleet, Member, Standing
 from guardrun.supervisor.engine.state.state import Attempt, State
@@ -140,7 +140,7 @@ def _follow_up(state: State, incident: Incident, to_blame: list[Member], now_s: 
         return actions + stop_for(state, incident.id, onset_s=incident.onset_s, now_s=now_s)
     # Its peers fell first, and the rest is being stopped for them already.
     state.verdict_incident, state.exit_code = incident.id, 1
-    return actions + go_on(state, now_s)
+    return actions + decide_restart(state, now_s)
 
 
 def _isolate(state: State, incident_id: str, members: list[Member], now_s: float) -> list[Action]:

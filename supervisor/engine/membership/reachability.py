@@ -26,7 +26,7 @@ STRAGGLES = 2.0
 """Times the median all-reduce of a pair (DLRover's node check)."""
 
 
-class Meeting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one node met another."""
 
     source: str
@@ -48,7 +48,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """What is odd, and stops nobody."""
 
 
-def plan_meetings(nodes: Sequence[str]) -> dict[str, list[str]]:
+def plan_probes(nodes: Sequence[str]) -> dict[str, list[str]]:
     """Who tries to reach whom."""
     count = len(nodes)
     if count <= ALL_PAIRS:
@@ -59,7 +59,7 @@ def plan_meetings(nodes: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
-def judge_meetings(meetings: Iterable[Meeting]) -> Judged:
+def judge_reachability(meetings: Iterable[ProbeResult]) -> Judged:
     """meetings: one each way that was tried."""
     tried: dict[str, dict[str, str]] = {}
     seen = list(meetings)
@@ -90,7 +90,7 @@ def _find_faulty(tried: Mapping[str, Mapping[str, str]]) -> set[str]:
     return failing
 
 
-def _why(node: str, others: Mapping[str, str], seen: Sequence[Meeting]) -> str:
+def _why(node: str, others: Mapping[str, str], seen: Sequence[ProbeResult]) -> str:
     bad = [other for other, error in others.items() if error]
     from_it = [one for one in seen if one.source == node and one.error]
     to_it = [one for one in seen if one.target == node and one.error]
@@ -106,7 +106,7 @@ def _why(node: str, others: Mapping[str, str], seen: Sequence[Meeting]) -> str:
     return f"{way} {of} ({names(bad)}; {example.source} to {example.target}: {example.error})"
 
 
-def _evidence(node: str, others: Mapping[str, str], seen: Sequence[Meeting]) -> dict[str, Any]:
+def _evidence(node: str, others: Mapping[str, str], seen: Sequence[ProbeResult]) -> dict[str, Any]:
     failed = [one for one in seen if one.error and node in (one.source, one.target)]
     return {
         "check": "reach",
@@ -123,7 +123,7 @@ def to_try_again(plan: Mapping[str, Sequence[str]], faulty: Iterable[str]) -> di
     return {node: others for node, others in tried.items() if others}
 
 
-def latest(before: Iterable[Meeting], again: Iterable[Meeting]) -> list[Meeting]:
+def latest(before: Iterable[ProbeResult], again: Iterable[ProbeResult]) -> list[ProbeResult]:
     """Each meeting as it went the last time."""
     return list({(one.source, one.target): one for one in (*before, *again)}.values())
 
@@ -166,7 +166,7 @@ def split(tried: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
     return sorted(parts, key=len, reverse=True)
 
 
-def _slow(seen: Sequence[Meeting], faulty: set[str]) -> list[str]:
+def _slow(seen: Sequence[ProbeResult], faulty: set[str]) -> list[str]:
     """A node all of whose echoes are slow, or a pair."""
     took_s: dict[str, dict[str, float]] = {}
     for one in seen:
@@ -195,7 +195,7 @@ def _slow(seen: Sequence[Meeting], faulty: set[str]) -> list[str]:
 # All-reduces between two nodes --------------------------------------------------------------------------
 
 
-class Summed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AllReduceResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How two nodes summed together."""
 
     nodes: tuple[str, str]
@@ -211,7 +211,7 @@ def first_round(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
     return [pairs] if pairs else []
 
 
-def second_round(nodes: Sequence[str], done: Sequence[Summed]) -> list[list[tuple[str, str]]]:
+def second_round(nodes: Sequence[str], done: Sequence[AllReduceResult]) -> list[list[tuple[str, str]]]:
     """The fastest with the slowest; those that failed are the slowest of all.
 
     Nobody meets the same again if it can be helped. done: of the first round.
@@ -232,7 +232,7 @@ def second_round(nodes: Sequence[str], done: Sequence[Summed]) -> list[list[tupl
     return [pairs, [(partner, left[0])]]
 
 
-def judge_sums(first: Sequence[Summed], second: Sequence[Summed]) -> Judged:
+def judge_all_reduces(first: Sequence[AllReduceResult], second: Sequence[AllReduceResult]) -> Judged:
     """A node that fails both rounds is faulty, where whom it failed with is shown to be well by another pair."""
     well = {node for one in (*first, *second) if not one.error for node in one.nodes}
     faulty: dict[str, str] = {}
@@ -254,7 +254,7 @@ def judge_sums(first: Sequence[Summed], second: Sequence[Summed]) -> Judged:
     return Judged(faulty=faulty, evidence=evidence, said=odd + _stragglers(first, second))
 
 
-def _stragglers(first: Sequence[Summed], second: Sequence[Summed]) -> list[str]:
+def _stragglers(first: Sequence[AllReduceResult], second: Sequence[AllReduceResult]) -> list[str]:
     best_s: dict[str, float] = {}
     for one in (*first, *second):
         for node in one.nodes if not one.error else ():

@@ -15,7 +15,7 @@ CLOCK_S = 1.0
 MAX_FILES_NAMED = 3
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeEnvironment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node's part."""
 
     wall_s: float = 0.0
@@ -30,7 +30,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The rest was too much to read."""
 
 
-def compare(facts: Mapping[str, Facts]) -> list[str]:
+def compare(facts: Mapping[str, NodeEnvironment]) -> list[str]:
     """In sentences without their full stop: whose versions, code or clocks are not those of most."""
     said: list[str] = []
     for name in dict.fromkeys(name for one in facts.values() for name in one.versions):
@@ -50,7 +50,7 @@ def _odd(told: Mapping[str, str]) -> list[tuple[str, list[str], str, list[str]]]
     return [(v, [node for node in told if told[node] == v], usual, others) for v in counts if v != usual]
 
 
-def _files(facts: Mapping[str, Facts]) -> list[str]:
+def _files(facts: Mapping[str, NodeEnvironment]) -> list[str]:
     told = {node: one.files for node, one in facts.items() if one.files}
     usual: dict[str, str] = {}
     for name in dict.fromkeys(name for files in told.values() for name in files):
@@ -72,7 +72,7 @@ def _files(facts: Mapping[str, Facts]) -> list[str]:
     return said
 
 
-def _clocks(facts: Mapping[str, Facts]) -> list[str]:
+def _clocks(facts: Mapping[str, NodeEnvironment]) -> list[str]:
     walls = {node: one.wall_s for node, one in facts.items() if one.wall_s}
     if len(walls) < 2:
         return []

@@ -4,8 +4,8 @@ Every action that ends comes back as an event, a failed or late one too:
 StartAttempt → AttemptStarted | AttemptNotStarted, StopAttempt → AttemptStopped, TakeLook → LookTaken,
 ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → IsolationSettled | NotIsolated
 (nothing, once it is withdrawn),
-CheckNodes → NodesChecked, AskCheckpoint → CheckpointAsked and CheckpointSecured, SeekCheckpoint → CheckpointSecured,
-Requeue → Requeued. The others end in themselves.
+CheckNodes → NodesChecked, AskCheckpoint → CheckpointAsked and CheckpointCompleted, SeekCheckpoint →
+CheckpointCompleted, Requeue → Requeued. The others end in themselves.
 """
 
 from __future__ import annotations

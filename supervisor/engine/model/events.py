@@ -451,7 +451,7 @@ class Gauge(msgspec.Struct, frozen=True, array_like=True):
     value: float
 
 
-class NodeTold(_Event, frozen=True, kw_only=True, tag="node_told"):
+class NodeFindingsReported(_Event, frozen=True, kw_only=True, tag="node_told"):
     """What the judges of a node say anew (supervisor/health/); all times are the engine's."""
 
     node: str
@@ -478,7 +478,7 @@ class NodeJoined(_Event, frozen=True, kw_only=True, tag="node_joined"):
     """torchrun's --role there."""
 
 
-class NodeSilent(_Event, frozen=True, kw_only=True, tag="node_silent"):
+class NodeSuspected(_Event, frozen=True, kw_only=True, tag="node_silent"):
     """Nothing has been heard of a node for some seconds."""
 
     node: str
@@ -488,7 +488,7 @@ class NodeSilent(_Event, frozen=True, kw_only=True, tag="node_silent"):
     """Its end of the connection was closed: nobody is there any more, or not yet again."""
 
 
-class NodeHeard(_Event, frozen=True, kw_only=True, tag="node_heard"):
+class NodeContactRestored(_Event, frozen=True, kw_only=True, tag="node_heard"):
     """A node that was silent is heard again."""
 
     node: str
@@ -567,7 +567,7 @@ class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The day of the last, UTC: `2026-11-20`."""
 
 
-class PastRead(_Event, frozen=True, kw_only=True, tag="past_read"):
+class HistoryLoaded(_Event, frozen=True, kw_only=True, tag="past_read"):
     """What earlier runs have left about incidents; once a supervisor, soon after its start."""
 
     places: list[PastPlace]
@@ -609,10 +609,10 @@ class PreemptionNoticed(_Event, frozen=True, kw_only=True, tag="preemption_notic
     at_s: float = 0.0
     """When guardrun got the signal, before it gave it to any rank; 0: as this is told."""
     is_why_asked: bool = False
-    """The scheduler is asked why: a SchedulerTold with its word follows."""
+    """The scheduler is asked why: a SchedulerStatusChanged with its word follows."""
 
 
-class SchedulerTold(_Event, frozen=True, kw_only=True, tag="scheduler_told"):
+class SchedulerStatusChanged(_Event, frozen=True, kw_only=True, tag="scheduler_told"):
     """What the scheduler says of the job; when it changes, and after each signal."""
 
     end_s: float = 0.0
@@ -638,7 +638,7 @@ class CheckpointAnswered(_Event, frozen=True, kw_only=True, tag="checkpoint_answ
     request: int
 
 
-class CheckpointSecured(_Event, frozen=True, kw_only=True, tag="checkpoint_secured"):
+class CheckpointCompleted(_Event, frozen=True, kw_only=True, tag="checkpoint_secured"):
     """A whole checkpoint newer than the request is there. Answers SeekCheckpoint also where there is none."""
 
     request: int
@@ -677,10 +677,10 @@ Event = (
     | CheckpointChosen
     | LookTaken
     | GcHeld
-    | NodeTold
+    | NodeFindingsReported
     | NodeJoined
-    | NodeSilent
-    | NodeHeard
+    | NodeSuspected
+    | NodeContactRestored
     | NodeLeft
     | NodeAbsent
     | NodesChecked
@@ -688,14 +688,14 @@ Event = (
     | IsolationSettled
     | NodeReleased
     | HooksMissing
-    | PastRead
+    | HistoryLoaded
     | HoldSet
     | RestartAsked
     | PreemptionNoticed
-    | SchedulerTold
+    | SchedulerStatusChanged
     | CheckpointAsked
     | CheckpointAnswered
-    | CheckpointSecured
+    | CheckpointCompleted
     | Requeued
     | StopRequested
     | Ticked

@@ -22,7 +22,7 @@ import msgspec
 from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, RankLook
 from guardrun.supervisor.engine.observation.collective_calls import is_point_to_point, may_be_uneven, meet
 from guardrun.supervisor.engine.observation.frames import is_users, user_frame
-from guardrun.supervisor.engine.observation.mismatch_attribution import Side, blamed
+from guardrun.supervisor.engine.observation.mismatch_attribution import CallVariant, blamed
 
 CIRCLE = "circle"
 SIDES = "sides"
@@ -50,7 +50,7 @@ class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
 
     form: str
     """SIDES: one call of one group, called differently. CIRCLE: ranks that wait for each other, through groups."""
-    sides: list[Side]
+    sides: list[CallVariant]
     """The largest first; for a circle, in the order in which they wait for each other."""
     culprits: list[int]
     """Empty where it cannot be told."""
@@ -244,7 +244,7 @@ def _by_sides(groups: dict[Key, _Group], looks: list[RankLook]) -> Mismatch | No
     return None
 
 
-def _placed(sides: list[Side], looks: list[RankLook]) -> list[Side]:
+def _placed(sides: list[CallVariant], looks: list[RankLook]) -> list[CallVariant]:
     """The same, with a place for each call that is under way and tells none itself."""
     by_rank = {look.global_rank: look for look in looks}
     return [
@@ -255,14 +255,14 @@ def _placed(sides: list[Side], looks: list[RankLook]) -> list[Side]:
     ]
 
 
-def _is_held(group: _Group, side: Side, seq: int) -> bool:
+def _is_held(group: _Group, side: CallVariant, seq: int) -> bool:
     """Whether somebody of this side has not got past the call, or past anything of the group since."""
     return any(
         call.state != "completed" for rank in side.ranks for number, call in group.calls[rank].items() if number >= seq
     )
 
 
-def _sides(group: _Group, seq: int) -> list[Side]:
+def _sides(group: _Group, seq: int) -> list[CallVariant]:
     sides: list[tuple[Call, list[int]]] = []
     for rank in sorted(group.calls):
         call = group.calls[rank].get(seq)
@@ -275,7 +275,7 @@ def _sides(group: _Group, seq: int) -> list[Side]:
         else:
             sides.append((call, [rank]))
     sides.sort(key=lambda side: -len(side[1]))
-    return [Side(ranks=ranks, call=call, group=group.name) for call, ranks in sides]
+    return [CallVariant(ranks=ranks, call=call, group=group.name) for call, ranks in sides]
 
 
 def _by_circle(waits: dict[int, Wait], looks: list[RankLook]) -> Mismatch | None:
@@ -291,7 +291,7 @@ def _by_circle(waits: dict[int, Wait], looks: list[RankLook]) -> Mismatch | None
             rank = following[0]
         else:
             circle = path[path.index(rank) :]
-            sides = [Side(ranks=[r], call=_call_of(waits[r]), group=waits[r].group) for r in circle]
+            sides = [CallVariant(ranks=[r], call=_call_of(waits[r]), group=waits[r].group) for r in circle]
             culprits, why = blamed(sides, looks)
             return Mismatch(form=CIRCLE, sides=sides, culprits=culprits, why=why)
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from guardrun.supervisor.engine.observation.rank_activity import Doing
+from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +20,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Counts from when it was seen, and waits for no floor."""
     why_nobody: str = ""
     """Where no culprit can be told: why."""
-    doing: Doing = Doing.WAITING
+    doing: RankActivity = RankActivity.WAITING
     """What the culprits do."""
     is_certain: bool = False
     """Shown by what the ranks recorded: waits for no floor either, but counts from the last progress."""

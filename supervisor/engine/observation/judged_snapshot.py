@@ -9,7 +9,7 @@ from guardrun.supervisor.engine.observation.collective_waits import Match
 from guardrun.supervisor.engine.observation.rank_activity import Judgement
 
 
-class Seen(NamedTuple):
+class JudgedSnapshot(NamedTuple):
     """A look, judged."""
 
     by_rank: dict[int, Judgement]

@@ -21,7 +21,7 @@ OFTEN = 3
 Step = tuple[object, ...]
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class CallVariant(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that agree on what a call of a group is."""
 
     ranks: list[int]
@@ -29,7 +29,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     group: str
 
 
-def blamed(sides: list[Side], looks: list[RankLook]) -> tuple[list[int], str]:
+def blamed(sides: list[CallVariant], looks: list[RankLook]) -> tuple[list[int], str]:
     """The ranks to blame, and how they were told (or why they were not)."""
     total = sum(len(side.ranks) for side in sides)
     if len(sides[0].ranks) * 2 > total:

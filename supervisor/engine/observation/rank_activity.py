@@ -24,7 +24,7 @@ from guardrun.supervisor.engine.observation.dataloader_workers import (
 )
 
 
-class Doing(str, Enum):
+class RankActivity(str, Enum):
     """What a rank was seen to do; the comment says what the policy makes of it."""
 
     STOPPED = "stopped"
@@ -61,15 +61,15 @@ class Doing(str, Enum):
 
 STUCK = frozenset(
     {
-        Doing.STOPPED,
-        Doing.TRACED,
-        Doing.COLLECTING,
-        Doing.GIL_HELD,
-        Doing.IO_BLOCKED,
-        Doing.DATA,
-        Doing.IDLE,
-        Doing.SPINNING,
-        Doing.UNSEEN,
+        RankActivity.STOPPED,
+        RankActivity.TRACED,
+        RankActivity.COLLECTING,
+        RankActivity.GIL_HELD,
+        RankActivity.IO_BLOCKED,
+        RankActivity.DATA,
+        RankActivity.IDLE,
+        RankActivity.SPINNING,
+        RankActivity.UNSEEN,
     }
 )
 """Those that others may be waiting for."""
@@ -79,7 +79,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's verdict, with its reason in words and its place in the user's code."""
 
     global_rank: int
-    doing: Doing
+    doing: RankActivity
     reason: str
     place: str = ""
     spot: str = ""
@@ -110,10 +110,18 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LINGERING = frozenset(
-    {Doing.WAITING, Doing.DATA, Doing.IDLE, Doing.UNSEEN, Doing.IO_BLOCKED, Doing.GIL_HELD, Doing.SPINNING}
+    {
+        RankActivity.WAITING,
+        RankActivity.DATA,
+        RankActivity.IDLE,
+        RankActivity.UNSEEN,
+        RankActivity.IO_BLOCKED,
+        RankActivity.GIL_HELD,
+        RankActivity.SPINNING,
+    }
 )
 """What a process may do for ever after its script has ended, without its being anybody's hang."""
-_FAULTING = frozenset({Doing.GIL_HELD, Doing.IO_BLOCKED, Doing.SPINNING})
+_FAULTING = frozenset({RankActivity.GIL_HELD, RankActivity.IO_BLOCKED, RankActivity.SPINNING})
 
 HEART_STALE_S = 4.0
 """The heart beats once a second; the GIL changes hands every 5 ms. Four missed beats are no scheduling accident."""
@@ -167,7 +175,9 @@ def own_spots(look: RankLook) -> list[str]:
 def unlooked(global_rank: int, reason: str) -> Judgement:
     """The judgement on a living rank that a look does not show."""
     return Judgement(
-        global_rank=global_rank, doing=Doing.UNLOOKED, reason=f"could not be looked at: {reason or 'not told why'}"
+        global_rank=global_rank,
+        doing=RankActivity.UNLOOKED,
+        reason=f"could not be looked at: {reason or 'not told why'}",
     )
 
 
@@ -180,68 +190,74 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         raise ValueError(f"looks at ranks {before.global_rank} and {after.global_rank}, in the wrong order")
     stack = _main_stack(after.process)
     doing, reason = _doing(before, after, stack)
-    workers = workers_of(after, before) if doing is Doing.DATA else []
+    workers = workers_of(after, before) if doing is RankActivity.DATA else []
     if has_ended and doing in _LINGERING:
-        doing, reason = Doing.LEAVING, f"its script has ended, and the process {reason}"
+        doing, reason = RankActivity.LEAVING, f"its script has ended, and the process {reason}"
     return Judgement(
         global_rank=after.global_rank,
         doing=doing,
         reason=reason,
         place=fr.place(stack),
         spot=fr.spot(stack),
-        waits_in=_waits_in(after, stack) if doing is Doing.WAITING else "",
+        waits_in=_waits_in(after, stack) if doing is RankActivity.WAITING else "",
         is_in_init=bool(after.in_init_since_s) or fr.waits_in_init(stack),
-        is_moving=doing is Doing.WAITING and bool(_bytes_move(before, after) or _children_work(before, after)),
+        is_moving=doing is RankActivity.WAITING and bool(_bytes_move(before, after) or _children_work(before, after)),
         is_in_long_work=bool(after.in_save_since_s) or after.phase in _LONG_PHASES,
         order=max(after.group_seq, after.collectives),
-        is_in_doubt=doing is Doing.IDLE and _children_cpu(before, after) > IDLE_CHILD_CPU,
-        is_awake=doing is Doing.IDLE
+        is_in_doubt=doing is RankActivity.IDLE and _children_cpu(before, after) > IDLE_CHILD_CPU,
+        is_awake=doing is RankActivity.IDLE
         and (_wakes_up(before, after) or (fr.waits_for_process(stack) and _children_wake(before, after))),
         is_native=_computes_natively(doing, before, after),
         is_starved=after.process.state == "R" and _cpu(before, after) < STARVED_CPU,
-        detail=mount_words(after.process) if doing is Doing.IO_BLOCKED else clause(workers),
+        detail=mount_words(after.process) if doing is RankActivity.IO_BLOCKED else clause(workers),
         is_broken=cannot_deliver(workers, before),
-        proof=_proof(before, after) if doing in (Doing.IDLE, Doing.DATA) else "",
+        proof=_proof(before, after) if doing in (RankActivity.IDLE, RankActivity.DATA) else "",
     )
 
 
-def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing, str]:
+def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[RankActivity, str]:
     state = after.process.state
     if state in "ZX?":
-        return Doing.GONE, "the process is gone"
+        return RankActivity.GONE, "the process is gone"
     if state in "Tt" and state == before.process.state and after.process.switches == before.process.switches:
         # Equal switches: it has not been let run in between, as programs that limit the CPU do.
         if state == "T":
-            return Doing.STOPPED, "the process is stopped by a signal (state T)"
-        return Doing.TRACED, "the process is stopped by a debugger (state t)"
+            return RankActivity.STOPPED, "the process is stopped by a signal (state T)"
+        return RankActivity.TRACED, "the process is stopped by a debugger (state t)"
     if after.gc_since_s:
-        return Doing.COLLECTING, f"a garbage collection has been running for {after.at_s - after.gc_since_s:.1f} s"
+        return (
+            RankActivity.COLLECTING,
+            f"a garbage collection has been running for {after.at_s - after.gc_since_s:.1f} s",
+        )
     if after.collectives > before.collectives or after.group_seq > before.group_seq:
-        return Doing.BUSY, "its collectives advance"
+        return RankActivity.BUSY, "its collectives advance"
     if _is_waiting(before, after, stack):
-        return Doing.WAITING, f"waits in {_waits_in(after, stack)}"
+        return RankActivity.WAITING, f"waits in {_waits_in(after, stack)}"
     moving = _bytes_move(before, after) or _children_work(before, after)
     if not moving and after.gpu_busy > 0.5 and before.gpu_busy > 0.5:
         moving = "its device works"
     if not moving and fr.is_debugged(stack):
         moving = "somebody debugs it"
     if moving:
-        return Doing.BUSY, moving
+        return RankActivity.BUSY, moving
     doing, reason = _standing(before, after, stack)
     if doing in _FAULTING and faults_s(before, after) > QUIET_FAULTS_S:
         # Parsing a huge file holds the GIL, loading a library from a slow disk is state D: both touch new memory.
-        return Doing.CHURNING, f"touches {faults_s(before, after):.0f} new pages a second, and {reason}"
+        return RankActivity.CHURNING, f"touches {faults_s(before, after):.0f} new pages a second, and {reason}"
     return doing, reason
 
 
-def _standing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing, str]:
+def _standing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[RankActivity, str]:
     """Judge a rank of which nothing is seen to move from outside."""
     if _is_gil_held(before, after):
         if not after.heart_s:
-            return Doing.GIL_HELD, "its main thread sleeps and keeps the GIL meanwhile"
-        return Doing.GIL_HELD, f"no other thread of it has run for {after.at_s - after.heart_s:.0f} s: the GIL is held"
+            return RankActivity.GIL_HELD, "its main thread sleeps and keeps the GIL meanwhile"
+        return (
+            RankActivity.GIL_HELD,
+            f"no other thread of it has run for {after.at_s - after.heart_s:.0f} s: the GIL is held",
+        )
     if after.process.state == before.process.state == "D" or (before.process.dead_mount and after.process.dead_mount):
-        return Doing.IO_BLOCKED, f"in uninterruptible wait (state D, {after.process.wchan or 'unknown'})"
+        return RankActivity.IO_BLOCKED, f"in uninterruptible wait (state D, {after.process.wchan or 'unknown'})"
     return _by_stack(before, after, stack)
 
 
@@ -274,7 +290,7 @@ def _is_gil_held(before: RankLook, after: RankLook) -> bool:
     )
 
 
-def _computes_natively(doing: Doing, before: RankLook, after: RankLook) -> bool:
+def _computes_natively(doing: RankActivity, before: RankLook, after: RankLook) -> bool:
     """Whether native code runs that Python has called: it keeps the GIL all the time, or it has let go of it.
 
     A loop in Python holds it nearly always, and hands it on every 5 ms. Who waits for a device (`loss.item()`) runs in
@@ -284,9 +300,9 @@ def _computes_natively(doing: Doing, before: RankLook, after: RankLook) -> bool:
     # Not by how much it uses: on a node that is busy besides it may be little.
     if not all(process.state == "R" for process in processes):
         return False
-    if doing is Doing.GIL_HELD:
+    if doing is RankActivity.GIL_HELD:
         return True
-    if doing not in (Doing.SPINNING, Doing.IDLE):
+    if doing not in (RankActivity.SPINNING, RankActivity.IDLE):
         return False
     if any("nccl" in group.backend for group in after.groups) or after.gpu_busy >= 0:
         return False
@@ -373,7 +389,7 @@ def _children_work(before: RankLook, after: RankLook) -> str:
     return ""
 
 
-def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Doing, str]:
+def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[RankActivity, str]:
     cpu = _cpu(before, after)
     old = _main_stack(before.process)
     if not stack:
@@ -381,39 +397,41 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Do
             after.at_s - before.at_s
         ):
             # Neither hooks nor stacks: a program that is no Python, say. Nothing could ever show that it gets on.
-            return Doing.BUSY, "its threads run, and nothing more can be seen of it"
+            return RankActivity.BUSY, "its threads run, and nothing more can be seen of it"
         if cpu > QUIET_CPU:
-            return Doing.CHURNING, "runs, and no stack of it could be taken"
-        return Doing.UNSEEN, after.process.trouble or "no stack of it could be taken"
+            return RankActivity.CHURNING, "runs, and no stack of it could be taken"
+        return RankActivity.UNSEEN, after.process.trouble or "no stack of it could be taken"
     is_same = bool(old) and fr.functions(old) == fr.functions(stack)
     # On a node that is busy besides, one that would run may use next to nothing.
     is_ready = before.process.state == after.process.state == "R"
     if _wanted_cpu(before, after, cpu) <= QUIET_CPU and not is_ready:
         return _quiet(before, after, stack, is_same)
     if fr.is_in_backward(stack) and is_same:
-        return Doing.CHURNING, "computes in the backward pass"
+        return RankActivity.CHURNING, "computes in the backward pass"
     stacks = [s for look in (before, after) for s in [_main_stack(look.process), *look.process.variety] if s]
     count = len({*sampled(before), *sampled(after)})
     if any(fr.calls_packages(s) for s in stacks):
         # An evaluation runs in a few lines of the user's code too: as long as it calls into torch, it may be one.
         is_working = count >= WORKING_STACKS
-        return (Doing.BUSY, "its frames change") if is_working else (Doing.CHURNING, "computes in one place")
+        return (
+            (RankActivity.BUSY, "its frames change") if is_working else (RankActivity.CHURNING, "computes in one place")
+        )
     main_cpu = _main_cpu(before, after)
     if main_cpu is not None and _wanted_cpu(before, after, main_cpu) <= QUIET_CPU and not is_ready:
-        return Doing.CHURNING, "its main thread stands still while others of its threads compute"
+        return RankActivity.CHURNING, "its main thread stands still while others of its threads compute"
     if len({fr.place(s) for s in stacks}) <= FEW_PLACES and count < BUSY_STACKS:
-        return Doing.SPINNING, f"uses {cpu:.0%} of a core in the same few lines"
-    return Doing.BUSY, FRAMES_CHANGE
+        return RankActivity.SPINNING, f"uses {cpu:.0%} of a core in the same few lines"
+    return RankActivity.BUSY, FRAMES_CHANGE
 
 
-def _quiet(before: RankLook, after: RankLook, stack: list[Frame], is_same: bool) -> tuple[Doing, str]:
+def _quiet(before: RankLook, after: RankLook, stack: list[Frame], is_same: bool) -> tuple[RankActivity, str]:
     if fr.is_in_backward(stack):
-        return Doing.WAITING, "waits in the backward pass"
+        return RankActivity.WAITING, "waits in the backward pass"
     if fr.waits_for_data(stack) or (after.in_data_since_s and after.in_data_since_s == before.in_data_since_s):
-        return Doing.DATA, "waits for data, and nobody prepares any"
+        return RankActivity.DATA, "waits for data, and nobody prepares any"
     if is_same or fr.place(stack) == fr.place(_main_stack(before.process)):
-        return Doing.IDLE, "is in the same frame, uses no CPU and moves no bytes"
-    return Doing.BUSY, "its frames change"
+        return RankActivity.IDLE, "is in the same frame, uses no CPU and moves no bytes"
+    return RankActivity.BUSY, "its frames change"
 
 
 def _main_cpu(before: RankLook, after: RankLook) -> float | None:

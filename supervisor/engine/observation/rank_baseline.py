@@ -56,7 +56,7 @@ class Suspect(NamedTuple):
     """What a step would take less without it, at least."""
 
 
-class Usual(msgspec.Struct, kw_only=True):
+class RankBaseline(msgspec.Struct, kw_only=True):
     """Ranks' usual places."""
 
     world_size: int = 0
@@ -134,7 +134,7 @@ def excesses(window: Window) -> dict[int, float]:
     return {rank: (share.own_s - usual_s) / step_s for rank, share in window.shares.items()}
 
 
-def suspects(window: Window, usual: Usual, nodes: Mapping[int, str]) -> list[Suspect]:
+def suspects(window: Window, usual: RankBaseline, nodes: Mapping[int, str]) -> list[Suspect]:
     """Ranks that are slower than they used to be, and hold the others up. nodes: per rank."""
     if not usual.excess or len(window.shares) < 2:
         return []
@@ -151,7 +151,7 @@ def suspects(window: Window, usual: Usual, nodes: Mapping[int, str]) -> list[Sus
     return found
 
 
-def steady(usual: Usual, window: Window, nodes: Mapping[int, str]) -> list[Suspect]:
+def steady(usual: RankBaseline, window: Window, nodes: Mapping[int, str]) -> list[Suspect]:
     """Ranks that have been slower than all others, alike, since the first windows; told by their usual places."""
     if len(window.shares) < 2 or not usual.excess:
         return []

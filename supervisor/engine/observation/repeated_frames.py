@@ -15,8 +15,8 @@ from guardrun.supervisor.engine.observation.rank_activity import (
     BUSY_STACKS,
     FRAMES_CHANGE,
     QUIET_FAULTS_S,
-    Doing,
     Judgement,
+    RankActivity,
     faults_s,
     own_spots,
     sampled,
@@ -87,7 +87,7 @@ def over_looks(
     loops: dict[int, Loop], judgement: Judgement, before: RankLook, after: RankLook, unmoved_since_s: float
 ) -> Judgement:
     """The judgement on a rank that runs, with what earlier looks have shown of it."""
-    seems_to_spin = judgement.doing is Doing.SPINNING
+    seems_to_spin = judgement.doing is RankActivity.SPINNING
     is_work = faults_s(before, after) > QUIET_FAULTS_S
     if is_work or not (seems_to_spin or judgement.reason == FRAMES_CHANGE):
         loops.pop(after.global_rank, None)
@@ -98,13 +98,13 @@ def over_looks(
     if loop.is_closed(after.at_s):
         seen_s = after.at_s - min(s.first_s for s in loop.own.values())
         reason = f"has been seen in the same {len(loop.stacks)} stacks for {seen_s:.0f} s"
-        return msgspec.structs.replace(judgement, doing=Doing.SPINNING, reason=reason)
+        return msgspec.structs.replace(judgement, doing=RankActivity.SPINNING, reason=reason)
     if seems_to_spin and len(loop.stacks) >= BUSY_STACKS:
-        return msgspec.structs.replace(judgement, doing=Doing.BUSY, reason="its frames change, slowly")
+        return msgspec.structs.replace(judgement, doing=RankActivity.BUSY, reason="its frames change, slowly")
     return judgement
 
 
 def may_loop(loops: dict[int, Loop], judged: Iterable[Judgement]) -> bool:
     """Whether all that seem to get anywhere are perhaps in loops: then more looks are worth their price."""
-    busy = [j.global_rank for j in judged if j.doing is Doing.BUSY]
+    busy = [j.global_rank for j in judged if j.doing is RankActivity.BUSY]
     return bool(busy) and all(rank in loops and loops[rank].is_small for rank in busy)

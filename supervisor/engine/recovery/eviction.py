@@ -9,7 +9,7 @@ from guardrun.supervisor.engine.model.actions import Action, Incident, Isolate
 from guardrun.supervisor.engine.recovery.node_install_fault import node_to_swap, note_swap
 from guardrun.supervisor.engine.state.failure_attribution import (
     MEMORY_S,
-    held_against,
+    attributed_failures,
     is_doubt,
     kept,
     strike_for,
@@ -44,7 +44,7 @@ def node_to_blame(fleet: Fleet, incident: Incident, now_s: float) -> tuple[str, 
     strikes = kept(member.strikes, now_s)
     strike = strike_for(incident, strikes, fleet.doubts)
     member.strikes = strikes = [*strikes, strike] if strike else strikes
-    held = held_against(strikes, len(fleet.placed)) if strike else 0
+    held = attributed_failures(strikes, len(fleet.placed)) if strike else 0
     if not held or place in fleet.swapped:
         # The same ranks have failed on another node, too: it is not the node.
         return "", ""
@@ -79,7 +79,7 @@ def isolate_again(state: State, now_s: float) -> list[Action]:
     ]
 
 
-def leave_out(state: State, incident: Incident, now_s: float) -> list[Action]:
+def evict(state: State, incident: Incident, now_s: float) -> list[Action]:
     """After a verdict: have the node that is to blame, and those that are under quarantine, do without."""
     fleet = state.fleet
     if fleet is None or not state.settings.act:

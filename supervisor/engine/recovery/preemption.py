@@ -2,8 +2,8 @@
 
     PreemptionNoticed, or the time limit comes near
       → AskCheckpoint → CheckpointAsked, CheckpointAnswered …  training goes on
-      → CheckpointSecured, or the deadline → StopAttempt → AttemptStopped
-      → SeekCheckpoint (where none was seen) → CheckpointSecured
+      → CheckpointCompleted, or the deadline → StopAttempt → AttemptStopped
+      → SeekCheckpoint (where none was seen) → CheckpointCompleted
       → Requeue (where the scheduler lets us) → Requeued
       → FinishRun: outcome `preempted`
 
@@ -63,12 +63,12 @@ def on_preemption_noticed(state: State, event: ev.PreemptionNoticed, now_s: floa
     return _begin(state, now_s)
 
 
-def on_scheduler_told(state: State, event: ev.SchedulerTold, now_s: float) -> list[Action]:
+def on_scheduler_status_changed(state: State, event: ev.SchedulerStatusChanged, now_s: float) -> list[Action]:
     """When the job ends, as the scheduler has it now; after a SIGTERM also why. And which nodes are drained."""
     return note_drained(state, event.drained) + _note_end(state, event, now_s)
 
 
-def _note_end(state: State, event: ev.SchedulerTold, now_s: float) -> list[Action]:
+def _note_end(state: State, event: ev.SchedulerStatusChanged, now_s: float) -> list[Action]:
     notice = state.notice
     notice.end_s, notice.may_requeue = event.end_s, event.may_requeue
     is_late = notice.is_stopping or state.phase is Phase.ENDING
@@ -106,7 +106,7 @@ def on_checkpoint_answered(state: State, event: ev.CheckpointAnswered, now_s: fl
     return []
 
 
-def on_checkpoint_secured(state: State, event: ev.CheckpointSecured, now_s: float) -> list[Action]:
+def on_checkpoint_completed(state: State, event: ev.CheckpointCompleted, now_s: float) -> list[Action]:
     """A whole checkpoint newer than the request; or, once nothing is alive, that there is none."""
     notice = state.notice
     if event.request != notice.request or not notice.cause:

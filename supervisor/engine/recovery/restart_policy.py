@@ -9,7 +9,7 @@ from guardrun.supervisor.engine.incidents.advice import advice_for, data_words
 from guardrun.supervisor.engine.model.actions import Action, Incident, Say
 from guardrun.supervisor.engine.model.lost_time import STARTING
 from guardrun.supervisor.engine.recovery import node_install_fault
-from guardrun.supervisor.engine.recovery.eviction import is_of_node, leave_out
+from guardrun.supervisor.engine.recovery.eviction import evict, is_of_node
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
 from guardrun.supervisor.engine.recovery.preemption import wind_up
 from guardrun.supervisor.engine.recovery.requeue import may_move, move
@@ -23,7 +23,7 @@ AT_ONCE_S = 15.0
 _DATA = ("batch", "epoch", "indices")
 
 
-def go_on(state: State, now_s: float) -> list[Action]:
+def decide_restart(state: State, now_s: float) -> list[Action]:
     """Both the cause is told and nothing is alive: restart, or give up."""
     attempt = attempt_of(state)
     if attempt.ended_s is None or not state.verdict_incident:
@@ -62,7 +62,7 @@ def go_on(state: State, now_s: float) -> list[Action]:
     state.is_detailed = incident.cause == "collective_mismatch" and not state.is_detailed and not state.is_detail_bad
     state.ledger.switch(STARTING, now_s)
     told = change(state, incident.id, action="restart", **more)
-    return [told, *leave_out(state, incident, now_s), *choose(state, now_s)]
+    return [told, *evict(state, incident, now_s), *choose(state, now_s)]
 
 
 def _why_not(state: State) -> tuple[str, bool]:

@@ -69,7 +69,7 @@ def strike_for(incident: Incident, before: list[Strike], number: int) -> Strike 
     return Strike(incident=incident.id, at_s=incident.detected_s, number=number, is_device=is_device, step=step)
 
 
-def held_against(strikes: list[Strike], nodes: int) -> int:
+def attributed_failures(strikes: list[Strike], nodes: int) -> int:
     """How many of a node's strikes, counted from the last, are more than chance; 0: none. nodes: that train."""
     last = strikes[-1].number if strikes else 0
     for count in range(2, len(strikes) + 1):

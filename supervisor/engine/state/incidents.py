@@ -157,7 +157,7 @@ def on_good_end(state: State, now_s: float) -> list[Action]:
     return actions
 
 
-def on_past_read(state: State, event: ev.PastRead, now_s: float) -> list[Action]:
+def on_history_loaded(state: State, event: ev.HistoryLoaded, now_s: float) -> list[Action]:
     """Earlier runs are known now: incidents that were already told say so, too."""
     state.past = {place.place: place for place in event.places}
     state.past_stalls = dict(event.stalls)

@@ -27,7 +27,7 @@ class Notice(msgspec.Struct, kw_only=True):
     end_s: float = 0.0
     """When the scheduler will end the job; 0 = unknown, or never."""
     why: str = ""
-    """The scheduler's own word, as SchedulerTold has it."""
+    """The scheduler's own word, as SchedulerStatusChanged has it."""
     is_why_awaited: bool = False
     """SIGTERM came, and the scheduler has not said yet who wants the end."""
     is_held: bool = False

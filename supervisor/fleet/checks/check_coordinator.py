@@ -26,7 +26,7 @@ FILE = "preflight-nodes.json"
 """In the run directory: the newest check of nodes together, all that was measured."""
 
 
-class CheckDesk:
+class CheckCoordinator:
     """Called from the daemon's loop."""
 
     def __init__(self, daemon: Daemon, fleet: FleetFile, send: Callable[[str, msg.Down], object]) -> None:

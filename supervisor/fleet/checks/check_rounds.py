@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from guardrun.supervisor.engine.membership import reachability
-from guardrun.supervisor.engine.membership.reachability import Judged, Meeting, Summed, names
+from guardrun.supervisor.engine.membership.reachability import AllReduceResult, Judged, ProbeResult, names
 from guardrun.supervisor.engine.membership.version_skew import compare
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import CheckNodes
@@ -124,15 +124,15 @@ def _try_together(nodes: Sequence[str], level: str, token: bytes, record: dict[s
     facts = {node: answer.facts for node, answer in there.items()}
     record["facts"] = {node: msgspec.to_builtins(one) for node, one in list(facts.items())[:MOST_RECORDED]}
     places = {node: msg.Place(node=node, address=one.address, port=one.port) for node, one in there.items()}
-    plan = {node: others for node, others in reachability.plan_meetings(list(there)).items() if others}
+    plan = {node: others for node, others in reachability.plan_probes(list(there)).items() if others}
     meetings = yield from _meet(plan, places, said)
-    judged = reachability.judge_meetings(meetings)
+    judged = reachability.judge_reachability(meetings)
     if judged.faulty:
         # A node is kept out of more than this run for it: what a moment's load or a link that was just coming up made
         # of it counts for nothing.
         again = yield from _meet(reachability.to_try_again(plan, judged.faulty), places, [])
         meetings = reachability.latest(meetings, again)
-        judged = reachability.judge_meetings(meetings)
+        judged = reachability.judge_reachability(meetings)
     record["meetings"] = [[one.source, one.target, round(one.took_s * 1000, 3), one.error] for one in meetings]
     faulty, evidence = dict(judged.faulty), dict(judged.evidence)
     said = [*compare(facts), *judged.said, *said]
@@ -147,7 +147,7 @@ def _try_together(nodes: Sequence[str], level: str, token: bytes, record: dict[s
 
 def _meet(
     plan: Mapping[str, Sequence[str]], places: Mapping[str, msg.Place], said: list[str]
-) -> Generator[Ask, dict[str, Any], list[Meeting]]:
+) -> Generator[Ask, dict[str, Any], list[ProbeResult]]:
     """Have nodes reach others. said: gets who did not answer."""
     meets = {node: msg.Meet(places=[places[other] for other in others]) for node, others in plan.items()}
     met = yield Ask(meets, MEET_S)
@@ -170,14 +170,14 @@ def _sum_together(places: Mapping[str, msg.Place], record: dict[str, Any]) -> Ge
     first = yield from _round("1", reachability.first_round(ready), places)
     second = yield from _round("2", reachability.second_round(ready, first), places)
     record["all_reduces"] = [[*one.nodes, round(one.took_s * 1000, 3), one.error] for one in (*first, *second)]
-    judged = reachability.judge_sums(first, second)
+    judged = reachability.judge_all_reduces(first, second)
     return Judged(faulty=judged.faulty, evidence=judged.evidence, said=said + judged.said)
 
 
 def _round(
     number: str, waves: Sequence[Sequence[tuple[str, str]]], places: Mapping[str, msg.Place]
-) -> Generator[Ask, dict[str, Any], list[Summed]]:
-    done: list[Summed] = []
+) -> Generator[Ask, dict[str, Any], list[AllReduceResult]]:
+    done: list[AllReduceResult] = []
     for wave, couples in enumerate(waves):
         # Processes that hung in the wave before were ended: they are there again, or it is said why not.
         warmed = yield Ask({node: msg.Warm() for couple in couples for node in couple}, WARM_S)
@@ -186,7 +186,7 @@ def _round(
             broken = next((node for node in couple if node not in warmed or warmed[node].error), "")
             if broken:
                 why = warmed[broken].error if broken in warmed else "no answer"
-                done.append(Summed(nodes=couple, error=f"torch does not start on {broken}: {why}"))
+                done.append(AllReduceResult(nodes=couple, error=f"torch does not start on {broken}: {why}"))
                 continue
             adds |= _adds(couple, warmed, places, f"{number}.{wave}.{place}")
         added = yield Ask(adds, ADD_S)
@@ -206,7 +206,9 @@ def _adds(
     }
 
 
-def _summed(couple: tuple[str, str], added: Mapping[str, msg.Added]) -> Summed:
+def _summed(couple: tuple[str, str], added: Mapping[str, msg.Added]) -> AllReduceResult:
     errors = [added[node].error if node in added else f"no answer from {node}" for node in couple]
     error = next((error for error in errors if error), "")
-    return Summed(nodes=couple, error=error, took_s=0.0 if error else max(added[node].took_s for node in couple))
+    return AllReduceResult(
+        nodes=couple, error=error, took_s=0.0 if error else max(added[node].took_s for node in couple)
+    )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from guardrun import __version__
-from guardrun.supervisor.engine.membership.version_skew import Facts
+from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment
 from guardrun.supervisor.preflight.base.torch_files import find_torch, read_pins
 from guardrun.supervisor.preflight.checks.versions import read_driver
 
@@ -21,11 +21,13 @@ DIGEST_CHARS = 12
 NOT_CODE = frozenset({"node_modules", "site-packages", "__pycache__", "build", "dist", "guardrun-runs"})
 
 
-def read_facts(command: Sequence[str], cwd: Path, wall_s: float) -> Facts:
+def read_facts(command: Sequence[str], cwd: Path, wall_s: float) -> NodeEnvironment:
     """command: what each rank runs, as in run.json. wall_s: as Facts has it."""
     script = find_script(command, cwd)
     name, files = read_code(script) if script is not None else ("", {})
-    return Facts(wall_s=wall_s, versions=read_versions(), script=name, files=files, is_script_alone=len(files) == 1)
+    return NodeEnvironment(
+        wall_s=wall_s, versions=read_versions(), script=name, files=files, is_script_alone=len(files) == 1
+    )
 
 
 def read_versions() -> dict[str, str]:

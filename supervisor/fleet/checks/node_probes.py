@@ -17,7 +17,7 @@ from typing import IO, NamedTuple
 
 from guardrun.supervisor.base.bounded_calls import run_bounded
 from guardrun.supervisor.base.log import log
-from guardrun.supervisor.engine.membership.reachability import Meeting
+from guardrun.supervisor.engine.membership.reachability import ProbeResult
 from guardrun.supervisor.fleet.checks.check_rounds import Answer, What
 from guardrun.supervisor.fleet.checks.node_environment import read_facts
 from guardrun.supervisor.fleet.checks.reachability_probe import Echo, Met, call
@@ -153,7 +153,7 @@ class _Worker:
         results = run_bounded(jobs, workers=CALLERS, timeout_s=MEET_S)
         return msg.Met(
             meetings=[
-                Meeting(source=self._about.node, target=place.node, took_s=met.took_s, error=met.error)
+                ProbeResult(source=self._about.node, target=place.node, took_s=met.took_s, error=met.error)
                 for place, met in zip(order.places, map(_met, results), strict=True)
             ]
         )

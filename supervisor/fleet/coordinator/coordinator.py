@@ -1,4 +1,5 @@
-"""The head's dealings with the other nodes: what they tell goes through `Gather` to the engine, orders go out."""
+"""The head's dealings with the other nodes: what they tell goes through `EventAggregator` to the engine, orders go
+out."""
 
 from __future__ import annotations
 
@@ -21,10 +22,10 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.graceful_leave import may_leave
 from guardrun.supervisor.engine.state.job_nodes import Standing
-from guardrun.supervisor.fleet.checks.check_coordinator import CheckDesk
+from guardrun.supervisor.fleet.checks.check_coordinator import CheckCoordinator
 from guardrun.supervisor.fleet.checks.node_environment import compared_versions
-from guardrun.supervisor.fleet.coordinator.event_aggregator import Gather
-from guardrun.supervisor.fleet.coordinator.look_requests import Inquiries
+from guardrun.supervisor.fleet.coordinator.event_aggregator import EventAggregator
+from guardrun.supervisor.fleet.coordinator.look_requests import LookRequests
 from guardrun.supervisor.fleet.coordinator.node_isolation import isolate_other
 from guardrun.supervisor.fleet.coordinator.rank_boards import Boards
 from guardrun.supervisor.fleet.protocol import messages as msg
@@ -37,7 +38,7 @@ from guardrun.supervisor.fleet.rendezvous.join_file import (
     remove_join_file,
     write_join_file,
 )
-from guardrun.supervisor.fleet.rendezvous.join_rejections import Absences
+from guardrun.supervisor.fleet.rendezvous.join_rejections import JoinRejections
 from guardrun.supervisor.fleet.transport import hub as hubs
 from guardrun.supervisor.fleet.transport.curve_keys import KeyPair, make_key_pair
 from guardrun.supervisor.fleet.transport.envelopes import DECODE_ERRORS, Join
@@ -45,7 +46,7 @@ from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
 from guardrun.supervisor.fleet.transport.join_admission import Present, newer_if_gone, role_of, switches_of
 from guardrun.supervisor.node.rank_collection import begin_exits, begin_look, look_name
 from guardrun.supervisor.rundir.run_directory import FleetFile
-from guardrun.supervisor.saving.fleet_save_agreement import FleetAsking, NodeAsking, Order
+from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
 from guardrun.supervisor.saving.resume_protection import elsewhere
 from guardrun.supervisor.wire.control_messages import Finish, Serving, Start, Stop
 from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, Missed, numeric_only, own_addresses
@@ -78,7 +79,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     """It had to listen at every address: those that came by another come back by it."""
 
 
-class HeadDesk:
+class Coordinator:
     """What the head's daemon calls, from its loop."""
 
     def __init__(self, daemon: Daemon, fleet: FleetFile) -> None:
@@ -86,10 +87,10 @@ class HeadDesk:
         self._daemon = daemon
         self._fleet = fleet
         self._me = daemon.run_file.node
-        self.gather = Gather(fleet.term_s, daemon.run_file.run_id, daemon.run_file.settings.lost_s)
-        self.inquiries = Inquiries(self._send)
+        self.gather = EventAggregator(fleet.term_s, daemon.run_file.run_id, daemon.run_file.settings.lost_s)
+        self.inquiries = LookRequests(self._send)
         self.boards = Boards(self._send)
-        self.checks = CheckDesk(daemon, fleet, self._send)
+        self.checks = CheckCoordinator(daemon, fleet, self._send)
         keys = _read_keys(daemon.run_dir, daemon.run_file.session)
         server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
         if keys is not None and keys.is_everywhere:
@@ -97,8 +98,8 @@ class HeadDesk:
         settings = HubSettings(term_s=fleet.term_s, decide=self._decide, listen=fleet.listen)
         port = keys.port if keys else fleet.port
         self.hub = Hub(daemon.clock.now, server, [client.public], port, settings)
-        self.asking = FleetAsking(self._ask, self.hub.incarnation)
-        self._own_asking = NodeAsking(daemon.saving.asking)
+        self.asking = FleetSaveAgreement(self._ask, self.hub.incarnation)
+        self._own_asking = NodeSaveAgreement(daemon.saving.asking)
         self._join = JoinFile(
             run_id=daemon.run_file.run_id,
             session=daemon.run_file.session,
@@ -126,7 +127,7 @@ class HeadDesk:
         self.has_left = False
         """This node's launcher does not obey: its ranks take no part until it does again."""
         self._farewell_by_s: float | None = None
-        self._absences = Absences(daemon, fleet)
+        self._absences = JoinRejections(daemon, fleet)
         self._introducer: Introducer | None = None
         self._rewrite_s: float | None = None
         self._has_said_unwritten = False
@@ -513,9 +514,9 @@ class HeadDesk:
             daemon.saving.try_asking()
         elif isinstance(message, msg.Looked):
             self.inquiries.answered(node, message)
-        elif isinstance(message, msg.BoardsTold):
+        elif isinstance(message, msg.BoardsReported):
             self.boards.answered(node, message)
-        elif isinstance(message, msg.SharesTold):
+        elif isinstance(message, msg.SharesReported):
             self.boards.shares_told(node, message)
         elif isinstance(message, ev.StopRequested) and may_leave(daemon.engine.state, node):
             self._let_go(node, message, now_s)

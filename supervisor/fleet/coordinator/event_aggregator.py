@@ -18,7 +18,7 @@ from guardrun.supervisor.engine.membership.membership import DROPPED_S
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import Reading
-from guardrun.supervisor.fleet.protocol.lease import Stillness, head_term_s
+from guardrun.supervisor.fleet.protocol.lease import ProgressTimeout, head_term_s
 from guardrun.supervisor.fleet.protocol.messages import Down
 from guardrun.supervisor.wire.control_messages import Place, Stop, start_of
 
@@ -97,7 +97,7 @@ class _Attempt:
     exited: set[int] = field(default_factory=set)
     """Ranks whose end the engine has been told."""
     is_over: bool = False
-    still: defaultdict[str, Stillness] = field(default_factory=lambda: defaultdict(Stillness))
+    still: defaultdict[str, ProgressTimeout] = field(default_factory=lambda: defaultdict(ProgressTimeout))
     """Per node: how long it allows itself to stand still without contact."""
     killed: set[str] = field(default_factory=set)
     """Nodes of which a rank was killed by SIGKILL."""
@@ -109,7 +109,7 @@ class _Attempt:
         self.places = {node: place for place, node in enumerate(self.order.nodes)}
 
 
-class Gather:
+class EventAggregator:
     """Feed it what nodes tell, and the engine's orders; it answers with events, and fills `orders`."""
 
     def __init__(self, term_s: float, run_id: str = "", lost_s: float = 25.0) -> None:
@@ -153,7 +153,7 @@ class Gather:
         by_role = _by_role(order.nodes, {node: len(group) for node, group in by_node.items()}, roles or {})
         self._attempt = _Attempt(order, [*firsts, total], by_role, is_told=True, since_s=now_s, last_stopped_s=now_s)
         for node, group in by_node.items():
-            self._attempt.still[node] = Stillness(is_partial=True)
+            self._attempt.still[node] = ProgressTimeout(is_partial=True)
             self._attempt.started[node] = ev.AttemptStarted(attempt=attempt, ranks=group)
 
     def stop(self, order: ac.StopAttempt) -> None:
@@ -241,14 +241,14 @@ class Gather:
         self._heard_s[node] = max(at_s, self._heard_s.get(node, at_s))
         if self._silent.pop(node, None) is None:
             return []
-        return [ev.NodeHeard(node=node)]
+        return [ev.NodeContactRestored(node=node)]
 
     def dropped(self, node: str, now_s: float) -> list[ev.Event]:
         """A node's end of the connection was closed: a sign of life of its kernel's."""
         if self._silent.get(node) or node not in self._heard_s:
             return []  # known already; or it has said that it ends
         self._silent[node] = now_s
-        return [ev.NodeSilent(node=node, since_s=self._heard_s.get(node, now_s), is_dropped=True)]
+        return [ev.NodeSuspected(node=node, since_s=self._heard_s.get(node, now_s), is_dropped=True)]
 
     def told(self, node: str, event: ev.Event, now_s: float) -> list[ev.Event]:
         """An event of a node's → those for the engine."""
@@ -306,7 +306,7 @@ class Gather:
         for node, at_s in self._heard_s.items():
             if now_s - at_s >= SILENT_S and node not in self._silent:
                 self._silent[node] = 0.0
-                out.append(ev.NodeSilent(node=node, since_s=at_s))
+                out.append(ev.NodeSuspected(node=node, since_s=at_s))
         return out + self._progress(now_s) + self._overdue(now_s)
 
     def skipped(self, now_s: float) -> None:

@@ -28,7 +28,7 @@ class _Question:
 
 
 @dataclass
-class Inquiries:
+class LookRequests:
     """Runs on the loop's thread."""
 
     send: Callable[[str, msg.Down], object]

@@ -64,11 +64,11 @@ class Boards:
             self._limit_s = LIMIT_S + len(nodes) * LIMIT_PER_NODE_S
             self._again_s = len(nodes) * AGAIN_PER_NODE_S
             for node in nodes:
-                self.send(node, msg.TellBoards(ask=self._number))
+                self.send(node, msg.ReportBoards(ask=self._number))
         self._waiting.append(done)
         self._try_end()
 
-    def answered(self, node: str, answer: msg.BoardsTold) -> None:
+    def answered(self, node: str, answer: msg.BoardsReported) -> None:
         """A node's part, which may come late."""
         rows = {row.global_rank: row for row in answer.rows}
         self._told[node] = _Told(answer.attempt, answer.at_s, rows, answer.notes, answer.failed_hooks)
@@ -109,7 +109,7 @@ class Boards:
 
     # At the end ----------------------------------------------------------------------------------------------
 
-    def shares_told(self, node: str, told: msg.SharesTold) -> None:
+    def shares_told(self, node: str, told: msg.SharesReported) -> None:
         """Of an attempt that has ended there."""
         if told.attempt > self._ended:
             self._ended, self._shares = told.attempt, {}

@@ -19,7 +19,7 @@ import zmq
 
 from guardrun import __version__
 from guardrun.hooks.wire.messages import CheckpointLoaded
-from guardrun.supervisor.base.background_writer import Scribe
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import read_own
 from guardrun.supervisor.base.printable import encode_msgpack
@@ -30,8 +30,8 @@ from guardrun.supervisor.fleet.checks.node_probes import About, NodeChecks, wall
 from guardrun.supervisor.fleet.follower.orphaned_job import begin_rescue, may_rescue
 from guardrun.supervisor.fleet.protocol import messages as msg
 from guardrun.supervisor.fleet.protocol.end_notice import is_silent
-from guardrun.supervisor.fleet.protocol.leader_loss_policy import Headless, Seen
-from guardrun.supervisor.fleet.protocol.lease import STILL_S, Stillness, Waking, boot_s
+from guardrun.supervisor.fleet.protocol.leader_loss_policy import LeaderLossPolicy, Seen
+from guardrun.supervisor.fleet.protocol.lease import STILL_S, ProgressTimeout, Waking, boot_s
 from guardrun.supervisor.fleet.rendezvous.introduction import IntroductionError, introduce
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, JoinFile, NotThere, find_join_file
 from guardrun.supervisor.fleet.rendezvous.refused_start import find_refused
@@ -40,10 +40,10 @@ from guardrun.supervisor.fleet.transport import link as links
 from guardrun.supervisor.fleet.transport.curve_keys import KeyPair
 from guardrun.supervisor.fleet.transport.envelopes import DECODE_ERRORS
 from guardrun.supervisor.fleet.transport.link import Head, Link
-from guardrun.supervisor.node.node_supervisor import Station
+from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from guardrun.supervisor.node.rank_collection import begin_exits, begin_look, look_name, look_now
 from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
-from guardrun.supervisor.saving.fleet_save_agreement import NodeAsking
+from guardrun.supervisor.saving.fleet_save_agreement import NodeSaveAgreement
 from guardrun.supervisor.wire import control_messages
 
 REREAD_S = 1.0
@@ -61,10 +61,10 @@ class _Ended(msgspec.Struct):
     exit_code: int
 
 
-class Deputy(Station):
+class Follower(NodeSupervisor):
     """Runs until the head says that the run is over, or this node's launcher is gone."""
 
-    def __init__(self, run_dir: Path, run: RunFile, scribe: Scribe, fleet: FleetFile) -> None:
+    def __init__(self, run_dir: Path, run: RunFile, scribe: BackgroundWriter, fleet: FleetFile) -> None:
         super().__init__(run_dir, run, scribe)
         self._fleet = fleet
         self._link: Link | None = None
@@ -74,8 +74,8 @@ class Deputy(Station):
         self._attempt = -1
         """Whose ranks are alive here; -1: none are."""
         self._is_stopping = False
-        self._asking = NodeAsking()
-        self._still = Stillness()
+        self._asking = NodeSaveAgreement()
+        self._still = ProgressTimeout()
         self._may_stand_s, self._reported_s = STILL_S, boot_s()
         """How long the ranks may stand still, as far as the head knows; when they were last reported."""
         self._progress_s = time.monotonic()
@@ -83,7 +83,7 @@ class Deputy(Station):
         self._began_s = time.monotonic()
         self._waking = Waking(boot_s())
         settings = run.settings
-        self._headless = Headless(
+        self._headless = LeaderLossPolicy(
             fleet.join_file, settings.join_timeout_s, settings.head_gone_s, self._began_s, fleet.awaited
         )
         self._has_join_file = True
@@ -202,12 +202,12 @@ class Deputy(Station):
         """Sends the event to the head. Always True: what fails there is not known here."""
         if isinstance(event, ev.AttemptStarted):
             self._attempt, self._is_stopping = event.attempt, False
-            self._still, self._progress_s = Stillness(), time.monotonic()
+            self._still, self._progress_s = ProgressTimeout(), time.monotonic()
             self._may_stand_s = STILL_S
             self._headless.began()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
-            self._tell(msg.SharesTold(attempt=event.attempt, ranks=self.desk.shares()))
+            self._tell(msg.SharesReported(attempt=event.attempt, ranks=self.desk.shares()))
             self._attempt, self._is_stopping = -1, False
             self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
             self._refresh_info()  # a connection that is made before the launcher's next hello must not say otherwise
@@ -434,7 +434,7 @@ class Deputy(Station):
             begin_exits(self, order)
         elif isinstance(order, msg.LookNow):
             self._look_now(order)
-        elif isinstance(order, msg.TellBoards):
+        elif isinstance(order, msg.ReportBoards):
             self._tell_boards(order)
         elif isinstance(order, ac.Isolate):
             self.node.isolate(order)
@@ -472,9 +472,9 @@ class Deputy(Station):
 
         self.in_background(work, lambda error: None)
 
-    def _tell_boards(self, order: msg.TellBoards) -> None:
+    def _tell_boards(self, order: msg.ReportBoards) -> None:
         desk = self.desk
-        told = msg.BoardsTold(
+        told = msg.BoardsReported(
             ask=order.ask,
             attempt=desk.attempt,
             at_s=self.clock.now(),

@@ -71,7 +71,7 @@ class Step(NamedTuple):
 NOTHING = Step()
 
 
-class Headless:
+class LeaderLossPolicy:
     """Told what happens; asked once a second while none of this node's ranks is alive."""
 
     def __init__(

@@ -56,7 +56,7 @@ START = 2
 """What lies before the second advance is the start's: a resumed rank shows its checkpoint's step at once."""
 
 
-class Stillness:
+class ProgressTimeout:
     """How long a node's ranks may stand still before that counts as no progress: STILL_S, longer where steps are long.
 
     The node and the head follow the same reports, so that what the node allows itself, the head waits for. What counts

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from guardrun.supervisor.engine.membership.reachability import Meeting
-from guardrun.supervisor.engine.membership.version_skew import Facts
+from guardrun.supervisor.engine.membership.reachability import ProbeResult
+from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Isolate, ReadExits, TakeLook
 from guardrun.supervisor.engine.model.looks import RankLook
@@ -82,8 +82,8 @@ class Looked(_Message, frozen=True, kw_only=True, tag="looked"):
     took_s: float = 0.0
 
 
-class BoardsTold(_Message, frozen=True, kw_only=True, tag="boards_told"):
-    """Answer to TellBoards."""
+class BoardsReported(_Message, frozen=True, kw_only=True, tag="boards_told"):
+    """Answer to ReportBoards."""
 
     ask: int
     attempt: int
@@ -95,7 +95,7 @@ class BoardsTold(_Message, frozen=True, kw_only=True, tag="boards_told"):
     """The newest of both."""
 
 
-class SharesTold(_Message, frozen=True, kw_only=True, tag="shares_told"):
+class SharesReported(_Message, frozen=True, kw_only=True, tag="shares_told"):
     """What the node's ranks spent an attempt's time on; before its AttemptStopped."""
 
     attempt: int
@@ -108,14 +108,14 @@ class Probed(_Message, frozen=True, kw_only=True, tag="probed"):
     address: str
     """That its ranks' store would have."""
     port: int = 0
-    facts: Facts = Facts()
+    facts: NodeEnvironment = NodeEnvironment()
     error: str = ""
 
 
 class Met(_Message, frozen=True, kw_only=True, tag="met"):
     """Answer to Meet."""
 
-    meetings: list[Meeting]
+    meetings: list[ProbeResult]
 
 
 class Warmed(_Message, frozen=True, kw_only=True, tag="warmed"):
@@ -191,7 +191,7 @@ class LookNow(_Message, frozen=True, kw_only=True, tag="look_now"):
     samples: int = 1
 
 
-class TellBoards(_Message, frozen=True, kw_only=True, tag="tell_boards"):
+class ReportBoards(_Message, frozen=True, kw_only=True, tag="tell_boards"):
     """A person wants to know how the ranks are doing."""
 
     ask: int
@@ -245,7 +245,7 @@ class EndCheck(_Message, frozen=True, kw_only=True, tag="end_check"):
     """Nothing of a check is to be left."""
 
 
-Up = ev.Event | Serving | Raw | Loaded | Checks | CheckpointSet | CheckAnswer | Looked | BoardsTold | SharesTold
+Up = ev.Event | Serving | Raw | Loaded | Checks | CheckpointSet | CheckAnswer | Looked | BoardsReported | SharesReported
 Down = (
     Start
     | Stop
@@ -260,5 +260,5 @@ Down = (
     | CheckStep
     | EndCheck
     | LookNow
-    | TellBoards
+    | ReportBoards
 )

@@ -36,7 +36,7 @@ MAX_HEEDED = 64
 """At a time: each is a file to be read."""
 
 
-class Absence(Said, frozen=True, kw_only=True):
+class JoinRejection(Said, frozen=True, kw_only=True):
     """Why a node does not take part. names: those by which it knows the head."""
 
     node: str
@@ -52,7 +52,7 @@ def absence_path(join: Path, key: str, node: str) -> Path:
     return base.with_name(f"{base.name}.absent-{safe(node)}")
 
 
-def leave_absence(join: Path, absence: Absence) -> None:
+def leave_absence(join: Path, absence: JoinRejection) -> None:
     """Say it, in place of what was said before. Raises OSError, JoinError where the place belongs to others."""
     write_said(absence_path(join, absence.key, absence.node), absence)
 
@@ -62,15 +62,15 @@ def take_back_absence(join: Path, key: str, node: str) -> None:
     take_back_said(absence_path(join, key, node))
 
 
-def heed_absences(join: Path, key: str, names: Collection[str], head: Began, now_wall_s: float) -> list[Absence]:
+def heed_absences(join: Path, key: str, names: Collection[str], head: Began, now_wall_s: float) -> list[JoinRejection]:
     """What nodes of this job have said, and that holds: each once. names: the head's; empty: it is the only one.
 
     Blocks as the folder does; raises OSError.
     """
     pattern = absence_path(join, key, "").name
-    heeded: list[Absence] = []
+    heeded: list[JoinRejection] = []
     for path in sorted(join.parent.glob(f"{pattern}*"))[:MAX_HEEDED]:
-        absence = read_said(path, Absence)
+        absence = read_said(path, JoinRejection)
         if absence is None or absence.key != key or (names and set(names).isdisjoint(absence.names)):
             continue
         is_old = absence.said_wall_s < head.started_s - STALE_S
@@ -82,7 +82,7 @@ def heed_absences(join: Path, key: str, names: Collection[str], head: Began, now
     return heeded
 
 
-class Absences:
+class JoinRejections:
     """The head's look at them, while it waits for nodes; by a worker thread."""
 
     def __init__(self, daemon: Daemon, fleet: FleetFile) -> None:
@@ -112,7 +112,7 @@ class Absences:
         finally:
             self._daemon.post(lambda: self._tell(heeded))
 
-    def _tell(self, heeded: list[Absence]) -> None:
+    def _tell(self, heeded: list[JoinRejection]) -> None:
         self._due_s = time.monotonic() + EVERY_S
         for one in heeded:
             absent = NodeAbsent(

@@ -26,7 +26,7 @@ def raise_descriptor_limit() -> int:
     return wanted
 
 
-class Crowd:
+class ConnectionLimiter:
     """The descriptors of those that have not joined, in the order in which they came."""
 
     def __init__(self, limit: int) -> None:

@@ -28,7 +28,7 @@ _MONITORED = (
 _monitors = count()
 
 
-class Doorman:
+class CurveAuthenticator:
     """Answers ZeroMQ's question who may come in (ZAP), for one context: those that hold an admitted key.
 
     The refused are told nothing: status 300 drops them without a word, where 400 would answer.

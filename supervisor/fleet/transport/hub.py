@@ -25,8 +25,8 @@ import msgspec
 import zmq
 
 from guardrun.supervisor.base.printable import encode_msgpack
-from guardrun.supervisor.fleet.transport.connection_limiter import Crowd, raise_descriptor_limit
-from guardrun.supervisor.fleet.transport.curve_authenticator import Doorman, Monitor
+from guardrun.supervisor.fleet.transport.connection_limiter import ConnectionLimiter, raise_descriptor_limit
+from guardrun.supervisor.fleet.transport.curve_authenticator import CurveAuthenticator, Monitor
 from guardrun.supervisor.fleet.transport.curve_keys import KeyPair
 from guardrun.supervisor.fleet.transport.curve_sockets import make_router
 from guardrun.supervisor.fleet.transport.envelopes import (
@@ -109,10 +109,12 @@ class Hub:
         self._unanswered: dict[str, Peer] = {}
         self._decoder: msgspec.msgpack.Decoder[FromDeputy] = msgspec.msgpack.Decoder(FromDeputy)
         self._encoder = msgspec.msgpack.Encoder()
-        self._crowd = Crowd(min(self._settings.max_crowd, raise_descriptor_limit() // CROWD_SHARE))
+        self._crowd = ConnectionLimiter(min(self._settings.max_crowd, raise_descriptor_limit() // CROWD_SHARE))
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 64)
-        self._doorman = Doorman(self._context, admitted)  # before the socket: without one, everybody is let in
+        self._doorman = CurveAuthenticator(
+            self._context, admitted
+        )  # before the socket: without one, everybody is let in
         self._socket = make_router(self._context, keys, self._settings.handshake_ms)
         self._monitor = Monitor(self._context, self._socket)
         self._bound: dict[str, str] = {}

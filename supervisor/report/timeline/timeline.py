@@ -127,7 +127,7 @@ class Timeline:
                 self._mark("raised", event.error.error, now_s, event.global_rank)
             case ev.TimeSkipped():
                 self._mark("skipped", f"{event.gap_s:.0f} s in which nothing ran", now_s)
-            case ev.NodeTold():
+            case ev.NodeFindingsReported():
                 self._gauge(event.gauges)
             case ev.HoldSet():
                 self._mark("held" if event.is_held else "unheld", event.who, now_s)

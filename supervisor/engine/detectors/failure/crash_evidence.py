@@ -8,7 +8,7 @@ from typing import Any
 from guardrun.supervisor.engine.failures.cuda_memory import parse_memory, size
 from guardrun.supervisor.engine.failures.exception_chain import layers_of
 from guardrun.supervisor.engine.failures.failure_causes import lost_device
-from guardrun.supervisor.engine.failures.root_cause import Blame, Fall, is_peer_lost, is_shared_memory
+from guardrun.supervisor.engine.failures.root_cause import Fall, RootCause, is_peer_lost, is_shared_memory
 from guardrun.supervisor.engine.incidents.evidence import MAX_FRAMES, frame_text, most_telling
 from guardrun.supervisor.engine.model.looks import Reading
 from guardrun.supervisor.engine.state.state import Attempt, Crash
@@ -19,7 +19,7 @@ _PATH = re.compile(r"'(/[^']+)'|\"(/[^\"]+)\"")
 _DEVICE_CAUSES = frozenset({"gpu_lost", "nccl_error", "cuda_oom", "abort", "exception"})
 
 
-def crash_evidence(attempt: Attempt, crash: Crash, found: Blame, falls: list[Fall]) -> dict[str, Any]:
+def crash_evidence(attempt: Attempt, crash: Crash, found: RootCause, falls: list[Fall]) -> dict[str, Any]:
     """The incident's evidence, bounded however many ranks there are."""
     by_rank = {fall.global_rank: fall for fall in falls}
     evidence: dict[str, Any] = {
@@ -62,14 +62,14 @@ def crash_evidence(attempt: Attempt, crash: Crash, found: Blame, falls: list[Fal
     return evidence
 
 
-def _last_words(found: Blame, by_rank: dict[int, Fall]) -> str:
+def _last_words(found: RootCause, by_rank: dict[int, Fall]) -> str:
     """The culprit's; of calls that did not meet, another rank may be the one that tells."""
     others = sorted(by_rank) if found.cause == "collective_mismatch" else []
     falls = [by_rank[rank] for rank in [*found.culprits[:1], *others] if rank in by_rank]
     return next((fall.stderr_tail for fall in falls if fall.stderr_tail), "")
 
 
-def words(found: Blame, evidence: dict[str, Any]) -> str:
+def words(found: RootCause, evidence: dict[str, Any]) -> str:
     """What the sentence says beyond the error: where no room is left, which file, which device."""
     if disk := evidence.get("disk"):
         free = disk.get("free_bytes", -1)
@@ -88,7 +88,7 @@ def words(found: Blame, evidence: dict[str, Any]) -> str:
     return ""
 
 
-def failed_load(attempt: Attempt, found: Blame) -> str:
+def failed_load(attempt: Attempt, found: RootCause) -> str:
     """The checkpoint that could not be loaded: as the hooks said, as the error names it, else the one it was given."""
     if found.failed_load:
         return found.failed_load
@@ -99,13 +99,13 @@ def failed_load(attempt: Attempt, found: Blame) -> str:
     return attempt.resumed_from.path if attempt.resumed_from is not None and is_fresh else ""
 
 
-def _memory(found: Blame) -> dict[str, Any] | None:
+def _memory(found: RootCause) -> dict[str, Any] | None:
     texts = [found.error.message] if found.error else []
     texts += [found.layer.message] if found.layer else []
     return next((memory for text in texts if (memory := parse_memory(text))), None)
 
 
-def _full_disk(found: Blame, free_bytes: dict[str, int]) -> dict[str, Any]:
+def _full_disk(found: RootCause, free_bytes: dict[str, int]) -> dict[str, Any]:
     """The folder that has no room: the one that the error names, else the one with the least."""
     messages = [layer.message for layer in layers_of(found.error)] if found.error else []
     paths = [match[1] or match[2] for message in messages for match in _PATH.finditer(message)]
@@ -125,7 +125,7 @@ def _full_disk(found: Blame, free_bytes: dict[str, int]) -> dict[str, Any]:
     return {"folder": folder, "free_bytes": full[folder]}
 
 
-def _odd(found: Blame, readings: list[Reading]) -> list[dict[str, Any]]:
+def _odd(found: RootCause, readings: list[Reading]) -> list[dict[str, Any]]:
     """What the node's sensors said that may have to do with it."""
     odd = [one for one in readings if one.is_odd]
     if found.cause in _DEVICE_CAUSES:

@@ -49,7 +49,7 @@ UNSEEN_S = 300.0
 """Heat that lasts so long is told where nobody can say what training feels: no steps are seen."""
 
 
-def on_node_told(state: State, event: ev.NodeTold, now_s: float) -> list[Action]:
+def on_node_findings_reported(state: State, event: ev.NodeFindingsReported, now_s: float) -> list[Action]:
     """Note what is said; tell what follows as soon as ranks run."""
     watch = state.nodes
     watch.devices.update(event.devices)

@@ -14,7 +14,7 @@ from guardrun.supervisor.engine.detectors.failure.crash_evidence import (
 from guardrun.supervisor.engine.failures.exception_chain import error_in_log
 from guardrun.supervisor.engine.failures.failure_causes import last_words
 from guardrun.supervisor.engine.failures.mismatch_report import explain, last_calls
-from guardrun.supervisor.engine.failures.root_cause import SYSTEM_EXIT, Blame, Fall, blame
+from guardrun.supervisor.engine.failures.root_cause import SYSTEM_EXIT, Fall, RootCause, blame
 from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.incidents.evidence import of_collectives
 from guardrun.supervisor.engine.incidents.sentences import who
@@ -25,7 +25,7 @@ from guardrun.supervisor.engine.observation.collective_waits import match
 from guardrun.supervisor.engine.observation.rank_findings import wrong_with
 from guardrun.supervisor.engine.recovery.launcher_orders import ANSWER_S, stop
 from guardrun.supervisor.engine.recovery.preemption import is_end_of_notice
-from guardrun.supervisor.engine.recovery.restart_policy import go_on
+from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, open_incident, write
 from guardrun.supervisor.engine.state.state import Attempt, Crash, RankState, State, attempt_of
 
@@ -49,7 +49,7 @@ OFFSET_S = 0.05
 """By how much the clocks of two nodes may be taken wrong: an exit of its own that is dated so little after the stop was
 on its way then."""
 
-NO_TRACE = Blame(
+NO_TRACE = RootCause(
     cause="unknown",
     culprits=[],
     confidence=0.3,
@@ -147,7 +147,7 @@ def _tell_crash(state: State, now_s: float) -> list[Action]:
     found = _blame(attempt, crash, falls) if falls else NO_TRACE
     if state.verdict_incident:
         state.crash = None
-        return _retell_crash(state, crash, found, falls) + go_on(state, now_s)
+        return _retell_crash(state, crash, found, falls) + decide_restart(state, now_s)
     is_sure = bool(found.culprits) and found.cause != "exit_code"
     if not found.culprits and state.fleet is not None and state.fleet.silent:
         # They lost a peer, and a node is not heard: it is back in a moment, or it is lost.
@@ -159,15 +159,15 @@ def _tell_crash(state: State, now_s: float) -> list[Action]:
         return []
     actions = open_crash(state, crash, found, falls, now_s)
     state.crash = None
-    return actions + (go_on(state, now_s) if state.phase is Phase.STOPPING else [])
+    return actions + (decide_restart(state, now_s) if state.phase is Phase.STOPPING else [])
 
 
-def _blame(attempt: Attempt, crash: Crash, falls: list[Fall]) -> Blame:
+def _blame(attempt: Attempt, crash: Crash, falls: list[Fall]) -> RootCause:
     ended = [n for n, rank in attempt.ranks.items() if rank.exitcode == 0]
     return explain(blame(falls, crash.readings), match(last_calls(crash.traces)), ended)
 
 
-def open_crash(state: State, crash: Crash, found: Blame, falls: list[Fall], now_s: float) -> list[Action]:
+def open_crash(state: State, crash: Crash, found: RootCause, falls: list[Fall], now_s: float) -> list[Action]:
     """Open the crash's incident, which is the attempt's verdict; its action is `none` where acting is off or held."""
     evidence = _crash_evidence(state, crash, found, falls)
     incident = open_incident(
@@ -189,7 +189,7 @@ def open_crash(state: State, crash: Crash, found: Blame, falls: list[Fall], now_
     return [say, write(state, incident.id, is_new=True)]
 
 
-def _retell_crash(state: State, crash: Crash, found: Blame, falls: list[Fall]) -> list[Action]:
+def _retell_crash(state: State, crash: Crash, found: RootCause, falls: list[Fall]) -> list[Action]:
     """An incident without a culprit, told because it was time, gets one: it took long to die."""
     if not crash.incident_id or not found.culprits:
         return []
@@ -209,7 +209,7 @@ def _retell_crash(state: State, crash: Crash, found: Blame, falls: list[Fall]) -
     return [Say(text=f"incident {crash.incident_id}: {summary}", level="bad"), told]
 
 
-def _crash_evidence(state: State, crash: Crash, found: Blame, falls: list[Fall]) -> dict[str, Any]:
+def _crash_evidence(state: State, crash: Crash, found: RootCause, falls: list[Fall]) -> dict[str, Any]:
     """What is known of the crash; a checkpoint that could not be loaded is not chosen again."""
     attempt = attempt_of(state)
     evidence = crash_evidence(attempt, crash, found, falls)
@@ -231,7 +231,7 @@ def _crash_evidence(state: State, crash: Crash, found: Blame, falls: list[Fall])
     return evidence
 
 
-def _crash_sentence(state: State, found: Blame, evidence: dict[str, Any]) -> str:
+def _crash_sentence(state: State, found: RootCause, evidence: dict[str, Any]) -> str:
     attempt = attempt_of(state)
     step = _step_words(attempt)
     if found.culprits:

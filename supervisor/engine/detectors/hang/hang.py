@@ -13,39 +13,41 @@ from guardrun.supervisor.engine.detectors.hang.global_stall import all_wait
 from guardrun.supervisor.engine.model.events import Settings
 from guardrun.supervisor.engine.observation.collective_waits import Match
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.rank_activity import STUCK, Doing, Judgement
+from guardrun.supervisor.engine.observation.rank_activity import STUCK, Judgement, RankActivity
 
-DOUBTFUL = frozenset({Doing.CHURNING, Doing.UNLOOKED})
+DOUBTFUL = frozenset({RankActivity.CHURNING, RankActivity.UNLOOKED})
 """Neither seen to get somewhere nor seen to stand still: only the hard limit ends the doubt."""
 LEAVING_PATIENCE_S = 300.0
 """torchrun's exit barrier (`exit_barrier_timeout` of its agent's WorkerSpec)."""
 
 _PRECEDENCE = (
-    Doing.STOPPED,
-    Doing.TRACED,
-    Doing.GIL_HELD,
-    Doing.COLLECTING,
-    Doing.IO_BLOCKED,
-    Doing.DATA,
-    Doing.IDLE,
-    Doing.UNSEEN,
-    Doing.SPINNING,
+    RankActivity.STOPPED,
+    RankActivity.TRACED,
+    RankActivity.GIL_HELD,
+    RankActivity.COLLECTING,
+    RankActivity.IO_BLOCKED,
+    RankActivity.DATA,
+    RankActivity.IDLE,
+    RankActivity.UNSEEN,
+    RankActivity.SPINNING,
 )
 _CAUSE = {
-    Doing.STOPPED: ("rank_stopped", 0.99),
-    Doing.TRACED: ("rank_stopped", 0.95),
-    Doing.GIL_HELD: ("gil_held", 0.95),
-    Doing.COLLECTING: ("gc_pause", 0.95),
-    Doing.IO_BLOCKED: ("io_blocked", 0.9),
-    Doing.DATA: ("dataloader_stall", 0.9),
-    Doing.IDLE: ("rank_blocked", 0.95),
-    Doing.UNSEEN: ("rank_blocked", 0.6),
-    Doing.SPINNING: ("rank_spinning", 0.85),
+    RankActivity.STOPPED: ("rank_stopped", 0.99),
+    RankActivity.TRACED: ("rank_stopped", 0.95),
+    RankActivity.GIL_HELD: ("gil_held", 0.95),
+    RankActivity.COLLECTING: ("gc_pause", 0.95),
+    RankActivity.IO_BLOCKED: ("io_blocked", 0.9),
+    RankActivity.DATA: ("dataloader_stall", 0.9),
+    RankActivity.IDLE: ("rank_blocked", 0.95),
+    RankActivity.UNSEEN: ("rank_blocked", 0.6),
+    RankActivity.SPINNING: ("rank_spinning", 0.85),
 }
 
 
-_STILL = frozenset({Doing.IO_BLOCKED, Doing.DATA, Doing.IDLE, Doing.UNSEEN})
-_LONG_WORK = frozenset({Doing.IO_BLOCKED, Doing.IDLE, Doing.UNSEEN, Doing.SPINNING, Doing.GIL_HELD})
+_STILL = frozenset({RankActivity.IO_BLOCKED, RankActivity.DATA, RankActivity.IDLE, RankActivity.UNSEEN})
+_LONG_WORK = frozenset(
+    {RankActivity.IO_BLOCKED, RankActivity.IDLE, RankActivity.UNSEEN, RankActivity.SPINNING, RankActivity.GIL_HELD}
+)
 """What a rank in a save may well look like: one write to slow storage moves no counter until it returns."""
 
 
@@ -55,18 +57,20 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
     matched: what their collectives say. None: somebody gets somewhere, or there is nothing to judge.
     """
     matched = matched or Match()
-    living = [j for j in judged if j.doing is not Doing.GONE]
-    proven = [j for j in living if j.doing is Doing.STOPPED] or [j for j in living if j.doing is Doing.TRACED]
-    waiting = [j for j in living if j.doing is Doing.WAITING]
+    living = [j for j in judged if j.doing is not RankActivity.GONE]
+    proven = [j for j in living if j.doing is RankActivity.STOPPED] or [
+        j for j in living if j.doing is RankActivity.TRACED
+    ]
+    waiting = [j for j in living if j.doing is RankActivity.WAITING]
     if proven:
         return _of(proven, proven, _numbers(waiting), settings, is_alone=not waiting)
-    if not living or any(j.doing is Doing.BUSY for j in living):
+    if not living or any(j.doing is RankActivity.BUSY for j in living):
         return None
     doubtful = [j for j in living if j.doing in DOUBTFUL]
     if doubtful:
         return _doubtful(doubtful, _numbers(waiting), settings)
     stuck = [j for j in living if j.doing in STUCK]
-    leaving = [j for j in living if j.doing is Doing.LEAVING]
+    leaving = [j for j in living if j.doing is RankActivity.LEAVING]
     if not stuck:
         if not waiting:
             return _lingering(leaving)
@@ -97,9 +101,11 @@ def _of(
         cause=cause,
         culprits=sorted(_numbers(culprits)),
         waiting=sorted(waiting),
-        confidence=confidence if waiting or doing in (Doing.STOPPED, Doing.TRACED) else round(confidence - 0.2, 2),
+        confidence=confidence
+        if waiting or doing in (RankActivity.STOPPED, RankActivity.TRACED)
+        else round(confidence - 0.2, 2),
         patience_s=max(_patience_s(rival, not waiting, settings) for rival in rivals),
-        is_proof=doing in (Doing.STOPPED, Doing.TRACED),
+        is_proof=doing in (RankActivity.STOPPED, RankActivity.TRACED),
         is_certain=all(rival.is_broken or (rival.proof and not is_alone) for rival in rivals),
         is_alone=is_alone,
         is_still=all(rival.doing in _STILL and not rival.is_awake and not rival.is_in_doubt for rival in rivals),
@@ -122,18 +128,18 @@ def _patience_s(rival: Judgement, nobody_waits: bool, settings: Settings) -> flo
     return max(patience_s, settings.spin_patience_s) if rival.is_in_doubt else patience_s
 
 
-def _by_doing_s(doing: Doing, nobody_waits: bool, settings: Settings) -> float:
+def _by_doing_s(doing: RankActivity, nobody_waits: bool, settings: Settings) -> float:
     return {
-        Doing.STOPPED: settings.stopped_patience_s,
-        Doing.TRACED: settings.traced_patience_s,
-        Doing.GIL_HELD: settings.gil_patience_s,
-        Doing.COLLECTING: settings.gil_patience_s,
-        Doing.IO_BLOCKED: settings.data_patience_s,
-        Doing.DATA: settings.data_patience_s,
+        RankActivity.STOPPED: settings.stopped_patience_s,
+        RankActivity.TRACED: settings.traced_patience_s,
+        RankActivity.GIL_HELD: settings.gil_patience_s,
+        RankActivity.COLLECTING: settings.gil_patience_s,
+        RankActivity.IO_BLOCKED: settings.data_patience_s,
+        RankActivity.DATA: settings.data_patience_s,
         # Nobody is seen to wait for it: it may be a pause on purpose, or a source that all ranks share.
-        Doing.IDLE: settings.data_patience_s if nobody_waits else settings.idle_patience_s,
-        Doing.UNSEEN: settings.spin_patience_s if nobody_waits else settings.data_patience_s,
-        Doing.SPINNING: settings.spin_patience_s,
+        RankActivity.IDLE: settings.data_patience_s if nobody_waits else settings.idle_patience_s,
+        RankActivity.UNSEEN: settings.spin_patience_s if nobody_waits else settings.data_patience_s,
+        RankActivity.SPINNING: settings.spin_patience_s,
     }[doing]
 
 
@@ -148,7 +154,7 @@ def _doubtful(doubtful: list[Judgement], waiting: list[int], settings: Settings)
         confidence=0.5,
         patience_s=settings.hard_timeout_s,
         is_alone=not waiting,
-        doing=min((j.doing for j in doubtful), key=lambda doing: doing is Doing.UNLOOKED),
+        doing=min((j.doing for j in doubtful), key=lambda doing: doing is RankActivity.UNLOOKED),
     )
 
 
@@ -162,7 +168,7 @@ def _lingering(leaving: list[Judgement]) -> Finding | None:
         waiting=[],
         confidence=0.8,
         patience_s=LEAVING_PATIENCE_S,
-        doing=Doing.LEAVING,
+        doing=RankActivity.LEAVING,
         is_alone=True,
     )
 
@@ -204,6 +210,6 @@ def _split(stuck: list[Judgement], waiting: list[Judgement]) -> tuple[list[Judge
 def _as_init(found: Finding, living: list[Judgement]) -> Finding:
     """The same, told as `init` where the others wait in process-group creation and the culprits aren't through it."""
     by_rank = {j.global_rank: j for j in living}
-    if any(by_rank[rank].is_in_init for rank in found.waiting) and found.doing is not Doing.COLLECTING:
+    if any(by_rank[rank].is_in_init for rank in found.waiting) and found.doing is not RankActivity.COLLECTING:
         return msgspec.structs.replace(found, cause="init")
     return found

@@ -13,8 +13,8 @@ from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.observation.collective_waits import match
 from guardrun.supervisor.engine.observation.dataloader_workers import of_workers
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.judged_snapshot import Seen
-from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement
+from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot
+from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity
 from guardrun.supervisor.engine.observation.rank_findings import wrong_with
 from guardrun.supervisor.engine.observation.stack_grouping import evidence_groups
 from guardrun.supervisor.engine.recovery.launcher_orders import stop_for
@@ -31,7 +31,7 @@ def lasted_s(state: State, found: Finding, looks: list[RankLook], now_s: float) 
     assert suspicion is not None
     if found.is_proof:
         return now_s - min(attempt.stopped.get(rank, now_s) for rank in found.culprits)
-    if found.doing is Doing.COLLECTING:
+    if found.doing is RankActivity.COLLECTING:
         return now_s - min((k.gc_since_s for k in looks if k.gc_since_s), default=now_s)
     began_s = silence_began_s(attempt)
     for rank in found.culprits or found.waiting:
@@ -43,13 +43,13 @@ def told_s(state: State, found: Finding, looks: list[RankLook], now_s: float) ->
     """How long it has been so for all that is known. Patience is the more careful: it counts what was looked at."""
     suspicion = state.suspicion
     assert suspicion is not None
-    if found.is_proof or found.doing is Doing.COLLECTING:
+    if found.is_proof or found.doing is RankActivity.COLLECTING:
         return lasted_s(state, found, looks, now_s)
     moved = [suspicion.moved_s.get(rank, 0.0) for rank in found.culprits or found.waiting]
     return now_s - max([silence_began_s(attempt_of(state)), *moved])
 
 
-def left_s(state: State, found: Finding, seen: Seen, now_s: float) -> float:
+def left_s(state: State, found: Finding, seen: JudgedSnapshot, now_s: float) -> float:
     """How much longer it may be so before it is a hang; 0 or less: it is one."""
     lasted = lasted_s(state, found, seen.event.ranks, now_s)
     if found.is_proof or found.is_certain:
@@ -65,7 +65,7 @@ def left_s(state: State, found: Finding, seen: Seen, now_s: float) -> float:
     return max(patience_s - lasted, usual_s - (now_s - silence_began_s(attempt_of(state))))
 
 
-def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Action]:
+def verdict(state: State, found: Finding, seen: JudgedSnapshot, now_s: float) -> list[Action]:
     """It is a hang. Open (or take up again) its incident, and act where guardrun may."""
     by_rank, looks = seen.by_rank, seen.event.ranks
     attempt, suspicion = attempt_of(state), state.suspicion
@@ -74,7 +74,7 @@ def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Acti
     lasted = told_s(state, found, looks, now_s)
     may_act = suspicion.is_forced or (state.settings.act and not state.is_held and not is_near_end(state))
     known = suspicion.incident_id
-    if not known and found.doing is Doing.COLLECTING:
+    if not known and found.doing is RankActivity.COLLECTING:
         keys = [state.detectors.gc_pause.key(attempt.number, rank) for rank in found.culprits]
         known = next((state.detected[key] for key in keys if key), "")
     if known and not may_act:
@@ -87,7 +87,7 @@ def verdict(state: State, found: Finding, seen: Seen, now_s: float) -> list[Acti
     stall = suspicion.stall
     onset_s = max(now_s - lasted, 0.0)
     # A script that has come to its end is not started anew because its process lingers.
-    action = "restart" if may_act and found.doing is not Doing.LEAVING else "none"
+    action = "restart" if may_act and found.doing is not RankActivity.LEAVING else "none"
     actions: list[Action] = []
     if known:
         actions.append(change(state, known, evidence=evidence, summary=summary, action=action, acted_s=now_s))

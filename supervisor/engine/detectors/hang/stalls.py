@@ -15,8 +15,8 @@ from guardrun.supervisor.engine.model.looks import GroupLook
 from guardrun.supervisor.engine.observation.collective_waits import pending
 from guardrun.supervisor.engine.observation.frames import base_name
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.judged_snapshot import Seen
-from guardrun.supervisor.engine.observation.rank_activity import Doing
+from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot
+from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 from guardrun.supervisor.engine.state.state import Stall, State, Suspicion, attempt_of, silence_began_s
 
 ALONE = 4.0
@@ -31,7 +31,7 @@ DOUBTS = 3
 _KEPT = 50
 
 
-def place_of(found: Finding, seen: Seen) -> str:
+def place_of(found: Finding, seen: JudgedSnapshot) -> str:
     """Where the first culprit is, or who waits where nobody is to blame, as Judgement has it; empty: nobody knows."""
     ranks = found.culprits or found.waiting
     return next((seen.by_rank[rank].place for rank in ranks if rank in seen.by_rank and seen.by_rank[rank].place), "")
@@ -43,7 +43,7 @@ def short(place: str) -> str:
     return f"{function} ({base_name(file)})" if function else ""
 
 
-def known_s(state: State, found: Finding, seen: Seen) -> float:
+def known_s(state: State, found: Finding, seen: JudgedSnapshot) -> float:
     """The longest stall at the culprits' places that ended by itself: in this run, or in one before it."""
     places = {seen.by_rank[rank].place for rank in found.culprits if rank in seen.by_rank}
     return max(
@@ -52,7 +52,7 @@ def known_s(state: State, found: Finding, seen: Seen) -> float:
     )
 
 
-def patience_s(state: State, found: Finding, seen: Seen) -> float:
+def patience_s(state: State, found: Finding, seen: JudgedSnapshot) -> float:
     """How long a stall without proof may last; NEVER_S: it is left alone."""
     settings = state.settings
     hard_s = settings.hard_timeout_s or NEVER_S
@@ -84,7 +84,7 @@ def has_ended(state: State) -> bool:
     )
 
 
-def _said_s(found: Finding, seen: Seen) -> float:
+def _said_s(found: Finding, seen: JudgedSnapshot) -> float:
     """The longest timeout that the script itself has given a group in which somebody waits."""
     waiting = set(found.waiting)
     return max(
@@ -102,7 +102,7 @@ def _told(told: GroupLook) -> float:
 def tell_s(state: State, found: Finding) -> float:
     """After how long it is told; NEVER_S: not at all."""
     settings = state.settings
-    if not settings.tell_s or found.is_proof or found.doing is Doing.COLLECTING:
+    if not settings.tell_s or found.is_proof or found.doing is RankActivity.COLLECTING:
         return NEVER_S  # told as an incident, at once
     is_computing = found.is_native or found.doing in DOUBTFUL
     if is_computing and found.is_alone:
@@ -111,7 +111,9 @@ def tell_s(state: State, found: Finding) -> float:
     return factor * state.gaps.suspicious_after_s(settings.tell_s)
 
 
-def on_found(state: State, found: Finding, seen: Seen, *, lasted_s: float, left_s: float, now_s: float) -> list[Action]:
+def on_found(
+    state: State, found: Finding, seen: JudgedSnapshot, *, lasted_s: float, left_s: float, now_s: float
+) -> list[Action]:
     """Tell of it, once it has lasted long enough. left_s: until it would be acted on."""
     suspicion = state.suspicion
     assert suspicion is not None

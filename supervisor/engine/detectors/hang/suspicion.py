@@ -23,8 +23,8 @@ from guardrun.supervisor.engine.model.lost_time import REDOING, TRAINING
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.collective_waits import match, waits_on_device
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.judged_snapshot import Seen
-from guardrun.supervisor.engine.observation.rank_activity import Doing, Judgement, judge, unlooked
+from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot
+from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity, judge, unlooked
 from guardrun.supervisor.engine.observation.repeated_frames import may_loop, over_looks
 from guardrun.supervisor.engine.recovery import operator_restart, resumption
 from guardrun.supervisor.engine.recovery.decide import observe
@@ -49,7 +49,7 @@ WAIT_LOOK_S = 3.0
 """Of silence, with a rank in a collective (or without a batch) all the while: a look may show calls that never meet."""
 
 _STOPPED = ("T", "t")
-_ON_DEVICE = frozenset({Doing.CHURNING, Doing.IDLE, Doing.SPINNING, Doing.UNSEEN})
+_ON_DEVICE = frozenset({RankActivity.CHURNING, RankActivity.IDLE, RankActivity.SPINNING, RankActivity.UNSEEN})
 """How a rank looks that waits for its device, which waits in a collective: in any call, with or without CPU."""
 
 
@@ -249,11 +249,11 @@ def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Actio
     ended = [n for n, rank in attempt.ranks.items() if rank.exitcode == 0]
     matched = match(event.ranks)
     found = find(judged, ended, state.settings, matched)
-    suspicion.places = {r: j.place for r, j in by_rank.items() if j.place and j.doing is not Doing.WAITING}
+    suspicion.places = {r: j.place for r, j in by_rank.items() if j.place and j.doing is not RankActivity.WAITING}
     actions = observe(state, LookJudged(by_rank, event.ranks, suspicion.looks), now_s)
     if found is None:
         return actions + _nothing_found(state, judged, now_s)
-    return actions + _found(state, found, Seen(by_rank, event, matched), now_s)
+    return actions + _found(state, found, JudgedSnapshot(by_rank, event, matched), now_s)
 
 
 def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floor_s: float) -> list[Judgement]:
@@ -275,9 +275,9 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
         judgement = with_device(judgement, old, look)
         judgement = _with_waking(suspicion, judgement)
         judged.append(judgement)
-        if judgement.doing is Doing.SPINNING and rank in suspicion.loops:
+        if judgement.doing is RankActivity.SPINNING and rank in suspicion.loops:
             suspicion.unmoved_since_s[rank] = suspicion.loops[rank].began_s(look.at_s)
-        if judgement.doing is Doing.BUSY:
+        if judgement.doing is RankActivity.BUSY:
             suspicion.unmoved_since_s[rank] = suspicion.moved_s[rank] = look.at_s
     if not is_whole:
         return []
@@ -291,7 +291,7 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
 def _with_waking(suspicion: Suspicion, judgement: Judgement) -> Judgement:
     """The judgement on a rank that sleeps, with whether it has been seen to wake up since anything else moved."""
     rank = judgement.global_rank
-    if judgement.doing is not Doing.IDLE:
+    if judgement.doing is not RankActivity.IDLE:
         suspicion.awake.discard(rank)
     elif judgement.is_awake:
         suspicion.awake.add(rank)
@@ -304,15 +304,15 @@ def with_device(judgement: Judgement, before: RankLook, after: RankLook) -> Judg
     """The judgement, where what the rank really does is to wait for a collective of its device."""
     if judgement.doing in _ON_DEVICE and (op := waits_on_device(before, after)):
         reason = f"its device has not completed {op}"
-        return msgspec.structs.replace(judgement, doing=Doing.WAITING, reason=reason, waits_in=op)
+        return msgspec.structs.replace(judgement, doing=RankActivity.WAITING, reason=reason, waits_in=op)
     return judgement
 
 
-def _found(state: State, found: Finding, seen: Seen, now_s: float) -> list[Action]:
+def _found(state: State, found: Finding, seen: JudgedSnapshot, now_s: float) -> list[Action]:
     """It looks like a hang: a verdict once that has been so for long enough, and was seen so twice in a row."""
     suspicion = state.suspicion
     assert suspicion is not None
-    is_sure = found.is_proof or found.is_certain or found.doing is Doing.COLLECTING
+    is_sure = found.is_proof or found.is_certain or found.doing is RankActivity.COLLECTING
     if not is_sure and now_s - silence_began_s(attempt_of(state)) < state.settings.floor_s:
         _no_proof(state, now_s)
         return []
