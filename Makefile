@@ -42,7 +42,7 @@ FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
 	@echo "make demo-slurm  a Slurm job of three nodes and a spare, on this machine; a node goes dark (as root, with slurm-wlm and munge)"
-	@echo "make test    all tests (PYTEST_ARGS='tests/core -x' for some, WORKERS=0 one after the other)"
+	@echo "make test    all tests (PYTEST_ARGS='tests/engine -x' for some, WORKERS=0 one after the other)"
 	@echo "make test-quick   what one runs before a commit: which tests that is, says tests/support/quick.py"
 	@echo "make test-flaky   all tests, or some, many times beside busy processes and a slow disk (N=10, K='hang and not fleet')"
 	@echo "make test-lowest  some tests, with the lowest versions that pyproject.toml allows (docs/testing.md)"
@@ -124,8 +124,8 @@ gpu-check:
 	@PYTHONPATH=$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) benchmarks/gpu/check.py --out .gpu-check $(GPU_ARGS)
 
 soak: $(VENV)/.stamp-dev
-	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/core tests/sim tests/checkpoints/test_fuzz.py \
-		tests/edge/test_killed_runs.py tests/faults $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/engine tests/sim tests/checkpoints/test_fuzz.py \
+		tests/runs/test_killed_runs.py tests/faults $(PYTEST_ARGS)
 
 sim: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/sim/run.py $(SIM_ARGS)

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.item import Bench, CannotMeasure, Figure, Target
 from benchmarks.items.supervisor_cost import read_cpu_s, read_pss_mb
 from guardrun.supervisor.client.agent_client import AgentClient, Unreachable, ask
-from tests.node.nvml_stub import NvmlStub, build_library
+from tests.sensors.nvml_stub import NvmlStub, build_library
 from tests.support.processes import descendants
 from tests.support.real import find_program
 

@@ -1,5 +1,4 @@
-"""What ranks write to a stderr that is no file: passed on by a process between (`stderr_relay.py`), its end kept for
-verdicts.
+"""What ranks write to a stderr that is no file: passed on by a process between, its end kept for verdicts.
 
 Ranks get a pipe each where this process's stderr is a pipe, a socket or a device, and a pty each where it is a
 terminal, so that `isatty` says what it said. Where stdout is the very same, it goes the same way, so that a rank's

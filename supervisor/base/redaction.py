@@ -5,7 +5,7 @@ incident.json, reports and the terminal hold what is left. Logs and the terminal
 
 A secret is known by where it stands (after a name that says so, in a URL, in a header) or by the shape that a service
 gives its keys. One that stands by itself and has no such shape (a password that is printed) is not known.
-tests/render/secrets.py holds what must be, and what must not.
+tests/report/secrets.py holds what must be, and what must not.
 """
 
 from __future__ import annotations

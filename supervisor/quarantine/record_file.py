@@ -1,5 +1,4 @@
-"""One file of the record of quarantined nodes: read, added to, set aside where it is spoilt. See
-quarantine/records.py."""
+"""One file of the record of quarantined nodes: read, added to, set aside where it is spoilt (quarantine/records.py)."""
 
 from __future__ import annotations
 

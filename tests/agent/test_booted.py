@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.agent.booted import Booted, missing_part
-from tests.node.nvml_stub import NvmlStub, build_library
+from tests.sensors.nvml_stub import NvmlStub, build_library
 from tests.support.processes import descendants
 from tests.support.real import find_program
 from tests.support.waiting import wait_until

@@ -12,7 +12,7 @@ import pytest
 
 from guardrun.supervisor.rundir.run_directory import write_run_file
 from tests.diagnose.conftest import Bare, Said, after_first_look, ended
-from tests.render.samples import run_file
+from tests.report.samples import run_file
 
 pytestmark = pytest.mark.real("py-spy")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guardrun.supervisor.rundir.run_directory import read_run_file
-from tests.edge.runs import RESUME, SCRIPTS, check_record, check_replay
+from tests.runs.runs import RESUME, SCRIPTS, check_record, check_replay
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.leaks import RESOURCE_TRACKER
 from tests.support.processes import Process

@@ -6,10 +6,10 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.edge.runs import QUICK
 from tests.faults.bed import Bed, send, stop
 from tests.faults.row import Row
 from tests.faults.stories import Continued, Unfelt
+from tests.runs.runs import QUICK
 from tests.support.processes import Process, read_process
 from tests.support.wallclock import WallClock
 

@@ -1,6 +1,6 @@
 """Fixtures
 bed: a training on one node
-job: one on several (tests/fleet)
+job: one on several (tests/fleet_runs)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.bed import Bed
-from tests.fleet.conftest import hosts, job  # noqa: F401  # fixtures
+from tests.fleet_runs.conftest import hosts, job  # noqa: F401  # fixtures
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import os
 import signal
 from dataclasses import dataclass
 
-from tests.edge.runs import SCRIPTS
 from tests.faults.bed import SAVE_EVERY, Bed, stop
 from tests.faults.row import Row
 from tests.faults.stories import Continued, Mended, Unfelt
+from tests.runs.runs import SCRIPTS
 from tests.support.outlet import guardrun_with
 from tests.support.processes import Process, is_alive, read_all, read_process
 from tests.support.real import find_program

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from tests.faults.row import JobFault, Row
-from tests.fleet.jobs import QUICK, Job, flags, kill
+from tests.fleet_runs.jobs import QUICK, Job, flags, kill
 from tests.support.processes import is_alive
 
 PATIENT = QUICK.replace("lost_s = 8\nterm_s = 5", "lost_s = 20\nterm_s = 8")

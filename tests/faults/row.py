@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tests.faults.bed import Bed
-from tests.fleet.jobs import Job
+from tests.fleet_runs.jobs import Job
 
 PARTS = ("supervisor", "launcher", "agent", "head", "link", "disk", "clock")
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import zmq
 
-from tests.edge.runs import QUICK
 from tests.faults.bed import SAVE_EVERY, Bed, send, stop
 from tests.faults.row import Row
 from tests.faults.stories import Mended, Unfelt
+from tests.runs.runs import QUICK
 from tests.support.hostile import hostile_frames, send_frames
 from tests.support.processes import is_alive, read_process
 

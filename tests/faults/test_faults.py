@@ -10,7 +10,7 @@ from tests.faults.bed import Bed
 from tests.faults.page import PROPERTY
 from tests.faults.row import BedStory, JobStory, Row
 from tests.faults.table import SAMPLE, TABLE
-from tests.fleet.jobs import Job
+from tests.fleet_runs.jobs import Job
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,202 +1,238 @@
-"""Where the head of a job listens: a stranger finds nothing at an address that the nodes do not use, and the job runs.
-
-Counted are the sockets of guardrun's own: those of its supervisor, and of guardrun itself before the attempt. Then
-torch serves its ranks' store there, at every address, as under torchrun.
-"""
+"""Where a listener for other nodes listens: the rule, and what becomes of it on real sockets."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+import errno
+import os
+import socket
+import time
+from collections.abc import Iterator
 
 import pytest
+import zmq
 
-from guardrun.supervisor.wire.listening_addresses import LOOPBACK
-from tests.fleet.jobs import PORT, QUICK, Job, kill
+from guardrun.supervisor.engine.model.events import FleetPlan, Settings
+from guardrun.supervisor.fleet.checks.reachability_probe import TOKEN_BYTES, Echo, call
+from guardrun.supervisor.fleet.transport.curve_keys import make_key_pair
+from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
+from guardrun.supervisor.fleet.transport.link import Head, Link
+from guardrun.supervisor.wire import listening_addresses
+from guardrun.supervisor.wire.listening_addresses import (
+    AGAIN_S,
+    EVERYWHERE,
+    MISSED_S,
+    Listen,
+    Missed,
+    bind_to,
+    join_both,
+    open_listeners,
+    where_to_listen,
+)
+from tests.fleet.ends import opened
 from tests.support.listeners import read_listeners
-from tests.support.munged import munged_of_its_own
-from tests.support.netlab import INSIDE, Host
 
-pytestmark = pytest.mark.real("netns")
-
-ALONE = ("--alone",)
-SECOND = "10.88.0.1"
-"""The head's on another network, which no other node has."""
-C10D = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=100")
-LATE = "[fleet]\njoin_timeout_s = 24\n"
-"""Who is missing after six seconds may be coming by another address."""
-PATIENT = QUICK.replace("[fleet]\n", "[fleet]\njoin_timeout_s = 600\n")
+V6 = "2001:db8::a"
+ETH, IB, DOCKER = "192.0.2.10", "198.51.100.10", "172.17.0.1"
+OWN = ["127.0.0.1", "::1", ETH, IB, DOCKER, V6, "fe80::1%eth0", "169.254.7.1"]
+"""A machine with Ethernet (of both families), IP over InfiniBand, a bridge for containers, and a cable to its twin."""
+BOTH = ["127.0.0.1", "::1"]
 
 
-def listens(job: Job, name: str) -> set[str]:
-    """The addresses at which a node's supervisor listens, loopback left out."""
-    return {address for address, _ in read_listeners(job[name].supervisor().pid)} - {*LOOPBACK, "127.0.1.1"}
+@pytest.mark.parametrize(
+    ("host", "resolved", "listens", "is_certain"),
+    [
+        # What the user writes as an address is what the others are given.
+        ("127.0.0.1", ["127.0.0.1"], BOTH, True),
+        ("::1", ["::1"], ["::1", "127.0.0.1"], True),
+        ("127.0.0.7", ["127.0.0.7"], ["127.0.0.7", *BOTH], True),
+        (ETH, [ETH], [ETH, *BOTH], True),
+        (IB, [IB], [IB, *BOTH], True),
+        (V6, [V6], [V6, *BOTH], True),
+        ("2001:DB8:0::A", [V6], [V6, *BOTH], True),
+        ("169.254.7.1", ["169.254.7.1"], ["169.254.7.1", *BOTH], True),
+        # A name may stand for another address elsewhere: those to begin with.
+        ("node-a", [ETH], [ETH, *BOTH], False),
+        ("node-a", [V6, ETH], [V6, ETH, *BOTH], False),
+        ("node-a-ib", [IB], [IB, *BOTH], False),
+        ("node-a", [ETH, "127.0.1.1"], [ETH, "127.0.1.1", *BOTH], False),
+        ("node-a", [ETH, IB, V6], [ETH, IB, V6, *BOTH], False),
+        # A name that is loopback's here: what it is elsewhere, nobody here knows.
+        ("localhost", ["127.0.0.1"], [], True),
+        ("localhost", ["::1", "127.0.0.1"], [], True),
+        ("node-a", ["127.0.1.1"], [], True),
+        # What leads here though it is another's: a floating address, address translation, a container's mapped port.
+        ("203.0.113.9", ["203.0.113.9"], [], True),
+        ("public.example", ["203.0.113.9"], [], True),
+        ("cluster", [ETH, "203.0.113.9"], [], True),
+        # What can be bound and is nobody's, what holds for one link, what is not known.
+        ("0.0.0.0", ["0.0.0.0"], [], True),
+        ("::", ["::"], [], True),
+        ("fe80::1%eth0", ["fe80::1%eth0"], [], True),
+        ("node-a.local", ["fe80::1%eth0", ETH], [], True),
+        ("nobody.invalid", [], [], True),
+        ("", [], [], True),
+    ],
+)
+def test_where_those_arrive_who_use_a_name(
+    host: str, resolved: list[str], listens: list[str], is_certain: bool
+) -> None:
+    assert where_to_listen(host, resolved, OWN) == Listen(addresses=listens, is_certain=is_certain)
 
 
-def wait_for_hub(job: Job, name: str) -> None:
-    """Until the head's supervisor listens at all; guardrun itself does not, before it serves an attempt's store."""
-
-    def is_there() -> bool:
-        found = [one for one in job[name].processes() if "guardrund" in one.command]
-        return any(read_listeners(one.pid) for one in found)
-
-    job.wait_for(is_there, 30.0, f"{name} to listen")
-    assert not read_listeners(job[name].launcher().pid)
+def test_a_host_without_ipv6_and_one_that_may_not_ask_for_its_addresses() -> None:
+    assert where_to_listen(ETH, [ETH], ["127.0.0.1", ETH]).addresses == [ETH, "127.0.0.1"]
+    assert where_to_listen(ETH, [ETH], []) == where_to_listen("node-a", [ETH], []) == EVERYWHERE
+    assert where_to_listen("127.0.0.1", ["127.0.0.1"], []).is_here_alone
 
 
-@contextmanager
-def second_network(host: Host) -> Iterator[None]:
-    host.run("ip", "link", "add", "eth1", "type", "veth", "peer", "name", "far1")
-    host.run("ip", "address", "add", f"{SECOND}/24", "dev", "eth1")
-    for end in ("eth1", "far1"):
-        host.run("ip", "link", "set", end, "up")
+def test_who_comes_by_either_of_two() -> None:
+    name, address = where_to_listen("node-a-ib", [IB], OWN), where_to_listen(ETH, [ETH], OWN)
+    assert join_both(name, address) == Listen(addresses=[IB, *BOTH, ETH], is_certain=False)
+    assert join_both(name, EVERYWHERE) == join_both(EVERYWHERE, address) == EVERYWHERE
+    assert not name.is_here_alone and not EVERYWHERE.is_here_alone
+    assert where_to_listen("::1", ["::1"], OWN).is_here_alone
+
+
+def test_nodes_that_are_missing_for_long_may_come_by_another_address() -> None:
+    missed = Missed(FleetPlan(least=3, most=3), Settings(), 100.0)
+    assert not missed.is_due(2, 100.0 + MISSED_S - 1)
+    assert missed.is_due(2, 100.0 + MISSED_S) and not missed.is_due(2, 101.0 + MISSED_S)
+    assert missed.is_due(1, 100.0 + MISSED_S + AGAIN_S)
+    assert not missed.is_due(3, 200.0) and not missed.is_due(2, 200.0 + MISSED_S - 1)
+    assert missed.is_due(2, 200.0 + MISSED_S), "one that was there is missing"
+
+
+@pytest.mark.parametrize(
+    ("plan", "wait_s"),
+    [
+        (FleetPlan(least=2, most=2), 10.0),
+        (FleetPlan(least=2, most=4), 6.0),
+        (FleetPlan(least=2, most=2, spares=1), 6.0),
+    ],
+)
+def test_they_still_come_in_time(plan: FleetPlan, wait_s: float) -> None:
+    missed = Missed(plan, Settings(join_timeout_s=40.0, last_call_s=12.0), 0.0)
+    assert not missed.is_due(1, wait_s - 0.1) and missed.is_due(1, wait_s)
+
+
+# Sockets -------------------------------------------------------------------------------------------------------
+
+
+def listening_at(port: int) -> set[str]:
+    """Addresses at which this process listens on a port."""
+    return {address for address, found in read_listeners(os.getpid()) if found == port}
+
+
+def test_a_port_that_is_free_at_all_of_them_is_found() -> None:
+    """Of the first two ports one is taken at the second address."""
+    calls: list[tuple[str, int]] = []
+    ports = iter([7001, 7002, 7003])
+
+    def bind(address: str, port: int) -> int:
+        calls.append((address, port))
+        if port in (7001, 7002):
+            raise OSError(errno.EADDRINUSE, "taken")
+        return port or next(ports)
+
+    undone: list[int] = []
+    listen = Listen(addresses=["127.0.0.1", "127.0.0.2"])
+    assert bind_to(listen, 0, bind, lambda: undone.append(1)) == 7003
+    assert len(undone) == 2 and calls[-1] == ("127.0.0.2", 7003)
+    with pytest.raises(OSError, match="taken"):
+        bind_to(listen, 7001, bind, lambda: None)
+
+
+def test_an_address_that_has_gone_leads_everywhere_but_for_loopback() -> None:
+    asked: list[str] = []
+
+    def bind(address: str, port: int) -> int:
+        asked.append(address)
+        return port
+
+    for addresses in (["192.0.2.99", "127.0.0.1"], ["127.0.0.1", "127.0.0.2"]):
+        bind_to(Listen(addresses=addresses), 7001, bind, lambda: None)
+    assert asked == ["", "127.0.0.1", "127.0.0.2"]
+
+
+def test_plain_listeners_of_one_port() -> None:
+    listeners = open_listeners(Listen(addresses=["127.0.0.1", "127.0.0.2"]), 0, 8)
+    port = listeners[0].getsockname()[1]
     try:
-        yield
+        assert listening_at(port) == {"127.0.0.1", "127.0.0.2"}
+        with pytest.raises(OSError, match="in use"):
+            open_listeners(Listen(addresses=["127.0.0.3", "127.0.0.2"]), port, 8)
+        assert listening_at(port) == {"127.0.0.1", "127.0.0.2"}, "what was bound before it failed is let go of"
     finally:
-        host.run("ip", "link", "del", "eth1")
+        for listener in listeners:
+            listener.close()
+    [everywhere] = open_listeners(EVERYWHERE, 0, 8)
+    with everywhere:
+        assert listening_at(everywhere.getsockname()[1]) <= {"::", "0.0.0.0"}
 
 
-@contextmanager
-def known_as(host: Host, folder: Path, *lines: str) -> Iterator[None]:
-    """The host's /etc/hosts says this of `head`, where others' say what they said."""
-    before = host.run("cat", "/etc/hosts").splitlines()
-    hosts = folder / f"hosts-{host.name}"
-    kept = [line for line in before if not line.endswith(" head")]
-    hosts.write_text("".join(f"{line}\n" for line in [*lines, *kept]))
-    host.run("mount", "--bind", str(hosts), "/etc/hosts")
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    keys = make_key_pair()
+    opened_hub = Hub(
+        time.monotonic, keys, [], settings=HubSettings(listen=Listen(addresses=["127.0.0.1", "127.0.0.2"]))
+    )
+    yield opened_hub
+    opened_hub.close()
+
+
+def test_a_hub_listens_where_it_is_to_and_at_more_when_asked(hub: Hub) -> None:
+    assert listening_at(hub.port) == {"127.0.0.1", "127.0.0.2"}
+    with socket.create_server(("127.0.0.4", hub.port)):
+        added = hub.listen_also(["127.0.0.1", "127.0.0.3", "127.0.0.4", "192.0.2.99"])
+    assert added == ["127.0.0.3"]
+    assert listening_at(hub.port) == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
+
+
+def test_a_hub_whose_port_is_taken_at_one_of_them(hub: Hub) -> None:
+    settings = HubSettings(listen=Listen(addresses=["127.0.0.3", "127.0.0.2"]))
+    with pytest.raises(zmq.ZMQError) as caught:
+        Hub(time.monotonic, make_key_pair(), [], hub.port, settings)
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_a_hub_that_listens_everywhere_has_no_more_to_listen_at() -> None:
+    opened_hub = Hub(time.monotonic, make_key_pair(), [])
     try:
-        yield
+        assert opened_hub.listen_also(listening_addresses.own_addresses()) == []
+        assert listening_at(opened_hub.port) <= {"::", "0.0.0.0"}
     finally:
-        host.run("umount", "/etc/hosts")
+        opened_hub.close()
 
 
-@contextmanager
-def both_networks(job: Job) -> Iterator[None]:
-    """The head and node1 are on the second network, too, over the same cable."""
-    places = ((job.lab.host("head"), SECOND), (job.lab.host("node1"), "10.88.0.2"))
-    for host, address in places:
-        host.run("ip", "address", "add", f"{address}/24", "dev", INSIDE)
+def test_a_node_whose_name_for_the_head_leads_past_it_comes_by_the_address_beside() -> None:
+    with opened() as ends:
+        ends.open_hub()
+        link = Link(Head(["127.0.0.9", "127.0.0.1"], ends.hub.port, ends.server.public), ends.client, "n1")
+        link.register(ends.poller)
+        ends.links.append(link)
+        ends.got[link] = []
+        ends.joined("n1")
+        assert link.counters.connections == 2
+
+
+def test_a_hub_is_widened_while_nodes_try() -> None:
+    with opened() as ends:
+        ends.open_hub()
+        link = Link(Head(["127.0.0.9"], ends.hub.port, ends.server.public), ends.client, "n1")
+        link.register(ends.poller)
+        ends.links.append(link)
+        ends.got[link] = []
+        ends.until(lambda: link.failures >= 2)
+        assert ends.hub.listen_also(["127.0.0.9"]) == ["127.0.0.9"]
+        ends.joined("n1")
+
+
+def test_a_checks_listener_is_reached_where_it_listens_alone() -> None:
+    token = os.urandom(TOKEN_BYTES)
+    echo = Echo("n1", token, keep_s=30.0, listen=Listen(addresses=["127.0.0.2", "127.0.0.3"]))
     try:
-        yield
+        assert listening_at(echo.port) == {"127.0.0.2", "127.0.0.3"}
+        assert [call("n1", f"127.0.0.{last}", echo.port, token).error for last in (2, 3)] == ["", ""]
+        assert "refused" in call("n1", "127.0.0.1", echo.port, token).error
     finally:
-        for host, address in places:
-            host.run("ip", "address", "del", f"{address}/24", "dev", INSIDE)
-
-
-def start_two(job: Job, endpoints: Sequence[str], *more: str, config: str = QUICK) -> None:
-    """The head, then node1, each with what it calls the head."""
-    (job.folder / "guardrun.toml").write_text(config)
-    for name, endpoint in zip(("head", "node1"), endpoints, strict=True):
-        job.start_one(name, *C10D, *more, f"--rdzv-endpoint={endpoint}:{PORT}", script_args=ALONE)
-        if name == "head":
-            wait_for_hub(job, "head")
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "[::1]"])
-def test_at_the_address_of_loopback_it_listens_there_alone(job: Job, address: str) -> None:
-    """Both nodes are on one host, where a second network comes for no other."""
-    (job.folder / "guardrun.toml").write_text(PATIENT)
-    host = job.lab.host("head")
-    static = (*C10D[:2], f"--master-addr={address}", f"--master-port={PORT}", "--guard-preflight=quick")
-    with second_network(host):
-        job.start_one("head", *static, "--node-rank=0", script_args=ALONE, known_as="first")
-        wait_for_hub(job, "first")
-        assert listens(job, "first") == set()
-        job.start_one("head", *static, "--node-rank=1", script_args=ALONE, known_as="second")
-        job.first_steps(0, 2)
-        assert listens(job, "first") == set()
-        assert job.finish() == {"first": 0, "second": 0}
-
-
-def test_who_is_on_another_host_then_is_told_what_to_change(job: Job) -> None:
-    """Long on a busy machine: two guardruns start, and one has looked for the other for five seconds."""
-    (job.folder / "guardrun.toml").write_text(QUICK)
-    for number, (name, address) in enumerate((("head", "127.0.0.1"), ("node1", job.lab.host("head").address))):
-        static = (*C10D[:2], f"--node-rank={number}", f"--master-addr={address}", f"--master-port={PORT}")
-        job.start_one(name, *static, script_args=ALONE)
-    job.says("node1", "(if it is on another host: name it there by an address that this node reaches)")
-    assert "nothing listens at 127.0.0.1:" in job["node1"].output
-    job["node1"].send(signal.SIGINT)
-    job["head"].send(signal.SIGINT)
-    assert job.ended() == {"head": 130, "node1": 130}
-
-
-@pytest.mark.parametrize("named", ["head", "10.77.0.1"])
-def test_of_two_networks_it_listens_on_the_one_that_the_nodes_use(job: Job, named: str) -> None:
-    """And its next supervisor does, when the first is killed."""
-    with second_network(job.lab.host("head")):
-        start_two(job, [named, named], config=PATIENT)
-        assert listens(job, "head") == {job.lab.host("head").address}
-        job.first_steps(0, 2)
-        before = job["head"].supervisor()
-        kill(before)
-        job.advance(20)
-        assert job["head"].supervisor().pid != before.pid
-        assert listens(job, "head") == {job.lab.host("head").address}
-        assert job.finish() == {"head": 0, "node1": 0}
-
-
-def test_on_the_other_network_where_that_is_what_is_named(job: Job) -> None:
-    """node1 is on both, and calls the head by the second."""
-    with both_networks(job):
-        start_two(job, [SECOND, SECOND], "--guard-preflight=quick", config=PATIENT)
-        assert listens(job, "head") == {SECOND}
-        job.first_steps(0, 2)
-        assert not job.incidents()
-        assert job.finish() == {"head": 0, "node1": 0}
-
-
-def test_a_name_that_means_another_address_elsewhere_is_listened_for_in_time(job: Job, tmp_path: Path) -> None:
-    """For itself the head is on the second network, where node1 has no way to it. Whoever is missing for a while may
-    come by any address; and comes back by it to the next supervisor."""
-    head = job.lab.host("head")
-    with second_network(head), known_as(head, tmp_path, f"{SECOND} head"):
-        start_two(job, ["head", "head"], config=QUICK.replace("[fleet]\n", LATE))
-        assert listens(job, "head") == {SECOND}
-        job.first_steps(0, 2)
-        assert listens(job, "head") >= {SECOND, head.address}
-        job.in_touch("node1")
-        before = job["head"].supervisor()
-        kill(before)
-        job.advance(20)
-        assert job["head"].supervisor().pid != before.pid
-        assert not job.incidents()
-        assert job.finish() == {"head": 0, "node1": 0}
-
-
-def test_a_name_that_is_loopback_s_here_as_on_debian(job: Job, tmp_path: Path) -> None:
-    """What others call by it, nobody here knows: everywhere, as ever."""
-    head = job.lab.host("head")
-    with second_network(head), known_as(head, tmp_path, "127.0.1.1 head"):
-        start_two(job, ["head", "head"], "--guard-preflight=quick", config=PATIENT)
-        assert listens(job, "head") == {"::"}
-        job.first_steps(0, 2)
-        assert not job.incidents()
-        assert job.finish() == {"head": 0, "node1": 0}
-
-
-def test_a_head_that_calls_itself_localhost_is_met_at_its_address(job: Job, tmp_path: Path) -> None:
-    """Which it gives to the others itself; and where Debian has it call itself 127.0.1.1 besides."""
-    head = job.lab.host("head")
-    with second_network(head), known_as(head, tmp_path, "127.0.1.1 head"):
-        head.run("ip", "route", "add", "default", "via", "10.77.0.2")
-        try:
-            start_two(job, ["localhost", head.address], config=PATIENT)
-            assert listens(job, "head") == {head.address}
-            job.first_steps(0, 2)
-            assert job.finish() == {"head": 0, "node1": 0}
-        finally:
-            head.run("ip", "route", "del", "default")
-
-
-@pytest.mark.real("munge")
-def test_who_is_introduced_may_call_the_head_by_another_address(job: Job, tmp_path: Path) -> None:
-    """Both are on both networks; the head goes by the second, node1 looks for it on the first."""
-    with both_networks(job), munged_of_its_own() as munge_socket:
-        config = QUICK.replace("[fleet]\n", f'{LATE}join = "munge"\nmunge_socket = "{munge_socket}"\n')
-        start_two(job, [SECOND, job.lab.host("head").address], config=config)
-        assert listens(job, "head") == {SECOND}
-        job.first_steps(0, 2)
-        assert job.finish() == {"head": 0, "node1": 0}
+        echo.close()

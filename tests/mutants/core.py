@@ -11,7 +11,7 @@ CORE: tuple[Mutation, ...] = (
         before="if not living or any(j.doing is RankActivity.BUSY for j in living):",
         after="if not living or all(j.doing is RankActivity.BUSY for j in living):",
         breaks="a hang is told while some rank still gets somewhere",
-        quick=("tests/core/test_hang.py::test_nobody_is_suspected_while_somebody_gets_somewhere",),
+        quick=("tests/engine/detectors/hang/test_hang.py::test_nobody_is_suspected_while_somebody_gets_somewhere",),
     ),
     Mutation(
         name="least_patience_of_rivals",
@@ -19,7 +19,7 @@ CORE: tuple[Mutation, ...] = (
         before="patience_s=max(_patience_s(rival, not waiting, settings) for rival in rivals),",
         after="patience_s=min(_patience_s(rival, not waiting, settings) for rival in rivals),",
         breaks="the quickest kind of doubt decides, though the most doubtful rank may be the one to blame",
-        quick=("tests/core/test_hang.py::test_the_most_doubtful_rival_sets_the_patience",),
+        quick=("tests/engine/detectors/hang/test_hang.py::test_the_most_doubtful_rival_sets_the_patience",),
     ),
     Mutation(
         name="cpu_limit_is_a_stop",
@@ -27,7 +27,9 @@ CORE: tuple[Mutation, ...] = (
         before=" and state == before.process.state and after.process.switches == before.process.switches:",
         after=" and state == before.process.state:",
         breaks="a rank that a CPU limiter stops and continues counts as stopped: proof of a hang",
-        quick=("tests/core/test_judge.py::test_a_process_that_was_let_run_in_between_is_not_stopped",),
+        quick=(
+            "tests/engine/observation/test_rank_activity.py::test_a_process_that_was_let_run_in_between_is_not_stopped",
+        ),
     ),
     Mutation(
         name="verdict_after_one_look",
@@ -35,7 +37,9 @@ CORE: tuple[Mutation, ...] = (
         before="(left_s <= 0.05 and is_confirmed):",
         after="(left_s <= 0.05):",
         breaks="one look is enough for a verdict: what was seen need not be seen again",
-        quick=("tests/core/test_watch.py::test_what_one_look_shows_and_the_next_does_not_is_no_hang",),
+        quick=(
+            "tests/engine/detectors/hang/test_suspicion.py::test_what_one_look_shows_and_the_next_does_not_is_no_hang",
+        ),
     ),
     Mutation(
         name="one_restart_too_many",
@@ -43,7 +47,7 @@ CORE: tuple[Mutation, ...] = (
         before="if state.restarts >= state.settings.max_restarts:",
         after="if state.restarts > state.settings.max_restarts:",
         breaks="the job is restarted once more than allowed",
-        quick=("tests/core/test_policy.py::test_max_restarts",),
+        quick=("tests/engine/recovery/test_restart_policy.py::test_max_restarts",),
     ),
     Mutation(
         name="progress_renews_no_budget",
@@ -51,7 +55,7 @@ CORE: tuple[Mutation, ...] = (
         before="state.no_progress = state.no_progress + 1 if is_no_further else 0",
         after="state.no_progress = state.no_progress + 1 if is_no_further else state.no_progress",
         breaks="restarts without progress are counted over the whole run: a long one is given up for nothing",
-        quick=("tests/core/test_policy.py::test_progress_in_between_starts_the_count_anew",),
+        quick=("tests/engine/recovery/test_restart_policy.py::test_progress_in_between_starts_the_count_anew",),
     ),
     Mutation(
         name="chance_turned_round",
@@ -59,7 +63,9 @@ CORE: tuple[Mutation, ...] = (
         before="if comb(others, count - 1) <= CHANCE * nodes ** (count - 1):",
         after="if comb(others, count - 1) >= CHANCE * nodes ** (count - 1):",
         breaks="failures that chance explains are held against a node, and those that it does not are not",
-        quick=("tests/core/test_strikes.py::test_how_often_is_more_than_chance_depends_on_how_many_nodes_there_are",),
+        quick=(
+            "tests/engine/state/test_failure_attribution.py::test_how_often_is_more_than_chance_depends_on_how_many_nodes_there_are",
+        ),
     ),
     Mutation(
         name="silence_outweighs_progress",
@@ -67,7 +73,9 @@ CORE: tuple[Mutation, ...] = (
         before="return max(at_s, silence_began_s(attempt) + still_s)",
         after="return min(at_s, silence_began_s(attempt) + still_s)",
         breaks="a node that is only not heard is given up although the job advances",
-        quick=("tests/core/test_fleet.py::test_a_silent_node_is_lost_after_its_time_and_a_spare_takes_its_place",),
+        quick=(
+            "tests/engine/membership/test_membership.py::test_a_silent_node_is_lost_after_its_time_and_a_spare_takes_its_place",
+        ),
     ),
     Mutation(
         name="last_to_fall_is_blamed",
@@ -75,7 +83,7 @@ CORE: tuple[Mutation, ...] = (
         before="first = min(guilty, key=lambda one: _when(one.fall))",
         after="first = max(guilty, key=lambda one: _when(one.fall))",
         breaks="of several errors the last is told as the cause",
-        quick=("tests/core/test_crash.py::test_the_earlier_of_two_independent_falls",),
+        quick=("tests/engine/failures/test_root_cause.py::test_the_earlier_of_two_independent_falls",),
     ),
     Mutation(
         name="victims_are_guilty",
@@ -83,7 +91,7 @@ CORE: tuple[Mutation, ...] = (
         before="guilty = [one for one in weighed if not one.is_victim and _is_suspect(one.fall)]",
         after="guilty = [one for one in weighed if _is_suspect(one.fall)]",
         breaks="a rank that only lost its connection to the one that fell is told as the culprit",
-        quick=("tests/core/test_crash.py::test_the_first_to_raise_is_not_always_to_blame",),
+        quick=("tests/engine/failures/test_root_cause.py::test_the_first_to_raise_is_not_always_to_blame",),
     ),
     Mutation(
         name="unloadable_checkpoint_again",
@@ -97,7 +105,7 @@ CORE: tuple[Mutation, ...] = (
     return [ChooseCheckpoint(choice=state.choice)]
 """,
         breaks="the checkpoint that the script could not load is chosen for each attempt again",
-        quick=("tests/core/test_recurrence.py::test_a_checkpoint_that_could_not_be_loaded_is_avoided",),
+        quick=("tests/engine/incidents/test_recurrence.py::test_a_checkpoint_that_could_not_be_loaded_is_avoided",),
     ),
     Mutation(
         name="cancelled_job_requeued",
@@ -105,7 +113,9 @@ CORE: tuple[Mutation, ...] = (
         before='if wish == "never" or notice.why == CANCELLED:',
         after='if wish == "never":',
         breaks="a job that a person has cancelled is put back into the queue",
-        quick=("tests/core/test_requeues.py::test_a_job_that_is_cancelled_after_a_warning_is_not_started_again",),
+        quick=(
+            "tests/engine/recovery/test_requeue.py::test_a_job_that_is_cancelled_after_a_warning_is_not_started_again",
+        ),
     ),
     Mutation(
         name="release_lifts_everybodys",
@@ -113,6 +123,6 @@ CORE: tuple[Mutation, ...] = (
         before="return is_believed and isolation.is_automatic and isolation.newest",
         after="return is_believed and isolation.newest",
         breaks="one person's release lifts what another person has isolated",
-        quick=("tests/node/test_quarantine_rules.py::test_what_holds",),
+        quick=("tests/health/test_quarantine_rules.py::test_what_holds",),
     ),
 )

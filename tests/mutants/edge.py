@@ -43,7 +43,9 @@ EDGE: tuple[Mutation, ...] = (
         before="                words[_STEP] = count\n",
         after="",
         breaks="steps are not counted where the script does not count them itself",
-        quick=("tests/hooks/test_installed.py::test_steps_on_the_board_are_those_of_the_optimizer_that_has_done_most",),
+        quick=(
+            "tests/hooks/startup/test_import_hooks.py::test_steps_on_the_board_are_those_of_the_optimizer_that_has_done_most",
+        ),
         slow=("tests/hooks/test_torch.py::test_steps_are_those_of_the_optimizer_that_has_done_most",),
     ),
     Mutation(
@@ -52,7 +54,7 @@ EDGE: tuple[Mutation, ...] = (
         before="            execute(module)\n            self.install(name, module)\n",
         after="            execute(module)\n",
         breaks="modules that a script imports are never hooked",
-        quick=("tests/hooks/test_installed.py::test_a_hook_is_there_before_anybody_has_the_modules_names",),
+        quick=("tests/hooks/startup/test_import_hooks.py::test_a_hook_is_there_before_anybody_has_the_modules_names",),
         slow=("tests/hooks/test_torch.py::test_steps_are_those_of_the_optimizer_that_has_done_most",),
     ),
     Mutation(
@@ -61,7 +63,9 @@ EDGE: tuple[Mutation, ...] = (
         before="if size < end:",
         after="if not size:",
         breaks="a checkpoint of which a file was cut short passes for whole",
-        quick=("tests/checkpoints/test_dcp.py::test_a_cut_is_found_where_there_is_too_much_to_compare_checksums",),
+        quick=(
+            "tests/checkpoints/reading/test_dcp_metadata.py::test_a_cut_is_found_where_there_is_too_much_to_compare_checksums",
+        ),
     ),
     Mutation(
         name="oldest_checkpoint_chosen",
@@ -79,7 +83,7 @@ EDGE: tuple[Mutation, ...] = (
         before='self._file = io.FileIO(open_to_add(self._path), "ab")',
         after='self._file = open(open_to_add(self._path), "ab")',
         breaks="what the journal holds is written when a buffer is full: a supervisor that is killed loses it",
-        quick=("tests/supervisor/test_scribe.py::test_a_journal_is_written_when_append_returns",),
+        quick=("tests/base/test_background_writer.py::test_a_journal_is_written_when_append_returns",),
     ),
     Mutation(
         name="run_directory_may_be_a_link",
@@ -87,7 +91,7 @@ EDGE: tuple[Mutation, ...] = (
         before="folder = os.open(path, _FOLDER | os.O_NOFOLLOW)",
         after="folder = os.open(path, _FOLDER)",
         breaks="a run directory that is a link is gone by: whoever may write beside it chooses what is loaded",
-        quick=("tests/supervisor/test_ownfiles.py::test_links_are_followed_up_to_the_folder_and_no_further",),
+        quick=("tests/base/test_own_files.py::test_links_are_followed_up_to_the_folder_and_no_further",),
     ),
     Mutation(
         name="strangers_folder_is_own",
@@ -95,7 +99,7 @@ EDGE: tuple[Mutation, ...] = (
         before="if found.st_uid != looks.uid and (is_folder or found.st_uid != 0):",
         after="if False:",
         breaks="what somebody else has laid out is taken for the user's own",
-        quick=("tests/supervisor/test_ownfiles.py::test_what_others_may_write_is_not",),
+        quick=("tests/base/test_own_files.py::test_what_others_may_write_is_not",),
     ),
     Mutation(
         name="replay_compares_nothing",
@@ -103,7 +107,7 @@ EDGE: tuple[Mutation, ...] = (
         before="if check and _ENCODER.encode(actions) != _ENCODER.encode(line.actions):",
         after="if check and actions is None:",
         breaks="a replay that decides otherwise than the journal says so of nothing",
-        quick=("tests/supervisor/test_journal.py::test_a_journal_that_says_something_else_is_found_out",),
+        quick=("tests/rundir/test_journal.py::test_a_journal_that_says_something_else_is_found_out",),
     ),
     Mutation(
         name="fact_lost_on_restart",
@@ -111,7 +115,9 @@ EDGE: tuple[Mutation, ...] = (
         before="        for data in self._unacknowledged.values():\n            self._send(data)\n",
         after="",
         breaks="what happened while no supervisor was there is never told to the next",
-        quick=("tests/launcher/test_control.py::test_a_new_supervisor_is_told_what_the_last_one_did_not_acknowledge",),
+        quick=(
+            "tests/launcher/control/test_control_channel.py::test_a_new_supervisor_is_told_what_the_last_one_did_not_acknowledge",
+        ),
     ),
     Mutation(
         name="any_key_comes_in",
@@ -119,7 +125,7 @@ EDGE: tuple[Mutation, ...] = (
         before="elif request[6] in self._admitted:",
         after="elif request[6]:",
         breaks="whoever speaks the protocol joins the job, whatever key it has",
-        quick=("tests/coordinator/test_ends.py::test_a_key_that_was_not_admitted_is_told_nothing",),
+        quick=("tests/fleet/transport/test_hub_and_link.py::test_a_key_that_was_not_admitted_is_told_nothing",),
     ),
     Mutation(
         name="lease_never_ends",
@@ -127,7 +133,7 @@ EDGE: tuple[Mutation, ...] = (
         before="return self._answered_s is not None and now_s < self._answered_s + self.term_s",
         after="return self._answered_s is not None",
         breaks="a node that is cut off trains on beside the next attempt",
-        quick=("tests/coordinator/test_lease.py::test_the_lease_counts_from_the_sending",),
+        quick=("tests/fleet/protocol/test_lease.py::test_the_lease_counts_from_the_sending",),
     ),
     Mutation(
         name="unreadable_record_is_free",
@@ -135,7 +141,7 @@ EDGE: tuple[Mutation, ...] = (
         before="    if not trouble and not worse:\n        return None, []\n",
         after="    if not trouble or not worse:\n        return None, []\n",
         breaks="a quarantine that cannot be read, and has no copy, is no quarantine",
-        quick=("tests/node/test_quarantine.py::test_neither_file_nor_copy_is_told_and_never_passes_for_free",),
+        quick=("tests/quarantine/test_records.py::test_neither_file_nor_copy_is_told_and_never_passes_for_free",),
     ),
     Mutation(
         name="others_drain_lifted",
@@ -143,7 +149,7 @@ EDGE: tuple[Mutation, ...] = (
         before='if not is_ours(before.reason) or reason not in ("", before.reason):',
         after="if not before.reason:",
         breaks="a release lifts a drain that an administrator has set",
-        slow=("tests/slurm/test_drain.py::test_another_ones_drain_is_left_alone",),
+        slow=("tests/slurm/client/test_drain.py::test_another_ones_drain_is_left_alone",),
     ),
     Mutation(
         name="requeued_twice",
@@ -161,6 +167,6 @@ EDGE: tuple[Mutation, ...] = (
         before="{escape(cell)}</td>",
         after="{cell}</td>",
         breaks="what an error message holds becomes part of the report's page",
-        quick=("tests/render/test_report.py::test_any_text_stays_text",),
+        quick=("tests/report/test_report.py::test_any_text_stays_text",),
     ),
 )

@@ -1,7 +1,7 @@
 """Fixtures
 subject(**changes) -> Subject of this folder and this environment
 small_tmpfs: a file system of 8 MiB
-nvml_stub: NvmlStub, see tests/node/nvml_stub.py
+nvml_stub: NvmlStub, see tests/sensors/nvml_stub.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from guardrun.supervisor.preflight.base.remark import Subject
-from tests.node.nvml_stub import NvmlStub, build_library
+from tests.sensors.nvml_stub import NvmlStub, build_library
 
 NODE = "node-a"
 STEERING = ("NCCL_", "GLOO_", "TP_SOCKET", "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_VISIBLE", "GUARDRUN_", "TMPDIR")

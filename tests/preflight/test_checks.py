@@ -28,7 +28,7 @@ from guardrun.supervisor.preflight.checks import (
     shm,
     versions,
 )
-from tests.node.nvml_stub import NvmlStub
+from tests.sensors.nvml_stub import NvmlStub
 from tests.support.deadmount import dead_mount
 
 OK, NOTE, WARN, REFUSE = Severity

@@ -15,7 +15,7 @@ import pytest
 from guardrun.supervisor.preflight.base.remark import Severity, Subject
 from guardrun.supervisor.preflight.full import bandwidth_history, full_preflight
 from guardrun.supervisor.preflight.full.device_trial import Trial, ask_all, hear_all
-from tests.ctl.conftest import Ctl, ctl, runs  # noqa: F401  # fixtures
+from tests.cli.conftest import Ctl, ctl, runs  # noqa: F401  # fixtures
 
 OK, NOTE, WARN, REFUSE = Severity
 CORE = min(os.sched_getaffinity(0))

@@ -17,7 +17,7 @@ import pytest
 from guardrun.launcher.run.preflight import CODE, is_off
 from guardrun.supervisor.preflight.base.protocol import Assignment
 from guardrun.supervisor.preflight.base.remark import Subject
-from tests.node.nvml_stub import NvmlStub
+from tests.sensors.nvml_stub import NvmlStub
 from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.ports import free_ports

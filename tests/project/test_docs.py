@@ -135,8 +135,9 @@ def test_files_that_pages_name_exist(page: Path) -> None:
 
 
 def test_places_that_are_missing_are_found() -> None:
-    gone = "| `hooks/beat/heartbeat.py` | `Heart._beat` | a |\n| `hooks/beat/heartbeat.py` | `beat` | b |\n| `hooks/gone.py` | `run` | c |\n"
-    assert missing_places(gone) == ["hooks/beat/heartbeat.py beat", "hooks/gone.py run"]
+    beats, gone = "hooks/beat/heartbeat.py", "hooks/gone.py"
+    rows = f"| `{beats}` | `Heartbeat._beat` | a |\n| `{beats}` | `beat` | b |\n| `{gone}` | `run` | c |\n"
+    assert missing_places(rows) == [f"{beats} beat", f"{gone} run"]
 
 
 def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:

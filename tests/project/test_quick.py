@@ -46,16 +46,18 @@ def test_the_tables_name_what_there_is() -> None:
 
 def test_the_rule() -> None:
     kept = KEPT["a supervisor is killed"]
-    assert reason_to_leave_out("tests/core/test_hang.py::test_a") == ""
+    assert reason_to_leave_out("tests/engine/detectors/hang/test_hang.py::test_a") == ""
     assert reason_to_leave_out(kept, {"slow"}, {"py-spy"}) == ""
     assert reason_to_leave_out(f"{kept}[two]", {"slow"}) == ""
-    assert reason_to_leave_out(f"{kept}_and_more") == "tests/edge: whole runs of guardrun"
-    assert reason_to_leave_out("tests/core/test_hang.py::test_a", {"slow"}).startswith("slow: ")
-    assert reason_to_leave_out("tests/ctl/test_live.py::test_a", parts={"root", "netns"}).startswith("netns: ")
-    assert reason_to_leave_out("tests/ctl/test_live.py::test_a", fixtures={"tmp_path", "launcher"}).startswith(
+    assert reason_to_leave_out(f"{kept}_and_more") == "tests/runs: whole runs of guardrun"
+    assert reason_to_leave_out("tests/engine/detectors/hang/test_hang.py::test_a", {"slow"}).startswith("slow: ")
+    assert reason_to_leave_out("tests/cli/test_live.py::test_a", parts={"root", "netns"}).startswith("netns: ")
+    assert reason_to_leave_out("tests/cli/test_live.py::test_a", fixtures={"tmp_path", "launcher"}).startswith(
         "launcher"
     )
-    assert reason_to_leave_out("tests/hooks/test_spent.py::test_a").startswith("tests/hooks/test_spent.py: ")
+    assert reason_to_leave_out("tests/hooks/patches/test_step_breakdown.py::test_a").startswith(
+        "tests/hooks/patches/test_step_breakdown.py: "
+    )
     assert reason_to_leave_out("tests/edges/test_a.py::test_a") == ""
 
 

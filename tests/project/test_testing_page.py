@@ -91,7 +91,7 @@ def test_every_behaviour_is_shown_by_tests() -> None:
     table = rows("Behaviours", PAGE.read_text())
     assert len(table) >= 15
     assert [behaviour for behaviour, files in table.items() if not files] == []
-    simulated = ("tests/core/", "tests/sim/")
+    simulated = ("tests/engine/", "tests/sim/")
     assert [behaviour for behaviour, files in table.items() if all(name.startswith(simulated) for name in files)] == []
 
 

@@ -25,7 +25,7 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.state.state import State
-from tests.core.invariants import check_cheap, check_costly
+from tests.engine.invariants import check_cheap, check_costly
 from tests.sim import activity as act
 from tests.sim.activity import Activity
 from tests.sim.launcher import Launcher

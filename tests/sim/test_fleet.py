@@ -22,7 +22,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model import transitions
 from guardrun.supervisor.engine.state.failure_attribution import is_doubt
 from guardrun.supervisor.engine.state.job_nodes import Standing
-from tests.core.invariants import check_cheap, check_costly
+from tests.engine.invariants import check_cheap, check_costly
 
 _EXAMPLES = settings.default.max_examples if settings.default else 100
 # Shrinking a story takes longer than reading it; a soak may take its time.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from guardrun.launcher.base.exit_statuses import QUARANTINED
-from tests.fleet.training import SCRIPT, Training
+from tests.fleet_runs.training import SCRIPT, Training
 from tests.slurm.test_demo import GUARDCTL
 from tests.support.slurmlab import SlurmLab
 

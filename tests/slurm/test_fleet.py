@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.edge.runs import check_replay
-from tests.fleet.jobs import QUICK
-from tests.fleet.training import SCRIPT, Training
+from tests.fleet_runs.jobs import QUICK
+from tests.fleet_runs.training import SCRIPT, Training
+from tests.runs.runs import check_replay
 from tests.slurm.test_demo import GUARDCTL, GUARDRUN
 from tests.support.processes import is_alive
 from tests.support.slurmlab import SlurmLab

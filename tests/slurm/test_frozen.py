@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.jobs import QUICK, kill
-from tests.fleet.training import SCRIPT, Mark, Training
+from tests.fleet_runs.jobs import QUICK, kill
+from tests.fleet_runs.training import SCRIPT, Mark, Training
 from tests.support.processes import is_alive
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.jobs import QUICK
-from tests.fleet.training import SCRIPT, Training
+from tests.fleet_runs.jobs import QUICK
+from tests.fleet_runs.training import SCRIPT, Training
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.edge.runs import check_dates, check_replay
+from tests.runs.runs import check_dates, check_replay
 from tests.support.slurmlab import SlurmLab
 from tests.support.slurmlab_conf import LabSettings
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real("slurm")
 
-SCRIPT = Path(__file__).parents[1] / "edge" / "scripts" / "plain.py"
+SCRIPT = Path(__file__).parents[1] / "runs" / "scripts" / "plain.py"
 CONFIG = (
     '[checkpoint]\ndir = "out"\nresume_args = ["--resume", "{path}"]\n'
     '[restart]\nstop_grace_s = 1\n[preemption]\nrequeue = "time_limit"\n'

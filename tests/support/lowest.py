@@ -39,23 +39,23 @@ USES = {
         "tests/project/test_cold_starts.py::test_a_rank_that_fell_is_started_again",
         "tests/project/test_cold_starts.py::test_torchrun_s_own_agent",
         "tests/project/test_cold_starts.py::test_two_launchers_that_meet",
-        "tests/edge/test_restart.py::test_a_step_that_stops_the_run_every_time_ends_it_as_poison",
+        "tests/runs/test_restart.py::test_a_step_that_stops_the_run_every_time_ends_it_as_poison",
         "tests/launcher/test_run.py::test_environment_arguments_and_logs_are_torchruns",
         "tests/torchrun/test_failures.py::test_restarts_run_out",
         "tests/launcher",
     ),
     "psutil": ("tests/preflight/test_full.py",),
-    "nvidia-ml-py": ("tests/node/test_gpu_sensor.py",),
-    "py-spy": ("tests/collect/test_stacks.py", "tests/collect/test_own_stacks.py"),
-    "pyzmq": ("tests/coordinator/test_channel.py", "tests/agent/test_agent.py", "tests/agent/test_clients.py"),
-    "msgspec": ("tests/core", "tests/supervisor/test_journal.py", "tests/agent/test_feed.py"),
-    "structlog": ("tests/supervisor/test_log.py",),
-    "rich": ("tests/ctl/test_output.py",),
-    "prometheus-client": ("tests/agent/test_metrics.py",),
+    "nvidia-ml-py": ("tests/sensors/test_gpu_sensor.py",),
+    "py-spy": ("tests/collect/ranks/test_stacks.py", "tests/collect/ranks/test_own_stacks.py"),
+    "pyzmq": ("tests/fleet/transport/test_channel.py", "tests/agent/test_agent.py", "tests/agent/test_clients.py"),
+    "msgspec": ("tests/engine", "tests/rundir/test_journal.py", "tests/agent/test_feed.py"),
+    "structlog": ("tests/base/test_log.py",),
+    "rich": ("tests/cli/test_output.py",),
+    "prometheus-client": ("tests/agent/metrics/test_metrics.py",),
     "tomli": ("tests/config",),
 }
 # Of these, what runs guardrun itself, or computes: only with torch.
-NEEDS_TORCH = (*USES["torch"], "tests/agent/test_metrics.py::test_a_real_run_serves_its_own", *USES["psutil"])
+NEEDS_TORCH = (*USES["torch"], "tests/agent/metrics/test_metrics.py::test_a_real_run_serves_its_own", *USES["psutil"])
 
 
 def dependencies(pyproject: str) -> list[Requirement]:

@@ -25,19 +25,19 @@ KEPT = {
         "tests/launcher/test_run.py::test_environment_arguments_and_logs_are_torchruns"
     ),
     "a hang is found, and the ranks started again": (
-        "tests/edge/test_policy.py::test_hold_keeps_hands_off_a_live_run_and_unhold_lets_it_be_mended"
+        "tests/runs/test_policy.py::test_hold_keeps_hands_off_a_live_run_and_unhold_lets_it_be_mended"
     ),
     "a crash is told, and the ranks started again": (
-        "tests/edge/test_crashes.py::test_the_same_exception_further_on_is_retried"
+        "tests/runs/test_crashes.py::test_the_same_exception_further_on_is_retried"
     ),
     "an attempt resumes from the newest whole checkpoint": (
-        "tests/edge/test_resume.py::test_a_torn_newest_checkpoint_is_skipped_and_named_and_the_one_before_it_taken"
+        "tests/runs/test_resume.py::test_a_torn_newest_checkpoint_is_skipped_and_named_and_the_one_before_it_taken"
     ),
     "a supervisor is killed": (
-        "tests/edge/test_supervisor_faults.py::test_a_supervisor_killed_between_two_attempts_goes_on_where_it_was"
+        "tests/runs/test_supervisor_faults.py::test_a_supervisor_killed_between_two_attempts_goes_on_where_it_was"
     ),
     "a signal ends everything": (
-        "tests/edge/test_signals.py::test_sigkill_of_guardrun_and_its_supervisor_at_once_ends_the_ranks"
+        "tests/runs/test_signals.py::test_sigkill_of_guardrun_and_its_supervisor_at_once_ends_the_ranks"
     ),
 }
 """Behaviour → the test with real processes that shows it here, whatever else the tables say of its like."""
@@ -65,11 +65,11 @@ PLACES = {
     "tests/bench": "compares with torchrun",
     "tests/diagnose/test_guarded.py": "a whole run, diagnosed from its beginning to its end",
     "tests/diagnose/test_torchrun.py": "a job of torchrun's that hangs in one way after the other",
-    "tests/edge": "whole runs of guardrun",
+    "tests/runs": "whole runs of guardrun",
     "tests/faults": "whole runs of guardrun",
-    "tests/fleet": "whole runs on several nodes",
+    "tests/fleet_runs": "whole runs on several nodes",
     "tests/gym": "whole runs with planted faults",
-    "tests/hooks/test_spent.py": "a training of several ranks for each case",
+    "tests/hooks/patches/test_step_breakdown.py": "a training of several ranks for each case",
     "tests/preflight/test_full.py": "devices are tried for real",
     "tests/preflight/test_trial_parts.py": "devices are tried for real",
     "tests/realworld": "whole runs of others' trainers",

@@ -5,7 +5,8 @@
 SMALL_FOLDER: a file system with room for next to nothing, or "". Prints one JSON object: name of the failure ->
 {"error", "message", "traceback"}, or null where nothing was raised. With NAMEs, only those.
 
-tests/core/recorded/errors.json is what it printed with torch 2.13.0 on CPython 3.11, with paths made neutral.
+tests/engine/failures/recorded/errors.json is what it printed with torch 2.13.0 on CPython 3.11, with paths made
+neutral.
 """
 
 from __future__ import annotations

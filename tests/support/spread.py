@@ -67,8 +67,8 @@ def write_durations(durations: Mapping[str, Took]) -> None:
 def units_of_slurm() -> dict[str, str]:
     """Per file whose tests share a Slurm, the unit that it belongs to; about equal in what they take."""
     files = {
-        f"tests/slurm/{path.name}": 0.0
-        for path in sorted((ROOT / "tests" / "slurm").glob("test_*.py"))
+        str(path.relative_to(ROOT)): 0.0
+        for path in sorted((ROOT / "tests" / "slurm").rglob("test_*.py"))
         if "slurm_lab" in path.read_text()
     }
     for test, took in read_durations().items():

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from tests.node.nvml_stub import NvmlStub
+from tests.sensors.nvml_stub import NvmlStub
 from tests.support.waiting import wait_until
 
 CAUSE = "thermal_throttle"

@@ -18,7 +18,10 @@ from pathlib import Path
 
 SEATS = len(os.sched_getaffinity(0))
 SEAT_POLL_S = 0.003
-COMPUTING = ("core", "sim", "checkpoints", "render", "config", "supervisor", "bench", "realworld")
+COMPUTING = (
+    "base", "bench", "checkpoints", "config", "daemon", "engine", "node", "realworld", "report", "rundir", "saving",
+    "sim",
+)  # fmt: skip
 """Folders whose tests take a seat."""
 
 

@@ -134,8 +134,7 @@ def keep_end(text: str) -> str:
 
 
 def native_words(text: str) -> str:
-    """What native code said last, in a form in which `engine/failures/failure_causes.last_words` finds it again; empty:
-    nothing."""
+    """What native code said last, as `last_words` of engine/failures/failure_causes.py finds it; empty: nothing."""
     at = text.rfind(_TERMINATE)
     words = last_words(text[at:] if at >= 0 else text)
     lines = words.splitlines()[:MAX_WORDS_LINES]

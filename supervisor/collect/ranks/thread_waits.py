@@ -1,5 +1,4 @@
-"""What every thread of a rank and of its descendants waits for, by its system call: the facts for
-engine/observation/deadlock.py.
+"""What every thread of a rank and of its descendants waits for, by its system call (engine/observation/deadlock.py).
 
 Asked only of a rank that sleeps in a call without a time limit. The last word is py-spy's with native frames: a lock of
 Python's shows PyThread_acquire_lock on the stack, a library's own does not. That pauses the process for a moment, so

@@ -1,5 +1,4 @@
-"""What a detector is, and what it may answer: verdicts. Only engine/recovery/decide.py makes incidents and orders of
-them."""
+"""What a detector is, and what it may answer: verdicts, which engine/recovery/decide.py alone acts on."""
 
 from __future__ import annotations
 

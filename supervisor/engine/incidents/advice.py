@@ -1,8 +1,8 @@
 """What to do about it: advice by what was seen, and none that is a myth.
 
-Environment variables are named only where something reads them: tests/core/test_advice.py has the list, each with
-its reader. (`NCCL_TIMEOUT` and `PYTHONGC_THRESHOLD` are read by nothing but guardrun; `NCCL_DEBUG` is read as a
-communicator is made, so setting it in a live rank changes nothing.)
+Environment variables are named only where something reads them: tests/engine/incidents/test_advice.py has the list,
+each with its reader. (`NCCL_TIMEOUT` and `PYTHONGC_THRESHOLD` are read by nothing but guardrun; `NCCL_DEBUG` is read as
+a communicator is made, so setting it in a live rank changes nothing.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The phases of a run, and which event does what in each: one table.
 
-A pair that is missing from the table is a bug of ours: `InvalidTransition` names both. `tests/core` walks every pair.
+A pair that is missing from the table is a bug of ours: `InvalidTransition` names both. `tests/engine` walks every pair.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The nodes of a job, and which of them are to train. Pure data: what happens to them is in
-`engine/membership/membership.py`."""
+"""The nodes of a job, and which of them are to train: data, which engine/membership/membership.py changes."""
 
 from __future__ import annotations
 

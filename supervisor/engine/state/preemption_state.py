@@ -1,5 +1,4 @@
-"""What the scheduler has said about the job's end, and what has been done about it: memory of
-engine/recovery/preemption.py."""
+"""What the scheduler has said about the job's end, and what has been done about it (engine/recovery/preemption.py)."""
 
 from __future__ import annotations
 

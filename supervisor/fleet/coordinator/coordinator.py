@@ -1,5 +1,4 @@
-"""The head's dealings with the other nodes: what they tell goes through `EventAggregator` to the engine, orders go
-out."""
+"""The head and the other nodes: what they report goes through `EventAggregator` to the engine, orders go out."""
 
 from __future__ import annotations
 

@@ -1,0 +1,155 @@
+"""The supervisor that decides, before its launcher is there: a run of which the journal already tells something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from guardrun import __version__
+from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.daemon.daemon import Daemon
+from guardrun.supervisor.engine.engine import Engine
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.fleet.protocol.messages import Down
+from guardrun.supervisor.fleet.rendezvous.join_file import JoinFile
+from guardrun.supervisor.fleet.transport.link import Body, Head, Link
+from guardrun.supervisor.rundir.journal import Journal, read_lines
+from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
+from guardrun.supervisor.wire import control_messages
+from tests.cli.conftest import record_journal
+from tests.report.samples import run_file
+
+EARLY = ev.HistoryLoaded(places=[])
+NODE, OTHER = "node-a", "node-b"
+PLAN = ev.FleetPlan(least=2, most=2)
+HELLO = control_messages.LauncherHello(pid=1, world_size=2, attempt=-1, alive=[], is_first=True)
+
+
+@contextmanager
+def daemon_of(folder: Path, **changes: Any) -> Iterator[Daemon]:
+    """A supervisor of the run in folder, without its loop."""
+    (folder / "s").mkdir(exist_ok=True)
+    run: RunFile = run_file(run_id=folder.name, socket_dir=str(folder / "s"), clock_mono_s=time.monotonic(), **changes)
+    with ExitStack() as stack:
+        scribe = BackgroundWriter()
+        stack.callback(scribe.close)
+        daemon = Daemon(folder, run, scribe)
+        stack.callback(daemon.close)
+        yield daemon
+
+
+def told(folder: Path) -> list[str]:
+    return [type(line.event).__name__ for line in read_lines(folder) if line is not None]
+
+
+@pytest.mark.parametrize("age_s", [10.0, 3600.0])
+def test_a_run_that_goes_on_is_judged_from_then_on(tmp_path: Path, age_s: float) -> None:
+    """Until its launcher is there, nothing is due, and what comes is kept for afterwards."""
+    record_journal(tmp_path)
+    before = told(tmp_path)
+    with daemon_of(tmp_path, session=1, clock_base_s=age_s) as daemon:
+        assert daemon.engine.next_deadline_s() is not None
+        assert daemon.due_s() is None
+        daemon.turn({})
+        daemon.skipped(30.0)
+        assert daemon.feed(EARLY)
+        daemon.greeted(HELLO)
+        assert daemon.due_s() is not None
+    assert told(tmp_path)[len(before) :] == ["RunContinued", "HistoryLoaded"]
+
+
+def test_a_new_run_hears_what_came_before_its_launcher(tmp_path: Path) -> None:
+    with daemon_of(tmp_path) as daemon:
+        assert daemon.feed(EARLY)
+        daemon.greeted(HELLO)
+    assert told(tmp_path) == ["RunOpened", "HistoryLoaded"]
+
+
+def test_a_supervisor_that_is_started_again_is_not_held_up_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launcher may be the one that does not answer."""
+    record_journal(tmp_path)
+    before = told(tmp_path)
+    monkeypatch.setattr("guardrun.supervisor.daemon.daemon.GREET_S", 0.0)
+    with daemon_of(tmp_path, clock_base_s=10.0) as daemon:
+        daemon.feed(EARLY)
+        assert daemon.due_s() is None
+        daemon.sampled()
+        assert daemon.due_s() is not None
+        daemon.greeted(HELLO)
+    assert told(tmp_path)[len(before) :] == ["SupervisorRestarted", "HistoryLoaded"]
+
+
+@pytest.mark.parametrize("seen", [Phase.RUNNING, Phase.STARTING])
+def test_ranks_of_a_node_that_joins_before_the_launcher_does_are_left_alone(tmp_path: Path, seen: Phase) -> None:
+    """A head's supervisor is started again; another node's is quicker to join than its own launcher is to greet."""
+    record_fleet(tmp_path, is_started=seen is Phase.RUNNING)
+    fleet = FleetFile(
+        is_head=True, slot=0, join_file=str(tmp_path / "join"), plan=PLAN, key="job", address="127.0.0.1", work="w"
+    )
+    with daemon_of(tmp_path, fleet=fleet, clock_base_s=10.0) as daemon:
+        assert daemon.engine.state.phase is seen
+        poller = zmq.Poller()
+        daemon.register(poller)
+        join = msgspec.json.decode((tmp_path / "join").read_bytes(), type=JoinFile)
+        assert join.client is not None
+        info = {"version": __version__, "work": "w", "ranks": 1, "attempt": 0}
+        link = Link(Head(join.addresses, join.port, join.server_key), join.client, OTHER, slot=1, info=info)
+        try:
+            link.register(poller)
+            orders = pump(daemon, link, poller, 1.0)
+            daemon.greeted(HELLO)
+            orders += pump(daemon, link, poller, 10.0, until=lambda: OTHER in joined(tmp_path))
+            orders += pump(daemon, link, poller, 0.5)
+        finally:
+            link.close()
+    assert not [order for order in orders if isinstance(order, control_messages.Stop)], orders
+    assert joined(tmp_path)[-1] == OTHER
+
+
+def record_fleet(run_dir: Path, *, is_started: bool) -> None:
+    """Two nodes are there; their ranks have been started, or are about to be."""
+    engine, journal = Engine(), Journal(run_dir)
+    ranks = [ev.Rank(global_rank=n, local_rank=0, pid=4241 + n, node=node) for n, node in enumerate((NODE, OTHER))]
+    story: list[ev.Event] = [
+        ev.RunOpened(
+            run_id=run_dir.name, settings=ev.Settings(), node=NODE, command=[], world_size=1, wall_s=1.0, fleet=PLAN
+        ),
+        ev.NodeJoined(node=NODE, slot=0, ranks=1),
+        ev.NodeJoined(node=OTHER, slot=1, ranks=1),
+        *([ev.AttemptStarted(attempt=0, ranks=ranks)] if is_started else []),
+    ]
+    try:
+        for number, event in enumerate(story):
+            journal.append(event, engine.handle(event, float(number)), float(number))
+    finally:
+        journal.close()
+
+
+def joined(folder: Path) -> list[str]:
+    lines = [line.event for line in read_lines(folder) if line is not None]
+    after = max((n for n, one in enumerate(lines) if isinstance(one, ev.SupervisorRestarted)), default=len(lines))
+    return [one.node for one in lines[after:] if isinstance(one, ev.NodeJoined)]
+
+
+def pump(
+    daemon: Daemon, link: Link, poller: zmq.Poller, timeout_s: float, until: Callable[[], bool] = lambda: False
+) -> list[object]:
+    """Let both talk; what the node was ordered."""
+    decoder: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
+    orders: list[object] = []
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s and not until():
+        ready = dict(poller.poll(20))
+        daemon.turn(ready)
+        orders += [decoder.decode(what.body) for what in link.read(ready) if isinstance(what, Body)]
+    return orders

@@ -1,0 +1,125 @@
+"""What steps are seen to go to, in ranks that really train in step over gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guardrun.hooks.patches.step_breakdown import ODD, PUBLISH_NS, StepBreakdown
+from guardrun.hooks.rank.rank import private_words
+from guardrun.hooks.wire.messages import HookFailed
+from guardrun.supervisor.collect.ranks.boards import spent_of
+from guardrun.supervisor.engine.model import events as ev
+from tests.hooks.bed import Bed, finish
+from tests.support.keep_group import KEEP_GROUP
+from tests.support.ports import free_ports
+
+SCRIPT = str(Path(__file__).parents[1] / "ranks" / "spent.py")
+MS = 1_000_000
+
+
+def train(*arguments: object) -> list[ev.Spent]:
+    """Run the script's two ranks to their end."""
+    [port] = free_ports(1)
+    more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with Bed(world_size=2) as bed:
+        ranks = [bed.start([KEEP_GROUP, SCRIPT, *map(str, arguments)], rank=rank, more=more) for rank in range(2)]
+        done = [finish(rank) for rank in ranks]
+        assert [rank.returncode for rank in done] == [0, 0], done
+        assert bed.hear_all(HookFailed) == []
+        both = [spent_of(bed.board(rank).read()) for rank in range(2)]
+    assert both[0] is not None and both[1] is not None
+    return [each for each in both if each is not None]
+
+
+def own_s(spent: ev.Spent) -> float:
+    """Of a step, what was the rank's own."""
+    return (spent.took_s - spent.waited_s) / spent.steps
+
+
+@pytest.mark.parametrize(("how", "slow"), [("ddp", 1), ("calls", 0), ("accumulate", 1), ("fsdp", 1)])
+def test_the_others_are_seen_to_wait_for_a_slow_rank(how: str, slow: int) -> None:
+    spent = train(how, 45, slow, 0.1)
+    assert all(each.steps >= 20 for each in spent)
+    took_s = [each.took_s / each.steps for each in spent]
+    assert took_s[0] == pytest.approx(took_s[1], rel=0.15), "they are in step"
+    lag_s = own_s(spent[slow]) - own_s(spent[1 - slow])
+    assert lag_s == pytest.approx(0.1, abs=0.04), spent
+
+
+def test_waiting_for_rank_0s_buffers_is_waiting() -> None:
+    """Before each forward pass all take the buffers of rank 0: where it is slow, they wait there."""
+    spent = train("buffers", 45, 0, 0.1)
+    assert own_s(spent[0]) - own_s(spent[1]) == pytest.approx(0.1, abs=0.04), spent
+
+
+def test_evaluations_and_saves_are_left_out() -> None:
+    spent = train("ddp", 150, -1, 0.0, "odd")
+    assert all(each.took_s / each.steps < 0.045 for each in spent), spent
+    assert own_s(spent[0]) == pytest.approx(own_s(spent[1]), abs=0.01)
+
+
+class _Rank:
+    """As much of a rank as sums need."""
+
+    def __init__(self) -> None:
+        self.words = private_words()
+
+    def fail(self, hook: str, error: BaseException) -> None:
+        raise error
+
+
+class _Steps:
+    """Steps told by the clock."""
+
+    def __init__(self) -> None:
+        self.rank = _Rank()
+        self.spent = StepBreakdown(self.rank)  # type: ignore[arg-type]  # as much as it needs
+        self.now_ns = 10**12
+
+    def take(self, *steps_ns: int) -> None:
+        for took_ns in steps_ns:
+            self.now_ns += took_ns
+            self.spent.on_step(self.now_ns)
+
+    def told(self) -> tuple[int, int]:
+        """Steps, and milliseconds."""
+        spent = spent_of(self.rank.words.tolist())
+        return (0, 0) if spent is None else (spent.steps, round(1000 * spent.took_s))
+
+
+def test_the_first_step_counts_for_nothing() -> None:
+    steps = _Steps()
+    steps.take(60_000 * MS, *[100 * MS] * 10)
+    assert steps.told() == (10, 1000)
+
+
+def test_an_odd_step_takes_what_was_not_told_yet_with_it() -> None:
+    steps = _Steps()
+    steps.take(0, *[100 * MS] * 15, ODD * 100 * MS + 1, *[100 * MS] * 10)
+    assert steps.told() == (20, 2000)
+
+
+def test_what_comes_again_and_again_is_ordinary() -> None:
+    """Every fifth step takes long, and there is no second without one."""
+    steps = _Steps()
+    steps.take(0, *[100 * MS] * 10)
+    steps.take(*([100 * MS] * 4 + [900 * MS]) * 40)
+    count, took_ms = steps.told()
+    assert count > 50
+    assert took_ms / count == pytest.approx(260, rel=0.4)
+
+
+def test_steps_longer_than_a_second_are_told_each() -> None:
+    steps = _Steps()
+    steps.take(0, *[2 * PUBLISH_NS] * 3)
+    assert steps.told() == (3, 6000)
+
+
+def test_a_page_that_is_being_written_is_not_read() -> None:
+    steps = _Steps()
+    steps.take(0, *[100 * MS] * 10)
+    words = steps.rank.words.tolist()
+    words[words.index(10, 33, 39)] = 9
+    assert spent_of(words) is None

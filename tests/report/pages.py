@@ -1,0 +1,109 @@
+"""Pages made from samples: of a thousand ranks, and of a whole run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.actions import Culprit
+from guardrun.supervisor.engine.model.looks import Frame
+from guardrun.supervisor.engine.observation.stacks import CHILD, Stack
+from guardrun.supervisor.report.incident import incident_json
+from guardrun.supervisor.report.incident_page import report_html
+from guardrun.supervisor.report.run_page import run_html
+from guardrun.supervisor.report.timeline.story import RunIncident, run_story
+from guardrun.supervisor.report.timeline.timeline import Timeline
+from tests.report.samples import (
+    BLOCKED,
+    WAITING,
+    WORKER,
+    begin_attempt,
+    explained,
+    hang,
+    run_file,
+    story_of,
+    told_timeline,
+    wall,
+)
+
+HUGE = 1024
+
+
+def huge_timeline(ranks: int = HUGE) -> Timeline:
+    """Ranks that each were evaluating and saving at moments of their own, and one that stops."""
+    timeline = Timeline()
+    begin_attempt(timeline, 0, ranks, 0.5)
+    for at_s in range(1, 61):
+        reports = [
+            ev.RankReport(
+                global_rank=n,
+                progress_s=min(float(at_s), 40.0 if n == 1 else 41.0),
+                progress=min(at_s, 40 if n == 1 else 41),
+                step=min(at_s, 41) * 4,
+                phase="eval" if (at_s + n) % 13 == 0 else "train",
+                gc_since_s=float(at_s) if (at_s * 7 + n) % 31 == 0 else 0.0,
+            )
+            for n in range(ranks)
+        ]
+        timeline.feed(ev.NodeReport(node="node-a", attempt=0, ranks=reports), float(at_s))
+    return timeline
+
+
+def huge_page(ranks: int = HUGE) -> tuple[str, float]:
+    """The page of an incident with that many ranks, and the CPU seconds that it took."""
+    layers = [Frame(f"forward_{n}", "/home/user/project/model.py", n) for n in range(20)]
+    stacks = [Stack(rank=r, pid=r, frames=[*(BLOCKED if r == 1 else WAITING), *layers]) for r in range(ranks)]
+    stacks += [
+        Stack(rank=r, pid=9000 + 8 * r + n, kind=CHILD, name="worker", frames=WORKER)
+        for r in range(ranks)
+        for n in range(8)
+    ]
+    pairs = [
+        {"ranks": [n, n + 1], "for": [n - 1], "group": f"tp{n}", "seq": n, "op": "all_gather", "where": "m.py:1"}
+        for n in range(2, min(ranks - 1, 300), 2)
+    ]
+    evidence = explained(ranks)
+    evidence["waits"] += pairs
+    culprits = [Culprit(rank=1, local_rank=1, node="node-a", pid=1)]
+    incident = hang(onset_s=41.0, detected_s=60.0, recovered_s=None, evidence=evidence, culprits=culprits)
+    timeline = huge_timeline(ranks)
+    began_s = time.process_time()
+    page = report_html(incident_json(incident, run_file(), wall), stacks, [], story_of(incident, timeline), {})
+    return page, time.process_time() - began_s
+
+
+def run_data(**changes: Any) -> dict[str, Any]:
+    """As `guardctl report --json` has it."""
+    incident = incident_json(hang(), run_file(), wall) | {"page": "incidents/001-rank_blocked/report.html"}
+    values: dict[str, Any] = {
+        "run_id": "20261118-vocab-1a2b",
+        "run_dir": "/home/user/project/guardrun-runs/20261118-vocab-1a2b",
+        "node": "node-a",
+        "command": ["guardrun", "--nproc-per-node=8", "train.py"],
+        "world_size": 8,
+        "is_alive": False,
+        "state": "ended",
+        "outcome": "finished",
+        "exit_code": 0,
+        "reason": "training ended well",
+        "started": "2026-11-18T11:06:40.000Z",
+        "ended": "2026-11-18T11:07:29.000Z",
+        "wall_s": 49.0,
+        "goodput": 0.2,
+        "uses_s": {"training": 9.8, "detecting": 33.1, "stopping": 0.4, "starting": 3.7, "redoing": 2.0, "other": 0.0},
+        "trouble_s": 35.5,
+        "restarts": 1,
+        "last_step": 36,
+        "steps_redone": 12,
+        "attempts": [
+            {"attempt": 0, "started_s": 0.2, "ended_s": 43.6, "outcome": "hang", "first_step": 1, "last_step": 32}
+        ],
+        "incidents": [incident],
+        "troubles": [],
+    }
+    return {**values, **changes}
+
+
+def run_page() -> str:
+    return run_html(run_data(), run_story(told_timeline(), [RunIncident("001", "rank_blocked", 10.0, 49.0)]))

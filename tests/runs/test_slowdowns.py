@@ -1,0 +1,57 @@
+"""Real DDP trainings whose ranks become slow, or have always been unequal; windows are short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runs.runs import EdgeRuns, only, own_lines, ranks_of
+
+WINDOWS = """
+[slowdown]
+window_s = 3
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[EdgeRuns]:
+    runs = EdgeRuns(tmp_path)
+    yield runs
+    runs.close()
+
+
+def test_a_rank_that_becomes_slow_is_told_while_training_goes_on(runs: EdgeRuns) -> None:
+    """Long: what is usual is learned for half a minute before anything is slow."""
+    finished = runs.run("slow.py", "--steps=560", "--slow=2@400:0.05", config=WINDOWS, ranks=3, timeout_s=150)
+    assert finished.returncode == 0, finished
+    incident = only(finished)
+    assert (incident["kind"], incident["cause"], incident["action"]) == ("slowdown", "straggler", "none")
+    assert ranks_of(incident) == [2]
+    assert "who wait for it: steps take 1." in incident["summary"]
+    assert incident["evidence"]["own_s"]["2"] > 0.07
+    assert incident["evidence"]["others_own_s"] < incident["evidence"]["own_s"]["2"]
+    assert incident["attempt"] == 0 and incident["recovered"] is None
+
+
+def test_ranks_that_have_always_been_unequal_are_left_alone(runs: EdgeRuns) -> None:
+    """A stage with more to do, a rank 0 that logs and evaluates, and samples of uneven length, all at once."""
+    uneven = ("--stages=1:1.5", "--log-s=0.01", "--eval-every=60", "--uneven=0.4")
+    finished = runs.run("slow.py", "--steps=300", *uneven, config=WINDOWS, ranks=3, timeout_s=150)
+    assert finished.returncode == 0 and finished.incidents == [], finished
+    assert not [line for line in own_lines(finished) if "incident" in line]
+
+
+def test_slow_data_and_steps_that_grow_for_all_are_told_for_what_they_are(runs: EdgeRuns) -> None:
+    """Samples that take long to make; then, on all ranks alike, twice the work."""
+    finished = runs.run(
+        "slow.py", "--steps=530", "--sample-s=0.03", "--grow=340:2.5", config=WINDOWS, ranks=2, timeout_s=200
+    )
+    assert finished.returncode == 0, finished
+    data, drop = finished.incidents
+    assert (data["kind"], data["cause"], data["culprits"]) == ("slowdown", "dataloader_bound", [])
+    assert 0.2 < data["evidence"]["share"] < 0.6
+    assert (drop["kind"], drop["cause"], drop["culprits"]) == ("slowdown", "throughput_drop", [])
+    assert drop["evidence"]["part"] == "work"
+    assert {incident["action"] for incident in finished.incidents} == {"none"}
