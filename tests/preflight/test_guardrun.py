@@ -156,7 +156,7 @@ def test_full_tries_the_devices_before_the_first_attempt(run_guardrun: Run, tmp_
 def test_ctrl_c_ends_the_trial(start_guardrun: Callable[..., GuardrunRun], tmp_path: Path) -> None:
     env = {**ON, "GUARDRUN_NODE_STATE_DIR": str(tmp_path / "state")}
     run = start_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(0), env=env)
-    wait_until(lambda: run.find("launcher.trial"), 60, "the devices' processes")
+    wait_until(lambda: run.find("launcher.device_trial"), 60, "the devices' processes")
     run.send(signal.SIGINT)
     done = run.wait(60)
     assert (done.returncode, done.stdout, done.run_dir) == (130, "", None), done

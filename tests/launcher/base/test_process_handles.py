@@ -12,12 +12,12 @@ from tests.support import seccomp
 
 STORY = """
 import signal, subprocess, sys, time
-from guardrun.launcher.base.process_handles import Handle, send_signal, wait_for_end
+from guardrun.launcher.base.process_handles import ProcessHandle, send_signal, wait_for_end
 from guardrun.launcher.base.processes import read_stat
 
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
 start = read_stat(child.pid).start
-with Handle(child.pid, start) as handle:
+with ProcessHandle(child.pid, start) as handle:
     print("watched", handle.fileno is not None, handle.has_ended())
     wait_for_end([(child.pid, start)], 0.1)
     for mistaken in (start + 1, start - 1):
@@ -31,7 +31,7 @@ with Handle(child.pid, start) as handle:
     print("ended", time.monotonic() - began < 30, handle.has_ended())
 child.wait()
 try:
-    Handle(child.pid, start)
+    ProcessHandle(child.pid, start)
 except ProcessLookupError:
     print("gone")
 """
