@@ -1,0 +1,132 @@
+"""The house: imports of folders go one way, and one place acts on verdicts."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.project.purity import ROOT
+
+FOLDERS = ("hooks", "launcher", "supervisor", "slurm", "systemd")
+STILL_CIRCLES: tuple[frozenset[str], ...] = (
+    frozenset({"hooks", "hooks/patches", "hooks/rank", "hooks/saves"}),
+    frozenset(
+        {
+            "supervisor/daemon",
+            "supervisor/fleet/checks",
+            "supervisor/fleet/coordinator",
+            "supervisor/fleet/rendezvous",
+            "supervisor/saving",
+        }
+    ),
+    frozenset({"supervisor/agent", "supervisor/agent/metrics"}),
+)
+"""Circles that are left, by imports for types alone. This may only shrink."""
+ACTS = frozenset({"Isolate", "StopAttempt", "open_incident"})
+"""What follows from a verdict."""
+STILL_ACTING = frozenset(
+    {
+        "attempts.py",
+        "detectors/failure/node_health.py",
+        "detectors/failure/rank_failure.py",
+        "detectors/hang/hang_verdicts.py",
+        "membership/node_checks.py",
+        "membership/node_failure.py",
+        "recovery/eviction.py",
+        "recovery/launcher_orders.py",
+        "recovery/preemption_incident.py",
+    }
+)
+"""Modules of the engine beside recovery/decide.py that do so themselves. This may only shrink."""
+
+
+def read_modules(root: Path) -> dict[str, Path]:
+    """Modules of the product by their dotted names."""
+    found = {}
+    for folder in FOLDERS:
+        for path in (root / folder).rglob("*.py"):
+            name = "guardrun." + ".".join(path.relative_to(root).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imports_of(tree: ast.AST, known: Mapping[str, object]) -> Iterator[str]:
+    """Modules of the product that a file imports anywhere, for types alone, too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            while name and name not in known:
+                name = name.rpartition(".")[0]  # noqa: PLW2901
+            if name:
+                yield name
+
+
+def folder_graph(root: Path) -> dict[str, set[str]]:
+    """Folder → the other folders that its files import from."""
+    modules = read_modules(root)
+    folders = {name: str(path.parent.relative_to(root)) for name, path in modules.items()}
+    graph: dict[str, set[str]] = defaultdict(set)
+    for name, path in modules.items():
+        for other in imports_of(ast.parse(path.read_text()), modules):
+            if folders[other] != folders[name]:
+                graph[folders[name]].add(folders[other])
+    return graph
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[frozenset[str]]:
+    """Sets of folders that import each other, directly or by way of others."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        stack = list(graph[start])
+        while stack:
+            one = stack.pop()
+            if one not in seen:
+                seen.add(one)
+                stack += graph.get(one, ())
+        reached[start] = seen
+    found = {frozenset(b for b in seen if a in reached.get(b, ())) for a, seen in reached.items() if a in seen}
+    return sorted(found, key=sorted)
+
+
+def test_folders_import_one_way() -> None:
+    assert set(circles(folder_graph(ROOT))) == set(STILL_CIRCLES)
+
+
+def test_a_circle_for_types_alone_is_found(tmp_path: Path) -> None:
+    for name, text in (
+        ("supervisor/a/x.py", "from guardrun.supervisor.b.y import Y\n"),
+        ("supervisor/b/y.py", "from guardrun.supervisor.c import z\n"),
+        ("supervisor/c/z.py", "if TYPE_CHECKING:\n    from guardrun.supervisor.a.x import X\n"),
+        ("hooks/h.py", "from guardrun.hooks import h\nimport guardrun.supervisor.a.x\n"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert circles(folder_graph(tmp_path)) == [frozenset({"supervisor/a", "supervisor/b", "supervisor/c"})]
+
+
+def acting(source: str) -> set[str]:
+    """What of ACTS a file calls."""
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return {func.id for func in calls if isinstance(func, ast.Name)} & ACTS
+
+
+def test_one_place_acts_on_verdicts() -> None:
+    engine = ROOT / "supervisor" / "engine"
+    found = {str(path.relative_to(engine)) for path in engine.rglob("*.py") if acting(path.read_text())}
+    assert found - {"recovery/decide.py"} == STILL_ACTING
+
+
+def test_detectors_only_answer() -> None:
+    """Files directly in detectors/ follow the protocol: they neither act nor see the state that they could write."""
+    for path in (ROOT / "supervisor" / "engine" / "detectors").glob("*.py"):
+        source = path.read_text()
+        assert not acting(source), path
+        assert "engine.state.state" not in source, path
