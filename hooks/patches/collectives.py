@@ -22,9 +22,9 @@ from time import monotonic_ns
 from types import FrameType
 from typing import Any
 
+from guardrun.hooks.calls.call_places import Place
+from guardrun.hooks.calls.collective_calls import CallsPage, Signature
 from guardrun.hooks.patches import flight_recorder
-from guardrun.hooks.patches.call_places import Place
-from guardrun.hooks.patches.collective_calls import CallsPage, Signature
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.saves.checkpoint_files import Function, replace
 from guardrun.hooks.wire.board import OPS, Field, Milestone

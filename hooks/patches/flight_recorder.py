@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from guardrun.hooks.patches.collective_calls import CallsPage
+    from guardrun.hooks.calls.collective_calls import CallsPage
     from guardrun.hooks.rank.rank import Rank
 
 MAX_PATH_BYTES = 107

@@ -29,6 +29,10 @@ from typing import Any
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guardrun.hooks.rank.parts import StepObserver
+
 PUBLISH_NS = 1_000_000_000
 READ_NS = 20_000_000
 ODD = 5
@@ -156,7 +160,7 @@ class Replica:
         return self._sum_ns / self._count if self._count else None
 
 
-def of(rank: Rank) -> StepBreakdown:
+def of(rank: Rank) -> StepObserver:
     """The rank's, made when it is first asked for."""
     if rank.spent is None:
         rank.spent = StepBreakdown(rank)
@@ -172,7 +176,7 @@ def install(module: Any, rank: Rank) -> None:
         kind._sync_buffers = _wrap_sync(kind._sync_buffers, rank)
 
 
-def _wrap_init(original: Any, rank: Rank, spent: StepBreakdown) -> Any:
+def _wrap_init(original: Any, rank: Rank, spent: StepObserver) -> Any:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)

@@ -15,10 +15,8 @@ from guardrun.hooks.wire.board import PHASES, SIZE_BYTES, Field, Milestone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from guardrun.hooks.patches.collective_calls import CallsPage
-    from guardrun.hooks.patches.dataloaders import Batches
-    from guardrun.hooks.patches.gc_policy import Policy
-    from guardrun.hooks.patches.step_breakdown import StepBreakdown
+    from guardrun.hooks.calls.collective_calls import CallsPage
+    from guardrun.hooks.rank.parts import BatchRecord, CollectionPolicy, StepObserver
     from guardrun.hooks.wire.board import Board
 
 active: Rank | None = None
@@ -80,11 +78,11 @@ class Rank:
         self.import_lock = allocate_lock()
         """Held by the hooks' thread while it imports, so that nobody forks in the middle of it."""
         self.is_ended = False
-        self.gc_policy: Policy | None = None
+        self.gc_policy: CollectionPolicy | None = None
         """None: the collector is the script's own."""
-        self.batches: Batches | None = None
+        self.batches: BatchRecord | None = None
         """None until torch's data loaders are imported."""
-        self.spent: StepBreakdown | None = None
+        self.spent: StepObserver | None = None
         """None until torch's optimizers are imported."""
         self._milestone_lock = allocate_lock()
         self._failed: set[str] = set()

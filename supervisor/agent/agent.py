@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from guardrun import __version__
+from guardrun.supervisor.agent.agent_status import read_figures
 from guardrun.supervisor.agent.auto_release import AutoRelease
 from guardrun.supervisor.agent.clients import Clients, listen
 from guardrun.supervisor.agent.history.history import MAX_BYTES, Entry
@@ -129,7 +130,7 @@ class Agent:
         self._runner = Runner(made, self.intake.mailbox.put)
         self._next = {"tell": 0.0, "chores": 0.0, "look": 0.0}
         self._clock_gap_s = self.wall_s - self.now_s
-        self.outlet = Outlet(self)
+        self.outlet = Outlet(self.post, lambda: read_figures(self))
         self.counters = {"readouts": 0, "findings": 0, "swept": 0}
         self.selector.register(self._wake, selectors.EVENT_READ, self._take_calls)
         self.selector.register(self.intake.mailbox.fileno(), selectors.EVENT_READ, self.intake.take_all)

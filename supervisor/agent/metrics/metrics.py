@@ -4,26 +4,52 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from guardrun import __version__
 from guardrun.supervisor.agent.metrics.metric_names import LABELS, PREFIX, SHOWN, Shown, kind_of
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.metrics_endpoint import MetricsServer, Series, ask_loop
+from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.readings import Readout
-
-if TYPE_CHECKING:
-    from guardrun.supervisor.agent.agent import Agent
 
 MAX_OF_ONE = 4096
 """Label values of one metric; what is beyond is left out."""
 
 
+class AgentFigures(NamedTuple):
+    """What the figures are made from: the agent's own state at one moment."""
+
+    node: str
+    now_s: float
+    """CLOCK_MONOTONIC, as readouts have it."""
+    started_at_s: float
+    """When the agent began: seconds since 1970."""
+    readouts: Mapping[str, Readout]
+    """By sensor: the last of each."""
+    findings: Iterable[Finding]
+    """Those that hold."""
+    happenings: Mapping[str, int]
+    """How often each has happened since the agent's start, by its name."""
+    is_quarantined: bool
+    """No new run starts here, whoever wants to start it."""
+    running_jobs: int
+    leftover_processes: int
+    """Of dead jobs: those that would not end."""
+    ended_processes: int
+    """Of dead jobs: those that the agent has ended since its start."""
+    clients: int
+    is_history_unwritten: bool
+
+
 class Outlet:
     """Where the agent serves them, if anywhere."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, post: Callable[[Callable[[], object]], None], read: Callable[[], AgentFigures]) -> None:
+        """post: has the agent's loop make a call, which any thread may ask for. read: is called in that loop."""
+        self._post = post
+        self._read = read
         self._server: MetricsServer | None = None
 
     @property
@@ -38,9 +64,8 @@ class Outlet:
         self.close()
         if not listen:
             return
-        agent = self._agent
         try:
-            self._server = MetricsServer(listen, lambda: ask_loop(agent.post, lambda: node_series(agent)))
+            self._server = MetricsServer(listen, lambda: ask_loop(self._post, lambda: node_series(self._read())))
         except (OSError, ValueError, ImportError) as error:
             log.warning("no_metrics", listen=listen, why=str(error))
         else:
@@ -53,10 +78,10 @@ class Outlet:
             self._server = None
 
 
-def node_series(agent: Agent) -> list[Series]:
-    """All of them, in the agent's loop."""
-    readouts = list(agent.latest.readouts.values())
-    return [*sample_series(readouts), *reason_series(readouts), *_sensor_series(agent), *_agent_series(agent)]
+def node_series(figures: AgentFigures) -> list[Series]:
+    """All of them."""
+    readouts = list(figures.readouts.values())
+    return [*sample_series(readouts), *reason_series(readouts), *_sensor_series(figures), *_agent_series(figures)]
 
 
 def sample_series(readouts: list[Readout]) -> list[Series]:
@@ -99,9 +124,8 @@ def reason_series(readouts: list[Readout]) -> list[Series]:
     return [Series(f"{PREFIX}gpu_clock_reason", help, (*LABELS["gpu"], "reason"), values)]
 
 
-def _sensor_series(agent: Agent) -> list[Series]:
-    now_s = agent.now_s
-    readouts = agent.latest.readouts
+def _sensor_series(figures: AgentFigures) -> list[Series]:
+    now_s, readouts = figures.now_s, figures.readouts
     return [
         Series(
             f"{PREFIX}sensor_read_age_seconds",
@@ -130,51 +154,49 @@ def _sensor_series(agent: Agent) -> list[Series]:
     ]
 
 
-def _agent_series(agent: Agent) -> list[Series]:
+def _agent_series(figures: AgentFigures) -> list[Series]:
     findings: dict[tuple[str, ...], float] = {}
-    for finding in agent.latest.findings.values():
+    for finding in figures.findings:
         key = (finding.cause, finding.response.value)
         findings[key] = findings.get(key, 0.0) + 1
-    held = [one for one in agent.ward.state.get("holding", []) if not one.get("is_for_owner_alone")]
-    jobs = agent.jobs.all()
     return [
-        Series(f"{PREFIX}info", "The agent's version.", ("node", "version"), {(agent.node, __version__): 1.0}),
+        Series(f"{PREFIX}info", "The agent's version.", ("node", "version"), {(figures.node, __version__): 1.0}),
         Series(f"{PREFIX}findings", "What is wrong now, by cause and response.", ("cause", "response"), findings),
         Series(
             f"{PREFIX}happenings",
             "What has happened since the agent's start, by name.",
             ("name",),
-            {(name,): float(count) for name, count in agent.intake.happenings.items()},
+            {(name,): float(count) for name, count in figures.happenings.items()},
             is_counter=True,
         ),
-        Series(f"{PREFIX}quarantined", "1: no new run starts here.", (), {(): float(bool(held))}),
-        Series(f"{PREFIX}jobs", "Jobs that run here.", (), {(): float(sum(job.ended_s is None for job in jobs))}),
+        Series(f"{PREFIX}quarantined", "1: no new run starts here.", (), {(): float(figures.is_quarantined)}),
+        Series(f"{PREFIX}jobs", "Jobs that run here.", (), {(): float(figures.running_jobs)}),
         Series(
             f"{PREFIX}leftover_processes",
             "Processes of dead jobs that would not end.",
             (),
-            {(): float(sum(len(job.left) for job in jobs))},
+            {(): float(figures.leftover_processes)},
         ),
         Series(
             f"{PREFIX}leftover_ended_processes",
             "Processes of dead jobs that were ended.",
             (),
-            {(): float(agent.counters["swept"])},
+            {(): float(figures.ended_processes)},
             is_counter=True,
         ),
-        Series(f"{PREFIX}agent_clients", "Who is connected to the agent.", (), {(): float(len(agent.clients))}),
+        Series(f"{PREFIX}agent_clients", "Who is connected to the agent.", (), {(): float(figures.clients)}),
         Series(f"{PREFIX}agent_cpu_seconds", "CPU time of the agent.", (), {(): time.process_time()}, is_counter=True),
         Series(
             f"{PREFIX}agent_start_time_seconds",
             "When the agent began.",
             (),
-            {(): agent.wall_s - (agent.now_s - agent.began_s)},
+            {(): figures.started_at_s},
         ),
         Series(
             f"{PREFIX}history_trouble",
             "1: the history is not written.",
             (),
-            {(): float(bool(agent.historian.trouble))},
+            {(): float(figures.is_history_unwritten)},
         ),
     ]
 

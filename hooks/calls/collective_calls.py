@@ -11,7 +11,7 @@ import os
 import struct
 import sys
 
-from guardrun.hooks.patches.call_places import Places, Strings
+from guardrun.hooks.calls.call_places import Places, Strings
 from guardrun.hooks.wire.board import OPS
 from guardrun.hooks.wire.calls_page import (
     GROUP_BITS,
@@ -34,9 +34,20 @@ from guardrun.hooks.wire.calls_page import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
 
-    from guardrun.hooks.rank.rank import Rank
+    class CallingRank(Protocol):
+        """The rank whose calls are recorded: where its page lies, and who hears of errors."""
+
+        sockets: str
+        """The folder of the page."""
+        attempt: int
+        global_rank: int
+        pid: int
+
+        def fail(self, hook: str, error: BaseException) -> None:
+            """A hook could not do its work: said once for each hook."""
+
 
 MAX_WORKS = 512
 """Handles that are remembered until they are waited for."""
@@ -105,7 +116,7 @@ class Slot:
 class CallsPage:
     """The writer. The training thread calls all but note_seqs(), which is the heart's."""
 
-    def __init__(self, rank: Rank, module: Any) -> None:
+    def __init__(self, rank: CallingRank, module: Any) -> None:
         """Make the file and map it; module is torch.distributed.distributed_c10d. Raises OSError."""
         self._rank = rank
         self._c10d = module

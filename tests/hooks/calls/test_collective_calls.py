@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.hooks.patches import call_places
-from guardrun.hooks.patches.collective_calls import CallsPage, Signature
+from guardrun.hooks.calls import call_places
+from guardrun.hooks.calls.collective_calls import CallsPage, Signature
 from guardrun.hooks.wire import calls_page
 from guardrun.hooks.wire.board import OPS
 from guardrun.hooks.wire.calls_page import MAX_RECORDS, SIZE_BYTES, calls_name, pack_ranks

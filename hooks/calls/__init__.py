@@ -1,0 +1,1 @@
+"""What each torch.distributed call was, and from where: written for the supervisor to read."""

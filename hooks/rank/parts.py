@@ -1,0 +1,41 @@
+"""What a rank asks of the hooks that are installed in it later.
+
+They know their rank (hooks/patches), and it knows only this much of them. For type checkers: no rank imports it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class BatchRecord(Protocol):
+    """Which batches the training thread took last; empty where there was none."""
+
+    def describe(self) -> dict[str, Any]:
+        """The last batch and the one before, as data; for the thread that trains."""
+
+    def describe_still(self) -> dict[str, Any]:
+        """The batch at which the training thread stands, as data; for any other thread."""
+
+
+class CollectionPolicy(Protocol):
+    """When garbage is collected, in place of the collector's own rule."""
+
+    def on_step(self, now_ns: int) -> None:
+        """A training step is done (CLOCK_MONOTONIC). Never raises."""
+
+    def on_beat(self, now_ns: int) -> None:
+        """About once a second, from the hooks' thread."""
+
+    def give_back(self) -> None:
+        """Leave the collector as if there had been no policy: at the script's end, or in a forked child."""
+
+
+class StepObserver(Protocol):
+    """Hears of each training step, to tell what it went to."""
+
+    def on_step(self, now_ns: int) -> None:
+        """A training step is done (CLOCK_MONOTONIC). Never raises."""
+
+    def add_replica(self, model: Any) -> None:
+        """This rank has made a model whose gradients are reduced among the ranks (DistributedDataParallel)."""
