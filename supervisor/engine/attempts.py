@@ -24,7 +24,7 @@ from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
 from guardrun.supervisor.engine.state import incidents
 from guardrun.supervisor.engine.state.incidents import change
-from guardrun.supervisor.engine.state.state import Attempt, Crash, RankState, State, attempt_of
+from guardrun.supervisor.engine.state.state import Attempt, Crash, RankState, State, attempt_of, enter
 
 CHOICE_TRIES = 3
 
@@ -88,9 +88,9 @@ def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> 
     state.restart_by = ""
     state.is_restart = False
     if state.signum:
-        state.phase = Phase.ENDING
+        enter(state, Phase.ENDING)
         return []
-    state.phase = Phase.RUNNING
+    enter(state, Phase.RUNNING)
     return lost_meanwhile(state, now_s)
 
 
@@ -149,7 +149,7 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
     if state.signum:
         return actions + finish(state, "interrupted", 128 + state.signum, stop_words(state), now_s)
     if state.phase is Phase.RUNNING:
-        state.phase = Phase.STOPPING
+        enter(state, Phase.STOPPING)
         state.ledger.switch(STOPPING, now_s)
     if state.crash is None and all(_ended_well(state, r) for r in attempt.ranks.values()):
         actions += incidents.on_good_end(state, now_s)
@@ -201,7 +201,7 @@ def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> li
     actions = ending(state)
     if state.attempt is None or state.attempt.ended_s is not None:
         return actions + finish(state, "interrupted", 128 + event.signum, stop_words(state), now_s)
-    state.phase = Phase.ENDING
+    enter(state, Phase.ENDING)
     if state.fleet is None:
         return []
     # One node was told: its launcher stops its own ranks, and nobody else's.

@@ -25,7 +25,7 @@ from guardrun.supervisor.engine.membership import join_rejection, membership, no
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action, FinishRun, Isolate, ReadExits, Say, TakeLook
 from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING
-from guardrun.supervisor.engine.model.transitions import IGNORE, OBSERVED, Phase, handler_name
+from guardrun.supervisor.engine.model.transitions import IGNORE, OBSERVED, InvalidTransition, Phase, find_transition
 from guardrun.supervisor.engine.recovery import (
     launcher_orders,
     operator_restart,
@@ -69,7 +69,7 @@ class Engine:
         state = self.state
         # Rounded as the journal writes it, so that a replay decides by the very same number.
         now_s = max(round(float(now_s), 6), state.last_s)
-        name = handler_name(state.phase, event, state.story)
+        phase, (name, ends) = state.phase, find_transition(state.phase, event, state.story)
         state.story.append(f"{type(event).__name__}@{now_s:.3f}")
         if len(state.story) > STORY_LENGTH:
             del state.story[0]
@@ -78,6 +78,8 @@ class Engine:
         else:
             actions = _HANDLERS[name](state, event, now_s) if name != OBSERVED else []
             actions += observe(state, event, now_s)
+        if state.phase not in ends:
+            raise InvalidTransition(phase, event, state.story, state.phase)
         state.nodes.unsettled.update({a.node: a.incident for a in actions if isinstance(a, Isolate)})
         state.last_s = now_s
         return actions

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+import guardrun.supervisor.engine
 from guardrun.supervisor.engine.engine import _HANDLERS, Engine
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import IGNORE, OBSERVED, TABLE, InvalidTransition, Phase
+from guardrun.supervisor.engine.state.state import enter
 from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.engine.conftest import ERROR, Told
 
@@ -131,7 +135,7 @@ def test_the_table_has_every_pair() -> None:
 
 
 def test_every_handler_exists_and_is_used() -> None:
-    assert set(TABLE.values()) - {IGNORE, OBSERVED} == set(_HANDLERS)
+    assert {row.handler for row in TABLE.values()} - {IGNORE, OBSERVED} == set(_HANDLERS)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
@@ -217,6 +221,37 @@ def test_an_event_that_no_row_knows_names_both() -> None:
         told = Told()
         told.opened()
         told.engine.handle(Unheard(), 1.0)  # type: ignore[arg-type]
+
+
+def test_a_handler_that_ends_where_its_row_does_not_lead_raises() -> None:
+    told = Told()
+    told.running()
+    enter(told.state, Phase.ENDED)
+    # As by a bug: what is over would go on.
+    with (
+        pytest.raises(InvalidTransition, match=r"Ticked in phase ended to running: no such transition"),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        row = TABLE[Phase.ENDED, ev.Ticked]
+        patch.setitem(TABLE, (Phase.ENDED, ev.Ticked), row._replace(handler="on_tick"))
+        patch.setitem(_HANDLERS, "on_tick", lambda state, event, now_s: enter(state, Phase.RUNNING) or [])
+        told.engine.handle(ev.Ticked(), 9.0)
+
+
+def test_an_event_that_is_ignored_leads_nowhere() -> None:
+    stays = [phase for (phase, _), row in TABLE.items() if row.handler in (IGNORE, OBSERVED) and row.ends != {phase}]
+    assert stays == []
+
+
+def test_the_phase_changes_in_one_place() -> None:
+    """Read from the source: an assignment elsewhere would pass by the table."""
+    folder = Path(guardrun.supervisor.engine.__file__ or "").parent
+    found = [
+        path.name
+        for path in folder.rglob("*.py")
+        if re.search(r"\bstate\.phase = (?!=)", path.read_text()) and path.name != "state.py"
+    ]
+    assert found == []
 
 
 def test_ticks_before_their_time_change_nothing() -> None:

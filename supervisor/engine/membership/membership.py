@@ -25,7 +25,7 @@ from guardrun.supervisor.engine.state.job_nodes import (
     missing_words,
     place,
 )
-from guardrun.supervisor.engine.state.state import State, silence_began_s
+from guardrun.supervisor.engine.state.state import State, enter, silence_began_s
 
 DROPPED_S = 5.0
 """A deputy that was killed is back within a second or two; nothing at all, where its whole node was."""
@@ -279,10 +279,10 @@ def launch(state: State, now_s: float) -> list[Action]:
     """Start the next attempt; with several nodes, once those that it needs are there."""
     fleet = state.fleet
     if fleet is None:
-        state.phase = Phase.STARTING
+        enter(state, Phase.STARTING)
         state.ordered_s = now_s
         return [start(state)]
-    state.phase = Phase.GATHERING
+    enter(state, Phase.GATHERING)
     fleet.since_s, fleet.requeue_s = now_s, 0.0
     node_checks.expect(state, fleet)
     actions = try_start(state, now_s)
@@ -333,7 +333,7 @@ def _checked(state: State, fleet: Fleet, now_s: float) -> list[Action]:
     if state.attempt is None and (why := node_checks.too_few(fleet)):
         return [Say(text=why, level="bad"), *finish(state, "interrupted", node_checks.NOT_FIT, why, now_s)]
     # Who was there before the check still is, or somebody else is waited for as long as ever.
-    state.phase = Phase.GATHERING
+    enter(state, Phase.GATHERING)
     return try_start(state, now_s)
 
 

@@ -1,4 +1,4 @@
-"""The phases of a run, and which event does what in each: one table.
+"""The phases of a run, which event does what in each, and where that may lead: one table.
 
 A pair that is missing from the table is a bug of ours: `InvalidTransition` names both. `tests/engine` walks every pair.
 """
@@ -6,6 +6,7 @@ A pair that is missing from the table is a bug of ours: `InvalidTransition` name
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
 
 from guardrun.supervisor.engine.model import events as ev
 
@@ -145,21 +146,72 @@ _ROWS: dict[Phase, dict[type, str]] = {
     },
 }
 
-TABLE: dict[tuple[Phase, type], str] = {
-    (phase, event): handler for phase, row in _ROWS.items() for event, handler in {**_QUIET, **_ALWAYS, **row}.items()
+_NEXT: dict[Phase, frozenset[Phase]] = {
+    Phase.NEW: frozenset({Phase.CHOOSING, Phase.GATHERING, Phase.CHECKING, Phase.STARTING}),
+    Phase.GATHERING: frozenset({Phase.CHOOSING, Phase.CHECKING, Phase.STARTING, Phase.ENDING, Phase.ENDED}),
+    Phase.CHECKING: frozenset({Phase.CHOOSING, Phase.GATHERING, Phase.STARTING, Phase.ENDING, Phase.ENDED}),
+    Phase.CHOOSING: frozenset({Phase.GATHERING, Phase.CHECKING, Phase.STARTING, Phase.ENDING, Phase.ENDED}),
+    # AttemptStarted may come when the attempt is no longer wanted.
+    Phase.STARTING: frozenset(
+        {Phase.CHOOSING, Phase.GATHERING, Phase.CHECKING, Phase.RUNNING, Phase.STOPPING, Phase.ENDING, Phase.ENDED}
+    ),
+    Phase.RUNNING: frozenset({Phase.CHOOSING, Phase.GATHERING, Phase.STOPPING, Phase.ENDING, Phase.ENDED}),
+    # torchrun's own agent starts ranks again by itself.
+    Phase.STOPPING: frozenset({Phase.CHOOSING, Phase.GATHERING, Phase.RUNNING, Phase.ENDING, Phase.ENDED}),
+    Phase.ENDING: frozenset({Phase.CHOOSING, Phase.ENDED}),
+    # A new guardrun goes on with the run.
+    Phase.ENDED: frozenset({Phase.CHOOSING}),
+}
+"""Where an event may lead from a phase, beside staying there."""
+
+_STAYS = frozenset(
+    {
+        IGNORE,
+        OBSERVED,
+        "on_time_skipped",
+        "on_history_loaded",
+        "on_not_isolated",
+        "on_isolation_settled",
+        "on_hooks_missing",
+        "on_checkpoint_loaded",
+    }
+)
+"""Handlers that never lead to another phase."""
+
+
+class Transition(NamedTuple):
+    """What an event does in a phase."""
+
+    handler: str
+    """Name of the engine's function, IGNORE or OBSERVED."""
+    ends: frozenset[Phase]
+    """In which the run may be afterwards; another one is a bug of ours, and raises."""
+
+
+def _transition(phase: Phase, handler: str) -> Transition:
+    return Transition(handler, frozenset({phase}) if handler in _STAYS else _NEXT[phase] | {phase})
+
+
+TABLE: dict[tuple[Phase, type], Transition] = {
+    (phase, event): _transition(phase, handler)
+    for phase, row in _ROWS.items()
+    for event, handler in {**_QUIET, **_ALWAYS, **row}.items()
 }
 
 
 class InvalidTransition(Exception):
-    """An event that no row of the table knows: a bug of ours."""
+    """An event that no row of the table knows, or that led to a phase which its row does not have: a bug of ours."""
 
-    def __init__(self, phase: Phase, event: object, story: list[str]) -> None:
-        told = " <- ".join(reversed(story))
-        super().__init__(f"{type(event).__name__} in phase {phase.value}: no such transition; before it: {told}")
+    def __init__(self, phase: Phase, event: object, story: list[str], end: Phase | None = None) -> None:
+        """end: the phase that it led to."""
+        before = " <- ".join(reversed(story))
+        what = f"to {end.value}" if end is not None else f"in phase {phase.value}"
+        where = f"{type(event).__name__} {'in phase ' + phase.value + ' ' if end is not None else ''}{what}"
+        super().__init__(f"{where}: no such transition; before it: {before}")
 
 
-def handler_name(phase: Phase, event: object, story: list[str]) -> str:
-    """Name of the engine's method for this pair, or IGNORE. Raises InvalidTransition."""
+def find_transition(phase: Phase, event: object, story: list[str]) -> Transition:
+    """The row of this pair. Raises InvalidTransition."""
     try:
         return TABLE[phase, type(event)]
     except KeyError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from guardrun.supervisor.engine.model.actions import Action, ChooseCheckpoint, Say, StartAttempt, StopAttempt
 from guardrun.supervisor.engine.model.lost_time import DETECTING, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.state.state import State, attempt_of
+from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 
 ANSWER_S = 30.0
 """An order that nobody answered for this long is given again."""
@@ -21,7 +21,7 @@ def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) ->
 def stop(state: State, onset_s: float, now_s: float) -> list[Action]:
     """Have the attempt stopped. onset_s: when the trouble began; the time since then is booked as DETECTING."""
     attempt = attempt_of(state)
-    state.phase = Phase.STOPPING
+    enter(state, Phase.STOPPING)
     state.suspicion, state.look_since_s = None, None
     state.ordered_s = attempt.stop_began_s = now_s
     state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
@@ -41,7 +41,7 @@ def choose(state: State, now_s: float) -> list[Action]:
     """Have the checkpoint for the next attempt chosen."""
     if state.phase is not Phase.CHOOSING:
         state.choice_tries = 0
-    state.phase = Phase.CHOOSING
+    enter(state, Phase.CHOOSING)
     state.choice += 1
     state.choice_tries += 1
     state.ordered_s = now_s

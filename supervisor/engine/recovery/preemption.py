@@ -39,7 +39,7 @@ from guardrun.supervisor.engine.recovery.requeue import (
 )
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
 from guardrun.supervisor.engine.state.preemption_state import SIGNAL, TIME_LIMIT
-from guardrun.supervisor.engine.state.state import State
+from guardrun.supervisor.engine.state.state import State, enter
 
 # Facts -------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ def has_ended(state: State) -> bool:
 def wind_up(state: State, now_s: float) -> list[Action]:
     """Nothing is alive, and nothing more is to be started."""
     notice = state.notice
-    state.phase = Phase.ENDING
+    enter(state, Phase.ENDING)
     state.ledger.switch(OTHER, now_s)
     notice.is_held = notice.is_why_awaited and now_s < notice.deadline_s
     if notice.is_held:

@@ -12,7 +12,7 @@ from guardrun.supervisor.engine.recovery import awaited_nodes
 from guardrun.supervisor.engine.recovery.preemption_incident import tell
 from guardrun.supervisor.engine.recovery.run_summary import finish, stop_words, summary
 from guardrun.supervisor.engine.state.preemption_state import TIME_LIMIT
-from guardrun.supervisor.engine.state.state import State
+from guardrun.supervisor.engine.state.state import State, enter
 
 ANSWER_S = 30.0
 """A last look for a checkpoint, or a requeue, that nobody answered for this long is not waited for any more."""
@@ -99,7 +99,7 @@ def may_move(state: State) -> bool:
 
 def move(state: State, reason: str, now_s: float) -> list[Action]:
     """Nothing is alive: end the run unfinished, for the job to go on without the nodes that are left out."""
-    state.phase = Phase.ENDING
+    enter(state, Phase.ENDING)
     state.ledger.switch(OTHER, now_s)
     state.outcome, state.exit_code, state.give_up_reason = "interrupted", state.exit_code or 1, reason
     said = Say(text=f"{reason}: the job is requeued, to get another", level="warn")

@@ -9,7 +9,7 @@ from guardrun.supervisor.engine.model.actions import Action, FinishRun, Summary
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery import awaited_nodes
-from guardrun.supervisor.engine.state.state import Attempt, State, attempt_of
+from guardrun.supervisor.engine.state.state import Attempt, State, attempt_of, enter
 
 
 def finish(state: State, outcome: str, exit_code: int, reason: str, now_s: float) -> list[Action]:
@@ -18,7 +18,7 @@ def finish(state: State, outcome: str, exit_code: int, reason: str, now_s: float
         state.attempt.ended_s = state.attempt.ended_s or now_s
         record_attempt(state, outcome)
     state.ledger.switch(OTHER, now_s)
-    state.phase = Phase.ENDED
+    enter(state, Phase.ENDED)
     state.outcome, state.exit_code, state.give_up_reason = outcome, exit_code, reason
     return [*awaited_nodes.at_end(state), FinishRun(exit_code=exit_code, summary=summary(state, now_s))]
 

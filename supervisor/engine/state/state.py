@@ -318,6 +318,11 @@ class State(msgspec.Struct, kw_only=True):
         return self.incidents.get(self.detected.get(key, ""))
 
 
+def enter(state: State, phase: Phase) -> None:
+    """Change the phase; nothing else does. The engine raises where the table has no such way (model/transitions.py)."""
+    state.phase = phase
+
+
 def attempt_of(state: State) -> Attempt:
     """The current attempt, in phases that have one."""
     assert state.attempt is not None
