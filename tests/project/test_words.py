@@ -1,0 +1,70 @@
+"""Names of classes and functions are the field's words: some that were this project's own don't come back."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.project.purity import ROOT
+
+FOLDERS = ("hooks", "launcher", "supervisor", "slurm", "systemd")
+WORDS_OF_CLASSES = {
+    "Told", "Tidings", "Silent", "Heard", "Desk", "Deputy", "Station", "Gather", "Headless", "Stillness",
+    "Doors", "Doorman", "Crowd", "News", "Undertaker", "Ward", "Mender", "Onsets", "Thinner", "Intake", "Vigil",
+    "Turning", "Opening", "Standin", "Scribe", "Senses", "Strip", "Heart", "Spent", "Raised", "Strays", "Unmet",
+    "Usual", "Falls", "Layers", "Strikes", "Meeting", "Summed", "Doing", "Blame", "Side", "Absence",
+}  # fmt: skip
+"""Words that no class has in its name."""
+FUNCTIONS = {
+    "told", "tell", "tells", "take", "say", "says", "stand", "left", "leave_out", "go_on", "held_against",
+    "heard", "fell",
+}  # fmt: skip
+"""Names that no function or method has."""
+CLASSES_LEFT = {"Raised", "RankRaised", "Spent", "Told", "_Told", "SilentJudge", "Strip", "_SilentError", "Senses"}
+FUNCTIONS_LEFT = 111
+"""What still has one: these classes, and so many functions. Both may only shrink."""
+
+
+def bad_names(source: str) -> Iterator[str]:
+    """Names of a file's classes and functions that are on the lists; private ones, too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            if WORDS_OF_CLASSES.intersection(re.findall(r"[A-Z][a-z0-9]*", node.name)):
+                yield node.name
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.strip("_") in FUNCTIONS:
+            yield node.name
+
+
+def names_in_use() -> list[tuple[str, str]]:
+    """(file, name) of all that is on the lists."""
+    return [
+        (str(path.relative_to(ROOT)), name)
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        for name in bad_names(path.read_text())
+    ]
+
+
+def test_names_are_the_fields_words() -> None:
+    classes = {name for _, name in names_in_use() if name.strip("_")[0].isupper()}
+    assert classes == CLASSES_LEFT, "docs/glossary.md has the field's words"
+
+
+def test_functions_with_words_of_every_day_become_fewer() -> None:
+    functions = [each for each in names_in_use() if each[1].strip("_")[0].islower()]
+    assert len(functions) == FUNCTIONS_LEFT, "\n".join(map(" ".join, functions))
+
+
+@pytest.mark.parametrize(
+    "source", ["class NodeTold: ...", "class Desk: ...", "def told(): ...", "class A:\n def _take(self): ..."]
+)
+def test_what_is_on_the_lists_is_found(source: str) -> None:
+    assert list(bad_names(source))
+
+
+@pytest.mark.parametrize("source", ["class TakeLook: ...", "class Paste: ...", "def take_look(): ...", "told = 1"])
+def test_what_only_resembles_it_is_not(source: str) -> None:
+    assert not list(bad_names(source))
