@@ -6,7 +6,6 @@ import functools
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -204,10 +203,6 @@ class Performer:
                 self._notify(folder / "incident.json")
 
         daemon.scribe.do(work)
-
-    def wall(self, at_s: float) -> float:
-        """What the wall clock of today says for a time of the engine's: to compare with files and with Slurm."""
-        return time.time() - self._daemon.clock.now() + at_s
 
     def _notify(self, path: Path) -> None:
         command = self._daemon.run_file.notify_command

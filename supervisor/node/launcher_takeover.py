@@ -24,7 +24,7 @@ _STATES = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is stopped by a debugge
 
 
 class LauncherContext(RunContext, EventLoop, Protocol):
-    """What is used of the supervisor."""
+    """What the launcher's takeover uses of the node's supervisor."""
 
     @property
     def desk(self) -> RankMessageIngest:

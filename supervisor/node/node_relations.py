@@ -25,7 +25,7 @@ START_S = 2.0
 
 
 class IsolationContext(RunContext, Protocol):
-    """What a node's isolation uses of the supervisor."""
+    """What isolating a node uses of the supervisor."""
 
     @property
     def drains(self) -> Drains:
@@ -36,7 +36,7 @@ class IsolationContext(RunContext, Protocol):
 
 
 class NodeContext(IsolationContext, EventLoop, Protocol):
-    """What is used of the supervisor."""
+    """What NodeRelations uses of the supervisor."""
 
     @property
     def is_running(self) -> bool:

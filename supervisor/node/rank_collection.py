@@ -22,7 +22,7 @@ from guardrun.supervisor.node.run_context import EventLoop, RunContext
 
 
 class RankContext(RunContext, EventLoop, Protocol):
-    """What is used of the supervisor whose ranks they are."""
+    """What looks and exits use of the supervisor of their ranks' node."""
 
     @property
     def desk(self) -> RankMessageIngest:

@@ -30,7 +30,7 @@ class Released(NamedTuple):
 
 
 class ReleaseContext(RunContext, EventLoop, Protocol):
-    """What is used of the supervisor."""
+    """What the watch for releases uses of the node's supervisor."""
 
     @property
     def may_be_left_out(self) -> bool:

@@ -34,7 +34,7 @@ class RunContext(Protocol):
 
     @property
     def clock(self) -> EngineClock:
-        """The engine's."""
+        """The engine's clock."""
 
     @property
     def terminal(self) -> Terminal:
@@ -53,7 +53,7 @@ class EventLoop(Protocol):
     """The loop on whose thread the parts run."""
 
     def feed(self, event: ev.Event) -> bool:
-        """Tell whoever decides of a fact; on the loop's thread. False where that failed."""
+        """Give a fact to whoever decides; on the loop's thread. False where that failed."""
 
     def post(self, call: Callable[[], object]) -> None:
         """Have the loop's thread make a call; for worker threads."""
@@ -75,4 +75,4 @@ class EngineContext(RunContext, EventLoop, Protocol):
         """To be read anew each time: it is made again from the journal where it raised."""
 
     def handle(self, event: ev.Event) -> bool:
-        """Tell the engine, past what other nodes' events wait for. False where it raised."""
+        """Tell the engine at once of what need not be put together with other nodes' parts. False where it raised."""
