@@ -63,8 +63,8 @@ class Daemon(NodeSupervisor):
         self.keeping = ResumeProtection(run_dir, self._resumes)
         self.saving = FinalSave(self)
         self.schedule = Schedule(self)
-        self.performer = Performer(self)
-        self.answers = Answers(self)
+        self.performer = Performer(self, self.saving, self.keeping, self.schedule)
+        self.answers = Answers(self, self.saving)
         self._pace = Pace()
         self._said_trouble = False
         self._early: deque[ev.Event] | None = deque(maxlen=MAX_EARLY)

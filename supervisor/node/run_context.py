@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from guardrun.supervisor.base.background_writer import BackgroundWriter
     from guardrun.supervisor.base.clock import EngineClock
     from guardrun.supervisor.base.terminal import Terminal
+    from guardrun.supervisor.checkpoints.chooser import Chooser
     from guardrun.supervisor.engine.engine import Engine
     from guardrun.supervisor.rundir.run_directory import RunFile
 
@@ -65,6 +66,18 @@ class EventLoop(Protocol):
         pool: ThreadPoolExecutor | None = None,
     ) -> None:
         """Have a worker thread make an event, and feed it; `instead` makes one where it raises."""
+
+
+class CheckpointContext(Protocol):
+    """The run's checkpoints."""
+
+    @property
+    def chooser(self) -> Chooser:
+        """Knows them, and chooses; may block as their file system does."""
+
+    @property
+    def checkpoint_pool(self) -> ThreadPoolExecutor:
+        """The chooser's thread: one, so that a choice comes after every save that was seen before it."""
 
 
 class EngineContext(RunContext, EventLoop, Protocol):

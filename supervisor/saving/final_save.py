@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import msgspec
 
 from guardrun.hooks.wire.board import Field
 from guardrun.supervisor.base.log import log
-from guardrun.supervisor.checkpoints.chooser import Choice, Chooser
+from guardrun.supervisor.checkpoints.chooser import Choice
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.node.run_context import EngineContext
+from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement
 from guardrun.supervisor.saving.save_agreement import SaveAgreement, has_answered
 
@@ -62,7 +61,7 @@ class _Wanted(msgspec.Struct, frozen=True):
         return not is_same and found.written_wall_s >= self.before.written_wall_s
 
 
-class SavingContext(EngineContext, Protocol):
+class SavingContext(EngineContext, CheckpointContext, Protocol):
     """What a final save uses of the daemon."""
 
     @property
@@ -72,14 +71,6 @@ class SavingContext(EngineContext, Protocol):
     @property
     def sampler(self) -> Sampler:
         """Has the boards of this node's ranks."""
-
-    @property
-    def chooser(self) -> Chooser:
-        """Says which checkpoint is the newest."""
-
-    @property
-    def checkpoint_pool(self) -> ThreadPoolExecutor:
-        """The chooser's thread."""
 
     @property
     def fleet_agreement(self) -> FleetSaveAgreement | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +16,6 @@ from guardrun import __version__
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import SECRET, make_private, read_own, write_own
 from guardrun.supervisor.base.printable import encode_json, encode_msgpack
-from guardrun.supervisor.checkpoints.chooser import Chooser
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
@@ -47,7 +45,7 @@ from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
 from guardrun.supervisor.fleet.transport.join_admission import Present, newer_if_gone, role_of, switches_of
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
-from guardrun.supervisor.node.run_context import EngineContext
+from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
 from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
@@ -80,7 +78,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     """It had to listen at every address: those that came by another come back by it."""
 
 
-class CoordinatorContext(EngineContext, RankContext, IsolationContext, Protocol):
+class CoordinatorContext(EngineContext, CheckpointContext, RankContext, IsolationContext, Protocol):
     """What the coordinator uses of the daemon."""
 
     is_over: bool
@@ -89,14 +87,6 @@ class CoordinatorContext(EngineContext, RankContext, IsolationContext, Protocol)
     @property
     def node(self) -> NodeRelations:
         """Has this node isolated."""
-
-    @property
-    def chooser(self) -> Chooser:
-        """Knows the run's checkpoints."""
-
-    @property
-    def checkpoint_pool(self) -> ThreadPoolExecutor:
-        """The chooser's thread."""
 
     @property
     def saving(self) -> FinalSave:
