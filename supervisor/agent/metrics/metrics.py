@@ -4,26 +4,57 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from guardrun import __version__
 from guardrun.supervisor.agent.metrics.metric_names import LABELS, PREFIX, SHOWN, Shown, kind_of
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.metrics_endpoint import MetricsServer, Series, ask_loop
+from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.readings import Readout
-
-if TYPE_CHECKING:
-    from guardrun.supervisor.agent.agent import Agent
 
 MAX_OF_ONE = 4096
 """Label values of one metric; what is beyond is left out."""
 
 
+@dataclass(frozen=True)
+class AgentFigures:
+    """What the agent knows at one moment."""
+
+    node: str
+    now_s: float
+    """CLOCK_MONOTONIC."""
+    wall_s: float
+    """Seconds since 1970, at the same moment."""
+    began_s: float
+    """CLOCK_MONOTONIC, as the agent began."""
+    readouts: Mapping[str, Readout]
+    """The newest of each sensor, by its name."""
+    findings: Collection[Finding]
+    """What is wrong now."""
+    happenings: Mapping[str, int]
+    """How often each has happened since the agent's start, by its name."""
+    is_quarantined: bool
+    """No new run of anybody's starts here."""
+    jobs: int
+    """Those that run here."""
+    leftovers: int
+    """Processes of dead jobs that would not end."""
+    ended_leftovers: int
+    """Processes of dead jobs that the agent has ended."""
+    clients: int
+    """Who is connected to the agent."""
+    has_history_trouble: bool
+    """The history is not written."""
+
+
 class Outlet:
     """Where the agent serves them, if anywhere."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, post: Callable[[Callable[[], object]], None], figures: Callable[[], AgentFigures]) -> None:
+        """post: has the agent's loop make a call. figures: called there."""
+        self._post, self._figures = post, figures
         self._server: MetricsServer | None = None
 
     @property
@@ -38,9 +69,8 @@ class Outlet:
         self.close()
         if not listen:
             return
-        agent = self._agent
         try:
-            self._server = MetricsServer(listen, lambda: ask_loop(agent.post, lambda: node_series(agent)))
+            self._server = MetricsServer(listen, lambda: ask_loop(self._post, lambda: node_series(self._figures())))
         except (OSError, ValueError, ImportError) as error:
             log.warning("no_metrics", listen=listen, why=str(error))
         else:
@@ -53,10 +83,10 @@ class Outlet:
             self._server = None
 
 
-def node_series(agent: Agent) -> list[Series]:
-    """All of them, in the agent's loop."""
-    readouts = list(agent.latest.readouts.values())
-    return [*sample_series(readouts), *reason_series(readouts), *_sensor_series(agent), *_agent_series(agent)]
+def node_series(figures: AgentFigures) -> list[Series]:
+    """All of them."""
+    readouts = list(figures.readouts.values())
+    return [*sample_series(readouts), *reason_series(readouts), *_sensor_series(figures), *_agent_series(figures)]
 
 
 def sample_series(readouts: list[Readout]) -> list[Series]:
@@ -99,9 +129,8 @@ def reason_series(readouts: list[Readout]) -> list[Series]:
     return [Series(f"{PREFIX}gpu_clock_reason", help, (*LABELS["gpu"], "reason"), values)]
 
 
-def _sensor_series(agent: Agent) -> list[Series]:
-    now_s = agent.now_s
-    readouts = agent.latest.readouts
+def _sensor_series(figures: AgentFigures) -> list[Series]:
+    now_s, readouts = figures.now_s, figures.readouts
     return [
         Series(
             f"{PREFIX}sensor_read_age_seconds",
@@ -130,51 +159,49 @@ def _sensor_series(agent: Agent) -> list[Series]:
     ]
 
 
-def _agent_series(agent: Agent) -> list[Series]:
+def _agent_series(figures: AgentFigures) -> list[Series]:
     findings: dict[tuple[str, ...], float] = {}
-    for finding in agent.latest.findings.values():
+    for finding in figures.findings:
         key = (finding.cause, finding.response.value)
         findings[key] = findings.get(key, 0.0) + 1
-    held = [one for one in agent.ward.state.get("holding", []) if not one.get("is_for_owner_alone")]
-    jobs = agent.jobs.all()
     return [
-        Series(f"{PREFIX}info", "The agent's version.", ("node", "version"), {(agent.node, __version__): 1.0}),
+        Series(f"{PREFIX}info", "The agent's version.", ("node", "version"), {(figures.node, __version__): 1.0}),
         Series(f"{PREFIX}findings", "What is wrong now, by cause and response.", ("cause", "response"), findings),
         Series(
             f"{PREFIX}happenings",
             "What has happened since the agent's start, by name.",
             ("name",),
-            {(name,): float(count) for name, count in agent.intake.happenings.items()},
+            {(name,): float(count) for name, count in figures.happenings.items()},
             is_counter=True,
         ),
-        Series(f"{PREFIX}quarantined", "1: no new run starts here.", (), {(): float(bool(held))}),
-        Series(f"{PREFIX}jobs", "Jobs that run here.", (), {(): float(sum(job.ended_s is None for job in jobs))}),
+        Series(f"{PREFIX}quarantined", "1: no new run starts here.", (), {(): float(figures.is_quarantined)}),
+        Series(f"{PREFIX}jobs", "Jobs that run here.", (), {(): float(figures.jobs)}),
         Series(
             f"{PREFIX}leftover_processes",
             "Processes of dead jobs that would not end.",
             (),
-            {(): float(sum(len(job.left) for job in jobs))},
+            {(): float(figures.leftovers)},
         ),
         Series(
             f"{PREFIX}leftover_ended_processes",
             "Processes of dead jobs that were ended.",
             (),
-            {(): float(agent.counters["swept"])},
+            {(): float(figures.ended_leftovers)},
             is_counter=True,
         ),
-        Series(f"{PREFIX}agent_clients", "Who is connected to the agent.", (), {(): float(len(agent.clients))}),
+        Series(f"{PREFIX}agent_clients", "Who is connected to the agent.", (), {(): float(figures.clients)}),
         Series(f"{PREFIX}agent_cpu_seconds", "CPU time of the agent.", (), {(): time.process_time()}, is_counter=True),
         Series(
             f"{PREFIX}agent_start_time_seconds",
             "When the agent began.",
             (),
-            {(): agent.wall_s - (agent.now_s - agent.began_s)},
+            {(): figures.wall_s - (figures.now_s - figures.began_s)},
         ),
         Series(
             f"{PREFIX}history_trouble",
             "1: the history is not written.",
             (),
-            {(): float(bool(agent.historian.trouble))},
+            {(): float(figures.has_history_trouble)},
         ),
     ]
 

@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from guardrun.supervisor.agent.metrics.metric_names import LABELS, NOT_SHOWN, PREFIX, SHOWN, kind_of
-from guardrun.supervisor.agent.metrics.metrics import reason_series, sample_series
+from guardrun.supervisor.agent.metrics.metrics import AgentFigures, node_series, reason_series, sample_series
 from guardrun.supervisor.base import metrics_endpoint
 from guardrun.supervisor.base.metrics_endpoint import MetricsServer, NoAnswerError, Series, parse_listen
 from guardrun.supervisor.daemon.job_metrics import job_series, start_job_metrics
@@ -395,25 +395,23 @@ def all_series() -> dict[str, set[str]]:
 
 
 def agent_series() -> list[Series]:
-    """Of the agent itself, by its source: made from an agent that knows nothing."""
-    from types import SimpleNamespace
-
-    from guardrun.supervisor.agent.metrics import metrics as module
-
-    nothing: Any = SimpleNamespace(
+    """Of the agent itself: made from an agent that knows nothing."""
+    nothing = AgentFigures(
+        node="n",
         now_s=1.0,
         wall_s=1.0,
         began_s=0.0,
-        node="n",
-        intake=SimpleNamespace(happenings={}),
-        clients=[],
-        counters={"swept": 0},
-        latest=SimpleNamespace(readouts={}, findings={}),
-        ward=SimpleNamespace(state={}),
-        jobs=SimpleNamespace(all=list),
-        historian=SimpleNamespace(trouble=""),
+        readouts={},
+        findings=[],
+        happenings={},
+        is_quarantined=False,
+        jobs=0,
+        leftovers=0,
+        ended_leftovers=0,
+        clients=0,
+        has_history_trouble=False,
     )
-    return module.node_series(nothing)
+    return node_series(nothing)
 
 
 def queries() -> list[tuple[str, str]]:
