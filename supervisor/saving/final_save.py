@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -22,8 +22,10 @@ from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
-from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement
 from guardrun.supervisor.saving.save_agreement import SaveAgreement, has_answered
+
+if TYPE_CHECKING:  # not loaded in a job of one node
+    from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement
 
 FRESH_S = 2.0
 """A request this old comes from the supervisor before: what was newest at its time is no longer known."""
