@@ -15,18 +15,19 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from guardrun import __version__
-from guardrun.supervisor.agent.agent_status import read_figures
+from guardrun.supervisor.agent.agent_context import Options
+from guardrun.supervisor.agent.agent_status import describe, figures
 from guardrun.supervisor.agent.auto_release import AutoRelease
 from guardrun.supervisor.agent.clients import Clients, listen
 from guardrun.supervisor.agent.history.history import MAX_BYTES, Entry
 from guardrun.supervisor.agent.history.history_writer import HistoryWriter
 from guardrun.supervisor.agent.ingest import Ingest
-from guardrun.supervisor.agent.jobs import PATIENCE_S, Job, Jobs
+from guardrun.supervisor.agent.jobs import Job, Jobs
 from guardrun.supervisor.agent.latest_readings import Latest
 from guardrun.supervisor.agent.metrics.metrics import Outlet
 from guardrun.supervisor.agent.orphan_reaper import OrphanReaper
@@ -39,7 +40,6 @@ from guardrun.supervisor.base.own_files import make_folders
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.health.base.health_judge import Judge
 from guardrun.supervisor.health.quarantine_rules import Isolation, headline
-from guardrun.supervisor.health.release_rules import CALM_S
 from guardrun.supervisor.sensors.base.sensor import Sensor
 from guardrun.supervisor.sensors.base.sensor_runner import Runner
 from guardrun.supervisor.wire.agent_messages import (
@@ -65,17 +65,6 @@ LOOK_AGAIN_S = 60.0
 Pids = Callable[[], Iterable[int]]
 Handler = Callable[[int, float], None]
 """Of a descriptor: selectors' mask, CLOCK_MONOTONIC."""
-
-
-class Options(NamedTuple):
-    """What an agent is started with."""
-
-    state_dir: Path
-    socket: Path
-    patience_s: float = PATIENCE_S
-    """From a launcher's end to looking for what it left."""
-    calm_s: float = CALM_S
-    """From a part's last trouble to the end of the quarantine that it was the cause of."""
 
 
 class Agent:
@@ -116,7 +105,7 @@ class Agent:
         self.began_s = time.monotonic()
         self.selector = selectors.DefaultSelector()
         doors = [listen(options.socket, 0o666), listen(root_socket_path(options.socket), 0o600)]
-        self.clients = Clients(doors, self.selector, Service(self).take)
+        self.clients = Clients(doors, self.selector, Service(self, lambda: describe(self)).take)
         self.trouble = _ensure_folder(options.state_dir)
         self.historian = HistoryWriter(options.state_dir, self.scribe, _say, MAX_BYTES)
         self.jobs = Jobs(options.state_dir, self.scribe)
@@ -130,7 +119,7 @@ class Agent:
         self._runner = Runner(made, self.intake.mailbox.put)
         self._next = {"tell": 0.0, "chores": 0.0, "look": 0.0}
         self._clock_gap_s = self.wall_s - self.now_s
-        self.outlet = Outlet(self.post, lambda: read_figures(self))
+        self.outlet = Outlet(self.post, lambda: figures(self))
         self.counters = {"readouts": 0, "findings": 0, "swept": 0}
         self.selector.register(self._wake, selectors.EVENT_READ, self._take_calls)
         self.selector.register(self.intake.mailbox.fileno(), selectors.EVENT_READ, self.intake.take_all)

@@ -1,18 +1,57 @@
-"""How the agent itself is doing, for guardctl and for /metrics."""
+"""How the agent itself is doing, for guardctl and for Prometheus."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from guardrun import __version__
-from guardrun.supervisor.agent.metrics.metrics import AgentFigures
+from guardrun.supervisor.agent.agent_context import AgentState
+from guardrun.supervisor.agent.metrics.metrics import AgentFigures, Outlet
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.agent.agent import Agent
+    from guardrun.supervisor.agent.clients import Clients
+    from guardrun.supervisor.agent.history.history_writer import HistoryWriter
+    from guardrun.supervisor.agent.ingest import Ingest
 
 
-def describe(agent: Agent) -> dict[str, Any]:
+class StatusContext(AgentState, Protocol):
+    """What its status tells of the agent."""
+
+    @property
+    def node(self) -> str:
+        """Its node's name."""
+
+    @property
+    def pid(self) -> int:
+        """The agent's process."""
+
+    @property
+    def began_s(self) -> float:
+        """CLOCK_MONOTONIC, as it began."""
+
+    @property
+    def clients(self) -> Clients:
+        """Who is connected."""
+
+    @property
+    def intake(self) -> Ingest:
+        """Counts what has happened, and what was dropped."""
+
+    @property
+    def historian(self) -> HistoryWriter:
+        """Says whether the history is written."""
+
+    @property
+    def outlet(self) -> Outlet:
+        """Says where metrics are served."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the state folder can't be used; empty where it can."""
+
+
+def describe(agent: StatusContext) -> dict[str, Any]:
     """The data of the answer to `status`."""
     now_s = agent.now_s
     return {
@@ -46,21 +85,21 @@ def describe(agent: Agent) -> dict[str, Any]:
     }
 
 
-def read_figures(agent: Agent) -> AgentFigures:
-    """The agent's state now, for /metrics; in the agent's loop."""
-    now_s = agent.now_s
+def figures(agent: StatusContext) -> AgentFigures:
+    """What is served to Prometheus."""
     jobs = agent.jobs.all()
     return AgentFigures(
         node=agent.node,
-        now_s=now_s,
-        started_at_s=agent.wall_s - (now_s - agent.began_s),
+        now_s=agent.now_s,
+        wall_s=agent.wall_s,
+        began_s=agent.began_s,
         readouts=agent.latest.readouts,
         findings=agent.latest.findings.values(),
         happenings=agent.intake.happenings,
         is_quarantined=any(not one.get("is_for_owner_alone") for one in agent.ward.state.get("holding", [])),
-        running_jobs=sum(job.ended_s is None for job in jobs),
-        leftover_processes=sum(len(job.left) for job in jobs),
-        ended_processes=agent.counters["swept"],
+        jobs=sum(job.ended_s is None for job in jobs),
+        leftovers=sum(len(job.left) for job in jobs),
+        ended_leftovers=agent.counters["swept"],
         clients=len(agent.clients),
-        is_history_unwritten=bool(agent.historian.trouble),
+        has_history_trouble=bool(agent.historian.trouble),
     )

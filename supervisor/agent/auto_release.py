@@ -7,27 +7,29 @@ nothing is loaded here, whoever's job may be running.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
+from guardrun.supervisor.agent.agent_context import AgentLoop, AgentState
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.health.base.findings import Finding, Response
 from guardrun.supervisor.health.base.readings import Readout
 from guardrun.supervisor.health.quarantine_rules import PREFLIGHT, Isolation
 from guardrun.supervisor.health.release_rules import Part, Proof, calm_s, part_of
 
-if TYPE_CHECKING:
-    from guardrun.supervisor.agent.agent import Agent
-
 FRESH_S = 120.0
 """A reading that is older says nothing of now."""
+
+
+class ReleaseContext(AgentState, AgentLoop, Protocol):
+    """What ending a quarantine uses of the agent."""
 
 
 class AutoRelease:
     """Watches the parts that the node is quarantined for."""
 
-    def __init__(self, agent: Agent, calm_s: float) -> None:
+    def __init__(self, agent: ReleaseContext, calm_s: float) -> None:
         """calm_s: how long a part must have been well, as far as this agent itself has seen."""
         self._agent = agent
         self._calm_s = calm_s

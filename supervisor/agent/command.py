@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from guardrun.supervisor.agent.agent import Agent, Options, Pids
+from guardrun.supervisor.agent.agent import Agent, Pids
+from guardrun.supervisor.agent.agent_context import Options
 from guardrun.supervisor.agent.agent_log import set_up_agent_log
 from guardrun.supervisor.agent.jobs import PATIENCE_S
 from guardrun.supervisor.base.log import log

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from guardrun.supervisor.agent.agent_context import AgentLoop, AgentState
 from guardrun.supervisor.agent.history.downsampling import Downsampler, Point
 from guardrun.supervisor.agent.history.finding_start_times import FindingStartTimes
 from guardrun.supervisor.agent.history.history import Entry
 from guardrun.supervisor.agent.quarantine_keeper import isolation_of
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.health.base.findings import Finding, Response
 from guardrun.supervisor.health.base.health_judge import Judge
@@ -17,16 +19,24 @@ from guardrun.supervisor.health.base.responses import respond
 from guardrun.supervisor.sensors.base.readout_judging import judge_all
 from guardrun.supervisor.sensors.base.readout_mailbox import Mailbox
 
-if TYPE_CHECKING:
-    from guardrun.supervisor.agent.agent import Agent
-
 MAX_NAMES = 256
+
+
+class IngestContext(AgentState, AgentLoop, Protocol):
+    """What taking in readouts uses of the agent."""
+
+    @property
+    def scribe(self) -> BackgroundWriter:
+        """Writes what the agent keeps."""
+
+    def write(self, entry: Entry) -> None:
+        """Into the history."""
 
 
 class Ingest:
     """Belongs to the agent's loop; sensors' threads only touch `mailbox.put`."""
 
-    def __init__(self, agent: Agent, judges: Sequence[Judge]) -> None:
+    def __init__(self, agent: IngestContext, judges: Sequence[Judge]) -> None:
         self._agent = agent
         self._judges = list(judges)
         self._thinner = Downsampler()

@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import selectors
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from guardrun.launcher.base.process_handles import ProcessHandle
+from guardrun.supervisor.agent.agent_context import AgentLoop, AgentState
+from guardrun.supervisor.agent.ingest import Ingest
 from guardrun.supervisor.agent.jobs import Job, Left, open_launcher, sweep
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.memory_holders import parse_holders
 from guardrun.supervisor.health.base.readings import Readout
 
-if TYPE_CHECKING:
-    from guardrun.supervisor.agent.agent import Agent
-
 CAUSE = "leftover"
+
+
+class ReaperContext(AgentState, AgentLoop, Protocol):
+    """What the reaper uses of the agent."""
+
+    @property
+    def selector(self) -> selectors.BaseSelector:
+        """Waits for the launchers' ends; a descriptor's data is its handler, given the mask and CLOCK_MONOTONIC."""
+
+    @property
+    def broom(self) -> BackgroundWriter:
+        """Ends processes, which may take its time."""
+
+    @property
+    def intake(self) -> Ingest:
+        """Takes a finding."""
 
 
 class OrphanReaper:
     """Belongs to the agent's loop; the sweeping itself is on the broom's thread."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: ReaperContext) -> None:
         self._agent = agent
         self._watched: dict[tuple[int, int], ProcessHandle] = {}
         """By (pid, start) of a launcher."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from guardrun import __version__
-from guardrun.supervisor.agent.agent_status import describe
-from guardrun.supervisor.agent.clients import MAX_OPEN_ASKS, Client
+from guardrun.supervisor.agent.agent_context import AgentLoop, AgentState
+from guardrun.supervisor.agent.clients import MAX_OPEN_ASKS, Client, Clients
 from guardrun.supervisor.agent.history.history import Query
-from guardrun.supervisor.agent.jobs import NotAllowedError
+from guardrun.supervisor.agent.history.history_writer import HistoryWriter
+from guardrun.supervisor.agent.jobs import Job, NotAllowedError
 from guardrun.supervisor.agent.quarantine_keeper import is_trusted, user_name
+from guardrun.supervisor.base.background_writer import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.health.quarantine_rules import MAX_CLOCK_GAP_S, Isolation
@@ -26,6 +28,7 @@ from guardrun.supervisor.wire.agent_messages import (
     FromAgent,
     Hello,
     OversizeError,
+    Peer,
     Refused,
     RegisterJob,
     Subscribe,
@@ -42,19 +45,51 @@ MAX_OPEN_ASKS_OF_ONE_USER = 4
 HISTORY_COST_S = 0.05
 """Of the time that a user has of the agent: what thousands of rows take to read and to pack."""
 
-if TYPE_CHECKING:
-    from guardrun.supervisor.agent.agent import Agent
-
 
 class _RefusedError(Exception):
     """The sentence to refuse somebody with."""
 
 
+class ServiceContext(AgentState, AgentLoop, Protocol):
+    """What answering clients uses of the agent."""
+
+    @property
+    def node(self) -> str:
+        """Its node's name."""
+
+    @property
+    def pid(self) -> int:
+        """The agent's process."""
+
+    @property
+    def uid(self) -> int:
+        """The agent's user."""
+
+    @property
+    def clients(self) -> Clients:
+        """Who is connected."""
+
+    @property
+    def historian(self) -> HistoryWriter:
+        """Reads the history, too."""
+
+    @property
+    def hands(self) -> BackgroundWriter:
+        """Touches quarantine, which may take its time."""
+
+    def register(self, said: RegisterJob, peer: Peer) -> None:
+        """A supervisor says which job it watches. Raises NotAllowedError."""
+
+    def end_job(self, said: EndJob, peer: Peer) -> Job:
+        """A supervisor says that its job is over. Raises NotAllowedError."""
+
+
 class Service:
     """Takes every message of every client, in the loop's thread."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, agent: ServiceContext, describe: Callable[[], dict[str, Any]]) -> None:
+        """describe: the data of the answer to `status`."""
+        self._agent, self._describe = agent, describe
         self._open_asks: dict[int, int] = {}
         """By user: also of connections that have gone, for the work goes on."""
 
@@ -152,7 +187,7 @@ class Service:
             del self._open_asks[uid]
 
     def _status(self, client: Client, ask: Ask) -> dict[str, Any]:
-        return describe(self._agent)
+        return self._describe()
 
     def _facts(self, client: Client, ask: Ask) -> dict[str, Any]:
         readouts, findings = self._agent.latest.whole()

@@ -23,6 +23,10 @@ class EngineClock:
         """The engine's time now."""
         return self._base_s + time.monotonic() - self._mono_s
 
+    def wall_s(self, at_s: float) -> float:
+        """What the wall clock of today says for a time of the engine's: to compare with files and with Slurm."""
+        return time.time() - self.now() + at_s
+
     def at_ns(self, ns: int) -> float:
         """The engine's time at a CLOCK_MONOTONIC time in nanoseconds; 0 (never) stays 0."""
         if ns == 0:

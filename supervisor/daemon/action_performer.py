@@ -6,11 +6,10 @@ import functools
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -20,29 +19,62 @@ from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import open_folder, open_to_add, read_own, write_own
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.checkpoints.chooser import Chooser
+from guardrun.supervisor.daemon.slurm_schedule import Schedule
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.node.rank_collection import begin_exits, begin_look, look_name
+from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
+from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
+from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
 from guardrun.supervisor.report.incident import write_incident
 from guardrun.supervisor.report.run_summary import write_summary
 from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
-from guardrun.supervisor.saving.resume_protection import elsewhere
+from guardrun.supervisor.saving.final_save import FinalSave
+from guardrun.supervisor.saving.resume_protection import ResumeProtection, elsewhere
 from guardrun.supervisor.wire import control_messages
-from guardrun.supervisor.wire.rank_rows import shares_json
+from guardrun.supervisor.wire.rank_rows import Shares, shares_json
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.daemon.daemon import Daemon
+    from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
+    from guardrun.supervisor.report.timeline.timeline import Timeline
 
 KEEP_LOOKS = 12
 PRIOR_PATIENCE_S = 2.0
 """How long a supervisor waits at its start for the list of what lies in the checkpoints' folder already."""
 
 
-class Performer:
-    """The hands of the daemon. Runs on the loop's thread; what takes time goes to its pool."""
+class PerformerContext(EngineContext, CheckpointContext, RankContext, IsolationContext, Protocol):
+    """What carrying out actions uses of the context."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    is_over: bool
+    """The run is over: the loop ends."""
+
+    @property
+    def fleet(self) -> Coordinator | None:
+        """Has actions carried out on all nodes; None in a job of one."""
+
+    @property
+    def node(self) -> NodeRelations:
+        """Has this node isolated."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """For the pages of incidents; another one once the engine has been made anew."""
+
+    def send(self, order: control_messages.ToLauncher) -> None:
+        """Give this node's launcher an order."""
+
+    def shares(self) -> tuple[Shares, list[str]]:
+        """What the last attempt's ranks spent its time on, and the nodes whose ranks are not among them."""
+
+
+class Performer:
+    """The hands of the context. Runs on the loop's thread; what takes time goes to its pool."""
+
+    def __init__(
+        self, context: PerformerContext, saving: FinalSave, keeping: ResumeProtection, schedule: Schedule
+    ) -> None:
+        self._context = context
+        self._saving, self._keeping, self._schedule = saving, keeping, schedule
         self._notified: list[subprocess.Popen[bytes]] = []
         self._is_keeping = False
         self._orders: dict[type, Callable[..., None]] = {
@@ -52,12 +84,12 @@ class Performer:
             ac.TakeLook: self._look,
             ac.ReadExits: self._read_exits,
             ac.ChooseCheckpoint: self._choose,
-            ac.AskCheckpoint: daemon.saving.ask,
-            ac.SeekCheckpoint: daemon.saving.seek,
+            ac.AskCheckpoint: saving.ask,
+            ac.SeekCheckpoint: saving.seek,
             ac.Requeue: self._requeue,
             ac.WriteIncident: self._write_incident,
             ac.Isolate: self._isolate,
-            ac.WithdrawIsolation: lambda action: daemon.drains.withdraw(action.node, action.incident),
+            ac.WithdrawIsolation: lambda action: context.drains.withdraw(action.node, action.incident),
             ac.Say: self._say,
             ac.FinishRun: self._finish,
         }
@@ -74,194 +106,196 @@ class Performer:
 
     def poll(self) -> None:
         """Once a second: reap notify commands, and whoever judged checkpoints."""
-        self._daemon.chooser.rest()
+        self._context.chooser.rest()
         self._notified = [process for process in self._notified if process.poll() is None]
 
     def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
         """A rank saved: note it, and check it now, so that choosing takes milliseconds when it is needed."""
-        chooser = self._daemon.chooser
+        chooser = self._context.chooser
 
         def work() -> None:
             chooser.saw_saved(path, step, wall_s, inode)
             self._keep_chooser()
             newest = chooser.prevalidate()
-            self._daemon.saving.seen(newest)
-            self._daemon.keeping.seen(newest)
+            self._saving.seen(newest)
+            self._keeping.seen(newest)
 
-        self._daemon.in_background(work, lambda error: None, self._daemon.checkpoint_pool)
+        self._context.in_background(work, lambda error: None, self._context.checkpoint_pool)
 
     def _keep_chooser(self) -> None:
         """Soon, and once for all that has changed by then: choosing must not wait for the run directory's disk."""
         if not self._is_keeping:
             self._is_keeping = True
-            if not self._daemon.scribe.put(self._write_chooser):
+            if not self._context.scribe.put(self._write_chooser):
                 self._is_keeping = False
 
     def _write_chooser(self) -> None:
         self._is_keeping = False
-        keep_chooser(self._daemon.run_dir, self._daemon.chooser)
+        keep_chooser(self._context.run_dir, self._context.chooser)
 
     def loaded(self, message: CheckpointLoaded) -> None:
         """A rank loaded something: where that is a checkpoint, its steps count from there."""
-        daemon = self._daemon
+        context = self._context
 
         def work() -> ev.Event | None:
-            found = daemon.chooser.saw_loaded(message.path)
+            found = context.chooser.saw_loaded(message.path)
             if found is None:
-                return elsewhere(daemon.chooser, message.attempt, message.path)
+                return elsewhere(context.chooser, message.attempt, message.path)
             self._keep_chooser()
-            daemon.desk.set_base(message.attempt, message.global_rank, found.step)
+            context.desk.set_base(message.attempt, message.global_rank, found.step)
             return ev.CheckpointLoaded(
                 attempt=message.attempt, global_rank=message.global_rank, path=found.path, step=found.step
             )
 
-        self._daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+        self._context.in_background(work, lambda error: None, context.checkpoint_pool)
 
     # One method an action -------------------------------------------------------------------------------------
 
     def _start(self, action: ac.StartAttempt) -> None:
-        if self._daemon.fleet is not None:
-            self._daemon.fleet.start(action)
+        if self._context.fleet is not None:
+            self._context.fleet.start(action)
             return
-        self._daemon.send(control_messages.start_of(action))
+        self._context.send(control_messages.start_of(action))
 
     def _check_nodes(self, action: ac.CheckNodes) -> None:
-        assert self._daemon.fleet is not None
-        self._daemon.fleet.checks.begin(action)
+        assert self._context.fleet is not None
+        self._context.fleet.checks.begin(action)
 
     def _stop(self, action: ac.StopAttempt) -> None:
-        if self._daemon.fleet is not None:
+        if self._context.fleet is not None:
             if not action.is_last:
-                self._daemon.schedule.stopping()
-            self._daemon.fleet.stop(action)
+                self._schedule.stopping()
+            self._context.fleet.stop(action)
             return
-        self._daemon.send(control_messages.Stop(attempt=action.attempt, grace_s=action.grace_s, is_last=action.is_last))
+        self._context.send(
+            control_messages.Stop(attempt=action.attempt, grace_s=action.grace_s, is_last=action.is_last)
+        )
 
     def _isolate(self, action: ac.Isolate) -> None:
-        daemon = self._daemon
-        if daemon.fleet is not None:
-            daemon.fleet.isolate(action)
-        elif action.node == daemon.run_file.node:
-            daemon.node.isolate(action)
+        context = self._context
+        if context.fleet is not None:
+            context.fleet.isolate(action)
+        elif action.node == context.run_file.node:
+            context.node.isolate(action)
         else:  # left over from the run's last start, on another node
             from guardrun.supervisor.fleet.coordinator.node_isolation import isolate_other
 
-            isolate_other(daemon, action, is_told=False)
+            isolate_other(context, action, is_told=False)
 
     def _look(self, action: ac.TakeLook) -> None:
-        daemon = self._daemon
-        suspicion = daemon.engine.state.suspicion
+        context = self._context
+        suspicion = context.engine.state.suspicion
         told = suspicion.stall.looks if suspicion is not None and suspicion.stall is not None else []
-        daemon.scribe.put(functools.partial(prune_looks, daemon.run_dir, list(told)))
-        if daemon.fleet is not None:
-            daemon.fleet.look(action)
+        context.scribe.put(functools.partial(prune_looks, context.run_dir, list(told)))
+        if context.fleet is not None:
+            context.fleet.look(action)
             return
-        folder = daemon.run_dir / look_name(action.attempt, action.look)
-        begin_look(daemon, action, folder, daemon.scribe.put)
+        folder = context.run_dir / look_name(action.attempt, action.look)
+        begin_look(context, action, folder, context.scribe.put)
 
     def _read_exits(self, action: ac.ReadExits) -> None:
-        if self._daemon.fleet is not None:
-            self._daemon.fleet.read_exits(action)
+        if self._context.fleet is not None:
+            self._context.fleet.read_exits(action)
             return
-        begin_exits(self._daemon, action, self._daemon.chooser.name_of)
+        begin_exits(self._context, action, self._context.chooser.name_of)
 
     def _choose(self, action: ac.ChooseCheckpoint) -> None:
-        daemon = self._daemon
-        is_first = daemon.engine.state.attempt is None
-        resume_first = daemon.run_file.settings.resume_first and is_first
+        context = self._context
+        is_first = context.engine.state.attempt is None
+        resume_first = context.run_file.settings.resume_first and is_first
 
         def work() -> ev.Event:
-            choice = daemon.chooser.choose(resume_first, action.avoid, is_urgent=True)
+            choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True)
             if resume_first or action.avoid:
                 self._keep_chooser()
-            warnings = daemon.chooser.warn_torn_latest()
+            warnings = context.chooser.warn_torn_latest()
             if choice.checkpoint is not None and choice.doubt:
                 reason = f"{choice.doubt}; it is taken, as none is known to be whole"
                 warnings.insert(0, ev.Skipped(path=choice.checkpoint.path, reason=reason))
             chosen = ev.CheckpointChosen(
                 choice=action.choice, checkpoint=choice.checkpoint, skipped=choice.skipped, warnings=warnings
             )
-            return daemon.keeping.prepare(chosen, choice, action.avoid)
+            return self._keeping.prepare(chosen, choice, action.avoid)
 
         instead = lambda error: ev.CheckpointChosen(choice=action.choice, error=error)  # noqa: E731
-        daemon.chooser.hurry()
-        self._daemon.in_background(work, instead, daemon.checkpoint_pool)
+        context.chooser.hurry()
+        self._context.in_background(work, instead, context.checkpoint_pool)
 
     def _write_incident(self, action: ac.WriteIncident) -> None:
-        daemon = self._daemon
+        context = self._context
 
         def work() -> None:
             try:
                 folder = write_incident(
-                    daemon.run_dir, action.incident, daemon.run_file, daemon.run_file.date_s, timeline=daemon.timeline
+                    context.run_dir,
+                    action.incident,
+                    context.run_file,
+                    context.run_file.date_s,
+                    timeline=context.timeline,
                 )
             except (OSError, ValueError) as error:
                 log.error("incident_not_written", incident=action.incident.id, error=str(error))
-                daemon.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")
+                context.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")
                 return
             if action.is_new:
-                daemon.terminal.say(f"report: {folder / 'report.html'}", "info")
+                context.terminal.say(f"report: {folder / 'report.html'}", "info")
                 self._notify(folder / "incident.json")
 
-        daemon.scribe.do(work)
-
-    def wall(self, at_s: float) -> float:
-        """What the wall clock of today says for a time of the engine's: to compare with files and with Slurm."""
-        return time.time() - self._daemon.clock.now() + at_s
+        context.scribe.do(work)
 
     def _notify(self, path: Path) -> None:
-        command = self._daemon.run_file.notify_command
+        command = self._context.run_file.notify_command
         if not command:
             return
         try:
-            with open(open_to_add(self._daemon.run_dir / "notify.log"), "ab") as output:
+            with open(open_to_add(self._context.run_dir / "notify.log"), "ab") as output:
                 process = subprocess.Popen(
                     [*command, str(path)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    env={**os.environ, TOKEN_VARIABLE: notify_token(self._daemon.run_file.token)},
-                    cwd=self._daemon.run_file.cwd,
+                    env={**os.environ, TOKEN_VARIABLE: notify_token(self._context.run_file.token)},
+                    cwd=self._context.run_file.cwd,
                 )
         except OSError as error:
-            self._daemon.terminal.say(f"[notify] command could not be run: {error}", "warn")
+            self._context.terminal.say(f"[notify] command could not be run: {error}", "warn")
             return
-        self._daemon.post(lambda: self._notified.append(process))
+        self._context.post(lambda: self._notified.append(process))
 
     def _say(self, action: ac.Say) -> None:
         log.info("said", text=action.text, level=action.level)
-        self._daemon.terminal.say(action.text, action.level)
+        self._context.terminal.say(action.text, action.level)
 
     def _requeue(self, action: ac.Requeue) -> None:
         self._write_summary(action.summary)  # before Slurm ends us
-        self._daemon.schedule.requeue(action)
+        self._schedule.requeue(action)
 
     def _finish(self, action: ac.FinishRun) -> None:
-        daemon = self._daemon
+        context = self._context
         self._write_summary(action.summary)
         if action.summary.outcome == "finished":
-            daemon.scribe.do(daemon.keeping.let_go)
+            context.scribe.do(self._keeping.let_go)
         is_preempted = action.summary.outcome == "preempted"
         order = control_messages.Finish(exit_code=action.exit_code, is_preempted=is_preempted)
-        daemon.send(order)
-        if daemon.fleet is not None:
-            daemon.fleet.finish(order)
+        context.send(order)
+        if context.fleet is not None:
+            context.fleet.finish(order)
         else:
-            daemon.is_over = True
+            context.is_over = True
 
     def _write_summary(self, summary: ac.Summary) -> None:
-        daemon, run = self._daemon, self._daemon.run_file
-        opened_s = daemon.engine.state.opened_s
+        context, run = self._context, self._context.run_file
+        opened_s = context.engine.state.opened_s
 
         def work() -> None:
             try:
-                shares = shares_json(*daemon.shares())
-                write_summary(daemon.run_dir, summary, run, run.date_s, shares=shares, opened_s=opened_s)
+                shares = shares_json(*context.shares())
+                write_summary(context.run_dir, summary, run, run.date_s, shares=shares, opened_s=opened_s)
             except (OSError, ValueError) as error:
-                daemon.terminal.say(f"summary.json can't be written: {error}", "warn")
+                context.terminal.say(f"summary.json can't be written: {error}", "warn")
 
-        daemon.scribe.do(work)
+        context.scribe.do(work)
 
 
 def prune_looks(run_dir: Path, told: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.recovery.resumption import OPENS
 from guardrun.supervisor.engine.state.job_nodes import Standing
 from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from guardrun.supervisor.report.timeline.timeline import Timeline
@@ -42,6 +43,7 @@ from guardrun.supervisor.wire.rank_rows import Shares
 if TYPE_CHECKING:
     from guardrun.supervisor.base.metrics_endpoint import MetricsServer
     from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
+    from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement
 
 MAX_EARLY = 1000
 """Events kept until the launcher is there. It is within milliseconds; a stopped one must not fill the memory."""
@@ -58,11 +60,11 @@ class Daemon(NodeSupervisor):
         self.checkpoint_pool = ThreadPoolExecutor(1, thread_name_prefix="guardrun-checkpoints")
         self.chooser = open_chooser(run_dir, run, self.checkpoint_pool)
         self.engine, self.journal = self._recover()
-        self.keeping = ResumeProtection(self)
+        self.keeping = ResumeProtection(run_dir, self._resumes)
         self.saving = FinalSave(self)
         self.schedule = Schedule(self)
-        self.performer = Performer(self)
-        self.answers = Answers(self)
+        self.performer = Performer(self, self.saving, self.keeping, self.schedule)
+        self.answers = Answers(self, self.saving)
         self._pace = Pace()
         self._said_trouble = False
         self._early: deque[ev.Event] | None = deque(maxlen=MAX_EARLY)
@@ -104,6 +106,11 @@ class Daemon(NodeSupervisor):
         """This node has been left out of the job; never so in a job of one node."""
         members = self.engine.state.fleet.members if self.engine.state.fleet is not None else {}
         return (me := members.get(self.run_file.node)) is not None and me.standing is Standing.OUT
+
+    @property
+    def fleet_agreement(self) -> FleetSaveAgreement | None:
+        """By which all nodes' ranks save at the same call; None in a job of one node."""
+        return self.fleet.asking if self.fleet is not None else None
 
     def due_s(self) -> float | None:
         """The engine's next deadline; None until the run has been taken up."""
@@ -256,9 +263,18 @@ class Daemon(NodeSupervisor):
         if self.fleet is not None and (is_first or (self.fleet.has_left and not hello.alive)):
             self.fleet.join(hello.world_size, hello.attempt if hello.alive else -1)
         if is_first:
-            earlier_runs.start_reading(self)
+            earlier_runs.start_reading(self.run_dir, self._history_read)
         if self.fleet is None:
             self.chooser.set_world_size(hello.world_size)
+
+    def _resumes(self) -> bool:
+        """The script opens the checkpoint that it is given: so it was configured, or it has done so."""
+        return self.run_file.settings.resumes or self.engine.state.resumes == OPENS
+
+    def _history_read(self, past: ev.HistoryLoaded) -> None:
+        """By the thread that has read it."""
+        if not self.is_over:
+            self.post(lambda: self.feed(past))
 
     def _greeted_again(self, hello: control_messages.LauncherHello) -> None:
         # First: what was being read when the last supervisor went is asked for again.

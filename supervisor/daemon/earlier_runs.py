@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -19,9 +20,6 @@ from guardrun.supervisor.engine.incidents.recurrence import is_in_code
 from guardrun.supervisor.engine.model.events import HistoryLoaded, PastPlace
 from guardrun.supervisor.engine.recovery.resumption import IGNORES, OPENS
 from guardrun.supervisor.rundir.run_directory import list_runs
-
-if TYPE_CHECKING:
-    from guardrun.supervisor.daemon.daemon import Daemon
 
 MAX_RUNS = 200
 MAX_FILE_BYTES = 1 << 20
@@ -132,16 +130,16 @@ def _decoded(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
         return None
 
 
-def start_reading(daemon: Daemon) -> None:
-    """Have a thread read the past and tell the engine."""
+def start_reading(run_dir: Path, read: Callable[[HistoryLoaded], object]) -> None:
+    """Have a thread read the past; read: called by it where there is anything."""
 
     def work() -> None:
         try:
-            past = read_past(daemon.run_dir)
+            past = read_past(run_dir)
         except OSError as error:
             log.warning("past_not_read", error=str(error))
             return
-        if (past.places or past.stalls or past.resumes) and not daemon.is_over:
-            daemon.post(lambda: daemon.feed(past))
+        if past.places or past.stalls or past.resumes:
+            read(past)
 
     threading.Thread(target=work, name="guardrun-past", daemon=True).start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -16,20 +16,42 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.state.job_nodes import Standing
-from guardrun.supervisor.node.rank_collection import look_now
+from guardrun.supervisor.node.rank_collection import RankContext, look_now
+from guardrun.supervisor.node.run_context import EngineContext
+from guardrun.supervisor.rundir.journal import Journal
+from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.save_agreement import read_counts
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.rank_rows import RankRow
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.daemon.daemon import Daemon
+    from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
+
+
+class AnswersContext(EngineContext, RankContext, Protocol):
+    """What the answers use of the context."""
+
+    @property
+    def fleet(self) -> Coordinator | None:
+        """Asks the other nodes; None in a job of one."""
+
+    @property
+    def journal(self) -> Journal:
+        """Counts the events that could not be written."""
+
+    @property
+    def malformed(self) -> int:
+        """How many messages could not be read."""
+
+    def send_to(self, peer: bytes, message: control_messages.Answer) -> None:
+        """Send an answer to one peer; dropped where ZeroMQ does not take it at once."""
 
 
 class Answers:
     """Answers on the loop's thread; a live look goes to the pool."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, context: AnswersContext, saving: FinalSave) -> None:
+        self._context, self._saving = context, saving
 
     def answer(self, peer: bytes, ask: control_messages.Ask) -> None:
         """Answer one question, now or when a look has been taken."""
@@ -43,46 +65,46 @@ class Answers:
         elif ask.verb == "checkpoint":
             self._checkpoint(peer)
         elif ask.verb in verbs:
-            self._daemon.send_to(peer, verbs[ask.verb](ask))
+            self._context.send_to(peer, verbs[ask.verb](ask))
         else:
             known = ", ".join(sorted([*verbs, "checkpoint", "stacks", "status", LOOK]))
-            self._daemon.send_to(
+            self._context.send_to(
                 peer, control_messages.Answer(is_ok=False, error=f"no verb {ask.verb!r}: there are {known}")
             )
 
     def _status(self, peer: bytes) -> None:
         """Once other nodes have said how their ranks are doing, or the time for that is up."""
-        daemon = self._daemon
+        context = self._context
 
         def reply() -> None:
             try:
                 answer = control_messages.Answer(is_ok=True, data=self.status())
             except Exception as error:  # on the loop's thread: an answer less, never a supervisor less
                 answer = control_messages.Answer(is_ok=False, error=repr(error))
-            daemon.send_to(peer, answer)
+            context.send_to(peer, answer)
 
-        if daemon.fleet is None:
+        if context.fleet is None:
             reply()
         else:
-            daemon.fleet.ask_boards(reply)
+            context.fleet.ask_boards(reply)
 
     def metrics(self) -> dict[str, Any]:
         """The same at once: what is fetched from other nodes is as old as the last question."""
-        if self._daemon.fleet is not None:
-            self._daemon.fleet.ask_boards(lambda: None)
+        if self._context.fleet is not None:
+            self._context.fleet.ask_boards(lambda: None)
         return self.status()
 
     def status(self) -> dict[str, Any]:
         """How the run is doing, as far as it is known here."""
-        daemon, state = self._daemon, self._daemon.engine.state
-        now_s = daemon.clock.now()
+        context, state = self._context, self._context.engine.state
+        now_s = context.clock.now()
         checkpoint = state.checkpoint
         attempt = state.attempt.number if state.attempt else None
-        boards = daemon.fleet.boards if daemon.fleet is not None else None
+        boards = context.fleet.boards if context.fleet is not None else None
         here = self._rows_here()
         others = sorted(set(state.attempt.ranks) - {row.global_rank for row in here}) if state.attempt else []
         data: dict[str, Any] = {
-            "run_id": daemon.run_file.run_id,
+            "run_id": context.run_file.run_id,
             "state": self._state_word(),
             "attempt": attempt,
             "world_size": state.world_size,
@@ -94,7 +116,7 @@ class Answers:
             "goodput": round(state.ledger.goodput(now_s), 4),
             "lost_s": state.ledger.lost_s(now_s),
             "ranks": [
-                *(self._rank(daemon.desk.ranks[row.global_rank], row, 0.0) for row in here),
+                *(self._rank(context.desk.ranks[row.global_rank], row, 0.0) for row in here),
                 *(self._rank_elsewhere(number, now_s) for number in others),
             ],
             "nodes": self._nodes(now_s),
@@ -104,18 +126,18 @@ class Answers:
             ],
             "checkpoint": {"path": checkpoint.path, "step": checkpoint.step} if checkpoint else None,
             "dropped": {
-                "malformed": daemon.desk.malformed + daemon.malformed,
-                "strangers": daemon.desk.strangers,
-                "journal": daemon.journal.dropped,
+                "malformed": context.desk.malformed + context.malformed,
+                "strangers": context.desk.strangers,
+                "journal": context.journal.dropped,
             },
-            "refused": daemon.fleet.refused if daemon.fleet is not None else {},
-            "failed_hooks": daemon.desk.failed_hooks[-20:] + (boards.failed_hooks(attempt) if boards else []),
-            "notes": list(daemon.desk.notes)[-20:] + (boards.notes(attempt) if boards else []),
+            "refused": context.fleet.refused if context.fleet is not None else {},
+            "failed_hooks": context.desk.failed_hooks[-20:] + (boards.failed_hooks(attempt) if boards else []),
+            "notes": list(context.desk.notes)[-20:] + (boards.notes(attempt) if boards else []),
         }
         return data
 
     def _state_word(self) -> str:
-        state = self._daemon.engine.state
+        state = self._context.engine.state
         if state.phase is not Phase.RUNNING:
             return str(state.phase.value)
         if state.is_held:
@@ -126,7 +148,7 @@ class Answers:
 
     def _rank(self, rank: ev.Rank, row: RankRow, age_s: float) -> dict[str, Any]:
         """age_s: how long ago its step and what it does were so; what counts seconds itself goes on meanwhile."""
-        attempt = self._daemon.engine.state.attempt
+        attempt = self._context.engine.state.attempt
         known = attempt.ranks.get(rank.global_rank) if attempt is not None else None
 
         def by_now(seconds: float | None) -> float | None:
@@ -152,13 +174,13 @@ class Answers:
 
     def _rows_here(self) -> list[RankRow]:
         """Of this node's ranks; none where it has no part in an attempt of several nodes."""
-        attempt, desk = self._daemon.engine.state.attempt, self._daemon.desk
-        is_other = self._daemon.fleet is not None and attempt is not None and attempt.number != desk.attempt
+        attempt, desk = self._context.engine.state.attempt, self._context.desk
+        is_other = self._context.fleet is not None and attempt is not None and attempt.number != desk.attempt
         return [] if is_other else desk.rows()
 
     def _rank_elsewhere(self, number: int, now_s: float) -> dict[str, Any]:
         """As its node has told when it was asked; its step, as its reports have, where they are newer."""
-        attempt, fleet = self._daemon.engine.state.attempt, self._daemon.fleet
+        attempt, fleet = self._context.engine.state.attempt, self._context.fleet
         assert attempt is not None
         known = attempt.ranks[number]
         told = fleet.boards.row(known.rank.node, attempt.number, number, now_s) if fleet is not None else None
@@ -177,7 +199,7 @@ class Answers:
 
     def _nodes(self, now_s: float) -> list[dict[str, Any]]:
         """Of a job of several nodes: who trains, who waits, who is left out; empty for one node."""
-        fleet = self._daemon.engine.state.fleet
+        fleet = self._context.engine.state.fleet
         if fleet is None:
             return []
         nodes = []
@@ -199,23 +221,23 @@ class Answers:
 
     def _hold(self, ask: control_messages.Ask) -> control_messages.Answer:
         who = str(ask.arguments.get("who", "somebody"))[:100]
-        self._daemon.feed(ev.HoldSet(is_held=ask.verb == "hold", who=who))
-        return control_messages.Answer(is_ok=True, data={"held": self._daemon.engine.state.is_held})
+        self._context.feed(ev.HoldSet(is_held=ask.verb == "hold", who=who))
+        return control_messages.Answer(is_ok=True, data={"held": self._context.engine.state.is_held})
 
     def _restart(self, ask: control_messages.Ask) -> control_messages.Answer:
         who = str(ask.arguments.get("who", "somebody"))[:100]
-        state = self._daemon.engine.state
+        state = self._context.engine.state
         if state.phase is not Phase.RUNNING or state.attempt is None:
             return control_messages.Answer(
                 is_ok=False, error=f"no attempt runs that could be ended: it is {state.phase.value}"
             )
         number = state.attempt.number
-        self._daemon.feed(ev.RestartAsked(who=who))
+        self._context.feed(ev.RestartAsked(who=who))
         return control_messages.Answer(is_ok=True, data={"attempt": number})
 
     def _stall(self, now_s: float) -> dict[str, Any] | None:
         """What holds the run up right now, as it was told; None where nothing does, or it is an incident."""
-        state = self._daemon.engine.state
+        state = self._context.engine.state
         stall = state.suspicion.stall if state.suspicion is not None and state.phase is Phase.RUNNING else None
         if stall is None or state.attempt is None or (state.suspicion is not None and state.suspicion.incident_id):
             return None
@@ -235,63 +257,63 @@ class Answers:
 
     def _checkpoint(self, peer: bytes) -> None:
         """Ask the ranks, by way of should_checkpoint(), to save at one and the same call."""
-        daemon = self._daemon
+        context = self._context
 
         def reply(at_call: int | None) -> None:
             if at_call is None:
                 error = "the script does not ask guardrun.hooks.should_checkpoint()"
-                daemon.send_to(peer, control_messages.Answer(is_ok=False, error=error))
+                context.send_to(peer, control_messages.Answer(is_ok=False, error=error))
                 return
-            counts = {str(rank): count for rank, count in read_counts(daemon.sampler.boards).items()}
-            daemon.send_to(peer, control_messages.Answer(is_ok=True, data={"at_check": at_call, "checks": counts}))
+            counts = {str(rank): count for rank, count in read_counts(context.sampler.boards).items()}
+            context.send_to(peer, control_messages.Answer(is_ok=True, data={"at_check": at_call, "checks": counts}))
 
-        daemon.saving.by_hand(reply)
+        self._saving.by_hand(reply)
 
     def _stacks(self, peer: bytes, ask: control_messages.Ask) -> None:
-        daemon = self._daemon
+        context = self._context
         wanted = ask.arguments.get("rank")
         alive = self._alive()
         ranks = [rank for rank in alive if wanted is None or rank.global_rank == wanted]
         if not ranks:
             known = rank_list([rank.global_rank for rank in alive])
             error = f"no rank {wanted}: there are {known}" if alive else "no rank is alive"
-            daemon.send_to(peer, control_messages.Answer(is_ok=False, error=error))
+            context.send_to(peer, control_messages.Answer(is_ok=False, error=error))
             return
         nodes = {str(rank.global_rank): rank.node for rank in ranks}
         self._take(peer, ranks, samples=1, make=lambda result: _stacks_answer(result, nodes))
 
     def _look(self, peer: bytes) -> None:
         """A look as good as the engine's own, and what the engine knows when it has been taken."""
-        daemon = self._daemon
+        context = self._context
 
         def make(result: LookResult) -> control_messages.Answer:
             answer = LookAnswer(
-                state=trimmed(daemon.engine.state),
+                state=trimmed(context.engine.state),
                 ranks=result.ranks,
                 missing=result.missing,
-                now_s=daemon.clock.now(),
+                now_s=context.clock.now(),
                 wall_s=time.time(),
             )
             return control_messages.Answer(is_ok=True, data=msgspec.to_builtins(answer))
 
         ranks = self._alive()
-        if not ranks or daemon.engine.state.phase is not Phase.RUNNING:
-            daemon.send_to(peer, make(LookResult([], {}, 0.0)))
+        if not ranks or context.engine.state.phase is not Phase.RUNNING:
+            context.send_to(peer, make(LookResult([], {}, 0.0)))
             return
         self._take(peer, ranks, samples=3, make=make)
 
     def _alive(self) -> list[ev.Rank]:
         """This node's ranks, and the other nodes'."""
-        here = [rank for _, rank in sorted(self._daemon.desk.ranks.items())]
-        return here + (self._daemon.fleet.other_ranks() if self._daemon.fleet is not None else [])
+        here = [rank for _, rank in sorted(self._context.desk.ranks.items())]
+        return here + (self._context.fleet.other_ranks() if self._context.fleet is not None else [])
 
     def _take(
         self, peer: bytes, ranks: list[ev.Rank], *, samples: int, make: Callable[[LookResult], control_messages.Answer]
     ) -> None:
         """Look on a worker thread; the answer is made on the loop's, where the engine is."""
-        daemon = self._daemon
-        here = [rank for rank in ranks if rank.global_rank in daemon.desk.ranks]
-        look = look_now(daemon, here, samples)
+        context = self._context
+        here = [rank for rank in ranks if rank.global_rank in context.desk.ranks]
+        look = look_now(context, here, samples)
         parts: list[LookResult] = []
 
         def job() -> None:
@@ -299,9 +321,9 @@ class Answers:
                 result = look()
             except Exception as error:
                 failed = control_messages.Answer(is_ok=False, error=repr(error))
-                daemon.post(lambda: daemon.send_to(peer, failed))
+                context.post(lambda: context.send_to(peer, failed))
                 return
-            daemon.post(lambda: join(result))
+            context.post(lambda: join(result))
 
         def join(part: LookResult) -> None:
             parts.append(part)
@@ -313,14 +335,14 @@ class Answers:
                 answer = make(result)
             except Exception as error:  # on the loop's thread: an answer less, never a supervisor less
                 answer = control_messages.Answer(is_ok=False, error=repr(error))
-            daemon.send_to(peer, answer)
+            context.send_to(peer, answer)
 
-        if daemon.fleet is None:
+        if context.fleet is None:
             parts.append(LookResult([], {}, 0.0))
         else:
-            elsewhere = [rank for rank in ranks if rank.global_rank not in daemon.desk.ranks]
-            daemon.fleet.inquiries.look(elsewhere, samples, join)
-        daemon.pool.submit(job)
+            elsewhere = [rank for rank in ranks if rank.global_rank not in context.desk.ranks]
+            context.fleet.inquiries.look(elsewhere, samples, join)
+        context.pool.submit(job)
 
 
 def join_looks(parts: Sequence[LookResult]) -> LookResult:

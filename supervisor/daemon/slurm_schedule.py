@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,9 +21,7 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.requeue import RUNNING
-
-if TYPE_CHECKING:
-    from guardrun.supervisor.daemon.daemon import Daemon
+from guardrun.supervisor.node.run_context import EngineContext
 
 READ_EVERY_S = 180.0
 READ_LIMIT_S = 5.0
@@ -79,8 +76,8 @@ def end_of(environ: Mapping[str, str]) -> float:
 class Schedule:
     """Runs on the loop's thread. Does nothing where there is no Slurm job."""
 
-    def __init__(self, daemon: Daemon, environ: Mapping[str, str] | None = None) -> None:
-        self._daemon = daemon
+    def __init__(self, context: EngineContext, environ: Mapping[str, str] | None = None) -> None:
+        self._context = context
         self._environ = os.environ if environ is None else environ
         self._job_id = self._environ.get("SLURM_JOB_ID", "")
         self._read_s = 0.0
@@ -93,7 +90,7 @@ class Schedule:
 
     def poll(self) -> None:
         """Once a second."""
-        if not self._job_id or self._daemon.engine.state.phase in (Phase.NEW, Phase.ENDED):
+        if not self._job_id or self._context.engine.state.phase in (Phase.NEW, Phase.ENDED):
             return
         if self._told is None:
             self._tell(JobView(end_wall_s=end_of(self._environ)), is_signalled=False)
@@ -108,7 +105,7 @@ class Schedule:
     @property
     def _is_why_awaited(self) -> bool:
         """The engine's own word: a supervisor that takes over asks, too."""
-        return self._daemon.engine.state.notice.is_why_awaited
+        return self._context.engine.state.notice.is_why_awaited
 
     def signalled(self) -> None:
         """A signal says that the job ends: ask why."""
@@ -117,21 +114,21 @@ class Schedule:
 
     def stopping(self) -> None:
         """The next attempt's nodes are about to be chosen."""
-        if self._job_id and self._daemon.fleet is not None:
+        if self._job_id and self._context.run_file.fleet is not None:
             self._begin(is_signalled=False)
 
     def requeue(self, action: ac.Requeue) -> None:
         """Ask Slurm to requeue the job; it answers by ending it."""
-        daemon = self._daemon
+        context = self._context
 
         def answered(event: ev.Requeued) -> None:
-            daemon.post(lambda: daemon.feed(event))
+            context.post(lambda: context.feed(event))
 
         if not self._job_id:
             answered(ev.Requeued(is_done=False, why="this is no Slurm job"))
             return
-        patience_s = max(action.until_s - daemon.clock.now(), 0.0)
-        asker = Asker(daemon.terminal.say, self._over.wait, answered)
+        patience_s = max(action.until_s - context.clock.now(), 0.0)
+        asker = Asker(context.terminal.say, self._over.wait, answered)
         begin_requeue(self._environ, action.exclude, patience_s, asker)
 
     def close(self) -> None:
@@ -143,8 +140,8 @@ class Schedule:
             self._is_wanted = self._is_wanted or is_signalled
             return
         self._is_reading, self._read_s = True, time.monotonic() + READ_EVERY_S
-        daemon, job_id = self._daemon, self._job_id
-        has_nodes = daemon.fleet is not None
+        context, job_id = self._context, self._job_id
+        has_nodes = context.run_file.fleet is not None
         restarts = own_restarts(self._environ)
 
         def work() -> None:
@@ -152,9 +149,9 @@ class Schedule:
                 job = read_job_view(job_id, restarts, has_nodes)
             except Exception as error:
                 job = JobView(failure=repr(error))
-            daemon.post(lambda: self._read(job, is_signalled))
+            context.post(lambda: self._read(job, is_signalled))
 
-        daemon.in_background(work, lambda error: None)
+        context.in_background(work, lambda error: None)
 
     def _read(self, job: JobView, is_signalled: bool) -> None:
         self._is_reading = False
@@ -171,13 +168,13 @@ class Schedule:
 
     def _tell(self, job: JobView, is_signalled: bool) -> None:
         """Tell the engine what has changed."""
-        end_s = job.end_wall_s - self._daemon.performer.wall(0.0) if job.end_wall_s else 0.0
+        end_s = job.end_wall_s - self._context.clock.wall_s(0.0) if job.end_wall_s else 0.0
         why = job.why if is_signalled else ""
         end_s = round(max(end_s, 0.0), 1)
         told = ev.SchedulerStatusChanged(end_s=end_s, may_requeue=job.may_requeue, why=why, drained=job.drained)
         if why or self._told is None or not _is_same(self._told, told):
             self._told = told
-            self._daemon.feed(told)
+            self._context.feed(told)
 
 
 def _is_same(last: ev.SchedulerStatusChanged, now: ev.SchedulerStatusChanged) -> bool:

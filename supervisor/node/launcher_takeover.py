@@ -9,26 +9,39 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from guardrun.launcher.base import processes
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.collect.host.process_cleanup import end_run
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.node.outstanding_orders import Outstanding
+from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
+from guardrun.supervisor.node.run_context import EventLoop, RunContext
 from guardrun.supervisor.wire import control_messages
-
-if TYPE_CHECKING:
-    from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 
 _STATES = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is stopped by a debugger", "D": "hangs in the kernel"}
 
 
-class LauncherTakeover:
-    """Called by its station, from its loop."""
+class LauncherContext(RunContext, EventLoop, Protocol):
+    """What the launcher's takeover uses of the node's supervisor."""
 
-    def __init__(self, station: NodeSupervisor) -> None:
-        self._station = station
+    @property
+    def desk(self) -> RankMessageIngest:
+        """Knows the ranks of the current attempt."""
+
+    def send(self, order: control_messages.ToLauncher) -> None:
+        """Give the launcher an order."""
+
+    def give_up_launcher(self) -> None:
+        """The launcher does not obey: that this node is out has been fed, and nothing of it is alive."""
+
+
+class LauncherTakeover:
+    """Called by the node's supervisor, from its loop."""
+
+    def __init__(self, context: LauncherContext) -> None:
+        self._context = context
         self.outstanding = Outstanding(time.monotonic())
         self._kill_s: float | None = None
         """Ranks have been asked to end; from here on they are ended."""
@@ -38,7 +51,7 @@ class LauncherTakeover:
 
     def ordered(self, order: control_messages.Start | control_messages.Stop) -> None:
         """The launcher was given an order."""
-        self.outstanding.ordered(order, self._station.desk.attempt, time.monotonic())
+        self.outstanding.ordered(order, self._context.desk.attempt, time.monotonic())
 
     def heard(self, message: object) -> None:
         """The launcher has said this."""
@@ -54,7 +67,7 @@ class LauncherTakeover:
         if order is None or self._is_ending:
             self._kill_s = None
             return
-        stat = processes.read_stat(self._station.run_file.launcher_pid)
+        stat = processes.read_stat(self._context.run_file.launcher_pid)
         state = stat.state if stat is not None else "X"
         if state in processes.DEAD or not self.outstanding.is_overdue(now_s, state in "Tt"):
             self._kill_s = None
@@ -74,15 +87,15 @@ class LauncherTakeover:
         waited_s = self.outstanding.waited_s(now_s)
         log.warning("launcher_overdue", order=what, attempt=order.attempt, state=state, waited_s=round(waited_s, 1))
         then = "ending them without it" if what == "stop" else "the job goes on without this node"
-        self._station.terminal.say(f"guardrun {_words(state)}, and was ordered to {what} its ranks: {then}", "bad")
+        self._context.terminal.say(f"guardrun {_words(state)}, and was ordered to {what} its ranks: {then}", "bad")
         if grace_s > 0:
             for rank in alive:
                 processes.signal_group(rank.pid, signal.SIGTERM)
 
     def _end(self, order: control_messages.Start | control_messages.Stop, state: str) -> None:
         """Nothing of it may live on; by a worker thread, which takes a moment."""
-        station, self._is_ending = self._station, True
-        run, ours = station.run_file, self._ours
+        context, self._is_ending = self._context, True
+        run, ours = context.run_file, self._ours
         known = {rank.pid: stat.start for rank, stat in self._children()}
 
         def work() -> None:
@@ -90,9 +103,9 @@ class LauncherTakeover:
             stopped = ev.AttemptStopped(
                 attempt=order.attempt, exitcodes=self._exitcodes(), stopped_by_us=ours, survivors=left
             )
-            station.post(lambda: self._tell(order, state, stopped))
+            context.post(lambda: self._tell(order, state, stopped))
 
-        station.in_background(work, lambda error: self._failed())
+        context.in_background(work, lambda error: self._failed())
 
     def _failed(self) -> None:
         self._is_ending = False  # the next second tries again
@@ -105,21 +118,21 @@ class LauncherTakeover:
         if self.outstanding.order is None:
             return  # it runs again, and has told it itself
         self.outstanding.order = None
-        station = self._station
+        context = self._context
         # For when it goes on: what it was ordered to start is not to live.
-        station.send(control_messages.Stop(attempt=order.attempt, grace_s=0.0))
+        context.send(control_messages.Stop(attempt=order.attempt, grace_s=0.0))
         self.outstanding.order = None
         why = f"its guardrun {_words(state)}, and did not obey"
         # Who was stopped by somebody may come back; what a node's file systems do is the node's fault.
         is_unfit = state not in "Tt"
-        station.feed(ev.NodeLeft(node=station.run_file.node, why=why, is_unfit=is_unfit))
-        station.feed(stopped)
-        station.give_up_launcher()
+        context.feed(ev.NodeLeft(node=context.run_file.node, why=why, is_unfit=is_unfit))
+        context.feed(stopped)
+        context.give_up_launcher()
 
     def _children(self) -> list[tuple[ev.Rank, processes.Stat]]:
         """Ranks that the launcher has not reaped: their pids are nobody else's."""
-        stats = [(rank, processes.read_stat(rank.pid)) for rank in self._station.desk.ranks.values()]
-        launcher = self._station.run_file.launcher_pid
+        stats = [(rank, processes.read_stat(rank.pid)) for rank in self._context.desk.ranks.values()]
+        launcher = self._context.run_file.launcher_pid
         return [(rank, stat) for rank, stat in stats if stat is not None and stat.ppid == launcher]
 
     def _alive(self) -> list[ev.Rank]:

@@ -8,33 +8,65 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.collect.host.file_systems import mount_of, read_mounts
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model.events import NodeFindingsReported, NotIsolated
+from guardrun.supervisor.node.run_context import EventLoop, RunContext
 
 if TYPE_CHECKING:
     from guardrun.supervisor.node.node_feed import NodeFeed
-    from guardrun.supervisor.node.node_supervisor import NodeSupervisor
+    from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
+    from guardrun.supervisor.node.slurm_drain import Drains
 
 START_S = 2.0
+
+
+class IsolationContext(RunContext, Protocol):
+    """What isolating a node uses of the supervisor."""
+
+    @property
+    def drains(self) -> Drains:
+        """Drains nodes in Slurm."""
+
+    def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
+        """All that it takes has been done; how: as IsolationSettled has it. Any thread may call it."""
+
+
+class NodeContext(IsolationContext, EventLoop, Protocol):
+    """What NodeRelations uses of the supervisor."""
+
+    @property
+    def is_running(self) -> bool:
+        """Ranks are alive, and are to be."""
+
+    @property
+    def is_over(self) -> bool:
+        """The run is over."""
+
+    @property
+    def desk(self) -> RankMessageIngest:
+        """Knows the ranks of the current attempt, and since when it runs."""
+
+    def folders(self) -> list[str]:
+        """Those whose file systems matter to the run."""
 
 
 class NodeRelations:
     """What the daemon's loop calls."""
 
-    def __init__(self, station: NodeSupervisor) -> None:
-        self._station = station
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
         self._feed: NodeFeed | None = None
 
     def sample(self) -> None:
         """Once a second: tell the engine what is new of the node. Never raises: training does not depend on it."""
-        station = self._station
-        if not station.is_running:
+        context = self._context
+        if not context.is_running:
             return
-        if self._feed is None and station.clock.now() - station.desk.started_s < START_S:
+        if self._feed is None and context.clock.now() - context.desk.started_s < START_S:
             return
         try:
             told = self._step()
@@ -42,35 +74,35 @@ class NodeRelations:
             log.exception("node_not_heard")
             return
         if told is not None:
-            station.feed(told)
+            context.feed(told)
 
     def _step(self) -> NodeFindingsReported | None:
         from guardrun.supervisor.node.node_feed import NodeFeed, Using
         from guardrun.supervisor.wire.agent_messages import RegisterJob
 
-        station, run = self._station, self._station.run_file
+        context, run = self._context, self._context.run_file
         if self._feed is None:
             job = RegisterJob(
                 run_id=run.run_id,
-                run_dir=str(station.run_dir),
+                run_dir=str(context.run_dir),
                 launcher_pid=run.launcher_pid,
                 launcher_start=run.launcher_start,
                 token=run.token,
             )
-            self._feed = NodeFeed(run.node, station.clock, job)
-        pids = {rank.global_rank: rank.pid for rank in station.desk.ranks.values()}
+            self._feed = NodeFeed(run.node, context.clock, job)
+        pids = {rank.global_rank: rank.pid for rank in context.desk.ranks.values()}
         return self._feed.step(Using(pids=pids, mounts=self._mounts, links=self._links if run.fleet else None))
 
     def _links(self) -> Iterable[str]:
         from guardrun.supervisor.node.rank_interfaces import links_of_job
 
-        fleet = self._station.run_file.fleet
+        fleet = self._context.run_file.fleet
         return links_of_job(fleet.address, os.environ) if fleet is not None else ()
 
     def _mounts(self) -> Iterable[str]:
         """Mount points of the folders that the run works in, by their names alone: one that is dead is not touched."""
         mounts = read_mounts()
-        found = (mount_of(os.path.abspath(folder), mounts) for folder in self._station.folders())
+        found = (mount_of(os.path.abspath(folder), mounts) for folder in self._context.folders())
         return {mount.point for mount in found if mount is not None}
 
     def isolate(self, action: ac.Isolate) -> None:
@@ -85,15 +117,15 @@ class NodeRelations:
                 log.exception("not_isolated")
                 why = str(error)
             if IS_OLDER in why:  # a person has released the node since
-                self._station.isolation_settled(action)
-            elif drained := self._station.drains.drain(action, "" if why else "under quarantine"):
-                self._station.terminal.say(drained, "info")
+                self._context.isolation_settled(action)
+            elif drained := self._context.drains.drain(action, "" if why else "under quarantine"):
+                self._context.terminal.say(drained, "info")
             if why:
                 event = NotIsolated(node=action.node, incident=action.incident, why=why)
-                self._station.post(lambda: self._station.feed(event))
+                self._context.post(lambda: self._context.feed(event))
 
         try:
-            self._station.pool.submit(work)
+            self._context.pool.submit(work)
         except RuntimeError:
             pass  # the daemon is closing
 
@@ -104,7 +136,7 @@ class NodeRelations:
         from guardrun.supervisor.quarantine.record_places import find_places, folders_of
         from guardrun.supervisor.quarantine.records import isolate_node
 
-        run = self._station.run_file
+        run = self._context.run_file
         asked = {
             "cause": action.cause,
             "reason": action.summary,
@@ -112,7 +144,7 @@ class NodeRelations:
             "incident": action.incident,
             "is_automatic": True,
             "evidence": (evidence := {"finding": action.finding} if action.finding else {}),
-            "evidence_wall_s": (seen_wall_s := time.time() - self._station.clock.now() + action.evidence_s),
+            "evidence_wall_s": (seen_wall_s := time.time() - self._context.clock.now() + action.evidence_s),
         }
         try:
             return str(ask("isolate", asked).get("why", ""))
@@ -137,5 +169,5 @@ class NodeRelations:
     def close(self) -> None:
         """Leave the agent; the job stays registered there unless the run is over."""
         if self._feed is not None:
-            self._feed.close(is_over=self._station.is_over)
+            self._feed.close(is_over=self._context.is_over)
             self._feed = None

@@ -1,23 +1,59 @@
-"""Looks and exits of one node's ranks, read by a station's worker threads."""
+"""Looks and exits of one node's ranks, read by the supervisor's worker threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
+from guardrun.supervisor.collect.host.oom_kills import OomWatch
 from guardrun.supervisor.collect.ranks.exits import read_exits
 from guardrun.supervisor.collect.ranks.look import LookResult, take_look
+from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.collect.ranks.shared_log import SharedLog
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
+from guardrun.supervisor.node.run_context import EventLoop, RunContext
 
-if TYPE_CHECKING:
-    from guardrun.supervisor.node.node_supervisor import NodeSupervisor
+
+class RankContext(RunContext, EventLoop, Protocol):
+    """What looks and exits use of the supervisor of their ranks' node."""
+
+    @property
+    def desk(self) -> RankMessageIngest:
+        """What the ranks of the current attempt have told."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """Has their boards."""
+
+    @property
+    def sockets(self) -> Path:
+        """The folder of their sockets and boards."""
+
+    @property
+    def oom(self) -> OomWatch:
+        """Counts who was killed for memory here."""
+
+    @property
+    def error_files(self) -> Mapping[int, str]:
+        """By global rank, of the current attempt."""
+
+    @property
+    def stderr_files(self) -> Mapping[int, str]:
+        """As error_files."""
+
+    @property
+    def stderr_from(self) -> int:
+        """Where the attempt's part of the log that ranks share begins; -1: there is none."""
+
+    def folders(self) -> list[str]:
+        """Those whose file systems matter to the run."""
 
 
 def look_name(attempt: int, look: int) -> str:
@@ -26,16 +62,16 @@ def look_name(attempt: int, look: int) -> str:
 
 
 def begin_look(
-    station: NodeSupervisor,
+    node: RankContext,
     action: ac.TakeLook,
     folder: Path,
     write: Callable[[Callable[[], object]], object],
     done: Callable[[], object] = lambda: None,
 ) -> None:
     """Take a look, and feed the event. folder, write: as take_look has them. done: on the worker, before the event."""
-    ranks = list(station.desk.ranks.values())
-    take = _look_by(station, action.attempt, ranks)
-    folders, batches = station.folders(), dict(station.desk.batches)
+    ranks = list(node.desk.ranks.values())
+    take = _look_by(node, action.attempt, ranks)
+    folders, batches = node.folders(), dict(node.desk.batches)
 
     def work() -> ev.Event:
         result = take(folder=folder, folders=folders, write=write, may_pause=True)
@@ -54,44 +90,42 @@ def begin_look(
         missing = {rank.global_rank: error for rank in ranks}
         return ev.LookTaken(look=action.look, attempt=action.attempt, ranks=[], missing=missing)
 
-    station.in_background(work, instead)
+    node.in_background(work, instead)
 
 
-def look_now(station: NodeSupervisor, ranks: list[ev.Rank], samples: int) -> Callable[[], LookResult]:
-    """For a person: a look at these of the station's ranks, to be taken by a worker thread; nothing is kept of it."""
-    return partial(_look_by(station, station.desk.attempt, ranks), folder=None, samples=samples)
+def look_now(node: RankContext, ranks: list[ev.Rank], samples: int) -> Callable[[], LookResult]:
+    """For a person: a look at these of the node's ranks, to be taken by a worker thread; nothing is kept of it."""
+    return partial(_look_by(node, node.desk.attempt, ranks), folder=None, samples=samples)
 
 
-def _look_by(station: NodeSupervisor, attempt: int, ranks: list[ev.Rank]) -> partial[LookResult]:
-    """take_look, with what the station knows now; a worker thread says the rest, and calls it."""
-    boards = dict(station.sampler.boards)
-    return partial(take_look, attempt, ranks, boards=boards, clock=station.clock, sockets_dir=station.sockets)
+def _look_by(node: RankContext, attempt: int, ranks: list[ev.Rank]) -> partial[LookResult]:
+    """take_look, with what the supervisor knows now; a worker thread says the rest, and calls it."""
+    boards = dict(node.sampler.boards)
+    return partial(take_look, attempt, ranks, boards=boards, clock=node.clock, sockets_dir=node.sockets)
 
 
-def begin_exits(
-    station: NodeSupervisor, action: ac.ReadExits, name_of: Callable[[str], str] = lambda path: path
-) -> None:
+def begin_exits(node: RankContext, action: ac.ReadExits, name_of: Callable[[str], str] = lambda path: path) -> None:
     """Read what fallen ranks left, and feed the event. name_of: a file's path → the checkpoint it belongs to."""
-    folders = [*station.folders(), *station.desk.failed_saves]
-    failed_loads = dict(station.desk.failed_loads)
-    ranks = list(station.desk.ranks.values())
-    log = SharedLog(station.run_file.launcher_pid, station.stderr_from) if station.stderr_from >= 0 else None
+    folders = [*node.folders(), *node.desk.failed_saves]
+    failed_loads = dict(node.desk.failed_loads)
+    ranks = list(node.desk.ranks.values())
+    log = SharedLog(node.run_file.launcher_pid, node.stderr_from) if node.stderr_from >= 0 else None
 
     def work() -> ev.Event:
         return read_exits(
             action.attempt,
             ranks,
-            sockets_dir=station.sockets,
-            clock=station.clock,
-            error_files=station.error_files,
-            stderr_files=station.stderr_files,
+            sockets_dir=node.sockets,
+            clock=node.clock,
+            error_files=node.error_files,
+            stderr_files=node.stderr_files,
             log=log,
-            oom=station.oom,
+            oom=node.oom,
             folders=folders,
             failed_loads={rank: name_of(path) for rank, path in failed_loads.items()},
         )
 
-    station.in_background(work, lambda error: ev.ExitsRead(attempt=action.attempt, traces=[]))
+    node.in_background(work, lambda error: ev.ExitsRead(attempt=action.attempt, traces=[]))
 
 
 def _with_batch(look: RankLook, told: Mapping[str, Any]) -> RankLook:

@@ -9,12 +9,12 @@ import os
 import time
 from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from guardrun.supervisor.engine.model.events import NodeReleased
+from guardrun.supervisor.node.run_context import EventLoop, RunContext
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.node.node_supervisor import NodeSupervisor
     from guardrun.supervisor.rundir.run_directory import RunFile
 
 EVERY_S = 10.0
@@ -29,30 +29,38 @@ class Released(NamedTuple):
     reason: str
 
 
+class ReleaseContext(RunContext, EventLoop, Protocol):
+    """What the watch for releases uses of the node's supervisor."""
+
+    @property
+    def may_be_left_out(self) -> bool:
+        """As far as is known here: whoever decides about the node would hear of its release."""
+
+
 class Releases:
     """Tells each release once."""
 
-    def __init__(self, station: NodeSupervisor) -> None:
-        self._station = station
+    def __init__(self, context: ReleaseContext) -> None:
+        self._context = context
         self._due_s = time.monotonic() + EVERY_S
         """Never while the record is being read."""
         self._told_wall_s = 0.0
 
     def sample(self) -> None:
         """Once a second, by the loop."""
-        if time.monotonic() < self._due_s or not self._station.may_be_left_out:
+        if time.monotonic() < self._due_s or not self._context.may_be_left_out:
             return
         self._due_s = inf
-        self._station.in_background(self._ask, lambda error: self._asked())
+        self._context.in_background(self._ask, lambda error: self._asked())
 
     def _ask(self) -> NodeReleased | None:
-        released = read_released(self._station.run_file, os.environ)
+        released = read_released(self._context.run_file, os.environ)
         self._asked()
         if released is None or released.at_wall_s <= self._told_wall_s:
             return None
         self._told_wall_s = released.at_wall_s
-        at_s = self._station.clock.now() - max(0.0, time.time() - released.at_wall_s)
-        return NodeReleased(node=self._station.run_file.node, at_s=at_s, who=released.who, reason=released.reason)
+        at_s = self._context.clock.now() - max(0.0, time.time() - released.at_wall_s)
+        return NodeReleased(node=self._context.run_file.node, at_s=at_s, who=released.who, reason=released.reason)
 
     def _asked(self) -> None:
         self._due_s = time.monotonic() + EVERY_S

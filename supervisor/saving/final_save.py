@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from guardrun.hooks.wire.board import Field
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.checkpoints.chooser import Choice
+from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
 from guardrun.supervisor.saving.save_agreement import SaveAgreement, has_answered
 
-if TYPE_CHECKING:
-    from guardrun.supervisor.daemon.daemon import Daemon
+if TYPE_CHECKING:  # not loaded in a job of one node
+    from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement
 
 FRESH_S = 2.0
 """A request this old comes from the supervisor before: what was newest at its time is no longer known."""
@@ -61,11 +63,27 @@ class _Wanted(msgspec.Struct, frozen=True):
         return not is_same and found.written_wall_s >= self.before.written_wall_s
 
 
+class SavingContext(EngineContext, CheckpointContext, Protocol):
+    """What a final save uses of the daemon."""
+
+    @property
+    def is_running(self) -> bool:
+        """Ranks are alive, and are to be."""
+
+    @property
+    def sampler(self) -> Sampler:
+        """Has the boards of this node's ranks."""
+
+    @property
+    def fleet_agreement(self) -> FleetSaveAgreement | None:
+        """Agrees with other nodes on the call at which all save; None in a job of one node."""
+
+
 class FinalSave:
     """Runs on the loop's thread; the chooser is asked on its own."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, context: SavingContext) -> None:
+        self._context = context
         self.asking = SaveAgreement()
         self._wanted: _Wanted | None = None
         """None: nothing is asked for."""
@@ -82,43 +100,43 @@ class FinalSave:
 
     def ask(self, action: ac.AskCheckpoint) -> None:
         """Begin: what is newest now, then the ranks."""
-        daemon = self._daemon
-        wanted = _Wanted(action.request, daemon.performer.wall(action.since_s), is_quiet=action.is_quiet)
+        context = self._context
+        wanted = _Wanted(action.request, context.clock.wall_s(action.since_s), is_quiet=action.is_quiet)
         self._wanted, self._at_call, self._is_answered = wanted, 0, False
         self._found, self._ask_by_s = None, time.monotonic() + BASELINE_S
-        if daemon.clock.now() - action.since_s > FRESH_S:
+        if context.clock.now() - action.since_s > FRESH_S:
             self._ask_by_s = 0.0
             self.poll()
             return
 
         def work() -> None:
-            before = daemon.chooser.choose().checkpoint
+            before = context.chooser.choose().checkpoint
             known = msgspec.structs.replace(wanted, before=before, is_before_known=True)
-            daemon.post(lambda: self._know(wanted, known))
+            context.post(lambda: self._know(wanted, known))
 
-        daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+        context.in_background(work, lambda error: None, context.checkpoint_pool)
 
     def seek(self, action: ac.SeekCheckpoint) -> None:
         """The last look, now that nothing is alive."""
-        daemon, wanted = self._daemon, self._wanted
+        context, wanted = self._context, self._wanted
         self._wanted = None
         if wanted is None or wanted.request != action.request:
-            wanted = _Wanted(action.request, daemon.performer.wall(daemon.engine.state.notice.began_s))
+            wanted = _Wanted(action.request, context.clock.wall_s(context.engine.state.notice.began_s))
 
         def work() -> ev.Event:
-            found = daemon.chooser.choose().checkpoint
+            found = context.chooser.choose().checkpoint
             return ev.CheckpointCompleted(request=action.request, checkpoint=found if wanted.is_met_by(found) else None)
 
         nothing = ev.CheckpointCompleted(request=action.request)
-        daemon.in_background(work, lambda error: nothing, daemon.checkpoint_pool)
+        context.in_background(work, lambda error: nothing, context.checkpoint_pool)
 
     # What happens ------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Once a second, and when something may have changed."""
-        daemon, wanted = self._daemon, self._wanted
-        if daemon.is_running:
-            self.asking.sample(daemon.sampler.boards)
+        context, wanted = self._context, self._wanted
+        if context.is_running:
+            self.asking.sample(context.sampler.boards)
         self.try_asking()
         if wanted is None:
             return
@@ -134,7 +152,7 @@ class FinalSave:
         wanted = self._wanted
         if self._hand is not None:
             self._try_by_hand(*self._hand)
-        if wanted is None or self._at_call or wanted.is_quiet or not self._daemon.is_running:
+        if wanted is None or self._at_call or wanted.is_quiet or not self._context.is_running:
             return
         if not wanted.is_before_known and time.monotonic() < self._ask_by_s:
             return
@@ -142,7 +160,7 @@ class FinalSave:
         if at_call is not None:
             self._at_call = at_call
             log.info("checkpoint_asked", request=wanted.request, at_call=at_call)
-            self._daemon.feed(ev.CheckpointAsked(request=wanted.request, at_call=at_call))
+            self._context.feed(ev.CheckpointAsked(request=wanted.request, at_call=at_call))
 
     def by_hand(self, reply: Callable[[int | None], object]) -> None:
         """A person asks the ranks to save; reply: called with the call that says yes, or None where they don't ask."""
@@ -150,11 +168,11 @@ class FinalSave:
         self.try_asking()
 
     def _try_by_hand(self, by_s: float, reply: Callable[[int | None], object]) -> None:
-        daemon, at_call = self._daemon, self._fix_call(0)
-        if at_call is not None or daemon.fleet is None or time.monotonic() >= by_s:
+        context, at_call = self._context, self._fix_call(0)
+        if at_call is not None or context.fleet_agreement is None or time.monotonic() >= by_s:
             self._hand = None
-            if at_call is None and daemon.fleet is not None and self._wanted is None:
-                daemon.fleet.asking.withdraw()
+            if at_call is None and context.fleet_agreement is not None and self._wanted is None:
+                context.fleet_agreement.withdraw()
             reply(at_call)
 
     def note_answers(self) -> None:
@@ -162,15 +180,15 @@ class FinalSave:
         wanted = self._wanted
         if wanted is None or not self._at_call or self._is_answered:
             return
-        if has_answered(self._daemon.sampler.boards, self._at_call):
+        if has_answered(self._context.sampler.boards, self._at_call):
             self._is_answered = True
-            self._daemon.feed(ev.CheckpointAnswered(request=wanted.request))
+            self._context.feed(ev.CheckpointAnswered(request=wanted.request))
 
     def seen(self, choice: Choice) -> None:
         """The chooser has just chosen, on its own thread."""
         if self._wanted is not None and choice.checkpoint is not None:
             found = choice.checkpoint
-            self._daemon.post(lambda: self._find(found))
+            self._context.post(lambda: self._find(found))
 
     # How -----------------------------------------------------------------------------------------------------------
 
@@ -181,26 +199,26 @@ class FinalSave:
 
     def _fix_call(self, request: int) -> int | None:
         """One call for all ranks, of all nodes; None: not all of them ask, or it is not known yet."""
-        daemon, boards = self._daemon, self._daemon.sampler.boards
-        if daemon.fleet is None:
+        context, boards = self._context, self._context.sampler.boards
+        if context.fleet_agreement is None:
             return self.asking.ask(boards)
-        attempt = daemon.engine.state.attempt
+        attempt = context.engine.state.attempt
         if attempt is None:
             return None
         nodes = sorted({rank.rank.node for rank in attempt.ranks.values()})
-        return daemon.fleet.asking.ask(nodes, request, attempt.number, daemon.clock.now())
+        return context.fleet_agreement.ask(nodes, request, attempt.number, context.clock.now())
 
     def _begin_seek(self) -> None:
-        daemon = self._daemon
+        context = self._context
         self._is_seeking, self._seek_s = True, time.monotonic() + SEEK_S
 
         def work() -> None:
             try:
-                self.seen(daemon.chooser.choose())
+                self.seen(context.chooser.choose())
             finally:
-                daemon.post(self._sought)
+                context.post(self._sought)
 
-        daemon.in_background(work, lambda error: None, daemon.checkpoint_pool)
+        context.in_background(work, lambda error: None, context.checkpoint_pool)
 
     def _sought(self) -> None:
         self._is_seeking = False
@@ -216,8 +234,8 @@ class FinalSave:
         if now_s - found_s < SETTLE_S or self._is_anybody_saving():
             return
         self._wanted = None
-        self._daemon.feed(ev.CheckpointCompleted(request=wanted.request, checkpoint=found))
+        self._context.feed(ev.CheckpointCompleted(request=wanted.request, checkpoint=found))
 
     def _is_anybody_saving(self) -> bool:
-        boards = self._daemon.sampler.boards.values()
+        boards = self._context.sampler.boards.values()
         return any(words[Field.SAVE_SINCE_NS] for reader in boards if (words := reader.read()) is not None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 import msgspec
 
@@ -12,18 +12,15 @@ from guardrun.supervisor.checkpoints.chooser import Choice, Chooser
 from guardrun.supervisor.checkpoints.reading.step_numbers import step_family
 from guardrun.supervisor.checkpoints.retention import Keeper, Kept, NotKept
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.recovery.resumption import OPENS
-
-if TYPE_CHECKING:
-    from guardrun.supervisor.daemon.daemon import Daemon
 
 
 class ResumeProtection:
     """Runs on the chooser's thread."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        self._keeper = Keeper(daemon.run_dir)
+    def __init__(self, run_dir: Path, resumes: Callable[[], bool]) -> None:
+        """resumes: whether the script is known by now to open the checkpoint that it is given."""
+        self._resumes = resumes
+        self._keeper = Keeper(run_dir)
         self._said: set[str] = set()
 
     def prepare(self, chosen: ev.CheckpointChosen, choice: Choice, avoid: Collection[str]) -> ev.CheckpointChosen:
@@ -41,7 +38,7 @@ class ResumeProtection:
             return chosen
         family, step = step_family(checkpoint.path)
         family = family if step == checkpoint.step else ""
-        is_known = self._daemon.run_file.settings.resumes or self._daemon.engine.state.resumes == OPENS
+        is_known = self._resumes()
         try:
             if choice.doubt:
                 raise NotKept("nobody can tell whether it is whole")

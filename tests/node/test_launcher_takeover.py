@@ -1,4 +1,4 @@
-"""A supervisor does what its launcher was ordered and does not do: real processes, a station that only listens."""
+"""A supervisor does what its launcher was ordered and does not do: real processes, a loop that only listens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ import pytest
 from guardrun.launcher.base.processes import TOKEN_VARIABLE
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.node.launcher_takeover import LauncherTakeover
-from guardrun.supervisor.node.node_supervisor import NodeSupervisor
+from guardrun.supervisor.node.launcher_takeover import LauncherContext, LauncherTakeover
 from guardrun.supervisor.node.outstanding_orders import Outstanding
 from guardrun.supervisor.wire import control_messages
 from tests.support.waiting import wait_until
@@ -59,7 +58,7 @@ class Bed:
         assert stat is not None
         run = SimpleNamespace(launcher_pid=stat.pid, launcher_start=stat.start, token=self.token, node="n1")
         ranks = {n: ev.Rank(global_rank=n, local_rank=n, pid=pid, node="n1") for n, pid in enumerate(self.pids)}
-        station = SimpleNamespace(
+        context = SimpleNamespace(
             run_file=run,
             desk=SimpleNamespace(ranks=ranks, attempt=0),
             terminal=SimpleNamespace(say=lambda text, level: self.said.append(text)),
@@ -69,7 +68,7 @@ class Bed:
             in_background=self._now,
             give_up_launcher=self._leave,
         )
-        stand_in = LauncherTakeover(cast(NodeSupervisor, station))
+        stand_in = LauncherTakeover(cast(LauncherContext, context))
         began_s = time.monotonic() - age_s
         stand_in.outstanding = Outstanding(began_s)
         stand_in.outstanding.ordered(order, 0, began_s)

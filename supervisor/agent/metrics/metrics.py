@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from guardrun import __version__
 from guardrun.supervisor.agent.metrics.metric_names import LABELS, PREFIX, SHOWN, Shown, kind_of
@@ -18,38 +18,43 @@ MAX_OF_ONE = 4096
 """Label values of one metric; what is beyond is left out."""
 
 
-class AgentFigures(NamedTuple):
-    """What the figures are made from: the agent's own state at one moment."""
+@dataclass(frozen=True)
+class AgentFigures:
+    """What the agent knows at one moment."""
 
     node: str
     now_s: float
-    """CLOCK_MONOTONIC, as readouts have it."""
-    started_at_s: float
-    """When the agent began: seconds since 1970."""
+    """CLOCK_MONOTONIC."""
+    wall_s: float
+    """Seconds since 1970, at the same moment."""
+    began_s: float
+    """CLOCK_MONOTONIC, as the agent began."""
     readouts: Mapping[str, Readout]
-    """By sensor: the last of each."""
-    findings: Iterable[Finding]
-    """Those that hold."""
+    """The newest of each sensor, by its name."""
+    findings: Collection[Finding]
+    """What is wrong now."""
     happenings: Mapping[str, int]
     """How often each has happened since the agent's start, by its name."""
     is_quarantined: bool
-    """No new run starts here, whoever wants to start it."""
-    running_jobs: int
-    leftover_processes: int
-    """Of dead jobs: those that would not end."""
-    ended_processes: int
-    """Of dead jobs: those that the agent has ended since its start."""
+    """No new run of anybody's starts here."""
+    jobs: int
+    """Those that run here."""
+    leftovers: int
+    """Processes of dead jobs that would not end."""
+    ended_leftovers: int
+    """Processes of dead jobs that the agent has ended."""
     clients: int
-    is_history_unwritten: bool
+    """Who is connected to the agent."""
+    has_history_trouble: bool
+    """The history is not written."""
 
 
 class Outlet:
     """Where the agent serves them, if anywhere."""
 
-    def __init__(self, post: Callable[[Callable[[], object]], None], read: Callable[[], AgentFigures]) -> None:
-        """post: has the agent's loop make a call, which any thread may ask for. read: is called in that loop."""
-        self._post = post
-        self._read = read
+    def __init__(self, post: Callable[[Callable[[], object]], None], figures: Callable[[], AgentFigures]) -> None:
+        """post: has the agent's loop make a call. figures: called there."""
+        self._post, self._figures = post, figures
         self._server: MetricsServer | None = None
 
     @property
@@ -65,7 +70,7 @@ class Outlet:
         if not listen:
             return
         try:
-            self._server = MetricsServer(listen, lambda: ask_loop(self._post, lambda: node_series(self._read())))
+            self._server = MetricsServer(listen, lambda: ask_loop(self._post, lambda: node_series(self._figures())))
         except (OSError, ValueError, ImportError) as error:
             log.warning("no_metrics", listen=listen, why=str(error))
         else:
@@ -170,18 +175,18 @@ def _agent_series(figures: AgentFigures) -> list[Series]:
             is_counter=True,
         ),
         Series(f"{PREFIX}quarantined", "1: no new run starts here.", (), {(): float(figures.is_quarantined)}),
-        Series(f"{PREFIX}jobs", "Jobs that run here.", (), {(): float(figures.running_jobs)}),
+        Series(f"{PREFIX}jobs", "Jobs that run here.", (), {(): float(figures.jobs)}),
         Series(
             f"{PREFIX}leftover_processes",
             "Processes of dead jobs that would not end.",
             (),
-            {(): float(figures.leftover_processes)},
+            {(): float(figures.leftovers)},
         ),
         Series(
             f"{PREFIX}leftover_ended_processes",
             "Processes of dead jobs that were ended.",
             (),
-            {(): float(figures.ended_processes)},
+            {(): float(figures.ended_leftovers)},
             is_counter=True,
         ),
         Series(f"{PREFIX}agent_clients", "Who is connected to the agent.", (), {(): float(figures.clients)}),
@@ -190,13 +195,13 @@ def _agent_series(figures: AgentFigures) -> list[Series]:
             f"{PREFIX}agent_start_time_seconds",
             "When the agent began.",
             (),
-            {(): figures.started_at_s},
+            {(): figures.wall_s - (figures.now_s - figures.began_s)},
         ),
         Series(
             f"{PREFIX}history_trouble",
             "1: the history is not written.",
             (),
-            {(): float(figures.is_history_unwritten)},
+            {(): float(figures.has_history_trouble)},
         ),
     ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,10 +16,8 @@ from guardrun.supervisor.fleet.checks.check_rounds import FleetChecks
 from guardrun.supervisor.fleet.checks.node_probes import About, NodeChecks, wall_base_s
 from guardrun.supervisor.fleet.checks.reachability_probe import TOKEN_BYTES
 from guardrun.supervisor.fleet.protocol import messages as msg
+from guardrun.supervisor.node.run_context import EngineContext
 from guardrun.supervisor.rundir.run_directory import FleetFile
-
-if TYPE_CHECKING:
-    from guardrun.supervisor.daemon.daemon import Daemon
 
 FILE = "preflight-nodes.json"
 """In the run directory: the newest check of nodes together, all that was measured."""
@@ -29,27 +26,27 @@ FILE = "preflight-nodes.json"
 class CheckCoordinator:
     """Called from the daemon's loop."""
 
-    def __init__(self, daemon: Daemon, fleet: FleetFile, send: Callable[[str, msg.Down], object]) -> None:
-        run = daemon.run_file
+    def __init__(self, context: EngineContext, fleet: FleetFile, send: Callable[[str, msg.Down], object]) -> None:
+        run = context.run_file
         place = (fleet.address, fleet.check_listen)
-        about = About(run.node, *place, run.script, run.cwd, lambda: wall_base_s(daemon.clock.now))
-        self._daemon = daemon
+        about = About(run.node, *place, run.script, run.cwd, lambda: wall_base_s(context.clock.now))
+        self._context = context
         self._send = send
         self._me = run.node
         self._checks = FleetChecks()
-        self._own = NodeChecks(about, lambda answer: daemon.post(lambda: self.told(self._me, answer)))
+        self._own = NodeChecks(about, lambda answer: context.post(lambda: self.told(self._me, answer)))
 
     def begin(self, order: ac.CheckNodes) -> None:
         """The answer is an event."""
         if order.level == "full":
             text = "pre-flight: all-reduces between the nodes, two by two, before the attempt starts"
-            self._daemon.terminal.say(text, "info")
-        self._checks.begin(order, os.urandom(TOKEN_BYTES), self._daemon.clock.now())
+            self._context.terminal.say(text, "info")
+        self._checks.begin(order, os.urandom(TOKEN_BYTES), self._context.clock.now())
         self._send_orders()
 
     def told(self, node: str, answer: msg.CheckAnswer) -> None:
         """A node's answer to a step. The answer that completes the check makes NodesChecked for the engine."""
-        self._done(self._checks.told(node, answer, self._daemon.clock.now()))
+        self._done(self._checks.told(node, answer, self._context.clock.now()))
 
     def gone(self, node: str) -> None:
         """Its connection was closed."""
@@ -57,7 +54,7 @@ class CheckCoordinator:
 
     def tick(self) -> None:
         """Once a second."""
-        self._done(self._checks.tick(self._daemon.clock.now()))
+        self._done(self._checks.tick(self._context.clock.now()))
 
     def end(self) -> None:
         """An attempt starts, or the run ends."""
@@ -76,10 +73,10 @@ class CheckCoordinator:
         self._own.end()
         log.info("nodes_checked", faulty=event.faulty, said=event.said, took_s=event.took_s)
         self._keep()
-        self._daemon.handle(event)
+        self._context.handle(event)
 
     def _keep(self) -> None:
-        path, data = self._daemon.run_dir / FILE, msgspec.json.format(encode_json(self._checks.record))
+        path, data = self._context.run_dir / FILE, msgspec.json.format(encode_json(self._checks.record))
 
         def work() -> None:
             try:
@@ -87,7 +84,7 @@ class CheckCoordinator:
             except OSError as error:
                 log.warning("check_not_kept", error=str(error))
 
-        self._daemon.scribe.put(work)
+        self._context.scribe.put(work)
 
     def _send_orders(self) -> None:
         orders, self._checks.orders = self._checks.orders, []

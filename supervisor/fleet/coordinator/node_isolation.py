@@ -10,10 +10,10 @@ from guardrun.supervisor.base.log import log
 from guardrun.supervisor.engine.model.actions import Isolate
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.daemon.daemon import Daemon
+    from guardrun.supervisor.node.node_relations import IsolationContext
 
 
-def isolate_other(daemon: Daemon, action: Isolate, is_told: bool) -> None:
+def isolate_other(context: IsolationContext, action: Isolate, is_told: bool) -> None:
     """Have it done by a worker thread, and say what came of it. is_told: its deputy has been told, and does its part.
 
     The node is left out of this run whatever comes of it: so nothing here fails.
@@ -21,30 +21,30 @@ def isolate_other(daemon: Daemon, action: Isolate, is_told: bool) -> None:
 
     def work() -> None:
         try:
-            said = _isolate(daemon, action, is_told)
+            said = _isolate(context, action, is_told)
         except Exception as error:
             log.exception("not_isolated")
             said = f"{action.node} could not be put under quarantine: {error}"
         if said:
-            daemon.terminal.say(said, "info")
+            context.terminal.say(said, "info")
 
     try:
-        daemon.pool.submit(work)
+        context.pool.submit(work)
     except RuntimeError:
         pass  # the daemon is closing
 
 
-def _isolate(daemon: Daemon, action: Isolate, is_told: bool) -> str:
-    if daemon.drains.is_withdrawn(action):
+def _isolate(context: IsolationContext, action: Isolate, is_told: bool) -> str:
+    if context.drains.is_withdrawn(action):
         return ""
-    run = daemon.run_file
+    run = context.run_file
     shared_dir = str(run.config.get("node", {}).get("shared_dir", ""))
-    refused = _write_shared(daemon, action, os.path.join(run.cwd, shared_dir)) if shared_dir else ""
+    refused = _write_shared(context, action, os.path.join(run.cwd, shared_dir)) if shared_dir else ""
     if refused:
-        daemon.isolation_settled(action)
+        context.isolation_settled(action)
         return f"{action.node} is left out of this run alone: {refused}"
     is_kept = bool(shared_dir) or is_told
-    if drained := daemon.drains.drain(action, "under quarantine" if is_kept else ""):
+    if drained := context.drains.drain(action, "under quarantine" if is_kept else ""):
         return drained
     if is_kept:
         return f"{action.node} is under quarantine: no new run starts there before it is released"
@@ -56,7 +56,7 @@ def _isolate(daemon: Daemon, action: Isolate, is_told: bool) -> str:
     )
 
 
-def _write_shared(daemon: Daemon, action: Isolate, shared_dir: str) -> str:
+def _write_shared(context: IsolationContext, action: Isolate, shared_dir: str) -> str:
     """Only the shared record: this node's own says nothing of another. Why it may not be; empty: it may."""
     from guardrun.supervisor.health.quarantine_rules import AUTOMATIC, Isolation
     from guardrun.supervisor.quarantine.record_places import find_places
@@ -68,10 +68,10 @@ def _write_shared(daemon: Daemon, action: Isolate, shared_dir: str) -> str:
         cause=action.cause,
         who=AUTOMATIC,
         since_wall_s=now_wall_s,
-        evidence_wall_s=now_wall_s - daemon.clock.now() + action.evidence_s,
+        evidence_wall_s=now_wall_s - context.clock.now() + action.evidence_s,
         summary=action.summary,
         evidence={"finding": action.finding} if action.finding else {},
-        run_id=daemon.run_file.run_id,
+        run_id=context.run_file.run_id,
         incident=action.incident,
     )
     written, refused = isolate_node(places, action.node, isolation, now_wall_s)

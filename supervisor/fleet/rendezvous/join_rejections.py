@@ -28,7 +28,7 @@ from guardrun.supervisor.fleet.rendezvous.start_failure_files import (
 )
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.daemon.daemon import Daemon
+    from guardrun.supervisor.node.run_context import EngineContext
     from guardrun.supervisor.rundir.run_directory import FleetFile
 
 EVERY_S = 2.0
@@ -85,21 +85,21 @@ def heed_absences(join: Path, key: str, names: Collection[str], head: Began, now
 class JoinRejections:
     """The head's look at them, while it waits for nodes; by a worker thread."""
 
-    def __init__(self, daemon: Daemon, fleet: FleetFile) -> None:
-        self._daemon, self._fleet = daemon, fleet
+    def __init__(self, context: EngineContext, fleet: FleetFile) -> None:
+        self._context, self._fleet = context, fleet
         # A run that is continued was created long before this start of its guardrun.
-        self._began = began(daemon.run_file.launcher_start, time.time())
+        self._began = began(context.run_file.launcher_start, time.time())
         self._due_s = 0.0
         """Never while a look is under way."""
 
     def poll(self) -> None:
         """Once a second, by the loop."""
-        is_waiting = self._fleet.meet is None and self._daemon.engine.state.phase is Phase.GATHERING
+        is_waiting = self._fleet.meet is None and self._context.engine.state.phase is Phase.GATHERING
         if not is_waiting or time.monotonic() < self._due_s:
             return
         self._due_s = inf
         try:
-            self._daemon.pool.submit(self._look)
+            self._context.pool.submit(self._look)
         except RuntimeError:
             pass  # the daemon is closing
 
@@ -110,7 +110,7 @@ class JoinRejections:
         except OSError as error:
             log.info("absences_not_read", error=str(error))
         finally:
-            self._daemon.post(lambda: self._tell(heeded))
+            self._context.post(lambda: self._tell(heeded))
 
     def _tell(self, heeded: list[JoinRejection]) -> None:
         self._due_s = time.monotonic() + EVERY_S
@@ -118,4 +118,4 @@ class JoinRejections:
             absent = NodeAbsent(
                 node=one.node, slot=one.slot, why=one.text, exit_code=one.exit_code, is_final=one.is_final
             )
-            self._daemon.handle(absent)
+            self._context.handle(absent)

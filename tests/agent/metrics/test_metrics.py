@@ -396,22 +396,22 @@ def all_series() -> dict[str, set[str]]:
 
 def agent_series() -> list[Series]:
     """Of the agent itself: made from an agent that knows nothing."""
-    return node_series(
-        AgentFigures(
-            node="n",
-            now_s=1.0,
-            started_at_s=0.0,
-            readouts={},
-            findings=[],
-            happenings={},
-            is_quarantined=False,
-            running_jobs=0,
-            leftover_processes=0,
-            ended_processes=0,
-            clients=0,
-            is_history_unwritten=False,
-        )
+    nothing = AgentFigures(
+        node="n",
+        now_s=1.0,
+        wall_s=1.0,
+        began_s=0.0,
+        readouts={},
+        findings=[],
+        happenings={},
+        is_quarantined=False,
+        jobs=0,
+        leftovers=0,
+        ended_leftovers=0,
+        clients=0,
+        has_history_trouble=False,
     )
+    return node_series(nothing)
 
 
 def queries() -> list[tuple[str, str]]:
