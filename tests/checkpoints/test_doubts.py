@@ -11,7 +11,7 @@ from guardrun.supervisor.checkpoints import chooser as choosers
 from guardrun.supervisor.checkpoints.chooser import Chooser
 from guardrun.supervisor.checkpoints.reading.confined_reader import Answer, Here, Patience
 from tests.checkpoints.conftest import Write
-from tests.checkpoints.test_chooser import BEGAN, Clock, passed_over, save, taken
+from tests.checkpoints.saves import BEGAN, Clock, passed_over, save, taken
 
 
 class Doubting(Here):

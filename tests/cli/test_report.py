@@ -7,7 +7,7 @@ from pathlib import Path
 
 from guardrun.supervisor.rundir.journal import NAME
 from tests.cli.conftest import Ctl, FakeSupervisor, make_run, record_journal
-from tests.report.test_report import check
+from tests.report.soundness import check
 
 
 def test_a_finished_run(ctl: Ctl, recorded: Path) -> None:

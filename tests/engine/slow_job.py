@@ -101,3 +101,30 @@ def noisy(seed: int, mean_s: float = 0.3, spread: float = 0.05) -> Work:
 def slower(work: Work, factors: dict[int, float]) -> Work:
     """Some ranks take so many times as long."""
     return lambda rank, step: work(rank, step) * factors.get(rank, 1.0)
+
+
+STAGES = {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.5, 4: 0.8, 5: 0.8, 6: 1.1, 7: 1.1}
+
+
+def saves(work: Work) -> Work:
+    """Rank 0 logs every step, and writes something every tenth."""
+    return lambda rank, step: work(rank, step) + (0.03 + (0.5 if step % 10 == 0 else 0.0)) * (rank == 0)
+
+
+def curriculum(work: Work) -> Work:
+    """Sequences get longer and longer, and the batch is doubled once."""
+    return lambda rank, step: work(rank, step) * (1 + step / 4000) * (2 if step > 1500 else 1)
+
+
+def experts(work: Work) -> Work:
+    """The load of two experts drifts up and down over an hour."""
+    return lambda rank, step: work(rank, step) * (1 + 0.25 * (rank == 3) * min(1.0, step / 8000))
+
+
+HEALTHY: dict[str, Callable[[Work], Work]] = {
+    "all alike": lambda work: work,
+    "pipeline stages": lambda work: slower(work, STAGES),
+    "rank 0 logs and saves": saves,
+    "a curriculum": curriculum,
+    "drifting experts": experts,
+}

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from guardrun.launcher.base.exit_statuses import NOT_FIT
-from guardrun.supervisor.engine.recovery.node_install_fault import PAST_IMPORTS
 from tests.fleet_runs.jobs import CONFIG, Job
-from tests.fleet_runs.training import SCRIPT
-from tests.support.netlab import Host, Lab
+from tests.fleet_runs.own_files import lacking_a_module, own_copy
+from tests.support.netlab import Lab
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real("netns")
@@ -36,48 +35,6 @@ def lost_ways(lab: Lab, name: str, others: list[str]) -> Iterator[None]:
     finally:
         for address in addresses:
             host.run("ip", "route", "del", "blackhole", address)
-
-
-@contextmanager
-def own_copy(host: Host, path: Path, content: str, folder: Path) -> Iterator[None]:
-    """A file that is another one on this host, as where no folder is shared. folder: where it really lies."""
-    copy = folder / f"{path.name}.{host.name}"
-    copy.write_text(content)
-    host.run("mount", "--bind", str(copy), str(path))
-    try:
-        yield
-    finally:
-        host.run("umount", str(path))
-
-
-LACKS = """
-import glob, re, time
-
-def are_others_further():
-    text = "".join(open(path).read() for path in glob.glob("{runs}/*/events.jsonl"))
-    return any(int(bits) & {past} for bits in re.findall(r'"milestones":(\\d+)', text))
-
-deadline = time.monotonic() + 30
-while not are_others_further() and time.monotonic() < deadline:
-    time.sleep(0.05)
-import nobody_has_this
-"""
-
-
-@contextmanager
-def lacking_a_module(job: Job, name: str) -> Iterator[None]:
-    """The job's script imports a library, which on this host imports what is not there.
-
-    Once the head knows that others got further: before that, nobody can tell whether they lack it, too.
-    """
-    library = job.folder / "library.py"
-    library.write_text("VERSION = 2\n")
-    script = SCRIPT.read_text().replace("marks, out = ", "import library  # noqa\n\nmarks, out = ", 1)
-    job.script = job.folder / SCRIPT.name
-    job.script.write_text(script)
-    lacks = LACKS.format(runs=job.folder / "guardrun-runs", past=PAST_IMPORTS)
-    with own_copy(job.lab.host(name), library, lacks, job.marks):
-        yield
 
 
 def checked(job: Job) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pwd
 import pytest
 
 from tests.fleet_runs.jobs import Job, guardctl, kill
-from tests.fleet_runs.test_preflight import lacking_a_module
+from tests.fleet_runs.own_files import lacking_a_module
 
 pytestmark = pytest.mark.real("netns")
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.launcher.conftest import read_facts
+from tests.launcher.waiting_rank import WAIT, ready
 from tests.support.guardrun_run import GuardrunStarter, clean_environment
 from tests.support.waiting import wait_until
 
@@ -25,20 +26,6 @@ print(json.dumps({name: os.environ.get(name) for name in names}))
 print("args", json.dumps(sys.argv[1:]))
 print("err", file=sys.stderr)
 '''
-
-WAIT = """
-import os, pathlib, signal, sys, time
-{before}
-pathlib.Path(f"ready-{{os.environ['TORCHELASTIC_RESTART_COUNT']}}-{{os.environ['RANK']}}").write_text(str(os.getpid()))
-while not os.path.exists("go"):
-    time.sleep(0.05)
-"""
-
-
-def ready(folder: Path, attempt: int, rank: int) -> int:
-    """Wait for a rank of WAIT; its pid."""
-    path = folder / f"ready-{attempt}-{rank}"
-    return int(wait_until(lambda: path.exists() and path.read_text(), 30, f"{path} to be written"))
 
 
 def run_torchrun(folder: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:

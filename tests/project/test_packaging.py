@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -14,27 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.builds import BUILD_WHEEL, run
 from tests.project.purity import ROOT
 
-BUILD_WHEEL = (sys.executable, "-m", "hatchling", "build", "-t", "wheel")
 FOLDERS = ("hooks", "launcher", "slurm", "supervisor", "systemd")
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    """Run to the end, away from this tree's own settings; raises AssertionError with the output where it fails."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GUARDRUN_"))}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 def source_files() -> set[str]:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from tests.project.builds import BUILD_WHEEL, run
 from tests.project.purity import ROOT
-from tests.project.test_packaging import BUILD_WHEEL, run
 from tests.support import lowest, sbom
 
 EPOCH_S = "1700000000"

@@ -1,4 +1,4 @@
-"""Pages made from samples: of a thousand ranks, and of a whole run."""
+"""Pages made from samples: of incidents, of a thousand ranks, and of a whole run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Culprit
 from guardrun.supervisor.engine.model.looks import Frame
-from guardrun.supervisor.engine.observation.stacks import CHILD, Stack
+from guardrun.supervisor.engine.observation.stacks import CHILD, Stack, stacks_of
+from guardrun.supervisor.report.elements.source_lines import CHANGED, Source
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import report_html
 from guardrun.supervisor.report.run_page import run_html
@@ -16,11 +17,14 @@ from guardrun.supervisor.report.timeline.story import RunIncident, run_story
 from guardrun.supervisor.report.timeline.timeline import Timeline
 from tests.report.samples import (
     BLOCKED,
+    TRAIN,
     WAITING,
     WORKER,
     begin_attempt,
+    crash,
     explained,
     hang,
+    rank_look,
     run_file,
     story_of,
     told_timeline,
@@ -107,3 +111,19 @@ def run_data(**changes: Any) -> dict[str, Any]:
 
 def run_page() -> str:
     return run_html(run_data(), run_story(told_timeline(), [RunIncident("001", "rank_blocked", 10.0, 49.0)]))
+
+
+def stacks(count: int = 8) -> list[Stack]:
+    """The stacks of so many ranks that hang."""
+    return [stack for rank in range(count) for stack in stacks_of(rank_look(rank))]
+
+
+def pages() -> dict[str, str]:
+    """By name, the pages that are held against golden files."""
+    files = ["stacks/rank-0-pid-4241.txt", "stacks/a #1%.txt"]
+    source = Source(lines=[f"line {n}" for n in range(1, 101)], trouble=CHANGED)
+    full = hang(evidence=explained())
+    return {
+        "hang": report_html(incident_json(full, run_file(), wall), stacks(), files, story_of(full), {TRAIN: source}),
+        "crash": report_html(incident_json(crash(), run_file(), wall), []),
+    }

@@ -14,9 +14,8 @@ import pytest
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import plain_html, report_html
 from tests.report.browser import Browser
-from tests.report.pages import huge_page, run_page
+from tests.report.pages import huge_page, pages, run_page, stacks
 from tests.report.samples import crash, explained, hang, run_file, wall
-from tests.report.test_report import pages, stacks
 from tests.support.real import find_chromium
 
 SCREENSHOTS = "GUARDRUN_SCREENSHOTS"

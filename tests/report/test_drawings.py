@@ -40,7 +40,7 @@ from tests.report.samples import (
     wall,
 )
 from tests.report.samples import report as told
-from tests.report.test_report import check
+from tests.report.soundness import check
 
 
 def wait(ranks: list[int], awaited: list[int], **changes: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import os
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,14 @@ from hypothesis import strategies as st
 
 from guardrun.supervisor.engine.model.looks import Frame
 from guardrun.supervisor.engine.observation.stacks import Stack, stacks_of
-from guardrun.supervisor.report.elements.source_lines import CHANGED, Source
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import report_html
-from tests.report.samples import TRAIN, crash, explained, hang, rank_look, run_file, story_of, wall
+from tests.report.pages import pages
+from tests.report.samples import hang, rank_look, run_file, wall
+from tests.report.soundness import check
 
 GOLDEN = Path(__file__).parent / "golden"
 ACCEPT = "GUARDRUN_ACCEPT"
-VOID = {"meta", "br"}
-
-
-def stacks(count: int = 8) -> list[Stack]:
-    return [stack for rank in range(count) for stack in stacks_of(rank_look(rank))]
-
-
-def pages() -> dict[str, str]:
-    files = ["stacks/rank-0-pid-4241.txt", "stacks/a #1%.txt"]
-    source = Source(lines=[f"line {n}" for n in range(1, 101)], trouble=CHANGED)
-    full = hang(evidence=explained())
-    return {
-        "hang": report_html(incident_json(full, run_file(), wall), stacks(), files, story_of(full), {TRAIN: source}),
-        "crash": report_html(incident_json(crash(), run_file(), wall), []),
-    }
 
 
 @pytest.mark.parametrize("name", ["hang", "crash"])
@@ -61,39 +46,6 @@ def test_nothing_on_a_page_turns_its_text_around_or_steers_a_terminal_that_shows
     page = report_html(record, [stack], [f"stacks/{evil}.txt"])
     found = {c for c in page if not c.isprintable() and c != "\n"}
     assert not found and "\\u202eb\\u2066c" in page, found
-
-
-class Checker(HTMLParser):
-    """Every element closed in its order; nothing that fetches, runs or leaves the page's own folder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.texts: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in ("script", "link", "img", "iframe", "object", "b"), tag
-        for name, value in attrs:
-            assert name not in ("src", "onclick", "onload", "style"), name
-            assert name != "href" or ":" not in (value or ""), value
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
-def check(page: str) -> str:
-    """The page's text, once it is found sound."""
-    checker = Checker()
-    checker.feed(page)
-    checker.close()
-    assert checker.open == []
-    assert "url(" not in page.replace("url(#", "") and "@import" not in page
-    return " ".join(checker.texts)
 
 
 def test_the_pages_are_sound_and_say_what_matters() -> None:

@@ -183,3 +183,9 @@ def own_lines(finished: Finished) -> list[str]:
 def read_log(run_dir: Path) -> list[dict[str, Any]]:
     """guardrun.log."""
     return [json.loads(line) for line in (run_dir / "guardrun.log").read_text().splitlines()]
+
+
+def log_of(run: GuardrunRun) -> str:
+    """guardrun.log of a run that may not have begun it yet, as text."""
+    path = run.run_dir / "guardrun.log" if run.run_dir else None
+    return path.read_text() if path is not None and path.exists() else ""

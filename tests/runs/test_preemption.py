@@ -17,8 +17,7 @@ from guardrun.supervisor.engine.model.events import RunContinued
 from guardrun.supervisor.report.elements.quantities import parse_iso_time
 from guardrun.supervisor.rundir.journal import read_lines
 from guardrun.supervisor.rundir.run_directory import read_run_file, write_run_file
-from tests.runs.runs import RESUME, EdgeRuns, check_dates, check_times, finish, only
-from tests.runs.test_signals import log_of
+from tests.runs.runs import RESUME, EdgeRuns, check_dates, check_times, finish, log_of, only
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.runs import RESUME, EdgeRuns, check_replay, finish
+from tests.runs.runs import RESUME, EdgeRuns, check_replay, finish, log_of
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
 
@@ -102,8 +102,3 @@ def test_sigkill_of_guardrun_and_its_supervisor_at_once_ends_the_ranks(edge: Edg
     run.send(signal.SIGKILL)
     os.kill(daemons[0].pid, signal.SIGKILL)
     wait_until(lambda: not run.alive(), 15, "everything to be gone")
-
-
-def log_of(run: GuardrunRun) -> str:
-    path = run.run_dir / "guardrun.log" if run.run_dir else None
-    return path.read_text() if path is not None and path.exists() else ""

@@ -25,11 +25,11 @@ from tests.runs.runs import (
     check_dates,
     check_replay,
     finish,
+    log_of,
     only,
     own_lines,
     ranks_of,
 )
-from tests.runs.test_signals import log_of
 from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.hostile import hostile_frames, send_frames

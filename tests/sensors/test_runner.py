@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,27 +18,10 @@ from guardrun.supervisor.sensors.base.readout_mailbox import Mailbox
 from guardrun.supervisor.sensors.base.sensor import Sensor
 from guardrun.supervisor.sensors.base.sensor_runner import Runner
 from guardrun.supervisor.sensors.base.sensor_worker import MAX_SAMPLES, Worker
+from tests.sensors.plain_sensor import Plain
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Plain:
-    """Reads whatever `act` answers."""
-
-    def __init__(
-        self, name: str, act: Callable[[float], object] = lambda _: None, period_s: float = 60, timeout_s: float = 5
-    ) -> None:
-        self.name, self.period_s, self.timeout_s = name, period_s, timeout_s
-        self.act = act
-        self.is_closed = False
-
-    def read(self, now_s: float) -> Readout:
-        answer = self.act(now_s)
-        return Readout(sensor=self.name, at_s=now_s) if answer is None else answer  # type: ignore[return-value]
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 class Waiting(Plain):
@@ -226,7 +209,7 @@ def test_a_dear_sensor_gets_a_longer_period() -> None:
 
 STOPPED = """
 import sys, time
-from tests.sensors.test_runner import Plain
+from tests.sensors.plain_sensor import Plain
 from guardrun.supervisor.sensors.base.sensor_runner import Runner
 slow = Plain("slow", lambda _: time.sleep(1.5), timeout_s=2.0)
 runner = Runner([slow], lambda readout: print(readout.is_silent, flush=True))
@@ -273,7 +256,7 @@ def test_the_mailbox_wakes_its_loop_and_is_bounded() -> None:
 
 CROWDED = """
 import os, sys, time
-from tests.sensors.test_runner import Plain
+from tests.sensors.plain_sensor import Plain
 from guardrun.supervisor.sensors.base.sensor_runner import Runner
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
 told = lambda r: print(r.sensor, r.trouble.partition(":")[0], flush=True)

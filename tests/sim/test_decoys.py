@@ -7,15 +7,9 @@ import pytest
 from guardrun.supervisor.engine.model import events as ev
 from tests.sim import activity as act
 from tests.sim.activity import Activity
+from tests.sim.checks import check_healthy
 from tests.sim.cluster import Cluster
 from tests.sim.training import Plan
-
-
-def check_healthy(cluster: Cluster) -> None:
-    assert cluster.incidents == {}
-    assert cluster.stops == []
-    cluster.check_end()
-    cluster.replay()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])

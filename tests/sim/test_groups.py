@@ -9,9 +9,9 @@ import pytest
 
 from tests.sim import activity as act
 from tests.sim.activity import Activity
+from tests.sim.checks import WITHIN_S, check
 from tests.sim.cluster import Cluster
 from tests.sim.groups import Layout
-from tests.sim.test_hangs import WITHIN_S, check
 from tests.sim.training import Plan
 
 MANY, SOME = 1024, 256

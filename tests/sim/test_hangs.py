@@ -9,24 +9,9 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.lost_time import DETECTING
 from tests.sim import activity as act
 from tests.sim.activity import Activity
+from tests.sim.checks import WITHIN_S, check
 from tests.sim.cluster import Cluster
 from tests.sim.training import Plan
-
-WITHIN_S = {
-    act.HANG: 32,
-    act.SPIN: 125,
-    act.STOPPED: 6,
-    act.TRACED: 24,
-    act.GIL_HELD: 65,
-    act.IO_BLOCKED: 65,
-    act.DATA_DEAD: 65,
-}
-"""From the fault to its verdict, with the default patience."""
-
-
-def check(cluster: Cluster) -> None:
-    cluster.check_end()
-    cluster.replay()
 
 
 @pytest.mark.parametrize("ranks", [2, 8])

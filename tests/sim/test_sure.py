@@ -8,8 +8,8 @@ from guardrun.supervisor.config import Config
 from guardrun.supervisor.engine.model import events as ev
 from tests.sim import activity as act
 from tests.sim.activity import Activity
+from tests.sim.checks import check_healthy
 from tests.sim.cluster import Cluster
-from tests.sim.test_decoys import check_healthy
 from tests.sim.training import Plan
 
 SETTINGS = Config().settings()

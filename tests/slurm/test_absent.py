@@ -10,7 +10,7 @@ import pytest
 
 from guardrun.launcher.base.exit_statuses import QUARANTINED
 from tests.fleet_runs.training import SCRIPT, Training
-from tests.slurm.test_demo import GUARDCTL
+from tests.slurm.programs import GUARDCTL
 from tests.support.slurmlab import SlurmLab
 
 pytestmark = pytest.mark.real("slurm")

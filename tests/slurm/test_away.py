@@ -21,7 +21,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Isolate
 from guardrun.supervisor.node import slurm_drain
 from guardrun.supervisor.node.slurm_drain import Drains
-from tests.slurm.client.test_commands import JOB, FakeSlurm
+from tests.slurm.client.fake_slurm import JOB, FakeSlurm
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until
 

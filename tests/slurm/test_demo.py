@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from examples.demo import on_slurm
+from tests.slurm.programs import QUICKER
 from tests.support.demolines import foreign_lines
 from tests.support.slurmlab import SlurmLab
 
-GUARDRUN = Path(sys.executable).with_name("guardrun")
-GUARDCTL = Path(sys.executable).with_name("guardctl")
-QUICKER = {"GUARDRUN_FLEET_LOST_S": "10", "GUARDRUN_FLEET_TERM_S": "6"}
-"""The time that a switch needs to fail over is no part of this story."""
 SMALL = ("--steps=60", "--save-every=10", "--batch-size=4", "--width=32")
 
 

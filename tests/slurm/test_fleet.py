@@ -11,7 +11,7 @@ import pytest
 from tests.fleet_runs.jobs import QUICK
 from tests.fleet_runs.training import SCRIPT, Training
 from tests.runs.runs import check_replay
-from tests.slurm.test_demo import GUARDCTL, GUARDRUN
+from tests.slurm.programs import GUARDCTL, GUARDRUN
 from tests.support.processes import is_alive
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until

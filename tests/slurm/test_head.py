@@ -12,7 +12,7 @@ import pytest
 from examples.demo.on_slurm import HERE, last_step
 from guardrun.supervisor.fleet.follower.orphaned_job import may_rescue
 from guardrun.supervisor.rundir.run_directory import RunFile, read_run_file
-from tests.slurm.test_demo import QUICKER
+from tests.slurm.programs import QUICKER
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until
 

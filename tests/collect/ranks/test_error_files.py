@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from guardrun.hooks.wire.messages import MAX_TEXT_CHARS, Raised
+from guardrun.hooks.wire.messages import MAX_TEXT_CHARS
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.ranks.error_files import (
     STDERR_BYTES,
@@ -18,31 +18,8 @@ from guardrun.supervisor.collect.ranks.error_files import (
     parse_traceback_frames,
 )
 from guardrun.supervisor.engine.failures.failure_causes import cause_of_log, last_words
+from tests.collect.ranks.raised import FRAMES, RAISED, TRACEBACK
 
-TRACEBACK = """Traceback (most recent call last):
-  File "/x/old.py", line 1, in <module>
-KeyError: 'a'
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "/x/train.py", line 9, in <module>
-    main()
-  File "/x/train.py", line 5, in main
-    raise ValueError("bad: value")
-ValueError: bad: value
-"""
-FRAMES = [("/x/train.py", "<module>", 9), ("/x/train.py", "main", 5)]
-RAISED = Raised(
-    attempt=0,
-    global_rank=1,
-    pid=7,
-    at_ns=int(3.5e9),
-    error="torch.OutOfMemoryError",
-    message="no room",
-    traceback=TRACEBACK,
-    frames=FRAMES,
-)
 CLOCK = EngineClock(10.0, 2.0)
 
 

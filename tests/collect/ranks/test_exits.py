@@ -12,7 +12,7 @@ from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.host.oom_kills import OomWatch
 from guardrun.supervisor.collect.ranks.exits import raised_name, read_exits, read_tail
 from guardrun.supervisor.engine.model.events import Rank
-from tests.collect.ranks.test_error_files import RAISED
+from tests.collect.ranks.raised import RAISED
 
 RANKS = [Rank(global_rank=number, local_rank=number, pid=100 + number, node="n1") for number in range(4)]
 

@@ -8,8 +8,7 @@ import pytest
 
 from guardrun.supervisor.engine.model import actions as ac
 from tests.engine.conftest import Told
-from tests.engine.detectors.test_straggler import HEALTHY
-from tests.engine.slow_job import SlowJob, Work, noisy, slower
+from tests.engine.slow_job import HEALTHY, SlowJob, Work, noisy, slower
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.health.base.findings import Finding
 from tests.engine.conftest import Told
-from tests.engine.slow_job import SlowJob, Work, noisy, slower
+from tests.engine.slow_job import HEALTHY, STAGES, SlowJob, noisy, slower
 
 LEARNED_S = 140.0
 """The warm-up, and the windows that the usual places are learned from."""
@@ -100,33 +100,6 @@ def test_one_among_thousands(told: Told) -> None:
 
 
 # What is no straggler ----------------------------------------------------------------------------------
-
-
-STAGES = {0: 1.0, 1: 1.0, 2: 1.5, 3: 1.5, 4: 0.8, 5: 0.8, 6: 1.1, 7: 1.1}
-
-
-def saves(work: Work) -> Work:
-    """Rank 0 logs every step, and writes something every tenth."""
-    return lambda rank, step: work(rank, step) + (0.03 + (0.5 if step % 10 == 0 else 0.0)) * (rank == 0)
-
-
-def curriculum(work: Work) -> Work:
-    """Sequences get longer and longer, and the batch is doubled once."""
-    return lambda rank, step: work(rank, step) * (1 + step / 4000) * (2 if step > 1500 else 1)
-
-
-def experts(work: Work) -> Work:
-    """The load of two experts drifts up and down over an hour."""
-    return lambda rank, step: work(rank, step) * (1 + 0.25 * (rank == 3) * min(1.0, step / 8000))
-
-
-HEALTHY: dict[str, Callable[[Work], Work]] = {
-    "all alike": lambda work: work,
-    "pipeline stages": lambda work: slower(work, STAGES),
-    "rank 0 logs and saves": saves,
-    "a curriculum": curriculum,
-    "drifting experts": experts,
-}
 
 
 @pytest.mark.parametrize("ranks", [2, 8])

@@ -15,12 +15,7 @@ from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing, first_ranks, place
 from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.engine.conftest import Told, kinds
-
-CLOSED = ev.ErrorRecord(error="RuntimeError", message="[gloo] Connection closed by peer [10.0.0.2]:4242", at_s=1.0)
-
-
-def starts(actions: list[ac.Action]) -> list[ac.StartAttempt]:
-    return [action for action in actions if isinstance(action, ac.StartAttempt)]
+from tests.engine.membership.stories import CLOSED, drained, incident, starts, stopped_and_chosen
 
 
 def reason(actions: list[ac.Action]) -> str:
@@ -28,22 +23,11 @@ def reason(actions: list[ac.Action]) -> str:
     return done.summary.reason
 
 
-def incident(told: Told) -> ac.Incident:
-    return list(told.state.incidents.values())[-1]
-
-
 def running(told: Told, most: int = 2, spares: int = 1, **more: Any) -> Told:
     told.fleet_opened(most, spares, **more)
     told.fleet_started(1.0)
     told.step(10, 2.0)
     return told
-
-
-def stopped_and_chosen(told: Told) -> list[ac.Action]:
-    told.stopped(told.now_s + 1.0)
-    if told.phase is Phase.STOPPING:
-        told.read(told.now_s + 0.1)
-    return told.chosen()
 
 
 # Forming -----------------------------------------------------------------------------------------------
@@ -130,13 +114,6 @@ def test_ranks_are_numbered_through_the_nodes_of_any_size() -> None:
 
 
 # Drained by somebody -----------------------------------------------------------------------------------
-
-
-def drained(told: Told, **why: str) -> list[str]:
-    """What is said once the scheduler has told of these; nothing else follows from it."""
-    said = told.tell(ev.SchedulerStatusChanged(drained=why))
-    assert kinds(said) == []
-    return [action.text for action in said if isinstance(action, ac.Say)]
 
 
 def test_a_drained_node_trains_until_the_next_restart(told: Told) -> None:

@@ -11,9 +11,8 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.state.job_nodes import Standing
 from tests.engine.conftest import Told
-from tests.engine.membership.test_membership import starts
-
-DEAF = "does not reach any of 2 others (n0, n2; n1 to n0: timed out)"
+from tests.engine.membership.checks import DEAF, checked, opened
+from tests.engine.membership.stories import starts
 
 
 def asked(actions: list[ac.Action]) -> list[ac.CheckNodes]:
@@ -22,22 +21,6 @@ def asked(actions: list[ac.Action]) -> list[ac.CheckNodes]:
 
 def said(actions: list[ac.Action]) -> str:
     return "\n".join(action.text for action in actions if isinstance(action, ac.Say))
-
-
-def opened(told: Told, most: int = 2, spares: int = 1, level: str = "quick", **more: object) -> list[ac.Action]:
-    """All nodes are there: what the last to join led to."""
-    plan = ev.FleetPlan(least=int(str(more.pop("least", most))), most=most, spares=spares)
-    told.opened(2, plan, check_nodes=level, last_call_s=30.0, **more)
-    actions: list[ac.Action] = []
-    for slot in reversed(range(most + spares)):
-        actions += told.joined(f"n{slot}", slot)
-    return actions
-
-
-def checked(told: Told, check: int = 1, faulty: dict[str, str] | None = None, *lines: str) -> list[ac.Action]:
-    evidence = {node: {"check": "reach", "failed_with": ["n0", "n2"]} for node in faulty or {}}
-    event = ev.NodesChecked(check=check, faulty=faulty or {}, evidence=evidence, said=list(lines))
-    return told.tell(event, told.now_s + 0.2)
 
 
 def isolated(actions: list[ac.Action]) -> list[ac.Isolate]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import pytest
 
 from guardrun.supervisor.engine.membership.node_failure import MANY
@@ -14,37 +11,20 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.state.job_nodes import Standing
 from tests.engine.conftest import Told, kinds
-from tests.engine.membership.test_membership import CLOSED, incident, starts, stopped_and_chosen
-
-
-def led(told: Told, most: int = 2, spares: int = 1, least: int | None = None, **settings: Any) -> Told:
-    """Trains since one second, led by n0."""
-    chosen = msgspec.convert({"groups_losses": True, "ends_alone": True, **settings}, ev.Settings)
-    plan = ev.FleetPlan(least=least or most, most=most, spares=spares)
-    told.tell(
-        ev.RunOpened(run_id="run", settings=chosen, node="n0", command=[], world_size=2, wall_s=0.0, fleet=plan), 0.1
-    )
-    for slot in range(most + spares):
-        told.joined(f"n{slot}", slot)
-    told.fleet_started(1.0)
-    told.step(10, 2.0)
-    return told
-
-
-def silent(told: Told, since_s: float, *nodes: str, apart_s: float = 0.4, is_dropped: bool = False) -> None:
-    """Nothing is heard of these since then, of each a bit longer than of the one before."""
-    for number, node in enumerate(nodes):
-        at_s = since_s + apart_s * number
-        told_s = at_s + (0.05 if is_dropped else 5.0)
-        told.tell(ev.NodeSuspected(node=node, since_s=at_s, is_dropped=is_dropped), told_s)
+from tests.engine.membership.stories import (
+    CLOSED,
+    incident,
+    isolated,
+    led,
+    requeue_of,
+    silent,
+    starts,
+    stopped_and_chosen,
+)
 
 
 def said(actions: list[ac.Action]) -> list[str]:
     return [action.text for action in actions if isinstance(action, ac.Say)]
-
-
-def isolated(actions: list[ac.Action]) -> list[str]:
-    return [action.node for action in actions if isinstance(action, ac.Isolate)]
 
 
 def settled(told: Told, node: str, how: str = "") -> list[ac.Action]:
@@ -54,14 +34,6 @@ def settled(told: Told, node: str, how: str = "") -> list[ac.Action]:
 def standings(told: Told) -> dict[str, Standing]:
     assert told.state.fleet is not None
     return {node: member.standing for node, member in told.state.fleet.members.items()}
-
-
-def requeue_of(told: Told) -> ac.Requeue:
-    while told.phase is Phase.GATHERING:
-        for action in told.tick():
-            if isinstance(action, ac.Requeue):
-                return action
-    raise AssertionError("it was not asked for")
 
 
 # Which are lost together -------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.state.job_nodes import Member, Standing
 from tests.engine.conftest import Told, kinds
-from tests.engine.membership import test_node_checks
-from tests.engine.recovery import test_node_install_fault
+from tests.engine.membership import checks
+from tests.engine.recovery import missing_module
 
 
 def member(told: Told, node: str = "n1") -> Member:
@@ -25,9 +25,9 @@ def placed(told: Told) -> list[str]:
 
 def left_out(told: Told, spares: int = 1) -> None:
     """n0 and n2 train; n1 has been left out."""
-    test_node_install_fault.started(told, spares)
-    test_node_install_fault.fails(told, 2, {0: test_node_install_fault.WAITS})
-    test_node_install_fault.again(told)
+    missing_module.started(told, spares)
+    missing_module.fails(told, 2, {0: missing_module.WAITS})
+    missing_module.again(told)
     told.step(10, told.now_s + 1.0)
     assert member(told).standing is Standing.OUT and placed(told) == ["n0", "n2"]
 
@@ -86,8 +86,8 @@ def test_a_job_that_waits_for_nodes_goes_on_with_it_at_once(told: Told) -> None:
 
 def unfit(told: Told) -> None:
     """The pre-flight has found n1 faulty; n0 and n2 train."""
-    test_node_checks.opened(told)
-    test_node_checks.checked(told, 1, {"n1": test_node_checks.DEAF})
+    checks.opened(told)
+    checks.checked(told, 1, {"n1": checks.DEAF})
     told.fleet_started(told.now_s + 1.0)
     told.step(10, told.now_s + 1.0)
     assert member(told).standing is Standing.OUT and told.state.nodes.isolated == {"n1": "001"}
@@ -119,7 +119,7 @@ def test_after_a_pre_flight_it_is_tried_once_more(told: Told) -> None:
     told.stopped(told.now_s + 1.0)
     told.chosen()
     assert told.phase is Phase.CHECKING, "it may still be deaf"
-    actions = test_node_checks.checked(told, 2, None)
+    actions = checks.checked(told, 2, None)
     assert [action.nodes for action in actions if isinstance(action, ac.StartAttempt)] == [["n0", "n1"]]
 
 

@@ -10,7 +10,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing, place
 from tests.engine.conftest import Told
-from tests.engine.membership.test_membership import drained, starts, stopped_and_chosen
+from tests.engine.membership.stories import drained, starts, stopped_and_chosen
 
 
 def said(actions: list[ac.Action]) -> list[str]:

@@ -9,38 +9,17 @@ import pytest
 from guardrun.supervisor.engine.detectors.hang.hang import find
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook
 from guardrun.supervisor.engine.observation.dataloader_workers import Standing, clause, of_workers, workers_of
 from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity, judge
 from guardrun.supervisor.engine.state.state import Attempt, RankState
+from tests.engine.observation.workers import FETCH, READS, WAITS, look, process, worker
 
-LOADER = "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
-LOOP = Frame("_worker_loop", "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", 350)
-FETCH = Frame("fetch", "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", 54)
-PARENT = [Frame("__init__", LOADER, 1200), Frame("<module>", "/home/user/train.py", 9)]
-READS = [Frame("read_shard", "/home/user/data.py", 31), Frame("__getitem__", "/home/user/data.py", 12), FETCH]
-WAITS = [Frame("get", "/usr/lib/python3.11/multiprocessing/queues.py", 103)]
 PACKAGE = [
     Frame("recv", "/usr/lib/python3.11/ssl.py", 1200),
     Frame("_getitem", "/venv/lib/python3.11/site-packages/datasets/arrow_dataset.py", 2700),
     FETCH,
 ]
-
-
-def process(pid: int, frames: list[Frame], **more: Any) -> ProcessLook:
-    threads = [ThreadLook(tid=pid, is_main=True, frames=frames)] if frames else []
-    return ProcessLook(**{"pid": pid, "state": "S", "threads": threads, "command": "python train.py"} | more)
-
-
-def worker(pid: int, inner: list[Frame], **more: Any) -> ProcessLook:
-    return process(pid, [*inner, LOOP, *PARENT], **more)
-
-
-def look(at_s: float, *children: ProcessLook, **more: Any) -> RankLook:
-    waiting = [Frame("_get_data", LOADER, 1440), Frame("<module>", "/home/user/train.py", 12)]
-    rank = process(4242, waiting)
-    fields = {"global_rank": 1, "at_s": at_s, "process": rank, "in_data_since_s": 1.0, "heart_s": at_s} | more
-    return RankLook(children=list(children), **fields)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 
 from guardrun.supervisor.engine.model import events as ev
 from tests.engine.conftest import Told, kinds
-from tests.engine.membership.test_membership import incident, starts, stopped_and_chosen
-from tests.engine.membership.test_node_failure import isolated, led, requeue_of, silent
+from tests.engine.membership.stories import incident, isolated, led, requeue_of, silent, starts, stopped_and_chosen
 
 WAITS_S = 90.0
 

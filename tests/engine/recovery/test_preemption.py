@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.engine.conftest import Told, kinds
-from tests.engine.recovery.test_restart_policy import finish
-
-USR1, TERM, INT = int(signal.SIGUSR1), int(signal.SIGTERM), int(signal.SIGINT)
-SAVED = ev.Checkpoint(path="/out/c", step=12)
-
-
-def noticed(told: Told, signum: int = USR1, at_s: float = 20.0, **more: object) -> list[ac.Action]:
-    return told.tell(ev.PreemptionNoticed(signum=signum, **more), at_s)  # type: ignore[arg-type]
-
-
-def secured(told: Told, at_s: float, checkpoint: ev.Checkpoint | None = SAVED) -> list[ac.Action]:
-    return told.tell(ev.CheckpointCompleted(request=told.state.notice.request, checkpoint=checkpoint), at_s)
+from tests.engine.recovery.preemptions import INT, SAVED, TERM, USR1, finish, left, noticed, requeueable, secured
 
 
 @pytest.mark.parametrize(("got_s", "since_s"), [(0.0, 20.0), (19.99, 19.99), (20.5, 20.0)])
@@ -231,14 +217,6 @@ def test_a_time_limit_that_was_raised(told: Told) -> None:
 # Requeue -----------------------------------------------------------------------------------------------
 
 
-def requeueable(told: Told, **settings: object) -> list[ac.Action]:
-    told.running(**{"is_named": True, **settings})  # type: ignore[arg-type]
-    told.tell(ev.SchedulerStatusChanged(end_s=4000.0, may_requeue=True), 5.0)
-    noticed(told, is_forwarded=settings.get("requeue") == "auto")
-    secured(told, 23.0)
-    return told.stopped(24.0)
-
-
 def test_requeued_when_nothing_is_alive(told: Told) -> None:
     assert kinds(requeueable(told)) == ["WriteIncident", "Requeue"]
     assert finish(told.tell(ev.Requeued(is_done=True), 24.5)).outcome == "preempted"
@@ -262,26 +240,6 @@ def test_a_requeue_without_an_answer_ends_the_run_all_the_same(told: Told) -> No
 def test_not_requeued(told: Told, settings: dict[str, object]) -> None:
     """Not wanted; it could not be continued; the script was given the signal, and may requeue by itself."""
     assert finish(requeueable(told, **settings)).outcome == "preempted"
-
-
-def left(told: Told) -> list[ac.Action]:
-    """The node is put under quarantine, and falls: on one node alone there is no next attempt."""
-    told.running(is_named=True, responses={"gpu_ecc": "isolate"})
-    told.tell(ev.SchedulerStatusChanged(end_s=4000.0, may_requeue=True), 5.0)
-    bad = Finding(
-        id="gpu_ecc/gpu:GPU-1",
-        cause="gpu_ecc",
-        subject="gpu:GPU-1",
-        since_s=10.0,
-        told_s=10.0,
-        summary="GPU 1 has gpu_ecc.",
-        response=Response.ISOLATE,
-    )
-    told.tell(
-        ev.NodeFindingsReported(node="node-a", findings=[bad], devices={1: ev.Device(subject="gpu:GPU-1", index=1)}),
-        20.0,
-    )
-    return told.crashed()
 
 
 @pytest.mark.parametrize(("is_done", "outcome"), [(True, "interrupted"), (False, "gave_up")])

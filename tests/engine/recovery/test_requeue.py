@@ -10,7 +10,7 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.recovery.requeue import LAST_S, PATIENCE_S
 from tests.engine.conftest import Told
-from tests.engine.recovery.test_preemption import finish, left, noticed, requeueable, secured
+from tests.engine.recovery.preemptions import finish, left, noticed, requeueable, secured
 
 
 def asked(actions: list[ac.Action]) -> ac.Requeue:

@@ -8,14 +8,9 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from tests.engine.conftest import ERROR, Told, kinds
+from tests.engine.recovery.preemptions import finish
 
 CHECKPOINT = ev.Checkpoint(path="/out/a", step=8)
-
-
-def finish(actions: list[ac.Action]) -> ac.Summary:
-    [done] = [action for action in actions if isinstance(action, ac.FinishRun)]
-    assert done.exit_code == done.summary.exit_code
-    return done.summary
 
 
 def test_a_crash_leads_to_the_next_attempt(told: Told) -> None:

@@ -10,7 +10,7 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.state.network_switches import by_switch, nearest
 from tests.engine.conftest import Told
-from tests.engine.membership.test_membership import starts, stopped_and_chosen
+from tests.engine.membership.stories import starts, stopped_and_chosen
 
 SIX = [f"n{number}" for number in range(1, 7)]
 PATHS = st.lists(st.sampled_from("abc"), max_size=3)

@@ -24,7 +24,7 @@ from guardrun.supervisor.fleet.rendezvous.join_file import JoinFile
 from guardrun.supervisor.fleet.transport.curve_keys import KeyPair, make_key_pair
 from guardrun.supervisor.wire.listening_addresses import Listen
 from tests.fleet.ends import opened
-from tests.fleet.rendezvous.test_join_file import made
+from tests.fleet.joins import made
 from tests.support.munged import munged_of_its_own
 
 RUN_KEY = "77.0"

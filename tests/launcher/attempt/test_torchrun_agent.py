@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.conftest import read_facts
-from tests.launcher.test_run import WAIT, ready
+from tests.launcher.waiting_rank import WAIT, ready
 from tests.support.guardrun_run import GuardrunStarter
 from tests.support.waiting import wait_until
 

@@ -15,7 +15,7 @@ from guardrun.launcher.run.job_nodes import fleet_file, plan_fleet
 from guardrun.supervisor.config import load_config
 from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, own_addresses
-from tests.launcher.run.test_job_nodes import STEP
+from tests.launcher.run.slurm_step import STEP
 
 HERE = {"127.0.0.1", "::1"} & set(own_addresses())
 

@@ -40,16 +40,7 @@ from guardrun.supervisor.fleet.transport.curve_keys import make_key_pair
 from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
 from guardrun.supervisor.wire.listening_addresses import Listen
 from tests.fleet.joins import made
-
-STEP = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_NODES": "3",
-    "SLURM_STEP_NODELIST": "n[1-3]",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
-    "SLURM_NODEID": "1",
-    "SLURM_LOCALID": "0",
-}
+from tests.launcher.run.slurm_step import STEP
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -17,8 +17,8 @@ import pytest
 
 from guardrun.slurm.batch.job_fit import remarks_on
 from guardrun.slurm.batch.script import JobWish, ScriptError, read_template, render
-from guardrun.slurm.client.nodes import SlurmNode
-from guardrun.slurm.client.partitions import SlurmPartition, parse_partition, parse_time
+from guardrun.slurm.client.partitions import SlurmPartition, parse_time
+from tests.slurm.batch.partition import NODES, PARTITION
 from tests.support.real import find_program
 from tests.support.slurmlab import SlurmLab
 
@@ -76,18 +76,6 @@ def test_what_cannot_stand_in_a_script_is_refused(bad: str) -> None:
 
 
 # What doesn't fit ------------------------------------------------------------------------------------------------
-
-PARTITION = parse_partition(
-    "PartitionName=gpu AllowGroups=ALL Default=YES GraceTime=30 MaxNodes=UNLIMITED MaxTime=1-00:00:00 DefaultTime=NONE"
-    " Nodes=n[1-4] PreemptMode=REQUEUE State=UP TotalCPUs=8 TotalNodes=4"
-)
-
-
-def node(name: str, *states: str, gres: str = "gpu:h100:8(S:0-1)") -> SlurmNode:
-    return SlurmNode(name, frozenset(states or ("IDLE",)), "", "", ("gpu",), gres)
-
-
-NODES = [node("n1"), node("n2"), node("n3", "IDLE", "DRAIN"), node("n4")]
 
 
 def test_a_partition_is_read() -> None:

@@ -17,7 +17,7 @@ from guardrun.launcher.run.command_line import parse_flags
 from guardrun.slurm.batch.job_fit import Habits, remarks_on
 from guardrun.slurm.batch.script import JobWish, read_template, render
 from guardrun.slurm.batch.script_command import Given, make_parser, read_command
-from tests.slurm.batch.test_sbatch import NODES, PARTITION
+from tests.slurm.batch.partition import NODES, PARTITION
 from tests.support.guardrun_run import clean_environment
 from tests.support.real import find_program
 

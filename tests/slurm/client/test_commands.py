@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,16 +23,8 @@ from guardrun.slurm.client.jobs import StopCause, parse_job, read_job, stop_caus
 from guardrun.slurm.client.nodes import parse_node
 from guardrun.slurm.client.partitions import parse_partition
 from guardrun.slurm.client.requeue import RequeueState, requeue
+from tests.slurm.client.fake_slurm import JOB, FakeSlurm
 from tests.support.processes import read_all
-
-FakeSlurm = Callable[..., Slurm]
-
-JOB = (
-    "JobId=2 ArrayJobId=2 ArrayTaskId=7 JobName=we ird UserId=1 JobState=FAILED UserId=root(0) GroupId=root(0)"
-    " MCS_label=N/A JobState=RUNNING Reason=None Requeue=1 Restarts=1 BatchFlag=1 SubmitTime=1795266190"
-    " StartTime=1795266198 EndTime=1795266798 PreemptTime=None Partition=main ExcNodeList=n4 NodeList=n[1-2]"
-    " NumNodes=2-2 CPUs/Task=1 AllocNode:Sid=h:1 Command=/x/run me.sh --a=1 WorkDir=/x JobState=FAILED"
-)
 
 
 def test_a_missing_program_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

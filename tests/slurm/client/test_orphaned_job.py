@@ -18,7 +18,7 @@ from guardrun.slurm.client.requeue import RequeueState
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.rundir.journal import Journal
 from tests.engine.conftest import Told
-from tests.slurm.client.test_commands import JOB, FakeSlurm
+from tests.slurm.client.fake_slurm import JOB, FakeSlurm
 from tests.support.real import find_program
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until

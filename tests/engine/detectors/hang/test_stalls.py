@@ -14,7 +14,7 @@ from guardrun.supervisor.engine.model.hang_patience import patience
 from guardrun.supervisor.engine.model.looks import Call, GroupLook
 from guardrun.supervisor.engine.model.transitions import Phase
 from tests.engine.conftest import Told, kinds
-from tests.engine.detectors.hang.test_suspicion import look, report
+from tests.engine.detectors.hang.looks import look, report
 from tests.sim import activity as act
 from tests.sim.activity import Activity
 

@@ -8,7 +8,7 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook, Reading
 from tests.engine.conftest import Told, kinds
-from tests.engine.observation.test_dataloader_workers import READS, WAITS, look, process, worker
+from tests.engine.observation.workers import READS, WAITS, look, process, worker
 
 READINGS = [
     Reading(name="load", value=1.5, note="2 CPUs"),
