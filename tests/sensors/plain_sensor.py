@@ -23,5 +23,5 @@ class Plain:
         return Readout(sensor=self.name, at_s=now_s) if answer is None else answer  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Remember it."""
+        """Note that it was closed."""
         self.is_closed = True
