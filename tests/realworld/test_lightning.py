@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import os
-from pathlib import Path
 
 import pytest
 
-from tests.realworld.training import SCRIPTS, check_killed_once, kill_once, start
+from tests.realworld.lightning_trainer import CONFIG, EVERY, FLAGS, check_end, checkpoint
+from tests.realworld.training import check_killed_once, kill_once, start
 from tests.support.guardrun_run import GuardrunStarter
 
 pytestmark = pytest.mark.real("lightning")
-
-CONFIG = '[checkpoint]\nresume_args = ["--ckpt_path", "{path}"]\n'
-STEPS, EVERY = 100, 20
-FLAGS = [str(SCRIPTS / "lit.py"), f"--max_steps={STEPS}", f"--every={EVERY}"]
-
-
-def checkpoint(folder: Path, step: int) -> Path:
-    return folder / "checkpoints" / f"epoch=0-step={step}.ckpt"
-
-
-def check_end(stdout: str, folder: Path, steps: int = STEPS) -> None:
-    assert f"ended at step {steps} with loss" in stdout
-    with (folder / "logs" / "metrics.csv").open() as file:
-        losses = {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
-    assert max(losses) == steps - 1
-    first, last = min(losses), max(losses)
-    assert losses[last] < losses[first]
 
 
 def test_fit_goes_on_after_a_rank_was_killed(guardrun_starter: GuardrunStarter) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.realworld import huggingface, test_lightning
+from tests.realworld import huggingface, lightning_trainer
 from tests.realworld.training import SCRIPTS, WAIT_S, start
 from tests.support.guardrun_run import Finished, GuardrunStarter
 from tests.support.waiting import wait_until
@@ -72,11 +72,11 @@ def test_transformers(guardrun_starter: GuardrunStarter) -> None:
 def test_lightning_trainer(guardrun_starter: GuardrunStarter) -> None:
     """Long: Lightning is imported by each rank of two runs."""
     script = [str(SCRIPTS / "lit.py"), "--every=1000"]
-    incident = warn(guardrun_starter, [*script, f"--max_steps={STEPS}"], test_lightning.CONFIG)
+    incident = warn(guardrun_starter, [*script, f"--max_steps={STEPS}"], lightning_trainer.CONFIG)
     saved = incident["evidence"]["checkpoint"]
     assert MANY <= saved["step"] < STEPS
     assert Path(saved["path"]).match(f"guardrun-epoch=*-step={saved['step']}.ckpt")
     end = incident["step"] + FURTHER
-    done = go_on(guardrun_starter, [*script, f"--max_steps={end}"], test_lightning.CONFIG, incident)
+    done = go_on(guardrun_starter, [*script, f"--max_steps={end}"], lightning_trainer.CONFIG, incident)
     assert f"Restoring states from the checkpoint path at {saved['path']}" in done.stdout + done.stderr
-    test_lightning.check_end(done.stdout, guardrun_starter.folder, end)
+    lightning_trainer.check_end(done.stdout, guardrun_starter.folder, end)
