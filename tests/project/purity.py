@@ -121,9 +121,11 @@ def is_typing_only(node: ast.AST) -> TypeGuard[ast.If]:
 
 
 def find_imports(node: ast.AST, is_lazy: bool = False) -> Iterator[Import]:
-    """Every import below node that runs; `from a import b` counts as a.b too, where b may be a module."""
+    """Every import below node that runs; `from guardrun import b` counts as guardrun.b."""
     if isinstance(node, ast.Import):
         yield from (Import(alias.name, node.lineno, is_lazy) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module == "guardrun":
+        yield from (Import(f"guardrun.{alias.name}", node.lineno, is_lazy) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield Import("." * node.level + (node.module or ""), node.lineno, is_lazy)
     elif is_typing_only(node):

@@ -27,6 +27,7 @@ def test_every_file_keeps_its_folders_rule(rule: Rule) -> None:
         (CORE, "from guardrun.supervisor.rundir import journal", "imports guardrun.supervisor"),
         (CORE, "from guardrun.hooks.wire.board import Milestone", "imports guardrun.hooks.wire.board"),
         (CORE, "import os.path", "imports os.path"),
+        (CORE, "from guardrun import slurm", "imports guardrun.slurm"),
         (CORE, "from . import events", "imports ."),
         (CORE, "x = open('/proc/stat')", "uses open"),
         (CORE, "print('here')", "uses print"),
