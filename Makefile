@@ -46,7 +46,7 @@ help:
 	@echo "make test-quick   what one runs before a commit: which tests that is, says tests/support/quick.py"
 	@echo "make test-flaky   all tests, or some, many times beside busy processes and a slow disk (N=10, K='hang and not fleet')"
 	@echo "make test-lowest  some tests, with the lowest versions that pyproject.toml allows (docs/testing.md)"
-	@echo "make lint    style, types, and what may import what"
+	@echo "make lint    style, types, code that nothing uses, and what may import what"
 	@echo "make mutants    mistakes planted in a copy: does a test notice each? (MUTANTS_ARGS='-j 2', '--suite quick')"
 	@echo "make wheel   dist/*.whl, the same bytes from the same commit"
 	@echo "make sbom    dist/*.cdx.json beside that wheel: what it brings with it, versions and licences (CycloneDX)"
@@ -86,6 +86,7 @@ lint: $(VENV)/.stamp-dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/mypy tests/conftest.py tests/support tests/mutants tests/project tests/bench tests/gym tests/faults benchmarks examples/demo/run.py
+	@$(BIN)/vulture
 	@$(BIN)/python -m pytest -q tests/project/test_purity.py tests/project/test_layout.py tests/project/test_docs.py
 
 mutants: $(VENV)/.stamp-dev

@@ -12,7 +12,6 @@ MAX_WAITING = 1000
 
 FLUSH = "flush"
 STOP = "stop"
-WAKE = "wake"
 
 Item = tuple[str, dict[str, object]]
 

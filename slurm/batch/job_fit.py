@@ -22,8 +22,6 @@ SHORT_GRACE_S = 60.0
 """Less than that from a signal to the end is little for a checkpoint of any size."""
 SIGNAL_S = 60
 """What --signal=NAME alone means (sbatch(1))."""
-SLURM_RESOLUTION_S = 60.0
-"""--signal may come that much early (sbatch(1))."""
 
 SIGNALS = frozenset(
     (

@@ -57,13 +57,11 @@ class SlurmJob(NamedTuple):
     """Not submitted with --no-requeue."""
     is_batch: bool
     """By sbatch; salloc's and srun's own cannot start again."""
-    submit_wall_s: float | None
     start_wall_s: float | None
     end_wall_s: float | None
     """When Slurm will end it, or has; None: it has no limit."""
     preempt_wall_s: float | None
     """When its nodes were promised to another job."""
-    time_limit: str
     command: str
     work_dir: str
     stdout: str
@@ -119,11 +117,9 @@ def parse_job(line: str) -> SlurmJob:
         restarts=_count(text("Restarts")),
         may_requeue=text("Requeue") != "0",
         is_batch=text("BatchFlag") != "0",
-        submit_wall_s=_time(text("SubmitTime")),
         start_wall_s=_time(text("StartTime")),
         end_wall_s=_time(text("EndTime")),
         preempt_wall_s=_time(text("PreemptTime")),
-        time_limit=text("TimeLimit"),
         command=text("Command"),
         work_dir=text("WorkDir"),
         stdout=text("StdOut"),

@@ -21,7 +21,6 @@ class SlurmPartition(NamedTuple):
     max_nodes: int | None
     max_time_s: float | None
     """None: no limit."""
-    default_time_s: float | None
     grace_s: float
     """From the signal to the end of a job that is preempted."""
     preempt_mode: str
@@ -56,7 +55,6 @@ def parse_partition(line: str) -> SlurmPartition:
         node_count=_number(fields.get("TotalNodes", "")) or 0,
         max_nodes=_number(fields.get("MaxNodes", "")),
         max_time_s=parse_time(fields.get("MaxTime", "")),
-        default_time_s=parse_time(fields.get("DefaultTime", "")),
         grace_s=float(_number(fields.get("GraceTime", "")) or 0),
         preempt_mode=fields.get("PreemptMode", ""),
     )

@@ -28,8 +28,6 @@ ANSWER_S = 2.0
 """For the loop that knows the figures."""
 LOOPBACK = "127.0.0.1"
 
-Read = Callable[[], "Iterable[Metric]"]
-
 
 class Series(NamedTuple):
     """One metric, for whoever makes many: its values by their labels' values."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 import threading
 
 from guardrun.supervisor.base.redaction import redact_text
@@ -60,12 +59,3 @@ class Terminal:
                 os.write(self._fd, line.encode(errors="replace"))
             except OSError:
                 return  # nobody is there any more
-
-
-def say_now(text: str, level: str = "info") -> None:
-    """Say a line from a process that has no Terminal (the launcher), without a thread."""
-    has_colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    try:
-        os.write(2, format_line(text, level, has_colour=has_colour).encode(errors="replace"))
-    except OSError:
-        pass

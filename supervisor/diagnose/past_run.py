@@ -11,7 +11,6 @@ from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.diagnose.rank_lines import EXITED
 from guardrun.supervisor.diagnose.verdict import exit_words
 from guardrun.supervisor.engine.model.actions import Culprit
-from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.elements.quantities import duration, iso_time
 from guardrun.supervisor.report.run_record import (
     Recorded,
@@ -176,8 +175,3 @@ def _files(run_dir: Path, incidents: list[dict[str, Any]]) -> dict[str, Any]:
         "stacks": [str(path) for folder in folders if (path := folder / "stacks").is_dir()],
         "looks": [str(path) for path in sorted(run_dir.glob("looks/*"))][-8:],
     }
-
-
-def ranks_text(ranks: list[int]) -> str:
-    """`rank 3`, `ranks 2-7`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)}"

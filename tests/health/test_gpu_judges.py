@@ -9,12 +9,13 @@ import pytest
 from guardrun.supervisor.health.base.findings import Finding, Response
 from guardrun.supervisor.health.base.health_judge import Judge
 from guardrun.supervisor.health.base.memory_holders import parse_holders, write_holders
-from guardrun.supervisor.health.base.readings import Part, Readout, Sample, Value
+from guardrun.supervisor.health.base.readings import Readout, Sample, Value
 from guardrun.supervisor.health.base.responses import is_key
 from guardrun.supervisor.health.gpu.device_links import LinkJudge
 from guardrun.supervisor.health.gpu.ecc_errors import EccJudge
 from guardrun.supervisor.health.gpu.foreign_processes import strangers
-from guardrun.supervisor.health.gpu.gpu_judges import gpu_judges, gpu_parts
+from guardrun.supervisor.health.gpu.gpu_inventory import GpuBook
+from guardrun.supervisor.health.gpu.gpu_judges import gpu_judges
 from guardrun.supervisor.health.gpu.lost_devices import LostJudge
 from guardrun.supervisor.health.gpu.row_remapping import RemapJudge
 from guardrun.supervisor.health.gpu.thermal import ThrottleJudge
@@ -392,16 +393,17 @@ def test_a_driver_that_is_reloaded_loses_nothing() -> None:
 # All together --------------------------------------------------------------------------------------------------
 
 
-def test_parts_and_strangers() -> None:
+def test_what_devices_are_called_and_strangers() -> None:
     samples = [
         Sample(subject=subject, name=name, value=value)
         for subject, index, bus in ((OTHER, 1, "0000:5e:00"), (GPU, 0, "0000:3b:00"))
         for name, value in (("index", index), ("model", H100), ("bus", bus), ("holders", "7=70 8=?"))
     ]
     readout = Readout(sensor="gpu", at_s=0.0, samples=samples)
-    parts = gpu_parts(readout)
-    assert parts[0] == Part(subject=GPU, kind="gpu", name=H100, index=0, bus="0000:3b:00")
-    assert [part.subject for part in parts] == [GPU, OTHER]
+    book = GpuBook()
+    book.take(readout)
+    assert (book.index(GPU), book.model(GPU), book.bus(GPU)) == (0, H100, "0000:3b:00")
+    assert [book.at_index(index) for index in (0, 1)] == [GPU, OTHER]
     found = strangers(readout, own={7})
     assert {(one.label, one.pid, one.used_bytes) for one in found} == {("GPU 0", 8, None), ("GPU 1", 8, None)}
 

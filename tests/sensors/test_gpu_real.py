@@ -9,7 +9,7 @@ import time
 import pytest
 
 from guardrun.supervisor.health.base.readings import Readout
-from guardrun.supervisor.health.gpu.gpu_judges import gpu_parts
+from guardrun.supervisor.health.gpu.gpu_inventory import GpuBook
 from guardrun.supervisor.sensors.gpu.gpu_sensor import GpuSensor
 from tests.support.waiting import wait_until
 
@@ -51,17 +51,19 @@ def test_it_tells_what_nvidia_smi_tells() -> None:
         check=True,
         timeout=120,
     )
-    parts = {part.index: part for part in gpu_parts(readout)}
+    book = GpuBook()
+    book.take(readout)
     values = {(sample.subject, sample.name): sample.value for sample in readout.samples}
     for line in done.stdout.splitlines():
         index, uuid, name, memory_mib, temperature, max_clock = (text.strip() for text in line.split(","))
-        part = parts[int(index)]
-        assert (part.subject, part.name) == (f"gpu:{uuid}", name)
-        unknown = {name for name in ALWAYS if values[part.subject, name] is None}
+        gpu = f"gpu:{uuid}"
+        assert (book.index(gpu), book.model(gpu)) == (int(index), name)
+        unknown = {name for name in ALWAYS if values[gpu, name] is None}
         assert not unknown
-        assert values[part.subject, "memory_total_bytes"] == int(memory_mib) << 20
-        assert values[part.subject, "sm_clock_max_hz"] == int(max_clock) * 1e6
-        told = values[part.subject, "temperature_c"]
+        assert values[gpu, "memory_total_bytes"] == int(memory_mib) << 20
+        assert values[gpu, "sm_clock_max_hz"] == int(max_clock) * 1e6
+        told = values[gpu, "temperature_c"]
         assert isinstance(told, (int, float))
         assert abs(told - int(temperature)) <= 10
-    assert len(parts) == len(done.stdout.splitlines())
+    gpus = {subject for subject, _ in values if book.index(subject) >= 0}
+    assert len(gpus) == len(done.stdout.splitlines())

@@ -33,8 +33,6 @@ LABELS: dict[str, tuple[str, ...]] = {
 }
 """Of a kind of subject; kinds that there is one of have none. `gpu` is the driver's number."""
 
-PRESSURE = ("cpu", "memory", "io")
-
 
 def _gauge(metric: str, help: str, scale: float = 1.0) -> Shown:
     return Shown(metric, help, scale=scale)

@@ -87,10 +87,6 @@ class Place:
         """Of all entries."""
         return {*self.files, *self.folders, *self.links}
 
-    def has_folder(self, name: str) -> bool:
-        """Say whether name is a folder here."""
-        return name in self.folders
-
     def child(self, name: str) -> Place:
         """Read a folder in this one, once."""
         if name not in self._children:

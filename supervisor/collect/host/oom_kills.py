@@ -94,12 +94,6 @@ def find_oom_counter(pid: int | str = "self") -> str:
     return ""
 
 
-def read_oom_kills(pid: int | str = "self") -> int:
-    """OOM kills counted in a process's cgroup, else on the machine; -1 unknown."""
-    path = find_oom_counter(pid)
-    return parse_oom_kills(_read_text(path)) if path else -1
-
-
 def parse_oom_pid(record: str) -> int:
     """The process that a kernel log record says was killed for want of memory; -1 where it says no such thing."""
     match = _KILLED.search(record.partition(";")[2])

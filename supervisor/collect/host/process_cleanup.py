@@ -17,12 +17,6 @@ from guardrun.supervisor.collect.host.procfs import read_stat
 _ROUND_S = 1.0
 
 
-def find_marked(token: str, spare: Iterable[int] = ()) -> list[tuple[int, int]]:
-    """(pid, starttime) of the user's live processes that bear the run's mark; without ourselves and `spare`, pids."""
-    spared = {os.getpid(), *spare}
-    return [(pid, start) for pid, start in processes_with_marker(token) if pid not in spared]
-
-
 def _is_alive(pid: int, start: int) -> bool:
     stat = read_stat(pid)
     return stat is not None and stat.start == start and not stat.is_dead

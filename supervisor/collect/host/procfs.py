@@ -40,8 +40,6 @@ class Status(NamedTuple):
     tgid: int
     uid: int
     """Effective."""
-    ns_pids: tuple[int, ...]
-    """Its pids from the outermost visible pid namespace inwards."""
     caught: int
     """SigCgt: bit N-1 is set where signal N has a handler."""
     switches: int
@@ -130,7 +128,6 @@ def parse_status(text: str) -> Status:
     return Status(
         tgid=sum(numbers("Tgid")[:1]),
         uid=uids[1] if len(uids) > 1 else -1,
-        ns_pids=tuple(numbers("NSpid")),
         caught=sum(numbers("SigCgt", 16)[:1]),
         switches=sum(numbers("voluntary_ctxt_switches") + numbers("nonvoluntary_ctxt_switches")),
     )

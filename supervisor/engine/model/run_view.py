@@ -5,7 +5,7 @@ The values are the engine's own, not copies: reading costs nothing, and mypy ref
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 from guardrun.supervisor.engine.model.actions import Incident
@@ -156,8 +156,3 @@ class RunView(Protocol):
 def running_attempt(view: RunView) -> AttemptView | None:
     """The attempt whose ranks train now; None in other phases."""
     return view.attempt if view.phase is Phase.RUNNING else None
-
-
-def last_folders(folders: Sequence[str]) -> list[str]:
-    """Of the two looks that a verdict from looks rests on."""
-    return list(folders[-2:])

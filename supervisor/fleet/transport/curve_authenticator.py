@@ -16,7 +16,6 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 """ZeroMQ RFC 27; one for each context."""
 _MONITORED = (
     zmq.EVENT_ACCEPTED
-    | zmq.EVENT_ACCEPT_FAILED
     | zmq.EVENT_CONNECTED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED

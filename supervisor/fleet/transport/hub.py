@@ -201,9 +201,7 @@ class Hub:
         peer = self._peers.by_node.get(node)
         if peer is None or len(body) > MAX_BODY_BYTES:
             return False
-        lost = peer.channel.lost
         peer.channel.send(body, replaces)
-        self.counters.orders_lost += peer.channel.lost - lost
         self._flush(peer)
         return True
 
@@ -392,8 +390,6 @@ class Hub:
             if event == zmq.EVENT_ACCEPTED:
                 self.counters.accepted += 1
                 self._crowd.came(value)
-            elif event == zmq.EVENT_ACCEPT_FAILED:
-                self.counters.accepts_failed += 1
             elif event == zmq.EVENT_DISCONNECTED:
                 self._crowd.went(value)
                 if (peer := self._peers.disconnected(value)) is not None:

@@ -70,10 +70,7 @@ class Counters:
     malformed: int = 0
     strays: int = 0
     """Frames of connections that have not joined, or were replaced."""
-    accepts_failed: int = 0
-    """Mostly: out of descriptors."""
     unsent: int = 0
     """Frames that a deputy's connection did not take; packets among them are sent again."""
-    orders_lost: int = 0
     sent_away: int = 0
     """Connections that had not joined when there were too many of them."""

@@ -189,10 +189,6 @@ class Link:
         """The run's seconds less this host's CLOCK_MONOTONIC."""
         return self._offset
 
-    def run_s(self, monotonic_ns: int) -> float:
-        """A time of this host in the run's seconds; 0 (never) stays 0."""
-        return monotonic_ns / 1e9 + self._offset.offset_s if monotonic_ns else 0.0
-
     @property
     def failures(self) -> int:
         """Connections in a row that got no Welcome: time to read the join file again."""

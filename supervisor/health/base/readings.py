@@ -52,17 +52,3 @@ class Readout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What it does not tell was not its turn, and is as it was; otherwise what it does not tell is not there."""
     is_silent: bool = False
     """Its call has not returned in the time it has; samples are none."""
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One device as a person knows it."""
-
-    subject: str
-    kind: str
-    """`gpu`, `disk`, `nic`, …"""
-    name: str
-    """`NVIDIA H100 80GB HBM3`."""
-    index: int = -1
-    """As the driver counts them; -1 where that means nothing."""
-    bus: str = ""
-    """PCI address."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from guardrun.supervisor.preflight.base.remark import (
     Remark,
-    Severity,
     note,
     ok,
     plural,
@@ -108,11 +107,6 @@ def judge_absence(has_driver: bool, torch_cuda: str) -> Remark:
     if has_driver and not torch_cuda:
         return note("trial", "This torch is built without CUDA: the trial was the CPU's, the GPUs were not tried.")
     return note("trial", "There are no GPUs here: the trial was the CPU's.")
-
-
-def is_fit(remarks: list[Remark]) -> bool:
-    """Whether a run may start: no remark refuses it."""
-    return all(remark.severity is not Severity.REFUSE for remark in remarks)
 
 
 def _replace(device: str) -> str:

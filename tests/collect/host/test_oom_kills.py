@@ -13,11 +13,11 @@ from guardrun.supervisor.collect.host.oom_kills import (
     MemoryMount,
     OomWatch,
     counter_paths,
+    find_oom_counter,
     parse_cgroup,
     parse_mountinfo,
     parse_oom_kills,
     parse_oom_pid,
-    read_oom_kills,
 )
 from tests.support.memorygroup import EATER, memory_group
 
@@ -78,7 +78,7 @@ def test_a_kernel_log_that_may_not_be_read_names_nobody(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_gone_has_the_machines_counter() -> None:
-    assert read_oom_kills(1 << 22) == parse_oom_kills(Path("/proc/vmstat").read_text())
+    assert find_oom_counter(1 << 22) == "/proc/vmstat"
 
 
 @pytest.fixture

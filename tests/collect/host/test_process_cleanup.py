@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from guardrun.supervisor.collect.host.process_cleanup import end_processes, end_run, find_marked
+from guardrun.supervisor.collect.host.process_cleanup import end_processes, end_run
 from guardrun.supervisor.collect.host.procfs import read_stat
 from tests.collect.conftest import StartScript
 from tests.support.processes import marked
@@ -63,8 +63,6 @@ def test_what_a_killed_launcher_leaves_is_found_by_mark_and_by_memory(start_scri
     stat = read_stat(bare)
     assert stat is not None
     wait_until(lambda: len(marked("GUARDRUN_TOKEN", "mark-end")) == 3, 5, "launcher, child and orphan")
-    assert launcher.pid in dict(find_marked("mark-end"))
-    assert launcher.pid not in dict(find_marked("mark-end", spare=[launcher.pid]))
     launcher.process.kill()
     launcher.process.wait()
     assert end_run(launcher.pid, "mark-end", {bare: stat.start, os.getppid(): 1}) == []
@@ -88,16 +86,16 @@ def test_a_launcher_that_lives_is_spared_and_its_descendants_are_not(start_scrip
 
 def test_a_process_that_keeps_starting_others_is_ended_with_all_of_them(start_script: StartScript) -> None:
     spawner = start_script(SPAWNER, env={"GUARDRUN_TOKEN": "mark-bomb"}, ends_asleep=False)
-    wait_until(lambda: len(find_marked("mark-bomb")) > 20, 10, "a crowd")
+    wait_until(lambda: len(marked("GUARDRUN_TOKEN", "mark-bomb")) > 20, 10, "a crowd")
     assert end_run(0, "mark-bomb", {spawner.pid: spawner.start}) == []
-    assert find_marked("mark-bomb") == []
+    assert marked("GUARDRUN_TOKEN", "mark-bomb") == []
 
 
 def test_we_are_never_among_the_marked() -> None:
     code = (
-        "import json\nfrom guardrun.supervisor.collect.host.process_cleanup import end_run, find_marked\n"
-        "print(json.dumps([find_marked('mark-self'), end_run(0, 'mark-self')]))"
+        "import json\nfrom guardrun.supervisor.collect.host.process_cleanup import end_run\n"
+        "print(json.dumps(end_run(0, 'mark-self')))"
     )
     env = {**os.environ, "GUARDRUN_TOKEN": "mark-self"}
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True).stdout
-    assert json.loads(out) == [[], []]
+    assert json.loads(out) == []

@@ -48,7 +48,7 @@ def test_status_tells_handlers_and_switches() -> None:
         "Name:\ta:b\nTgid:\t7\nUid:\t1\t2\t3\t4\nNSpid:\t7\t1\nSigCgt:\t0000000000000802\n"
         "voluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t6\n"
     )
-    assert status == (7, 2, (7, 1), 0x802, 11)
+    assert status == (7, 2, 0x802, 11)
     assert status.catches(signal.SIGUSR2) and status.catches(2)
     assert not status.catches(signal.SIGUSR1) and not status.catches(0)
     assert parse_status("").switches == 0
@@ -78,7 +78,7 @@ def test_our_own_process_reads_right() -> None:
         stat, status = read_stat("self"), procfs.read_status("self")
         assert stat is not None and status is not None
         assert (stat.pid, stat.ppid, status.tgid) == (os.getpid(), os.getppid(), os.getpid())
-        assert status.uid == os.geteuid() and status.ns_pids[-1:] == (os.getpid(),)
+        assert status.uid == os.geteuid()
         threads = read_threads(os.getpid())
         assert {os.getpid(), thread.native_id} <= {each.tid for each in threads}
         assert sum(each.switches for each in threads) > 0

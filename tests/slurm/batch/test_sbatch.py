@@ -91,7 +91,7 @@ NODES = [node("n1"), node("n2"), node("n3", "IDLE", "DRAIN"), node("n4")]
 
 
 def test_a_partition_is_read() -> None:
-    assert SlurmPartition("gpu", True, True, 4, None, 86400.0, None, 30.0, "REQUEUE") == PARTITION
+    assert SlurmPartition("gpu", True, True, 4, None, 86400.0, 30.0, "REQUEUE") == PARTITION
 
 
 @pytest.mark.parametrize(
