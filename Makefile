@@ -1,4 +1,4 @@
-# make demo | test | test-quick | test-flaky | test-lowest | lint | mutants | wheel | sbom | bench | gym | gpu-check | soak | sim | clean
+# make demo | test | test-quick | test-flaky | test-lowest | lint | coverage | mutants | wheel | sbom | bench | gym | gpu-check | soak | sim | clean
 #
 # Each sets up what it needs in .venv first: nothing but Python 3.10 or newer with its venv module, and a package index
 # (pip's own configuration says which), has to be there. PYTHON=… names the interpreter. torch comes first, so that
@@ -23,6 +23,8 @@ PYTEST_ARGS ?=
 # Most tests wait most of the time: as many workers as there are CPUs compute, the others wait (tests/support/spread.py).
 # 0: one after the other, as for --pdb.
 WORKERS ?= $(shell n=$$(nproc); echo $$(( n < 4 ? 4 * n : 12 )))
+# The engine's tests compute, and never wait.
+CPUS := $(shell nproc)
 GYM_ARGS ?=
 LIFE_ARGS ?=
 MUTANTS_ARGS ?=
@@ -35,9 +37,11 @@ K ?=
 LOWEST_PYTHON ?= $(BIN)/python
 LOWEST_TORCH ?= $(TORCH)
 LOWEST_OLDER ?= python3.10
+# of coverage: per cent of the engine's lines and branches, by its own tests
+ENGINE_COVERAGE := 95
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo demo-slurm test test-quick test-flaky test-lowest lint mutants wheel sbom bench gym gym-hour gym-life gym-night gpu-check soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test test-quick test-flaky test-lowest lint coverage mutants wheel sbom bench gym gym-hour gym-life gym-night gpu-check soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
@@ -46,7 +50,8 @@ help:
 	@echo "make test-quick   what one runs before a commit: which tests that is, says tests/support/quick.py"
 	@echo "make test-flaky   all tests, or some, many times beside busy processes and a slow disk (N=10, K='hang and not fleet')"
 	@echo "make test-lowest  some tests, with the lowest versions that pyproject.toml allows (docs/testing.md)"
-	@echo "make lint    style, types, code that nothing uses, and what may import what"
+	@echo "make lint    style, types, code that nothing uses, and what may import what; then coverage"
+	@echo "make coverage   the engine by its own tests: fails below $(ENGINE_COVERAGE) % of lines and branches"
 	@echo "make mutants    mistakes planted in a copy: does a test notice each? (MUTANTS_ARGS='-j 2', '--suite quick')"
 	@echo "make wheel   dist/*.whl, the same bytes from the same commit"
 	@echo "make sbom    dist/*.cdx.json beside that wheel: what it brings with it, versions and licences (CycloneDX)"
@@ -88,6 +93,14 @@ lint: $(VENV)/.stamp-dev
 	@$(BIN)/mypy tests/conftest.py tests/support tests/mutants tests/project tests/bench tests/gym tests/faults benchmarks examples/demo/run.py
 	@$(BIN)/vulture
 	@$(BIN)/python -m pytest -q tests/project/test_purity.py tests/project/test_layout.py tests/project/test_docs.py
+	@$(MAKE) --no-print-directory coverage
+
+# The sum decides; of the files those are told that are below the bound themselves, with what is missing.
+coverage: $(VENV)/.stamp-dev
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -q -n $(CPUS) --dist loadscope --no-loadscope-reorder tests/engine
+	@$(BIN)/coverage combine -q
+	@$(BIN)/coverage report -m --sort=cover --fail-under=$(ENGINE_COVERAGE) | awk '$$6 + 0 < $(ENGINE_COVERAGE) || /^TOTAL/'
 
 mutants: $(VENV)/.stamp-dev
 	@$(BIN)/python tests/mutants/run.py $(MUTANTS_ARGS)
@@ -185,6 +198,6 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-dev tests/support/startup_log.py
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .gym .lowest .gpu-check build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo guardrun-runs
+	rm -rf $(VENV) .gym .lowest .gpu-check build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* .demo guardrun-runs
 	rm -rf examples/demo/out examples/demo/guardrun-runs examples/demo/*.out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -21,7 +21,7 @@ from guardrun.supervisor.collect.ranks.thread_waits import (
     parse_call,
     read_standstill,
 )
-from guardrun.supervisor.engine.observation.deadlock import Waiter, Waits, is_closed, key, why
+from guardrun.supervisor.engine.observation.deadlock import Waits
 from tests.collect.conftest import StartScript
 from tests.support.waiting import wait_until
 
@@ -316,29 +316,3 @@ def test_the_supervisors_own_threads_are_no_proof() -> None:
 def test_calls_are_read(text: str, call: Call) -> None:
     assert parse_call(text, "x86_64") == call
     assert parse_call(text, "riscv64") == Call(Waits.OPEN)
-
-
-def world(*waits: Waits, **more: object) -> list[Waiter]:
-    return [Waiter(pid=1, tid=number, waits=one, **more) for number, one in enumerate(waits, 1)]  # type: ignore[arg-type]
-
-
-def test_one_thread_that_may_go_on_is_enough() -> None:
-    assert is_closed(world(Waits.LOCK, Waits.PIPE, Waits.CHILD), 1)
-    assert not is_closed(world(Waits.LOCK, Waits.OPEN), 1)
-    assert not is_closed(world(Waits.OPEN, Waits.LOCK), 1)
-    assert not is_closed(world(Waits.LOCK), 7), "the thread that is asked about is not there"
-    assert is_closed([*world(Waits.LOCK), Waiter(pid=1, tid=2, name="gloo_tcp_loop", waits=Waits.OPEN)], 1)
-    assert not is_closed(
-        [*world(Waits.LOCK), Waiter(pid=1, tid=2, name="gloo_tcp_loop", waits=Waits.OPEN, is_python=True)], 1
-    )
-    assert is_closed([*world(Waits.LOCK), Waiter(pid=1, tid=2, waits=Waits.OPEN, is_monitor=True)], 1)
-
-
-def test_words_and_keys() -> None:
-    stopped = Waiter(pid=9, tid=9, waits=Waits.STOPPED)
-    assert "stopped (9)" in why([*world(Waits.CHILD), stopped], 1)
-    assert "other end" in why(world(Waits.PIPE), 1)
-    assert "release" in why(world(Waits.LOCK), 1)
-    assert key(world(Waits.LOCK, switches=3)) != key(world(Waits.LOCK, switches=4))
-    helper = Waiter(pid=1, tid=5, name="gloo_tcp_loop", waits=Waits.OPEN, switches=77)
-    assert key([*world(Waits.LOCK), helper]) == key(world(Waits.LOCK))
