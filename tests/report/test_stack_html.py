@@ -1,4 +1,4 @@
-"""Grouping and folding stacks, and reading them back from a look's files."""
+"""Stacks by group, and reading them back from a look's files."""
 
 from __future__ import annotations
 
@@ -6,37 +6,10 @@ from pathlib import Path
 
 from guardrun.supervisor.collect.ranks.look_files import render_process, write_look
 from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook
-from guardrun.supervisor.engine.observation.frame_folding import fold, library_name, short_path
 from guardrun.supervisor.engine.observation.stacks import CHILD, MAIN, THREAD, Stack, stacks_of
 from guardrun.supervisor.report.elements.stack_data import parse_frames
 from guardrun.supervisor.report.elements.stored_stacks import list_files, parse_process, read_stacks
-from tests.report.samples import BLOCKED, SITE, TRAIN, WAITING, rank_look
-
-
-def test_folding_keeps_the_innermost_frame_and_the_users() -> None:
-    assert [(part.label, [frame.function for frame in part.frames]) for part in fold(BLOCKED)] == [
-        ("", ["readinto"]),
-        ("2 frames of requests", ["send", "get"]),
-        ("", ["fetch_vocabulary_update"]),
-        ("", ["main"]),
-        ("", ["<module>"]),
-    ]
-    assert fold([]) == []
-
-
-def test_folding_leaves_our_own_hooks_out() -> None:
-    hook = Frame("collective", f"{SITE}/guardrun/hooks/collectives.py", 59)
-    assert fold([hook, WAITING[0], hook, *WAITING[1:]])[0].frames == [WAITING[0]]
-    assert [part.frames for part in fold([hook])] == [[hook]]
-
-
-def test_whose_a_file_is() -> None:
-    assert library_name(f"{SITE}/torch/nn/modules/module.py") == "torch"
-    assert library_name("/usr/lib/python3.11/socket.py") == "python"
-    assert library_name("<frozen runpy>") == "python"
-    assert short_path(f"{SITE}/torch/nn/modules/module.py") == "torch/nn/modules/module.py"
-    assert short_path("/usr/lib/python3.11/json/decoder.py") == "json/decoder.py"
-    assert short_path(TRAIN) == "project/train.py"
+from tests.report.samples import rank_look
 
 
 def test_frames_from_any_data() -> None:

@@ -79,7 +79,7 @@ def test_what_cannot_stand_in_a_script_is_refused(bad: str) -> None:
 
 
 def test_a_partition_is_read() -> None:
-    assert SlurmPartition("gpu", True, True, 4, None, 86400.0, None, 30.0, "REQUEUE") == PARTITION
+    assert SlurmPartition("gpu", True, True, 4, None, 86400.0, 30.0, "REQUEUE") == PARTITION
 
 
 @pytest.mark.parametrize(
