@@ -176,14 +176,31 @@ def read_logs(folder: Path) -> dict[str, str]:
     }
 
 
+LOOKS_ASLEEP = 5
+"""In a row: who starts processes sleeps for moments, too."""
+
+
 def wait_for_probes(run: GuardrunRun, world_size: int, attempt: int = 0) -> list[int]:
-    """Wait until all ranks wait; their pids."""
+    """Wait until all ranks wait, and whoever started them is through with that; their pids.
+
+    A launcher that is signalled before has no ranks yet to pass the signal on to, torchrun's no less than ours.
+    """
+    looks_asleep = 0
 
     def ready() -> list[int]:
         paths = [run.folder / f"waiting-{rank}-{attempt}" for rank in range(world_size)]
         return [int(path.read_text()) for path in paths] if all(path.exists() for path in paths) else []
 
-    return wait_until(ready, 60, f"{world_size} ranks of attempt {attempt} to wait")
+    def sleeps() -> bool:
+        """What starts processes runs, or is about to; what watches them sleeps between its looks."""
+        nonlocal looks_asleep
+        others = [one for one in run.alive() if "guardrund" not in one.command]
+        looks_asleep = looks_asleep + 1 if all(one.state == "S" for one in others) else 0
+        return looks_asleep >= LOOKS_ASLEEP
+
+    pids = wait_until(ready, 60, f"{world_size} ranks of attempt {attempt} to wait")
+    wait_until(sleeps, 60, "the launcher to watch its ranks")
+    return pids
 
 
 def check_ended_well(pair: Pair) -> tuple[Finished, Finished]:
