@@ -23,7 +23,7 @@ from guardrun.supervisor.engine.detectors.failure import node_health, rank_failu
 from guardrun.supervisor.engine.detectors.hang import suspicion
 from guardrun.supervisor.engine.membership import join_rejection, membership, node_checks, released_nodes
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, FinishRun, Isolate, ReadExits, Say, TakeLook
+from guardrun.supervisor.engine.model.actions import Action, FinishRun, Isolate, ReadExits, TakeLook
 from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING
 from guardrun.supervisor.engine.model.transitions import IGNORE, OBSERVED, InvalidTransition, Phase, find_transition
 from guardrun.supervisor.engine.recovery import (
@@ -33,7 +33,7 @@ from guardrun.supervisor.engine.recovery import (
     requeue,
     resumption,
 )
-from guardrun.supervisor.engine.recovery.decide import observe
+from guardrun.supervisor.engine.recovery.decide import announce, observe
 from guardrun.supervisor.engine.recovery.eviction import isolate_again
 from guardrun.supervisor.engine.recovery.run_summary import record_attempt, summary
 from guardrun.supervisor.engine.state import incidents
@@ -122,7 +122,7 @@ def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Acti
         said = (
             "nothing is recorded of what this run has done before: it goes on from the newest checkpoint that it wrote"
         )
-        return [Say(text=f"{said}, if there is one", level="warn"), *launcher_orders.choose(state, now_s)]
+        return [announce(f"{said}, if there is one", level="warn"), *launcher_orders.choose(state, now_s)]
     if event.settings.resume_first:
         return launcher_orders.choose(state, now_s)
     return membership.launch(state, now_s)
@@ -199,7 +199,7 @@ def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
         return []
     state.is_held = event.is_held
     said = "held" if event.is_held else "no longer held"
-    actions: list[Action] = [Say(text=f"{said} by {event.who}", level="info")]
+    actions: list[Action] = [announce(f"{said} by {event.who}", level="info")]
     if not event.is_held and state.phase is Phase.RUNNING:
         actions += attempts.on_unheld(state, now_s)
         if state.suspicion:
@@ -249,7 +249,7 @@ def _on_hooks_missing(state: State, event: ev.HooksMissing, now_s: float) -> lis
         return []
     state.notes.append("hooks")
     ranks = ", ".join(map(str, event.global_ranks))
-    return [Say(text=f"rank {ranks} runs without hooks ({event.reason}): watched from outside", level="warn")]
+    return [announce(f"rank {ranks} runs without hooks ({event.reason}): watched from outside", level="warn")]
 
 
 def _on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:

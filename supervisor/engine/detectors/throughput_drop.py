@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from guardrun.supervisor.engine.detectors import dataloader_bound
-from guardrun.supervisor.engine.detectors.detector import Detected, Over, Verdict
 from guardrun.supervisor.engine.incidents.sentences import seconds_text
 from guardrun.supervisor.engine.model.run_view import RunView, running_attempt
+from guardrun.supervisor.engine.model.verdicts import Detected, Over, Verdict
 from guardrun.supervisor.engine.observation.step_times import Parts, Window, middle
 
 FACTOR = 1.2

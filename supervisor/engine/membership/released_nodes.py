@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from guardrun.supervisor.engine.membership.membership import try_start
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Say, WithdrawIsolation
+from guardrun.supervisor.engine.model.actions import Action, WithdrawIsolation
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.state.job_nodes import Standing
 from guardrun.supervisor.engine.state.state import State
 
@@ -27,4 +28,4 @@ def on_node_released(state: State, event: ev.NodeReleased, now_s: float) -> list
     member.strikes, member.returned_s, member.is_unfit = [], [], False
     reason = f" ({event.reason})" if event.reason else ""
     said = f"{member.node} was released by {event.who}{reason}: it waits for the next attempt"
-    return [Say(text=said, level="info"), *withdrawn, *try_start(state, now_s)]
+    return [announce(said, level="info"), *withdrawn, *try_start(state, now_s)]

@@ -7,10 +7,11 @@ budget, and is done whatever guardrun is set to do by itself.
 from __future__ import annotations
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.lost_time import STARTING
+from guardrun.supervisor.engine.recovery.decide import announce
+from guardrun.supervisor.engine.recovery.decide import stop as stop_attempt
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
-from guardrun.supervisor.engine.recovery.launcher_orders import stop as stop_attempt
 from guardrun.supervisor.engine.recovery.run_summary import record_attempt
 from guardrun.supervisor.engine.state.state import State, attempt_of
 
@@ -20,7 +21,7 @@ def on_restart_asked(state: State, event: ev.RestartAsked, now_s: float) -> list
     if state.restart_by:
         return []
     state.restart_by = event.who
-    actions: list[Action] = [Say(text=f"restart asked for by {event.who}", level="info")]
+    actions: list[Action] = [announce(f"restart asked for by {event.who}", level="info")]
     suspicion = state.suspicion
     if suspicion is None or suspicion.stall is None:
         return actions + stop(state, now_s)

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.incidents.sentences import seconds_text, who
 from guardrun.supervisor.engine.membership.rejoin import still_out
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Isolate, Say
+from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.model.verdicts import Detected
 from guardrun.supervisor.engine.observation.rank_findings import DEVICE, ranks_on
-from guardrun.supervisor.engine.recovery.launcher_orders import stop_for
-from guardrun.supervisor.engine.state.incidents import change, open_incident, write
+from guardrun.supervisor.engine.recovery.decide import announce, report
+from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.job_nodes import Standing
 from guardrun.supervisor.engine.state.state import State, attempt_of
 from guardrun.supervisor.engine.state.step_rate import SLOW, Slowdown, slowdown
@@ -92,7 +94,7 @@ def on_not_isolated(state: State, event: ev.NotIsolated, now_s: float) -> list[A
         return []
     del state.nodes.isolated[event.node]
     state.nodes.unsettled.pop(event.node, None)
-    said = Say(text=f"{event.node} could not be put under quarantine: {event.why}", level="warn")
+    said = announce(f"{event.node} could not be put under quarantine: {event.why}", level="warn")
     return [change(state, event.incident, action="none"), said]
 
 
@@ -148,7 +150,7 @@ def _note(state: State, finding: Finding, ranks: list[int], now_s: float) -> lis
         return []
     state.notes.append(note)
     where = f"{who(attempt_of(state), ranks)}: " if ranks else ""
-    return [Say(text=f"{where}{finding.summary.rstrip('.')}; steps take no longer for it", level="info")]
+    return [announce(f"{where}{finding.summary.rstrip('.')}; steps take no longer for it", level="info")]
 
 
 def _tell(
@@ -181,42 +183,25 @@ def _tell(
     }
     if slower:
         evidence["step_s"] = {"before": round(slower.before_s, 4), "since": round(slower.since_s, 4)}
-    incident = open_incident(
-        state,
+    is_isolated = response is Response.ISOLATE
+    detected = Detected(
         kind=kind,
         cause=cause,
         confidence=CONFIDENCE,
         summary=f"{where}: {finding.summary.rstrip('.')}{felt}.",
         culprits=ranks,
         onset_s=max(0.0, finding.since_s),
-        now_s=now_s,
         evidence=evidence,
-        looks=[],
+        advice=advice_for(cause, evidence) or finding.advice,
+        level="bad" if kind != "slowdown" else "warn",
         action={Response.RESTART: "restart", Response.ISOLATE: "isolate_node"}.get(response, "none"),
+        stops_since_s=now_s if response is Response.RESTART else None,
+        node=node if is_isolated else "",
+        finding=finding.id if is_isolated else "",
+        evidence_s=finding.told_s,
     )
-    # Progress does not end it: it is over when the node is well.
-    state.open_incidents.remove(incident.id)
+    incident, actions = report(state, detected, now_s)
     state.nodes.incidents[key] = incident.id
-    said = Say(text=f"incident {incident.id}: {incident.summary}", level="bad" if kind != "slowdown" else "warn")
-    if finding.advice and not incident.advice:
-        change(state, incident.id, advice=finding.advice)
-    actions: list[Action] = [said, write(state, incident.id, is_new=True)]
-    if response is Response.ISOLATE:
-        state.nodes.isolated[node] = incident.id
-        actions.append(
-            Isolate(
-                node=node,
-                incident=incident.id,
-                cause=cause,
-                summary=incident.summary,
-                evidence_s=finding.told_s,
-                finding=finding.id,
-            )
-        )
-        then = "training goes on, and" if state.phase is Phase.RUNNING else "training"
-        actions.append(Say(text=f"{node} is put under quarantine: {then} is not started again there", level="warn"))
-    elif response is Response.RESTART:
-        actions += stop_for(state, incident.id, onset_s=now_s, now_s=now_s)
     return actions
 
 
@@ -235,5 +220,5 @@ def _over(state: State, key: str, now_s: float) -> list[Action]:
     if not incident_id:
         return []
     incident = state.incidents[incident_id]
-    said = Say(text=f"incident {incident_id} is over: {incident.evidence['subject']} is well again", level="good")
+    said = announce(f"incident {incident_id} is over: {incident.evidence['subject']} is well again", level="good")
     return [change(state, incident_id, recovered_s=now_s), said]

@@ -7,9 +7,10 @@ from typing import Any
 from guardrun.supervisor.engine.detectors.hang import stalls
 from guardrun.supervisor.engine.incidents.evidence import of_collectives, of_judged, of_readings, stack_of
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.hang_patience import NEVER_S
 from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.engine.model.verdicts import Detected
 from guardrun.supervisor.engine.observation.collective_waits import match
 from guardrun.supervisor.engine.observation.dataloader_workers import of_workers
 from guardrun.supervisor.engine.observation.hang_finding import Finding
@@ -17,8 +18,8 @@ from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapsho
 from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity
 from guardrun.supervisor.engine.observation.rank_findings import wrong_with
 from guardrun.supervisor.engine.observation.stack_grouping import evidence_groups
-from guardrun.supervisor.engine.recovery.launcher_orders import stop_for
-from guardrun.supervisor.engine.state.incidents import change, open_incident, write
+from guardrun.supervisor.engine.recovery.decide import announce, report, stop_for
+from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import State, attempt_of, silence_began_s
 
 WATCHED_LOOK_S = 60.0
@@ -92,22 +93,23 @@ def verdict(state: State, found: Finding, seen: JudgedSnapshot, now_s: float) ->
     if known:
         actions.append(change(state, known, evidence=evidence, summary=summary, action=action, acted_s=now_s))
     else:
-        known = open_incident(
-            state,
+        detected = Detected(
             kind="hang",
             cause=found.cause,
             confidence=found.confidence,
             summary=summary,
             culprits=found.culprits,
             onset_s=onset_s,
-            now_s=now_s if stall is None else stall.told_s,
+            told_s=None if stall is None else stall.told_s,
             acted_s=now_s if may_act else None,
             evidence=evidence,
             looks=list(dict.fromkeys([*(stall.looks if stall is not None else []), *suspicion.looks[-2:]])),
+            level="bad",
+            ends_with_progress=True,
             action=action,
-        ).id
-        said = f"incident {known}: {state.incidents[known].summary}"
-        actions += [Say(text=said, level="bad"), write(state, known, is_new=True)]
+        )
+        incident, actions = report(state, detected, now_s)
+        known = incident.id
         actions += _tell_stack_trouble(state, looks)
     if may_act:
         if not (found.is_proof or found.is_certain) and (place := stalls.place_of(found, seen)):
@@ -115,7 +117,7 @@ def verdict(state: State, found: Finding, seen: JudgedSnapshot, now_s: float) ->
         return actions + stop_for(state, known, onset_s=onset_s, now_s=now_s)
     suspicion.incident_id = known
     suspicion.next_look_s = now_s + WATCHED_LOOK_S
-    return [*actions, Say(text=f"nothing is changed: {_why_not(state)}", level="info")]
+    return [*actions, announce(f"nothing is changed: {_why_not(state)}", level="info")]
 
 
 def is_near_end(state: State) -> bool:
@@ -169,4 +171,4 @@ def _tell_stack_trouble(state: State, looks: list[RankLook]) -> list[Action]:
     if not troubles or "stacks" in state.notes:
         return []
     state.notes.append("stacks")
-    return [Say(text="; ".join(troubles[:3]), level="warn")]
+    return [announce("; ".join(troubles[:3]), level="warn")]

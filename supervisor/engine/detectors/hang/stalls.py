@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence, who
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.hang_patience import NEVER_S
 from guardrun.supervisor.engine.model.looks import GroupLook
 from guardrun.supervisor.engine.observation.collective_waits import pending
@@ -17,6 +17,7 @@ from guardrun.supervisor.engine.observation.frames import base_name
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.state.state import Stall, State, Suspicion, attempt_of, silence_began_s
 
 ALONE = 4.0
@@ -144,7 +145,7 @@ def on_found(
         return []
     state.told_places = [*state.told_places, place][-_KEPT:]
     stall.is_said = True
-    return [Say(text=f"stall: {summary} {outlook(state, stall, now_s)}", level="warn")]
+    return [announce(f"stall: {summary} {outlook(state, stall, now_s)}", level="warn")]
 
 
 def outlook(state: State, stall: Stall, now_s: float) -> str:
@@ -180,7 +181,7 @@ def withdraw(state: State, suspicion: Suspicion, now_s: float) -> list[Action]:
     whom = who(attempt_of(state), stall.culprits) if stall.culprits else "The job"
     where = f" in {stall.spot}" if stall.spot else ""
     goes = "go on" if len(stall.culprits) > 1 else "goes on"
-    return [Say(text=f"stall over: {whom} {goes}, after {seconds:.0f} s{where}", level="good")]
+    return [announce(f"stall over: {whom} {goes}, after {seconds:.0f} s{where}", level="good")]
 
 
 def note(state: State, stall: Stall, now_s: float) -> None:

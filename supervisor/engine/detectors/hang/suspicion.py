@@ -28,7 +28,7 @@ from guardrun.supervisor.engine.observation.rank_activity import Judgement, Rank
 from guardrun.supervisor.engine.observation.repeated_frames import may_loop, over_looks
 from guardrun.supervisor.engine.recovery import operator_restart, resumption
 from guardrun.supervisor.engine.recovery.decide import observe
-from guardrun.supervisor.engine.state.incidents import close_recovered
+from guardrun.supervisor.engine.recovery.recovered import close_recovered
 from guardrun.supervisor.engine.state.progress_gaps import FACTOR
 from guardrun.supervisor.engine.state.state import (
     Attempt,
