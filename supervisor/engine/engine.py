@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.engine import attempts
-from guardrun.supervisor.engine.detectors.failure import node_health, rank_failure
+from guardrun.supervisor.engine.detectors.failure import rank_failure
 from guardrun.supervisor.engine.detectors.hang import suspicion
 from guardrun.supervisor.engine.membership import join_rejection, membership, node_checks, released_nodes
 from guardrun.supervisor.engine.model import events as ev
@@ -27,6 +27,7 @@ from guardrun.supervisor.engine.model.actions import Action, FinishRun, Isolate,
 from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING
 from guardrun.supervisor.engine.model.transitions import IGNORE, OBSERVED, InvalidTransition, Phase, find_transition
 from guardrun.supervisor.engine.recovery import (
+    eviction,
     launcher_orders,
     operator_restart,
     preemption,
@@ -34,7 +35,6 @@ from guardrun.supervisor.engine.recovery import (
     resumption,
 )
 from guardrun.supervisor.engine.recovery.decide import announce, observe
-from guardrun.supervisor.engine.recovery.eviction import isolate_again
 from guardrun.supervisor.engine.recovery.run_summary import record_attempt, summary
 from guardrun.supervisor.engine.state import incidents
 from guardrun.supervisor.engine.state.job_nodes import carried_over
@@ -140,7 +140,6 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     state.session = event.session
     node_checks.look_again(state)
     state.fleet = carried_over(state.fleet, event.fleet)
-    node_health.forget_findings(state)
     state.resuming_incident = state.notice.incident_id or state.resuming_incident
     state.notice = Notice(since_s=now_s)
     state.is_detailed = state.is_restart = state.may_go_on = False
@@ -151,7 +150,7 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     # Nothing is known of the time since the last event: whatever ran then was not this run for long.
     state.ledger.reclassify(OTHER, state.last_s, now_s)
     state.ledger.switch(STARTING, now_s)
-    return [*isolate_again(state, now_s), *launcher_orders.choose(state, now_s)]
+    return [*eviction.isolate_again(state, now_s), *launcher_orders.choose(state, now_s)]
 
 
 def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s: float) -> list[Action]:
@@ -165,7 +164,7 @@ def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s:
     if state.crash is not None and state.crash.is_asked and state.attempt:
         state.crash.decide_by_s = now_s
         actions.append(ReadExits(attempt=state.attempt.number))
-    actions += isolate_again(state, now_s)
+    actions += eviction.isolate_again(state, now_s)
     if state.fleet is not None:
         membership.forgive_silence(state.fleet, now_s)
     if state.phase is Phase.ENDED:
@@ -269,9 +268,8 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_saved": _on_checkpoint_saved,
     "on_checkpoint_opened": _on_checkpoint_opened,
     "on_history_loaded": incidents.on_history_loaded,
-    "on_node_findings_reported": node_health.on_node_findings_reported,
-    "on_not_isolated": node_health.on_not_isolated,
-    "on_isolation_settled": node_health.on_isolation_settled,
+    "on_not_isolated": released_nodes.on_not_isolated,
+    "on_isolation_settled": released_nodes.on_isolation_settled,
     "on_node_released": released_nodes.on_node_released,
     "on_node_joined": membership.on_node_joined,
     "on_node_suspected": membership.on_node_suspected,

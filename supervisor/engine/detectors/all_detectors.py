@@ -8,6 +8,7 @@ from guardrun.supervisor.engine.detectors.dataloader_bound import DataloaderBoun
 from guardrun.supervisor.engine.detectors.detector import Detector
 from guardrun.supervisor.engine.detectors.gc_pause import GcPause
 from guardrun.supervisor.engine.detectors.gc_pressure import GcPressure
+from guardrun.supervisor.engine.detectors.node_health import NodeHealth
 from guardrun.supervisor.engine.detectors.straggler import Straggler
 from guardrun.supervisor.engine.detectors.throughput_drop import ThroughputDrop
 
@@ -15,6 +16,7 @@ from guardrun.supervisor.engine.detectors.throughput_drop import ThroughputDrop
 class Detectors(msgspec.Struct, kw_only=True):
     """Each with its memory, which a snapshot holds. They are asked in this order."""
 
+    node_health: NodeHealth = msgspec.field(default_factory=NodeHealth)
     gc_pressure: GcPressure = msgspec.field(default_factory=GcPressure)
     straggler: Straggler = msgspec.field(default_factory=Straggler)
     dataloader_bound: DataloaderBound = msgspec.field(default_factory=DataloaderBound)

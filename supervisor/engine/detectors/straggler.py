@@ -191,7 +191,7 @@ class Straggler(msgspec.Struct, kw_only=True):
         self, view: RunView, attempt: AttemptView, window: Window, nodes: Mapping[int, str], now_s: float
     ) -> list[Verdict]:
         """What has been slower from the start is reported when its node's sensors say why."""
-        if not self.steady or not view.nodes.findings:
+        if not self.steady or not view.detectors.node_health.findings:
             return []
         found = steady(self.usual, window, nodes)
         ranks = [each.rank for each in found]
@@ -236,7 +236,7 @@ def _said(sensors: list[str]) -> str:
 
 def _sensors(view: RunView, ranks: list[int], window: Window) -> list[str]:
     """What is wrong with their devices and nodes, and is not with the others'."""
-    if not view.nodes.findings:
+    if not view.detectors.node_health.findings:
         return []
     others = [rank for rank in window.shares if rank not in set(ranks)]
     elsewhere = set(wrong_with(view, others))

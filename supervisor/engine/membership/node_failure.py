@@ -232,7 +232,7 @@ def _culprits(state: State, attempt: Attempt, nodes: list[str]) -> list[Culprit]
     """Their ranks; a node itself, where it has none in this attempt."""
     found: list[Culprit] = []
     for node in nodes:
-        ranks = culprits_of(attempt, _ranks_of(attempt, node), state.nodes.devices)
+        ranks = culprits_of(attempt, _ranks_of(attempt, node), state.detectors.node_health.devices)
         found += ranks or [Culprit(rank=None, local_rank=None, node=node, pid=None)]
     return found
 

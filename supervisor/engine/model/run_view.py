@@ -5,7 +5,7 @@ The values are the engine's own, not copies: reading costs nothing, and mypy ref
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from guardrun.supervisor.engine.model.actions import Incident
@@ -78,6 +78,10 @@ class AttemptView(Protocol):
         """Some rank has advanced."""
 
     @property
+    def steprate(self) -> StepRateView:
+        """How fast it steps."""
+
+    @property
     def collecting(self) -> Mapping[int, float]:
         """Ranks in a garbage collection: since when."""
 
@@ -86,16 +90,31 @@ class AttemptView(Protocol):
         """Ranks that were seen in one: when it was seen to be over."""
 
 
-class NodesView(Protocol):
-    """What is known of nodes."""
+class StepRateView(Protocol):
+    """How far the attempt was when."""
+
+    @property
+    def times_s(self) -> Sequence[float]:
+        """Moments, ascending."""
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """The furthest step at each."""
+
+    def step_s(self, from_s: float, to_s: float) -> float | None:
+        """Median seconds a step between two moments; None where too little is known."""
+
+
+class NodeHealthView(Protocol):
+    """What the detector of nodes' health holds."""
 
     @property
     def findings(self) -> Mapping[str, Finding]:
         """`NODE/ID`: what is wrong there right now."""
 
     @property
-    def incidents(self) -> Mapping[str, str]:
-        """`NODE/ID`: id of the incident that reports it."""
+    def reported(self) -> Mapping[str, str]:
+        """`NODE/ID`: key of the incident that reports it."""
 
     @property
     def devices(self) -> Mapping[int, Device]:
@@ -121,6 +140,10 @@ class DetectorsView(Protocol):
     def straggler(self) -> StragglersView:
         """Who is suspected of slowing the others down."""
 
+    @property
+    def node_health(self) -> NodeHealthView:
+        """What is wrong with nodes."""
+
 
 class RunView(Protocol):
     """The whole run."""
@@ -142,8 +165,8 @@ class RunView(Protocol):
         """All of the run, by id, in order."""
 
     @property
-    def nodes(self) -> NodesView:
-        """What sensors report."""
+    def is_held(self) -> bool:
+        """A person wants nothing changed."""
 
     @property
     def detectors(self) -> DetectorsView:

@@ -104,7 +104,11 @@ def _open(state: State, found: Detected, now_s: float) -> Incident:
 def _culprits(state: State, named: Sequence[int | Culprit]) -> list[Culprit]:
     found: list[Culprit] = []
     for one in named:
-        found += [one] if isinstance(one, Culprit) else culprits_of(attempt_of(state), [one], state.nodes.devices)
+        found += (
+            [one]
+            if isinstance(one, Culprit)
+            else culprits_of(attempt_of(state), [one], state.detectors.node_health.devices)
+        )
     return found
 
 

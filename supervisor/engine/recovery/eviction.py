@@ -21,7 +21,7 @@ from guardrun.supervisor.engine.state.state import State
 
 OWN = frozenset({"gpu_lost", "node_lost"})
 """A device's or a node's own: it is left out at once. What sensors find has its response
-(engine/detectors/failure/node_health.py)."""
+(engine/detectors/node_health.py)."""
 RETURNS = 2
 """A node that is lost, and back before the next attempt, takes part in it; not so often in a week, …"""
 WHOLE_RETURNS = 4

@@ -10,7 +10,6 @@ from guardrun.supervisor.engine.detectors.all_detectors import Detectors
 from guardrun.supervisor.engine.model.actions import Incident
 from guardrun.supervisor.engine.model.events import (
     Checkpoint,
-    Device,
     ErrorRecord,
     ExitTrace,
     PastPlace,
@@ -21,12 +20,11 @@ from guardrun.supervisor.engine.model.looks import RankLook, Reading
 from guardrun.supervisor.engine.model.lost_time import Ledger
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.repeated_frames import Loop
+from guardrun.supervisor.engine.observation.step_rate import StepRate
 from guardrun.supervisor.engine.observation.step_times import StepTimes
 from guardrun.supervisor.engine.state.job_nodes import Fleet
 from guardrun.supervisor.engine.state.preemption_state import Notice
 from guardrun.supervisor.engine.state.progress_gaps import Gaps
-from guardrun.supervisor.engine.state.step_rate import StepRate
-from guardrun.supervisor.health.base.findings import Finding
 
 
 class RankState(msgspec.Struct, kw_only=True):
@@ -120,14 +118,8 @@ class Crash(msgspec.Struct, kw_only=True):
 
 
 class Nodes(msgspec.Struct, kw_only=True):
-    """What is known of the nodes (engine/detectors/failure/node_health.py)."""
+    """Which nodes are kept from what comes."""
 
-    findings: dict[str, Finding] = {}
-    """`NODE/ID` → what is wrong there right now."""
-    incidents: dict[str, str] = {}
-    """`NODE/ID` → the incident that tells it."""
-    devices: dict[int, Device] = {}
-    """Per global rank."""
     isolated: dict[str, str] = {}
     """Node → the incident for which it was put under quarantine."""
     unsettled: dict[str, str] = {}
@@ -136,8 +128,6 @@ class Nodes(msgspec.Struct, kw_only=True):
     """Node that was lost → when it is isolated, unless it is back by then (engine/recovery/awaited_nodes.py)."""
     kept_out: dict[str, str] = {}
     """Node that was lost, and is not back → what keeps other runs from it: drained, under quarantine."""
-    next_s: float = 0.0
-    """Findings are not held against training again before this, however many nodes report meanwhile."""
 
 
 class Attempt(msgspec.Struct, kw_only=True):

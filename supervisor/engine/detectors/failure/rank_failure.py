@@ -202,7 +202,7 @@ def _retell_crash(state: State, crash: Crash, found: RootCause, falls: list[Fall
         cause=found.cause,
         confidence=found.confidence,
         summary=_crash_sentence(state, found, evidence),
-        culprits=culprits_of(attempt_of(state), found.culprits, state.nodes.devices),
+        culprits=culprits_of(attempt_of(state), found.culprits, state.detectors.node_health.devices),
         evidence=evidence,
         advice=advice_for(found.cause, evidence),
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 import msgspec
 
 from guardrun.supervisor.engine.detectors.detector import LookJudged
-from guardrun.supervisor.engine.detectors.failure import node_health
 from guardrun.supervisor.engine.detectors.hang import hang_verdicts, stalls
 from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL, find
 from guardrun.supervisor.engine.model import events as ev
@@ -68,8 +67,6 @@ def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Act
             advanced_s = max(advanced_s, _take_report(attempt, rank, report, now_s))
     actions: list[Action] = []
     attempt.steprate.add(now_s, attempt.step)
-    if state.nodes.findings and now_s >= state.nodes.next_s:
-        actions += node_health.on_report(state, now_s)
     if state.phase is Phase.RUNNING:
         actions += resumption.on_report(state, now_s)
     return actions + _advanced(state, advanced_s, now_s) if advanced_s else actions
