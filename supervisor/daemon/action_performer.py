@@ -184,7 +184,7 @@ class Performer:
 
     def _look(self, action: ac.TakeLook) -> None:
         context = self._context
-        suspicion = context.engine.state.suspicion
+        suspicion = context.engine.state.detectors.hang.suspicion
         told = suspicion.stall.looks if suspicion is not None and suspicion.stall is not None else []
         context.scribe.put(functools.partial(prune_looks, context.run_dir, list(told)))
         if context.fleet is not None:

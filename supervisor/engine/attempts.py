@@ -9,7 +9,6 @@ from guardrun.supervisor.engine.detectors.failure.rank_failure import (
     note_exit,
     open_crash,
 )
-from guardrun.supervisor.engine.detectors.hang import stalls
 from guardrun.supervisor.engine.failures.root_cause import blame
 from guardrun.supervisor.engine.membership.membership import launch
 from guardrun.supervisor.engine.membership.node_failure import lost_meanwhile
@@ -85,7 +84,7 @@ def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> 
         ranks={r.global_rank: RankState(rank=r) for r in event.ranks},
         alive=len(event.ranks),
     )
-    state.suspicion, state.look_since_s, state.crash = None, None, None
+    state.crash = None
     state.restart_by = ""
     state.is_restart = False
     if state.signum:
@@ -139,9 +138,6 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
     attempt.alive = 0
     attempt.stopped, attempt.collecting = {}, {}
     attempt.ended_s = now_s
-    if state.suspicion and state.suspicion.stall and not state.suspicion.incident_id:
-        stalls.note(state, state.suspicion.stall, now_s)
-    state.suspicion, state.look_since_s = None, None
     actions: list[Action] = []
     if event.survivors:
         actions.append(announce(f"processes {event.survivors} could not be ended, not even by SIGKILL", level="warn"))
@@ -197,7 +193,7 @@ def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> li
     if state.phase is Phase.ENDING:
         return requeue.on_stop(state, event, now_s)
     state.signum, state.signalled = event.signum, event.node
-    state.suspicion, state.look_since_s, state.crash = None, None, None
+    state.crash = None
     state.ledger.switch(OTHER, now_s)
     actions = ending(state)
     if state.attempt is None or state.attempt.ended_s is not None:

@@ -102,7 +102,7 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.CheckpointLoaded(attempt=attempt, global_rank=0, path="/out/a", step=3),
         ev.CheckpointOpened(attempt=attempt, path="/out/a"),
         ev.CheckpointChosen(choice=told.state.choice),
-        ev.LookTaken(look=told.state.look, attempt=attempt, ranks=[]),
+        ev.LookTaken(look=told.state.detectors.hang.look, attempt=attempt, ranks=[]),
         ev.NodeJoined(node="n0", slot=0, ranks=2),
         ev.NodeSuspected(node="n0", since_s=told.now_s - 5.0),
         ev.NodeContactRestored(node="n0"),

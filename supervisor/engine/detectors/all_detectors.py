@@ -8,6 +8,7 @@ from guardrun.supervisor.engine.detectors.dataloader_bound import DataloaderBoun
 from guardrun.supervisor.engine.detectors.detector import Detector
 from guardrun.supervisor.engine.detectors.gc_pause import GcPause
 from guardrun.supervisor.engine.detectors.gc_pressure import GcPressure
+from guardrun.supervisor.engine.detectors.hang.suspicion import Hang
 from guardrun.supervisor.engine.detectors.node_health import NodeHealth
 from guardrun.supervisor.engine.detectors.straggler import Straggler
 from guardrun.supervisor.engine.detectors.throughput_drop import ThroughputDrop
@@ -22,6 +23,7 @@ class Detectors(msgspec.Struct, kw_only=True):
     dataloader_bound: DataloaderBound = msgspec.field(default_factory=DataloaderBound)
     throughput_drop: ThroughputDrop = msgspec.field(default_factory=ThroughputDrop)
     gc_pause: GcPause = msgspec.field(default_factory=GcPause)
+    hang: Hang = msgspec.field(default_factory=Hang)
 
     def observers(self, kind: type) -> list[Detector]:
         """Those that want to see what is of this kind."""

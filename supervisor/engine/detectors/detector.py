@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
-from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.model.run_view import RunView
 from guardrun.supervisor.engine.model.verdicts import Verdict
-from guardrun.supervisor.engine.observation.rank_activity import Judgement
-
-
-class LookJudged(NamedTuple):
-    """Two looks in a row have been compared, rank by rank."""
-
-    by_rank: Mapping[int, Judgement]
-    looks: Sequence[RankLook]
-    """The later ones."""
-    folders: Sequence[str]
-    """Of both, and of those before."""
+from guardrun.supervisor.engine.observation.judged_snapshot import LookJudged
 
 
 class Detector(Protocol):
@@ -27,5 +16,5 @@ class Detector(Protocol):
     observes: ClassVar[tuple[type, ...]]
     """What it is asked about: events, or what the engine derives from them (LookJudged, steptimes.Window)."""
 
-    def observe(self, event: Any, view: RunView, now_s: float) -> Sequence[Verdict]:
+    def observe(self, event: Any, view: RunView, now_s: float) -> Sequence[Verdict | LookJudged]:
         """Take one of these in, and say what follows."""

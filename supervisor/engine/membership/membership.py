@@ -13,6 +13,7 @@ from guardrun.supervisor.engine.membership.node_failure import lose, trains
 from guardrun.supervisor.engine.membership.rejoin import take_back
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.model.run_view import silence_began_s
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery import awaited_nodes, requeue
 from guardrun.supervisor.engine.recovery.decide import announce
@@ -26,7 +27,7 @@ from guardrun.supervisor.engine.state.job_nodes import (
     missing_words,
     place,
 )
-from guardrun.supervisor.engine.state.state import State, enter, silence_began_s
+from guardrun.supervisor.engine.state.state import State, enter
 
 DROPPED_S = 5.0
 """A deputy that was killed is back within a second or two; nothing at all, where its whole node was."""
@@ -95,8 +96,6 @@ def on_node_contact_restored(state: State, event: ev.NodeContactRestored, now_s:
         fleet.longest_s = max(fleet.longest_s, now_s - member.since_s)
     actions = _hear_again(state, fleet, member, now_s) + take_back(state, member)
     member.is_dropped = False
-    if state.suspicion is not None:
-        state.suspicion.next_look_s = min(state.suspicion.next_look_s, now_s)
     return actions + try_start(state, now_s)
 
 

@@ -202,6 +202,13 @@ TABLE: dict[tuple[Phase, type], Transition] = {
 }
 
 
+class PhaseChanged(NamedTuple):
+    """An event has led the run to another phase; the last that detectors see of it."""
+
+    before: Phase
+    after: Phase
+
+
 class InvalidTransition(Exception):
     """An event that no row of the table knows, or that led to a phase which its row does not have: a bug of ours."""
 

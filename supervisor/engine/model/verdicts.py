@@ -49,6 +49,8 @@ class Detected(msgspec.Struct, frozen=True, kw_only=True):
     """What is done about it, as Incident has it."""
     stops_since_s: float | None = None
     """The attempt is ended for it, and the time since then counts as detecting; None: it is not."""
+    is_uneven: bool = False
+    """Ranks have made so different calls that torch's own comparison in the next attempt would not survive them."""
     node: str = ""
     """That is to blame. With action `isolate_node` it is put under quarantine; without an action, where the user's
     `[policy] responses` asks for it."""
@@ -59,11 +61,19 @@ class Detected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
-    """More is known of an incident that was reported."""
+    """More is known of an incident that was reported, or more is done about it."""
 
     key: str
     evidence: Mapping[str, Any]
     """All of it, as it is now."""
+    summary: str = ""
+    """Empty, as `action` and None: as it was."""
+    action: str = ""
+    acted_s: float | None = None
+    stops_since_s: float | None = None
+    """As Detected has it."""
+    is_uneven: bool = False
+    """Likewise."""
 
 
 class Over(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +88,20 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
     """Worth a line on the terminal, and no incident."""
 
     text: str
+    level: str = "info"
+    """As Say has it."""
 
 
-Verdict = Detected | Changed | Over | Remark
+class LookWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks are to be looked at: action TakeLook."""
+
+    look: int
+    attempt: int
+    reason: str
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """The attempt is to be ended, as a person wanted, and nobody is to blame."""
+
+
+Verdict = Detected | Changed | Over | Remark | LookWanted | Ended

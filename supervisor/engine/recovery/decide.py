@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.incidents.recurrence import told_again
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Culprit, Incident, Isolate, Say, StopAttempt
+from guardrun.supervisor.engine.model.actions import Action, Culprit, Incident, Isolate, Say, StopAttempt, TakeLook
 from guardrun.supervisor.engine.model.lost_time import DETECTING, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Over, Verdict
+from guardrun.supervisor.engine.model.verdicts import Changed, Detected, LookWanted, Over, Remark, Verdict
+from guardrun.supervisor.engine.observation.judged_snapshot import LookJudged
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response
@@ -31,18 +33,24 @@ def observe(state: State, event: object, now_s: float) -> list[Action]:
     return actions
 
 
-def decide(state: State, verdicts: Sequence[Verdict], now_s: float) -> list[Action]:
+def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float) -> list[Action]:
     """Act on verdicts, in order."""
     actions: list[Action] = []
     for verdict in verdicts:
         if isinstance(verdict, Detected):
             actions += report(state, verdict, now_s)[1]
         elif isinstance(verdict, Changed):
-            actions.append(change(state, state.detected[verdict.key], evidence=dict(verdict.evidence)))
+            actions += _change(state, verdict, now_s)
         elif isinstance(verdict, Over):
             actions += _close(state, verdict, now_s)
+        elif isinstance(verdict, Remark):
+            actions.append(announce(verdict.text, verdict.level))
+        elif isinstance(verdict, LookWanted):
+            actions.append(TakeLook(look=verdict.look, attempt=verdict.attempt, reason=verdict.reason))
+        elif isinstance(verdict, LookJudged):
+            actions += observe(state, verdict, now_s)
         else:
-            actions.append(announce(verdict.text))
+            actions += stop(state, now_s, now_s)
     return actions
 
 
@@ -57,6 +65,7 @@ def announce(text: str, level: str = "info") -> Say:
 def report(state: State, found: Detected, now_s: float) -> tuple[Incident, list[Action]]:
     """Open an incident, say so, and do about it what the verdict asks for. Returns it as it was opened."""
     incident = _open(state, found, now_s)
+    state.is_detail_bad = state.is_detail_bad or found.is_uneven
     if not found.ends_with_progress:
         state.open_incidents.remove(incident.id)
     if found.key:
@@ -110,6 +119,19 @@ def _culprits(state: State, named: Sequence[int | Culprit]) -> list[Culprit]:
             else culprits_of(attempt_of(state), [one], state.detectors.node_health.devices)
         )
     return found
+
+
+def _change(state: State, verdict: Changed, now_s: float) -> list[Action]:
+    incident_id = state.detected[verdict.key]
+    state.is_detail_bad = state.is_detail_bad or verdict.is_uneven
+    changes: dict[str, Any] = {"evidence": dict(verdict.evidence)}
+    for name in ("summary", "action", "acted_s"):
+        if value := getattr(verdict, name):
+            changes[name] = value
+    actions = [change(state, incident_id, **changes)]
+    if verdict.stops_since_s is not None:
+        actions += stop_for(state, incident_id, onset_s=verdict.stops_since_s, now_s=now_s)
+    return actions
 
 
 def _close(state: State, verdict: Over, now_s: float) -> list[Action]:
@@ -168,7 +190,6 @@ def stop(state: State, onset_s: float, now_s: float) -> list[Action]:
     """Have the attempt stopped. onset_s: when the trouble began; the time since then is booked as DETECTING."""
     attempt = attempt_of(state)
     enter(state, Phase.STOPPING)
-    state.suspicion, state.look_since_s = None, None
     state.ordered_s = attempt.stop_began_s = now_s
     state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
     state.ledger.switch(STOPPING, now_s)

@@ -45,7 +45,6 @@ def change(state: State, incident_id: str, **changes: Any) -> Action:
 def on_history_loaded(state: State, event: ev.HistoryLoaded, now_s: float) -> list[Action]:
     """Earlier runs are known now: incidents that were already told say so, too."""
     state.past = {place.place: place for place in event.places}
-    state.past_stalls = dict(event.stalls)
     state.resumes = state.resumes or event.resumes
     actions: list[Action] = []
     for incident in list(state.incidents.values()):
