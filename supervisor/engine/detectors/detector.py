@@ -18,7 +18,7 @@ class Detected(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     """Chosen by the detector, unique in the run: later verdicts on the same incident name it."""
     kind: str
-    """As the contract has it, like `cause`."""
+    """One of docs/incidents.md, like `cause`, which a new detector adds there."""
     cause: str
     confidence: float
     """0 to 1."""
@@ -78,7 +78,7 @@ class Detector(Protocol):
     """One question about the run. Its fields are its memory: plain data, in every snapshot; nobody else writes them."""
 
     observes: ClassVar[tuple[type, ...]]
-    """What it is asked about: events, or what the engine derives from them (LookJudged, steptimes.Window)."""
+    """What it is asked about: events, or what the engine derives from them (LookJudged, step_times.Window)."""
 
     def observe(self, event: Any, view: RunView, now_s: float) -> Sequence[Verdict]:
         """Take one of these in, and say what follows."""
