@@ -106,7 +106,8 @@ class DescriptorLeak(msgspec.Struct, kw_only=True):
     attempt: int = -1
     lows: dict[int, list[Lows]] = {}
     """Per rank: of each of LENGTHS."""
-    open: list[Reported] = []
+    reported: list[Reported] = []
+    """Of this attempt."""
     known: set[int] = set()
     """Ranks that an incident of this run has named."""
     count: int = 0
@@ -118,7 +119,7 @@ class DescriptorLeak(msgspec.Struct, kw_only=True):
         if attempt is None or event.attempt != attempt.number:
             return ()
         if self.attempt != attempt.number:
-            self.attempt, self.lows, self.open = attempt.number, {}, []
+            self.attempt, self.lows, self.reported = attempt.number, {}, []
         verdicts: list[Verdict] = []
         for report in event.ranks:
             if report.open_files is not None:
@@ -178,18 +179,18 @@ class DescriptorLeak(msgspec.Struct, kw_only=True):
             onset_s=max(0.0, now_s - lasted_s - window_s),
             evidence=evidence,
         )
-        self.open.append(Reported(key=found.key, ranks=ranks, length=place))
+        self.reported.append(Reported(key=found.key, ranks=ranks, length=place))
         return [found]
 
     def _over(self, rank: int, place: int, attempt: AttemptView) -> list[Verdict]:
         """An incident ends where none of its ranks has grown for as long as it takes to find one that does."""
         verdicts: list[Verdict] = []
-        for reported in list(self.open):
+        for reported in list(self.reported):
             if reported.length != place or rank not in reported.ranks or not self.lows[rank][place].has_stopped():
                 continue
             reported.ranks.remove(rank)
             if not reported.ranks:
-                self.open.remove(reported)
+                self.reported.remove(reported)
                 low = self.lows[rank][place].closed[-1]
                 verdicts.append(Over(key=reported.key, text=f"{who(attempt, [rank])} stays at {low:,} open files"))
         return verdicts

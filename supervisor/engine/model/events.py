@@ -214,7 +214,7 @@ MANY_FILES = 0.5
 """Share of its limit from which on a rank's open files are looked at more closely, and worth a word."""
 
 
-class OpenFiles(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class OpenFiles(msgspec.Struct, frozen=True, array_like=True):
     """The file descriptors of a rank's own process, without those of its children."""
 
     count: int
