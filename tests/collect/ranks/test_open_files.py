@@ -162,3 +162,9 @@ def test_where_counting_takes_long_ranks_take_turns(
             board.words[Field.STEP] += 1
         turns.append(counted(sampler.sample()))
     assert turns == [[0], [1], [2], []]
+
+
+def test_reports_from_before_have_none() -> None:
+    before = msgspec.json.decode(b'{"global_rank": 1, "step": 7}', type=RankReport)
+    assert before.open_files is None and b"open_files" not in msgspec.json.encode(before)
+    assert msgspec.json.decode(b"[12]", type=OpenFiles) == OpenFiles(12)
