@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from guardrun.supervisor.engine.detectors.dataloader_bound import DataloaderBound
+from guardrun.supervisor.engine.detectors.descriptor_leak import DescriptorLeak
 from guardrun.supervisor.engine.detectors.detector import Detector
 from guardrun.supervisor.engine.detectors.gc_pause import GcPause
 from guardrun.supervisor.engine.detectors.gc_pressure import GcPressure
@@ -23,6 +24,7 @@ class Detectors(msgspec.Struct, kw_only=True):
     dataloader_bound: DataloaderBound = msgspec.field(default_factory=DataloaderBound)
     throughput_drop: ThroughputDrop = msgspec.field(default_factory=ThroughputDrop)
     gc_pause: GcPause = msgspec.field(default_factory=GcPause)
+    descriptor_leak: DescriptorLeak = msgspec.field(default_factory=DescriptorLeak)
     hang: Hang = msgspec.field(default_factory=Hang)
 
     def observers(self, kind: type) -> list[Detector]:

@@ -14,7 +14,7 @@ class Detector(Protocol):
     """One question about the run. Its fields are its memory: plain data, in every snapshot; nobody else writes them."""
 
     observes: ClassVar[tuple[type, ...]]
-    """What it is asked about: events, or what the engine derives from them (LookJudged, steptimes.Window)."""
+    """What it is asked about: events, or what the engine derives from them (LookJudged, step_times.Window)."""
 
     def observe(self, event: Any, view: RunView, now_s: float) -> Sequence[Verdict | LookJudged]:
         """Take one of these in, and say what follows."""

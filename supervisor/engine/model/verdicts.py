@@ -16,7 +16,7 @@ class Detected(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     """Chosen by the detector, unique in the run: later verdicts on the same incident name it. Empty: there are none."""
     kind: str
-    """As the contract has it, like `cause`."""
+    """One of docs/incidents.md, like `cause`, which a new detector adds there."""
     cause: str
     confidence: float
     """0 to 1."""
