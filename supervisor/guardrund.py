@@ -22,7 +22,8 @@ from guardrun.supervisor.base.standard_streams import hold_standard_descriptors
 
 if TYPE_CHECKING:
     from guardrun.supervisor.base.background_writer import BackgroundWriter
-    from guardrun.supervisor.node.node_supervisor import NodeSupervisor
+    from guardrun.supervisor.daemon.daemon import Daemon
+    from guardrun.supervisor.fleet.follower.follower import Follower
 
 LOG_NAME = "guardrun.log"
 STUCK_PATIENCE_S = 1.0
@@ -63,7 +64,7 @@ def _supervise() -> int:
     scribe = BackgroundWriter()
     log_file = set_up_log(run_dir / LOG_NAME, scribe)
     try:
-        daemon = _open_station(run_dir, scribe)
+        daemon = _open_supervisor(run_dir, scribe)
         try:
             daemon.run()
         finally:
@@ -88,7 +89,7 @@ def end_beside_the_stuck(status: int = 0) -> None:
                 os._exit(status)
 
 
-def _open_station(run_dir: Path, scribe: BackgroundWriter) -> NodeSupervisor:
+def _open_supervisor(run_dir: Path, scribe: BackgroundWriter) -> Daemon | Follower:
     """The supervisor that decides, or the deputy of a node that another one leads."""
     from guardrun.supervisor.daemon.daemon import Daemon
     from guardrun.supervisor.rundir.run_directory import read_run_file

@@ -43,38 +43,50 @@ PRIOR_PATIENCE_S = 2.0
 """How long a supervisor waits at its start for the list of what lies in the checkpoints' folder already."""
 
 
-class PerformerContext(EngineContext, CheckpointContext, RankContext, IsolationContext, Protocol):
-    """What carrying out actions uses of the context."""
+class PerformerNode(RankContext, IsolationContext, Protocol):
+    """What carrying out actions uses of the node's supervisor."""
 
     is_over: bool
     """The run is over: the loop ends."""
+
+    @property
+    def relations(self) -> NodeRelations:
+        """Has this node isolated."""
+
+    def send(self, order: control_messages.ToLauncher) -> None:
+        """Give this node's launcher an order."""
+
+
+class PerformerContext(EngineContext, CheckpointContext, Protocol):
+    """What it uses of the daemon."""
 
     @property
     def fleet(self) -> Coordinator | None:
         """Has actions carried out on all nodes; None in a job of one."""
 
     @property
-    def node(self) -> NodeRelations:
-        """Has this node isolated."""
-
-    @property
     def timeline(self) -> Timeline:
         """For the pages of incidents; another one once the engine has been made anew."""
 
-    def send(self, order: control_messages.ToLauncher) -> None:
-        """Give this node's launcher an order."""
+    def folders(self) -> list[str]:
+        """Those whose file systems matter to the run."""
 
     def shares(self) -> tuple[Shares, list[str]]:
         """What the last attempt's ranks spent its time on, and the nodes whose ranks are not among them."""
 
 
 class Performer:
-    """The hands of the context. Runs on the loop's thread; what takes time goes to its pool."""
+    """The hands of the daemon. Runs on the loop's thread; what takes time goes to its pool."""
 
     def __init__(
-        self, context: PerformerContext, saving: FinalSave, keeping: ResumeProtection, schedule: Schedule
+        self,
+        node: PerformerNode,
+        context: PerformerContext,
+        saving: FinalSave,
+        keeping: ResumeProtection,
+        schedule: Schedule,
     ) -> None:
-        self._context = context
+        self._node, self._context = node, context
         self._saving, self._keeping, self._schedule = saving, keeping, schedule
         self._notified: list[subprocess.Popen[bytes]] = []
         self._is_keeping = False
@@ -90,7 +102,7 @@ class Performer:
             ac.Requeue: self._requeue,
             ac.WriteIncident: self._write_incident,
             ac.Isolate: self._isolate,
-            ac.WithdrawIsolation: lambda action: context.drains.withdraw(action.node, action.incident),
+            ac.WithdrawIsolation: lambda action: node.drains.withdraw(action.node, action.incident),
             ac.Say: self._say,
             ac.FinishRun: self._finish,
         }
@@ -121,18 +133,18 @@ class Performer:
             self._saving.seen(newest)
             self._keeping.seen(newest)
 
-        self._context.in_background(work, lambda error: None, self._context.checkpoint_pool)
+        self._node.in_background(work, lambda error: None, self._context.checkpoint_pool)
 
     def _keep_chooser(self) -> None:
         """Soon, and once for all that has changed by then: choosing must not wait for the run directory's disk."""
         if not self._is_keeping:
             self._is_keeping = True
-            if not self._context.scribe.put(self._write_chooser):
+            if not self._node.scribe.put(self._write_chooser):
                 self._is_keeping = False
 
     def _write_chooser(self) -> None:
         self._is_keeping = False
-        keep_chooser(self._context.run_dir, self._context.chooser)
+        keep_chooser(self._node.run_dir, self._context.chooser)
 
     def loaded(self, message: CheckpointLoaded) -> None:
         """A rank loaded something: where that is a checkpoint, its steps count from there."""
@@ -143,12 +155,12 @@ class Performer:
             if found is None:
                 return elsewhere(context.chooser, message.attempt, message.path)
             self._keep_chooser()
-            context.desk.set_base(message.attempt, message.global_rank, found.step)
+            self._node.desk.set_base(message.attempt, message.global_rank, found.step)
             return ev.CheckpointLoaded(
                 attempt=message.attempt, global_rank=message.global_rank, path=found.path, step=found.step
             )
 
-        self._context.in_background(work, lambda error: None, context.checkpoint_pool)
+        self._node.in_background(work, lambda error: None, context.checkpoint_pool)
 
     # One method an action -------------------------------------------------------------------------------------
 
@@ -156,7 +168,7 @@ class Performer:
         if self._context.fleet is not None:
             self._context.fleet.start(action)
             return
-        self._context.send(control_messages.start_of(action))
+        self._node.send(control_messages.start_of(action))
 
     def _check_nodes(self, action: ac.CheckNodes) -> None:
         assert self._context.fleet is not None
@@ -168,44 +180,42 @@ class Performer:
                 self._schedule.stopping()
             self._context.fleet.stop(action)
             return
-        self._context.send(
-            control_messages.Stop(attempt=action.attempt, grace_s=action.grace_s, is_last=action.is_last)
-        )
+        self._node.send(control_messages.Stop(attempt=action.attempt, grace_s=action.grace_s, is_last=action.is_last))
 
     def _isolate(self, action: ac.Isolate) -> None:
         context = self._context
         if context.fleet is not None:
             context.fleet.isolate(action)
-        elif action.node == context.run_file.node:
-            context.node.isolate(action)
+        elif action.node == self._node.run_file.node:
+            self._node.relations.isolate(action)
         else:  # left over from the run's last start, on another node
             from guardrun.supervisor.fleet.coordinator.node_isolation import isolate_other
 
-            isolate_other(context, action, is_told=False)
+            isolate_other(self._node, action, is_told=False)
 
     def _look(self, action: ac.TakeLook) -> None:
         context = self._context
         load_soon()  # while the look is taken: an incident's page is written before its attempt is stopped
         suspicion = context.engine.state.detectors.hang.suspicion
         told = suspicion.stall.looks if suspicion is not None and suspicion.stall is not None else []
-        context.scribe.put(functools.partial(prune_looks, context.run_dir, list(told)))
+        self._node.scribe.put(functools.partial(prune_looks, self._node.run_dir, list(told)))
         if context.fleet is not None:
             context.fleet.look(action)
             return
-        folder = context.run_dir / look_name(action.attempt, action.look)
-        begin_look(context, action, folder, context.scribe.put)
+        folder = self._node.run_dir / look_name(action.attempt, action.look)
+        begin_look(self._node, action, folder, context.folders(), self._node.scribe.put)
 
     def _read_exits(self, action: ac.ReadExits) -> None:
         load_soon()
         if self._context.fleet is not None:
             self._context.fleet.read_exits(action)
             return
-        begin_exits(self._context, action, self._context.chooser.name_of)
+        begin_exits(self._node, action, self._context.folders(), self._context.chooser.name_of)
 
     def _choose(self, action: ac.ChooseCheckpoint) -> None:
         context = self._context
         is_first = context.engine.state.attempt is None
-        resume_first = context.run_file.settings.resume_first and is_first
+        resume_first = self._node.run_file.settings.resume_first and is_first
 
         def work() -> ev.Event:
             choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True)
@@ -222,7 +232,7 @@ class Performer:
 
         instead = lambda error: ev.CheckpointChosen(choice=action.choice, error=error)  # noqa: E731
         context.chooser.hurry()
-        self._context.in_background(work, instead, context.checkpoint_pool)
+        self._node.in_background(work, instead, context.checkpoint_pool)
 
     def _write_incident(self, action: ac.WriteIncident) -> None:
         context = self._context
@@ -230,45 +240,45 @@ class Performer:
         def work() -> None:
             try:
                 folder = write_incident(
-                    context.run_dir,
+                    self._node.run_dir,
                     action.incident,
-                    context.run_file,
-                    context.run_file.date_s,
+                    self._node.run_file,
+                    self._node.run_file.date_s,
                     timeline=context.timeline,
                 )
             except (OSError, ValueError) as error:
                 log.error("incident_not_written", incident=action.incident.id, error=str(error))
-                context.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")
+                self._node.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")
                 return
             if action.is_new:
-                context.terminal.say(f"report: {folder / 'report.html'}", "info")
+                self._node.terminal.say(f"report: {folder / 'report.html'}", "info")
                 self._notify(folder / "incident.json")
 
-        context.scribe.do(work)
+        self._node.scribe.do(work)
 
     def _notify(self, path: Path) -> None:
-        command = self._context.run_file.notify_command
+        command = self._node.run_file.notify_command
         if not command:
             return
         try:
-            with open(open_to_add(self._context.run_dir / "notify.log"), "ab") as output:
+            with open(open_to_add(self._node.run_dir / "notify.log"), "ab") as output:
                 process = subprocess.Popen(
                     [*command, str(path)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    env={**os.environ, TOKEN_VARIABLE: notify_token(self._context.run_file.token)},
-                    cwd=self._context.run_file.cwd,
+                    env={**os.environ, TOKEN_VARIABLE: notify_token(self._node.run_file.token)},
+                    cwd=self._node.run_file.cwd,
                 )
         except OSError as error:
-            self._context.terminal.say(f"[notify] command could not be run: {error}", "warn")
+            self._node.terminal.say(f"[notify] command could not be run: {error}", "warn")
             return
-        self._context.post(lambda: self._notified.append(process))
+        self._node.post(lambda: self._notified.append(process))
 
     def _say(self, action: ac.Say) -> None:
         log.info("said", text=action.text, level=action.level)
-        self._context.terminal.say(action.text, action.level)
+        self._node.terminal.say(action.text, action.level)
 
     def _requeue(self, action: ac.Requeue) -> None:
         self._write_summary(action.summary)  # before Slurm ends us
@@ -278,27 +288,27 @@ class Performer:
         context = self._context
         self._write_summary(action.summary)
         if action.summary.outcome == "finished":
-            context.scribe.do(self._keeping.let_go)
+            self._node.scribe.do(self._keeping.let_go)
         is_preempted = action.summary.outcome == "preempted"
         order = control_messages.Finish(exit_code=action.exit_code, is_preempted=is_preempted)
-        context.send(order)
+        self._node.send(order)
         if context.fleet is not None:
             context.fleet.finish(order)
         else:
-            context.is_over = True
+            self._node.is_over = True
 
     def _write_summary(self, summary: ac.Summary) -> None:
-        context, run = self._context, self._context.run_file
+        context, run = self._context, self._node.run_file
         opened_s = context.engine.state.opened_s
 
         def work() -> None:
             try:
                 shares = shares_json(*context.shares())
-                write_summary(context.run_dir, summary, run, run.date_s, shares=shares, opened_s=opened_s)
+                write_summary(self._node.run_dir, summary, run, run.date_s, shares=shares, opened_s=opened_s)
             except (OSError, ValueError) as error:
-                context.terminal.say(f"summary.json can't be written: {error}", "warn")
+                self._node.terminal.say(f"summary.json can't be written: {error}", "warn")
 
-        context.scribe.do(work)
+        self._node.scribe.do(work)
 
 
 def prune_looks(run_dir: Path, told: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """One run's supervisor, where it decides: events go to the engine, and actions to the performer.
 
-All that decides is in `Engine`; what moves facts in is the station (supervisor/node/node_supervisor.py). A loop that
-did not run for a while says so to the engine (TimeSkipped).
+All that decides is in `Engine`; what moves facts in is the loop that each node has
+(supervisor/node/node_supervisor.py). A loop that did not run for a while says so to the engine (TimeSkipped).
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ GREET_S = 10.0
 """A supervisor that is started again waits so long for its launcher, which may be the one that does not answer."""
 
 
-class Daemon(NodeSupervisor):
+class Daemon:
     """Runs until the run is over, or its launcher is gone."""
 
     def __init__(self, run_dir: Path, run: RunFile, scribe: BackgroundWriter) -> None:
-        super().__init__(run_dir, run, scribe)
+        self.node = NodeSupervisor(run_dir, run, scribe, self)
         # One thread, so that a choice comes after every save that was told before it.
         self.checkpoint_pool = ThreadPoolExecutor(1, thread_name_prefix="guardrun-checkpoints")
         self.chooser = open_chooser(run_dir, run, self.checkpoint_pool)
         self.engine, self.journal = self._recover()
         self.keeping = ResumeProtection(run_dir, self._resumes)
-        self.saving = FinalSave(self)
-        self.schedule = Schedule(self)
-        self.performer = Performer(self, self.saving, self.keeping, self.schedule)
-        self.answers = Answers(self, self.saving)
+        self.saving = FinalSave(self.node, self)
+        self.schedule = Schedule(self.node, self)
+        self.performer = Performer(self.node, self, self.saving, self.keeping, self.schedule)
+        self.answers = Answers(self.node, self, self.saving)
         self._pace = Pace()
         self._said_trouble = False
         self._early: deque[ev.Event] | None = deque(maxlen=MAX_EARLY)
@@ -77,6 +77,10 @@ class Daemon(NodeSupervisor):
         self._metrics = self._serve_metrics()
         self.fleet = self._open_fleet()
 
+    def run(self) -> None:
+        """Serve until the run is over."""
+        self.node.run()
+
     def close(self) -> None:
         """Let go of everything; waits a moment for what is still to be said or sent."""
         self.schedule.close()
@@ -86,10 +90,10 @@ class Daemon(NodeSupervisor):
             self.fleet.close()
         self.chooser.close()
         self.checkpoint_pool.shutdown(wait=False, cancel_futures=True)
-        super().close()
+        self.node.close()
         self.journal.close()
 
-    # The station's questions -----------------------------------------------------------------------------------
+    # What the node's loop calls --------------------------------------------------------------------------------
 
     @property
     def is_watching(self) -> bool:
@@ -105,7 +109,7 @@ class Daemon(NodeSupervisor):
     def may_be_left_out(self) -> bool:
         """This node has been left out of the job; never so in a job of one node."""
         members = self.engine.state.fleet.members if self.engine.state.fleet is not None else {}
-        return (me := members.get(self.run_file.node)) is not None and me.standing is Standing.OUT
+        return (me := members.get(self.node.run_file.node)) is not None and me.standing is Standing.OUT
 
     @property
     def fleet_agreement(self) -> FleetSaveAgreement | None:
@@ -122,9 +126,9 @@ class Daemon(NodeSupervisor):
         if self.fleet is not None and self._early is None:
             self.fleet.turn(ready)
         due_s = self.due_s()
-        if due_s is not None and self.clock.now() >= due_s:
+        if due_s is not None and self.node.clock.now() >= due_s:
             has_failed = not self.feed(ev.Ticked())
-            self._pace.ticked(self.clock.now(), has_failed, self.engine.next_deadline_s())
+            self._pace.ticked(self.node.clock.now(), has_failed, self.engine.next_deadline_s())
 
     def sampled(self) -> None:
         """What is due once a second: other nodes, the journal's size, running actions, saves, the scheduler."""
@@ -152,11 +156,11 @@ class Daemon(NodeSupervisor):
 
     def shares(self) -> tuple[Shares, list[str]]:
         """What the last attempt's ranks spent its time on, and the nodes whose ranks are not among them."""
-        return (self.desk.shares(), []) if self.fleet is None else self.fleet.shares()
+        return (self.node.desk.shares(), []) if self.fleet is None else self.fleet.shares()
 
     def folders(self) -> list[str]:
         """With those in which checkpoints have been seen."""
-        return [str(self.run_dir), self.run_file.cwd, "/tmp", "/dev/shm", *self.chooser.folders()]
+        return [str(self.node.run_dir), self.node.run_file.cwd, "/tmp", "/dev/shm", *self.chooser.folders()]
 
     def register(self, poller: zmq.Poller) -> None:
         """Only keeps the poller: other nodes are listened to once the run has been taken up."""
@@ -170,7 +174,7 @@ class Daemon(NodeSupervisor):
     def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
         """Becomes an event, on the loop's thread."""
         settled = ev.IsolationSettled(node=action.node, incident=action.incident, how=how)
-        self.post(lambda: self.feed(settled))
+        self.node.post(lambda: self.feed(settled))
 
     def orphaned(self) -> None:
         """Nothing more to do: the loop ends, and the run can be continued from the journal."""
@@ -207,7 +211,7 @@ class Daemon(NodeSupervisor):
         if isinstance(event, ev.RankExited):
             self.saving.note_answers()
         event = without_secrets(event)
-        now_s = self.clock.now()
+        now_s = self.node.clock.now()
         self.timeline.feed(event, now_s)
         if isinstance(event, ev.PreemptionNoticed):
             event = msgspec.structs.replace(event, is_why_asked=self.schedule.is_asked)
@@ -231,7 +235,7 @@ class Daemon(NodeSupervisor):
     def greeted(self, hello: control_messages.LauncherHello) -> None:
         """The launcher is there: open the run, go on with it, or take up where the last supervisor was."""
         is_first, self._has_greeted = not self._has_greeted, True
-        run = self.run_file
+        run = self.node.run_file
         wall_s = time.time()
         if self.engine.state.phase is Phase.NEW:
             self._begin(
@@ -263,27 +267,27 @@ class Daemon(NodeSupervisor):
         if self.fleet is not None and (is_first or (self.fleet.has_left and not hello.alive)):
             self.fleet.join(hello.world_size, hello.attempt if hello.alive else -1)
         if is_first:
-            earlier_runs.start_reading(self.run_dir, self._history_read)
+            earlier_runs.start_reading(self.node.run_dir, self._history_read)
         if self.fleet is None:
             self.chooser.set_world_size(hello.world_size)
 
     def _resumes(self) -> bool:
         """The script opens the checkpoint that it is given: so it was configured, or it has done so."""
-        return self.run_file.settings.resumes or self.engine.state.resumes == OPENS
+        return self.node.run_file.settings.resumes or self.engine.state.resumes == OPENS
 
     def _history_read(self, past: ev.HistoryLoaded) -> None:
         """By the thread that has read it."""
-        if not self.is_over:
-            self.post(lambda: self.feed(past))
+        if not self.node.is_over:
+            self.node.post(lambda: self.feed(past))
 
     def _greeted_again(self, hello: control_messages.LauncherHello) -> None:
         # First: what was being read when the last supervisor went is asked for again.
-        self.note_files(hello)
+        self.node.note_files(hello)
         if self._early is not None:
             self._take_up()
         attempt = self.engine.state.attempt
         if hello.alive and attempt is not None and hello.attempt == attempt.number:
-            self.watch(hello.attempt, hello.alive, attempt.resumed_from)
+            self.node.watch(hello.attempt, hello.alive, attempt.resumed_from)
 
     def _take_up(self) -> None:
         """Go on where the last supervisor was."""
@@ -304,23 +308,23 @@ class Daemon(NodeSupervisor):
             self.fleet.register(self._poller)
 
     def _serve_metrics(self) -> MetricsServer | None:
-        listen = self.run_file.config.get("metrics", {}).get("listen", "")
+        listen = self.node.run_file.config.get("metrics", {}).get("listen", "")
         if not listen:
             return None
         from guardrun.supervisor.daemon.job_metrics import start_job_metrics  # megabytes that most runs have no use for
 
-        return start_job_metrics(listen, self.post, self.answers.metrics)
+        return start_job_metrics(listen, self.node.post, self.answers.metrics)
 
     def _open_fleet(self) -> Coordinator | None:
         """None: one node. Raises what keeps the head from being found, once said."""
-        if self.run_file.fleet is None:
+        if self.node.run_file.fleet is None:
             return None
         from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
 
         try:
-            return Coordinator(self, self.run_file.fleet)
+            return Coordinator(self.node, self, self.node.run_file.fleet)
         except Exception as error:
-            self.terminal.say(f"the other nodes can't be coordinated: {error}", "bad")
+            self.node.terminal.say(f"the other nodes can't be coordinated: {error}", "bad")
             raise
 
     # Troubles ---------------------------------------------------------------------------------------------------
@@ -328,16 +332,16 @@ class Daemon(NodeSupervisor):
     def _recover(self) -> tuple[Engine, Journal]:
         self.timeline = Timeline()
         try:
-            engine, result = recover(self.run_dir, self.timeline.feed)
+            engine, result = recover(self.node.run_dir, self.timeline.feed)
         except OSError:
-            return Engine(), Journal(self.run_dir, scribe=self.scribe)
+            return Engine(), Journal(self.node.run_dir, scribe=self.node.scribe)
         log.info("recovered", events=result.events, phase=engine.state.phase.value, trouble=result.mismatches[:5])
-        return engine, Journal(self.run_dir, result.last_number + 1, scribe=self.scribe)
+        return engine, Journal(self.node.run_dir, result.last_number + 1, scribe=self.node.scribe)
 
     def _tell_trouble(self) -> None:
         if self.journal.trouble and not self._said_trouble:
             self._said_trouble = True
-            self.terminal.say(
+            self.node.terminal.say(
                 f"the run directory can't be written ({self.journal.trouble}): training goes on without a record",
                 "warn",
             )

@@ -28,16 +28,8 @@ if TYPE_CHECKING:
     from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
 
 
-class AnswersContext(EngineContext, RankContext, Protocol):
-    """What the answers use of the context."""
-
-    @property
-    def fleet(self) -> Coordinator | None:
-        """Asks the other nodes; None in a job of one."""
-
-    @property
-    def journal(self) -> Journal:
-        """Counts the events that could not be written."""
+class AnswersNode(RankContext, Protocol):
+    """What the answers use of the node's supervisor."""
 
     @property
     def malformed(self) -> int:
@@ -47,11 +39,23 @@ class AnswersContext(EngineContext, RankContext, Protocol):
         """Send an answer to one peer; dropped where ZeroMQ does not take it at once."""
 
 
+class AnswersContext(EngineContext, Protocol):
+    """What they use of the daemon."""
+
+    @property
+    def fleet(self) -> Coordinator | None:
+        """Asks the other nodes; None in a job of one."""
+
+    @property
+    def journal(self) -> Journal:
+        """Counts the events that could not be written."""
+
+
 class Answers:
     """Answers on the loop's thread; a live look goes to the pool."""
 
-    def __init__(self, context: AnswersContext, saving: FinalSave) -> None:
-        self._context, self._saving = context, saving
+    def __init__(self, node: AnswersNode, context: AnswersContext, saving: FinalSave) -> None:
+        self._node, self._context, self._saving = node, context, saving
 
     def answer(self, peer: bytes, ask: control_messages.Ask) -> None:
         """Answer one question, now or when a look has been taken."""
@@ -65,10 +69,10 @@ class Answers:
         elif ask.verb == "checkpoint":
             self._checkpoint(peer)
         elif ask.verb in verbs:
-            self._context.send_to(peer, verbs[ask.verb](ask))
+            self._node.send_to(peer, verbs[ask.verb](ask))
         else:
             known = ", ".join(sorted([*verbs, "checkpoint", "stacks", "status", LOOK]))
-            self._context.send_to(
+            self._node.send_to(
                 peer, control_messages.Answer(is_ok=False, error=f"no verb {ask.verb!r}: there are {known}")
             )
 
@@ -81,7 +85,7 @@ class Answers:
                 answer = control_messages.Answer(is_ok=True, data=self.status())
             except Exception as error:  # on the loop's thread: an answer less, never a supervisor less
                 answer = control_messages.Answer(is_ok=False, error=repr(error))
-            context.send_to(peer, answer)
+            self._node.send_to(peer, answer)
 
         if context.fleet is None:
             reply()
@@ -97,14 +101,14 @@ class Answers:
     def status(self) -> dict[str, Any]:
         """How the run is doing, as far as it is known here."""
         context, state = self._context, self._context.engine.state
-        now_s = context.clock.now()
+        now_s = self._node.clock.now()
         checkpoint = state.checkpoint
         attempt = state.attempt.number if state.attempt else None
         boards = context.fleet.boards if context.fleet is not None else None
         here = self._rows_here()
         others = sorted(set(state.attempt.ranks) - {row.global_rank for row in here}) if state.attempt else []
         data: dict[str, Any] = {
-            "run_id": context.run_file.run_id,
+            "run_id": self._node.run_file.run_id,
             "state": self._state_word(),
             "attempt": attempt,
             "world_size": state.world_size,
@@ -116,7 +120,7 @@ class Answers:
             "goodput": round(state.ledger.goodput(now_s), 4),
             "lost_s": state.ledger.lost_s(now_s),
             "ranks": [
-                *(self._rank(context.desk.ranks[row.global_rank], row, 0.0) for row in here),
+                *(self._rank(self._node.desk.ranks[row.global_rank], row, 0.0) for row in here),
                 *(self._rank_elsewhere(number, now_s) for number in others),
             ],
             "nodes": self._nodes(now_s),
@@ -126,13 +130,13 @@ class Answers:
             ],
             "checkpoint": {"path": checkpoint.path, "step": checkpoint.step} if checkpoint else None,
             "dropped": {
-                "malformed": context.desk.malformed + context.malformed,
-                "strangers": context.desk.strangers,
+                "malformed": self._node.desk.malformed + self._node.malformed,
+                "strangers": self._node.desk.strangers,
                 "journal": context.journal.dropped,
             },
             "refused": context.fleet.refused if context.fleet is not None else {},
-            "failed_hooks": context.desk.failed_hooks[-20:] + (boards.failed_hooks(attempt) if boards else []),
-            "notes": list(context.desk.notes)[-20:] + (boards.notes(attempt) if boards else []),
+            "failed_hooks": self._node.desk.failed_hooks[-20:] + (boards.failed_hooks(attempt) if boards else []),
+            "notes": list(self._node.desk.notes)[-20:] + (boards.notes(attempt) if boards else []),
         }
         return data
 
@@ -174,7 +178,7 @@ class Answers:
 
     def _rows_here(self) -> list[RankRow]:
         """Of this node's ranks; none where it has no part in an attempt of several nodes."""
-        attempt, desk = self._context.engine.state.attempt, self._context.desk
+        attempt, desk = self._context.engine.state.attempt, self._node.desk
         is_other = self._context.fleet is not None and attempt is not None and attempt.number != desk.attempt
         return [] if is_other else desk.rows()
 
@@ -221,7 +225,7 @@ class Answers:
 
     def _hold(self, ask: control_messages.Ask) -> control_messages.Answer:
         who = str(ask.arguments.get("who", "somebody"))[:100]
-        self._context.feed(ev.HoldSet(is_held=ask.verb == "hold", who=who))
+        self._node.feed(ev.HoldSet(is_held=ask.verb == "hold", who=who))
         return control_messages.Answer(is_ok=True, data={"held": self._context.engine.state.is_held})
 
     def _restart(self, ask: control_messages.Ask) -> control_messages.Answer:
@@ -232,7 +236,7 @@ class Answers:
                 is_ok=False, error=f"no attempt runs that could be ended: it is {state.phase.value}"
             )
         number = state.attempt.number
-        self._context.feed(ev.RestartAsked(who=who))
+        self._node.feed(ev.RestartAsked(who=who))
         return control_messages.Answer(is_ok=True, data={"attempt": number})
 
     def _stall(self, now_s: float) -> dict[str, Any] | None:
@@ -258,27 +262,25 @@ class Answers:
 
     def _checkpoint(self, peer: bytes) -> None:
         """Ask the ranks, by way of should_checkpoint(), to save at one and the same call."""
-        context = self._context
 
         def reply(at_call: int | None) -> None:
             if at_call is None:
                 error = "the script does not ask guardrun.hooks.should_checkpoint()"
-                context.send_to(peer, control_messages.Answer(is_ok=False, error=error))
+                self._node.send_to(peer, control_messages.Answer(is_ok=False, error=error))
                 return
-            counts = {str(rank): count for rank, count in read_counts(context.sampler.boards).items()}
-            context.send_to(peer, control_messages.Answer(is_ok=True, data={"at_check": at_call, "checks": counts}))
+            counts = {str(rank): count for rank, count in read_counts(self._node.sampler.boards).items()}
+            self._node.send_to(peer, control_messages.Answer(is_ok=True, data={"at_check": at_call, "checks": counts}))
 
         self._saving.by_hand(reply)
 
     def _stacks(self, peer: bytes, ask: control_messages.Ask) -> None:
-        context = self._context
         wanted = ask.arguments.get("rank")
         alive = self._alive()
         ranks = [rank for rank in alive if wanted is None or rank.global_rank == wanted]
         if not ranks:
             known = rank_list([rank.global_rank for rank in alive])
             error = f"no rank {wanted}: there are {known}" if alive else "no rank is alive"
-            context.send_to(peer, control_messages.Answer(is_ok=False, error=error))
+            self._node.send_to(peer, control_messages.Answer(is_ok=False, error=error))
             return
         nodes = {str(rank.global_rank): rank.node for rank in ranks}
         self._take(peer, ranks, samples=1, make=lambda result: _stacks_answer(result, nodes))
@@ -292,20 +294,20 @@ class Answers:
                 state=trimmed(context.engine.state),
                 ranks=result.ranks,
                 missing=result.missing,
-                now_s=context.clock.now(),
+                now_s=self._node.clock.now(),
                 wall_s=time.time(),
             )
             return control_messages.Answer(is_ok=True, data=msgspec.to_builtins(answer))
 
         ranks = self._alive()
         if not ranks or context.engine.state.phase is not Phase.RUNNING:
-            context.send_to(peer, make(LookResult([], {}, 0.0)))
+            self._node.send_to(peer, make(LookResult([], {}, 0.0)))
             return
         self._take(peer, ranks, samples=3, make=make)
 
     def _alive(self) -> list[ev.Rank]:
         """This node's ranks, and the other nodes'."""
-        here = [rank for _, rank in sorted(self._context.desk.ranks.items())]
+        here = [rank for _, rank in sorted(self._node.desk.ranks.items())]
         return here + (self._context.fleet.other_ranks() if self._context.fleet is not None else [])
 
     def _take(
@@ -313,8 +315,8 @@ class Answers:
     ) -> None:
         """Look on a worker thread; the answer is made on the loop's, where the engine is."""
         context = self._context
-        here = [rank for rank in ranks if rank.global_rank in context.desk.ranks]
-        look = look_now(context, here, samples)
+        here = [rank for rank in ranks if rank.global_rank in self._node.desk.ranks]
+        look = look_now(self._node, here, samples)
         parts: list[LookResult] = []
 
         def job() -> None:
@@ -322,9 +324,9 @@ class Answers:
                 result = look()
             except Exception as error:
                 failed = control_messages.Answer(is_ok=False, error=repr(error))
-                context.post(lambda: context.send_to(peer, failed))
+                self._node.post(lambda: self._node.send_to(peer, failed))
                 return
-            context.post(lambda: join(result))
+            self._node.post(lambda: join(result))
 
         def join(part: LookResult) -> None:
             parts.append(part)
@@ -336,14 +338,14 @@ class Answers:
                 answer = make(result)
             except Exception as error:  # on the loop's thread: an answer less, never a supervisor less
                 answer = control_messages.Answer(is_ok=False, error=repr(error))
-            context.send_to(peer, answer)
+            self._node.send_to(peer, answer)
 
         if context.fleet is None:
             parts.append(LookResult([], {}, 0.0))
         else:
-            elsewhere = [rank for rank in ranks if rank.global_rank not in context.desk.ranks]
+            elsewhere = [rank for rank in ranks if rank.global_rank not in self._node.desk.ranks]
             context.fleet.inquiries.look(elsewhere, samples, join)
-        context.pool.submit(job)
+        self._node.pool.submit(job)
 
 
 def join_looks(parts: Sequence[LookResult]) -> LookResult:

@@ -21,7 +21,7 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.requeue import RUNNING
-from guardrun.supervisor.node.run_context import EngineContext
+from guardrun.supervisor.node.run_context import EngineContext, LoopContext
 
 READ_EVERY_S = 180.0
 READ_LIMIT_S = 5.0
@@ -76,8 +76,8 @@ def end_of(environ: Mapping[str, str]) -> float:
 class Schedule:
     """Runs on the loop's thread. Does nothing where there is no Slurm job."""
 
-    def __init__(self, context: EngineContext, environ: Mapping[str, str] | None = None) -> None:
-        self._context = context
+    def __init__(self, node: LoopContext, context: EngineContext, environ: Mapping[str, str] | None = None) -> None:
+        self._node, self._context = node, context
         self._environ = os.environ if environ is None else environ
         self._job_id = self._environ.get("SLURM_JOB_ID", "")
         self._read_s = 0.0
@@ -114,21 +114,20 @@ class Schedule:
 
     def stopping(self) -> None:
         """The next attempt's nodes are about to be chosen."""
-        if self._job_id and self._context.run_file.fleet is not None:
+        if self._job_id and self._node.run_file.fleet is not None:
             self._begin(is_signalled=False)
 
     def requeue(self, action: ac.Requeue) -> None:
         """Ask Slurm to requeue the job; it answers by ending it."""
-        context = self._context
 
         def answered(event: ev.Requeued) -> None:
-            context.post(lambda: context.feed(event))
+            self._node.post(lambda: self._node.feed(event))
 
         if not self._job_id:
             answered(ev.Requeued(is_done=False, why="this is no Slurm job"))
             return
-        patience_s = max(action.until_s - context.clock.now(), 0.0)
-        asker = Asker(context.terminal.say, self._over.wait, answered)
+        patience_s = max(action.until_s - self._node.clock.now(), 0.0)
+        asker = Asker(self._node.terminal.say, self._over.wait, answered)
         begin_requeue(self._environ, action.exclude, patience_s, asker)
 
     def close(self) -> None:
@@ -140,8 +139,8 @@ class Schedule:
             self._is_wanted = self._is_wanted or is_signalled
             return
         self._is_reading, self._read_s = True, time.monotonic() + READ_EVERY_S
-        context, job_id = self._context, self._job_id
-        has_nodes = context.run_file.fleet is not None
+        job_id = self._job_id
+        has_nodes = self._node.run_file.fleet is not None
         restarts = own_restarts(self._environ)
 
         def work() -> None:
@@ -149,9 +148,9 @@ class Schedule:
                 job = read_job_view(job_id, restarts, has_nodes)
             except Exception as error:
                 job = JobView(failure=repr(error))
-            context.post(lambda: self._read(job, is_signalled))
+            self._node.post(lambda: self._read(job, is_signalled))
 
-        context.in_background(work, lambda error: None)
+        self._node.in_background(work, lambda error: None)
 
     def _read(self, job: JobView, is_signalled: bool) -> None:
         self._is_reading = False
@@ -168,13 +167,13 @@ class Schedule:
 
     def _tell(self, job: JobView, is_signalled: bool) -> None:
         """Tell the engine what has changed."""
-        end_s = job.end_wall_s - self._context.clock.wall_s(0.0) if job.end_wall_s else 0.0
+        end_s = job.end_wall_s - self._node.clock.wall_s(0.0) if job.end_wall_s else 0.0
         why = job.why if is_signalled else ""
         end_s = round(max(end_s, 0.0), 1)
         told = ev.SchedulerStatusChanged(end_s=end_s, may_requeue=job.may_requeue, why=why, drained=job.drained)
         if why or self._told is None or not _is_same(self._told, told):
             self._told = told
-            self._context.feed(told)
+            self._node.feed(told)
 
 
 def _is_same(last: ev.SchedulerStatusChanged, now: ev.SchedulerStatusChanged) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from guardrun.launcher.base import processes
@@ -17,13 +18,13 @@ from guardrun.supervisor.collect.host.process_cleanup import end_run
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.node.outstanding_orders import Outstanding
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
-from guardrun.supervisor.node.run_context import EventLoop, RunContext
+from guardrun.supervisor.node.run_context import LoopContext
 from guardrun.supervisor.wire import control_messages
 
 _STATES = {"T": "is stopped (SIGSTOP, or Ctrl-Z)", "t": "is stopped by a debugger", "D": "hangs in the kernel"}
 
 
-class LauncherContext(RunContext, EventLoop, Protocol):
+class LauncherContext(LoopContext, Protocol):
     """What the launcher's takeover uses of the node's supervisor."""
 
     @property
@@ -33,15 +34,13 @@ class LauncherContext(RunContext, EventLoop, Protocol):
     def send(self, order: control_messages.ToLauncher) -> None:
         """Give the launcher an order."""
 
-    def give_up_launcher(self) -> None:
-        """The launcher does not obey: that this node is out has been fed, and nothing of it is alive."""
-
 
 class LauncherTakeover:
     """Called by the node's supervisor, from its loop."""
 
-    def __init__(self, context: LauncherContext) -> None:
-        self._context = context
+    def __init__(self, context: LauncherContext, give_up: Callable[[], object]) -> None:
+        """give_up: the launcher does not obey; that this node is out has been fed, and nothing of it is alive."""
+        self._context, self._give_up = context, give_up
         self.outstanding = Outstanding(time.monotonic())
         self._kill_s: float | None = None
         """Ranks have been asked to end; from here on they are ended."""
@@ -127,7 +126,7 @@ class LauncherTakeover:
         is_unfit = state not in "Tt"
         context.feed(ev.NodeLeft(node=context.run_file.node, why=why, is_unfit=is_unfit))
         context.feed(stopped)
-        context.give_up_launcher()
+        self._give_up()
 
     def _children(self) -> list[tuple[ev.Rank, processes.Stat]]:
         """Ranks that the launcher has not reaped: their pids are nobody else's."""

@@ -25,22 +25,15 @@ START_S = 2.0
 
 
 class IsolationContext(RunContext, Protocol):
-    """What isolating a node uses of the supervisor."""
+    """What isolating a node uses of the node's supervisor."""
 
     @property
     def drains(self) -> Drains:
         """Drains nodes in Slurm."""
 
-    def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
-        """All that it takes has been done; how: as IsolationSettled has it. Any thread may call it."""
-
 
 class NodeContext(IsolationContext, EventLoop, Protocol):
-    """What NodeRelations uses of the supervisor."""
-
-    @property
-    def is_running(self) -> bool:
-        """Ranks are alive, and are to be."""
+    """What NodeRelations uses of the node's supervisor."""
 
     @property
     def is_over(self) -> bool:
@@ -50,21 +43,29 @@ class NodeContext(IsolationContext, EventLoop, Protocol):
     def desk(self) -> RankMessageIngest:
         """Knows the ranks of the current attempt, and since when it runs."""
 
+
+class RelationsRole(Protocol):
+    """What NodeRelations uses of the node's role."""
+
+    @property
+    def is_running(self) -> bool:
+        """Ranks are alive, and are to be."""
+
     def folders(self) -> list[str]:
         """Those whose file systems matter to the run."""
 
 
 class NodeRelations:
-    """What the daemon's loop calls."""
+    """What the node's loop calls."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
+    def __init__(self, context: NodeContext, role: RelationsRole) -> None:
+        self._context, self._role = context, role
         self._feed: NodeFeed | None = None
 
     def sample(self) -> None:
         """Once a second: tell the engine what is new of the node. Never raises: training does not depend on it."""
         context = self._context
-        if not context.is_running:
+        if not self._role.is_running:
             return
         if self._feed is None and context.clock.now() - context.desk.started_s < START_S:
             return
@@ -102,7 +103,7 @@ class NodeRelations:
     def _mounts(self) -> Iterable[str]:
         """Mount points of the folders that the run works in, by their names alone: one that is dead is not touched."""
         mounts = read_mounts()
-        found = (mount_of(os.path.abspath(folder), mounts) for folder in self._context.folders())
+        found = (mount_of(os.path.abspath(folder), mounts) for folder in self._role.folders())
         return {mount.point for mount in found if mount is not None}
 
     def isolate(self, action: ac.Isolate) -> None:
@@ -117,7 +118,7 @@ class NodeRelations:
                 log.exception("not_isolated")
                 why = str(error)
             if IS_OLDER in why:  # a person has released the node since
-                self._context.isolation_settled(action)
+                self._context.drains.skip(action)
             elif drained := self._context.drains.drain(action, "" if why else "under quarantine"):
                 self._context.terminal.say(drained, "info")
             if why:

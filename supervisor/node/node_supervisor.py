@@ -1,8 +1,7 @@
 """What a run's supervisor does for its node, whoever decides: the loop between the sockets and the collectors.
 
-`Daemon` decides: it has the engine. `fleet/follower/follower.py` passes everything on to the head of a job of several
-nodes. Nothing in the loop waits for anything but its poller: looks and exits are read by worker threads, whose answers
-come back through a queue and a wake-up descriptor.
+Who decides is its role (node_role.py). Nothing in the loop waits for anything but its poller: looks and exits are read
+by worker threads, whose answers come back through a queue and a wake-up descriptor.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import queue
 import shutil
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +19,7 @@ import msgspec
 import zmq
 
 from guardrun.hooks.wire.board import Field
-from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES, CheckpointLoaded
+from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES
 from guardrun.launcher.base.abandoned_folders import Occupied
 from guardrun.launcher.base.process_handles import ProcessHandle
 from guardrun.launcher.base.socket_folder import ensure_socket_folder
@@ -33,11 +31,11 @@ from guardrun.supervisor.base.terminal import Terminal
 from guardrun.supervisor.collect.host.oom_kills import OomWatch
 from guardrun.supervisor.collect.host.process_cleanup import end_run
 from guardrun.supervisor.collect.ranks.sampler import Sampler
-from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.fleet.transport.curve_sockets import ENDED_LINGER_MS
 from guardrun.supervisor.node.launcher_takeover import LauncherTakeover
 from guardrun.supervisor.node.node_relations import NodeRelations
+from guardrun.supervisor.node.node_role import NodeRole
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
 from guardrun.supervisor.node.release_watch import Releases
 from guardrun.supervisor.node.slurm_drain import Drains
@@ -54,10 +52,12 @@ WORKERS = 3
 FromLauncher = control_messages.LauncherHello | control_messages.Fact
 
 
-class NodeSupervisor(ABC):
+class NodeSupervisor:
     """Runs until the run is over, or its launcher is gone."""
 
-    def __init__(self, run_dir: Path, run: RunFile, scribe: BackgroundWriter) -> None:
+    def __init__(self, run_dir: Path, run: RunFile, scribe: BackgroundWriter, role: NodeRole) -> None:
+        """Calls nothing of the role, which may still be in the making."""
+        self._role = role
         self.run_dir = run_dir
         self.scribe = scribe
         self.run_file = run
@@ -79,10 +79,10 @@ class NodeSupervisor(ABC):
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
-        self.drains = Drains(run.run_id, self.terminal.say, self.isolation_settled)
-        self.node = NodeRelations(self)
-        self._releases = Releases(self) if run.fleet is not None else None
-        self.desk = RankMessageIngest(self.clock, self.sampler, self.saved, self.loaded)
+        self.drains = Drains(run.run_id, self.terminal.say, role.isolation_settled)
+        self.relations = NodeRelations(self, role)
+        self._releases = Releases(self, lambda: role.may_be_left_out) if run.fleet is not None else None
+        self.desk = RankMessageIngest(self.clock, self.sampler, role.saved, role.loaded)
         self._context = zmq.Context()
         self._beats = self._bind(zmq.PULL, control_messages.BEATS_SOCKET, MAX_MESSAGE_BYTES)
         self._control = self._bind(zmq.ROUTER, control_messages.CONTROL_SOCKET, control_messages.MAX_CONTROL_BYTES)
@@ -91,89 +91,9 @@ class NodeSupervisor(ABC):
         )
         self._launcher: bytes | None = None
         self._launcher_process = _open_launcher(run)
-        self._stand_in = LauncherTakeover(self) if run.fleet is not None else None
+        self._stand_in = LauncherTakeover(self, role.give_up_launcher) if run.fleet is not None else None
         self._next_sample = 0.0
         self.malformed = 0
-
-    # What deciding is about ------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def feed(self, event: ev.Event) -> bool:
-        """A fact: to whoever decides. False where that failed."""
-
-    @abstractmethod
-    def due_s(self) -> float | None:
-        """When `turn` has something to do at the latest, in the engine's seconds."""
-
-    @abstractmethod
-    def turn(self, ready: dict[object, int]) -> None:
-        """Once each time the loop has woken, after the node's own sockets have been read."""
-
-    @abstractmethod
-    def sampled(self) -> None:
-        """Once a second, after the ranks have been sampled."""
-
-    @property
-    @abstractmethod
-    def is_watching(self) -> bool:
-        """Ranks are alive, or being stopped."""
-
-    @property
-    @abstractmethod
-    def is_running(self) -> bool:
-        """Ranks are alive, and are to be."""
-
-    @property
-    @abstractmethod
-    def may_be_left_out(self) -> bool:
-        """As far as is known here: whoever decides about the node would hear of its release."""
-
-    @abstractmethod
-    def greeted(self, hello: control_messages.LauncherHello) -> None:
-        """The launcher says who is alive."""
-
-    @abstractmethod
-    def answer(self, peer: bytes, ask: control_messages.Ask) -> None:
-        """A question of guardctl's."""
-
-    @abstractmethod
-    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
-        """A rank has saved; must not take time. inode: 0 where it is not known."""
-
-    @abstractmethod
-    def loaded(self, message: CheckpointLoaded) -> None:
-        """A rank has loaded something before its first step."""
-
-    @abstractmethod
-    def folders(self) -> list[str]:
-        """Those whose file systems matter to the run."""
-
-    @abstractmethod
-    def register(self, poller: zmq.Poller) -> None:
-        """Sockets of its own, beside the node's."""
-
-    @abstractmethod
-    def skipped(self, gap_s: float) -> None:
-        """The loop did not run for so long."""
-
-    @abstractmethod
-    def serving(self, message: control_messages.Serving) -> None:
-        """The launcher serves the store of an attempt."""
-
-    @abstractmethod
-    def give_up_launcher(self) -> None:
-        """guardrun does not obey here (several nodes): that this node is out has been fed; nothing of it is alive."""
-
-    @abstractmethod
-    def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
-        """Of a node, for whoever decides: all that it takes has been done.
-
-        how: as IsolationSettled has it. Any thread may call it.
-        """
-
-    @abstractmethod
-    def orphaned(self) -> None:
-        """guardrun was killed here; nothing of it is left."""
 
     # The loop ------------------------------------------------------------------------------------------------
 
@@ -186,14 +106,14 @@ class NodeSupervisor(ABC):
         launcher = self._launcher_process
         if launcher is not None and launcher.fileno is not None:
             poller.register(launcher.fileno, zmq.POLLIN)
-        self.register(poller)
+        self._role.register(poller)
         last = time.monotonic()
         while not self.is_over:
             wait_s = self._wait_s()
             ready: dict[object, int] = dict(poller.poll(math.ceil(wait_s * 1000)))
             now = time.monotonic()
             if now - last - wait_s > SKIP_S:
-                self.skipped(now - last)
+                self._role.skipped(now - last)
                 if self._stand_in is not None:
                     self._stand_in.outstanding.skipped(now - last)
             last = now
@@ -209,10 +129,10 @@ class NodeSupervisor(ABC):
                 self._read_inbox()
             if now >= self._next_sample:
                 self._sample(now)
-                self.sampled()
+                self._role.sampled()
                 if self._stand_in is not None:
                     self._stand_in.step()
-            self.turn(ready)
+            self._role.turn(ready)
 
     def close(self) -> None:
         """Let go of everything; waits a moment for what is still to be said, sent or drained."""
@@ -221,7 +141,7 @@ class NodeSupervisor(ABC):
         self._beats.close(linger=0)
         self._control.close(linger=1000)
         self._context.term()
-        self.node.close()
+        self.relations.close()
         self.terminal.close()
         self.sampler.close()
         self.oom.close()
@@ -232,25 +152,29 @@ class NodeSupervisor(ABC):
 
     def _wait_s(self) -> float:
         wait_s = self._next_sample - time.monotonic()
-        due_s = self.due_s()
+        due_s = self._role.due_s()
         if due_s is not None:
             wait_s = min(wait_s, due_s - self.clock.now())
         return max(0.0, wait_s)
 
     def _sample(self, now: float) -> None:
         self._next_sample = now + SAMPLE_S
-        if self.is_watching:
+        if self._role.is_watching:
             reports = self.sampler.sample()
             if reports:
                 self.desk.sampled(reports)
                 self.feed(ev.NodeReport(node=self.run_file.node, attempt=self.desk.attempt, ranks=reports))
-        if self.is_running:
+        if self._role.is_running:
             missing = self.desk.missing_hooks()
             if missing is not None:
                 self.feed(missing)
-        self.node.sample()
+        self.relations.sample()
         if self._releases is not None:
             self._releases.sample()
+
+    def feed(self, event: ev.Event) -> bool:
+        """Give a fact to whoever decides; on the loop's thread. False where that failed."""
+        return self._role.feed(event)
 
     def post(self, call: Callable[[], object]) -> None:
         """Have the loop's thread make a call; for worker threads."""
@@ -340,7 +264,7 @@ class NodeSupervisor(ABC):
                 self.malformed += 1
                 continue
             if isinstance(message, control_messages.Ask):
-                self.answer(peer, message)
+                self._role.answer(peer, message)
             else:
                 self._from_launcher(peer, message)
 
@@ -351,14 +275,14 @@ class NodeSupervisor(ABC):
         if self._stand_in is not None:
             self._stand_in.heard(message)
         if isinstance(message, control_messages.LauncherHello):
-            self.greeted(message)
+            self._role.greeted(message)
             self._feed_all(self.desk.take_early())
             self.send(control_messages.Ack(seq=0))
             return
         if isinstance(message, control_messages.Started):
             self._started(message)
         elif isinstance(message, control_messages.Serving):
-            self.serving(message)
+            self._role.serving(message)
         elif isinstance(message, control_messages.Opened):
             self._opened(message)
         elif isinstance(message, control_messages.Exited):
@@ -433,7 +357,7 @@ class NodeSupervisor(ABC):
         left = end_run(run.launcher_pid, run.token, self.sampler.descendants, launcher_start=run.launcher_start)
         if left:
             self.terminal.say(f"processes {left} could not be ended, not even by SIGKILL", "bad")
-        self.orphaned()
+        self._role.orphaned()
         shutil.rmtree(self.sockets, ignore_errors=True)  # the launcher's duty
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,10 +18,10 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
-from guardrun.supervisor.node.run_context import EventLoop, RunContext
+from guardrun.supervisor.node.run_context import LoopContext
 
 
-class RankContext(RunContext, EventLoop, Protocol):
+class RankContext(LoopContext, Protocol):
     """What looks and exits use of the supervisor of their ranks' node."""
 
     @property
@@ -52,9 +52,6 @@ class RankContext(RunContext, EventLoop, Protocol):
     def stderr_from(self) -> int:
         """Where the attempt's part of the log that ranks share begins; -1: there is none."""
 
-    def folders(self) -> list[str]:
-        """Those whose file systems matter to the run."""
-
 
 def look_name(attempt: int, look: int) -> str:
     """The folder of a look's raw stacks, relative to the run directory."""
@@ -65,13 +62,18 @@ def begin_look(
     node: RankContext,
     action: ac.TakeLook,
     folder: Path,
+    folders: Sequence[str],
     write: Callable[[Callable[[], object]], object],
+    *,
     done: Callable[[], object] = lambda: None,
 ) -> None:
-    """Take a look, and feed the event. folder, write: as take_look has them. done: on the worker, before the event."""
+    """Take a look, and feed the event.
+
+    folder, folders, write: as take_look has them. done: on the worker, before the event.
+    """
     ranks = list(node.desk.ranks.values())
     take = _look_by(node, action.attempt, ranks)
-    folders, batches = node.folders(), dict(node.desk.batches)
+    batches = dict(node.desk.batches)
 
     def work() -> ev.Event:
         result = take(folder=folder, folders=folders, write=write, may_pause=True)
@@ -104,9 +106,17 @@ def _look_by(node: RankContext, attempt: int, ranks: list[ev.Rank]) -> partial[L
     return partial(take_look, attempt, ranks, boards=boards, clock=node.clock, sockets_dir=node.sockets)
 
 
-def begin_exits(node: RankContext, action: ac.ReadExits, name_of: Callable[[str], str] = lambda path: path) -> None:
-    """Read what fallen ranks left, and feed the event. name_of: a file's path → the checkpoint it belongs to."""
-    folders = [*node.folders(), *node.desk.failed_saves]
+def begin_exits(
+    node: RankContext,
+    action: ac.ReadExits,
+    folders: Sequence[str],
+    name_of: Callable[[str], str] = lambda path: path,
+) -> None:
+    """Read what fallen ranks left, and feed the event.
+
+    folders: whose file systems matter to the run. name_of: a file's path → the checkpoint it belongs to.
+    """
+    folders = [*folders, *node.desk.failed_saves]
     failed_loads = dict(node.desk.failed_loads)
     ranks = list(node.desk.ranks.values())
     log = SharedLog(node.run_file.launcher_pid, node.stderr_from) if node.stderr_from >= 0 else None

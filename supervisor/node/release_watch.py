@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from guardrun.supervisor.engine.model.events import NodeReleased
-from guardrun.supervisor.node.run_context import EventLoop, RunContext
+from guardrun.supervisor.node.run_context import LoopContext
 
 if TYPE_CHECKING:
     from guardrun.supervisor.rundir.run_directory import RunFile
@@ -29,26 +29,19 @@ class Released(NamedTuple):
     reason: str
 
 
-class ReleaseContext(RunContext, EventLoop, Protocol):
-    """What the watch for releases uses of the node's supervisor."""
-
-    @property
-    def may_be_left_out(self) -> bool:
-        """As far as is known here: whoever decides about the node would hear of its release."""
-
-
 class Releases:
     """Tells each release once."""
 
-    def __init__(self, context: ReleaseContext) -> None:
-        self._context = context
+    def __init__(self, context: LoopContext, may_be_left_out: Callable[[], bool]) -> None:
+        """may_be_left_out: as far as is known here; whoever decides about the node would hear of its release."""
+        self._context, self._may_be_left_out = context, may_be_left_out
         self._due_s = time.monotonic() + EVERY_S
         """Never while the record is being read."""
         self._told_wall_s = 0.0
 
     def sample(self) -> None:
         """Once a second, by the loop."""
-        if time.monotonic() < self._due_s or not self._context.may_be_left_out:
+        if time.monotonic() < self._due_s or not self._may_be_left_out():
             return
         self._due_s = inf
         self._context.in_background(self._ask, lambda error: self._asked())

@@ -1,7 +1,8 @@
 """What a part of a run's supervisor uses of the whole: the run that it serves, and the loop that it works for.
 
-A part takes the narrowest of these, and names beside it what else it uses. No part knows the class of the whole, which
-is made of the parts: so parts lie in folders below it, and a test gives a part what it uses and nothing more.
+A part takes the narrowest of these, and names beside it what else it uses. The run and the loop are the node's
+(node_supervisor.py); checkpoints and the engine are its role's, where that decides. No part knows the classes of these,
+which are made of the parts: so parts lie in folders below them, and a test gives a part what it uses and nothing more.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ class EventLoop(Protocol):
         """Have a worker thread make an event, and feed it; `instead` makes one where it raises."""
 
 
+class LoopContext(RunContext, EventLoop, Protocol):
+    """What most parts use of the node's supervisor."""
+
+
 class CheckpointContext(Protocol):
     """The run's checkpoints."""
 
@@ -80,12 +85,16 @@ class CheckpointContext(Protocol):
         """The chooser's thread: one, so that a choice comes after every save that was seen before it."""
 
 
-class EngineContext(RunContext, EventLoop, Protocol):
+class EngineContext(Protocol):
     """Where the engine runs."""
 
     @property
     def engine(self) -> Engine:
         """To be read anew each time: it is made again from the journal where it raised."""
+
+
+class DecidingContext(EngineContext, Protocol):
+    """Where facts go to the engine directly."""
 
     def handle(self, event: ev.Event) -> bool:
         """Tell the engine at once of what need not be put together with other nodes' parts. False where it raised."""

@@ -88,6 +88,10 @@ class Drains:
         if not is_asking:
             self._say(_not_drained(node), "info")
 
+    def skip(self, action: Isolate) -> None:
+        """The node stays in service, and nothing else is to be done."""
+        self._settled(action, "")
+
     def is_withdrawn(self, action: Isolate) -> bool:
         """Whether the node has come back, so that this isolation is no longer wanted."""
         return (action.node, action.incident) in self._withdrawn

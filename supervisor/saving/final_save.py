@@ -21,7 +21,7 @@ from guardrun.supervisor.checkpoints.chooser import Choice
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
+from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext, LoopContext
 from guardrun.supervisor.saving.save_agreement import SaveAgreement, has_answered
 
 if TYPE_CHECKING:  # not loaded in a job of one node
@@ -63,16 +63,20 @@ class _Wanted(msgspec.Struct, frozen=True):
         return not is_same and found.written_wall_s >= self.before.written_wall_s
 
 
-class SavingContext(EngineContext, CheckpointContext, Protocol):
-    """What a final save uses of the daemon."""
-
-    @property
-    def is_running(self) -> bool:
-        """Ranks are alive, and are to be."""
+class SavingNode(LoopContext, Protocol):
+    """What a final save uses of the node's supervisor."""
 
     @property
     def sampler(self) -> Sampler:
         """Has the boards of this node's ranks."""
+
+
+class SavingContext(EngineContext, CheckpointContext, Protocol):
+    """What it uses of the daemon."""
+
+    @property
+    def is_running(self) -> bool:
+        """Ranks are alive, and are to be."""
 
     @property
     def fleet_agreement(self) -> FleetSaveAgreement | None:
@@ -82,8 +86,8 @@ class SavingContext(EngineContext, CheckpointContext, Protocol):
 class FinalSave:
     """Runs on the loop's thread; the chooser is asked on its own."""
 
-    def __init__(self, context: SavingContext) -> None:
-        self._context = context
+    def __init__(self, node: SavingNode, context: SavingContext) -> None:
+        self._node, self._context = node, context
         self.asking = SaveAgreement()
         self._wanted: _Wanted | None = None
         """None: nothing is asked for."""
@@ -101,10 +105,10 @@ class FinalSave:
     def ask(self, action: ac.AskCheckpoint) -> None:
         """Begin: what is newest now, then the ranks."""
         context = self._context
-        wanted = _Wanted(action.request, context.clock.wall_s(action.since_s), is_quiet=action.is_quiet)
+        wanted = _Wanted(action.request, self._node.clock.wall_s(action.since_s), is_quiet=action.is_quiet)
         self._wanted, self._at_call, self._is_answered = wanted, 0, False
         self._found, self._ask_by_s = None, time.monotonic() + BASELINE_S
-        if context.clock.now() - action.since_s > FRESH_S:
+        if self._node.clock.now() - action.since_s > FRESH_S:
             self._ask_by_s = 0.0
             self.poll()
             return
@@ -112,23 +116,23 @@ class FinalSave:
         def work() -> None:
             before = context.chooser.choose().checkpoint
             known = msgspec.structs.replace(wanted, before=before, is_before_known=True)
-            context.post(lambda: self._know(wanted, known))
+            self._node.post(lambda: self._know(wanted, known))
 
-        context.in_background(work, lambda error: None, context.checkpoint_pool)
+        self._node.in_background(work, lambda error: None, context.checkpoint_pool)
 
     def seek(self, action: ac.SeekCheckpoint) -> None:
         """The last look, now that nothing is alive."""
         context, wanted = self._context, self._wanted
         self._wanted = None
         if wanted is None or wanted.request != action.request:
-            wanted = _Wanted(action.request, context.clock.wall_s(context.engine.state.notice.began_s))
+            wanted = _Wanted(action.request, self._node.clock.wall_s(context.engine.state.notice.began_s))
 
         def work() -> ev.Event:
             found = context.chooser.choose().checkpoint
             return ev.CheckpointCompleted(request=action.request, checkpoint=found if wanted.is_met_by(found) else None)
 
         nothing = ev.CheckpointCompleted(request=action.request)
-        context.in_background(work, lambda error: nothing, context.checkpoint_pool)
+        self._node.in_background(work, lambda error: nothing, context.checkpoint_pool)
 
     # What happens ------------------------------------------------------------------------------------------------
 
@@ -136,7 +140,7 @@ class FinalSave:
         """Once a second, and when something may have changed."""
         context, wanted = self._context, self._wanted
         if context.is_running:
-            self.asking.sample(context.sampler.boards)
+            self.asking.sample(self._node.sampler.boards)
         self.try_asking()
         if wanted is None:
             return
@@ -160,7 +164,7 @@ class FinalSave:
         if at_call is not None:
             self._at_call = at_call
             log.info("checkpoint_asked", request=wanted.request, at_call=at_call)
-            self._context.feed(ev.CheckpointAsked(request=wanted.request, at_call=at_call))
+            self._node.feed(ev.CheckpointAsked(request=wanted.request, at_call=at_call))
 
     def by_hand(self, reply: Callable[[int | None], object]) -> None:
         """A person asks the ranks to save; reply: called with the call that says yes, or None where they don't ask."""
@@ -180,15 +184,15 @@ class FinalSave:
         wanted = self._wanted
         if wanted is None or not self._at_call or self._is_answered:
             return
-        if has_answered(self._context.sampler.boards, self._at_call):
+        if has_answered(self._node.sampler.boards, self._at_call):
             self._is_answered = True
-            self._context.feed(ev.CheckpointAnswered(request=wanted.request))
+            self._node.feed(ev.CheckpointAnswered(request=wanted.request))
 
     def seen(self, choice: Choice) -> None:
         """The chooser has just chosen, on its own thread."""
         if self._wanted is not None and choice.checkpoint is not None:
             found = choice.checkpoint
-            self._context.post(lambda: self._find(found))
+            self._node.post(lambda: self._find(found))
 
     # How -----------------------------------------------------------------------------------------------------------
 
@@ -199,14 +203,14 @@ class FinalSave:
 
     def _fix_call(self, request: int) -> int | None:
         """One call for all ranks, of all nodes; None: not all of them ask, or it is not known yet."""
-        context, boards = self._context, self._context.sampler.boards
+        context, boards = self._context, self._node.sampler.boards
         if context.fleet_agreement is None:
             return self.asking.ask(boards)
         attempt = context.engine.state.attempt
         if attempt is None:
             return None
         nodes = sorted({rank.rank.node for rank in attempt.ranks.values()})
-        return context.fleet_agreement.ask(nodes, request, attempt.number, context.clock.now())
+        return context.fleet_agreement.ask(nodes, request, attempt.number, self._node.clock.now())
 
     def _begin_seek(self) -> None:
         context = self._context
@@ -216,9 +220,9 @@ class FinalSave:
             try:
                 self.seen(context.chooser.choose())
             finally:
-                context.post(self._sought)
+                self._node.post(self._sought)
 
-        context.in_background(work, lambda error: None, context.checkpoint_pool)
+        self._node.in_background(work, lambda error: None, context.checkpoint_pool)
 
     def _sought(self) -> None:
         self._is_seeking = False
@@ -234,8 +238,8 @@ class FinalSave:
         if now_s - found_s < SETTLE_S or self._is_anybody_saving():
             return
         self._wanted = None
-        self._context.feed(ev.CheckpointCompleted(request=wanted.request, checkpoint=found))
+        self._node.feed(ev.CheckpointCompleted(request=wanted.request, checkpoint=found))
 
     def _is_anybody_saving(self) -> bool:
-        boards = self._context.sampler.boards.values()
+        boards = self._node.sampler.boards.values()
         return any(words[Field.SAVE_SINCE_NS] for reader in boards if (words := reader.read()) is not None)

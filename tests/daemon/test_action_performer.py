@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from guardrun.supervisor.daemon.action_performer import KEEP_LOOKS, Performer, prune_looks
+from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.report.elements import html_page
 
@@ -35,15 +36,12 @@ def test_templates_are_loaded_before_an_incident_is_there(action: ac.Action, tmp
     """Its page is written before its attempt is stopped, which is not to wait for them."""
     ordered: list[ac.Action] = []
     unused: Any = SimpleNamespace(ask=None, seek=None)
+    node: Any = SimpleNamespace(run_dir=tmp_path, scribe=SimpleNamespace(put=lambda work: True))
     context: Any = SimpleNamespace(
-        run_dir=tmp_path,
-        engine=SimpleNamespace(state=SimpleNamespace(suspicion=None)),
-        scribe=SimpleNamespace(put=lambda work: True),
-        fleet=SimpleNamespace(look=ordered.append, read_exits=ordered.append),
-        drains=unused,
+        engine=Engine(), fleet=SimpleNamespace(look=ordered.append, read_exits=ordered.append)
     )
     html_page._loading.cache_clear()
-    Performer(context, unused, unused, unused).perform(action)
+    Performer(node, context, unused, unused, unused).perform(action)
     assert ordered == [action]
     assert html_page._loading.cache_info().currsize == 1
     assert html_page.environment().list_templates()

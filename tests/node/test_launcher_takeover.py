@@ -66,9 +66,8 @@ class Bed:
             send=self.sent.append,
             post=lambda call: call(),
             in_background=self._now,
-            give_up_launcher=self._leave,
         )
-        stand_in = LauncherTakeover(cast(LauncherContext, context))
+        stand_in = LauncherTakeover(cast(LauncherContext, context), self._leave)
         began_s = time.monotonic() - age_s
         stand_in.outstanding = Outstanding(began_s)
         stand_in.outstanding.ordered(order, 0, began_s)

@@ -269,7 +269,6 @@ def test_a_node_that_a_person_has_released_meanwhile_is_not_drained(
         run_file=run,
         clock=SimpleNamespace(now=lambda: 1.0),
         drains=bed.drains,
-        isolation_settled=lambda action, how="": bed.settled.append(action.node),
     )
     assert "n3 is drained: " in _isolate(daemon, ISOLATE, is_told=False)
     assert "n3 is drained already: " in _isolate(daemon, ISOLATE, is_told=False), "that it holds is no reason"

@@ -16,7 +16,7 @@ from guardrun.supervisor.fleet.checks.check_rounds import FleetChecks
 from guardrun.supervisor.fleet.checks.node_probes import About, NodeChecks, wall_base_s
 from guardrun.supervisor.fleet.checks.reachability_probe import TOKEN_BYTES
 from guardrun.supervisor.fleet.protocol import messages as msg
-from guardrun.supervisor.node.run_context import EngineContext
+from guardrun.supervisor.node.run_context import LoopContext
 from guardrun.supervisor.rundir.run_directory import FleetFile
 
 FILE = "preflight-nodes.json"
@@ -26,27 +26,34 @@ FILE = "preflight-nodes.json"
 class CheckCoordinator:
     """Called from the daemon's loop."""
 
-    def __init__(self, context: EngineContext, fleet: FleetFile, send: Callable[[str, msg.Down], object]) -> None:
-        run = context.run_file
+    def __init__(
+        self,
+        node: LoopContext,
+        handle: Callable[[ev.Event], object],
+        fleet: FleetFile,
+        send: Callable[[str, msg.Down], object],
+    ) -> None:
+        """handle: tells the engine at once. send: gives another node an order."""
+        run = node.run_file
         place = (fleet.address, fleet.check_listen)
-        about = About(run.node, *place, run.script, run.cwd, lambda: wall_base_s(context.clock.now))
-        self._context = context
+        about = About(run.node, *place, run.script, run.cwd, lambda: wall_base_s(node.clock.now))
+        self._node, self._handle = node, handle
         self._send = send
         self._me = run.node
         self._checks = FleetChecks()
-        self._own = NodeChecks(about, lambda answer: context.post(lambda: self.told(self._me, answer)))
+        self._own = NodeChecks(about, lambda answer: node.post(lambda: self.told(self._me, answer)))
 
     def begin(self, order: ac.CheckNodes) -> None:
         """The answer is an event."""
         if order.level == "full":
             text = "pre-flight: all-reduces between the nodes, two by two, before the attempt starts"
-            self._context.terminal.say(text, "info")
-        self._checks.begin(order, os.urandom(TOKEN_BYTES), self._context.clock.now())
+            self._node.terminal.say(text, "info")
+        self._checks.begin(order, os.urandom(TOKEN_BYTES), self._node.clock.now())
         self._send_orders()
 
     def told(self, node: str, answer: msg.CheckAnswer) -> None:
         """A node's answer to a step. The answer that completes the check makes NodesChecked for the engine."""
-        self._done(self._checks.told(node, answer, self._context.clock.now()))
+        self._done(self._checks.told(node, answer, self._node.clock.now()))
 
     def gone(self, node: str) -> None:
         """Its connection was closed."""
@@ -54,7 +61,7 @@ class CheckCoordinator:
 
     def tick(self) -> None:
         """Once a second."""
-        self._done(self._checks.tick(self._context.clock.now()))
+        self._done(self._checks.tick(self._node.clock.now()))
 
     def end(self) -> None:
         """An attempt starts, or the run ends."""
@@ -73,10 +80,10 @@ class CheckCoordinator:
         self._own.end()
         log.info("nodes_checked", faulty=event.faulty, said=event.said, took_s=event.took_s)
         self._keep()
-        self._context.handle(event)
+        self._handle(event)
 
     def _keep(self) -> None:
-        path, data = self._context.run_dir / FILE, msgspec.json.format(encode_json(self._checks.record))
+        path, data = self._node.run_dir / FILE, msgspec.json.format(encode_json(self._checks.record))
 
         def work() -> None:
             try:
@@ -84,7 +91,7 @@ class CheckCoordinator:
             except OSError as error:
                 log.warning("check_not_kept", error=str(error))
 
-        self._context.scribe.put(work)
+        self._node.scribe.put(work)
 
     def _send_orders(self) -> None:
         orders, self._checks.orders = self._checks.orders, []

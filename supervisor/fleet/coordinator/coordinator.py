@@ -45,7 +45,7 @@ from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
 from guardrun.supervisor.fleet.transport.join_admission import Present, newer_if_gone, role_of, switches_of
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
-from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
+from guardrun.supervisor.node.run_context import CheckpointContext, DecidingContext
 from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
@@ -78,22 +78,29 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     """It had to listen at every address: those that came by another come back by it."""
 
 
-class CoordinatorContext(EngineContext, CheckpointContext, RankContext, IsolationContext, Protocol):
-    """What the coordinator uses of the daemon."""
+class CoordinatorNode(RankContext, IsolationContext, Protocol):
+    """What the coordinator uses of its own node's supervisor."""
 
     is_over: bool
     """The run is over: its loop ends."""
 
     @property
-    def node(self) -> NodeRelations:
+    def relations(self) -> NodeRelations:
         """Has this node isolated."""
+
+    def send(self, order: ToLauncher) -> None:
+        """Give this node's launcher an order."""
+
+
+class CoordinatorContext(DecidingContext, CheckpointContext, Protocol):
+    """What it uses of the daemon."""
 
     @property
     def saving(self) -> FinalSave:
         """Has this node's ranks save."""
 
-    def send(self, order: ToLauncher) -> None:
-        """Give this node's launcher an order."""
+    def folders(self) -> list[str]:
+        """Those whose file systems matter to the run."""
 
     def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
         """A rank has saved; inode: 0 where it is not known."""
@@ -102,29 +109,29 @@ class CoordinatorContext(EngineContext, CheckpointContext, RankContext, Isolatio
 class Coordinator:
     """What the head's daemon calls, from its loop."""
 
-    def __init__(self, context: CoordinatorContext, fleet: FleetFile) -> None:
+    def __init__(self, node: CoordinatorNode, context: CoordinatorContext, fleet: FleetFile) -> None:
         """Raises OSError where the join file cannot be written, JoinError where another head leads."""
-        self._context = context
+        self._node, self._context = node, context
         self._fleet = fleet
-        self._me = context.run_file.node
-        self.gather = EventAggregator(fleet.term_s, context.run_file.run_id, context.run_file.settings.lost_s)
+        self._me = node.run_file.node
+        self.gather = EventAggregator(fleet.term_s, node.run_file.run_id, node.run_file.settings.lost_s)
         self.inquiries = LookRequests(self._send)
         self.boards = Boards(self._send)
-        self.checks = CheckCoordinator(context, fleet, self._send)
-        keys = _read_keys(context.run_dir, context.run_file.session)
+        self.checks = CheckCoordinator(node, context.handle, fleet, self._send)
+        keys = _read_keys(node.run_dir, node.run_file.session)
         server, client = (keys.server, keys.client) if keys else (make_key_pair(), make_key_pair())
         if keys is not None and keys.is_everywhere:
             fleet = _widened(fleet)
         settings = HubSettings(term_s=fleet.term_s, decide=self._decide, listen=fleet.listen)
         port = keys.port if keys else fleet.port
-        self.hub = Hub(context.clock.now, server, [client.public], port, settings)
+        self.hub = Hub(node.clock.now, server, [client.public], port, settings)
         self.asking = FleetSaveAgreement(self._ask, self.hub.incarnation)
         self._own_asking = NodeSaveAgreement(context.saving.asking)
         self._join = JoinFile(
-            run_id=context.run_file.run_id,
-            session=context.run_file.session,
-            run_dir=str(context.run_dir),
-            token=context.run_file.token,
+            run_id=node.run_file.run_id,
+            session=node.run_file.session,
+            run_dir=str(node.run_dir),
+            token=node.run_file.token,
             head=self._me,
             addresses=_published(self._fleet),
             port=self.hub.port,
@@ -137,8 +144,8 @@ class Coordinator:
         self._keys = Keys(session=self._join.session, port=self.hub.port, server=server, client=client)
         if keys is not None:
             self._keys = msgspec.structs.replace(self._keys, is_everywhere=keys.is_everywhere)
-        _write_keys(context.run_dir, self._keys)
-        self._missed = Missed(fleet.plan, context.run_file.settings, time.monotonic())
+        _write_keys(node.run_dir, self._keys)
+        self._missed = Missed(fleet.plan, node.run_file.settings, time.monotonic())
         self._decoder: msgspec.msgpack.Decoder[msg.Up] = msgspec.msgpack.Decoder(msg.Up)
         self._warned: set[str] = set()
         self._versions: dict[str, str] = {}
@@ -147,7 +154,7 @@ class Coordinator:
         self.has_left = False
         """This node's launcher does not obey: its ranks take no part until it does again."""
         self._farewell_by_s: float | None = None
-        self._absences = JoinRejections(context, fleet)
+        self._absences = JoinRejections(node, context, fleet)
         self._introducer: Introducer | None = None
         self._rewrite_s: float | None = None
         self._has_said_unwritten = False
@@ -180,7 +187,7 @@ class Coordinator:
                 raise
             if not self._has_said_unwritten:
                 self._has_said_unwritten = True
-                self._context.terminal.say(
+                self._node.terminal.say(
                     f"the join file cannot be written anew ({error}): nodes that have joined stay; trying again", "warn"
                 )
             self._rewrite_s = time.monotonic() + REWRITE_S
@@ -205,7 +212,7 @@ class Coordinator:
 
     def sampled(self) -> None:
         """Once a second."""
-        now_s = self._context.clock.now()
+        now_s = self._node.clock.now()
         present = 1
         events = [] if self.has_left else self.gather.heard(self._me, now_s)
         for node in self.hub.nodes:
@@ -240,7 +247,7 @@ class Coordinator:
             log.info("listens_for_missing_nodes", addresses=sorted(set(found)))
         if found and not self._keys.is_everywhere:
             self._keys = msgspec.structs.replace(self._keys, is_everywhere=True)
-            _write_keys(self._context.run_dir, self._keys)
+            _write_keys(self._node.run_dir, self._keys)
 
     @property
     def refused(self) -> dict[str, int]:
@@ -260,7 +267,7 @@ class Coordinator:
 
     def skipped(self) -> None:
         """The daemon's loop did not run for a while."""
-        self.gather.skipped(self._context.clock.now())
+        self.gather.skipped(self._node.clock.now())
 
     def close(self) -> None:
         """Remove the join file if the run is over, and let go of the sockets.
@@ -269,7 +276,7 @@ class Coordinator:
         """
         if self._introducer is not None:
             self._introducer.close()
-        elif self._context.is_over:
+        elif self._node.is_over:
             try:
                 remove_join_file(Path(self._fleet.join_file), self._join)
             except (OSError, JoinError) as error:
@@ -280,7 +287,7 @@ class Coordinator:
 
     def resume(self) -> None:
         """This supervisor is not the first: the others were told what the journal says."""
-        state, now_s = self._context.engine.state, self._context.clock.now()
+        state, now_s = self._context.engine.state, self._node.clock.now()
         if state.attempt is not None and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.ENDING):
             ranks = [rank.rank for rank in state.attempt.ranks.values()]
             self.gather.resume(state.attempt.number, ranks, now_s, self._roles())
@@ -291,7 +298,7 @@ class Coordinator:
     def join(self, ranks: int, attempt: int) -> None:
         """This node's launcher is there. attempt: whose ranks it has; -1: none."""
         self.has_left = False
-        self.gather.joined(self._me, attempt, self._context.clock.now())
+        self.gather.joined(self._me, attempt, self._node.clock.now())
         fleet = self._context.engine.state.fleet
         if fleet is None or self._me not in fleet.members or fleet.members[self._me].standing is Standing.LEFT:
             own = self._fleet
@@ -309,7 +316,7 @@ class Coordinator:
         """An event of this node's own, or of no node: those for the engine."""
         if isinstance(event, ev.NodeLeft):
             self.gather.forget(self._me)
-        return self.gather.told(self._me, event, self._context.clock.now())
+        return self.gather.told(self._me, event, self._node.clock.now())
 
     def serving(self, message: Serving) -> None:
         """The store is served on this node: the other nodes are ordered to start."""
@@ -339,29 +346,29 @@ class Coordinator:
 
     def look(self, action: ac.TakeLook) -> None:
         """Have a look taken on all nodes; one that answers too late is missing in it."""
-        self.gather.look(action, self._context.clock.now())
+        self.gather.look(action, self._node.clock.now())
         self.send_orders()
 
     def read_exits(self, action: ac.ReadExits) -> None:
         """Have exits read on all nodes; one that answers too late is missing in them."""
-        self.gather.read_exits(action, self._context.clock.now())
+        self.gather.read_exits(action, self._node.clock.now())
         self.send_orders()
 
     def isolate(self, action: ac.Isolate) -> None:
         """Put a node under quarantine: this one, or another."""
         if action.node == self._me:
-            self._context.node.isolate(action)
+            self._node.relations.isolate(action)
             return
         # To one that has been cut off it would come when it is back, and well.
-        is_there = self.hub.is_connected(action.node) and self._is_fresh(action.node, self._context.clock.now())
+        is_there = self.hub.is_connected(action.node) and self._is_fresh(action.node, self._node.clock.now())
         if is_there:
             self._send(action.node, action)
-        isolate_other(self._context, action, is_there)
+        isolate_other(self._node, action, is_there)
 
     def finish(self, order: Finish) -> None:
         """Tell all nodes that the run is over; the daemon is, once they have heard, or after FAREWELL_S."""
         self.checks.end()
-        words = last_words(self._context.engine.state, self._me, self._context.run_dir)
+        words = last_words(self._context.engine.state, self._me, self._node.run_dir)
         order = msgspec.structs.replace(order, words=words)
         for node in self.hub.nodes:
             self._send(node, order)
@@ -371,7 +378,7 @@ class Coordinator:
         assert self._farewell_by_s is not None
         waiting = [n for n in self.hub.nodes if self.hub.is_connected(n) and self.hub.waiting_bytes(n)]
         if not waiting or time.monotonic() >= self._farewell_by_s:
-            self._context.is_over = True
+            self._node.is_over = True
 
     def send_orders(self) -> None:
         """Send what `gather` has collected; this node's own orders are carried out at once."""
@@ -394,9 +401,9 @@ class Coordinator:
             self._send(node, order)
             return
         context = self._context
-        attempt, now_s = context.engine.state.attempt, context.clock.now()
+        attempt, now_s = context.engine.state.attempt, self._node.clock.now()
         number = -1 if attempt is None else attempt.number
-        answer = self._own_asking.obey(order, context.sampler.boards, number, now_s)
+        answer = self._own_asking.obey(order, self._node.sampler.boards, number, now_s)
         if isinstance(answer, msg.Checks):
             self.asking.told(node, answer, now_s)
         elif answer is not None:
@@ -406,11 +413,17 @@ class Coordinator:
         """This node's part."""
         context = self._context
         if isinstance(order, ac.TakeLook):
-            begin_look(context, order, context.run_dir / look_name(order.attempt, order.look), context.scribe.put)
+            begin_look(
+                self._node,
+                order,
+                self._node.run_dir / look_name(order.attempt, order.look),
+                context.folders(),
+                self._node.scribe.put,
+            )
         elif isinstance(order, ac.ReadExits):
-            begin_exits(context, order, context.chooser.name_of)
+            begin_exits(self._node, order, context.folders(), context.chooser.name_of)
         elif isinstance(order, Start | Stop | Finish):
-            context.send(order)
+            self._node.send(order)
 
     def other_ranks(self) -> list[ev.Rank]:
         """Those of the current attempt that live on other nodes."""
@@ -420,17 +433,17 @@ class Coordinator:
 
     def ask_boards(self, done: Callable[[], object]) -> None:
         """Have other nodes say what their ranks' boards show; done: called within two seconds."""
-        now_s = self._context.clock.now()
+        now_s = self._node.clock.now()
         nodes = dict.fromkeys(rank.node for rank in self.other_ranks())
         self.boards.ask([n for n in nodes if self.hub.is_connected(n) and self._is_fresh(n, now_s)], done)
 
     def heard_ago_s(self, node: str) -> float:
         """How old what its reports have told may be."""
-        return self._context.clock.now() - self.hub.heard_s(node) + REPORT_S
+        return self._node.clock.now() - self.hub.heard_s(node) + REPORT_S
 
     def shares(self) -> tuple[Shares, list[str]]:
         """What ranks of the last attempt spent its time on, and the nodes whose ranks are not among them."""
-        attempt, desk = self._context.engine.state.attempt, self._context.desk
+        attempt, desk = self._context.engine.state.attempt, self._node.desk
         if attempt is None:
             return {}, []
         nodes = {known.rank.node for known in attempt.ranks.values()}
@@ -450,7 +463,7 @@ class Coordinator:
     def _decide(self, join: Join, rivals: Sequence[Present]) -> str:
         """Why a node may not join; empty where it may."""
         if self._farewell_by_s is not None:
-            return f"run {self._context.run_file.run_id} is over: {join.node} comes too late for it"
+            return f"run {self._node.run_file.run_id} is over: {join.node} comes too late for it"
         if join.node == self._me:
             return f"{join.node} is the head itself: one guardrun a node"
         if not join.node.isprintable() or "/" in join.node or len(join.node) > MAX_NAME_CHARS:
@@ -467,7 +480,7 @@ class Coordinator:
         return newer_if_gone(join, rivals)
 
     def _hear(self, node: str, what: hubs.What) -> None:
-        now_s = self._context.clock.now()
+        now_s = self._node.clock.now()
         if isinstance(what, hubs.Joined):
             self._joined(node, what.info, what.slot, now_s, is_new=True)
         elif isinstance(what, hubs.Back):
@@ -500,7 +513,7 @@ class Coordinator:
 
     def _compare(self, node: str, info: dict[str, Any]) -> None:
         """Versions that differ between nodes train, mostly; they are said once, where the pre-flight does not."""
-        if self._context.run_file.settings.check_nodes != "off":
+        if self._node.run_file.settings.check_nodes != "off":
             return
         self._versions = mine = self._versions or compared_versions()
         for name in mine:
@@ -508,7 +521,7 @@ class Coordinator:
             key = f"{name} {theirs}"
             if theirs and mine[name] and theirs != mine[name] and key not in self._warned:
                 self._warned.add(key)
-                self._context.terminal.say(f"{node} has {name} {theirs}, {self._me} {mine[name]}", "warn")
+                self._node.terminal.say(f"{node} has {name} {theirs}, {self._me} {mine[name]}", "warn")
 
     def _told(self, node: str, body: bytes, now_s: float) -> None:
         try:
@@ -559,7 +572,7 @@ class Coordinator:
         if len(parts) != 2 or parts[0] != "looks" or ".." in parts:
             self.malformed += 1
             return
-        folder = self._context.run_dir / raw.folder
+        folder = self._node.run_dir / raw.folder
 
         def work() -> None:
             if raw.left_out:
@@ -573,7 +586,7 @@ class Coordinator:
                 make_private(path.parent)
                 path.write_bytes(zlib.decompressobj().decompress(data, msg.MAX_RAW_BYTES * 8))
 
-        self._context.scribe.put(work)
+        self._node.scribe.put(work)
 
     def _loaded(self, node: str, loaded: msg.Loaded) -> None:
         """As Performer.loaded, for a rank elsewhere: only the head knows what is a checkpoint."""
@@ -584,12 +597,12 @@ class Coordinator:
             if found is None:
                 return elsewhere(context.chooser, loaded.attempt, loaded.path)
             base = msg.SetBase(attempt=loaded.attempt, global_rank=loaded.global_rank, step=found.step)
-            context.post(lambda: self._send(node, base))
+            self._node.post(lambda: self._send(node, base))
             return ev.CheckpointLoaded(
                 attempt=loaded.attempt, global_rank=loaded.global_rank, path=found.path, step=found.step
             )
 
-        context.in_background(work, lambda error: None, context.checkpoint_pool)
+        self._node.in_background(work, lambda error: None, context.checkpoint_pool)
 
 
 def _widened(fleet: FleetFile) -> FleetFile:

@@ -41,7 +41,7 @@ def _isolate(context: IsolationContext, action: Isolate, is_told: bool) -> str:
     shared_dir = str(run.config.get("node", {}).get("shared_dir", ""))
     refused = _write_shared(context, action, os.path.join(run.cwd, shared_dir)) if shared_dir else ""
     if refused:
-        context.isolation_settled(action)
+        context.drains.skip(action)
         return f"{action.node} is left out of this run alone: {refused}"
     is_kept = bool(shared_dir) or is_told
     if drained := context.drains.drain(action, "under quarantine" if is_kept else ""):

@@ -61,11 +61,11 @@ class _Ended(msgspec.Struct):
     exit_code: int
 
 
-class Follower(NodeSupervisor):
+class Follower:
     """Runs until the head says that the run is over, or this node's launcher is gone."""
 
     def __init__(self, run_dir: Path, run: RunFile, scribe: BackgroundWriter, fleet: FleetFile) -> None:
-        super().__init__(run_dir, run, scribe)
+        self.node = NodeSupervisor(run_dir, run, scribe, self)
         self._fleet = fleet
         self._link: Link | None = None
         self._join: JoinFile | None = None
@@ -94,10 +94,14 @@ class Follower(NodeSupervisor):
         self._farewell_by_s: float | None = None
         self._ranks = 0
         place = (fleet.address, fleet.check_listen)
-        about = About(run.node, *place, run.script, run.cwd, lambda: wall_base_s(self.clock.now))
-        self._checks = NodeChecks(about, lambda answer: self.post(lambda: self._tell(answer)))
+        about = About(run.node, *place, run.script, run.cwd, lambda: wall_base_s(self.node.clock.now))
+        self._checks = NodeChecks(about, lambda answer: self.node.post(lambda: self._tell(answer)))
 
-    # The station's questions -----------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Serve until the run is over."""
+        self.node.run()
+
+    # What the node's loop calls --------------------------------------------------------------------------------
 
     @property
     def is_watching(self) -> bool:
@@ -120,7 +124,7 @@ class Follower(NodeSupervisor):
 
     def due_s(self) -> float | None:
         """When the link's next pulse or next try is due; None before the join file is found."""
-        return None if self._link is None else self.clock.now() + self._link.due_s() - time.monotonic()
+        return None if self._link is None else self.node.clock.now() + self._link.due_s() - time.monotonic()
 
     def turn(self, ready: dict[object, int]) -> None:
         """Hears the head; after a farewell, ends once all is acknowledged, or after FAREWELL_S."""
@@ -130,7 +134,7 @@ class Follower(NodeSupervisor):
             self._hear(what)
         if self._farewell_by_s is not None:
             is_late = time.monotonic() >= self._farewell_by_s
-            self.is_over = self.is_over or is_late or not self._link.has_waiting
+            self.node.is_over = self.node.is_over or is_late or not self._link.has_waiting
 
     def sampled(self) -> None:
         """Keeps the lease, looks for the head where there is none, and has the ranks' answers sent."""
@@ -143,14 +147,14 @@ class Follower(NodeSupervisor):
             self._keep_lease(now)
             self._miss_head(now)
         if self.is_running:
-            self._asking.sample(self.sampler.boards)
+            self._asking.sample(self.node.sampler.boards)
             self._tell_answers()
         if self._headless.is_refused(now):
             self._end(control_messages.Finish(exit_code=1))
 
     def folders(self) -> list[str]:
         """Without the checkpoints' folders, which only the head knows."""
-        return [str(self.run_dir), self.run_file.cwd, "/tmp", "/dev/shm"]
+        return [str(self.node.run_dir), self.node.run_file.cwd, "/tmp", "/dev/shm"]
 
     def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
         """The event that follows says it to the head."""
@@ -170,15 +174,15 @@ class Follower(NodeSupervisor):
     def answer(self, peer: bytes, ask: control_messages.Ask) -> None:
         """Always a refusal that names the head, since only the head knows the run."""
         head = self._join.head if self._join else "not found yet"
-        text = f"{self.run_file.node} is one of several nodes: ask on the head ({head})"
-        self.send_to(peer, control_messages.Answer(is_ok=False, error=text))
+        text = f"{self.node.run_file.node} is one of several nodes: ask on the head ({head})"
+        self.node.send_to(peer, control_messages.Answer(is_ok=False, error=text))
 
     def isolation_settled(self, action: ac.Isolate, how: str = "") -> None:
         """The head has its own part to do, and goes by that."""
 
     def orphaned(self) -> None:
         """Tell the head, so that it need not wait for silence."""
-        self.feed(ev.NodeLeft(node=self.run_file.node, why="its guardrun was killed"))
+        self.feed(ev.NodeLeft(node=self.node.run_file.node, why="its guardrun was killed"))
         by_s = time.monotonic() + FAREWELL_S
         while self._link is not None and self._link.has_waiting and time.monotonic() < by_s:
             assert self._poller is not None
@@ -187,14 +191,14 @@ class Follower(NodeSupervisor):
     def give_up_launcher(self) -> None:
         """Ends with it; once it goes on, it starts the next deputy, which joins again."""
         self._farewell_by_s = time.monotonic() + FAREWELL_S
-        self.is_over = self._link is None
+        self.node.is_over = self._link is None
 
     def close(self) -> None:
         """Ends a check that runs here; the link is given a moment to send what is left."""
         self._checks.end()
         if self._link is not None:
             self._link.close()
-        super().close()
+        self.node.close()
 
     # Up ------------------------------------------------------------------------------------------------------
 
@@ -207,7 +211,7 @@ class Follower(NodeSupervisor):
             self._headless.began()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
-            self._tell(msg.SharesReported(attempt=event.attempt, ranks=self.desk.shares()))
+            self._tell(msg.SharesReported(attempt=event.attempt, ranks=self.node.desk.shares()))
             self._attempt, self._is_stopping = -1, False
             self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
             self._refresh_info()  # a connection that is made before the launcher's next hello must not say otherwise
@@ -225,23 +229,23 @@ class Follower(NodeSupervisor):
             log.warning("too_large", message_type=type(message).__name__)
 
     def _tell_answers(self) -> None:
-        for answered in self._asking.answered(self.sampler.boards):
+        for answered in self._asking.answered(self.node.sampler.boards):
             self._tell(answered)
 
     def _note_progress(self, report: ev.NodeReport) -> None:
         now, self._reported_s = time.monotonic(), boot_s()
         if self._still.note(report.ranks, now):
             newest_s = max(rank.progress_s for rank in report.ranks)
-            self._progress_s = max(self._progress_s, now - max(0.0, self.clock.now() - newest_s))
+            self._progress_s = max(self._progress_s, now - max(0.0, self.node.clock.now() - newest_s))
 
     # Down ------------------------------------------------------------------------------------------------------
 
     def greeted(self, hello: control_messages.LauncherHello) -> None:
         """The launcher's number of ranks is what the node joins with: the head is looked for from here on."""
         self._ranks = hello.world_size
-        self.note_files(hello)
+        self.node.note_files(hello)
         if hello.alive:
-            self.watch(hello.attempt, hello.alive, None)
+            self.node.watch(hello.attempt, hello.alive, None)
             self._attempt = hello.attempt
         self._refresh_info()
         if self._link is None:
@@ -292,12 +296,12 @@ class Follower(NodeSupervisor):
             return
         refused = find_refused(Path(fleet.join_file), fleet.names, fleet.key)
         led_s = self._join.created_wall_s if self._join is not None else 0.0
-        node = began(self.run_file.launcher_start, self.run_file.created_wall_s)
+        node = began(self.node.run_file.launcher_start, self.node.run_file.created_wall_s)
         if refused is None or not holds(refused.said_wall_s, node, time.time(), led_s):
             return
         log.warning("head_refused", head=refused.head, text=refused.text, exit_code=refused.exit_code)
         if not is_silent(os.environ):
-            self.terminal.say(f"the head, {refused.head}, did not start: {refused.text}", "bad")
+            self.node.terminal.say(f"the head, {refused.head}, did not start: {refused.text}", "bad")
         self._end(control_messages.Finish(exit_code=refused.exit_code))
 
     def _meet(self, host: str, port: int) -> None:
@@ -309,15 +313,15 @@ class Follower(NodeSupervisor):
         def work() -> None:
             try:
                 join, keys = introduce(find_host(host), port, self._fleet.key, munge_socket=self._fleet.munge_socket)
-                self.post(lambda: self._go_to(join, keys))
+                self.node.post(lambda: self._go_to(join, keys))
             except IntroductionError as error:
                 log.info("not_introduced", error=str(error))
                 if error.is_final:
                     self._say_once(str(error), "bad")
             finally:
-                self.post(self._met)
+                self.node.post(self._met)
 
-        self.in_background(work, lambda error: None)
+        self.node.in_background(work, lambda error: None)
 
     def _met(self) -> None:
         self._is_meeting = False
@@ -327,7 +331,7 @@ class Follower(NodeSupervisor):
         self._join = join
         if self._link is None:
             log.info("joining", head=join.head, addresses=join.addresses, port=join.port)
-            self._link = Link(head, keys, self.run_file.node, slot=self._fleet.slot, info=self._info())
+            self._link = Link(head, keys, self.node.run_file.node, slot=self._fleet.slot, info=self._info())
             if self._poller is not None:
                 self._link.register(self._poller)
         else:
@@ -374,19 +378,19 @@ class Follower(NodeSupervisor):
     def _lose_head(self, lost_s: float) -> None:
         """End here; under Slurm once it is known whether anybody but a deputy can start the job again."""
         said = f"the head has not been heard for {lost_s:.0f} s"
-        if not may_rescue(self.run_file, os.environ):
-            self.terminal.say(f"{said}: ending here", "bad")
+        if not may_rescue(self.node.run_file, os.environ):
+            self.node.terminal.say(f"{said}: ending here", "bad")
             self._end(control_messages.Finish(exit_code=1))
             return
         self._is_rescuing = True
-        self.terminal.say(f"{said}: asking Slurm whether its node is", "bad")
-        begin_rescue(self._fleet.slot, lambda text: self.post(lambda: self._rescued(text)))
+        self.node.terminal.say(f"{said}: asking Slurm whether its node is", "bad")
+        begin_rescue(self._fleet.slot, lambda text: self.node.post(lambda: self._rescued(text)))
 
     def _rescued(self, text: str) -> None:
         self._is_rescuing = False
         if self._farewell_by_s is not None or (self._link is not None and self._link.is_joined):
             return  # it is back
-        self.terminal.say(text or "the head is gone: ending here", "bad")
+        self.node.terminal.say(text or "the head is gone: ending here", "bad")
         self._end(control_messages.Finish(exit_code=1))
 
     def _hear(self, what: links.What) -> None:
@@ -409,46 +413,46 @@ class Follower(NodeSupervisor):
 
     def _set_clock(self, offset_s: float) -> None:
         """Times from here on are the coordinator's seconds."""
-        self.clock.set(offset_s, 0.0)
+        self.node.clock.set(offset_s, 0.0)
 
     def _ordered(self, body: bytes) -> None:
         try:
             order = self._orders.decode(body)
         except DECODE_ERRORS:
-            self.malformed += 1
+            self.node.malformed += 1
             return
         log.info("order", order_type=type(order).__name__)
         if isinstance(order, control_messages.Finish):
             if order.words and not is_silent(os.environ):
-                self.terminal.say(order.words, "bad")
+                self.node.terminal.say(order.words, "bad")
             self._end(order)
         elif isinstance(order, control_messages.Start | control_messages.Stop):
             self._is_stopping = isinstance(order, control_messages.Stop) and order.attempt == self._attempt
             self._checks.end()  # nothing of it may disturb an attempt
-            self.send(order)
+            self.node.send(order)
         elif isinstance(order, msg.CheckStep | msg.EndCheck):
             self._checks.obey(order)
         elif isinstance(order, ac.TakeLook):
             self._look(order)
         elif isinstance(order, ac.ReadExits):
-            begin_exits(self, order)
+            begin_exits(self.node, order, self.folders())
         elif isinstance(order, msg.LookNow):
             self._look_now(order)
         elif isinstance(order, msg.ReportBoards):
             self._tell_boards(order)
         elif isinstance(order, ac.Isolate):
-            self.node.isolate(order)
+            self.node.relations.isolate(order)
         elif isinstance(order, msg.SetBase):
-            self.desk.set_base(order.attempt, order.global_rank, order.step)
+            self.node.desk.set_base(order.attempt, order.global_rank, order.step)
         elif isinstance(order, msg.AskChecks | msg.SetCheckpoint | msg.WithdrawCheckpoint):
-            answer = self._asking.obey(order, self.sampler.boards, self._attempt, self.clock.now())
+            answer = self._asking.obey(order, self.node.sampler.boards, self._attempt, self.node.clock.now())
             if answer is not None:
                 self._tell(answer)
 
     def _look(self, order: ac.TakeLook) -> None:
         """The raw stacks go up before the look that they belong to."""
         name = look_name(order.attempt, order.look)
-        folder = self.run_dir / name
+        folder = self.node.run_dir / name
         writes: list[Callable[[], object]] = []
 
         def send_raw() -> None:
@@ -456,28 +460,28 @@ class Follower(NodeSupervisor):
                 write()
             raw = read_raw(folder, name)
             shutil.rmtree(folder, ignore_errors=True)
-            self.post(lambda: self._tell(raw))
+            self.node.post(lambda: self._tell(raw))
 
-        begin_look(self, order, folder, writes.append, send_raw)
+        begin_look(self.node, order, folder, self.folders(), writes.append, done=send_raw)
 
     def _look_now(self, order: msg.LookNow) -> None:
         """For a person: nothing is kept."""
-        ranks = [rank for number, rank in sorted(self.desk.ranks.items()) if number in order.ranks]
-        look = look_now(self, ranks, order.samples)
+        ranks = [rank for number, rank in sorted(self.node.desk.ranks.items()) if number in order.ranks]
+        look = look_now(self.node, ranks, order.samples)
 
         def work() -> None:
             result = look()
             looked = msg.Looked(ask=order.ask, ranks=result.ranks, missing=result.missing, took_s=result.took_s)
-            self.post(lambda: self._tell(looked))
+            self.node.post(lambda: self._tell(looked))
 
-        self.in_background(work, lambda error: None)
+        self.node.in_background(work, lambda error: None)
 
     def _tell_boards(self, order: msg.ReportBoards) -> None:
-        desk = self.desk
+        desk = self.node.desk
         told = msg.BoardsReported(
             ask=order.ask,
             attempt=desk.attempt,
-            at_s=self.clock.now(),
+            at_s=self.node.clock.now(),
             rows=desk.rows(),
             notes=list(desk.notes)[-MAX_SAID:],
             failed_hooks=desk.failed_hooks[-MAX_SAID:],
@@ -487,9 +491,9 @@ class Follower(NodeSupervisor):
     def _end(self, order: control_messages.Finish) -> None:
         """The run is over."""
         if self._farewell_by_s is None:
-            self.send(order)
+            self.node.send(order)
             self._farewell_by_s = time.monotonic() + FAREWELL_S
-            self.is_over = self._link is None
+            self.node.is_over = self._link is None
 
     # The lease -------------------------------------------------------------------------------------------------
 
@@ -504,12 +508,12 @@ class Follower(NodeSupervisor):
             return
         self._is_stopping = True
         log.warning("lease_over", contact_lost_s=round(lost_s, 1), still_s=round(still_s, 1))
-        self.terminal.say(
-            f"{self.run_file.node} has had no contact with the head for {self._fleet.term_s + lost_s:.0f} s, and its "
-            f"ranks have done nothing with those of other nodes for {still_s:.0f} s: ending them",
+        self.node.terminal.say(
+            f"{self.node.run_file.node} has had no contact with the head for {self._fleet.term_s + lost_s:.0f} s, and "
+            f"its ranks have done nothing with those of other nodes for {still_s:.0f} s: ending them",
             "warn",
         )
-        self.send(control_messages.Stop(attempt=self._attempt, grace_s=0.0))
+        self.node.send(control_messages.Stop(attempt=self._attempt, grace_s=0.0))
 
     def _contact_lost_s(self, now: float) -> float:
         """How long ago the lease ended. A deputy that found ranks alive and never had one counts from its own start."""
@@ -520,7 +524,7 @@ class Follower(NodeSupervisor):
     def _say_once(self, text: str, level: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self.terminal.say(text, level)
+            self.node.terminal.say(text, level)
 
 
 def find_host(name: str) -> str:

@@ -28,7 +28,7 @@ from guardrun.supervisor.fleet.rendezvous.start_failure_files import (
 )
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.node.run_context import EngineContext
+    from guardrun.supervisor.node.run_context import DecidingContext, LoopContext
     from guardrun.supervisor.rundir.run_directory import FleetFile
 
 EVERY_S = 2.0
@@ -85,10 +85,10 @@ def heed_absences(join: Path, key: str, names: Collection[str], head: Began, now
 class JoinRejections:
     """The head's look at them, while it waits for nodes; by a worker thread."""
 
-    def __init__(self, context: EngineContext, fleet: FleetFile) -> None:
-        self._context, self._fleet = context, fleet
+    def __init__(self, node: LoopContext, context: DecidingContext, fleet: FleetFile) -> None:
+        self._node, self._context, self._fleet = node, context, fleet
         # A run that is continued was created long before this start of its guardrun.
-        self._began = began(context.run_file.launcher_start, time.time())
+        self._began = began(node.run_file.launcher_start, time.time())
         self._due_s = 0.0
         """Never while a look is under way."""
 
@@ -99,7 +99,7 @@ class JoinRejections:
             return
         self._due_s = inf
         try:
-            self._context.pool.submit(self._look)
+            self._node.pool.submit(self._look)
         except RuntimeError:
             pass  # the daemon is closing
 
@@ -110,7 +110,7 @@ class JoinRejections:
         except OSError as error:
             log.info("absences_not_read", error=str(error))
         finally:
-            self._context.post(lambda: self._tell(heeded))
+            self._node.post(lambda: self._tell(heeded))
 
     def _tell(self, heeded: list[JoinRejection]) -> None:
         self._due_s = time.monotonic() + EVERY_S
