@@ -41,19 +41,12 @@ def write(path: Path, text: str) -> Path:
 
 
 AS_NOW: dict[str, Any] = {
-    "ends_alone": True,
-    "groups_losses": True,
-    "tells_lacking": True,
-    "minds_resuming": True,
-    "minds_codes": True,
     "goes_past_limit": False,
-    "bounds_requeues": True,
     "is_sure": True,
-    "spares_ended": True,
     "isolate_lost_s": 90.0,
     **patience("normal"),
 }
-"""What a configuration of today says to an engine that also decides journals from before."""
+"""What a configuration says where the engine's own defaults differ."""
 
 
 def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
@@ -242,9 +235,9 @@ def test_sensitivity_and_scale_say_how_patient_the_engine_is(cwd: Path) -> None:
     assert patient.idle_patience_s > 1e6
     assert patient.stopped_patience_s == normal.stopped_patience_s == 3
     assert settings(sensitivity="eager", scale=0.1).data_patience_s == pytest.approx(6)
-    assert msgspec.structs.replace(eager, tell_s=0.0, spares_ended=False) == Settings(
-        check_nodes="quick", **{**AS_NOW, "is_sure": False, "spares_ended": False, **patience("eager")}
-    ), "eager is what journals from before were decided by"
+    assert msgspec.structs.replace(eager, tell_s=0.0) == Settings(
+        check_nodes="quick", **{**AS_NOW, "is_sure": False, **patience("eager")}
+    ), "eager is what the engine decides by unless it is told"
 
 
 def test_a_hard_limit_below_the_floor_warns(cwd: Path) -> None:

@@ -120,7 +120,7 @@ def verdict(state: State, found: Finding, seen: JudgedSnapshot, now_s: float) ->
 
 def is_near_end(state: State) -> bool:
     """Whether a rank has come to its end, so that a restart would repeat what is done."""
-    return state.settings.spares_ended and stalls.has_ended(state)
+    return stalls.has_ended(state)
 
 
 def _why_not(state: State) -> str:

@@ -73,8 +73,7 @@ def patience_s(state: State, found: Finding, seen: JudgedSnapshot) -> float:
 def _may_act_alone(state: State, found: Finding) -> bool:
     """Training that has come to stand still, and nothing of it runs; not what spins, computes or never trained."""
     attempt = attempt_of(state)
-    is_over = state.settings.spares_ended and has_ended(state)
-    return attempt.first_step is not None and found.is_still and not is_over
+    return attempt.first_step is not None and found.is_still and not has_ended(state)
 
 
 def has_ended(state: State) -> bool:
