@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import leaks, real, spread, timing, turns
+from tests.support import leaks, real, shares, spread, timing, turns
 from tests.support.forkserver import client
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.processes import become_subreaper
@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # Below nohup: guardrun leaves what is ignored so.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     timing.register(config)
+    shares.register(config)
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.register(spread.Spread())
     # One thread a process is what CI's two cores have room for, and what the fork server's libraries have read.

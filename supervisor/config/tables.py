@@ -136,6 +136,13 @@ class SlowdownTable(_Table, frozen=True, kw_only=True):
     """What ranks' steps go to is compared over windows of this length: longer ones are surer, and later."""
 
 
+class LeaksTable(_Table, frozen=True, kw_only=True):
+    """[leaks]: how what a rank holds is watched for growth without end."""
+
+    files_window_s: Annotated[float, Meta(ge=1)] = _ENGINE.files_window_s
+    """The shortest windows in which open files are compared: five in a row must show growth. Drills need not wait."""
+
+
 class NodeTable(_Table, frozen=True, kw_only=True):
     """[node]: where a node's records are kept, and whose jobs may quarantine it."""
 
@@ -218,6 +225,7 @@ TABLES: dict[str, type[_Table]] = {
     "policy": PolicyTable,
     "gc": GcTable,
     "slowdown": SlowdownTable,
+    "leaks": LeaksTable,
     "node": NodeTable,
     "preflight": PreflightTable,
     "metrics": MetricsTable,
@@ -237,6 +245,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyTable = PolicyTable()
     gc: GcTable = GcTable()
     slowdown: SlowdownTable = SlowdownTable()
+    leaks: LeaksTable = LeaksTable()
     node: NodeTable = NodeTable()
     preflight: PreflightTable = PreflightTable()
     metrics: MetricsTable = MetricsTable()
@@ -272,6 +281,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             gc_policy=self.gc.policy,
             check_nodes=self.preflight.level,
             **msgspec.structs.asdict(self.slowdown),
+            **msgspec.structs.asdict(self.leaks),
             is_torchrun_agent=self.launcher.agent == "torchrun",
         )
 

@@ -25,6 +25,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
 from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
+from guardrun.supervisor.report.elements.html_page import load_soon
 from guardrun.supervisor.report.incident import write_incident
 from guardrun.supervisor.report.run_summary import write_summary
 from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
@@ -184,7 +185,8 @@ class Performer:
 
     def _look(self, action: ac.TakeLook) -> None:
         context = self._context
-        suspicion = context.engine.state.suspicion
+        load_soon()  # while the look is taken: an incident's page is written before its attempt is stopped
+        suspicion = context.engine.state.detectors.hang.suspicion
         told = suspicion.stall.looks if suspicion is not None and suspicion.stall is not None else []
         context.scribe.put(functools.partial(prune_looks, context.run_dir, list(told)))
         if context.fleet is not None:
@@ -194,6 +196,7 @@ class Performer:
         begin_look(context, action, folder, context.scribe.put)
 
     def _read_exits(self, action: ac.ReadExits) -> None:
+        load_soon()
         if self._context.fleet is not None:
             self._context.fleet.read_exits(action)
             return

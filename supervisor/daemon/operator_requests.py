@@ -142,8 +142,8 @@ class Answers:
             return str(state.phase.value)
         if state.is_held:
             return "held"
-        if state.suspicion is not None:
-            return "stalled" if state.suspicion.stall is not None else "suspicious"
+        if (suspicion := state.detectors.hang.suspicion) is not None:
+            return "stalled" if suspicion.stall is not None else "suspicious"
         return "training" if state.attempt and state.attempt.has_progress else "starting"
 
     def _rank(self, rank: ev.Rank, row: RankRow, age_s: float) -> dict[str, Any]:
@@ -238,9 +238,10 @@ class Answers:
     def _stall(self, now_s: float) -> dict[str, Any] | None:
         """What holds the run up right now, as it was told; None where nothing does, or it is an incident."""
         state = self._context.engine.state
-        stall = state.suspicion.stall if state.suspicion is not None and state.phase is Phase.RUNNING else None
-        if stall is None or state.attempt is None or (state.suspicion is not None and state.suspicion.incident_id):
+        suspicion = state.detectors.hang.suspicion
+        if suspicion is None or suspicion.stall is None or suspicion.key or state.attempt is None:
             return None
+        stall = suspicion.stall
         known = [state.attempt.ranks[rank].rank for rank in stall.culprits if rank in state.attempt.ranks]
         may_act = state.settings.act and not state.is_held and stall.acts_s is not None
         return {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from guardrun.supervisor.engine.detectors.all_detectors import Detectors
+from guardrun.supervisor.engine.detectors.hang.suspicion import Hang
 from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.state.state import State
 
@@ -23,7 +25,8 @@ class LookAnswer(msgspec.Struct, kw_only=True):
 
 def trimmed(state: State) -> State:
     """The engine's memory as a diagnosis needs it: without looks, incidents and history, however long the run."""
-    suspicion = state.suspicion
+    hang = state.detectors.hang
+    suspicion = hang.suspicion
     return State(
         phase=state.phase,
         settings=state.settings,
@@ -34,8 +37,14 @@ def trimmed(state: State) -> State:
         last_s=state.last_s,
         attempt=state.attempt,
         gaps=state.gaps,
-        remembered=dict(list(state.remembered.items())[-256:]),
-        suspicion=None if suspicion is None else msgspec.structs.replace(suspicion, last={}, loops={}),
+        detectors=Detectors(
+            hang=Hang(
+                attempt=hang.attempt,
+                remembered=dict(list(hang.remembered.items())[-256:]),
+                suspicion=None if suspicion is None else msgspec.structs.replace(suspicion, last={}, loops={}),
+            )
+        ),
+        detected={} if suspicion is None else {key: one for key, one in state.detected.items() if key == suspicion.key},
         crash=state.crash,
         is_held=state.is_held,
         signum=state.signum,

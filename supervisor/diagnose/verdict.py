@@ -19,18 +19,20 @@ from guardrun.supervisor.diagnose.hang_finding import (
 from guardrun.supervisor.diagnose.rank_lines import rank_lines
 from guardrun.supervisor.diagnose.scene import Glance
 from guardrun.supervisor.engine.detectors.hang import hang_verdicts
+from guardrun.supervisor.engine.detectors.hang.memory import Suspicion
 from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence
 from guardrun.supervisor.engine.model.actions import Culprit, ranks_of
 from guardrun.supervisor.engine.model.hang_patience import NEVER_S
 from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.engine.model.run_view import silence_began_s
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 from guardrun.supervisor.engine.observation.stack_grouping import group_data, group_looks
 from guardrun.supervisor.engine.state.incidents import culprits_of
-from guardrun.supervisor.engine.state.state import Attempt, State, Suspicion, silence_began_s
+from guardrun.supervisor.engine.state.state import Attempt, State
 from guardrun.supervisor.report.elements.quantities import duration, iso_time
 
 SURE_AFTER_S = 30.0
@@ -173,13 +175,14 @@ def _advances(case: Case) -> an.Diagnosis:
 def _with_history(case: Case, found: Finding) -> an.Diagnosis:
     """Patience is guardrun's own, counted from the last progress."""
     state = case.state
-    if state.suspicion is None:
-        state.suspicion = Suspicion(began_s=case.last.now_s, reason="asked", next_look_s=case.last.now_s)
+    hang = state.detectors.hang
+    if hang.suspicion is None:
+        hang.suspicion = Suspicion(began_s=case.last.now_s, reason="asked", next_look_s=case.last.now_s)
     for rank in found.culprits if found.is_proof else ():
         case.attempt.stopped.setdefault(rank, case.seen[0].now_s)
     now_s = case.last.now_s
-    told_s = hang_verdicts.told_s(state, found, case.looks, now_s)
-    left_s = max(0.0, hang_verdicts.left_s(state, found, case.judged.seen, now_s))
+    told_s = hang_verdicts.told_s(hang, state, found, case.looks, now_s)
+    left_s = max(0.0, hang_verdicts.left_s(hang, state, found, case.judged.seen, now_s))
     incident = _of_this_silence(case, found)
     is_fresh = case.attempt.has_progress and case.silent_s <= max(RECENT_S, state.gaps.typical_s)
     if is_fresh and not _is_sure(found) and incident is None:
@@ -220,8 +223,8 @@ def _why_not_yet(case: Case, left_s: float) -> str:
 
 def _of_this_silence(case: Case, found: Finding) -> dict[str, Any] | None:
     """The incident that guardrun itself has opened on what is seen now."""
-    suspicion = case.state.suspicion
-    known = suspicion.incident_id if suspicion is not None else ""
+    suspicion = case.state.detectors.hang.suspicion
+    known = case.state.detected.get(suspicion.key, "") if suspicion is not None else ""
     for incident in case.incidents:
         if incident.get("id") == known or (
             incident.get("kind") == "hang"

@@ -9,20 +9,20 @@ from guardrun.supervisor.engine.detectors.failure.rank_failure import (
     note_exit,
     open_crash,
 )
-from guardrun.supervisor.engine.detectors.hang import stalls
 from guardrun.supervisor.engine.failures.root_cause import blame
 from guardrun.supervisor.engine.membership.membership import launch
 from guardrun.supervisor.engine.membership.node_failure import lost_meanwhile
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Say, StopAttempt
+from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery import operator_restart, preemption, requeue, resumption
+from guardrun.supervisor.engine.recovery.decide import announce, end_order, stop
 from guardrun.supervisor.engine.recovery.graceful_leave import ending, leave, may_leave
-from guardrun.supervisor.engine.recovery.launcher_orders import choose, stop
+from guardrun.supervisor.engine.recovery.launcher_orders import choose
+from guardrun.supervisor.engine.recovery.recovered import on_good_end
 from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
-from guardrun.supervisor.engine.state import incidents
 from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import Attempt, Crash, RankState, State, attempt_of, enter
 
@@ -46,12 +46,12 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
     if event.checkpoint is not None:
         state.saved_step = max(state.saved_step, event.checkpoint.step)
     actions: list[Action] = [
-        Say(text=f"{word} checkpoint {s.path}: {s.reason}", level="warn")
+        announce(f"{word} checkpoint {s.path}: {s.reason}", level="warn")
         for word, found in (("skipped", event.skipped), ("beware of", event.warnings))
         for s in found[:3]
     ]
     if event.keep_trouble:
-        actions.append(Say(text=event.keep_trouble, level="warn"))
+        actions.append(announce(event.keep_trouble, level="warn"))
     if reason := resumption.why_not(state):
         return actions + resumption.give_up(state, reason, now_s)
     state.mending_incident = state.resuming_incident
@@ -68,7 +68,7 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
             if event.checkpoint
             else "no whole checkpoint, so from the beginning"
         )
-        actions.append(Say(text=f"starting attempt {state.next_attempt}: {where}", level="info"))
+        actions.append(announce(f"starting attempt {state.next_attempt}: {where}", level="info"))
     return [*actions, *launch(state, now_s)]
 
 
@@ -84,7 +84,7 @@ def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> 
         ranks={r.global_rank: RankState(rank=r) for r in event.ranks},
         alive=len(event.ranks),
     )
-    state.suspicion, state.look_since_s, state.crash = None, None, None
+    state.crash = None
     state.restart_by = ""
     state.is_restart = False
     if state.signum:
@@ -98,10 +98,10 @@ def on_attempt_not_started(state: State, event: ev.AttemptNotStarted, now_s: flo
     """The machine refused (no memory, no ports, no interpreter): the same again would be refused again."""
     if event.attempt != state.next_attempt:
         return []
-    say = Say(text=f"attempt {event.attempt} could not be started: {event.error}", level="bad")
+    said = announce(f"attempt {event.attempt} could not be started: {event.error}", level="bad")
     if state.notice.cause:  # which may be why: a signal does not let the launcher wait for its start any longer
-        return [say, *preemption.wind_up(state, now_s)]
-    return [say, *finish(state, "failed", 1, f"could not start the ranks: {event.error}", now_s)]
+        return [said, *preemption.wind_up(state, now_s)]
+    return [said, *finish(state, "failed", 1, f"could not start the ranks: {event.error}", now_s)]
 
 
 def on_attempt_restarted(state: State, event: ev.AttemptStarted, now_s: float) -> list[Action]:
@@ -138,12 +138,9 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
     attempt.alive = 0
     attempt.stopped, attempt.collecting = {}, {}
     attempt.ended_s = now_s
-    if state.suspicion and state.suspicion.stall and not state.suspicion.incident_id:
-        stalls.note(state, state.suspicion.stall, now_s)
-    state.suspicion, state.look_since_s = None, None
     actions: list[Action] = []
     if event.survivors:
-        actions.append(Say(text=f"processes {event.survivors} could not be ended, not even by SIGKILL", level="warn"))
+        actions.append(announce(f"processes {event.survivors} could not be ended, not even by SIGKILL", level="warn"))
     if preemption.has_ended(state):
         return actions + preemption.wind_up(state, now_s)
     if state.signum:
@@ -152,7 +149,7 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
         enter(state, Phase.STOPPING)
         state.ledger.switch(STOPPING, now_s)
     if state.crash is None and all(_ended_well(state, r) for r in attempt.ranks.values()):
-        actions += incidents.on_good_end(state, now_s)
+        actions += on_good_end(state, now_s)
         return actions + finish(state, "finished", 0, "training ended well", now_s)
     if attempt.is_refused:
         return actions + resumption.on_stopped(state, now_s)
@@ -196,7 +193,7 @@ def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> li
     if state.phase is Phase.ENDING:
         return requeue.on_stop(state, event, now_s)
     state.signum, state.signalled = event.signum, event.node
-    state.suspicion, state.look_since_s, state.crash = None, None, None
+    state.crash = None
     state.ledger.switch(OTHER, now_s)
     actions = ending(state)
     if state.attempt is None or state.attempt.ended_s is not None:
@@ -205,4 +202,4 @@ def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> li
     if state.fleet is None:
         return []
     # One node was told: its launcher stops its own ranks, and nobody else's.
-    return [*actions, StopAttempt(attempt=state.attempt.number, grace_s=state.settings.stop_grace_s)]
+    return [*actions, end_order(state)]

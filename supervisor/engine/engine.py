@@ -18,28 +18,35 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.engine import attempts
-from guardrun.supervisor.engine.detectors.failure import node_health, rank_failure
-from guardrun.supervisor.engine.detectors.hang import suspicion
+from guardrun.supervisor.engine import attempts, progress
+from guardrun.supervisor.engine.detectors.failure import rank_failure
 from guardrun.supervisor.engine.membership import join_rejection, membership, node_checks, released_nodes
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, FinishRun, Isolate, ReadExits, Say, TakeLook
+from guardrun.supervisor.engine.model.actions import Action, FinishRun, Isolate, ReadExits
 from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING
-from guardrun.supervisor.engine.model.transitions import IGNORE, OBSERVED, InvalidTransition, Phase, find_transition
+from guardrun.supervisor.engine.model.run_view import silence_began_s
+from guardrun.supervisor.engine.model.transitions import (
+    IGNORE,
+    OBSERVED,
+    InvalidTransition,
+    Phase,
+    PhaseChanged,
+    find_transition,
+)
 from guardrun.supervisor.engine.recovery import (
+    eviction,
     launcher_orders,
     operator_restart,
     preemption,
     requeue,
     resumption,
 )
-from guardrun.supervisor.engine.recovery.decide import observe
-from guardrun.supervisor.engine.recovery.eviction import isolate_again
+from guardrun.supervisor.engine.recovery.decide import announce, observe
 from guardrun.supervisor.engine.recovery.run_summary import record_attempt, summary
 from guardrun.supervisor.engine.state import incidents
 from guardrun.supervisor.engine.state.job_nodes import carried_over
 from guardrun.supervisor.engine.state.preemption_state import Notice
-from guardrun.supervisor.engine.state.state import State, silence_began_s
+from guardrun.supervisor.engine.state.state import State
 
 STORY_LENGTH = 20
 
@@ -78,6 +85,8 @@ class Engine:
         else:
             actions = _HANDLERS[name](state, event, now_s) if name != OBSERVED else []
             actions += observe(state, event, now_s)
+            if state.phase is not phase:
+                actions += observe(state, PhaseChanged(phase, state.phase), now_s)
         if state.phase not in ends:
             raise InvalidTransition(phase, event, state.story, state.phase)
         state.nodes.unsettled.update({a.node: a.incident for a in actions if isinstance(a, Isolate)})
@@ -96,7 +105,7 @@ class Engine:
         times = [rank_failure.due_s(self.state), launcher_orders.due_s(self.state), membership.due_s(self.state)]
         times.append(preemption.due_s(self.state))
         if self.state.phase is Phase.RUNNING:
-            times += [suspicion.deadline_s(self.state), resumption.due_s(self.state)]
+            times += [self.state.detectors.hang.next_deadline_s(self.state), resumption.due_s(self.state)]
         due_s = min((t for t in times if t is not None), default=None)
         # The microsecond after it, which is all that `handle` knows: a tick must come neither just before it is due,
         # nor at the very moment, for which a difference of two floats may say that it is still to come.
@@ -122,7 +131,7 @@ def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Acti
         said = (
             "nothing is recorded of what this run has done before: it goes on from the newest checkpoint that it wrote"
         )
-        return [Say(text=f"{said}, if there is one", level="warn"), *launcher_orders.choose(state, now_s)]
+        return [announce(f"{said}, if there is one", level="warn"), *launcher_orders.choose(state, now_s)]
     if event.settings.resume_first:
         return launcher_orders.choose(state, now_s)
     return membership.launch(state, now_s)
@@ -140,18 +149,17 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     state.session = event.session
     node_checks.look_again(state)
     state.fleet = carried_over(state.fleet, event.fleet)
-    node_health.forget_findings(state)
     state.resuming_incident = state.notice.incident_id or state.resuming_incident
     state.notice = Notice(since_s=now_s)
     state.is_detailed = state.is_restart = state.may_go_on = False
-    state.suspicion, state.look_since_s, state.crash = None, None, None
+    state.crash = None
     state.verdict_incident, state.signum, state.signalled, state.is_held = "", 0, "", False
     state.outcome, state.give_up_reason, state.exit_code, state.requeue = "running", "", 0, ""
     state.nodes.awaited.clear()
     # Nothing is known of the time since the last event: whatever ran then was not this run for long.
     state.ledger.reclassify(OTHER, state.last_s, now_s)
     state.ledger.switch(STARTING, now_s)
-    return [*isolate_again(state, now_s), *launcher_orders.choose(state, now_s)]
+    return [*eviction.isolate_again(state, now_s), *launcher_orders.choose(state, now_s)]
 
 
 def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s: float) -> list[Action]:
@@ -159,13 +167,10 @@ def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s:
     actions = launcher_orders.order_again(state, now_s) + preemption.order_again(state, now_s)
     if state.phase is Phase.CHECKING:
         actions += membership.give_up_check(state, "the supervisor was started anew", now_s)
-    if state.look_since_s is not None and state.attempt:
-        state.look_since_s = now_s
-        actions.append(TakeLook(look=state.look, attempt=state.attempt.number, reason="asked again"))
     if state.crash is not None and state.crash.is_asked and state.attempt:
         state.crash.decide_by_s = now_s
         actions.append(ReadExits(attempt=state.attempt.number))
-    actions += isolate_again(state, now_s)
+    actions += eviction.isolate_again(state, now_s)
     if state.fleet is not None:
         membership.forgive_silence(state.fleet, now_s)
     if state.phase is Phase.ENDED:
@@ -180,10 +185,6 @@ def _on_time_skipped(state: State, event: ev.TimeSkipped, now_s: float) -> list[
         attempt.skipped_to_s = min(silence_began_s(attempt) + event.gap_s, now_s)
         attempt.stopped = dict.fromkeys(attempt.stopped, now_s)
         attempt.collecting = dict.fromkeys(attempt.collecting, now_s)
-    if state.suspicion:
-        state.suspicion.last.clear()
-        state.suspicion.unmoved_since_s = dict.fromkeys(attempt.ranks if attempt else {}, now_s)
-        state.suspicion.next_look_s = now_s
     if state.crash:
         state.crash.decide_by_s += event.gap_s
     state.ordered_s = min(state.ordered_s + event.gap_s, now_s)
@@ -199,11 +200,9 @@ def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
         return []
     state.is_held = event.is_held
     said = "held" if event.is_held else "no longer held"
-    actions: list[Action] = [Say(text=f"{said} by {event.who}", level="info")]
+    actions: list[Action] = [announce(f"{said} by {event.who}", level="info")]
     if not event.is_held and state.phase is Phase.RUNNING:
         actions += attempts.on_unheld(state, now_s)
-        if state.suspicion:
-            state.suspicion.next_look_s = now_s
     return actions
 
 
@@ -214,10 +213,6 @@ def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
     actions += preemption.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
         actions += resumption.on_report(state, now_s)
-    if state.phase is Phase.RUNNING:
-        due_s = suspicion.deadline_s(state)
-        if due_s is not None and now_s >= due_s:
-            actions += suspicion.on_tick(state, now_s)
     return actions
 
 
@@ -249,7 +244,7 @@ def _on_hooks_missing(state: State, event: ev.HooksMissing, now_s: float) -> lis
         return []
     state.notes.append("hooks")
     ranks = ", ".join(map(str, event.global_ranks))
-    return [Say(text=f"rank {ranks} runs without hooks ({event.reason}): watched from outside", level="warn")]
+    return [announce(f"rank {ranks} runs without hooks ({event.reason}): watched from outside", level="warn")]
 
 
 def _on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
@@ -269,9 +264,8 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_saved": _on_checkpoint_saved,
     "on_checkpoint_opened": _on_checkpoint_opened,
     "on_history_loaded": incidents.on_history_loaded,
-    "on_node_findings_reported": node_health.on_node_findings_reported,
-    "on_not_isolated": node_health.on_not_isolated,
-    "on_isolation_settled": node_health.on_isolation_settled,
+    "on_not_isolated": released_nodes.on_not_isolated,
+    "on_isolation_settled": released_nodes.on_isolation_settled,
     "on_node_released": released_nodes.on_node_released,
     "on_node_joined": membership.on_node_joined,
     "on_node_suspected": membership.on_node_suspected,
@@ -297,6 +291,6 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_exits_read": rank_failure.on_exits_read,
     "on_checkpoint_chosen": attempts.on_checkpoint_chosen,
     "on_stop_requested": attempts.on_stop_requested,
-    "on_node_report": suspicion.on_node_report,
-    "on_look_taken": suspicion.on_look_taken,
+    "on_node_report": progress.on_node_report,
+    "on_look_taken": progress.on_look_taken,
 }

@@ -4,7 +4,7 @@ The agent is asked for on a standing connection. Where none has answered for PAT
 own rights allow, of what training feels most: devices, CPUs, its control group. An agent that comes takes over.
 
 Only what concerns this run goes on to the engine: devices that its ranks train on
-(`engine/detectors/failure/node_health.py`), the node as a whole, file systems that it uses, and where it has several
+(`engine/detectors/node_health.py`), the node as a whole, file systems that it uses, and where it has several
 nodes the links between them. Everything else is the agent's to remember.
 """
 

@@ -65,7 +65,10 @@ class NodeSupervisor(ABC):
         self.sockets = Path(run.socket_dir)
         self._occupied = Occupied.join(self.sockets)
         self.terminal = Terminal()
-        self.sampler = Sampler(self.clock, self.sockets, run.launcher_pid, run.settings.window_s)
+        settings = run.settings
+        self.sampler = Sampler(
+            self.clock, self.sockets, run.launcher_pid, settings.window_s, files_window_s=settings.files_window_s
+        )
         self.oom = OomWatch()
         self.is_over = False
         self.error_files: dict[int, str] = {}

@@ -6,13 +6,13 @@ from typing import Any
 
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.elements import evidence_reader as ev
-from guardrun.supervisor.report.elements import html_page
+from guardrun.supervisor.report.elements.html_page import Table, make_table
 
 MAX_ROWS = 200
 MAX_TEXT = 160
 
 
-def ranks_table(evidence: dict[str, Any], culprits: list[int]) -> str:
+def ranks_table(evidence: dict[str, Any], culprits: list[int]) -> Table | None:
     """What each rank did, equal ones in one row."""
     rows = ev.rank_rows(evidence, culprits)
     order = ("Does", *(heading for heading, _ in ev.COLUMNS))
@@ -24,20 +24,16 @@ def ranks_table(evidence: dict[str, Any], culprits: list[int]) -> str:
         )
         for row in rows
     ]
-    return html_page.table(["Rank", *headings], cells, wide=("Does", "Where", "Why"))
+    return make_table(["Rank", *headings], cells, wide=("Does", "Where", "Why"))
 
 
-def collectives_table(evidence: dict[str, Any]) -> str:
-    """What was issued and what completed, call by call; then the groups."""
-    data = evidence.get("collectives")
-    if not isinstance(data, dict):
-        return ""
+def collectives(evidence: dict[str, Any]) -> dict[str, Any]:
+    """What was issued and what completed, call by call; the groups; what is not known."""
+    found = evidence.get("collectives")
+    data: dict[str, Any] = found if isinstance(found, dict) else {}
     entries = ev.entries(data, "rows")
     rows = [("odd" if row.get("is_odd") else "", _call(row)) for row in entries[:MAX_ROWS]]
     headings = ["", "Group", "No.", "Call", "Shapes", "State", "Ranks", "Line"]
-    parts = [html_page.table(headings, rows, wide=("Shapes", "Ranks", "Line"))]
-    if len(entries) > MAX_ROWS:
-        parts.append(html_page.paragraph(f"{len(entries) - MAX_ROWS} more are in incident.json.", "soft"))
     groups = [
         (
             "",
@@ -45,22 +41,20 @@ def collectives_table(evidence: dict[str, Any]) -> str:
         )
         for g in ev.entries(data, "groups")[:MAX_ROWS]
     ]
-    if groups:
-        table = html_page.table(
-            ["Group", "Is", "Members", "Calls issued", "Known from"], groups, wide=("Members", "Is")
-        )
-        parts.append(html_page.folded(f"{len(groups)} process group{'s' if len(groups) != 1 else ''}", table))
     trouble = data.get("trouble")
     told = trouble if isinstance(trouble, list) else [trouble] if trouble else []
-    parts += [html_page.paragraph(f"Not all is known: {_text(item)}.", "soft") for item in told[:8]]
-    return "\n".join(part for part in parts if part)
+    return {
+        "calls": make_table(headings, rows, wide=("Shapes", "Ranks", "Line")),
+        "left_out": len(entries) - MAX_ROWS,
+        "groups": make_table(["Group", "Is", "Members", "Calls issued", "Known from"], groups, wide=("Members", "Is")),
+        "troubles": [_text(item) for item in told[:8]],
+    }
 
 
-def mismatch_table(evidence: dict[str, Any]) -> str:
-    """The calls that can never meet, side by side."""
-    data = evidence.get("mismatch")
-    if not isinstance(data, dict):
-        return ""
+def mismatch(evidence: dict[str, Any]) -> dict[str, Any]:
+    """The calls that can never meet, side by side, and what tells it."""
+    found = evidence.get("mismatch")
+    data: dict[str, Any] = found if isinstance(found, dict) else {}
     rows = [
         (
             "odd" if number else "",
@@ -69,11 +63,13 @@ def mismatch_table(evidence: dict[str, Any]) -> str:
         for number, s in enumerate(ev.entries(data, "sides")[:MAX_ROWS])
     ]
     told_by = _text(data.get("told_by"))
-    told = html_page.paragraph(f"What tells it: {told_by}.", "soft") if told_by else ""
-    return html_page.table(["Ranks", "Called", "No.", "Group"], rows, wide=("Called",)) + told
+    return {
+        "table": make_table(["Ranks", "Called", "No.", "Group"], rows, wide=("Called",)),
+        "said": f"What tells it: {told_by}." if told_by else "",
+    }
 
 
-def workers_table(evidence: dict[str, Any]) -> str:
+def workers_table(evidence: dict[str, Any]) -> Table | None:
     """The culprits' data workers."""
     rows = [
         (
@@ -89,7 +85,7 @@ def workers_table(evidence: dict[str, Any]) -> str:
         )
         for w in ev.entries(evidence, "workers")[:MAX_ROWS]
     ]
-    return html_page.table(
+    return make_table(
         ["Rank", "PID", "Does", "Where", "File", "Mount that does not answer"], rows, wide=("Where", "File")
     )
 
@@ -134,7 +130,7 @@ def _text(value: Any) -> str:
     return words if len(words) <= MAX_TEXT else f"{words[:MAX_TEXT]} …"
 
 
-def readings_table(evidence: dict[str, Any]) -> str:
+def readings_table(evidence: dict[str, Any]) -> Table | None:
     """The node's readings, the odd ones first."""
     entries = sorted(ev.entries(evidence, "readings"), key=lambda reading: not reading.get("is_odd"))
     rows = [
@@ -149,7 +145,7 @@ def readings_table(evidence: dict[str, Any]) -> str:
         )
         for reading in entries[:MAX_ROWS]
     ]
-    return html_page.table(["", "Reading", "Value", "Note"], rows, wide=("Reading", "Note"))
+    return make_table(["", "Reading", "Value", "Note"], rows, wide=("Reading", "Note"))
 
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -168,7 +164,7 @@ def _value(reading: dict[str, Any]) -> str:
     return f"{value:.6g}{' ' if unit and unit != '%' else ''}{unit}"
 
 
-def skipped_table(evidence: dict[str, Any]) -> str:
+def skipped_table(evidence: dict[str, Any]) -> Table | None:
     """Checkpoints that were not taken, and why."""
     rows = [("", [_text(e.get("path")), _text(e.get("reason"))]) for e in ev.entries(evidence, "skipped_checkpoints")]
-    return html_page.table(["Path", "Reason"], rows[:MAX_ROWS], ("Path", "Reason"))
+    return make_table(["Path", "Reason"], rows[:MAX_ROWS], ("Path", "Reason"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.report.elements import html_page
 from guardrun.supervisor.report.elements.quantities import duration, parse_iso_time
 
 _ACTIONS = {
@@ -15,8 +14,18 @@ _ACTIONS = {
 }
 
 
-def done(record: dict[str, Any]) -> str:
-    """The action, as a sentence."""
+def done(record: dict[str, Any]) -> dict[str, Any]:
+    """The action as a sentence, whether this has been seen before, and the advice, paragraph by paragraph."""
+    recurrence = record["evidence"].get("recurrence")
+    said = recurrence.get("said") if isinstance(recurrence, dict) else None
+    return {
+        "action": _action(record),
+        "seen_before": said if isinstance(said, str) else "",
+        "advice": str(record.get("advice") or "").split("\n\n"),
+    }
+
+
+def _action(record: dict[str, Any]) -> str:
     resumed = record.get("resumed_from")
     from_where = f"from the checkpoint of step {resumed['step']}" if resumed else "from the beginning"
     if record.get("action") in ("restart", "isolate_node") and not resumed and not record.get("recovered"):
@@ -25,8 +34,8 @@ def done(record: dict[str, Any]) -> str:
     return _ACTIONS.get(str(record.get("action")), "").format(from_where=from_where)
 
 
-def figures(record: dict[str, Any]) -> str:
-    """The few numbers that one asks for first."""
+def figures(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """The few numbers that one asks for first, each with its name."""
     onset_s, detected_s = parse_iso_time(record["onset"]), parse_iso_time(record["detected"])
     cards = [("found after", duration(max(detected_s - onset_s, 0.0)))]
     steps = steps_lost(record)
@@ -40,7 +49,7 @@ def figures(record: dict[str, Any]) -> str:
         cards.append(("steps done again", str(steps)))
     elif record.get("step") is not None:
         cards.append(("at step", str(record["step"])))
-    return html_page.figures(cards)
+    return cards
 
 
 def steps_lost(record: dict[str, Any]) -> int | None:
@@ -51,11 +60,3 @@ def steps_lost(record: dict[str, Any]) -> int | None:
     if not resumed and not record.get("recovered"):
         return None
     return max(int(record["step"]) - int(resumed["step"] if resumed else 0), 0)
-
-
-def advice(record: dict[str, Any]) -> str:
-    """The advice, paragraph by paragraph; before it, whether this has been seen before."""
-    recurrence = record["evidence"].get("recurrence")
-    said = recurrence.get("said") if isinstance(recurrence, dict) else None
-    seen = html_page.paragraph(said, "notice") if isinstance(said, str) else ""
-    return seen + "".join(html_page.paragraph(part) for part in str(record.get("advice") or "").split("\n\n"))

@@ -9,8 +9,8 @@ from collections import Counter, deque
 from typing import Any, NamedTuple
 
 from guardrun.supervisor.engine.observation.frames import rank_list
-from guardrun.supervisor.report.elements import svg
 from guardrun.supervisor.report.elements.evidence_reader import doing, entries, rank_of
+from guardrun.supervisor.report.elements.scales import shorten
 
 MAX_WAITS = 400
 MAX_WIDE = 3
@@ -203,10 +203,10 @@ def _does(ranks: list[int], evidence: dict[str, Any], waits: list[Wait]) -> tupl
     return ("waiting" if called else ""), called
 
 
-def draw_graph(graph: Graph) -> str:
-    """The drawing; empty where nobody waits."""
+def lay_out(graph: Graph) -> dict[str, Any] | None:
+    """The drawing; None where nobody waits. arrows: path, what is shown on hovering, x, y and words of the label."""
     if not graph.edges:
-        return ""
+        return None
     rows: dict[int, list[int]] = {}
     for number, node in enumerate(graph.nodes):
         rows.setdefault(node.level, []).append(number)
@@ -219,36 +219,27 @@ def draw_graph(graph: Graph) -> str:
         left = (width - len(row) * BOX_W - (len(row) - 1) * GAP_X) / 2
         for index, number in enumerate(row):
             corner[number] = (left + index * (BOX_W + GAP_X), MARGIN + (top - level) * (BOX_H + GAP_Y))
-    arrows, labels = "", Counter[int]()
+    arrows, labels = [], Counter[int]()
     # Those downwards first: their labels stand right below their boxes.
     for (a, b), label in sorted(graph.edges.items(), key=lambda edge: corner[edge[0][0]][1] >= corner[edge[0][1]][1]):
         verb = "waits" if len(graph.nodes[a].ranks) == 1 else "wait"
-        arrows += _arrow(corner[a], corner[b], f"{verb} {label}", labels[a])
+        arrows.append(_arrow(corner[a], corner[b], f"{verb} {label}", labels[a]))
         labels[a] += 1
     below = max((labels[n] for n, node in enumerate(graph.nodes) if node.level == 0), default=0)
-    boxes = "".join(_box(node, *corner[number]) for number, node in enumerate(graph.nodes))
-    height += below * LABEL_H + (10 if below else 0)
-    return svg.picture(
-        _ARROW_HEAD + arrows + boxes, describe(graph), width=width, height=height, view_box=f"0 0 {width} {height}"
-    )
+    return {
+        "label": describe(graph),
+        "width": width,
+        "height": height + below * LABEL_H + (10 if below else 0),
+        "arrows": arrows,
+        "boxes": [_box(node, *corner[number]) for number, node in enumerate(graph.nodes)],
+        "box_width": BOX_W,
+        "box_height": BOX_H,
+    }
 
 
-_ARROW_HEAD = svg.tag(
-    "defs",
-    svg.tag(
-        "marker",
-        svg.tag("path", d="M0 0L8 4L0 8z", class_="arrow-head"),
-        id="arrow",
-        marker_width=8,
-        marker_height=8,
-        ref_x=7,
-        ref_y=4,
-        orient="auto",
-    ),
-)
-
-
-def _arrow(source: tuple[float, float], target: tuple[float, float], label: str, place: int) -> str:
+def _arrow(
+    source: tuple[float, float], target: tuple[float, float], label: str, place: int
+) -> tuple[str, str, float, float, str]:
     """place: how many labels stand below the source already."""
     (x1, y1), (x2, y2) = source, target
     if y2 > y1:
@@ -261,28 +252,25 @@ def _arrow(source: tuple[float, float], target: tuple[float, float], label: str,
         side, end = x1 + BOX_W, x2 + BOX_W - 24
         path = f"M{side:.0f} {y1 + BOX_H / 2:.0f}C{side + 28:.0f} {y1 + BOX_H / 2:.0f} {end:.0f} {y1:.0f}"
         path += f" {end:.0f} {y2 + BOX_H + 2:.0f}"
-    line = svg.tag("path", svg.title(label), d=path, class_="arrow", marker_end="url(#arrow)")
     # Below their sources the labels of several arrows to one box stay apart.
     y = y1 + BOX_H + 21 + place * LABEL_H
-    words = f"{label}{'' if y2 > y1 else ' ↑'}"
-    return line + svg.text(svg.shorten(words, 44), x=x1 + BOX_W / 2, y=y, class_="on-arrow", text_anchor="middle")
+    return path, label, x1 + BOX_W / 2, y, shorten(f"{label}{'' if y2 > y1 else ' ↑'}", 44)
 
 
-def _box(node: Node, x: float, y: float) -> str:
+def _box(node: Node, x: float, y: float) -> tuple[float, float, bool, str, list[tuple[int, str, str]]]:
+    """Its corner, whether it is a culprit's, what is shown on hovering; how far down each line is, kind and words."""
     title = node.title()
     if node.is_culprit:
         title = f"✖ {title}"
     count = f" ({len(node.ranks)})" if len(node.ranks) > 1 else ""
     count += f", {node.groups} groups" if node.groups > 1 else ""
     hover = f"{'Culprit: ' if node.is_culprit else ''}{node.title()}{count}: {node.does} {node.where}"
-    return svg.tag(
-        "g",
-        svg.title(hover)
-        + svg.tag("rect", x=x, y=y, width=BOX_W, height=BOX_H, rx=8, class_="box culprit" if node.is_culprit else "box")
-        + svg.text(svg.shorten(title, 32 - len(count)) + count, x=x + 12, y=y + 23, class_="box-title")
-        + svg.text(svg.shorten(node.does, _WORDS), x=x + 12, y=y + 42, class_="box-text")
-        + svg.text(svg.shorten(node.where, _WORDS), x=x + 12, y=y + 60, class_="box-text"),
-    )
+    lines = [
+        (23, "box-title", shorten(title, 32 - len(count)) + count),
+        (42, "box-text", shorten(node.does, _WORDS)),
+        (60, "box-text", shorten(node.where, _WORDS)),
+    ]
+    return x, y, node.is_culprit, hover, lines
 
 
 def describe(graph: Graph) -> str:

@@ -109,6 +109,21 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=30, stdout=subprocess.DEVNULL)
 
 
+def test_templates_are_loaded_for_a_page_alone(recorded: Path, tmp_path: Path) -> None:
+    """They cost as much as all else that guardctl does."""
+    code = """
+import sys
+from guardrun.supervisor.cli.guardctl import main
+for verb in (["status"], ["incidents"], ["show", "1"], ["config"], ["replay"], ["report", "--json"]):
+    assert main(verb) == 0, verb
+    assert "jinja2" not in sys.modules, verb
+assert main(["report"]) == 0
+assert "jinja2" in sys.modules
+"""
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, cwd=tmp_path, env=environment(), check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

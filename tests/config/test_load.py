@@ -59,6 +59,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "every_steps": 100},
         "slowdown": {"window_s": 20.0},
+        "leaks": {"files_window_s": 120.0},
         "node": {"state_dir": "", "shared_dir": "", "trust_jobs": False},
         "preflight": {"level": "quick"},
         "metrics": {"listen": "", "node_listen": "127.0.0.1:19470"},
@@ -209,7 +210,9 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
     for number, field in enumerate(msgspec.structs.fields(Settings), start=1):
         if field.type not in (int, float) or field.name in (*patience("normal"), "look_gap_s", "look_every_s"):
             continue
-        [table] = [name for name, keys in TABLES.items() if field.name in keys.__struct_fields__]
+        tables = [name for name, keys in TABLES.items() if field.name in keys.__struct_fields__]
+        assert len(tables) == 1, f"Settings.{field.name} must be a key of that name in one table, not in {tables}"
+        [table] = tables
         text[table] += f"{field.name} = {number}\n"
         wanted[field.name] = number
     write(

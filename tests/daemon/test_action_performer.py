@@ -1,11 +1,17 @@
-"""What is kept of looks that are no incident's."""
+"""What is kept of looks that are no incident's; what a look has done beside itself."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from guardrun.supervisor.daemon.action_performer import KEEP_LOOKS, prune_looks
+import pytest
+
+from guardrun.supervisor.daemon.action_performer import KEEP_LOOKS, Performer, prune_looks
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.report.elements import html_page
 
 
 def test_looks_that_led_to_nothing_go_and_those_of_a_stall_that_was_told_stay(tmp_path: Path) -> None:
@@ -22,3 +28,22 @@ def test_looks_that_led_to_nothing_go_and_those_of_a_stall_that_was_told_stay(tm
 
 def test_a_run_without_looks_has_none_to_prune(tmp_path: Path) -> None:
     prune_looks(tmp_path, [])
+
+
+@pytest.mark.parametrize("action", [ac.TakeLook(attempt=0, look=1, reason="stalled"), ac.ReadExits(attempt=0)])
+def test_templates_are_loaded_before_an_incident_is_there(action: ac.Action, tmp_path: Path) -> None:
+    """Its page is written before its attempt is stopped, which is not to wait for them."""
+    ordered: list[ac.Action] = []
+    unused: Any = SimpleNamespace(ask=None, seek=None)
+    context: Any = SimpleNamespace(
+        run_dir=tmp_path,
+        engine=SimpleNamespace(state=SimpleNamespace(suspicion=None)),
+        scribe=SimpleNamespace(put=lambda work: True),
+        fleet=SimpleNamespace(look=ordered.append, read_exits=ordered.append),
+        drains=unused,
+    )
+    html_page._loading.cache_clear()
+    Performer(context, unused, unused, unused).perform(action)
+    assert ordered == [action]
+    assert html_page._loading.cache_info().currsize == 1
+    assert html_page.environment().list_templates()

@@ -118,6 +118,9 @@ def test_a_thousand_threads(bare: Bare, ask: Ask) -> None:
     text = (
         "import threading, time\nthreading.stack_size(65536)\ngate = threading.Event()\n"
         "for _ in range(1000):\n    threading.Thread(target=gate.wait, daemon=True).start()\n"
+        # A look must not see some of them on their way to the gate: work, and nobody's fault.
+        "before_s = -1.0\nwhile time.process_time() - before_s > 0.005:\n"
+        "    before_s = time.process_time()\n    time.sleep(0.2)\n"
         "print('ready', flush=True)\ndef load_index():\n    time.sleep(1000)\nload_index()\n"
     )
     pid = bare.start(text, RANK="0", WORLD_SIZE="1")

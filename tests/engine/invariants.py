@@ -28,9 +28,9 @@ def check_cheap(engine: Engine) -> None:
     assert set(state.open_incidents) <= set(state.incidents)
     for named in (state.verdict_incident, state.resuming_incident):
         assert not named or named in state.incidents
-    assert state.look_since_s is None or state.suspicion is not None
+    assert state.detectors.hang.look_since_s is None or state.detectors.hang.suspicion is not None
     if state.phase is not Phase.RUNNING:
-        assert state.suspicion is None
+        assert state.detectors.hang.suspicion is None
     if state.phase is not Phase.NEW:
         booked_s = sum(state.ledger.spent_s.values()) + max(state.last_s - state.ledger.since_s, 0.0)
         assert abs(booked_s - (state.last_s - state.opened_s)) < _LEDGER_ERROR_S, "the ledger has lost time"

@@ -102,7 +102,7 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.CheckpointLoaded(attempt=attempt, global_rank=0, path="/out/a", step=3),
         ev.CheckpointOpened(attempt=attempt, path="/out/a"),
         ev.CheckpointChosen(choice=told.state.choice),
-        ev.LookTaken(look=told.state.look, attempt=attempt, ranks=[]),
+        ev.LookTaken(look=told.state.detectors.hang.look, attempt=attempt, ranks=[]),
         ev.NodeJoined(node="n0", slot=0, ranks=2),
         ev.NodeSuspected(node="n0", since_s=told.now_s - 5.0),
         ev.NodeContactRestored(node="n0"),
@@ -239,8 +239,14 @@ def test_a_handler_that_ends_where_its_row_does_not_lead_raises() -> None:
 
 
 def test_an_event_that_is_ignored_leads_nowhere() -> None:
-    stays = [phase for (phase, _), row in TABLE.items() if row.handler in (IGNORE, OBSERVED) and row.ends != {phase}]
-    assert stays == []
+    assert [key for key, row in TABLE.items() if row.handler == IGNORE and row.ends != {key[0]}] == []
+
+
+def test_an_event_that_only_detectors_see_may_end_an_attempt_and_no_more() -> None:
+    ways = {(phase, row.ends) for (phase, _), row in TABLE.items() if row.handler == OBSERVED}
+    running = frozenset({Phase.RUNNING, Phase.STOPPING})
+    assert (Phase.RUNNING, running) in ways
+    assert all(ends == (running if phase is Phase.RUNNING else {phase}) for phase, ends in ways)
 
 
 def test_the_phase_changes_in_one_place() -> None:

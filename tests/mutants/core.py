@@ -42,6 +42,14 @@ CORE: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        name="the_highest_of_late_alone",
+        file="supervisor/engine/detectors/descriptor_leak.py",
+        before="if is_even and lows[-1] - max([self.record, *lows[: start + 1]]) >= least:",
+        after="if is_even and lows[-1] - lows[start] >= least:",
+        breaks="open files that go up, and have been as many before, are told as a leak",
+        quick=("tests/engine/detectors/test_descriptor_leak.py::test_ups_and_downs_at_random_are_left_alone",),
+    ),
+    Mutation(
         name="one_restart_too_many",
         file="supervisor/engine/recovery/restart_policy.py",
         before="if state.restarts >= state.settings.max_restarts:",

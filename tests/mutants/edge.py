@@ -162,10 +162,10 @@ EDGE: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
-        name="cells_not_escaped",
+        name="pages_not_escaped",
         file="supervisor/report/elements/html_page.py",
-        before="{escape(cell)}</td>",
-        after="{cell}</td>",
+        before="autoescape=True,",
+        after="autoescape=False,",
         breaks="what an error message holds becomes part of the report's page",
         quick=("tests/report/test_report.py::test_any_text_stays_text",),
     ),

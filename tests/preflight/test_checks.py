@@ -252,7 +252,14 @@ def test_shared_memory_as_small_as_in_a_container(subject: Make) -> None:
 # GPUs -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What NVML says is the test, not whether a busy machine has it said in the moment that a start has for it."""
+    monkeypatch.setattr(gpus, "PATIENCE_S", 30.0)
+
+
 @pytest.mark.real("cc")
+@pytest.mark.usefixtures("unhurried")
 def test_healthy_gpus(subject: Make, nvml_stub: NvmlStub) -> None:
     nvml_stub.set(gpus=2)
     remarks = gpus.run(subject(nvml_stub.variables))
@@ -260,6 +267,7 @@ def test_healthy_gpus(subject: Make, nvml_stub: NvmlStub) -> None:
 
 
 @pytest.mark.real("cc")
+@pytest.mark.usefixtures("unhurried")
 def test_a_gpu_that_is_lost_or_whose_memory_cannot_be_mended(subject: Make, nvml_stub: NvmlStub) -> None:
     nvml_stub.set(gpus=2)
     nvml_stub.set(gpu=1, lost=1)
@@ -279,6 +287,7 @@ def test_a_driver_that_does_not_answer(subject: Make, nvml_stub: NvmlStub) -> No
 
 
 @pytest.mark.real("cc")
+@pytest.mark.usefixtures("unhurried")
 def test_a_stranger_on_a_gpu(subject: Make, nvml_stub: NvmlStub) -> None:
     nvml_stub.set(gpu=0, processes=f"{os.getpid()}={8 << 30}")
     remark = worst_of(gpus.run(subject(nvml_stub.variables)))

@@ -125,6 +125,13 @@ for module in pkgutil.walk_packages(guardrun.__path__, "guardrun."):
     run(environment / "python", "-W", "error::SyntaxWarning", "-c", code, cwd=tmp_path)
 
 
+def test_pages_find_their_templates(environment: Path, tmp_path: Path) -> None:
+    code = (
+        "from guardrun.supervisor.report.elements.html_page import environment; print(environment().list_templates())"
+    )
+    assert "'incident.html'" in run(environment / "python", "-c", code, cwd=tmp_path)
+
+
 def test_a_wheel_has_the_same_bytes_wherever_and_whenever_it_is_built(archives: Path, tmp_path: Path) -> None:
     """In two folders, with other times and modes of the files."""
     unpacked = next((archives / "unpacked").iterdir())

@@ -73,10 +73,16 @@ def modules_after(statement: str, folder: Path) -> set[str]:
 @pytest.mark.cold
 def test_the_supervisor_loads_nothing_heavy(tmp_path: Path) -> None:
     loaded = modules_after("import guardrun.supervisor.guardrund, guardrun.supervisor.daemon.daemon", tmp_path)
-    assert loaded & {"torch", "numpy", "rich", "psutil", "pynvml", "hypothesis"} == set()
+    assert loaded & {"torch", "numpy", "rich", "psutil", "pynvml", "hypothesis", "jinja2"} == set()
 
 
 @pytest.mark.cold
 def test_hooks_load_neither_torch_nor_zmq_by_themselves(tmp_path: Path) -> None:
     loaded = modules_after("import guardrun.hooks", tmp_path)
-    assert loaded & {"torch", "zmq", "numpy", "rich", "psutil"} == set()
+    assert loaded & {"torch", "zmq", "numpy", "rich", "psutil", "jinja2"} == set()
+
+
+@pytest.mark.cold
+def test_the_launcher_loads_no_templates(tmp_path: Path) -> None:
+    loaded = modules_after("import guardrun.launcher.main, guardrun.launcher.run.launcher_loop", tmp_path)
+    assert "torch" in loaded and "jinja2" not in loaded

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Culprit
 from guardrun.supervisor.engine.model.looks import Frame
+from guardrun.supervisor.engine.observation.stack_grouping import StackGroup
 from guardrun.supervisor.engine.observation.stacks import CHILD, Stack, stacks_of
-from guardrun.supervisor.report.elements.source_lines import CHANGED, Source
+from guardrun.supervisor.report.elements.html_page import environment
+from guardrun.supervisor.report.elements.source_lines import CHANGED, Source, Sources
+from guardrun.supervisor.report.grouped_stacks import show_stacks
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import report_html
 from guardrun.supervisor.report.run_page import run_html
@@ -111,6 +115,21 @@ def run_data(**changes: Any) -> dict[str, Any]:
 
 def run_page() -> str:
     return run_html(run_data(), run_story(told_timeline(), [RunIncident("001", "rank_blocked", 10.0, 49.0)]))
+
+
+def macro_of(template: str, name: str) -> Callable[[Any], str]:
+    made: Callable[[Any], str] = getattr(environment().get_template(template).module, name)
+    return made
+
+
+def drawn(macro: str, found: Any) -> str:
+    """What a macro of drawings.html makes of what was laid out."""
+    return macro_of("drawings.html", macro)(found)
+
+
+def shown(groups: Sequence[StackGroup], sources: Sources) -> str:
+    """The groups as a page has them."""
+    return macro_of("stacks.html", "stacks")(show_stacks(groups, sources))
 
 
 def stacks(count: int = 8) -> list[Stack]:

@@ -15,19 +15,18 @@ from guardrun.supervisor.engine.model.looks import Frame
 from guardrun.supervisor.engine.observation.stack_grouping import evidence_groups, group_stacks
 from guardrun.supervisor.engine.observation.stacks import Stack
 from guardrun.supervisor.report import incident_page as rendering
+from guardrun.supervisor.report.elements.scales import nice_seconds, nice_step, percent, shorten
 from guardrun.supervisor.report.elements.source_lines import CHANGED, MAX_FILE_BYTES, files_of, read_sources
-from guardrun.supervisor.report.elements.svg import nice_seconds, nice_step, percent, tag
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import report_html
-from guardrun.supervisor.report.stack_html import stacks_html
-from guardrun.supervisor.report.timeline.gauges import draw_gauge
-from guardrun.supervisor.report.timeline.step_plot import draw_plot, seconds_words, step_times, summary, thin
-from guardrun.supervisor.report.timeline.story import incident_story, steps_html, strips_html
+from guardrun.supervisor.report.timeline.gauges import lay_out_gauge
+from guardrun.supervisor.report.timeline.step_plot import lay_out_plot, seconds_words, step_times, summary, thin
+from guardrun.supervisor.report.timeline.story import incident_story, lay_out_ranks, lay_out_steps
 from guardrun.supervisor.report.timeline.timeline import FrontPoint, Timeline
 from guardrun.supervisor.report.timeline.timeline_rows import MAX_ROWS, make_lines
 from guardrun.supervisor.report.timeline.timeline_strips import Scale
-from guardrun.supervisor.report.wait_graph import MAX_WIDE, describe, draw_graph, make_graph, read_waits
-from tests.report.pages import HUGE, huge_page, huge_timeline
+from guardrun.supervisor.report.wait_graph import MAX_WIDE, describe, lay_out, make_graph, read_waits
+from tests.report.pages import HUGE, drawn, huge_page, huge_timeline, shown
 from tests.report.samples import (
     WAITING,
     begin_attempt,
@@ -61,7 +60,7 @@ def test_waits_are_followed_from_group_to_group() -> None:
     assert describe(found) == (
         "Ranks 0-1 wait for rank 2 in all_reduce #7 of dp; Rank 2 waits for rank 3 in send #7 of tp"
     )
-    drawing = draw_graph(found)
+    drawing = drawn("graph", lay_out(found))
     assert drawing.count('class="arrow"') == 2 and drawing.count("box culprit") == 1
 
 
@@ -77,7 +76,7 @@ def test_nobody_to_blame_is_drawn_as_such() -> None:
         ("Nobody named", "all are in the same call"),
         ("Ranks 0-1", ""),
     ]
-    assert "Nobody named" in draw_graph(found)
+    assert "Nobody named" in drawn("graph", lay_out(found))
     everybody = graph({"waits": [wait([0, 1, 2], [])]}, [])
     assert "somebody who cannot be told" in describe(everybody)
 
@@ -85,12 +84,13 @@ def test_nobody_to_blame_is_drawn_as_such() -> None:
 def test_ranks_that_wait_for_each_other() -> None:
     found = graph({"waits": [wait([0], [1]), wait([1], [0])]}, [])
     assert len(found.edges) == 2
-    assert draw_graph(found).count('class="arrow"') == 2
+    assert drawn("graph", lay_out(found)).count('class="arrow"') == 2
 
 
 def test_no_waits_no_drawing() -> None:
     assert read_waits({}, []) == []
-    assert draw_graph(graph({"waits": [wait([1], [1])]}, [1])) == ""
+    nobody = lay_out(graph({"waits": [wait([1], [1])]}, [1]))
+    assert nobody is None and drawn("graph", nobody) == ""
     assert read_waits({"waits": "nonsense", "waiting": None}, [1]) == []
 
 
@@ -110,9 +110,9 @@ def test_many_groups_share_boxes() -> None:
 )
 def test_any_waits_can_be_drawn(waits: list[dict[str, Any]], culprits: list[int]) -> None:
     found = graph({"waits": waits}, culprits)
-    draw_graph(found)
-    drawn = sorted(rank for node in found.nodes for rank in node.ranks)
-    assert len(drawn) == len(set(drawn))
+    check(f"<html>{drawn('graph', lay_out(found))}</html>")
+    ranks = sorted(rank for node in found.nodes for rank in node.ranks)
+    assert len(ranks) == len(set(ranks))
 
 
 def test_steps_times_are_those_of_each_attempt() -> None:
@@ -130,7 +130,7 @@ def test_a_slow_stretch_is_said_and_kept() -> None:
     slow = max(series, key=lambda p: p.step_s)
     assert slow in thin(series) and len(thin(series)) < 400
     assert summary(series).startswith("0.25 s a step as a rule; at most ")
-    assert "▲" in draw_plot(series, Scale(0.0, 1040.0, 0.0), [])
+    assert "▲" in drawn("curves", lay_out_plot(series, Scale(0.0, 1040.0, 0.0), []))
 
 
 def test_figures_and_scales_for_people() -> None:
@@ -138,14 +138,14 @@ def test_figures_and_scales_for_people() -> None:
     assert [nice_step(span, 4) for span in (0.0, 1.0, 7.0, 90.0)] == [1.0, 0.5, 2.0, 50.0]
     assert [nice_seconds(s, 5) for s in (3.0, 70.0, 3000.0, 1e7)] == [1.0, 15.0, 600.0, 86400.0 * 23]
     assert [words for _, words in Scale(-30.0, 100.0, 0.0).ticks(4)] == ["−30 s".replace("−30 s", "0"), "+1 min"]
-    assert percent(-3.0) == "0%" and percent(33.3333) == "33.33%"
-    assert tag("g", title='"<', stroke_width=1.50) == '<g title="&quot;&lt;" stroke-width="1.5"/>'
+    assert (percent(-3.0), percent(33.3333), percent(133.0)) == (0.0, 33.33, 100.0)
+    assert (shorten("all_reduce", 10), shorten("all_reduce", 9)) == ("all_reduce", "all_redu…")
 
 
 def test_a_world_of_one_and_a_run_without_steps() -> None:
     for timeline in (told_timeline(ranks=1, stuck=0), Timeline()):
         story = incident_story(timeline, onset_s=10.0, detected_s=43.0, recovered_s=None)
-        check(f"<html>{strips_html(story, [0])}</html>")
+        check(f"<html>{drawn('story_strips', lay_out_ranks(story, [0]))}</html>")
         page = report_html(incident_json(hang(), run_file(), wall), [], [], story)
         check(page)
     assert "too few steps were seen" in page and "guardrun did not see what came before" in page
@@ -169,11 +169,11 @@ def test_the_users_lines_stand_beside_the_frames(tmp_path: Path) -> None:
     frames = [WAITING[0], Frame("step", str(script), 7), Frame("main", "train.py", 15)]
     groups = group_stacks([Stack(rank=0, frames=frames)])
     assert files_of(groups) == [str(script), "train.py"]
-    text = stacks_html(groups, read_sources(files_of(groups), str(tmp_path), 2000.0))
+    text = shown(groups, read_sources(files_of(groups), str(tmp_path), 2000.0))
     assert "line_5()" in text and "line_7()" in text and "line_9()" in text
     assert "line_15()" in text and "line_14()" not in text, "only of the innermost the lines around it"
     assert CHANGED not in text
-    assert CHANGED in stacks_html(groups, read_sources(files_of(groups), str(tmp_path), 500.0))
+    assert CHANGED in shown(groups, read_sources(files_of(groups), str(tmp_path), 500.0))
 
 
 def test_files_that_cannot_be_shown_are_said(tmp_path: Path) -> None:
@@ -188,14 +188,14 @@ def test_files_that_cannot_be_shown_are_said(tmp_path: Path) -> None:
     assert found["latin.py"].lines[:2] == ["caf� = 1", "b = 2\x0cc = 3"], "lines as Python counts them"
     assert "sk-abc" not in found["latin.py"].lines[2]
     groups = group_stacks([Stack(rank=0, frames=[Frame("f", name, 99) for name in names])])
-    assert "gone.py: the file could not be read" in check(f"<html>{stacks_html(groups, found)}</html>")
+    assert "gone.py: the file could not be read" in check(f"<html>{shown(groups, found)}</html>")
 
 
 def test_a_section_that_fails_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> str:
         raise ZeroDivisionError("of <all> things")
 
-    monkeypatch.setattr(rendering, "strips_html", fail)
+    monkeypatch.setattr(rendering, "lay_out_ranks", fail)
     story = incident_story(told_timeline(), onset_s=10.0, detected_s=43.0, recovered_s=None)
     text = check(report_html(incident_json(hang(evidence=explained()), run_file(), wall), [], [], story))
     assert "This part could not be drawn: ZeroDivisionError: of <all> things" in text
@@ -248,7 +248,7 @@ def throttled_timeline() -> Timeline:
 def test_a_devices_heat_and_clock_are_drawn_on_the_axis_of_the_steps() -> None:
     incident = hang(kind="slowdown", cause="thermal_throttle", onset_s=55.0, detected_s=90.0, recovered_s=None)
     story = story_of(incident, throttled_timeline())
-    page = steps_html(story)
+    page = drawn("story_steps", lay_out_steps(story))
     assert page.count("<polyline") == 3
     assert "Temperature of gpu:GPU-1: 62 °C to 91 °C." in page
     assert "SM clock of gpu:GPU-1: 990 MHz to 1,980 MHz." in page
@@ -257,5 +257,5 @@ def test_a_devices_heat_and_clock_are_drawn_on_the_axis_of_the_steps() -> None:
 
 
 def test_a_gauge_that_stands_still_is_a_line() -> None:
-    drawing = draw_gauge(("gpu:x", "power_w"), [(0.0, 0.0), (5.0, 0.0)], Scale(0, 10, 0), [])
-    assert "Power of gpu:x: 0 W to 0 W." in drawing and "nan" not in drawing
+    words, drawing = lay_out_gauge(("gpu:x", "power_w"), [(0.0, 0.0), (5.0, 0.0)], Scale(0, 10, 0), [])
+    assert words == "Power of gpu:x: 0 W to 0 W" and "nan" not in drawn("curves", drawing)

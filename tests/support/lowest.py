@@ -51,6 +51,7 @@ USES = {
     "msgspec": ("tests/engine", "tests/rundir/test_journal.py", "tests/agent/test_feed.py"),
     "structlog": ("tests/base/test_log.py",),
     "rich": ("tests/cli/test_output.py",),
+    "jinja2": ("tests/report/test_report.py", "tests/report/test_drawings.py"),
     "prometheus-client": ("tests/agent/metrics/test_metrics.py",),
     "tomli": ("tests/config",),
 }

@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.collect.host.procfs import parse_files_limit
+
 MAX_BYTES = 8 * 1024 * 1024
 """2000 entries, torch's default, are 1.2 MB."""
 MAX_HEAD_BYTES = 64 * 1024
@@ -263,8 +265,8 @@ def find_obstacle(pid: int, fd: int, inode: int) -> str:
         if os.readlink(f"/proc/{pid}/fd/{fd}") != f"socket:[{inode}]":
             return closed
         with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
-            limit = re.search(r"^Max open files\s+(\d+)", file.read(), re.MULTILINE)
-        if limit and len(os.listdir(f"/proc/{pid}/fd")) + SPARE_DESCRIPTORS > int(limit[1]):
+            limit = parse_files_limit(file.read())
+        if limit is not None and len(os.listdir(f"/proc/{pid}/fd")) + SPARE_DESCRIPTORS > limit:
             return "the rank has no descriptor left with which its flight recorder could answer"
     except FileNotFoundError:
         return closed

@@ -7,6 +7,7 @@ Formats are those of proc(5). Readers never raise because a process vanished, ch
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import NamedTuple
 
@@ -166,6 +167,12 @@ def read_threads(pid: int) -> list[ThreadStat]:
         if stat is not None and status is not None:
             threads.append(ThreadStat(tid, stat.comm, stat.state, stat.cpu_s, status.switches, stat.faults))
     return threads
+
+
+def parse_files_limit(text: str) -> int | None:
+    """The soft limit of open files (RLIMIT_NOFILE), of /proc/PID/limits; None: unlimited, or it is not told."""
+    limit = re.search(r"^Max open files\s+(\d+)", text, re.MULTILINE)
+    return int(limit[1]) if limit else None
 
 
 class IoCounts(NamedTuple):

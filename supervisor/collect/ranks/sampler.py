@@ -23,6 +23,7 @@ from guardrun.supervisor.collect.ranks.boards import (
     step_of,
     waits_since_ns,
 )
+from guardrun.supervisor.collect.ranks.open_files import read_open_files
 from guardrun.supervisor.engine.model.events import Rank, RankReport, Settings, Spent
 
 HEART_STALE_S = 3.0
@@ -30,6 +31,11 @@ SPENT_EVERY_S = 9.5
 """A rank's sums are told so often, in reports that have other reasons: a second later at most."""
 SPENT_IN_WINDOW = 2.1
 """And so often in a window over which they are compared, where those are shorter."""
+FILES_IN_WINDOW = 4
+"""A rank's open files are counted so often in the shortest window in which they are compared: every half minute."""
+FILES_BUDGET_S = 0.005
+"""Of a sample: whose turn comes after that has it in the next one. A kernel that does not say how many there are takes
+up to a hundred milliseconds for one rank (open_files.py), and it is the supervisor's loop that waits."""
 _GONE = "?"
 _ORDINARY = "RSDI"
 """States between which a healthy process flips all the time: no change worth a report."""
@@ -48,6 +54,8 @@ class _Watched:
         self.spent_steps = 0
         """As told last, and when."""
         self.spent_at_s = -math.inf
+        self.files_at_s = -math.inf
+        """When its open files were counted last."""
         try:
             self._stat_fd = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -92,7 +100,9 @@ class Sampler:
         sockets_dir: str | os.PathLike[str],
         launcher_pid: int = 0,
         slow_window_s: float = Settings().window_s,
+        files_window_s: float = Settings().files_window_s,
     ) -> None:
+        self._files_every_s = files_window_s / FILES_IN_WINDOW
         self._spent_every_s = min(SPENT_EVERY_S, slow_window_s / SPENT_IN_WINDOW)
         self._clock = clock
         self._sockets_dir = sockets_dir
@@ -114,17 +124,30 @@ class Sampler:
     def sample(self) -> list[RankReport]:
         """Reports of the ranks in which something changed since they were last reported."""
         now_s = self._clock.now()
-        reports = []
+        reports: dict[_Watched, RankReport] = {}
         for watched in self._watched:
             report = self._read(watched)
             key = self._key(report, now_s)
             if key != watched.last:
                 watched.last = key
                 spent = watched.take_spent(self._spent_every_s)
-                reports.append(report if spent is None else msgspec.structs.replace(report, spent=spent))
+                reports[watched] = report if spent is None else msgspec.structs.replace(report, spent=spent)
+        self._count_files(reports)
         if time.monotonic() >= self._track_after_s:
             self.track_descendants()
-        return reports
+        return list(reports.values())
+
+    def _count_files(self, reports: dict[_Watched, RankReport]) -> None:
+        """Add their open files to the reports of ranks whose turn it is; whose last one was longest ago comes first."""
+        now_s = began_s = time.monotonic()
+        for watched in sorted(reports, key=lambda one: one.files_at_s):
+            if now_s - watched.files_at_s < self._files_every_s or now_s - began_s > FILES_BUDGET_S:
+                return
+            watched.files_at_s = now_s
+            files = read_open_files(watched.rank.pid) if reports[watched].state not in (_GONE, "Z", "X") else None
+            if files is not None:
+                reports[watched] = msgspec.structs.replace(reports[watched], open_files=files)
+            now_s = time.monotonic()
 
     def track_descendants(self) -> None:
         """Bring `descendants` up to date, now rather than when sample() next would."""

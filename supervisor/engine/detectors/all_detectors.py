@@ -5,9 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from guardrun.supervisor.engine.detectors.dataloader_bound import DataloaderBound
+from guardrun.supervisor.engine.detectors.descriptor_leak import DescriptorLeak
 from guardrun.supervisor.engine.detectors.detector import Detector
 from guardrun.supervisor.engine.detectors.gc_pause import GcPause
 from guardrun.supervisor.engine.detectors.gc_pressure import GcPressure
+from guardrun.supervisor.engine.detectors.hang.suspicion import Hang
+from guardrun.supervisor.engine.detectors.node_health import NodeHealth
 from guardrun.supervisor.engine.detectors.straggler import Straggler
 from guardrun.supervisor.engine.detectors.throughput_drop import ThroughputDrop
 
@@ -15,11 +18,14 @@ from guardrun.supervisor.engine.detectors.throughput_drop import ThroughputDrop
 class Detectors(msgspec.Struct, kw_only=True):
     """Each with its memory, which a snapshot holds. They are asked in this order."""
 
+    node_health: NodeHealth = msgspec.field(default_factory=NodeHealth)
     gc_pressure: GcPressure = msgspec.field(default_factory=GcPressure)
     straggler: Straggler = msgspec.field(default_factory=Straggler)
     dataloader_bound: DataloaderBound = msgspec.field(default_factory=DataloaderBound)
     throughput_drop: ThroughputDrop = msgspec.field(default_factory=ThroughputDrop)
     gc_pause: GcPause = msgspec.field(default_factory=GcPause)
+    descriptor_leak: DescriptorLeak = msgspec.field(default_factory=DescriptorLeak)
+    hang: Hang = msgspec.field(default_factory=Hang)
 
     def observers(self, kind: type) -> list[Detector]:
         """Those that want to see what is of this kind."""

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from guardrun.supervisor.engine.detectors.detector import Detected, Verdict
 from guardrun.supervisor.engine.incidents.sentences import seconds_text, who
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
+from guardrun.supervisor.engine.model.verdicts import Detected, Verdict
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.step_times import Window, high
 

@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from guardrun.supervisor.engine.detectors.detector import Changed, Detected, LookJudged, Verdict
 from guardrun.supervisor.engine.incidents.evidence import of_judged
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence, who
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RankView, RunView
+from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Verdict
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.hang_finding import Finding
+from guardrun.supervisor.engine.observation.judged_snapshot import LookJudged
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 
 GC_LOOK_S = 5.0

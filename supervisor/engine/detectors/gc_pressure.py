@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from guardrun.supervisor.engine.detectors.detector import Detected, Verdict
 from guardrun.supervisor.engine.incidents.sentences import who
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
+from guardrun.supervisor.engine.model.verdicts import Detected, Verdict
 from guardrun.supervisor.engine.observation.frames import rank_list
 
 LIMIT = 0.1

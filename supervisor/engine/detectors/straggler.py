@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from guardrun.supervisor.engine.detectors.detector import Detected, Over, Remark, Verdict
 from guardrun.supervisor.engine.incidents.sentences import seconds_text, who
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
+from guardrun.supervisor.engine.model.verdicts import Detected, Over, Remark, Verdict
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.rank_baseline import (
     EARLY,
@@ -191,7 +191,7 @@ class Straggler(msgspec.Struct, kw_only=True):
         self, view: RunView, attempt: AttemptView, window: Window, nodes: Mapping[int, str], now_s: float
     ) -> list[Verdict]:
         """What has been slower from the start is reported when its node's sensors say why."""
-        if not self.steady or not view.nodes.findings:
+        if not self.steady or not view.detectors.node_health.findings:
             return []
         found = steady(self.usual, window, nodes)
         ranks = [each.rank for each in found]
@@ -236,7 +236,7 @@ def _said(sensors: list[str]) -> str:
 
 def _sensors(view: RunView, ranks: list[int], window: Window) -> list[str]:
     """What is wrong with their devices and nodes, and is not with the others'."""
-    if not view.nodes.findings:
+    if not view.detectors.node_health.findings:
         return []
     others = [rank for rank in window.shares if rank not in set(ranks)]
     elsewhere = set(wrong_with(view, others))

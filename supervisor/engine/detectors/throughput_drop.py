@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from guardrun.supervisor.engine.detectors import dataloader_bound
-from guardrun.supervisor.engine.detectors.detector import Detected, Over, Verdict
 from guardrun.supervisor.engine.incidents.sentences import seconds_text
 from guardrun.supervisor.engine.model.run_view import RunView, running_attempt
+from guardrun.supervisor.engine.model.verdicts import Detected, Over, Verdict
 from guardrun.supervisor.engine.observation.step_times import Parts, Window, middle
 
 FACTOR = 1.2
@@ -120,8 +120,8 @@ def _is_explained(view: RunView, part: str) -> bool:
     """Whether an incident that was opened says why."""
     if view.detectors.straggler.reported or (part == "data" and view.incident_of(dataloader_bound.CAUSE) is not None):
         return True
-    named = [view.incidents[one] for one in view.nodes.incidents.values() if one in view.incidents]
-    return any(incident.kind == "slowdown" for incident in named)
+    reported = (view.incident_of(key) for key in view.detectors.node_health.reported.values())
+    return any(incident is not None and incident.kind == "slowdown" for incident in reported)
 
 
 def _verdict(key: str, usual: Parts, now: Parts, lasted_s: float, now_s: float) -> Detected:

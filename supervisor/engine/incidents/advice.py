@@ -23,6 +23,8 @@ Evidence = Mapping[str, Any]
 
 MAX_INDICES_CHARS = 80
 
+_MORE_FILES = "A higher `ulimit -n` before guardrun buys time."
+
 ADVICE: dict[str, str] = {
     "init": "See what that rank does before init_process_group: its stack is in stacks/. Every rank must get there.",
     "rank_blocked": "See the call in the culprit's stack: give it a timeout, or find out what it waits for.",
@@ -60,6 +62,8 @@ ADVICE: dict[str, str] = {
     "dataloader_bound": "Let more workers load (num_workers), further ahead (prefetch_factor), and keep them between "
     "epochs (persistent_workers); do in advance what they do to every sample; look at where they read from.",
     "throughput_drop": "See what changed at that time: in the script, on the nodes, in the network.",
+    "descriptor_leak": "Find what is opened again and again and never closed: `ls -l /proc/PID/fd` on the node shows "
+    f"it. {_MORE_FILES}",
     "unknown": "See what was collected in stacks/, and the ranks' output.",
 }
 """Per cause, where nothing more is known."""
@@ -252,6 +256,29 @@ def _workers(known: Evidence) -> str:
     }.get(str(first.get("standing")), "")
 
 
+def _descriptors(known: Evidence) -> str:
+    newest = known.get("newest")
+    kind = next(iter(newest), "") if isinstance(newest, dict) else ""
+    if kind == "sockets":
+        return (
+            "Connections are opened and not closed: keep one session or client a process, or close each (`with`); "
+            f"`ss -tnp` on the node shows to whom. {_MORE_FILES}"
+        )
+    if kind == "pipes":
+        return (
+            "Pipes of child processes are not closed: use subprocess.run or `with Popen(…)`, close() pools and queues, "
+            f"and keep DataLoader workers between epochs (persistent_workers). {_MORE_FILES}"
+        )
+    if "/dev/shm" in kind or "/torch_" in kind:
+        return (
+            "Each tensor that a DataLoader worker has sent keeps a file while it is referred to: clone() what is kept "
+            "beyond its step, or torch.multiprocessing.set_sharing_strategy('file_system')."
+        )
+    if "/" in kind:
+        return f"Files are opened and not closed: open them in a `with` block, or once. {_MORE_FILES}"
+    return ""
+
+
 def _lost_speed(known: Evidence) -> str:
     return {
         "work": "If the script went over to longer sequences, larger batches or another phase there, it is that. Else "
@@ -306,4 +333,5 @@ _SPECIAL: dict[str, Callable[[Evidence], str]] = {
     "signal": _ending,
     "time_limit": _ending,
     "throughput_drop": _lost_speed,
+    "descriptor_leak": _descriptors,
 }

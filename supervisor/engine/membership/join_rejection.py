@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from guardrun.supervisor.engine.membership.membership import try_start
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.recovery.run_summary import finish
 from guardrun.supervisor.engine.state.job_nodes import Member, Standing, may_be_enough, missing_words
 from guardrun.supervisor.engine.state.state import State
@@ -25,7 +26,7 @@ def on_node_absent(state: State, event: ev.NodeAbsent, now_s: float) -> list[Act
     elif member.standing in (Standing.READY, Standing.SILENT):
         return []  # another guardrun's: this one has joined
     why = event.why[:MAX_WHY_CHARS].rstrip(".")
-    actions: list[Action] = [Say(text=f"{event.node} takes no part: {why}", level="bad")]
+    actions: list[Action] = [announce(f"{event.node} takes no part: {why}", level="bad")]
     if member.standing is Standing.OUT:
         return actions  # nobody waits for it
     fleet.stand(member, Standing.LEFT)

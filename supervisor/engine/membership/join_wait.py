@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.state.job_nodes import Fleet, missing_words, present_words
 from guardrun.supervisor.engine.state.state import State
 
@@ -18,7 +19,7 @@ def begin(state: State, fleet: Fleet, now_s: float) -> list[Action]:
         fleet.say_s = now_s + FIRST_S
         return []
     fleet.say_s = now_s + AGAIN_S
-    return [Say(text=f"waiting for nodes: {missing_words(fleet)}", level="warn")]
+    return [announce(f"waiting for nodes: {missing_words(fleet)}", level="warn")]
 
 
 def remind(state: State, fleet: Fleet, now_s: float) -> list[Action]:
@@ -31,4 +32,4 @@ def remind(state: State, fleet: Fleet, now_s: float) -> list[Action]:
     text = f"waiting for nodes: {present_words(fleet)}; {state.settings.join_timeout_s - waited_s:.0f} s at most"
     if state.attempt is None:
         text += ". They find this one by the folder of runs, which all must share, or by --guard-join"
-    return [Say(text=text, level="warn")]
+    return [announce(text, level="warn")]

@@ -12,9 +12,11 @@ from guardrun.supervisor.engine.membership import (
 from guardrun.supervisor.engine.membership.node_failure import lose, trains
 from guardrun.supervisor.engine.membership.rejoin import take_back
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.model.run_view import silence_began_s
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery import awaited_nodes, requeue
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.recovery.launcher_orders import start
 from guardrun.supervisor.engine.recovery.run_summary import finish
 from guardrun.supervisor.engine.state.job_nodes import (
@@ -25,7 +27,7 @@ from guardrun.supervisor.engine.state.job_nodes import (
     missing_words,
     place,
 )
-from guardrun.supervisor.engine.state.state import State, enter, silence_began_s
+from guardrun.supervisor.engine.state.state import State, enter
 
 DROPPED_S = 5.0
 """A deputy that was killed is back within a second or two; nothing at all, where its whole node was."""
@@ -71,7 +73,7 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
     actions += world_size_change.say_odd(fleet, fleet.placed, member) if has_changed else []
     member.why = ""
     if was in (Standing.LOST, Standing.LEFT):
-        actions.append(Say(text=f"{event.node} is back: it waits for the next attempt", level="info"))
+        actions.append(announce(f"{event.node} is back: it waits for the next attempt", level="info"))
     return actions + take_back(state, member) + try_start(state, now_s)
 
 
@@ -94,8 +96,6 @@ def on_node_contact_restored(state: State, event: ev.NodeContactRestored, now_s:
         fleet.longest_s = max(fleet.longest_s, now_s - member.since_s)
     actions = _hear_again(state, fleet, member, now_s) + take_back(state, member)
     member.is_dropped = False
-    if state.suspicion is not None:
-        state.suspicion.next_look_s = min(state.suspicion.next_look_s, now_s)
     return actions + try_start(state, now_s)
 
 
@@ -240,7 +240,7 @@ def _wait_on(state: State, fleet: Fleet, now_s: float) -> list[Action]:
     if may_requeue and state.attempt is not None and (is_over or waited_s >= state.settings.last_call_s):
         fleet.requeue_s = now_s
         state.outcome, state.exit_code, state.give_up_reason = "interrupted", 1, reason
-        said = Say(text=f"{reason}: the job is requeued, to get others", level="warn")
+        said = announce(f"{reason}: the job is requeued, to get others", level="warn")
         kept_out = awaited_nodes.at_end(state)
         return [said, *kept_out, requeue.requeue(state, fleet.gone, now_s + requeue.PATIENCE_S, now_s)]
     return _give_up(state, reason, now_s) if is_over else []
@@ -252,7 +252,7 @@ def _answer_s(fleet: Fleet) -> float:
 
 
 def _give_up(state: State, reason: str, now_s: float) -> list[Action]:
-    return [Say(text=reason, level="bad"), *finish(state, "interrupted", 1, reason, now_s)]
+    return [announce(reason, level="bad"), *finish(state, "interrupted", 1, reason, now_s)]
 
 
 def on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
@@ -318,14 +318,14 @@ def on_nodes_checked(state: State, event: ev.NodesChecked, now_s: float) -> list
 def give_up_check(state: State, why: str, now_s: float) -> list[Action]:
     """Start without the answer of a check."""
     assert state.fleet is not None
-    said = Say(text=f"pre-flight: the nodes could not be tried together ({why}): starting all the same", level="warn")
+    said = announce(f"pre-flight: the nodes could not be tried together ({why}): starting all the same", level="warn")
     state.fleet.checks_left = 0
     return [said, *_checked(state, state.fleet, now_s)]
 
 
 def _checked(state: State, fleet: Fleet, now_s: float) -> list[Action]:
     if state.attempt is None and (why := node_checks.too_few(fleet)):
-        return [Say(text=why, level="bad"), *finish(state, "interrupted", node_checks.NOT_FIT, why, now_s)]
+        return [announce(why, level="bad"), *finish(state, "interrupted", node_checks.NOT_FIT, why, now_s)]
     # Who was there before the check still is, or somebody else is waited for as long as ever.
     enter(state, Phase.GATHERING)
     return try_start(state, now_s)
@@ -342,4 +342,4 @@ def _changes(fleet: Fleet, placed: list[str], world_size: int) -> list[Action]:
     parts = [f"without {', '.join(gone)}"] if gone else []
     parts += [f"with {', '.join(new)}"] if new else []
     parts += ["with the same nodes"] if size and not parts else []
-    return [Say(text=f"the next attempt goes {' and '.join(parts)}{size}", level="info")] if parts else []
+    return [announce(f"the next attempt goes {' and '.join(parts)}{size}", level="info")] if parts else []

@@ -7,9 +7,10 @@ what it finds leaves nodes out only where enough others are left to try.
 from __future__ import annotations
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, CheckNodes, Culprit, Incident, Isolate, Say
+from guardrun.supervisor.engine.model.actions import Action, CheckNodes, Culprit
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.state.incidents import remember, write
+from guardrun.supervisor.engine.model.verdicts import Detected
+from guardrun.supervisor.engine.recovery.decide import announce, isolate, report
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing, may_be_enough
 from guardrun.supervisor.engine.state.state import State
 from guardrun.supervisor.health.base.findings import Response
@@ -66,9 +67,9 @@ def note(state: State, fleet: Fleet, event: ev.NodesChecked, now_s: float) -> li
     Versions, code and clocks that differ, a pair or two halves that do not see each other, who is slow or does not
     answer in time: all that is said, and no more.
     """
-    actions: list[Action] = [Say(text=f"pre-flight: {line}", level="warn") for line in event.said[:MAX_SAID]]
+    actions: list[Action] = [announce(f"pre-flight: {line}", level="warn") for line in event.said[:MAX_SAID]]
     if len(event.said) > MAX_SAID:
-        actions.append(Say(text=f"pre-flight: {len(event.said) - MAX_SAID} more such findings", level="warn"))
+        actions.append(announce(f"pre-flight: {len(event.said) - MAX_SAID} more such findings", level="warn"))
     for node in event.faulty:
         if (member := fleet.members.get(node)) is not None:
             actions += _blame(state, fleet, event, member, now_s)
@@ -77,31 +78,21 @@ def note(state: State, fleet: Fleet, event: ev.NodesChecked, now_s: float) -> li
 
 def _blame(state: State, fleet: Fleet, event: ev.NodesChecked, member: Member, now_s: float) -> list[Action]:
     response = _response(state)
-    incident = _incident(state, event, member.node, response, now_s)
-    said = Say(text=f"incident {incident.id}: {incident.summary} {incident.advice}", level="bad")
-    actions: list[Action] = [said, write(state, incident.id, is_new=True)]
+    incident, actions = report(state, _detected(state, event, member.node, response, now_s), now_s)
     if response is not Response.ISOLATE:
         return actions
     state.nodes.isolated[member.node] = incident.id
     if member.standing in (Standing.READY, Standing.SILENT):
         fleet.stand(member, Standing.OUT)
         member.since_s, member.why, member.is_unfit = now_s, f"incident {incident.id}: {CAUSE}", True
-    isolate = Isolate(
-        node=member.node,
-        incident=incident.id,
-        cause=CAUSE,
-        summary=incident.summary,
-        evidence_s=now_s,
-        finding=incident.evidence["finding"],
-    )
-    return [*actions, isolate]
+    return [*actions, isolate(state, member.node, incident.id, finding=incident.evidence["finding"])]
 
 
-def _incident(state: State, event: ev.NodesChecked, node: str, response: Response, now_s: float) -> Incident:
+def _detected(state: State, event: ev.NodesChecked, node: str, response: Response, now_s: float) -> Detected:
     """Of the attempt that was about to start. The culprit is the node: no rank of it trains yet."""
     measured = event.evidence.get(node, {})
-    incident = Incident(
-        id=f"{state.next_incident:03d}",
+    advice = ADVICE_SUMS if measured.get("check") == "all_reduce" else ADVICE
+    return Detected(
         attempt=state.next_attempt,
         kind="node",
         cause=CAUSE,
@@ -109,8 +100,6 @@ def _incident(state: State, event: ev.NodesChecked, node: str, response: Respons
         summary=f"pre-flight: {node} {event.faulty[node]}.",
         culprits=[Culprit(rank=None, local_rank=None, node=node, pid=None)],
         onset_s=now_s,
-        detected_s=now_s,
-        step=None,
         evidence={
             **measured,
             "node": node,
@@ -119,10 +108,12 @@ def _incident(state: State, event: ev.NodesChecked, node: str, response: Respons
             "record": "preflight-nodes.json",
             "place": f"preflight {node}",
         },
-        advice=ADVICE_SUMS if measured.get("check") == "all_reduce" else ADVICE,
+        advice=advice,
+        level="bad",
+        hint=advice,
+        ends_with_progress=True,
         action="isolate_node" if response is Response.ISOLATE else "none",
     )
-    return remember(state, incident)
 
 
 def _response(state: State) -> Response:

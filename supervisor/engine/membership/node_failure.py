@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from guardrun.supervisor.engine.membership import partition
-from guardrun.supervisor.engine.model.actions import Action, Culprit, Incident, Say
+from guardrun.supervisor.engine.model.actions import Action, Culprit
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.model.verdicts import Detected
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.recovery.awaited_nodes import isolate_lost
-from guardrun.supervisor.engine.recovery.launcher_orders import stop_for
+from guardrun.supervisor.engine.recovery.decide import announce, report, stop_for
 from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
-from guardrun.supervisor.engine.state.incidents import change, culprits_of, open_incident, write
+from guardrun.supervisor.engine.state.incidents import change, culprits_of
 from guardrun.supervisor.engine.state.job_nodes import MAX_NAMED, Fleet, Member, Standing
 from guardrun.supervisor.engine.state.state import Attempt, State
 
@@ -45,7 +46,7 @@ def lose(state: State, members: list[Member], now_s: float) -> list[Action]:
     cut = _mark_cut(state, fleet, members)
     missed = [member for member in members if attempt is not None and trains(state, member)]
     idle = [member for member in members if member not in missed and not (missed and member.node in cut)]
-    actions: list[Action] = [Say(text=f"{member.node} is lost: {member.why}", level="warn") for member in idle]
+    actions: list[Action] = [announce(f"{member.node} is lost: {member.why}", level="warn") for member in idle]
     if attempt is None:
         return actions
     missed = [member for member in missed if not _has_ended_well(attempt, member)]
@@ -103,29 +104,24 @@ def _tell_lost(state: State, attempt: Attempt, members: list[Member], now_s: flo
     ranks = sorted(number for node in nodes for number in _ranks_of(attempt, node))
     held = not state.settings.act or state.is_held
     action = "isolate_node" if len(members) <= MANY else "restart"
-    incident = open_incident(
-        state,
+    detected = Detected(
         kind="node",
         cause="node_lost",
         confidence=CONFIDENCE,
         summary=_summary_of_one(first, ranks) if len(members) == 1 else _summary(nodes, ranks, evidence["lost"]),
-        culprits=ranks,
+        culprits=_culprits(state, attempt, nodes),
         onset_s=onset_s,
-        now_s=now_s,
         evidence=evidence,
-        looks=[],
+        advice=ADVICE if len(members) > 1 else "",
+        level="bad",
+        ends_with_progress=True,
         action="none" if held else action,
     )
-    if len(members) > 1:
-        change(state, incident.id, culprits=_culprits(state, attempt, nodes), advice=ADVICE)
-    elif not ranks:  # gone before it had told of its ranks
-        change(state, incident.id, culprits=_culprits(state, attempt, nodes))
-    return _follow_up(state, incident, members, now_s)
+    return _act_on(state, detected, members, now_s)
 
 
-def _follow_up(state: State, incident: Incident, to_blame: list[Member], now_s: float) -> list[Action]:
-    said = Say(text=f"incident {incident.id}: {state.incidents[incident.id].summary}", level="bad")
-    actions: list[Action] = [said, write(state, incident.id, is_new=True)]
+def _act_on(state: State, detected: Detected, to_blame: list[Member], now_s: float) -> list[Action]:
+    incident, actions = report(state, detected, now_s)
     if incident.action == "none":
         return actions
     state.crash = None
@@ -159,7 +155,7 @@ def _lose_too(state: State, attempt: Attempt, members: list[Member], cut: list[s
     until_s = incident.detected_s + partition.TOGETHER_S
     more = [m for m in members if is_theirs and m.node not in cut and m.since_s <= until_s]
     actions: list[Action] = [
-        Say(text=f"{member.node} is lost, too: {member.why}", level="warn")
+        announce(f"{member.node} is lost, too: {member.why}", level="warn")
         for member in members
         if member.node not in unreached
     ]
@@ -198,8 +194,7 @@ def _tell_cut(state: State, cut: list[str], members: list[Member], now_s: float)
         "place": f"node_lost by {state.node}",
     }
     heard = f"{'their connections were closed, and ' if closed else ''}nothing has been heard of them for"
-    incident = open_incident(
-        state,
+    detected = Detected(
         kind="node",
         cause="node_lost",
         confidence=UNREACHED_CONFIDENCE,
@@ -207,13 +202,13 @@ def _tell_cut(state: State, cut: list[str], members: list[Member], now_s: float)
         f"{now_s - onset_s:.0f} s; {why}.",
         culprits=[],
         onset_s=onset_s,
-        now_s=now_s,
         evidence=evidence,
-        looks=[],
+        advice=ADVICE_ENDED if closed else ADVICE_CUT,
+        level="bad",
+        ends_with_progress=True,
         action="none" if not state.settings.act or state.is_held else "restart",
     )
-    change(state, incident.id, advice=ADVICE_ENDED if closed else ADVICE_CUT)
-    return _follow_up(state, incident, [], now_s)
+    return _act_on(state, detected, [], now_s)
 
 
 def _silence(member: Member, now_s: float) -> Evidence:
@@ -232,7 +227,7 @@ def _culprits(state: State, attempt: Attempt, nodes: list[str]) -> list[Culprit]
     """Their ranks; a node itself, where it has none in this attempt."""
     found: list[Culprit] = []
     for node in nodes:
-        ranks = culprits_of(attempt, _ranks_of(attempt, node), state.nodes.devices)
+        ranks = culprits_of(attempt, _ranks_of(attempt, node), state.detectors.node_health.devices)
         found += ranks or [Culprit(rank=None, local_rank=None, node=node, pid=None)]
     return found
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import Action, Say, WithdrawIsolation
+from guardrun.supervisor.engine.model.actions import Action, WithdrawIsolation
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.job_nodes import Member
 from guardrun.supervisor.engine.state.state import State
@@ -28,4 +29,4 @@ def take_back(state: State, member: Member) -> list[Action]:
 def still_out(node: str, how: str, incident_id: str) -> Action:
     """What was done about a node that was lost stands, though it is back. how: drained, under quarantine."""
     told = f" for incident {incident_id}" if incident_id else ""
-    return Say(text=f"{node} is back, and still {how}{told}: `guardctl node release {node}` ends that", level="warn")
+    return announce(f"{node} is back, and still {how}{told}: `guardctl node release {node}` ends that", level="warn")

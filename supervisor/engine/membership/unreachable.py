@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.state.job_nodes import Member
 
 
@@ -21,7 +22,7 @@ def miss(member: Member, now_s: float) -> list[Action]:
     member.contact_lost += 1
     member.why = "contact is lost; its training goes on"
     lost_s = now_s - member.since_s
-    return [Say(text=f"contact with {member.node} lost for {lost_s:.0f} s: its training goes on", level="warn")]
+    return [announce(f"contact with {member.node} lost for {lost_s:.0f} s: its training goes on", level="warn")]
 
 
 def regain(member: Member, now_s: float) -> list[Action]:
@@ -29,4 +30,4 @@ def regain(member: Member, now_s: float) -> list[Action]:
     if not member.is_missed:
         return []
     member.is_missed, member.why = False, ""
-    return [Say(text=f"contact with {member.node} is back, after {now_s - member.since_s:.0f} s", level="info")]
+    return [announce(f"contact with {member.node} is back, after {now_s - member.since_s:.0f} s", level="info")]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing, first_ranks
 
 
@@ -13,7 +14,7 @@ def say_odd(fleet: Fleet, placed: list[str], member: Member) -> list[Action]:
         return []
     theirs = " or ".join(map(str, sizes))
     text = f"{member.node} waits with {_ranks(member.ranks)}, where those that train have {theirs}"
-    return [Say(text=f"{text}: it takes a place only where no other node can", level="warn")]
+    return [announce(f"{text}: it takes a place only where no other node can", level="warn")]
 
 
 def say_odd_spares(fleet: Fleet, placed: list[str]) -> list[Action]:

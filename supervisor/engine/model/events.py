@@ -75,6 +75,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """[gc] policy: what an incident advises depends on it."""
     window_s: float = 20.0
     """What steps go to is compared over windows of this length (engine/observation/step_times.py)."""
+    files_window_s: float = 120.0
+    """The shortest windows in which a rank's open files are compared (engine/detectors/descriptor_leak.py)."""
     responses: dict[str, str] = {}
     """Causes of a node's own → note, restart or isolate, where the user has said so."""
     grace_s: float = 600.0
@@ -189,6 +191,26 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     gc_s: float
 
 
+MANY_FILES = 0.5
+"""Share of its limit from which on a rank's open files are looked at more closely, and worth a word."""
+
+
+class OpenFiles(msgspec.Struct, frozen=True, array_like=True):
+    """The file descriptors of a rank's own process, without those of its children."""
+
+    count: int
+    limit: int = 0
+    """Its soft RLIMIT_NOFILE; 0: none, or not to be read."""
+    newest: list[tuple[str, int]] = []
+    """What most of those opened last are (`sockets`, `files in /data`, a path that is open more than once), and how
+    many of each; told where MANY_FILES of the limit are open."""
+
+    @property
+    def are_many(self) -> bool:
+        """Whether they are MANY_FILES of the limit or more."""
+        return 0 < self.limit * MANY_FILES <= self.count
+
+
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What changed in a rank since the last report."""
 
@@ -211,6 +233,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Time in collections so far; by itself no reason for a report."""
     spent: Spent | None = None
     """Every ten seconds or so; by itself no reason for a report."""
+    open_files: OpenFiles | None = None
+    """Every half minute or so, where they can be counted; by itself no reason for a report."""
     joint: int = 0
     """Collectives that ranks of other nodes have part in, by torch's count."""
     is_save_held: bool = False

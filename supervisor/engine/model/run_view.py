@@ -5,11 +5,11 @@ The values are the engine's own, not copies: reading costs nothing, and mypy ref
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from guardrun.supervisor.engine.model.actions import Incident
-from guardrun.supervisor.engine.model.events import Checkpoint, Device, Rank, Settings
+from guardrun.supervisor.engine.model.events import Checkpoint, Device, ErrorRecord, Rank, Settings
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.health.base.findings import Finding
 
@@ -45,6 +45,14 @@ class RankView(Protocol):
     def exitcode(self) -> int | None:
         """As subprocess has it; None while it lives."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Its script came to its end."""
+
+    @property
+    def error(self) -> ErrorRecord | None:
+        """What it raised."""
+
 
 class AttemptView(Protocol):
     """The current attempt; fields as Attempt has them."""
@@ -74,8 +82,40 @@ class AttemptView(Protocol):
         """Furthest step of any rank."""
 
     @property
+    def first_step(self) -> int | None:
+        """The first that any rank reported; None: no steps are seen."""
+
+    @property
     def has_progress(self) -> bool:
         """Some rank has advanced."""
+
+    @property
+    def progress_s(self) -> float:
+        """When anything last advanced, of any rank; 0 = nothing yet."""
+
+    @property
+    def advances(self) -> int:
+        """How many reports have shown that."""
+
+    @property
+    def gap_s(self) -> float:
+        """Between the last two of these."""
+
+    @property
+    def skipped_to_s(self) -> float:
+        """Silence counts from here at the earliest: time before it was nobody's."""
+
+    @property
+    def stopped(self) -> Mapping[int, float]:
+        """Ranks in T or t: since when they have been seen so."""
+
+    @property
+    def waiting(self) -> Mapping[int, float]:
+        """Ranks in one and the same collective, or waiting for one batch, for seconds: since when."""
+
+    @property
+    def steprate(self) -> StepRateView:
+        """How fast it steps."""
 
     @property
     def collecting(self) -> Mapping[int, float]:
@@ -86,16 +126,31 @@ class AttemptView(Protocol):
         """Ranks that were seen in one: when it was seen to be over."""
 
 
-class NodesView(Protocol):
-    """What is known of nodes."""
+class StepRateView(Protocol):
+    """How far the attempt was when."""
+
+    @property
+    def times_s(self) -> Sequence[float]:
+        """Moments, ascending."""
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """The furthest step at each."""
+
+    def step_s(self, from_s: float, to_s: float) -> float | None:
+        """Median seconds a step between two moments; None where too little is known."""
+
+
+class NodeHealthView(Protocol):
+    """What the detector of nodes' health holds."""
 
     @property
     def findings(self) -> Mapping[str, Finding]:
         """`NODE/ID`: what is wrong there right now."""
 
     @property
-    def incidents(self) -> Mapping[str, str]:
-        """`NODE/ID`: id of the incident that reports it."""
+    def reported(self) -> Mapping[str, str]:
+        """`NODE/ID`: key of the incident that reports it."""
 
     @property
     def devices(self) -> Mapping[int, Device]:
@@ -114,12 +169,45 @@ class StragglersView(Protocol):
         """Ranks that an open incident names: its key."""
 
 
+class GapsView(Protocol):
+    """How far apart progress comes in this run, in seconds."""
+
+    @property
+    def typical_s(self) -> float:
+        """Most are shorter."""
+
+    @property
+    def median_s(self) -> float:
+        """Half of them are shorter."""
+
+    def suspicious_after_s(self, floor_s: float) -> float:
+        """Silence after which the job deserves a look; at least floor_s."""
+
+
+class GcPauseView(Protocol):
+    """What the detector of garbage collections holds."""
+
+    def key(self, attempt: int, rank: int) -> str:
+        """Of the incident that reports a rank's collections in an attempt; empty: there is none."""
+
+    def look_due_s(self, attempt: AttemptView, silence_began_s: float, never_s: float) -> float:
+        """When a collection deserves a look."""
+
+
 class DetectorsView(Protocol):
     """Other detectors, where one's answer depends on another's."""
 
     @property
     def straggler(self) -> StragglersView:
         """Who is suspected of slowing the others down."""
+
+    @property
+    def gc_pause(self) -> GcPauseView:
+        """Whose garbage collections hold others up."""
+
+    @property
+    def node_health(self) -> NodeHealthView:
+        """What is wrong with nodes."""
 
 
 class RunView(Protocol):
@@ -142,8 +230,20 @@ class RunView(Protocol):
         """All of the run, by id, in order."""
 
     @property
-    def nodes(self) -> NodesView:
-        """What sensors report."""
+    def is_held(self) -> bool:
+        """A person wants nothing changed."""
+
+    @property
+    def is_failing(self) -> bool:
+        """A rank fell, or the attempt has its verdict."""
+
+    @property
+    def is_node_silent(self) -> bool:
+        """Some node of the job is not heard of."""
+
+    @property
+    def gaps(self) -> GapsView:
+        """How far apart progress comes."""
 
     @property
     def detectors(self) -> DetectorsView:
@@ -151,6 +251,17 @@ class RunView(Protocol):
 
     def incident_of(self, key: str) -> Incident | None:
         """The incident that was opened for a verdict's key."""
+
+
+def attempt_of(view: RunView) -> AttemptView:
+    """The current attempt, in phases that have one."""
+    assert view.attempt is not None
+    return view.attempt
+
+
+def silence_began_s(attempt: AttemptView) -> float:
+    """When the job last advanced; the attempt's start before it ever did."""
+    return max(attempt.progress_s, attempt.started_s, attempt.skipped_to_s)
 
 
 def running_attempt(view: RunView) -> AttemptView | None:

@@ -44,7 +44,7 @@ _ALWAYS: dict[type, str] = {
     ev.TimeSkipped: "on_time_skipped",
     ev.HoldSet: "on_hold_set",
     ev.HistoryLoaded: "on_history_loaded",
-    ev.NodeFindingsReported: "on_node_findings_reported",
+    ev.NodeFindingsReported: OBSERVED,
     ev.NotIsolated: "on_not_isolated",
     ev.IsolationSettled: "on_isolation_settled",
     ev.NodeReleased: "on_node_released",
@@ -167,7 +167,6 @@ _NEXT: dict[Phase, frozenset[Phase]] = {
 _STAYS = frozenset(
     {
         IGNORE,
-        OBSERVED,
         "on_time_skipped",
         "on_history_loaded",
         "on_not_isolated",
@@ -189,7 +188,11 @@ class Transition(NamedTuple):
 
 
 def _transition(phase: Phase, handler: str) -> Transition:
-    return Transition(handler, frozenset({phase}) if handler in _STAYS else _NEXT[phase] | {phase})
+    if handler in _STAYS:
+        return Transition(handler, frozenset({phase}))
+    if handler == OBSERVED:  # a detector may have the attempt ended
+        return Transition(handler, frozenset({phase, Phase.STOPPING} if phase is Phase.RUNNING else {phase}))
+    return Transition(handler, _NEXT[phase] | {phase})
 
 
 TABLE: dict[tuple[Phase, type], Transition] = {
@@ -197,6 +200,13 @@ TABLE: dict[tuple[Phase, type], Transition] = {
     for phase, row in _ROWS.items()
     for event, handler in {**_QUIET, **_ALWAYS, **row}.items()
 }
+
+
+class PhaseChanged(NamedTuple):
+    """An event has led the run to another phase; the last that detectors see of it."""
+
+    before: Phase
+    after: Phase
 
 
 class InvalidTransition(Exception):

@@ -17,7 +17,7 @@ def wrong_with(view: RunView, ranks: Sequence[int]) -> list[str]:
     nodes = {known[rank].rank.node for rank in ranks if rank in known}
     return [
         finding.summary
-        for key, finding in view.nodes.findings.items()
+        for key, finding in view.detectors.node_health.findings.items()
         if set(ranks_on(view, key, finding)).intersection(ranks)
         or (not finding.subject.startswith(DEVICE) and key.split("/", 1)[0] in nodes)
     ]
@@ -28,7 +28,7 @@ def ranks_on(view: RunView, key: str, finding: Finding) -> list[int]:
     if not finding.subject.startswith(DEVICE):
         return []
     assert view.attempt is not None
-    node, ranks, devices = key.split("/", 1)[0], view.attempt.ranks, view.nodes.devices
+    node, ranks, devices = key.split("/", 1)[0], view.attempt.ranks, view.detectors.node_health.devices
     on_it = [r for r, device in devices.items() if device.subject == finding.subject and r in ranks]
     # A rank may have moved to another node since: it is not the one that had the device.
     return sorted(r for r in on_it if ranks[r].rank.node == node)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from guardrun.supervisor.engine.model.actions import Action
-from guardrun.supervisor.engine.recovery.eviction import isolation
+from guardrun.supervisor.engine.recovery.decide import isolate
 from guardrun.supervisor.engine.state.state import State
 
 
 def isolate_lost(state: State, node: str, incident_id: str, now_s: float) -> list[Action]:
     """Have a lost node isolated, at once or after [fleet] isolate_lost_s."""
     if not state.settings.isolate_lost_s:
-        return [isolation(state, node, incident_id)]
+        return [isolate(state, node, incident_id)]
     state.nodes.unsettled[node] = incident_id
     state.nodes.awaited[node] = now_s + state.settings.isolate_lost_s
     return []
@@ -36,4 +36,4 @@ def _isolate(state: State, nodes: list[str]) -> list[Action]:
     for node in nodes:
         del watch.awaited[node]
     told = {node: watch.unsettled[node] for node in nodes if watch.unsettled.get(node) in state.incidents}
-    return [isolation(state, node, incident_id) for node, incident_id in told.items()]
+    return [isolate(state, node, incident_id) for node, incident_id in told.items()]

@@ -1,17 +1,20 @@
-"""What follows from detectors' verdicts: incidents, words, a node that is isolated. Nobody else acts on them."""
+"""What follows from verdicts. Here alone incidents are opened, words said, attempts stopped and nodes isolated."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import msgspec
-
-from guardrun.supervisor.engine.detectors.detector import Changed, Detected, Over, Verdict
+from guardrun.supervisor.engine.incidents.advice import advice_for
+from guardrun.supervisor.engine.incidents.recurrence import told_again
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Incident, Isolate, Say
+from guardrun.supervisor.engine.model.actions import Action, Culprit, Incident, Isolate, Say, StopAttempt, TakeLook
+from guardrun.supervisor.engine.model.lost_time import DETECTING, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.state.incidents import change, open_incident, write
-from guardrun.supervisor.engine.state.state import State
+from guardrun.supervisor.engine.model.verdicts import Changed, Detected, LookWanted, Over, Remark, Verdict
+from guardrun.supervisor.engine.observation.judged_snapshot import LookJudged
+from guardrun.supervisor.engine.state.incidents import change, culprits_of, write
+from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response
 
 
@@ -30,65 +33,178 @@ def observe(state: State, event: object, now_s: float) -> list[Action]:
     return actions
 
 
-def decide(state: State, verdicts: Sequence[Verdict], now_s: float) -> list[Action]:
+def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float) -> list[Action]:
     """Act on verdicts, in order."""
     actions: list[Action] = []
     for verdict in verdicts:
         if isinstance(verdict, Detected):
-            actions += _open(state, verdict, now_s)
+            actions += report(state, verdict, now_s)[1]
         elif isinstance(verdict, Changed):
-            actions.append(change(state, state.detected[verdict.key], evidence=dict(verdict.evidence)))
+            actions += _change(state, verdict, now_s)
         elif isinstance(verdict, Over):
             actions += _close(state, verdict, now_s)
+        elif isinstance(verdict, Remark):
+            actions.append(announce(verdict.text, verdict.level))
+        elif isinstance(verdict, LookWanted):
+            actions.append(TakeLook(look=verdict.look, attempt=verdict.attempt, reason=verdict.reason))
+        elif isinstance(verdict, LookJudged):
+            actions += observe(state, verdict, now_s)
         else:
-            actions.append(Say(text=verdict.text, level="info"))
+            actions += stop(state, now_s, now_s)
     return actions
 
 
-def _open(state: State, verdict: Detected, now_s: float) -> list[Action]:
-    incident = open_incident(
-        state,
-        kind=verdict.kind,
-        cause=verdict.cause,
-        confidence=verdict.confidence,
-        summary=verdict.summary,
-        culprits=list(verdict.culprits),
-        onset_s=verdict.onset_s,
-        now_s=now_s,
-        evidence=dict(verdict.evidence),
-        looks=list(verdict.looks),
-        action="none",
-    )
-    if verdict.step is not None:
-        state.incidents[incident.id] = msgspec.structs.replace(incident, step=verdict.step)
-    if not verdict.ends_with_progress:
+def announce(text: str, level: str = "info") -> Say:
+    """A line for the terminal. level: as Say has it."""
+    return Say(text=text, level=level)
+
+
+# Incidents -------------------------------------------------------------------------------------------------------
+
+
+def report(state: State, found: Detected, now_s: float) -> tuple[Incident, list[Action]]:
+    """Open an incident, say so, and do about it what the verdict asks for. Returns it as it was opened."""
+    incident = _open(state, found, now_s)
+    state.is_detail_bad = state.is_detail_bad or found.is_uneven
+    if not found.ends_with_progress:
         state.open_incidents.remove(incident.id)
-    state.detected[verdict.key] = incident.id
-    said = Say(text=f"incident {incident.id}: {incident.summary}", level="warn")
-    return [said, write(state, incident.id, is_new=True), *_isolate(state, verdict, incident, now_s)]
+    if found.key:
+        state.detected[found.key] = incident.id
+    sentences = f"{incident.summary} {found.hint}" if found.hint else incident.summary
+    said = announce(f"incident {incident.id}: {sentences}", found.level)
+    actions: list[Action] = [said, write(state, incident.id, is_new=True)]
+    if found.node:
+        actions += _isolate_for(state, found, incident, now_s)
+    if found.stops_since_s is not None:
+        actions += stop_for(state, incident.id, onset_s=found.stops_since_s, now_s=now_s)
+    return incident, actions
 
 
-def _isolate(state: State, verdict: Detected, incident: Incident, now_s: float) -> list[Action]:
-    """Keep the node from what comes, where the user has said so for this cause."""
-    is_wanted = state.settings.responses.get(verdict.cause) == Response.ISOLATE.value
-    if not verdict.node or not is_wanted or not state.settings.act or state.is_held:
-        return []
-    if verdict.node in state.nodes.isolated:
-        return []
-    state.nodes.isolated[verdict.node] = incident.id
-    text = f"{verdict.node} is put under quarantine: training goes on, and is not started again there"
-    return [
-        change(state, incident.id, action="isolate_node"),
-        Isolate(
-            node=verdict.node, incident=incident.id, cause=verdict.cause, summary=incident.summary, evidence_s=now_s
-        ),
-        Say(text=text, level="warn"),
-    ]
+def _open(state: State, found: Detected, now_s: float) -> Incident:
+    """Number and remember it."""
+    attempt, evidence = state.attempt, dict(found.evidence)
+    step = found.step
+    if step is None and attempt is not None and found.attempt is None:
+        step = attempt.step if attempt.has_progress or attempt.resumed_from else None
+    incident = Incident(
+        id=f"{state.next_incident:03d}",
+        attempt=found.attempt if found.attempt is not None else attempt_of(state).number,
+        kind=found.kind,
+        cause=found.cause,
+        confidence=found.confidence,
+        summary=found.summary,
+        culprits=_culprits(state, found.culprits),
+        onset_s=found.onset_s,
+        detected_s=now_s if found.told_s is None else found.told_s,
+        step=step,
+        evidence=evidence,
+        advice=found.advice or advice_for(found.cause, evidence),
+        action=found.action,
+        acted_s=found.acted_s,
+        looks=list(found.looks),
+    )
+    incident = told_again(incident, list(state.incidents.values()), state.past)
+    state.next_incident += 1
+    state.incidents[incident.id] = incident
+    state.open_incidents.append(incident.id)
+    return incident
+
+
+def _culprits(state: State, named: Sequence[int | Culprit]) -> list[Culprit]:
+    found: list[Culprit] = []
+    for one in named:
+        found += (
+            [one]
+            if isinstance(one, Culprit)
+            else culprits_of(attempt_of(state), [one], state.detectors.node_health.devices)
+        )
+    return found
+
+
+def _change(state: State, verdict: Changed, now_s: float) -> list[Action]:
+    incident_id = state.detected[verdict.key]
+    state.is_detail_bad = state.is_detail_bad or verdict.is_uneven
+    changes: dict[str, Any] = {"evidence": dict(verdict.evidence)}
+    for name in ("summary", "action", "acted_s"):
+        if value := getattr(verdict, name):
+            changes[name] = value
+    actions = [change(state, incident_id, **changes)]
+    if verdict.stops_since_s is not None:
+        actions += stop_for(state, incident_id, onset_s=verdict.stops_since_s, now_s=now_s)
+    return actions
 
 
 def _close(state: State, verdict: Over, now_s: float) -> list[Action]:
     incident_id = state.detected[verdict.key]
     if incident_id in state.open_incidents:
         state.open_incidents.remove(incident_id)
-    said = Say(text=f"incident {incident_id} is over: {verdict.text}", level="good")
+    said = announce(f"incident {incident_id} is over: {verdict.text}", "good")
     return [change(state, incident_id, recovered_s=now_s), said]
+
+
+# Nodes -----------------------------------------------------------------------------------------------------------
+
+
+def _isolate_for(state: State, found: Detected, incident: Incident, now_s: float) -> list[Action]:
+    """Keep the node from what comes, where the verdict says so, or the user has for its cause."""
+    actions: list[Action] = []
+    if found.action != "isolate_node":
+        is_wanted = state.settings.responses.get(found.cause) == Response.ISOLATE.value
+        if not is_wanted or not state.settings.act or state.is_held or found.node in state.nodes.isolated:
+            return []
+        actions.append(change(state, incident.id, action="isolate_node"))
+    state.nodes.isolated[found.node] = incident.id
+    evidence_s = now_s if found.evidence_s is None else found.evidence_s
+    isolated = isolate(state, found.node, incident.id, evidence_s=evidence_s, finding=found.finding)
+    then = "training goes on, and" if state.phase is Phase.RUNNING else "training"
+    said = announce(f"{found.node} is put under quarantine: {then} is not started again there", "warn")
+    return [*actions, isolated, said]
+
+
+def isolate(
+    state: State, node: str, incident_id: str, *, evidence_s: float | None = None, finding: str = ""
+) -> Isolate:
+    """Have a node kept out of what comes, for what an incident says. evidence_s: None: when that was told."""
+    told = state.incidents[incident_id]
+    return Isolate(
+        node=node,
+        incident=told.id,
+        cause=told.cause,
+        summary=told.summary,
+        evidence_s=told.detected_s if evidence_s is None else evidence_s,
+        finding=finding,
+    )
+
+
+# The attempt -----------------------------------------------------------------------------------------------------
+
+
+def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> list[Action]:
+    """Stop the attempt because of an incident that has been told."""
+    state.verdict_incident = incident_id
+    state.exit_code = 1
+    return stop(state, onset_s, now_s)
+
+
+def stop(state: State, onset_s: float, now_s: float) -> list[Action]:
+    """Have the attempt stopped. onset_s: when the trouble began; the time since then is booked as DETECTING."""
+    attempt = attempt_of(state)
+    enter(state, Phase.STOPPING)
+    state.ordered_s = attempt.stop_began_s = now_s
+    state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
+    state.ledger.switch(STOPPING, now_s)
+    return [stop_order(state)]
+
+
+def stop_order(state: State) -> StopAttempt:
+    """What the launcher is told; the same again where it did not answer."""
+    is_last = bool(state.notice.cause or state.signum)
+    attempt = attempt_of(state)
+    # Whoever has begun anew beside a checkpoint is given no moment in which a handler might save.
+    grace_s = 0.0 if attempt.is_refused else state.settings.stop_grace_s
+    return StopAttempt(attempt=attempt.number, grace_s=grace_s, is_last=is_last)
+
+
+def end_order(state: State) -> StopAttempt:
+    """What launchers are told whose ranks a signal ends, that another node's has got."""
+    return StopAttempt(attempt=attempt_of(state).number, grace_s=state.settings.stop_grace_s)

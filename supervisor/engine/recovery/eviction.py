@@ -5,7 +5,8 @@ What has no cause that could be found is held against a node as `engine/state/fa
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import Action, Incident, Isolate
+from guardrun.supervisor.engine.model.actions import Action, Incident
+from guardrun.supervisor.engine.recovery.decide import isolate
 from guardrun.supervisor.engine.recovery.node_install_fault import node_to_swap, note_swap
 from guardrun.supervisor.engine.state.failure_attribution import (
     MEMORY_S,
@@ -20,7 +21,7 @@ from guardrun.supervisor.engine.state.state import State
 
 OWN = frozenset({"gpu_lost", "node_lost"})
 """A device's or a node's own: it is left out at once. What sensors find has its response
-(engine/detectors/failure/node_health.py)."""
+(engine/detectors/node_health.py)."""
 RETURNS = 2
 """A node that is lost, and back before the next attempt, takes part in it; not so often in a week, …"""
 WHOLE_RETURNS = 4
@@ -63,17 +64,11 @@ def is_of_node(state: State, incident: Incident) -> bool:
     return incident.cause in OWN or any(culprit.node in state.nodes.isolated for culprit in incident.culprits)
 
 
-def isolation(state: State, node: str, incident_id: str) -> Isolate:
-    """Have a node kept out of what comes, for what an incident says."""
-    told = state.incidents[incident_id]
-    return Isolate(node=node, incident=told.id, cause=told.cause, summary=told.summary, evidence_s=told.detected_s)
-
-
 def isolate_again(state: State, now_s: float) -> list[Action]:
     """What a supervisor, or a whole job, that died may not have done. What it did, somebody may have undone since."""
     told = {node: known for node, name in state.nodes.unsettled.items() if (known := state.incidents.get(name))}
     return [
-        isolation(state, node, incident.id)
+        isolate(state, node, incident.id)
         for node, incident in told.items()
         if node not in state.nodes.awaited and now_s - incident.detected_s < UNSETTLED_S
     ]
@@ -92,7 +87,7 @@ def evict(state: State, incident: Incident, now_s: float) -> list[Action]:
     isolated = {name: told for name, told in state.nodes.isolated.items() if name in fleet.members}
     if node and node not in isolated and incident.cause in OWN and incident.cause != "node_lost":
         state.nodes.isolated[node] = isolated[node] = incident.id
-        actions.append(isolation(state, node, incident.id))
+        actions.append(isolate(state, node, incident.id))
     for name in sorted({node, *isolated} - {""}):
         member = fleet.members[name]
         if member.standing is Standing.OUT:

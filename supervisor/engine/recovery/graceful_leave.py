@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.recovery.run_summary import signal_name, stop_words
 from guardrun.supervisor.engine.state.job_nodes import Standing
 from guardrun.supervisor.engine.state.state import State
@@ -33,11 +34,11 @@ def leave(state: State, event: ev.StopRequested, now_s: float) -> list[Action]:
     if member.standing is not Standing.OUT:
         state.fleet.stand(member, Standing.LEFT)
         member.is_missed, member.since_s, member.why = False, now_s, f"{name} to its guardrun"
-    return [Say(text=f"{event.node} leaves: {name} to its guardrun; {what}", level="info")]
+    return [announce(f"{event.node} leaves: {name} to its guardrun; {what}", level="info")]
 
 
 def ending(state: State) -> list[Action]:
     """Whose signal ends the job: of several nodes, a terminal shows whichever has it."""
     if state.fleet is None or not state.signalled:
         return []
-    return [Say(text=f"{stop_words(state)}: ending the job on all nodes", level="warn")]
+    return [announce(f"{stop_words(state)}: ending the job on all nodes", level="warn")]

@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import Action, ChooseCheckpoint, Say, StartAttempt, StopAttempt
-from guardrun.supervisor.engine.model.lost_time import DETECTING, STOPPING
+from guardrun.supervisor.engine.model.actions import Action, ChooseCheckpoint, StartAttempt
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.state.state import State, attempt_of, enter
+from guardrun.supervisor.engine.recovery.decide import announce, stop_order
+from guardrun.supervisor.engine.state.state import State, enter
 
 ANSWER_S = 30.0
 """An order that nobody answered for this long is given again."""
-
-
-def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> list[Action]:
-    """Stop the attempt because of an incident that has been told."""
-    state.verdict_incident = incident_id
-    state.exit_code = 1
-    return stop(state, onset_s, now_s)
-
-
-def stop(state: State, onset_s: float, now_s: float) -> list[Action]:
-    """Have the attempt stopped. onset_s: when the trouble began; the time since then is booked as DETECTING."""
-    attempt = attempt_of(state)
-    enter(state, Phase.STOPPING)
-    state.suspicion, state.look_since_s = None, None
-    state.ordered_s = attempt.stop_began_s = now_s
-    state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
-    state.ledger.switch(STOPPING, now_s)
-    return [_stop_order(state)]
-
-
-def _stop_order(state: State) -> Action:
-    is_last = bool(state.notice.cause or state.signum)
-    attempt = attempt_of(state)
-    # Whoever has begun anew beside a checkpoint is given no moment in which a handler might save.
-    grace_s = 0.0 if attempt.is_refused else state.settings.stop_grace_s
-    return StopAttempt(attempt=attempt.number, grace_s=grace_s, is_last=is_last)
 
 
 def choose(state: State, now_s: float) -> list[Action]:
@@ -77,7 +51,7 @@ def order_again(state: State, now_s: float) -> list[Action]:
     if state.phase is Phase.STARTING:
         return [start(state)]
     if state.phase is Phase.STOPPING:
-        return [_stop_order(state)]
+        return [stop_order(state)]
     if state.phase is Phase.CHOOSING:
         return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]  # the same: a slow answer counts
     return []
@@ -93,5 +67,5 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     if state.phase is Phase.CHOOSING and note not in state.notes:
         state.notes.append(note)
         text = f"the folders of checkpoints have not answered for {ANSWER_S:.0f} s: the restart waits for them"
-        actions.append(Say(text=text, level="warn"))
+        actions.append(announce(text, "warn"))
     return actions

@@ -6,7 +6,8 @@ may as well go to a spare. guardrun's own drains are not told here: what it drai
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
 from guardrun.supervisor.engine.state.state import State
 
@@ -25,7 +26,7 @@ def note_drained(state: State, drained: dict[str, str] | None) -> list[Action]:
             continue
         member.drained = why
         if member.standing in THERE:
-            actions.append(Say(text=_words(fleet, member), level="info"))
+            actions.append(announce(_words(fleet, member), level="info"))
     return actions
 
 

@@ -7,10 +7,10 @@ budget, and is done whatever guardrun is set to do by itself.
 from __future__ import annotations
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.lost_time import STARTING
+from guardrun.supervisor.engine.recovery.decide import announce, stop
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
-from guardrun.supervisor.engine.recovery.launcher_orders import stop as stop_attempt
 from guardrun.supervisor.engine.recovery.run_summary import record_attempt
 from guardrun.supervisor.engine.state.state import State, attempt_of
 
@@ -20,18 +20,11 @@ def on_restart_asked(state: State, event: ev.RestartAsked, now_s: float) -> list
     if state.restart_by:
         return []
     state.restart_by = event.who
-    actions: list[Action] = [Say(text=f"restart asked for by {event.who}", level="info")]
-    suspicion = state.suspicion
+    actions: list[Action] = [announce(f"restart asked for by {event.who}", level="info")]
+    suspicion = state.detectors.hang.suspicion
     if suspicion is None or suspicion.stall is None:
-        return actions + stop(state, now_s)
-    suspicion.is_forced = True
-    suspicion.next_look_s = now_s
-    return actions
-
-
-def stop(state: State, now_s: float) -> list[Action]:
-    """End the attempt: nobody has done anything wrong."""
-    return stop_attempt(state, now_s, now_s)
+        return actions + stop(state, now_s, now_s)
+    return actions  # the detector of hangs has it looked at, and the attempt ended
 
 
 def is_due(state: State) -> bool:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import signal
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, AskCheckpoint, Say, SeekCheckpoint
+from guardrun.supervisor.engine.model.actions import Action, AskCheckpoint, SeekCheckpoint
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery.launcher_orders import stop
+from guardrun.supervisor.engine.recovery.decide import announce, stop
 from guardrun.supervisor.engine.recovery.node_drains import note_drained
 from guardrun.supervisor.engine.recovery.preemption_incident import tell
 from guardrun.supervisor.engine.recovery.requeue import (
@@ -49,7 +49,7 @@ def on_preemption_noticed(state: State, event: ev.PreemptionNoticed, now_s: floa
     notice = state.notice
     name = signal.Signals(event.signum).name
     if not state.settings.act:
-        return [Say(text=f"{name}: the job is about to end; [policy] act = false, so nothing is done", level="warn")]
+        return [announce(f"{name}: the job is about to end; [policy] act = false, so nothing is done", level="warn")]
     if notice.cause:
         if event.signum == TERM:
             notice.signum, notice.deadline_s = TERM, min(notice.deadline_s, _deadline_s(state, TERM, now_s))
@@ -251,7 +251,7 @@ def _bounded_s(state: State, deadline_s: float, now_s: float) -> float:
 def _begin(state: State, now_s: float) -> list[Action]:
     notice = state.notice
     why = signal.Signals(notice.signum).name if notice.signum else "the time limit is near"
-    actions: list[Action] = [Say(text=f"{why}: the job is about to end", level="warn")]
+    actions: list[Action] = [announce(f"{why}: the job is about to end", level="warn")]
     if notice.signum != TERM:
         actions += tell(state, now_s)
     if state.phase in (Phase.CHOOSING, Phase.GATHERING, Phase.CHECKING):
@@ -285,7 +285,7 @@ def _stop(state: State, now_s: float) -> list[Action]:
     if notice.saved is None:
         waited = f"{now_s - notice.began_s:.0f} s"
         actions.append(
-            Say(text=f"no whole checkpoint within {waited}: the ranks are stopped all the same", level="bad")
+            announce(f"no whole checkpoint within {waited}: the ranks are stopped all the same", level="bad")
         )
     return actions + stop(state, now_s, now_s)
 

@@ -6,9 +6,11 @@ import signal
 from typing import Any
 
 from guardrun.supervisor.engine.incidents.advice import advice_for
-from guardrun.supervisor.engine.model.actions import Action, Say
+from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.state.incidents import change, open_incident, write
+from guardrun.supervisor.engine.model.verdicts import Detected
+from guardrun.supervisor.engine.recovery.decide import report
+from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.preemption_state import TIME_LIMIT, Notice
 from guardrun.supervisor.engine.state.state import State, attempt_of
 
@@ -31,26 +33,22 @@ def tell(state: State, now_s: float) -> list[Action]:
         if state.phase is Phase.ENDING and state.attempt.has_progress:
             changes["step"] = state.attempt.step  # where training stopped, and has to get past
         return [change(state, notice.incident_id, **changes)]
-    incident = open_incident(
-        state,
+    detected = Detected(
         kind="preemption",
         cause=notice.cause,
         confidence=1.0,
         summary=sentence_of(state),
         culprits=[],
         onset_s=notice.began_s,
-        now_s=now_s,
         evidence=evidence,
-        looks=[],
+        ends_with_progress=True,
         action=action,
     )
+    incident, actions = report(state, detected, now_s)
     notice.incident_id = incident.id
     if not attempt_of(state).incident_id:
         attempt_of(state).incident_id = incident.id
-    return [
-        Say(text=f"incident {incident.id}: {incident.summary}", level="warn"),
-        write(state, incident.id, is_new=True),
-    ]
+    return actions
 
 
 def evidence_of(state: State) -> dict[str, Any]:

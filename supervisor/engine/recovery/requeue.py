@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Requeue, Say
+from guardrun.supervisor.engine.model.actions import Action, Requeue
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery import awaited_nodes
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.recovery.preemption_incident import tell
 from guardrun.supervisor.engine.recovery.run_summary import finish, stop_words, summary
 from guardrun.supervisor.engine.state.preemption_state import TIME_LIMIT
@@ -102,7 +103,7 @@ def move(state: State, reason: str, now_s: float) -> list[Action]:
     enter(state, Phase.ENDING)
     state.ledger.switch(OTHER, now_s)
     state.outcome, state.exit_code, state.give_up_reason = "interrupted", state.exit_code or 1, reason
-    said = Say(text=f"{reason}: the job is requeued, to get another", level="warn")
+    said = announce(f"{reason}: the job is requeued, to get another", level="warn")
     return [said, *awaited_nodes.at_end(state), ask(state, now_s)]
 
 
@@ -120,7 +121,7 @@ def moved(state: State, now_s: float) -> list[Action]:
         return finish(state, "interrupted", state.exit_code, state.give_up_reason, now_s)
     reason = f"{state.give_up_reason}; the job could not be requeued: {notice.requeue_why}"
     outcome = "interrupted" if state.requeue == "unanswered" else "gave_up"  # what gave up is not gone on with
-    return [Say(text=f"giving up: {reason}", level="bad"), *finish(state, outcome, state.exit_code, reason, now_s)]
+    return [announce(f"giving up: {reason}", level="bad"), *finish(state, outcome, state.exit_code, reason, now_s)]
 
 
 def requeue_or_finish(state: State, now_s: float) -> list[Action]:
@@ -192,5 +193,5 @@ def finish_run(state: State, now_s: float) -> list[Action]:
     actions = tell(state, now_s)
     if notice.requeue_why and not notice.is_requeued:
         how = "could not be" if state.requeue else "is not"
-        actions.append(Say(text=f"the job {how} requeued: {notice.requeue_why}", level="bad"))
+        actions.append(announce(f"the job {how} requeued: {notice.requeue_why}", level="bad"))
     return actions + finish(state, *_outcome(state), now_s)

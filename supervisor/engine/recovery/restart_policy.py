@@ -6,15 +6,17 @@ from typing import Any
 
 from guardrun.supervisor.engine.failures.root_cause import why_repeated
 from guardrun.supervisor.engine.incidents.advice import advice_for, data_words
-from guardrun.supervisor.engine.model.actions import Action, Incident, Say
+from guardrun.supervisor.engine.model.actions import Action, Incident
 from guardrun.supervisor.engine.model.lost_time import STARTING
 from guardrun.supervisor.engine.recovery import node_install_fault
+from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.recovery.eviction import evict, is_of_node
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
 from guardrun.supervisor.engine.recovery.preemption import wind_up
+from guardrun.supervisor.engine.recovery.recovered import mark
 from guardrun.supervisor.engine.recovery.requeue import may_move, move
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt
-from guardrun.supervisor.engine.state.incidents import change, mark
+from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import State, attempt_of
 
 MAX_STOPS = 20
@@ -49,7 +51,7 @@ def decide_restart(state: State, now_s: float) -> list[Action]:
         if poison:
             actions.append(_poison(state, incident.id))
         if state.settings.act:
-            actions.append(Say(text=f"giving up: {reason}", level="bad"))
+            actions.append(announce(f"giving up: {reason}", level="bad"))
         outcome = "gave_up" if state.settings.act else "failed"
         return actions + finish(state, outcome, state.exit_code or 1, reason, now_s)
     if has_died_of_detail:

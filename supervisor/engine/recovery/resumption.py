@@ -15,8 +15,8 @@ itself, or that torchrun would have begun, too (--max-restarts).
 from __future__ import annotations
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Say
-from guardrun.supervisor.engine.recovery.launcher_orders import stop
+from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.recovery.decide import announce, stop
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt
 from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import Attempt, State, attempt_of
@@ -79,8 +79,8 @@ def give_up(state: State, reason: str, now_s: float) -> list[Action]:
         actions.append(change(state, incident_id, action="give_up", **changes))
     state.resuming_incident = state.mending_incident = ""
     state.may_go_on = True
-    actions.append(Say(text=f"giving up: {reason}", level="bad"))
-    actions.append(Say(text=advice, level="info"))
+    actions.append(announce(f"giving up: {reason}", level="bad"))
+    actions.append(announce(advice, level="info"))
     return actions + finish(state, "gave_up", state.exit_code or 1, reason, now_s)
 
 
@@ -182,7 +182,7 @@ def _end(state: State, reason: str, now_s: float) -> list[Action]:
     may_act = may_act and attempt.is_guarded and not attempt.fell_s
     attempt.began_anew = reason
     if not may_act or attempt.is_blind:
-        return [Say(text=f"as far as can be seen, {reason}", level="warn")]
+        return [announce(f"as far as can be seen, {reason}", level="warn")]
     state.resumes, attempt.is_refused = IGNORES, True
     return stop(state, now_s, now_s)
 

@@ -75,7 +75,7 @@ def summary(state: State, now_s: float) -> Summary:
         goodput=round(state.ledger.goodput(now_s), 4),
         lost_s=state.ledger.lost_s(now_s),
         last_step=state.best_step or None,
-        stalls=list(state.stalls),
+        stalls=list(state.detectors.hang.stalls),
         resumes=state.resumes,
         may_go_on=state.may_go_on,
         requeue=state.requeue,

@@ -10,23 +10,20 @@ from guardrun.supervisor.engine.detectors.all_detectors import Detectors
 from guardrun.supervisor.engine.model.actions import Incident
 from guardrun.supervisor.engine.model.events import (
     Checkpoint,
-    Device,
     ErrorRecord,
     ExitTrace,
     PastPlace,
     Rank,
     Settings,
 )
-from guardrun.supervisor.engine.model.looks import RankLook, Reading
+from guardrun.supervisor.engine.model.looks import Reading
 from guardrun.supervisor.engine.model.lost_time import Ledger
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.observation.repeated_frames import Loop
+from guardrun.supervisor.engine.observation.progress_gaps import Gaps
+from guardrun.supervisor.engine.observation.step_rate import StepRate
 from guardrun.supervisor.engine.observation.step_times import StepTimes
 from guardrun.supervisor.engine.state.job_nodes import Fleet
 from guardrun.supervisor.engine.state.preemption_state import Notice
-from guardrun.supervisor.engine.state.progress_gaps import Gaps
-from guardrun.supervisor.engine.state.step_rate import StepRate
-from guardrun.supervisor.health.base.findings import Finding
 
 
 class RankState(msgspec.Struct, kw_only=True):
@@ -46,58 +43,6 @@ class RankState(msgspec.Struct, kw_only=True):
     exited_s: float = 0.0
     error: ErrorRecord | None = None
     has_ended: bool = False
-
-
-class Stall(msgspec.Struct, kw_only=True):
-    """A suspicion with somebody to name: told, and so far nothing more."""
-
-    summary: str
-    culprits: list[int]
-    place: str
-    """Of the first culprit, as Judgement has it."""
-    spot: str
-    cause: str
-    onset_s: float
-    told_s: float
-    acts_s: float | None
-    """When it would be acted on, if it stays as it is; None: not by itself."""
-    looks: list[str] = []
-    """Folders of those that it was told by."""
-    is_said: bool = False
-    """On the terminal: each place once a run."""
-    doubts: int = 0
-    """Looks in a row that have shown somebody at work since."""
-
-
-class Suspicion(msgspec.Struct, kw_only=True):
-    """A job that shows no progress is being looked at."""
-
-    began_s: float
-    reason: str
-    next_look_s: float
-    looks: list[str] = []
-    """Folders of the looks taken, oldest first."""
-    last: dict[int, RankLook] = {}
-    """Per rank, the look before: two in a row are judged, so that short work is not averaged away."""
-    unmoved_since_s: dict[int, float] = {}
-    """Per rank: since when nothing about it has moved."""
-    moved_s: dict[int, float] = {}
-    """Per rank: when it was last seen to get somewhere; not for those that never were."""
-    loops: dict[int, Loop] = {}
-    """Per rank that runs in code of its own: what looks have shown of it since."""
-    places: dict[int, str] = {}
-    """Per rank that is not waiting for others: where it was last seen. Remembered when the stall ends by itself."""
-    awake: set[int] = set()
-    """Ranks that were seen to wake up since anything else about them moved."""
-    stall: Stall | None = None
-    """What it was found to be, once that has lasted long enough to be told."""
-    is_forced: bool = False
-    """A person wants it ended: what the next look finds is the verdict."""
-    busy_looks: int = 0
-    found_key: str = ""
-    """What the last look was found to say; a verdict needs it said twice in a row."""
-    incident_id: str = ""
-    """The incident that a verdict opened, where it could not be acted on (observe only, held)."""
 
 
 class Crash(msgspec.Struct, kw_only=True):
@@ -120,14 +65,8 @@ class Crash(msgspec.Struct, kw_only=True):
 
 
 class Nodes(msgspec.Struct, kw_only=True):
-    """What is known of the nodes (engine/detectors/failure/node_health.py)."""
+    """Which nodes are kept from what comes."""
 
-    findings: dict[str, Finding] = {}
-    """`NODE/ID` → what is wrong there right now."""
-    incidents: dict[str, str] = {}
-    """`NODE/ID` → the incident that tells it."""
-    devices: dict[int, Device] = {}
-    """Per global rank."""
     isolated: dict[str, str] = {}
     """Node → the incident for which it was put under quarantine."""
     unsettled: dict[str, str] = {}
@@ -136,8 +75,6 @@ class Nodes(msgspec.Struct, kw_only=True):
     """Node that was lost → when it is isolated, unless it is back by then (engine/recovery/awaited_nodes.py)."""
     kept_out: dict[str, str] = {}
     """Node that was lost, and is not back → what keeps other runs from it: drained, under quarantine."""
-    next_s: float = 0.0
-    """Findings are not held against training again before this, however many nodes report meanwhile."""
 
 
 class Attempt(msgspec.Struct, kw_only=True):
@@ -172,18 +109,16 @@ class Attempt(msgspec.Struct, kw_only=True):
     """Nodes whose ranks have been seen to have part in something with those of other nodes."""
     waiting: dict[int, float] = {}
     """Ranks in one and the same collective, or waiting for one batch, for seconds → since when."""
-    next_quick_s: float = 0.0
-    """No look for proof or a collection before this."""
-    next_wait_s: float = 0.0
-    """No look because ranks wait before this."""
-    wait_pause_s: float = 0.0
-    """Between two of these that found nothing: doubled each time."""
     fell_s: float = 0.0
     """When the first rank fell by itself; 0 = none has."""
     stop_began_s: float = 0.0
     """When it was first ordered to stop; 0 = never."""
     progress_s: float = 0.0
     """When anything last advanced, of any rank; 0 = nothing yet."""
+    advances: int = 0
+    """How many reports have shown that."""
+    gap_s: float = 0.0
+    """Between the last two of these."""
     skipped_to_s: float = 0.0
     """Silence counts from here at the earliest: time before it was nobody's."""
     step: int = 0
@@ -221,24 +156,10 @@ class State(msgspec.Struct, kw_only=True):
     """Of open incidents that have ended an attempt: how far its ranks had come, in what counts as progress."""
     next_incident: int = 1
     gaps: Gaps = msgspec.field(default_factory=Gaps)
-    remembered: dict[str, float] = {}
-    """Stalls that ended by themselves: place → longest seconds."""
-    past_stalls: dict[str, float] = {}
-    """The same of earlier runs, by places as engine/detectors/hang/stalls.py shortens them."""
-    stalls: list[dict[str, Any]] = []
-    """Those of this run that had been told, as summary.json shows them; the last ones."""
-    told_places: list[str] = []
-    """Places at which a stall has been said on the terminal."""
-    stops_at: dict[str, int] = {}
-    """How often the run has been stopped for a hang at a place."""
     restart_by: str = ""
     """Who wants this attempt ended, and the next begun, now."""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
-    suspicion: Suspicion | None = None
     crash: Crash | None = None
-    look: int = 0
-    look_since_s: float | None = None
-    """A look has been asked for."""
     choice: int = 0
     choice_tries: int = 0
     ordered_s: float = 0.0
@@ -313,6 +234,16 @@ class State(msgspec.Struct, kw_only=True):
     story: list[str] = []
     """The last events, for InvalidTransition."""
 
+    @property
+    def is_node_silent(self) -> bool:
+        """Some node of the job is not heard of."""
+        return self.fleet is not None and bool(self.fleet.silent)
+
+    @property
+    def is_failing(self) -> bool:
+        """A rank fell, or the attempt has its verdict."""
+        return self.crash is not None or bool(self.verdict_incident)
+
     def incident_of(self, key: str) -> Incident | None:
         """The incident that was opened for a verdict's key; None: there was none."""
         return self.incidents.get(self.detected.get(key, ""))
@@ -327,8 +258,3 @@ def attempt_of(state: State) -> Attempt:
     """The current attempt, in phases that have one."""
     assert state.attempt is not None
     return state.attempt
-
-
-def silence_began_s(attempt: Attempt) -> float:
-    """When the job last advanced; the attempt's start before it ever did."""
-    return max(attempt.progress_s, attempt.started_s, attempt.skipped_to_s)

@@ -15,7 +15,7 @@ PATIENCE_S = 1.6
 """For NVML, of the two seconds that all quick checks have."""
 
 
-def read_gpus(environ: Mapping[str, str], patience_s: float = PATIENCE_S) -> Readout:
+def read_gpus(environ: Mapping[str, str], patience_s: float) -> Readout:
     """The sensor's first readout, within patience_s."""
     from guardrun.supervisor.sensors.gpu.gpu_sensor import GpuSensor
 
@@ -33,7 +33,7 @@ def run(subject: Subject) -> list[Remark]:
     # Sensor and judges: milliseconds that a node without GPUs is spared at each start.
     from guardrun.supervisor.preflight.checks import foreign_processes, gpu_health
 
-    readout = read_gpus(subject.environ)
+    readout = read_gpus(subject.environ, PATIENCE_S)
     seen = foreign_processes.visible(gpu_health.gpus_of(readout), subject.environ.get("CUDA_VISIBLE_DEVICES"))
     return [*gpu_health.judge(readout), *foreign_processes.judge(seen)]
 

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 from datetime import datetime, timezone
 
-from guardrun.supervisor.base.printable import make_harmless
 from guardrun.supervisor.engine.membership.reachability import names
-
-
-def escape(text: str) -> str:
-    """As HTML, with nothing in it that turns around the order in which it is read."""
-    return html.escape(make_harmless(text.replace("\r", "\n")))
 
 
 def iso_time(wall_s: float) -> str:

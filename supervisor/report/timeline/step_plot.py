@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from guardrun.supervisor.report.elements import svg
 from guardrun.supervisor.report.elements.quantities import duration
+from guardrun.supervisor.report.elements.scales import nice_step, percent
 from guardrun.supervisor.report.timeline.timeline import FrontPoint
-from guardrun.supervisor.report.timeline.timeline_strips import (
-    Scale,
-    Sign,
-    draw_grid,
-    draw_signs,
-    signs_within,
-)
+from guardrun.supervisor.report.timeline.timeline_strips import Scale, Sign, lay_out_axis, signs_within
 
 LEAST_S = 1.5
 """Reports come once a second: over less than this a step's time would be mostly that of the reports."""
 LEAST_POINTS = 4
 MAX_POINTS = 360
 HEIGHT = 132
-LABEL_W = 58
 WIDE = 1000
 
 
@@ -82,19 +75,18 @@ def summary(series: Sequence[StepTime]) -> str:
     return words
 
 
-def draw_plot(series: Sequence[StepTime], scale: Scale, signs: Sequence[Sign]) -> str:
-    """The curve, one line an attempt; nothing for fewer than LEAST_POINTS."""
+def lay_out_plot(series: Sequence[StepTime], scale: Scale, signs: Sequence[Sign]) -> dict[str, Any] | None:
+    """The curve, one line an attempt; None for fewer than LEAST_POINTS."""
     series = thin(series)
     if len(series) < LEAST_POINTS:
-        return ""
+        return None
     top_s = _top(series)
     curves = [[(point.at_s, point.step_s) for point in part] for part in _by_attempt(series)]
     label = f"Seconds a step against time: {summary(series)}"
     ticks = ((0.0, "0"), (top_s / 2, seconds_words(top_s / 2)), (top_s, seconds_words(top_s)))
     _, top = signs_within(signs, scale)
-    return draw_curves(
-        curves, scale, signs, Axis(0.0, top_s, ticks), label, over=_cut_off(series, scale, top_s, top + 12)
-    )
+    over = _cut_off(series, scale, top_s, top + 12)
+    return lay_out_curves(curves, scale, signs, Axis(0.0, top_s, ticks), label, over=over)
 
 
 class Axis(NamedTuple):
@@ -113,36 +105,30 @@ class Axis(NamedTuple):
         return self.height - (self.height - 8) * min(max(share, 0.0), 1.0)
 
 
-def draw_curves(
+Words = tuple[float, int, str, str]
+"""x in per cent, y in pixels, the words, and which end of them is there."""
+
+
+def lay_out_curves(
     curves: Sequence[Sequence[tuple[float, float]]],
     scale: Scale,
     signs: Sequence[Sign],
     axis: Axis,
     label: str,
     *,
-    over: str = "",
-) -> str:
+    over: Sequence[Words] = (),
+) -> dict[str, Any]:
     """Lines through (when, value), with grid, signs and ticks. label: the picture in a sentence; over: drawn on top."""
     shown, top = signs_within(signs, scale)
-    curve = "".join(
-        svg.tag("polyline", points=" ".join(_place(point, scale, axis) for point in part), class_="curve")
-        for part in curves
-    )
-    height = axis.height
-    lines = svg.tag("svg", curve, y=top, width="100%", height=height, view_box=f"0 0 {WIDE} {height}", preserve="none")
-    bottom = top + height
-    floor = svg.tag("line", x1="0", x2="100%", y1=bottom, y2=bottom, class_="grid")
-    middle = draw_grid(scale, top, bottom) + floor + draw_signs(shown, scale, bottom) + lines + over
-    side = "".join(
-        svg.text(words, x=LABEL_W - 8, y=top + max(axis.y(value) + 4, 10), class_="tick", text_anchor="end")
-        for value, words in axis.ticks
-    )
-    return (
-        '<div class="chart">'
-        + svg.tag("svg", side, width=LABEL_W, height=bottom + 20, class_="side", aria_hidden="true")
-        + svg.picture(middle, label, width="100%", height=bottom + 20, class_="middle")
-        + "</div>"
-    )
+    return {
+        "label": label,
+        "axis": lay_out_axis(scale, shown, top, top + axis.height),
+        "ticks": [(top + max(axis.y(value) + 4, 10), words) for value, words in axis.ticks],
+        "width": WIDE,
+        "height": axis.height,
+        "curves": [" ".join(_place(point, scale, axis) for point in part) for part in curves],
+        "over": over,
+    }
 
 
 def _top(series: Sequence[StepTime]) -> float:
@@ -150,7 +136,7 @@ def _top(series: Sequence[StepTime]) -> float:
     times = sorted(point.step_s for point in series)
     usual_s, slowest_s = times[len(times) // 2], times[-1]
     wanted_s = slowest_s if slowest_s <= 6 * usual_s else max(3 * usual_s, times[int(0.95 * (len(times) - 1))])
-    step = svg.nice_step(wanted_s * 1.05, 4)
+    step = nice_step(wanted_s * 1.05, 4)
     return step * max(1, -(-wanted_s * 1.05 // step))
 
 
@@ -169,16 +155,8 @@ def _place(point: tuple[float, float], scale: Scale, axis: Axis) -> str:
     return f"{WIDE * scale.percent(at_s) / 100:.1f},{axis.y(value):.1f}"
 
 
-def _cut_off(series: Sequence[StepTime], scale: Scale, top_s: float, y: int) -> str:
+def _cut_off(series: Sequence[StepTime], scale: Scale, top_s: float, y: int) -> list[Words]:
     """What is beyond the plot's top gets an arrow there with its figure."""
     beyond = sorted((p for p in series if p.step_s > top_s), key=lambda p: -p.step_s)[:3]
-    return "".join(
-        svg.text(
-            f"▲ {seconds_words(point.step_s)}",
-            x=svg.percent(scale.percent(point.at_s)),
-            y=y,
-            class_="tick",
-            text_anchor="end" if scale.percent(point.at_s) > 50 else "start",
-        )
-        for point in beyond
-    )
+    places = [(scale.percent(point.at_s), f"▲ {seconds_words(point.step_s)}") for point in beyond]
+    return [(percent(x), y, words, "end" if x > 50 else "start") for x, words in places]

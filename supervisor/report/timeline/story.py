@@ -1,24 +1,23 @@
-"""The time around an incident, or of a whole run, as a page shows it: which window, which signs, the drawings."""
+"""The time around an incident, or of a whole run, as a page shows it: which window, which signs, what is drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from guardrun.supervisor.report.elements import html_page
 from guardrun.supervisor.report.elements.quantities import duration
-from guardrun.supervisor.report.timeline.gauges import draw_gauge
-from guardrun.supervisor.report.timeline.step_plot import draw_plot, step_times, summary
+from guardrun.supervisor.report.timeline.gauges import lay_out_gauge
+from guardrun.supervisor.report.timeline.step_plot import lay_out_plot, step_times, summary
 from guardrun.supervisor.report.timeline.timeline import FrontPoint, Mark, Timeline, View
 from guardrun.supervisor.report.timeline.timeline_rows import MAX_EACH, make_lines
 from guardrun.supervisor.report.timeline.timeline_strips import (
     MAX_THIN,
     Scale,
     Sign,
-    draw_strips,
-    draw_thin,
+    lay_out_strips,
+    lay_out_thin,
     legend,
 )
 
@@ -94,35 +93,34 @@ def run_story(timeline: Timeline, incidents: Sequence[RunIncident]) -> Story:
     return Story(view=view, front=view.front, front_from_s=0.0, zero_s=0.0, signs=signs, gauges=gauges)
 
 
-def strips_html(story: Story, culprits: Sequence[int]) -> str:
-    """Every rank's strip, the legend, and what is not shown."""
+def lay_out_ranks(story: Story, culprits: Sequence[int]) -> dict[str, Any] | None:
+    """Every rank's strip, the legend, and what is not shown; None where there are no ranks."""
     view = story.view
     if not view.rows:
-        return ""
+        return None
     scale = Scale(view.from_s, view.to_s, story.zero_s)
     lines, left_out = make_lines(view, culprits)
     label = (
         f"Timeline of {len(view.rows)} rank{'s' if len(view.rows) != 1 else ''}, {duration(view.to_s - view.from_s)}"
     )
-    parts = [draw_strips(lines, scale, story.signs, label), legend(lines)]
-    if left_out:
-        parts.append(
-            html_page.paragraph(f"{left_out} more ways of spending this time are only in the picture below.", "soft")
-        )
-    if len(view.rows) > MAX_EACH:
-        parts.append(html_page.folded("Every rank, one thin line each", draw_thin(view, scale)))
+    notes = []
     if len(view.rows) > MAX_THIN:
-        parts.append(html_page.paragraph(f"The last {len(view.rows) - MAX_THIN} ranks are left out.", "soft"))
+        notes.append(f"The last {len(view.rows) - MAX_THIN} ranks are left out.")
     if view.known_from_s > view.from_s + 1.0:
-        late_s = view.known_from_s - view.from_s
-        parts.append(html_page.paragraph(f"Nothing is known of the first {duration(late_s)} of this window.", "soft"))
-    return "\n".join(part for part in parts if part)
+        notes.append(f"Nothing is known of the first {duration(view.known_from_s - view.from_s)} of this window.")
+    return {
+        "chart": lay_out_strips(lines, scale, story.signs, label),
+        "legend": legend(lines),
+        "left_out": left_out,
+        "thin": lay_out_thin(view, scale) if len(view.rows) > MAX_EACH else None,
+        "notes": notes,
+    }
 
 
-def steps_html(story: Story) -> str:
-    """Seconds a step, and below it, on the same axis, what a node's parts showed; nothing where too little was seen."""
+def lay_out_steps(story: Story) -> list[tuple[str, dict[str, Any] | None]]:
+    """Seconds a step, and below it, on the same axis, what a node's parts showed: each in words and as a drawing."""
     series = step_times(story.front)
     scale = Scale(story.front_from_s, story.view.to_s, story.zero_s)
     signs = [sign for sign in story.signs if sign.kind != "soft"]
-    plot = html_page.paragraph(f"{summary(series)}.") + draw_plot(series, scale, signs) if len(series) > 1 else ""
-    return plot + "".join(draw_gauge(key, points, scale, signs) for key, points in story.gauges.items())
+    plot = [(summary(series), lay_out_plot(series, scale, signs))] if len(series) > 1 else []
+    return [*plot, *(lay_out_gauge(key, points, scale, signs) for key, points in story.gauges.items())]

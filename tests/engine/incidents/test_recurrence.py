@@ -198,4 +198,6 @@ def stand(told: Told, batch: dict[str, Any]) -> list[ac.Action]:
         RankLook(global_rank=0, at_s=told.now_s, process=processes[0], batch=batch),
         RankLook(global_rank=1, at_s=told.now_s, process=processes[1], in_collective="all_reduce"),
     ]
-    return told.tell(ev.LookTaken(look=told.state.look, attempt=told.attempt, ranks=looks), told.now_s + 0.1)
+    return told.tell(
+        ev.LookTaken(look=told.state.detectors.hang.look, attempt=told.attempt, ranks=looks), told.now_s + 0.1
+    )

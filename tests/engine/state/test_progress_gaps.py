@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from guardrun.supervisor.engine.model import lost_time as lg
 from guardrun.supervisor.engine.model.lost_time import Ledger
-from guardrun.supervisor.engine.state.progress_gaps import ENOUGH, FACTOR, Gaps
+from guardrun.supervisor.engine.observation.progress_gaps import ENOUGH, FACTOR, Gaps
 
 
 def learned(*seconds: float) -> Gaps:

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from typing import Any, NamedTuple
 
 ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 RANK = os.environ.get("RANK", "0")
+KEPT: list[int] = []
+"""Descriptors that nobody closes."""
 
 
 class Planted(NamedTuple):
@@ -75,6 +78,8 @@ def suffer(fault: str, seconds: float, others: dict[str, Callable[[], Any]]) -> 
         "gil": lambda: ctypes.PyDLL(None).sleep(1000),
         "gc": collect_garbage,
         "pause": lambda: time.sleep(seconds),
+        "shards": lambda: open_shards(1500),
+        "leak": leak_files,
         "fit": lambda: fit_natively(seconds),
         "search": lambda: search_natively(seconds),
         "compile": lambda: compile_kernels(seconds),
@@ -154,6 +159,24 @@ def stand_until_told() -> None:
     os.mkfifo("go")
     with open("go", "rb"):
         pass
+
+
+def open_shards(count: int) -> None:
+    """As a shuffle buffer does: once, and they stay open."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    KEPT.extend(os.open(__file__, os.O_RDONLY) for _ in range(count))
+
+
+def leak_files() -> None:
+    """Another 40 each second, while training goes on."""
+
+    def leak() -> None:
+        while True:
+            open_shards(1)
+            time.sleep(1 / 40)
+
+    open_shards(1000)
+    threading.Thread(target=leak, daemon=True).start()
 
 
 def wait_for_flag() -> None:

@@ -19,14 +19,16 @@ from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.incidents.evidence import of_collectives
 from guardrun.supervisor.engine.incidents.sentences import who
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, ReadExits, Say
+from guardrun.supervisor.engine.model.actions import Action, ReadExits
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.model.verdicts import Detected
 from guardrun.supervisor.engine.observation.collective_waits import match
 from guardrun.supervisor.engine.observation.rank_findings import wrong_with
-from guardrun.supervisor.engine.recovery.launcher_orders import ANSWER_S, stop
+from guardrun.supervisor.engine.recovery.decide import announce, report, stop
+from guardrun.supervisor.engine.recovery.launcher_orders import ANSWER_S
 from guardrun.supervisor.engine.recovery.preemption import is_end_of_notice
 from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
-from guardrun.supervisor.engine.state.incidents import change, culprits_of, open_incident, write
+from guardrun.supervisor.engine.state.incidents import change, culprits_of
 from guardrun.supervisor.engine.state.state import Attempt, Crash, RankState, State, attempt_of
 
 SETTLE_S = 0.4
@@ -83,7 +85,7 @@ def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Act
     if not attempt.fell_s:
         return []
     if state.is_held and attempt.alive:
-        return [Say(text="a rank fell; held, so the others are left as they are", level="warn")]
+        return [announce("a rank fell; held, so the others are left as they are", level="warn")]
     return stop(state, attempt.fell_s, now_s)
 
 
@@ -170,23 +172,22 @@ def _blame(attempt: Attempt, crash: Crash, falls: list[Fall]) -> RootCause:
 def open_crash(state: State, crash: Crash, found: RootCause, falls: list[Fall], now_s: float) -> list[Action]:
     """Open the crash's incident, which is the attempt's verdict; its action is `none` where acting is off or held."""
     evidence = _crash_evidence(state, crash, found, falls)
-    incident = open_incident(
-        state,
+    detected = Detected(
         kind="crash",
         cause=found.cause,
         confidence=found.confidence,
         summary=_crash_sentence(state, found, evidence),
         culprits=found.culprits,
         onset_s=crash.began_s,
-        now_s=now_s,
         evidence=evidence,
-        looks=[],
+        level="bad",
+        ends_with_progress=True,
         action="restart" if state.settings.act and not state.is_held else "none",
     )
+    incident, actions = report(state, detected, now_s)
     state.verdict_incident = incident.id
     state.exit_code = found.exit_code
-    say = Say(text=f"incident {incident.id}: {incident.summary}", level="bad")
-    return [say, write(state, incident.id, is_new=True)]
+    return actions
 
 
 def _retell_crash(state: State, crash: Crash, found: RootCause, falls: list[Fall]) -> list[Action]:
@@ -201,12 +202,12 @@ def _retell_crash(state: State, crash: Crash, found: RootCause, falls: list[Fall
         cause=found.cause,
         confidence=found.confidence,
         summary=_crash_sentence(state, found, evidence),
-        culprits=culprits_of(attempt_of(state), found.culprits, state.nodes.devices),
+        culprits=culprits_of(attempt_of(state), found.culprits, state.detectors.node_health.devices),
         evidence=evidence,
         advice=advice_for(found.cause, evidence),
     )
     summary = state.incidents[crash.incident_id].summary
-    return [Say(text=f"incident {crash.incident_id}: {summary}", level="bad"), told]
+    return [announce(f"incident {crash.incident_id}: {summary}", level="bad"), told]
 
 
 def _crash_evidence(state: State, crash: Crash, found: RootCause, falls: list[Fall]) -> dict[str, Any]:

@@ -1,43 +1,32 @@
-"""The watch over a running attempt: reports in, suspicion, looks.
+"""The watch over a running attempt: suspicion, looks, and what two of them say.
 
 Suspicion costs a look and nothing else. A job is suspected when no rank of it has advanced for longer than this run's
 own gaps explain (`Gaps`), or when there is proof (a stopped process). It is looked at again and again, two looks
 in a row are judged against each other (`judge`), what they say is put together (`find`), and only when that has been
-true for as long as its kind of doubt deserves does it become a verdict (`verdicts`).
-
-What is done with every report must not grow with the number of ranks.
+true for as long as its kind of doubt deserves does it become a verdict (`hang_verdicts`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
 import msgspec
 
-from guardrun.supervisor.engine.detectors.detector import LookJudged
-from guardrun.supervisor.engine.detectors.failure import node_health
 from guardrun.supervisor.engine.detectors.hang import hang_verdicts, stalls
 from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL, find
+from guardrun.supervisor.engine.detectors.hang.memory import HangMemory, Suspicion
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, TakeLook
 from guardrun.supervisor.engine.model.looks import RankLook
-from guardrun.supervisor.engine.model.lost_time import REDOING, TRAINING
-from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, attempt_of, silence_began_s
+from guardrun.supervisor.engine.model.transitions import Phase, PhaseChanged
+from guardrun.supervisor.engine.model.verdicts import Ended, LookWanted, Verdict
 from guardrun.supervisor.engine.observation.collective_waits import match, waits_on_device
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot
+from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot, LookJudged
+from guardrun.supervisor.engine.observation.progress_gaps import FACTOR
 from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity, judge, unlooked
 from guardrun.supervisor.engine.observation.repeated_frames import may_loop, over_looks
-from guardrun.supervisor.engine.recovery import operator_restart, resumption
-from guardrun.supervisor.engine.recovery.decide import observe
-from guardrun.supervisor.engine.state.incidents import close_recovered
-from guardrun.supervisor.engine.state.progress_gaps import FACTOR
-from guardrun.supervisor.engine.state.state import (
-    Attempt,
-    RankState,
-    State,
-    Suspicion,
-    attempt_of,
-    silence_began_s,
-)
 
 LOOK_TIMEOUT_S = 45.0
 """A look that has not come back by then is asked for again: its collectors have limits of their own, well below."""
@@ -48,145 +37,232 @@ WAIT_PAUSE_MAX_S = 60.0
 WAIT_LOOK_S = 3.0
 """Of silence, with a rank in a collective (or without a batch) all the while: a look may show calls that never meet."""
 
-_STOPPED = ("T", "t")
 _ON_DEVICE = frozenset({RankActivity.CHURNING, RankActivity.IDLE, RankActivity.SPINNING, RankActivity.UNSEEN})
 """How a rank looks that waits for its device, which waits in a collective: in any call, with or without CPU."""
 
 
-# Reports -----------------------------------------------------------------------------------------------
+class Hang(HangMemory, kw_only=True):
+    """Is the job held up, by whom, and for how long may it be?"""
+
+    observes: ClassVar[tuple[type, ...]] = (
+        ev.NodeReport,
+        ev.LookTaken,
+        LookJudged,
+        ev.Ticked,
+        ev.AttemptStarted,
+        PhaseChanged,
+        ev.HoldSet,
+        ev.RestartAsked,
+        ev.NodeContactRestored,
+        ev.TimeSkipped,
+        ev.HistoryLoaded,
+        ev.SupervisorRestarted,
+    )
+
+    def observe(self, event: Any, view: RunView, now_s: float) -> Sequence[Verdict | LookJudged]:
+        """Watch while ranks train; learn from what ended by itself."""
+        if isinstance(event, ev.HistoryLoaded):
+            self.past_stalls = dict(event.stalls)
+            return ()
+        if isinstance(event, PhaseChanged):
+            self._on_phase_changed(event, view, now_s)
+            return ()
+        if view.phase is not Phase.RUNNING:
+            return ()
+        if attempt_of(view).number != self.attempt:
+            self._begin_attempt(attempt_of(view).number)
+        if isinstance(event, ev.NodeReport):
+            return self._on_report(view, now_s)
+        if isinstance(event, ev.Ticked):
+            due_s = self.next_deadline_s(view)
+            return self._ask_look(view, now_s) if due_s is not None and now_s >= due_s else ()
+        if isinstance(event, ev.LookTaken):
+            return self._on_look_taken(event, view, now_s)
+        if isinstance(event, LookJudged):
+            return self._on_look_judged(event, view, now_s)
+        if isinstance(event, ev.SupervisorRestarted):
+            return self._ask_again(view, now_s)
+        self._mind(event, view, now_s)
+        return ()
+
+    def _on_phase_changed(self, event: PhaseChanged, view: RunView, now_s: float) -> None:
+        """Ranks train no more. What had been told and ended with the attempt, by itself, is kept for the summary."""
+        stall = self.suspicion.stall if self.suspicion is not None and not self.suspicion.key else None
+        if stall is not None and event.after not in (Phase.STOPPING, Phase.ENDING):
+            stalls.note(self, view, stall, now_s)
+        self._forget_suspicion()
+
+    def _begin_attempt(self, number: int) -> None:
+        self.attempt = number
+        self.next_quick_s = self.next_wait_s = self.wait_pause_s = 0.0
+        self._forget_suspicion()
+
+    def _forget_suspicion(self) -> None:
+        self.suspicion, self.look_since_s = None, None
+
+    def _mind(self, event: object, view: RunView, now_s: float) -> None:
+        """What makes the next look a matter of now."""
+        suspicion = self.suspicion
+        if suspicion is None:
+            return
+        if isinstance(event, ev.TimeSkipped):
+            suspicion.last.clear()
+            suspicion.unmoved_since_s = dict.fromkeys(attempt_of(view).ranks, now_s)
+        if isinstance(event, ev.RestartAsked):
+            if suspicion.stall is None:
+                return
+            suspicion.is_forced = True
+        if not isinstance(event, ev.HoldSet) or not event.is_held:
+            suspicion.next_look_s = min(suspicion.next_look_s, now_s)
+
+    def _on_report(self, view: RunView, now_s: float) -> Sequence[Verdict]:
+        """Any progress ends a suspicion; the same stall gets more patience next time."""
+        attempt, suspicion = attempt_of(view), self.suspicion
+        if suspicion is None or attempt.advances == suspicion.advances or attempt.stopped:
+            return ()
+        for place in suspicion.places.values():
+            self.remembered[place] = max(attempt.gap_s, self.remembered.get(place, 0.0))
+        verdicts = stalls.withdraw(self, view, suspicion, now_s)
+        self._end_suspicion(view, now_s)
+        return [*verdicts, Ended()] if suspicion.is_forced else verdicts
+
+    def _end_suspicion(self, view: RunView, now_s: float) -> None:
+        self._forget_suspicion()
+        # A process that is stopped and let run in turns must not be looked at all the time.
+        self.next_quick_s = now_s + view.settings.look_every_s
+
+    def _no_proof(self, view: RunView, now_s: float) -> None:
+        """Looked at before the floor, for nothing: the ordinary watch goes on, and such looks come ever more seldom."""
+        self._end_suspicion(view, now_s)
+        self.wait_pause_s = min(max(2 * self.wait_pause_s, view.settings.look_every_s), WAIT_PAUSE_MAX_S)
+        self.next_wait_s = now_s + self.wait_pause_s
+
+    # Deadlines ---------------------------------------------------------------------------------------------
+
+    def next_deadline_s(self, view: RunView) -> float | None:
+        """When the watch next has something to do."""
+        attempt = attempt_of(view)
+        if not attempt.alive or view.is_failing:
+            return None
+        if view.is_node_silent:
+            return None  # membership decides: what would be seen of its ranks is that they were not seen
+        if self.look_since_s is not None:
+            return self.look_since_s + LOOK_TIMEOUT_S
+        if self.suspicion:
+            return self.suspicion.next_look_s
+        due_s = silence_began_s(attempt) + view.gaps.suspicious_after_s(view.settings.floor_s)
+        if attempt.stopped or attempt.collecting or attempt.waiting:
+            is_new = attempt.number != self.attempt
+            quick_s = min(
+                min(attempt.stopped.values(), default=due_s) + QUICK_LOOK_S,
+                view.detectors.gc_pause.look_due_s(attempt, silence_began_s(attempt), never_s=due_s),
+            )
+            wait_s = _wait_due_s(view, attempt, never_s=due_s)
+            due_s = min(
+                due_s,
+                max(quick_s, 0.0 if is_new else self.next_quick_s),
+                max(wait_s, 0.0 if is_new else self.next_wait_s),
+            )
+        return due_s
+
+    def _ask_look(self, view: RunView, now_s: float) -> Sequence[Verdict]:
+        attempt = attempt_of(view)
+        if self.suspicion is None:
+            reason = _reason(view, attempt, now_s)
+            self.suspicion = Suspicion(began_s=now_s, reason=reason, next_look_s=now_s, advances=attempt.advances)
+        if self.look_since_s is None:
+            self.look += 1  # else it is asked for again, under the same number: whichever answer comes first counts
+        self.look_since_s = now_s
+        return [LookWanted(look=self.look, attempt=attempt.number, reason=self.suspicion.reason)]
+
+    def _ask_again(self, view: RunView, now_s: float) -> Sequence[Verdict]:
+        """Its answer went to the supervisor that died."""
+        if self.look_since_s is None:
+            return ()
+        self.look_since_s = now_s
+        return [LookWanted(look=self.look, attempt=attempt_of(view).number, reason="asked again")]
+
+    # Looks -------------------------------------------------------------------------------------------------
+
+    def _on_look_taken(self, event: ev.LookTaken, view: RunView, now_s: float) -> Sequence[LookJudged]:
+        """Judge the look against the one before."""
+        attempt, suspicion = attempt_of(view), self.suspicion
+        if suspicion is None or self.look_since_s is None:
+            return ()
+        if event.look != self.look or event.attempt != attempt.number:
+            return ()
+        self.look_since_s = None
+        if view.is_node_silent:
+            suspicion.last.clear()
+            suspicion.next_look_s = now_s + view.settings.look_gap_s
+            return ()
+        if event.folder:
+            suspicion.looks.append(event.folder)
+        judged = _judge_all(attempt, suspicion, event, view.settings.floor_s)
+        if not judged:
+            is_early = now_s - silence_began_s(attempt) < view.settings.floor_s
+            is_quick = attempt.stopped or is_early or any(look.gc_since_s for look in event.ranks)
+            suspicion.next_look_s = now_s + (QUICK_LOOK_S if is_quick else view.settings.look_gap_s)
+            return ()
+        return [LookJudged({j.global_rank: j for j in judged}, event.ranks, suspicion.looks, event)]
+
+    def _on_look_judged(self, seen: LookJudged, view: RunView, now_s: float) -> Sequence[Verdict]:
+        """A hang is acted on once it has lasted as long as its kind deserves."""
+        suspicion = self.suspicion
+        assert suspicion is not None
+        ended = [n for n, rank in attempt_of(view).ranks.items() if rank.exitcode == 0]
+        matched = match(seen.event.ranks)
+        found = find(list(seen.by_rank.values()), ended, view.settings, matched)
+        waits = RankActivity.WAITING
+        suspicion.places = {r: j.place for r, j in seen.by_rank.items() if j.place and j.doing is not waits}
+        if found is None:
+            return self._nothing_found(view, list(seen.by_rank.values()), now_s)
+        return self._found(view, found, JudgedSnapshot(seen.by_rank, seen.event, matched), now_s)
+
+    def _found(self, view: RunView, found: Finding, seen: JudgedSnapshot, now_s: float) -> Sequence[Verdict]:
+        """It looks like a hang: a verdict once that has been so for long enough, and was seen so twice in a row."""
+        suspicion = self.suspicion
+        assert suspicion is not None
+        silent_s = now_s - silence_began_s(attempt_of(view))
+        is_sure = found.is_proof or found.is_certain or found.doing is RankActivity.COLLECTING
+        if not is_sure and silent_s < view.settings.floor_s:
+            self._no_proof(view, now_s)
+            return ()
+        left_s = hang_verdicts.left_s(self, view, found, seen, now_s)
+        key = f"{found.cause}:{found.culprits}:{found.told}"
+        is_confirmed, suspicion.found_key = found.is_proof or key == suspicion.found_key, key
+        if suspicion.is_forced or (left_s <= 0.05 and is_confirmed):
+            return hang_verdicts.verdict(self, view, found, seen, now_s)
+        verdicts: Sequence[Verdict] = ()
+        if is_confirmed:
+            lasted_s = hang_verdicts.told_s(self, view, found, seen.event.ranks, now_s)
+            verdicts = stalls.on_found(self, view, found, seen, lasted_s=lasted_s, left_s=left_s, now_s=now_s)
+        suspicion.busy_looks = suspicion.busy_looks + 1 if found.doing in DOUBTFUL else 0
+        # Soon enough to tell and to decide in time, seldom enough to cost nothing.
+        shortest_s = QUICK_LOOK_S if is_confirmed or found.is_certain else view.settings.look_gap_s
+        due_s = [left_s, _wait_s(view, suspicion)]
+        if suspicion.stall is None:
+            due_s.append(stalls.tell_s(view, found) - silent_s)
+        suspicion.next_look_s = now_s + max(shortest_s, min(due_s))
+        return verdicts
+
+    def _nothing_found(self, view: RunView, judged: list[Judgement], now_s: float) -> Sequence[Verdict]:
+        """Somebody gets somewhere, or seems to: look again later, ever more seldom unless it may be in a loop."""
+        suspicion = self.suspicion
+        assert suspicion is not None
+        if suspicion.is_forced:
+            return [Ended()]
+        verdicts = stalls.on_nothing_found(self, view, suspicion, now_s)
+        suspicion.found_key = ""
+        if now_s - silence_began_s(attempt_of(view)) < view.settings.floor_s:
+            self._no_proof(view, now_s)
+            return verdicts
+        suspicion.busy_looks = 0 if may_loop(suspicion.loops, judged) else suspicion.busy_looks + 1
+        suspicion.next_look_s = now_s + _wait_s(view, suspicion)
+        return verdicts
 
 
-def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Action]:
-    """Book the progress of one node's ranks; detectors of slowdowns, GC and node trouble see the report, too."""
-    attempt = attempt_of(state)
-    if event.attempt != attempt.number:
-        return []
-    advanced_s = 0.0
-    for report in event.ranks:
-        rank = attempt.ranks.get(report.global_rank)
-        if rank is not None:
-            advanced_s = max(advanced_s, _take_report(attempt, rank, report, now_s))
-    actions: list[Action] = []
-    attempt.steprate.add(now_s, attempt.step)
-    if state.nodes.findings and now_s >= state.nodes.next_s:
-        actions += node_health.on_report(state, now_s)
-    if state.phase is Phase.RUNNING:
-        actions += resumption.on_report(state, now_s)
-    return actions + _advanced(state, advanced_s, now_s) if advanced_s else actions
-
-
-def _take_report(attempt: Attempt, rank: RankState, report: ev.RankReport, now_s: float) -> float:
-    """Note what changed. Returns when it advanced, 0.0 where it did not."""
-    number = report.global_rank
-    if rank.exitcode is None:
-        rank.state = report.state
-        _note_stop(attempt, number, report.state, now_s)
-        if report.gc_since_s:
-            attempt.collecting[number] = report.gc_since_s
-        elif attempt.collecting.pop(number, None):
-            attempt.collected_s[number] = now_s
-        if report.waits_since_s:
-            attempt.waiting[number] = report.waits_since_s
-        else:
-            attempt.waiting.pop(number, None)
-    if report.joint:
-        attempt.tied[rank.rank.node] = None
-    rank.milestones, rank.is_save_held = report.milestones, report.is_save_held
-    rank.phase = report.phase
-    rank.step = max(rank.step, report.step)
-    attempt.step = max(attempt.step, rank.step)
-    if attempt.first_step is None and report.step:
-        attempt.first_step = report.step
-    if report.progress <= rank.progress:
-        return 0.0
-    rank.progress = report.progress
-    before_s, rank.progress_s = rank.progress_s, min(max(report.progress_s, rank.progress_s), now_s)
-    rank.gap_s = rank.progress_s - before_s
-    if number in attempt.stopped:
-        # It has been let run in between, as programs that limit the CPU do: count from now.
-        attempt.stopped[number] = now_s
-    return rank.progress_s
-
-
-def _note_stop(attempt: Attempt, number: int, process_state: str, at_s: float) -> None:
-    """Keep `attempt.stopped`; what is told late says nothing about later."""
-    if process_state in _STOPPED:
-        attempt.stopped.setdefault(number, at_s)
-    elif attempt.stopped.get(number, at_s) < at_s:
-        del attempt.stopped[number]
-
-
-def _advanced(state: State, at_s: float, now_s: float) -> list[Action]:
-    """The job has got somewhere: learn the gap, end a suspicion, book the time."""
-    attempt = attempt_of(state)
-    if state.phase is not Phase.RUNNING:
-        return []  # what ranks still do while they are being stopped
-    gap_s = at_s - silence_began_s(attempt)
-    if attempt.has_progress and not attempt.stopped:
-        state.gaps.add(gap_s, at_s)
-    attempt.has_progress = True
-    attempt.progress_s = max(attempt.progress_s, at_s)
-    actions: list[Action] = []
-    if state.suspicion and not attempt.stopped:
-        actions = _over(state, state.suspicion, gap_s, now_s)
-    use = TRAINING if attempt.step > state.best_step or not state.best_step else REDOING
-    if use != state.ledger.use:
-        state.ledger.switch(use, now_s)
-    return actions + close_recovered(state, now_s) if state.open_incidents else actions
-
-
-def _over(state: State, suspicion: Suspicion, lasted_s: float, now_s: float) -> list[Action]:
-    """It ended by itself: the same stall gets more patience next time."""
-    for place in suspicion.places.values():
-        state.remembered[place] = max(lasted_s, state.remembered.get(place, 0.0))
-    is_forced = suspicion.is_forced
-    actions = stalls.withdraw(state, suspicion, now_s)
-    _end_suspicion(state, now_s)
-    return actions + operator_restart.stop(state, now_s) if is_forced else actions
-
-
-def _end_suspicion(state: State, now_s: float) -> None:
-    state.suspicion, state.look_since_s = None, None
-    # A process that is stopped and let run in turns must not be looked at all the time.
-    attempt_of(state).next_quick_s = now_s + state.settings.look_every_s
-
-
-def _no_proof(state: State, now_s: float) -> None:
-    """Looked at before the floor, for nothing: the ordinary watch goes on, and such looks come ever more seldom."""
-    _end_suspicion(state, now_s)
-    attempt = attempt_of(state)
-    attempt.wait_pause_s = min(max(2 * attempt.wait_pause_s, state.settings.look_every_s), WAIT_PAUSE_MAX_S)
-    attempt.next_wait_s = now_s + attempt.wait_pause_s
-
-
-# Deadlines ---------------------------------------------------------------------------------------------
-
-
-def deadline_s(state: State) -> float | None:
-    """When the watch next has something to do."""
-    attempt = attempt_of(state)
-    if not attempt.alive or state.crash or state.verdict_incident:
-        return None
-    if state.fleet is not None and state.fleet.silent:
-        return (
-            None  # engine/membership/membership.py decides: what would be seen of its ranks is that they were not seen
-        )
-    if state.look_since_s is not None:
-        return state.look_since_s + LOOK_TIMEOUT_S
-    if state.suspicion:
-        return state.suspicion.next_look_s
-    due_s = silence_began_s(attempt) + state.gaps.suspicious_after_s(state.settings.floor_s)
-    if attempt.stopped or attempt.collecting or attempt.waiting:
-        quick_s = min(
-            min(attempt.stopped.values(), default=due_s) + QUICK_LOOK_S,
-            state.detectors.gc_pause.look_due_s(attempt, silence_began_s(attempt), never_s=due_s),
-        )
-        wait_s = _wait_due_s(state, attempt, never_s=due_s)
-        due_s = min(due_s, max(quick_s, attempt.next_quick_s), max(wait_s, attempt.next_wait_s))
-    return due_s
-
-
-def _wait_due_s(state: State, attempt: Attempt, never_s: float) -> float:
+def _wait_due_s(view: RunView, attempt: AttemptView, never_s: float) -> float:
     """When a rank that waits deserves a look, floor or not: what it waits in may be proof.
 
     The longer of a run's gaps do not count: they are learned in the start's rush, in evaluations, or on a busy node.
@@ -194,69 +270,21 @@ def _wait_due_s(state: State, attempt: Attempt, never_s: float) -> float:
     """
     if not attempt.waiting or attempt.alive < 2:
         return never_s
-    return silence_began_s(attempt) + min(max(WAIT_LOOK_S, FACTOR * state.gaps.median_s), state.settings.floor_s)
+    return silence_began_s(attempt) + min(max(WAIT_LOOK_S, FACTOR * view.gaps.median_s), view.settings.floor_s)
 
 
-def on_tick(state: State, now_s: float) -> list[Action]:
-    """Called when deadline_s has come."""
-    attempt = attempt_of(state)
-    if state.suspicion is None:
-        state.suspicion = Suspicion(began_s=now_s, reason=_reason(state, now_s), next_look_s=now_s)
-    if state.look_since_s is None:
-        state.look += 1  # else it is asked for again, under the same number: whichever answer comes first counts
-    state.look_since_s = now_s
-    return [TakeLook(look=state.look, attempt=attempt.number, reason=state.suspicion.reason)]
-
-
-def _reason(state: State, now_s: float) -> str:
-    attempt = attempt_of(state)
+def _reason(view: RunView, attempt: AttemptView, now_s: float) -> str:
+    silent_s = now_s - silence_began_s(attempt)
     if attempt.stopped:
         return "a rank is stopped"
-    if state.detectors.gc_pause.look_due_s(attempt, silence_began_s(attempt), never_s=now_s + 1) <= now_s:
+    if view.detectors.gc_pause.look_due_s(attempt, silence_began_s(attempt), never_s=now_s + 1) <= now_s:
         return "a collection takes long"
-    if attempt.waiting and now_s - silence_began_s(attempt) < state.settings.floor_s:
+    if attempt.waiting and silent_s < view.settings.floor_s:
         return "a rank waits"
-    return f"no progress for {now_s - silence_began_s(attempt):.0f} s"
+    return f"no progress for {silent_s:.0f} s"
 
 
-# Looks -------------------------------------------------------------------------------------------------
-
-
-def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Action]:
-    """Judge the look against the one before; a hang is acted on once it has lasted as long as its kind deserves."""
-    attempt, suspicion = attempt_of(state), state.suspicion
-    if suspicion is None or state.look_since_s is None:
-        return []
-    if event.look != state.look or event.attempt != attempt.number:
-        return []
-    state.look_since_s = None
-    if state.fleet is not None and state.fleet.silent:
-        suspicion.last.clear()
-        suspicion.next_look_s = now_s + state.settings.look_gap_s
-        return []
-    if event.folder:
-        suspicion.looks.append(event.folder)
-    for look in event.ranks:
-        if look.global_rank in attempt.ranks and attempt.ranks[look.global_rank].exitcode is None:
-            _note_stop(attempt, look.global_rank, look.process.state, look.at_s)
-    judged = _judge_all(attempt, suspicion, event, state.settings.floor_s)
-    if not judged:
-        is_early = now_s - silence_began_s(attempt) < state.settings.floor_s
-        is_quick = attempt.stopped or is_early or any(look.gc_since_s for look in event.ranks)
-        suspicion.next_look_s = now_s + (QUICK_LOOK_S if is_quick else state.settings.look_gap_s)
-        return []
-    by_rank = {j.global_rank: j for j in judged}
-    ended = [n for n, rank in attempt.ranks.items() if rank.exitcode == 0]
-    matched = match(event.ranks)
-    found = find(judged, ended, state.settings, matched)
-    suspicion.places = {r: j.place for r, j in by_rank.items() if j.place and j.doing is not RankActivity.WAITING}
-    actions = observe(state, LookJudged(by_rank, event.ranks, suspicion.looks), now_s)
-    if found is None:
-        return actions + _nothing_found(state, judged, now_s)
-    return actions + _found(state, found, JudgedSnapshot(by_rank, event, matched), now_s)
-
-
-def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floor_s: float) -> list[Judgement]:
+def _judge_all(attempt: AttemptView, suspicion: Suspicion, event: ev.LookTaken, floor_s: float) -> list[Judgement]:
     """Judge every living rank against the look before; empty where there is none of a rank yet.
 
     A first look vouches for floor_s before it: what was before that, in a silence that began earlier, nobody has seen.
@@ -282,8 +310,8 @@ def _judge_all(attempt: Attempt, suspicion: Suspicion, event: ev.LookTaken, floo
     if not is_whole:
         return []
     seen = {look.global_rank for look in event.ranks}
-    for number, state in attempt.ranks.items():
-        if number not in seen and state.exitcode is None:
+    for number, known in attempt.ranks.items():
+        if number not in seen and known.exitcode is None:
             judged.append(unlooked(number, event.missing.get(number, "")))
     return judged
 
@@ -308,48 +336,5 @@ def with_device(judgement: Judgement, before: RankLook, after: RankLook) -> Judg
     return judgement
 
 
-def _found(state: State, found: Finding, seen: JudgedSnapshot, now_s: float) -> list[Action]:
-    """It looks like a hang: a verdict once that has been so for long enough, and was seen so twice in a row."""
-    suspicion = state.suspicion
-    assert suspicion is not None
-    is_sure = found.is_proof or found.is_certain or found.doing is RankActivity.COLLECTING
-    if not is_sure and now_s - silence_began_s(attempt_of(state)) < state.settings.floor_s:
-        _no_proof(state, now_s)
-        return []
-    left_s = hang_verdicts.left_s(state, found, seen, now_s)
-    key = f"{found.cause}:{found.culprits}:{found.told}"
-    is_confirmed, suspicion.found_key = found.is_proof or key == suspicion.found_key, key
-    if suspicion.is_forced or (left_s <= 0.05 and is_confirmed):
-        return hang_verdicts.verdict(state, found, seen, now_s)
-    actions = []
-    if is_confirmed:
-        lasted_s = hang_verdicts.told_s(state, found, seen.event.ranks, now_s)
-        actions = stalls.on_found(state, found, seen, lasted_s=lasted_s, left_s=left_s, now_s=now_s)
-    suspicion.busy_looks = suspicion.busy_looks + 1 if found.doing in DOUBTFUL else 0
-    # Soon enough to tell and to decide in time, seldom enough to cost nothing.
-    shortest_s = QUICK_LOOK_S if is_confirmed or found.is_certain else state.settings.look_gap_s
-    due_s = [left_s, _wait_s(state, suspicion)]
-    if suspicion.stall is None:
-        due_s.append(silence_began_s(attempt_of(state)) + stalls.tell_s(state, found) - now_s)
-    suspicion.next_look_s = now_s + max(shortest_s, min(due_s))
-    return actions
-
-
-def _nothing_found(state: State, judged: list[Judgement], now_s: float) -> list[Action]:
-    """Somebody gets somewhere, or seems to: look again later, ever more seldom unless it may be in a loop."""
-    suspicion = state.suspicion
-    assert suspicion is not None
-    if suspicion.is_forced:
-        return operator_restart.stop(state, now_s)
-    actions = stalls.on_nothing_found(state, suspicion, now_s)
-    suspicion.found_key = ""
-    if now_s - silence_began_s(attempt_of(state)) < state.settings.floor_s:
-        _no_proof(state, now_s)
-        return actions
-    suspicion.busy_looks = 0 if may_loop(suspicion.loops, judged) else suspicion.busy_looks + 1
-    suspicion.next_look_s = now_s + _wait_s(state, suspicion)
-    return actions
-
-
-def _wait_s(state: State, suspicion: Suspicion) -> float:
-    return min(state.settings.look_every_s * float(1.3**suspicion.busy_looks), BUSY_LOOK_MAX_S)
+def _wait_s(view: RunView, suspicion: Suspicion) -> float:
+    return min(view.settings.look_every_s * float(1.3**suspicion.busy_looks), BUSY_LOOK_MAX_S)

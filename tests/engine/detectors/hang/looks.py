@@ -51,7 +51,11 @@ def look(
             )
         )
     taken = ev.LookTaken(
-        look=told.state.look, attempt=told.attempt, ranks=looks, missing=missing or {}, folder=f"looks/{at_s}"
+        look=told.state.detectors.hang.look,
+        attempt=told.attempt,
+        ranks=looks,
+        missing=missing or {},
+        folder=f"looks/{at_s}",
     )
     return told.tell(taken, at_s + 0.1)
 

@@ -51,7 +51,8 @@ def look(
             )
         )
     return told.tell(
-        ev.LookTaken(look=told.state.look, attempt=told.attempt, ranks=looks, folder=f"looks/{at_s}"), at_s
+        ev.LookTaken(look=told.state.detectors.hang.look, attempt=told.attempt, ranks=looks, folder=f"looks/{at_s}"),
+        at_s,
     )
 
 
@@ -122,7 +123,7 @@ def test_one_that_sleeps_while_others_wait_is_no_proof_before_the_floor(told: To
     told.running(3)
     waits(told, 4.5, 0, 2)
     assert look_until(told, in_call(), asleep(), in_call(), limit_s=11.0) == []
-    assert told.state.suspicion is None, "no suspicion before the floor without proof"
+    assert told.state.detectors.hang.suspicion is None, "no suspicion before the floor without proof"
     actions = look_until(told, in_call(), asleep(), in_call(), limit_s=60.0)
     assert "StopAttempt" in kinds(actions)
     incident = told.incidents["001"]

@@ -65,7 +65,7 @@ def test_a_stall_is_told_early_and_acted_on_when_patience_is_over(told: Told) ->
         line,
     )
     assert told.incidents == {}
-    stall = told.state.suspicion and told.state.suspicion.stall
+    stall = told.state.detectors.hang.suspicion and told.state.detectors.hang.suspicion.stall
     assert stall is not None
     assert (stall.culprits, stall.told_s) == ([1], pytest.approx(17.5, abs=1.5))
     actions = pass_time(told, act.WAITING, act.HANG, until_s=2000.0)
@@ -77,7 +77,7 @@ def test_a_stall_is_told_early_and_acted_on_when_patience_is_over(told: Told) ->
     assert incident.detected_s == stall.told_s
     assert incident.acted_s == pytest.approx(told.now_s)
     assert incident.looks[:2] == stall.looks and len(incident.looks) == 4
-    assert told.state.stalls == []
+    assert told.state.detectors.hang.stalls == []
 
 
 def test_one_that_ends_by_itself_is_withdrawn_noted_and_gets_more_patience(told: Told) -> None:

@@ -30,7 +30,7 @@ def starve(told: Told, *children: ProcessLook, limit_s: float) -> list[ac.Action
             RankLook(global_rank=0, at_s=at_s, process=process(100, WAITS), heart_s=at_s, in_collective="all_reduce"),
             look(at_s, *children),
         ]
-        taken = ev.LookTaken(look=told.state.look, attempt=0, ranks=ranks, readings=READINGS)
+        taken = ev.LookTaken(look=told.state.detectors.hang.look, attempt=0, ranks=ranks, readings=READINGS)
         actions = told.tell(taken, at_s)
         if "StopAttempt" in kinds(actions):
             return actions

@@ -70,8 +70,8 @@ def test_any_progress_ends_a_suspicion_and_the_stall_is_remembered(told: Told) -
         look(told, act.WAITING, act.HANG, at_s=at_s)
         told.tick()
     report(told, 0, 20.0, progress=11, progress_s=19.9)
-    assert told.state.suspicion is None
-    assert told.state.remembered == {"/home/user/train.py:fetch_vocabulary_update": pytest.approx(17.9)}
+    assert told.state.detectors.hang.suspicion is None
+    assert told.state.detectors.hang.remembered == {"/home/user/train.py:fetch_vocabulary_update": pytest.approx(17.9)}
     assert look(told, act.WAITING, act.HANG, at_s=20.5) == [], "an answer that nobody waits for any more"
 
 
@@ -89,7 +89,7 @@ def test_a_look_that_does_not_come_is_asked_for_again_and_either_answer_counts(t
     [again] = told.tick()
     assert again == first
     look(told, act.WAITING, act.HANG, at_s=told.now_s + 1)
-    assert told.state.suspicion is not None and told.state.suspicion.last
+    assert told.state.detectors.hang.suspicion is not None and told.state.detectors.hang.suspicion.last
     assert look(told, act.WAITING, act.HANG, at_s=told.now_s + 1) == []
 
 
@@ -148,7 +148,7 @@ def test_a_process_that_goes_on_again_is_no_proof(told: Told) -> None:
     report(told, 1, 6.0, state="S")
     told.tick()
     assert look(told, act.WAITING, act.HANG, at_s=6.2) == []
-    assert told.state.suspicion is None
+    assert told.state.detectors.hang.suspicion is None
     assert told.state.attempt is not None and told.state.attempt.stopped == {}
 
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from guardrun.supervisor.engine.model.run_view import StepRateView
+
 SAMPLE_S = 2.0
 KEPT = 450
 """Samples: fifteen minutes."""
@@ -65,7 +67,7 @@ class Slowdown(NamedTuple):
         return self.since_s / self.before_s
 
 
-def slowdown(rate: StepRate, began_s: float, now_s: float) -> Slowdown | None:
+def slowdown(rate: StepRateView, began_s: float, now_s: float) -> Slowdown | None:
     """How steps have changed since began_s; None where too little is known of either side."""
     if not rate.times_s:
         return None

@@ -1,0 +1,107 @@
+"""What may be answered to the question whether something is wrong; engine/recovery/decide.py alone acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from guardrun.supervisor.engine.model.actions import Culprit
+
+
+class Detected(msgspec.Struct, frozen=True, kw_only=True):
+    """Something is wrong with the run: an incident."""
+
+    key: str = ""
+    """Chosen by the detector, unique in the run: later verdicts on the same incident name it. Empty: there are none."""
+    kind: str
+    """One of docs/incidents.md, like `cause`, which a new detector adds there."""
+    cause: str
+    confidence: float
+    """0 to 1."""
+    summary: str
+    """One sentence."""
+    culprits: Sequence[int | Culprit]
+    """Global ranks; nodes where no rank of theirs is known."""
+    onset_s: float
+    """Since when, in the engine's seconds."""
+    evidence: Mapping[str, Any]
+    looks: Sequence[str] = ()
+    """Folders of the looks that show it."""
+    step: int | None = None
+    """At which it happened; None: the attempt's furthest."""
+    attempt: int | None = None
+    """The one that it is about; None: the current one."""
+    advice: str = ""
+    """Empty: the cause's own."""
+    level: str = "warn"
+    """Of the line on the terminal, as Say has it."""
+    hint: str = ""
+    """Said after the summary on the terminal."""
+    told_s: float | None = None
+    """When it was first told; None: now."""
+    acted_s: float | None = None
+    """As Incident has it."""
+    ends_with_progress: bool = False
+    """It is over once training goes on; else when the detector says so (`Over`), or never."""
+    action: str = "none"
+    """What is done about it, as Incident has it."""
+    stops_since_s: float | None = None
+    """The attempt is ended for it, and the time since then counts as detecting; None: it is not."""
+    is_uneven: bool = False
+    """Ranks have made so different calls that torch's own comparison in the next attempt would not survive them."""
+    node: str = ""
+    """That is to blame. With action `isolate_node` it is put under quarantine; without an action, where the user's
+    `[policy] responses` asks for it."""
+    finding: str = ""
+    """Id of the finding on that node which says so."""
+    evidence_s: float | None = None
+    """When that was seen last; None: now."""
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """More is known of an incident that was reported, or more is done about it."""
+
+    key: str
+    evidence: Mapping[str, Any]
+    """All of it, as it is now."""
+    summary: str = ""
+    """Empty, as `action` and None: as it was."""
+    action: str = ""
+    acted_s: float | None = None
+    stops_since_s: float | None = None
+    """As Detected has it."""
+    is_uneven: bool = False
+    """Likewise."""
+
+
+class Over(msgspec.Struct, frozen=True, kw_only=True):
+    """What an incident reported is no more."""
+
+    key: str
+    text: str
+    """What shows it: `rank 3 on node-b is as fast as before`."""
+
+
+class Remark(msgspec.Struct, frozen=True, kw_only=True):
+    """Worth a line on the terminal, and no incident."""
+
+    text: str
+    level: str = "info"
+    """As Say has it."""
+
+
+class LookWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks are to be looked at: action TakeLook."""
+
+    look: int
+    attempt: int
+    reason: str
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """The attempt is to be ended, as a person wanted, and nobody is to blame."""
+
+
+Verdict = Detected | Changed | Over | Remark | LookWanted | Ended

@@ -1,0 +1,99 @@
+"""How far ranks have come: reports and looks, booked before any detector judges them.
+
+What is done with every report must not grow with the number of ranks.
+"""
+
+from __future__ import annotations
+
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.model.lost_time import REDOING, TRAINING
+from guardrun.supervisor.engine.model.run_view import silence_began_s
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.recovery import resumption
+from guardrun.supervisor.engine.recovery.recovered import close_recovered
+from guardrun.supervisor.engine.state.state import Attempt, RankState, State, attempt_of
+
+_STOPPED = ("T", "t")
+
+
+def on_node_report(state: State, event: ev.NodeReport, now_s: float) -> list[Action]:
+    """Book the progress of one node's ranks."""
+    attempt = attempt_of(state)
+    if event.attempt != attempt.number:
+        return []
+    advanced_s = 0.0
+    for report in event.ranks:
+        rank = attempt.ranks.get(report.global_rank)
+        if rank is not None:
+            advanced_s = max(advanced_s, _take_report(attempt, rank, report, now_s))
+    attempt.steprate.add(now_s, attempt.step)
+    actions = resumption.on_report(state, now_s) if state.phase is Phase.RUNNING else []
+    return actions + _advanced(state, advanced_s, now_s) if advanced_s else actions
+
+
+def on_look_taken(state: State, event: ev.LookTaken, now_s: float) -> list[Action]:
+    """A look is the newest that is known of who is stopped."""
+    attempt = attempt_of(state)
+    for look in event.ranks if event.attempt == attempt.number else ():
+        if look.global_rank in attempt.ranks and attempt.ranks[look.global_rank].exitcode is None:
+            _note_stop(attempt, look.global_rank, look.process.state, look.at_s)
+    return []
+
+
+def _take_report(attempt: Attempt, rank: RankState, report: ev.RankReport, now_s: float) -> float:
+    """Note what changed. Returns when it advanced, 0.0 where it did not."""
+    number = report.global_rank
+    if rank.exitcode is None:
+        rank.state = report.state
+        _note_stop(attempt, number, report.state, now_s)
+        if report.gc_since_s:
+            attempt.collecting[number] = report.gc_since_s
+        elif attempt.collecting.pop(number, None):
+            attempt.collected_s[number] = now_s
+        if report.waits_since_s:
+            attempt.waiting[number] = report.waits_since_s
+        else:
+            attempt.waiting.pop(number, None)
+    if report.joint:
+        attempt.tied[rank.rank.node] = None
+    rank.milestones, rank.is_save_held = report.milestones, report.is_save_held
+    rank.phase = report.phase
+    rank.step = max(rank.step, report.step)
+    attempt.step = max(attempt.step, rank.step)
+    if attempt.first_step is None and report.step:
+        attempt.first_step = report.step
+    if report.progress <= rank.progress:
+        return 0.0
+    rank.progress = report.progress
+    before_s, rank.progress_s = rank.progress_s, min(max(report.progress_s, rank.progress_s), now_s)
+    rank.gap_s = rank.progress_s - before_s
+    if number in attempt.stopped:
+        # It has been let run in between, as programs that limit the CPU do: count from now.
+        attempt.stopped[number] = now_s
+    return rank.progress_s
+
+
+def _note_stop(attempt: Attempt, number: int, process_state: str, at_s: float) -> None:
+    """Keep `attempt.stopped`; what is told late says nothing about later."""
+    if process_state in _STOPPED:
+        attempt.stopped.setdefault(number, at_s)
+    elif attempt.stopped.get(number, at_s) < at_s:
+        del attempt.stopped[number]
+
+
+def _advanced(state: State, at_s: float, now_s: float) -> list[Action]:
+    """The job has got somewhere: learn the gap, book the time."""
+    attempt = attempt_of(state)
+    if state.phase is not Phase.RUNNING:
+        return []  # what ranks still do while they are being stopped
+    attempt.gap_s = at_s - silence_began_s(attempt)
+    attempt.advances += 1
+    if attempt.has_progress and not attempt.stopped:
+        state.gaps.add(attempt.gap_s, at_s)
+    attempt.has_progress = True
+    attempt.progress_s = max(attempt.progress_s, at_s)
+    use = TRAINING if attempt.step > state.best_step or not state.best_step else REDOING
+    if use != state.ledger.use:
+        state.ledger.switch(use, now_s)
+    return close_recovered(state, now_s) if state.open_incidents else []
