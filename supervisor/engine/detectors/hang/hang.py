@@ -43,7 +43,6 @@ _CAUSE = {
     RankActivity.SPINNING: ("rank_spinning", 0.85),
 }
 
-
 _STILL = frozenset({RankActivity.IO_BLOCKED, RankActivity.DATA, RankActivity.IDLE, RankActivity.UNSEEN})
 _LONG_WORK = frozenset(
     {RankActivity.IO_BLOCKED, RankActivity.IDLE, RankActivity.UNSEEN, RankActivity.SPINNING, RankActivity.GIL_HELD}
