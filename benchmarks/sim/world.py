@@ -78,7 +78,6 @@ class World:
         self.settings = ev.Settings(
             max_restarts=parameters.max_restarts,
             max_no_progress=parameters.max_no_progress,
-            groups_losses=True,
             isolate_lost_s=FleetTable().isolate_lost_s,
         )
         self.incidents: dict[str, ac.Incident] = {}
@@ -281,6 +280,8 @@ class World:
         if any(not node.is_heard for node in nodes):
             attempt.fail(self.now_s)
             return
+        if action.checkpoint is not None:
+            self.feed(ev.CheckpointOpened(attempt=action.attempt, path=action.checkpoint.path))
         self._watch(attempt)
 
     def _patience_s(self, node: Node) -> float:
@@ -333,11 +334,9 @@ class World:
             self.saved_step = max(self.saved_step, attempt.training.saved_step)
 
     def _report(self, attempt: Attempt) -> None:
-        """One rank of a node that is heard stands for all: they are in step."""
         if self.attempt is not attempt or attempt.failed_s is not None or attempt.stop_s is not None:
             return
-        told = attempt.report(self.now_s)
-        if told is not None:
+        for told in attempt.report(self.now_s):
             self.feed(told)
 
     def _stop(self, action: ac.StopAttempt) -> None:

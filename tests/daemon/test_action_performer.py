@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from guardrun.supervisor.daemon.action_performer import KEEP_LOOKS, Performer, prune_looks
+from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.report.elements import html_page
 
@@ -37,7 +38,7 @@ def test_templates_are_loaded_before_an_incident_is_there(action: ac.Action, tmp
     unused: Any = SimpleNamespace(ask=None, seek=None)
     context: Any = SimpleNamespace(
         run_dir=tmp_path,
-        engine=SimpleNamespace(state=SimpleNamespace(suspicion=None)),
+        engine=Engine(),
         scribe=SimpleNamespace(put=lambda work: True),
         fleet=SimpleNamespace(look=ordered.append, read_exits=ordered.append),
         drains=unused,

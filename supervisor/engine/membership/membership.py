@@ -100,8 +100,7 @@ def on_node_contact_restored(state: State, event: ev.NodeContactRestored, now_s:
 
 
 def _hear_again(state: State, fleet: Fleet, member: Member, now_s: float) -> list[Action]:
-    if state.settings.groups_losses:
-        partition.forgive(fleet, state.node, member, now_s)
+    partition.forgive(fleet, state.node, member, now_s)
     actions = unreachable.regain(member, now_s)
     fleet.stand(member, Standing.READY)
     member.since_s = now_s
@@ -139,7 +138,7 @@ def due_s(state: State) -> float | None:
     if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
         return None
     times = [_lost_s(state, fleet.members[node]) for node in fleet.quiet]
-    if state.settings.groups_losses and (lost_s := partition.due_s(times)) is not None:
+    if (lost_s := partition.due_s(times)) is not None:
         times = [lost_s]
     times += [state.last_s for node in fleet.quiet if _is_only_missed(state, fleet.members[node])]
     if (check_s := node_checks.due_s(state)) is not None:
@@ -164,7 +163,7 @@ def _lost_s(state: State, member: Member) -> float:
     attempt = state.attempt
     if attempt is None or state.phase is not Phase.RUNNING or not trains(state, member):
         return at_s
-    if state.settings.ends_alone and member.node not in attempt.tied:
+    if member.node not in attempt.tied:
         return at_s  # the others' progress says nothing of its ranks, and without contact it has ended them
     # Ranks that advance together all live; only once they have stood still, it may be this node.
     still_s = min(patience_s, DROPPED_S)
@@ -178,7 +177,7 @@ def _is_only_missed(state: State, member: Member) -> bool:
     attempt = state.attempt
     if attempt is None or state.phase is not Phase.RUNNING or not member.is_placed:
         return False
-    if state.settings.ends_alone and member.node not in attempt.tied:
+    if member.node not in attempt.tied:
         return False
     return unreachable.is_all(member, attempt.progress_s, max(_patience_s(state), STILL * state.gaps.typical_s))
 
@@ -194,14 +193,9 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     fleet = state.fleet
     if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
         return []
-    actions = awaited_nodes.on_tick(state, now_s)
-    if state.settings.groups_losses:
-        actions += _give_up_together(state, fleet, now_s)
+    actions = awaited_nodes.on_tick(state, now_s) + _give_up_together(state, fleet, now_s)
     for member in [fleet.members[node] for node in fleet.quiet]:
-        if not state.settings.groups_losses and now_s >= _lost_s(state, member):
-            _give_up_node(fleet, member, now_s)
-            actions += lose(state, [member], now_s)
-        elif _is_only_missed(state, member):
+        if _is_only_missed(state, member):
             actions += unreachable.miss(member, now_s)
     if (check_s := node_checks.due_s(state)) is not None and now_s >= check_s:
         actions += give_up_check(state, f"no answer for {now_s - state.ordered_s:.0f} s", now_s)

@@ -64,8 +64,6 @@ def lost_meanwhile(state: State, now_s: float) -> list[Action]:
     gone = (Standing.LOST, Standing.LEFT, Standing.OUT)
     members = [fleet.members[node] for node in fleet.placed] if fleet is not None else []
     lost = [member for member in members if member.standing in gone]
-    if not state.settings.groups_losses:
-        lost = lost[:1]
     return lose(state, lost, now_s) if lost else []
 
 
@@ -81,8 +79,6 @@ def _ranks_of(attempt: Attempt, node: str) -> list[int]:
 def _mark_cut(state: State, fleet: Fleet, members: list[Member]) -> list[str]:
     """Nodes of which it cannot be told whether they, or the head, are cut off: these, and those silent with them."""
     cut: dict[str, None] = {}
-    if not state.settings.groups_losses:
-        return []
     for member in members:
         if member.standing is Standing.LOST and member.node not in cut:
             cut |= dict.fromkeys(partition.cut_off(fleet, state.node, member.since_s))
@@ -102,10 +98,9 @@ def _tell_lost(state: State, attempt: Attempt, members: list[Member], now_s: flo
         "silent_s": round(now_s - onset_s, 1),
         "connection_closed": all(member.is_dropped for member in members),
         "place": f"node_lost {', '.join(nodes)}",
+        "nodes": nodes,
+        "lost": [_silence(member, now_s) for member in members[:MAX_LISTED]],
     }
-    if state.settings.groups_losses:
-        evidence["nodes"] = nodes
-        evidence["lost"] = [_silence(member, now_s) for member in members[:MAX_LISTED]]
     ranks = sorted(number for node in nodes for number in _ranks_of(attempt, node))
     held = not state.settings.act or state.is_held
     action = "isolate_node" if len(members) <= MANY else "restart"
@@ -114,7 +109,7 @@ def _tell_lost(state: State, attempt: Attempt, members: list[Member], now_s: flo
         cause="node_lost",
         confidence=CONFIDENCE,
         summary=_summary_of_one(first, ranks) if len(members) == 1 else _summary(nodes, ranks, evidence["lost"]),
-        culprits=_culprits(state, attempt, nodes) if state.settings.groups_losses else ranks,
+        culprits=_culprits(state, attempt, nodes),
         onset_s=onset_s,
         evidence=evidence,
         advice=ADVICE if len(members) > 1 else "",
@@ -156,7 +151,7 @@ def _lose_too(state: State, attempt: Attempt, members: list[Member], cut: list[s
     incident = state.incidents[state.verdict_incident]
     unreached = set(incident.evidence.get("unreached", []))
     # Of another cause, somebody has been blamed already, maybe for what these nodes did to them.
-    is_theirs = state.settings.groups_losses and incident.cause == "node_lost" and not unreached
+    is_theirs = incident.cause == "node_lost" and not unreached
     until_s = incident.detected_s + partition.TOGETHER_S
     more = [m for m in members if is_theirs and m.node not in cut and m.since_s <= until_s]
     actions: list[Action] = [

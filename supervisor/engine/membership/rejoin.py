@@ -11,8 +11,6 @@ from guardrun.supervisor.engine.state.state import State
 
 def take_back(state: State, member: Member) -> list[Action]:
     """What follows for its isolation from a node's being heard. A person's word is needed for what has been done."""
-    if not state.settings.groups_losses:
-        return []
     member.is_cut = False
     watch, node = state.nodes, member.node
     incident = state.incidents.get(watch.unsettled.get(node, ""))

@@ -119,7 +119,7 @@ def evict(state: State, incident: Incident, now_s: float) -> list[Action]:
             fleet.stand(member, Standing.OUT)
             member.since_s = now_s
             member.why = f"incident {told}: {why or state.incidents[told].cause}"
-        is_back = state.settings.groups_losses and member.standing is Standing.READY and not member.incident
+        is_back = member.standing is Standing.READY and not member.incident
         is_spared = is_back and incident.cause == "node_lost" and bool(state.settings.isolate_lost_s)
         if (name == node and not is_back) or (told == incident.id and not is_spared):
             actions.append(change(state, incident.id, action="isolate_node"))

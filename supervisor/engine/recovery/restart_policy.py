@@ -104,7 +104,7 @@ def _why_not(state: State, incident: Incident, is_same: bool) -> tuple[str, bool
         if is_same and incident.cause == "exit_code":
             if _has_ended_at_once(state):
                 why = why or "it ended so at once, twice, without a step"
-            elif state.settings.minds_codes and attempt.step:
+            elif attempt.step:
                 why = why or "it ended itself so at the same step twice"
         if why and not node_install_fault.node_to_swap(state, incident):
             return node_install_fault.why_given_up(state, incident, why), False

@@ -232,7 +232,9 @@ def test_a_guardrun_that_was_stopped_is_missing_in_the_attempt_that_it_was_to_st
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_what_others_do_says_nothing_of_a_node_that_has_no_part_in_it(told: Told, is_tied: bool) -> None:
     """It has ended its ranks by then: nothing tells it that the next attempt has not begun."""
-    running(told, ends_alone=True)
+    told.fleet_opened(2, 1)
+    told.fleet_started(1.0)
+    told.step(10, 2.0, range(2))
     report = ev.RankReport(global_rank=2, progress_s=2.5, progress=9, step=1, joint=7 if is_tied else 0)
     told.tell(ev.NodeReport(node="n1", attempt=0, ranks=[report]), 2.6)
     told.tell(ev.NodeSuspected(node="n1", since_s=3.0), 8.0)
