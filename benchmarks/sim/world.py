@@ -26,7 +26,7 @@ from benchmarks.sim.nodes import Node
 from benchmarks.sim.parameters import Parameters
 from guardrun.supervisor.config.tables import FleetTable
 from guardrun.supervisor.engine.engine import Engine
-from guardrun.supervisor.engine.membership.membership import DROPPED_S
+from guardrun.supervisor.engine.membership.node_silence import silence_limit_s
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
@@ -283,7 +283,7 @@ class World:
         self._watch(attempt)
 
     def _patience_s(self, node: Node) -> float:
-        return (DROPPED_S if node.is_closed else self.settings.lost_s) + SETTLE_S
+        return silence_limit_s(self.settings.lost_s, is_dropped=node.is_closed) + SETTLE_S
 
     def _watch(self, attempt: Attempt) -> None:
         """Its ranks report how far they are in starting, then every step; bad nodes fail again."""

@@ -11,7 +11,7 @@ from guardrun.supervisor.engine.detectors.failure.rank_failure import (
 )
 from guardrun.supervisor.engine.detectors.hang import stalls
 from guardrun.supervisor.engine.failures.root_cause import blame
-from guardrun.supervisor.engine.membership.membership import launch
+from guardrun.supervisor.engine.membership.formation import launch
 from guardrun.supervisor.engine.membership.node_failure import lost_meanwhile
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action, Say, StopAttempt

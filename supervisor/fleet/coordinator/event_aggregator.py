@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from guardrun.supervisor.collect.ranks.look import limit_s
-from guardrun.supervisor.engine.membership.membership import DROPPED_S
+from guardrun.supervisor.engine.membership.node_silence import silence_limit_s
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import Reading
@@ -376,8 +376,9 @@ class EventAggregator:
         if node not in self._silent:
             return node not in self._heard_s
         if closed_s := self._silent[node]:
-            return now_s >= closed_s + min(DROPPED_S, self._lost_s) + SETTLE_S
-        return now_s >= self._heard_s.get(node, now_s) + self._lost_s + SETTLE_S
+            return now_s >= closed_s + silence_limit_s(self._lost_s, is_dropped=True) + SETTLE_S
+        heard_s = self._heard_s.get(node, now_s)
+        return now_s >= heard_s + silence_limit_s(self._lost_s, is_dropped=False) + SETTLE_S
 
     def _try_over(self, current: _Attempt, now_s: float) -> list[ev.Event]:
         """Nothing of the attempt is alive on any node, as far as that can be known."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.engine.membership.membership import DROPPED_S
+from guardrun.supervisor.engine.membership.node_silence import DROPPED_S
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook, Reading

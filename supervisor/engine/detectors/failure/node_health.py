@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from guardrun.supervisor.engine.incidents.sentences import seconds_text, who
-from guardrun.supervisor.engine.membership.rejoin import still_out
+from guardrun.supervisor.engine.membership.node_contact import still_out
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action, Isolate, Say
 from guardrun.supervisor.engine.model.transitions import Phase

@@ -168,9 +168,8 @@ def deadline_s(state: State) -> float | None:
     if not attempt.alive or state.crash or state.verdict_incident:
         return None
     if state.fleet is not None and state.fleet.silent:
-        return (
-            None  # engine/membership/membership.py decides: what would be seen of its ranks is that they were not seen
-        )
+        # engine/membership/node_silence.py decides: what would be seen of its ranks is that they were not seen.
+        return None
     if state.look_since_s is not None:
         return state.look_since_s + LOOK_TIMEOUT_S
     if state.suspicion:
