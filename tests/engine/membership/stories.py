@@ -73,3 +73,11 @@ def requeue_of(told: Told) -> ac.Requeue:
             if isinstance(action, ac.Requeue):
                 return action
     raise AssertionError("it was not asked for")
+
+
+def running(told: Told, most: int = 2, spares: int = 1, **more: Any) -> Told:
+    """Trains since one second."""
+    told.fleet_opened(most, spares, **more)
+    told.fleet_started(1.0)
+    told.step(10, 2.0)
+    return told

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from guardrun.supervisor.engine.membership.node_failure import MANY
-from guardrun.supervisor.engine.membership.partition import TOGETHER_S, due_s
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
@@ -34,19 +33,6 @@ def settled(told: Told, node: str, how: str = "") -> list[ac.Action]:
 def standings(told: Told) -> dict[str, Standing]:
     assert told.state.fleet is not None
     return {node: member.standing for node, member in told.state.fleet.members.items()}
-
-
-# Which are lost together -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("times", "together_s"),
-    [([], None), ([7.0], 7.0), ([9.0, 7.0], 9.0), ([7.0, 7.0 + TOGETHER_S + 0.1], 7.0), ([3.0, 7.0, 11.0], 7.0)],
-)
-def test_silent_nodes_are_given_up_with_those_that_are_due_soon_after(
-    times: list[float], together_s: float | None
-) -> None:
-    assert due_s(times) == together_s
 
 
 def test_two_that_are_lost_in_one_moment_are_one_incident_and_both_are_isolated(told: Told) -> None:
