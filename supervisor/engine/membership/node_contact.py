@@ -1,7 +1,7 @@
 """Nodes that join, leave, are heard again, or are let in again by a person: how each stands with the job from then on.
 
 A node that was lost and is there again is the next spare: what was to keep it out of what comes is withdrawn, or, where
-it is done, said. One that refuses to start says so before it has joined.
+it is done, said. One that refuses to start says so before it has joined. How an isolation went is noted here, too.
 """
 
 from __future__ import annotations
