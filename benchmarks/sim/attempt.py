@@ -48,6 +48,8 @@ class Attempt:
         """Exit codes of ranks that ended by themselves."""
         self.oom_kills = 0
         self._told_progress = 0
+        self._to_tie = list(self.nodes)
+        """Nodes that have not reported yet that their ranks do collectives with those of others."""
         self._standing: set[str] = set()
         """Nodes that do not run just now; …"""
         self._stood_s = 0.0
@@ -99,10 +101,13 @@ class Attempt:
 
     # As the edge tells it ------------------------------------------------------------------------------------
 
-    def report(self, now_s: float) -> ev.NodeReport | None:
-        """What has changed since the last report; None: nothing, or nobody is heard."""
+    def report(self, now_s: float) -> list[ev.NodeReport]:
+        """What has changed since the last report: one rank of a node that is heard stands for all, they are in step.
+
+        But every node reports its first collectives with others.
+        """
         if self._standing:
-            return None
+            return []
         has_begun = now_s >= self.training.first_s
         if has_begun:
             self.training.advance(now_s)
@@ -110,13 +115,24 @@ class Attempt:
         progress = self._progress if has_begun else 1 + int(PARTS * part + 1e-6)
         teller = next((node for node in self.nodes if node.is_heard), None)
         if progress <= self._told_progress or teller is None:
-            return None
+            return []
         self._told_progress = progress
-        step = self.training.step if has_begun else 0
+        tellers = [teller]
+        if has_begun and self._to_tie:
+            tellers += [node for node in self._to_tie if node.is_heard and node is not teller]
+            self._to_tie = [node for node in self._to_tie if not node.is_heard]
+        return [self._report_of(node, progress, now_s, has_begun=has_begun) for node in tellers]
+
+    def _report_of(self, node: Node, progress: int, now_s: float, *, has_begun: bool) -> ev.NodeReport:
         told = ev.RankReport(
-            global_rank=self.rank_on(teller, 0.0), progress=progress, progress_s=now_s, step=step, heart_s=now_s
+            global_rank=self.rank_on(node, 0.0),
+            progress=progress,
+            progress_s=now_s,
+            step=self.training.step if has_begun else 0,
+            heart_s=now_s,
+            joint=progress if has_begun and len(self.places) > 1 else 0,
         )
-        return ev.NodeReport(node=teller.name, attempt=self.number, ranks=[told])
+        return ev.NodeReport(node=node.name, attempt=self.number, ranks=[told])
 
     def looks(self, now_s: float) -> tuple[list[RankLook], dict[int, str]]:
         """All ranks of nodes that are heard, and why the others are missing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 import re
 from collections.abc import Callable
@@ -25,16 +26,14 @@ from benchmarks.sim.nodes import Node
 from benchmarks.sim.parameters import Parameters
 from guardrun.supervisor.config.tables import FleetTable
 from guardrun.supervisor.engine.engine import Engine
-from guardrun.supervisor.engine.membership.membership import DROPPED_S
+from guardrun.supervisor.engine.membership.node_silence import silence_limit_s
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.state.job_nodes import Standing
+from guardrun.supervisor.fleet.coordinator.event_aggregator import SETTLE_S, SILENT_S
+from guardrun.supervisor.fleet.protocol.lease import ranks_end_s, ranks_gone_s, still_limit_s
 
-SILENT_S = 5.0
-"""As fleet/coordinator/event_aggregator.py has it."""
-SETTLE_S = 2.0
-END_MARGIN_S = 3.0
 DRAINED_S = 0.5
 """A node's isolation is done."""
 KNOWN_S = 3.0
@@ -78,7 +77,6 @@ class World:
         self.settings = ev.Settings(
             max_restarts=parameters.max_restarts,
             max_no_progress=parameters.max_no_progress,
-            groups_losses=True,
             isolate_lost_s=FleetTable().isolate_lost_s,
         )
         self.incidents: dict[str, ac.Incident] = {}
@@ -281,10 +279,12 @@ class World:
         if any(not node.is_heard for node in nodes):
             attempt.fail(self.now_s)
             return
+        if action.checkpoint is not None:
+            self.feed(ev.CheckpointOpened(attempt=action.attempt, path=action.checkpoint.path))
         self._watch(attempt)
 
     def _patience_s(self, node: Node) -> float:
-        return (DROPPED_S if node.is_closed else self.settings.lost_s) + SETTLE_S
+        return silence_limit_s(self.settings.lost_s, is_dropped=node.is_closed) + SETTLE_S
 
     def _watch(self, attempt: Attempt) -> None:
         """Its ranks report how far they are in starting, then every step; bad nodes fail again."""
@@ -333,11 +333,9 @@ class World:
             self.saved_step = max(self.saved_step, attempt.training.saved_step)
 
     def _report(self, attempt: Attempt) -> None:
-        """One rank of a node that is heard stands for all: they are in step."""
         if self.attempt is not attempt or attempt.failed_s is not None or attempt.stop_s is not None:
             return
-        told = attempt.report(self.now_s)
-        if told is not None:
+        for told in attempt.report(self.now_s):
             self.feed(told)
 
     def _stop(self, action: ac.StopAttempt) -> None:
@@ -352,8 +350,16 @@ class World:
         self._book(use.DETECTING)
         attempt.stop_s = self.now_s
         over_s = self.now_s + self.random.uniform(2.0, action.grace_s + 2.0)
-        term_s = self.settings.term_s + END_MARGIN_S
-        gone = [max(node.heard_s, self.now_s) + term_s for node in attempt.nodes if not node.is_heard]
+        self._end(attempt, over_s)
+
+    def _end(self, attempt: Attempt, over_s: float) -> None:
+        """Once all that are heard have ended their ranks, at over_s, and all others must have."""
+        still_s = still_limit_s(self.parameters.step_s)
+        gone = [
+            ranks_gone_s(node.heard_s, over_s, term_s=self.settings.term_s, still_s=still_s)
+            for node in attempt.nodes
+            if not node.is_heard
+        ]
         self.at(max([over_s, *gone]), lambda: self._stopped(attempt))
 
     def _stopped(self, attempt: Attempt) -> None:
@@ -388,7 +394,8 @@ class World:
         if node not in self.allocation:
             return
         attempt = self.attempt
-        is_new = node.has_died or self.now_s > node.heard_s + self.settings.term_s
+        end_s = ranks_end_s(node.heard_s, -math.inf, term_s=self.settings.term_s, still_s=0.0)
+        is_new = node.has_died or self.now_s > end_s
         trains = attempt is not None and attempt.failed_s is None and node in attempt.nodes and not node.has_died
         node.has_died = False
         if trains or not is_new:

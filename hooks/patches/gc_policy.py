@@ -1,7 +1,7 @@
 """`[gc] policy = "freeze"`: collections at the same step on all ranks, instead of whenever a rank's own counters say.
 
 An automatic collection comes when a process has allocated enough, so each rank pays at a step of its own, and every
-rank that shares a collective with it pays as well. Under this policy a rank collects after its first `warmup_steps`
+rank that shares a collective with it pays as well. Under this policy a rank collects after its first WARMUP_STEPS
 steps, sets aside all that is alive then (gc.freeze: the model, the modules, the dataset; a collection after it looks
 only at what has come since), turns automatic collection off, and collects every `every_steps` steps: what is young, and
 each FULL_EVERY-th time all that is not frozen, so that what a script keeps is not looked at over and over.
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from guardrun.hooks.rank.rank import Rank
 
 FREEZE = "freeze"
+WARMUP_STEPS = 5
+"""By then lazy imports, compiled code and the optimizer's state are there to be frozen."""
 FULL_EVERY = 10
 """Of the collections at common steps, one so often is a full one. The others look at generations 0 and 1: what has been
 allocated since the last, and that is where a training step's garbage is."""
@@ -48,10 +50,10 @@ def start(rank: Rank) -> None:
     table = rank.settings.get("gc")
     if not isinstance(table, dict) or table.get("policy") != FREEZE:
         return
-    warmup, every = int(table["warmup_steps"]), int(table["every_steps"])
-    if warmup < 1 or every < 1:
-        raise ValueError(f"gc policy: {warmup} warm-up steps, every {every} steps")
-    policy = Policy(rank, warmup, every)
+    every = int(table["every_steps"])
+    if every < 1:
+        raise ValueError(f"gc policy: every {every} steps")
+    policy = Policy(rank, every)
     rank.gc_policy = policy
     gc.callbacks.append(policy.on_collection)
 
@@ -59,12 +61,12 @@ def start(rank: Rank) -> None:
 class Policy:
     """One rank's collector, while the script leaves it to us."""
 
-    def __init__(self, rank: Rank, warmup_steps: int, every_steps: int) -> None:
+    def __init__(self, rank: Rank, every_steps: int) -> None:
         self._rank = rank
         self._every = every_steps
         self._threshold = gc.get_threshold()
         self._steps = 0
-        self._due = warmup_steps
+        self._due = WARMUP_STEPS
         self._first = 0
         """The step at which it began."""
         self._last_ns = 0

@@ -32,7 +32,7 @@ from guardrun.launcher.creation.run_ownership import (
 from guardrun.supervisor.base.own_files import NotOwnError, keeps_modes, make_folders, open_folder
 from guardrun.supervisor.base.redaction import redact_argv, redact_values
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.rundir.journal_end import Began, read_began, read_last_second
+from guardrun.supervisor.rundir.journal_end import Began, read_began, read_end, read_last_second
 from guardrun.supervisor.rundir.run_directory import (
     RUN_FILE,
     RunFile,
@@ -294,10 +294,12 @@ def _read_journals_outcome(path: Path) -> tuple[str, bool]:
     from guardrun.supervisor.rundir.journal import recover
 
     try:
-        state = recover(path)[0].state
-    except (OSError, msgspec.MsgspecError):  # it cannot be read, or another version's engine wrote its snapshot
+        engine, result = recover(path)
+    except (OSError, msgspec.MsgspecError):  # it cannot be read
         return "", False
-    return outcome_so_far(state), state.may_go_on
+    if result.is_other:
+        return read_end(path)
+    return outcome_so_far(engine.state), engine.state.may_go_on
 
 
 def _read_before(path: Path) -> tuple[RunFile | None, str]:

@@ -32,6 +32,13 @@ OTHER_FLAGS = {
 }
 """Flags that stand for a key without bearing its name: torchrun's own, and a short one."""
 
+GONE = {
+    r"hang\.\w+\.patience\.s": 'hang.sensitivity ("eager", "normal" or "patient") and hang.scale have taken its place',
+    r"hang\.look\.(gap|every)\.s": "it is gone, as looks follow hang.floor_s",
+    r"gc\.warmup\.steps": "it is gone: the warm-up is five steps",
+}
+"""Keys that there were, as dotted words, and what is to be known of each."""
+
 VARIABLES = {f"{PREFIX}{table}_{key}".upper(): (table, key) for table, keys in KEYS.items() for key in keys}
 FLAGS = {f"{FLAG_PREFIX}{table}-{key}".replace("_", "-"): (table, key) for table, keys in KEYS.items() for key in keys}
 
@@ -217,9 +224,8 @@ def _unknown_table(prefix: str, table: str, value: Any) -> str:
 
 def _replaced(name: str) -> str:
     """What has taken the place of a key, variable or flag that there is no more."""
-    if re.search(r"\bhang\W\w+\Wpatience\Ws$", re.sub(r"\W|_", ".", name.lower())):
-        return '; hang.sensitivity ("eager", "normal" or "patient") and hang.scale have taken its place'
-    return ""
+    words = re.sub(r"\W|_", ".", name.lower())
+    return next((f"; {what}" for pattern, what in GONE.items() if re.search(rf"\b{pattern}$", words)), "")
 
 
 def _elsewhere(key: str) -> str:

@@ -38,6 +38,8 @@ FormatName = Literal[
 
 _ENGINE = Settings()
 """The engine's own defaults: written once, there."""
+LEAST_GAP_S = 0.5
+"""Between two looks, however low the floor is."""
 
 
 class ConfigError(Exception):
@@ -94,19 +96,16 @@ class HangTable(_Table, frozen=True, kw_only=True):
     tell_s: PositiveSeconds = 15.0
     scale: PositiveSeconds = 1.0
     """Of every time in that column but those with proof: drills need not wait for minutes."""
-    look_gap_s: PositiveSeconds = _ENGINE.look_gap_s
-    look_every_s: PositiveSeconds = _ENGINE.look_every_s
 
     def settings(self) -> dict[str, Any]:
-        """What of it the engine decides by."""
+        """What of it the engine decides by. Whoever has lowered the floor is looked for sooner as well."""
         return {
             "floor_s": self.floor_s,
             "hard_timeout_s": self.hard_timeout_s,
             "tell_s": self.tell_s,
-            "look_gap_s": self.look_gap_s,
-            "look_every_s": self.look_every_s,
+            "look_gap_s": min(_ENGINE.look_gap_s, max(self.floor_s / 2, LEAST_GAP_S)),
+            "look_every_s": min(_ENGINE.look_every_s, max(self.floor_s, LEAST_GAP_S)),
             "is_sure": self.sensitivity != "eager",
-            "spares_ended": True,
             **patience(self.sensitivity, self.scale),
         }
 
@@ -126,8 +125,6 @@ class GcTable(_Table, frozen=True, kw_only=True):
     policy: Literal["off", "freeze"] = "off"
     """freeze: collect and freeze after the warm-up, then collect at the same step on all ranks
     (hooks/patches/gc_policy.py)."""
-    warmup_steps: Annotated[int, Meta(ge=1)] = 5
-    """By then lazy imports, compiled code and the optimizer's state are there to be frozen."""
     every_steps: Annotated[int, Meta(ge=1)] = 100
     """What is frozen costs nothing more, so that a collection is cheap; and cycles may hold a device's memory."""
 
@@ -271,22 +268,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             last_call_s=self.fleet.last_call_s,
             join_timeout_s=self.fleet.join_timeout_s,
             head_gone_s=self.fleet.head_gone_s,
-            ends_alone=True,
-            groups_losses=True,
-            tells_lacking=True,
             act=self.policy.act,
             responses=self.policy.responses,
             resume_first=self.checkpoint.resume_first,
             resumes=bool(self.checkpoint.resume_args or self.checkpoint.resume_env),
-            minds_resuming=True,
-            minds_codes=True,
             restarts_anyway=self.origins.get("restart.max_restarts") == "--max-restarts",
             grace_s=self.preemption.grace_s,
             term_grace_s=self.preemption.term_grace_s,
             save_before_end_s=self.preemption.save_before_end_s,
             requeue="auto" if self.preemption.requeue == "time_limit" else self.preemption.requeue,
             goes_past_limit=self.preemption.requeue in ("time_limit", "always"),
-            bounds_requeues=True,
             gc_policy=self.gc.policy,
             check_nodes=self.preflight.level,
             **msgspec.structs.asdict(self.slowdown),

@@ -33,7 +33,7 @@ from guardrun.supervisor.engine.recovery.resumption import OPENS
 from guardrun.supervisor.engine.state.job_nodes import Standing
 from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from guardrun.supervisor.report.timeline.timeline import Timeline
-from guardrun.supervisor.rundir.journal import Journal, recover
+from guardrun.supervisor.rundir.journal import Journal, describe_versions, recover
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.resume_protection import ResumeProtection
@@ -335,7 +335,16 @@ class Daemon:
             engine, result = recover(self.node.run_dir, self.timeline.feed)
         except OSError:
             return Engine(), Journal(self.node.run_dir, scribe=self.node.scribe)
-        log.info("recovered", events=result.events, phase=engine.state.phase.value, trouble=result.mismatches[:5])
+        if result.is_other:
+            anew = "it is not replayed, and attempts, incidents and restarts are counted anew"
+            self.node.terminal.say(f"{describe_versions(result.other_version)}: {anew}", "warn")
+        log.info(
+            "recovered",
+            events=result.events,
+            left_out=result.left_out,
+            phase=engine.state.phase.value,
+            trouble=result.mismatches[:5],
+        )
         return engine, Journal(self.node.run_dir, result.last_number + 1, scribe=self.node.scribe)
 
     def _tell_trouble(self) -> None:

@@ -10,7 +10,7 @@ from guardrun.supervisor.engine.detectors.failure.rank_failure import (
     open_crash,
 )
 from guardrun.supervisor.engine.failures.root_cause import blame
-from guardrun.supervisor.engine.membership.membership import launch
+from guardrun.supervisor.engine.membership.formation import launch
 from guardrun.supervisor.engine.membership.node_failure import lost_meanwhile
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action

@@ -20,7 +20,7 @@ import msgspec
 
 from guardrun.supervisor.engine import attempts, progress
 from guardrun.supervisor.engine.detectors.failure import rank_failure
-from guardrun.supervisor.engine.membership import join_rejection, membership, node_checks, released_nodes
+from guardrun.supervisor.engine.membership import formation, node_checks, node_contact, node_silence
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action, FinishRun, Isolate, ReadExits
 from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING
@@ -102,7 +102,7 @@ class Engine:
 
     def next_deadline_s(self) -> float | None:
         """When tick next has something to do; None while only events matter."""
-        times = [rank_failure.due_s(self.state), launcher_orders.due_s(self.state), membership.due_s(self.state)]
+        times = [rank_failure.due_s(self.state), launcher_orders.due_s(self.state), node_silence.due_s(self.state)]
         times.append(preemption.due_s(self.state))
         if self.state.phase is Phase.RUNNING:
             times += [self.state.detectors.hang.next_deadline_s(self.state), resumption.due_s(self.state)]
@@ -134,7 +134,7 @@ def _on_run_opened(state: State, event: ev.RunOpened, now_s: float) -> list[Acti
         return [announce(f"{said}, if there is one", level="warn"), *launcher_orders.choose(state, now_s)]
     if event.settings.resume_first:
         return launcher_orders.choose(state, now_s)
-    return membership.launch(state, now_s)
+    return formation.launch(state, now_s)
 
 
 def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> list[Action]:
@@ -166,13 +166,13 @@ def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s:
     """Ask again for whatever was under way: its answer went to the supervisor that died."""
     actions = launcher_orders.order_again(state, now_s) + preemption.order_again(state, now_s)
     if state.phase is Phase.CHECKING:
-        actions += membership.give_up_check(state, "the supervisor was started anew", now_s)
+        actions += formation.give_up_check(state, "the supervisor was started anew", now_s)
     if state.crash is not None and state.crash.is_asked and state.attempt:
         state.crash.decide_by_s = now_s
         actions.append(ReadExits(attempt=state.attempt.number))
     actions += eviction.isolate_again(state, now_s)
     if state.fleet is not None:
-        membership.forgive_silence(state.fleet, now_s)
+        node_silence.forgive_silence(state.fleet, now_s)
     if state.phase is Phase.ENDED:
         actions.append(FinishRun(exit_code=state.exit_code, summary=summary(state, now_s)))
     return actions
@@ -208,7 +208,7 @@ def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
 
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
     actions = (
-        rank_failure.on_tick(state, now_s) + launcher_orders.on_tick(state, now_s) + membership.on_tick(state, now_s)
+        rank_failure.on_tick(state, now_s) + launcher_orders.on_tick(state, now_s) + node_silence.on_tick(state, now_s)
     )
     actions += preemption.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
@@ -249,7 +249,7 @@ def _on_hooks_missing(state: State, event: ev.HooksMissing, now_s: float) -> lis
 
 def _on_requeued(state: State, event: ev.Requeued, now_s: float) -> list[Action]:
     if state.phase is Phase.GATHERING:
-        return membership.on_requeued(state, event, now_s)
+        return formation.on_requeued(state, event, now_s)
     return requeue.on_requeued(state, event, now_s)
 
 
@@ -264,15 +264,15 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_saved": _on_checkpoint_saved,
     "on_checkpoint_opened": _on_checkpoint_opened,
     "on_history_loaded": incidents.on_history_loaded,
-    "on_not_isolated": released_nodes.on_not_isolated,
-    "on_isolation_settled": released_nodes.on_isolation_settled,
-    "on_node_released": released_nodes.on_node_released,
-    "on_node_joined": membership.on_node_joined,
-    "on_node_suspected": membership.on_node_suspected,
-    "on_node_contact_restored": membership.on_node_contact_restored,
-    "on_node_left": membership.on_node_left,
-    "on_node_absent": join_rejection.on_node_absent,
-    "on_nodes_checked": membership.on_nodes_checked,
+    "on_not_isolated": node_contact.on_not_isolated,
+    "on_isolation_settled": node_contact.on_isolation_settled,
+    "on_node_released": node_contact.on_node_released,
+    "on_node_joined": node_contact.on_node_joined,
+    "on_node_suspected": node_silence.on_node_suspected,
+    "on_node_contact_restored": node_contact.on_node_contact_restored,
+    "on_node_left": node_contact.on_node_left,
+    "on_node_absent": node_contact.on_node_absent,
+    "on_nodes_checked": formation.on_nodes_checked,
     "on_preemption_noticed": preemption.on_preemption_noticed,
     "on_scheduler_status_changed": preemption.on_scheduler_status_changed,
     "on_checkpoint_asked": preemption.on_checkpoint_asked,

@@ -56,7 +56,7 @@ def _take_report(attempt: Attempt, rank: RankState, report: ev.RankReport, now_s
         else:
             attempt.waiting.pop(number, None)
     if report.joint:
-        attempt.tied.add(rank.rank.node)
+        attempt.tied[rank.rank.node] = None
     rank.milestones, rank.is_save_held = report.milestones, report.is_save_held
     rank.phase = report.phase
     rank.step = max(rank.step, report.step)

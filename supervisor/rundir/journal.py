@@ -1,9 +1,12 @@
 """The journal: events.jsonl, every event that the engine acted on with the actions that it caused.
 
-A line is {"n": number, "t": engine's seconds, "wall": UTC time, "event": {...}, "actions": [...]}. An event that made
-the engine raise has "error" instead of actions and is set aside on replay, so that it cannot kill twice. When
-the file has grown past a limit it becomes events.jsonl.1 (and .1 becomes .2, …), and the new one begins with a line
-{"n", "t", "snapshot": state}: each file can be replayed by itself, and disk use is bounded.
+A line is {"v": version, "n": number, "t": engine's seconds, "wall": UTC time, "event": {...}, "actions": [...]}. An
+event that made the engine raise has "error" instead of actions and is set aside on replay, so that it cannot kill
+twice. When the file has grown past a limit it becomes events.jsonl.1 (and .1 becomes .2, …), and the new one begins
+with a line {"v", "n", "t", "snapshot": state}: each file can be replayed by itself, and disk use is bounded.
+
+Only lines of this JOURNAL_VERSION are replayed: another version's engine would decide otherwise on them, or not know
+what they mean. Whoever goes on behind such lines begins with a new engine, as where the journal was lost.
 """
 
 from __future__ import annotations
@@ -26,12 +29,17 @@ from guardrun.supervisor.rundir.journal_end import JOURNAL, KEPT
 
 NAME, KEEP = JOURNAL, KEPT
 ROTATE_BYTES = 32 * 1024 * 1024
+JOURNAL_VERSION = 1
+"""To be raised by one whenever the engine would decide otherwise on a journal of today, or could not read it."""
+NO_VERSION = 0
+"""Of lines that have none, from before there were any."""
 DOES_NOT_ANSWER = "its file system does not answer"
 
 
 class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One line of the journal."""
 
+    v: int = NO_VERSION
     n: int
     t: float
     wall: str = ""
@@ -41,7 +49,16 @@ class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
     snapshot: dict[str, Any] | None = None
 
 
+class _Envelope(msgspec.Struct, kw_only=True):
+    """What lines of all versions have in common."""
+
+    v: int = NO_VERSION
+    n: int
+    t: float
+
+
 _DECODER = msgspec.json.Decoder(Line)
+_ENVELOPE_DECODER = msgspec.json.Decoder(_Envelope)
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -73,20 +90,22 @@ class Journal:
 
     def append(self, event: Event, actions: list[Action], now_s: float) -> None:
         """Note what an event caused. Never raises."""
-        self._write(Line(n=self._number, t=round(now_s, 6), wall=_wall(), event=event, actions=actions))
+        self._write(self._line(now_s, event=event, actions=actions))
 
     def append_error(self, event: Event, error: str, now_s: float) -> None:
         """Note an event that made the engine raise."""
-        self._write(Line(n=self._number, t=round(now_s, 6), wall=_wall(), event=event, error=error[-4000:]))
+        self._write(self._line(now_s, event=event, error=error[-4000:]))
 
     def rotate_if_large(self, engine: Engine) -> None:
         """Begin a new file with a snapshot where this one has grown past the limit. Never raises."""
         if self._size_bytes < self._rotate_bytes:
             return
-        snapshot = msgspec.json.decode(engine.snapshot())
-        line = Line(n=self._number, t=engine.last_s, wall=_wall(), snapshot=snapshot)
+        line = self._line(engine.last_s, snapshot=msgspec.json.decode(engine.snapshot()))
         self._number += 1
         self._do(lambda: self._rotate(line))
+
+    def _line(self, now_s: float, **content: Any) -> Line:
+        return Line(v=JOURNAL_VERSION, n=self._number, t=round(now_s, 6), wall=_wall(), **content)
 
     def _rotate(self, first: Line) -> None:
         try:
@@ -158,6 +177,12 @@ class ReplayResult(msgspec.Struct, kw_only=True):
     mismatches: list[str] = []
     set_aside: int = 0
     """Events that had made the engine raise, and lines that are no JSON of ours (torn by a kill)."""
+    left_out: int = 0
+    """Lines of other versions."""
+    other_version: int = JOURNAL_VERSION
+    """Of the last of those."""
+    is_other: bool = False
+    """The last line is one of them: the engine knows nothing of the run."""
     last_number: int = -1
     last_s: float = 0.0
 
@@ -174,35 +199,53 @@ def read_lines(run_dir: Path, *, with_rotated: bool = False) -> Iterator[Line | 
             for data in file:
                 if not data.strip():
                     continue
-                try:
-                    yield _DECODER.decode(data)
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    yield None
+                yield _parse_line(data)
+
+
+def _parse_line(data: bytes) -> Line | None:
+    """A line; of another version at least its number, time and version, whatever else it has."""
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        told = _ENVELOPE_DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return None if told.v == JOURNAL_VERSION else Line(v=told.v, n=told.n, t=told.t)
+
+
+def describe_versions(other: int) -> str:
+    """Half a sentence on a journal that is not replayed."""
+    theirs = f"has version {other}" if other != NO_VERSION else "has no version"
+    return f"the journal {theirs}, and this guardrun reads version {JOURNAL_VERSION}"
 
 
 Watch = Callable[[Event, float], object]
 """Called with each event of a journal and its time, before the engine is."""
 
 
-def recover(run_dir: Path, watch: Watch | None = None, *, with_rotated: bool = False) -> tuple[Engine, ReplayResult]:
+def recover(
+    run_dir: Path, watch: Watch | None = None, *, with_rotated: bool = False, watch_others: bool = False
+) -> tuple[Engine, ReplayResult]:
     """The engine as the journal leaves it. Raises FileNotFoundError.
 
     with_rotated: from the run's beginning as far as it is kept, for the sake of watch, or where its last file was lost
-    or has no beginning.
+    or has no beginning. watch_others: watch is given the events of other versions, too, as far as they can be read.
     """
     if not with_rotated and not _has_beginning(run_dir / NAME) and (run_dir / f"{NAME}.1").exists():
         with_rotated = True
-    return _run(read_lines(run_dir, with_rotated=with_rotated), check=False, watch=watch)
+    lines = read_lines(run_dir, with_rotated=with_rotated)
+    return _run(lines, check=False, watch=watch, watch_others=watch_others)
 
 
 def _has_beginning(path: Path) -> bool:
     """Whether a file of the journal begins with a whole line. Raises OSError where it cannot be read."""
     try:
         with open(open_own(path, is_anybodys=True), "rb") as file:
-            _DECODER.decode(file.readline())
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+            return _parse_line(file.readline()) is not None
+    except FileNotFoundError:
         return False
-    return True
 
 
 def replay(run_dir: Path) -> ReplayResult:
@@ -210,7 +253,9 @@ def replay(run_dir: Path) -> ReplayResult:
     return _run(read_lines(run_dir, with_rotated=True), check=True)[1]
 
 
-def _run(lines: Iterator[Line | None], *, check: bool, watch: Watch | None = None) -> tuple[Engine, ReplayResult]:
+def _run(
+    lines: Iterator[Line | None], *, check: bool, watch: Watch | None = None, watch_others: bool = False
+) -> tuple[Engine, ReplayResult]:
     engine = Engine()
     result = ReplayResult()
     for line in lines:
@@ -218,7 +263,13 @@ def _run(lines: Iterator[Line | None], *, check: bool, watch: Watch | None = Non
             result.set_aside += 1
             continue
         result.last_number, result.last_s = line.n, line.t
-        if line.snapshot is not None:
+        result.is_other = line.v != JOURNAL_VERSION
+        if result.is_other:
+            engine = Engine()  # whoever writes behind it has begun anew
+            result.left_out, result.other_version = result.left_out + 1, line.v
+            if watch_others and watch is not None and line.event is not None:
+                watch(line.event, line.t)
+        elif line.snapshot is not None:
             engine = _from_snapshot(engine, line, result, check)
         elif line.error or line.event is None:
             result.set_aside += 1

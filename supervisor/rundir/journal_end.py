@@ -55,6 +55,32 @@ def read_last_second(run_dir: Path) -> float:
     return 0.0
 
 
+def read_end(run_dir: Path) -> tuple[str, bool]:
+    """How the run ended by what the journal itself says, and whether it may be gone on with all the same.
+
+    Empty where it has no end, or a guardrun went on behind it. For a journal that cannot be replayed.
+    """
+    end = "", False
+    for name in (f"{JOURNAL}.1", JOURNAL):
+        with suppress(OSError), open(open_own(run_dir / name), "rb") as file:
+            for line in file:
+                if b'"finish_run"' in line or b'"run_' in line:
+                    end = parse_end(line, end)
+    return end
+
+
+def parse_end(line: bytes, before: tuple[str, bool]) -> tuple[str, bool]:
+    """The same after one line more."""
+    try:
+        record = json.loads(line)
+        if record["event"]["type"] in ("run_opened", "run_continued"):
+            return "", False
+        summary = next(one["summary"] for one in record["actions"] if one["type"] == "finish_run")
+        return str(summary["outcome"]), summary.get("may_go_on") is True
+    except (ValueError, TypeError, KeyError, AttributeError, StopIteration):
+        return before
+
+
 def read_began(run_dir: Path, now_wall_s: float) -> Began:
     """The same by the journal alone, where run.json was lost; where that has no date, by the oldest file of the run."""
     session, wall_s = 0, None

@@ -14,6 +14,7 @@ from guardrun.supervisor.report.run_summary import write_summary
 from guardrun.supervisor.rundir.journal import NAME, Line
 from tests.cli.conftest import NODE, STATUS, Ctl, make_run, record_journal
 from tests.report.samples import summary, wall
+from tests.support.journals import set_version
 
 EXTRA = {"run_dir", "source", "why", "summary"}
 
@@ -187,6 +188,25 @@ def test_replay_of_other_decisions_fails(ctl: Ctl, recorded: Path) -> None:
     out = ctl("replay", code=1)
     assert "differs: line 2: NodeReport" in out and "StopAttempt" in out
     assert len(ctl.json("replay", code=1)["mismatches"]) == 1
+
+
+@pytest.mark.parametrize(("version", "theirs"), [(0, "has no version"), (9, "has version 9")])
+def test_replay_of_another_versions_journal(ctl: Ctl, recorded: Path, version: int, theirs: str) -> None:
+    set_version(recorded / NAME, version)
+    ctl("replay", code=1)
+    said = f"events.jsonl: the journal {theirs}, and this guardrun reads version 1: replay it with the guardrun that "
+    assert said + "wrote it" in ctl.err
+    assert theirs in ctl.json("replay", code=1)["error"]
+
+
+def test_replay_of_what_was_gone_on_with_by_another_version(ctl: Ctl, recorded: Path) -> None:
+    set_version(recorded / NAME, 9)
+    record_journal(recorded)
+    out = ctl("replay")
+    assert "5 events replayed" in out
+    assert "the journal has version 9, and this guardrun reads version 1: 5 lines are left out" in out
+    data = ctl.json("replay")
+    assert (data["events"], data["left_out"], data["mismatches"]) == (5, 5, [])
 
 
 def test_replay_of_what_is_no_journal(ctl: Ctl, recorded: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from guardrun.supervisor.rundir.journal import NAME
 from tests.cli.conftest import Ctl, FakeSupervisor, make_run, record_journal
 from tests.report.soundness import check
+from tests.support.journals import set_version
 
 
 def test_a_finished_run(ctl: Ctl, recorded: Path) -> None:
@@ -58,6 +59,18 @@ def test_a_run_that_broke_off(ctl: Ctl, recorded: Path) -> None:
     assert "3 lines of the journal are torn" in text
     data = ctl.json("report")
     assert data["attempts"][0]["attempt"] == 0 and data["outcome"] is None
+
+
+def test_a_journal_of_another_version(ctl: Ctl, recorded: Path) -> None:
+    """It is drawn, but nothing is decided by it again."""
+    set_version(recorded / NAME, 9)
+    ctl("report")
+    text = check((recorded / "report.html").read_text())
+    said = "the journal has version 9, and this guardrun reads version 1: 5 lines are not replayed, and what guardrun"
+    assert f"{said} decided is told by summary.json and the incidents alone" in text
+    assert "guardrun gave up at step 80" in text and "001 rank_blocked" in text and "no timeline" not in text
+    (recorded / "summary.json").unlink()
+    assert ctl.json("report")["attempts"] == []
 
 
 def test_a_run_without_a_journal(ctl: Ctl, runs: Path) -> None:

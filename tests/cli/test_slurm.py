@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from guardrun.supervisor.rundir.journal import NAME
 from guardrun.supervisor.rundir.run_directory import write_run_file
-from tests.cli.conftest import NODE, Ctl
+from tests.cli.conftest import NODE, Ctl, record_journal
 from tests.report.samples import run_file
+from tests.support.journals import set_version
 
 JOB = (
     "JobId={job} JobName=train UserId={user}(0) GroupId=root(0) JobState=RUNNING Reason=None Restarts=0 "
@@ -59,3 +61,17 @@ def test_a_run_is_shown_beside_its_own_job_alone(slurm: Path, ctl: Ctl) -> None:
 def test_a_run_that_says_nothing_of_a_job_is_known_by_its_time_and_node(slurm: Path, ctl: Ctl) -> None:
     add_run(slurm, "old", "")
     assert shown(ctl) == {"5": "old", "6": "old", "7": "old"}
+
+
+def test_a_rescue_says_where_a_journal_of_another_version_keeps_the_nodes_to_avoid(
+    slurm: Path, ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_run(slurm, "first", "5")
+    runs = slurm / "guardrun-runs"
+    (runs / "first").chmod(0o700)
+    record_journal(runs / "first")
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    set_version(runs / "first" / NAME, 9)
+    ctl("slurm", "rescue", "first", "--guard-dir", str(runs))
+    said = "the journal has version 9, and this guardrun reads version 1: which nodes the run did without is not known"
+    assert said in ctl.err

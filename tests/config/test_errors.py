@@ -27,6 +27,14 @@ def problems(cwd: Path, text: str = "", *, environ: dict[str, str] | None = None
             'guardrun.toml: unknown key hang.idle_patience_s; hang.sensitivity ("eager", "normal" or "patient") and '
             "hang.scale have taken its place",
         ),
+        (
+            "[hang]\nlook_gap_s = 1",
+            "guardrun.toml: unknown key hang.look_gap_s; it is gone, as looks follow hang.floor_s",
+        ),
+        (
+            "[gc]\nwarmup_steps = 9",
+            "guardrun.toml: unknown key gc.warmup_steps; it is gone: the warm-up is five steps",
+        ),
         ("[hang]\nflor_s = 1", "guardrun.toml: unknown key hang.flor_s; did you mean floor_s?"),
         (
             "[hang]\nmax_restarts = 1",
@@ -41,7 +49,7 @@ def problems(cwd: Path, text: str = "", *, environ: dict[str, str] | None = None
         ("[hang]\nfloor_s = true", "guardrun.toml: hang.floor_s: expected a number, 0 or more, got true"),
         ("[hang]\nfloor_s = nan", "guardrun.toml: hang.floor_s: expected a number, 0 or more, got nan"),
         ("[hang]\nhard_timeout_s = inf", "guardrun.toml: hang.hard_timeout_s: expected a number, 0 or more, got inf"),
-        ("[hang]\nlook_gap_s = 0", "guardrun.toml: hang.look_gap_s: expected a number greater than 0, got 0"),
+        ("[hang]\ntell_s = 0", "guardrun.toml: hang.tell_s: expected a number greater than 0, got 0"),
         (
             "[restart]\nmax_restarts = -1",
             "guardrun.toml: restart.max_restarts: expected a whole number, 0 or more, got -1",
@@ -131,6 +139,17 @@ def test_keys_for_patience_have_gone_and_it_is_said_what_took_their_place(tmp_pa
     variable = "GUARDRUN_HANG_SPIN_PATIENCE_S"
     config = load_config(None, {}, {variable: "20"}, tmp_path, tmp_path / "none")
     assert config.warnings == [f"{variable}: guardrun knows no such environment variable{hint}"]
+
+
+def test_so_have_keys_that_nobody_set(tmp_path: Path) -> None:
+    hint = "; it is gone, as looks follow hang.floor_s"
+    assert problems(tmp_path, "", **{"--guard-hang-look-every-s": 2}) == [
+        f"unknown flag --guard-hang-look-every-s{hint}"
+    ]
+    variable = "GUARDRUN_GC_WARMUP_STEPS"
+    config = load_config(None, {}, {variable: "9"}, tmp_path, tmp_path / "none")
+    gone = "guardrun knows no such environment variable; it is gone: the warm-up is five steps"
+    assert config.warnings == [f"{variable}: {gone}"]
 
 
 def test_syntax_errors_have_their_line(tmp_path: Path) -> None:

@@ -41,19 +41,12 @@ def write(path: Path, text: str) -> Path:
 
 
 AS_NOW: dict[str, Any] = {
-    "ends_alone": True,
-    "groups_losses": True,
-    "tells_lacking": True,
-    "minds_resuming": True,
-    "minds_codes": True,
     "goes_past_limit": False,
-    "bounds_requeues": True,
     "is_sure": True,
-    "spares_ended": True,
     "isolate_lost_s": 90.0,
     **patience("normal"),
 }
-"""What a configuration of today says to an engine that also decides journals from before."""
+"""What a configuration says where the engine's own defaults differ."""
 
 
 def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
@@ -64,7 +57,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "launcher": {"agent": "guardrun", "linger_s": 60.0, "keep_stderr": True},
         "hang": {},
         "policy": {"act": True, "responses": {}},
-        "gc": {"policy": "off", "warmup_steps": 5, "every_steps": 100},
+        "gc": {"policy": "off", "every_steps": 100},
         "slowdown": {"window_s": 20.0},
         "leaks": {"files_window_s": 120.0},
         "node": {"state_dir": "", "shared_dir": "", "trust_jobs": False},
@@ -215,7 +208,7 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
     text = dict.fromkeys(TABLES, "")
     wanted = {}
     for number, field in enumerate(msgspec.structs.fields(Settings), start=1):
-        if field.type not in (int, float) or field.name in patience("normal"):
+        if field.type not in (int, float) or field.name in (*patience("normal"), "look_gap_s", "look_every_s"):
             continue
         tables = [name for name, keys in TABLES.items() if field.name in keys.__struct_fields__]
         assert len(tables) == 1, f"Settings.{field.name} must be a key of that name in one table, not in {tables}"
@@ -231,6 +224,7 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
     settings = load(cwd).settings()
     others: dict[str, Any] = {"act": False, "resume_first": True, "is_torchrun_agent": True, "gc_policy": "freeze"}
     others |= {"check_nodes": Config().preflight.level, **AS_NOW}
+    others |= {"look_gap_s": wanted["floor_s"] / 2, "look_every_s": wanted["floor_s"]}
     assert settings == Settings(**{**others, **wanted}, responses={"gpu_xid_79": "note"})
 
 
@@ -245,9 +239,15 @@ def test_sensitivity_and_scale_say_how_patient_the_engine_is(cwd: Path) -> None:
     assert patient.idle_patience_s > 1e6
     assert patient.stopped_patience_s == normal.stopped_patience_s == 3
     assert settings(sensitivity="eager", scale=0.1).data_patience_s == pytest.approx(6)
-    assert msgspec.structs.replace(eager, tell_s=0.0, spares_ended=False) == Settings(
-        check_nodes="quick", **{**AS_NOW, "is_sure": False, "spares_ended": False, **patience("eager")}
-    ), "eager is what journals from before were decided by"
+    assert msgspec.structs.replace(eager, tell_s=0.0) == Settings(
+        check_nodes="quick", **{**AS_NOW, "is_sure": False, **patience("eager")}
+    ), "eager is what the engine decides by unless it is told"
+
+
+@pytest.mark.parametrize(("floor_s", "gap_s", "every_s"), [(0, 0.5, 0.5), (2, 1, 2), (7, 3, 7), (10, 3, 8), (60, 3, 8)])
+def test_who_lowers_the_floor_is_looked_for_sooner(cwd: Path, floor_s: float, gap_s: float, every_s: float) -> None:
+    settings = load(cwd, flags={"hang.floor_s": floor_s}).settings()
+    assert (settings.look_gap_s, settings.look_every_s) == (gap_s, every_s)
 
 
 def test_a_hard_limit_below_the_floor_warns(cwd: Path) -> None:

@@ -21,11 +21,12 @@ from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.fleet.protocol.messages import Down
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinFile
 from guardrun.supervisor.fleet.transport.link import Body, Head, Link
-from guardrun.supervisor.rundir.journal import Journal, read_lines
+from guardrun.supervisor.rundir.journal import JOURNAL_VERSION, NAME, Journal, read_lines
 from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
 from guardrun.supervisor.wire import control_messages
 from tests.cli.conftest import record_journal
 from tests.report.samples import run_file
+from tests.support.journals import set_version
 
 EARLY = ev.HistoryLoaded(places=[])
 NODE, OTHER = "node-a", "node-b"
@@ -64,6 +65,32 @@ def test_a_run_that_goes_on_is_judged_from_then_on(tmp_path: Path, age_s: float)
         daemon.greeted(HELLO)
         assert daemon.due_s() is not None
     assert told(tmp_path)[len(before) :] == ["RunContinued", "HistoryLoaded"]
+
+
+@pytest.mark.parametrize("version", [0, JOURNAL_VERSION + 1])
+@pytest.mark.parametrize("session", [0, 1])
+def test_a_run_whose_journal_another_version_wrote_is_gone_on_with_as_without_a_journal(
+    tmp_path: Path, version: int, session: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is not replayed. A new guardrun resumes from the newest checkpoint; beside a living one nothing is stopped."""
+    record_journal(tmp_path)
+    set_version(tmp_path / NAME, version)
+    before = told(tmp_path)
+    hello = HELLO if session else msgspec.structs.replace(HELLO, attempt=3)
+    with daemon_of(tmp_path, session=session, clock_base_s=10.0) as daemon:
+        daemon.greeted(hello)
+        phase, following = daemon.engine.state.phase, daemon.engine.state.next_attempt
+    assert told(tmp_path)[len(before) :] == ["RunOpened"]
+    assert (phase, following) == ((Phase.CHOOSING, 0) if session else (Phase.STARTING, 3))
+    lines = [line for line in read_lines(tmp_path) if line is not None]
+    assert [line.n for line in lines] == list(range(len(lines))) and lines[-1].v == JOURNAL_VERSION
+    theirs = f"has version {version}" if version else "has no version"
+    said = f"the journal {theirs}, and this guardrun reads version {JOURNAL_VERSION}: it is not replayed, and "
+    assert said + "attempts, incidents and restarts are counted anew" in capfd.readouterr().err
+
+    with daemon_of(tmp_path, session=session, clock_base_s=10.0) as daemon:
+        assert daemon.engine.state.phase is phase, "the next supervisor goes on from what this one has written"
+    assert "is not replayed" not in capfd.readouterr().err
 
 
 def test_a_new_run_hears_what_came_before_its_launcher(tmp_path: Path) -> None:

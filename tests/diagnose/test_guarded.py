@@ -20,8 +20,6 @@ WATCHED = """
 act = false
 [hang]
 floor_s = 3
-look_gap_s = 1
-look_every_s = 1
 sensitivity = "eager"
 scale = 0.5
 """

@@ -131,10 +131,11 @@ class Told:
         return self
 
     def step(self, step: int, at_s: float, ranks: range | None = None, attempt: int | None = None) -> list[ac.Action]:
-        """Ranks report that they have got to a step."""
+        """Ranks report that they have got to a step; on several nodes they do collectives together."""
         number = attempt if attempt is not None else self.attempt
         world = ranks or range(self.state.world_size)
-        reports = [ev.RankReport(global_rank=n, progress=step, progress_s=at_s, step=step) for n in world]
+        joint = step if self.state.fleet is not None and len(self.state.fleet.placed) > 1 else 0
+        reports = [ev.RankReport(global_rank=n, progress=step, progress_s=at_s, step=step, joint=joint) for n in world]
         return self.tell(ev.NodeReport(node="node-a", attempt=number, ranks=reports), at_s)
 
     @property

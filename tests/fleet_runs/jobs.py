@@ -26,8 +26,6 @@ dir = "out"
 resume_args = ["--resume", "{path}"]
 [hang]
 floor_s = 4
-look_gap_s = 1
-look_every_s = 2
 sensitivity = "eager"
 scale = 0.2
 [restart]

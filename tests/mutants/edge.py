@@ -130,10 +130,10 @@ EDGE: tuple[Mutation, ...] = (
     Mutation(
         name="lease_never_ends",
         file="supervisor/fleet/protocol/lease.py",
-        before="return self._answered_s is not None and now_s < self._answered_s + self.term_s",
-        after="return self._answered_s is not None",
+        before="return max(contact_s + term_s, progress_s + still_s)",
+        after="return math.inf",
         breaks="a node that is cut off trains on beside the next attempt",
-        quick=("tests/fleet/protocol/test_lease.py::test_the_lease_counts_from_the_sending",),
+        quick=("tests/fleet/protocol/test_lease.py::test_ranks_end_without_contact_and_without_progress",),
     ),
     Mutation(
         name="unreadable_record_is_free",

@@ -24,7 +24,7 @@ FUNCTIONS = {
 }  # fmt: skip
 """Names that no function or method has."""
 CLASSES_LEFT = {"Raised", "RankRaised", "Spent", "Told", "_Told", "SilentJudge", "Strip", "_SilentError", "Senses"}
-FUNCTIONS_LEFT = 110
+FUNCTIONS_LEFT = 109
 """What still has one: these classes, and so many functions. Both may only shrink."""
 
 

@@ -11,6 +11,8 @@ from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.rundir import journal as jn
+from guardrun.supervisor.rundir.journal_end import read_end
+from tests.support.journals import set_version
 
 RANKS = [ev.Rank(global_rank=n, local_rank=n, pid=100 + n, node="node-a") for n in range(2)]
 
@@ -117,6 +119,82 @@ def test_a_folder_that_cannot_be_written_costs_the_record_and_nothing_else(tmp_p
     assert journal.dropped == 1
     assert "No such file" in journal.trouble
     journal.close()
+
+
+OTHER_VERSIONS = [jn.NO_VERSION, jn.JOURNAL_VERSION + 1]
+
+
+@pytest.mark.parametrize("version", OTHER_VERSIONS)
+def test_a_journal_of_another_version_is_not_replayed(tmp_path: Path, version: int) -> None:
+    write(tmp_path, story())
+    set_version(tmp_path / jn.NAME, version)
+    engine, result = jn.recover(tmp_path)
+    assert engine.state.phase is Phase.NEW
+    assert (result.is_other, result.other_version, result.left_out) == (True, version, len(story()))
+    assert (result.events, result.mismatches, result.set_aside) == (0, [], 0)
+    assert (result.last_number, result.last_s) == (len(story()) - 1, story()[-1][0]), "its numbers and times go on"
+    replayed = jn.replay(tmp_path)
+    assert (replayed.events, replayed.left_out, replayed.mismatches) == (0, len(story()), [])
+
+
+@pytest.mark.parametrize("version", OTHER_VERSIONS)
+def test_what_is_written_behind_it_is_replayed_by_itself(tmp_path: Path, version: int) -> None:
+    """The guardrun that goes on begins with a new engine, and so does whoever reads it later: an older one, too."""
+    write(tmp_path, story())
+    set_version(tmp_path / jn.NAME, version)
+    engine = write(tmp_path, story()[:-1])
+    recovered, result = jn.recover(tmp_path)
+    assert recovered.snapshot() == engine.snapshot()
+    assert not result.is_other and result.left_out == len(story()) and result.mismatches == []
+    assert jn.replay(tmp_path).events == len(story()) - 1
+
+    for_another = [line for line in (tmp_path / jn.NAME).read_bytes().splitlines(keepends=True) if b'"v":1' in line]
+    (tmp_path / jn.NAME).write_bytes(b"".join(for_another))
+    after = tmp_path / "after"
+    after.mkdir()
+    write(after, story())
+    set_version(after / jn.NAME, version)
+    with open(tmp_path / jn.NAME, "ab") as file:
+        file.write((after / jn.NAME).read_bytes())
+    recovered, result = jn.recover(tmp_path)
+    assert recovered.state.phase is Phase.NEW and result.is_other, "what this one knows of the run is out of date"
+
+
+def test_lines_that_only_another_version_can_read_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / jn.NAME).write_text(
+        '{"v":9,"n":0,"t":1.0,"snapshot":[]}\n'
+        '{"v":9,"n":1,"t":2.0,"event":{"type":"moon_rose"},"actions":[{"type":"howl"}]}\n'
+        '{"v":1,"n":2,"t":3.0,"event":{"type":"moon_rose"}}\n'
+    )
+    lines = list(jn.read_lines(tmp_path))
+    assert [line and (line.v, line.n, line.t) for line in lines] == [(9, 0, 1.0), (9, 1, 2.0), None]
+    _, result = jn.recover(tmp_path)
+    assert (result.left_out, result.other_version, result.set_aside) == (2, 9, 1)
+
+
+def test_events_of_another_version_are_shown_to_who_asks_for_them(tmp_path: Path) -> None:
+    write(tmp_path, story())
+    set_version(tmp_path / jn.NAME, 9)
+    seen: list[ev.Event] = []
+    jn.recover(tmp_path, lambda event, now_s: seen.append(event))
+    assert seen == []
+    jn.recover(tmp_path, lambda event, now_s: seen.append(event), watch_others=True)
+    assert seen == [event for _, event in story()]
+
+
+def test_how_a_run_ended_is_read_without_a_replay(tmp_path: Path) -> None:
+    assert read_end(tmp_path) == ("", False)
+    at_s = story()[-1][0]
+    stopped = ev.StopRequested(signum=2)
+    write(tmp_path, [*story(), (at_s + 1.0, stopped)])
+    assert read_end(tmp_path) == ("interrupted", False)
+    (tmp_path / jn.NAME).rename(tmp_path / f"{jn.NAME}.1")
+    assert read_end(tmp_path) == ("interrupted", False), "the newest file was never written"
+    journal = jn.Journal(tmp_path)
+    continued = ev.RunContinued(settings=ev.Settings(), node="node-a", world_size=2, wall_s=1.0)
+    journal.append(continued, [], at_s + 2.0)
+    journal.close()
+    assert read_end(tmp_path) == ("", False), "a guardrun went on behind it"
 
 
 @pytest.mark.parametrize("newest", [None, b"", b'{"n": 7, "t": 1.0, "snapsh'])

@@ -29,8 +29,6 @@ resume_args = ["--resume", "{path}"]
 QUICK = """
 [hang]
 floor_s = 2
-look_gap_s = 1
-look_every_s = 2
 sensitivity = "eager"
 scale = 0.1
 tell_s = 2

@@ -20,6 +20,7 @@ from tests.runs.runs import QUICK, RESUME, SCRIPTS, EdgeRuns, finish, only, own_
 from tests.support.forkserver import client
 from tests.support.forkserver.alone import make_programs
 from tests.support.guardrun_run import Finished, GuardrunRun
+from tests.support.journals import set_version
 from tests.support.netlab import Namespaces
 from tests.support.real import find_program
 from tests.support.waiting import wait_until
@@ -134,17 +135,24 @@ def test_an_unfinished_run_s_id_continues_it_from_its_newest_checkpoint(edge: Ed
     assert [a["outcome"] for a in second.summary["attempts"]] == ["killed", "interrupted", "finished"]
 
 
-def test_a_run_killed_with_its_guardrun_is_continued_too(edge: EdgeRuns) -> None:
+@pytest.mark.parametrize("is_upgraded", [False, True])
+def test_a_run_killed_with_its_guardrun_is_continued_too(edge: EdgeRuns, is_upgraded: bool) -> None:
+    """By the same guardrun, or by one that does not replay the other's journal."""
     flags = ("--guard-run-id=night",)
     first = edge.start("plain.py", "--steps", "100000", flags=flags)
     wait_until((edge.folder / "out/ckpt_20.safetensors").exists, 60, "a checkpoint")
     first.send(signal.SIGKILL)
     first.wait(10)
     wait_until(lambda: not first.alive(), 15, "everything to be gone")
+    assert first.run_dir is not None
+    if is_upgraded:
+        set_version(first.run_dir / "events.jsonl", 9)
     newest = max(int(path.stem.split("_")[1]) for path in edge.folder.glob("out/*.safetensors"))
     second = edge.run("plain.py", "--steps", str(newest + 20), flags=flags)
     assert second.returncode == 0
     assert f"rank 0: starts at step {newest} " in second.stdout
+    said = "the journal has version 9, and this guardrun reads version 1: it is not replayed"
+    assert any(line.startswith(said) for line in own_lines(second)) == is_upgraded
 
 
 def test_two_runs_in_one_folder_do_not_meet(edge: EdgeRuns) -> None:

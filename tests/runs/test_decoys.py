@@ -17,8 +17,6 @@ pytestmark = pytest.mark.real("py-spy")
 HASTY = """
 [hang]
 floor_s = 1.5
-look_gap_s = 0.7
-look_every_s = 1
 sensitivity = "eager"
 scale = 0.15
 """

@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real("py-spy")
 
-SOON = RESUME + "[hang]\nfloor_s = 2\nlook_gap_s = 1\nlook_every_s = 2\ntell_s = 4\n"
+SOON = RESUME + "[hang]\nfloor_s = 2\ntell_s = 4\n"
 """Told soon; when it is acted on is guardrun's own default."""
 TOLD = (
     r"stall: Rank 1 on \S+ has waited \d+ s in stand_until_told \(faults\.py:\d+\); rank 0 waits for it in "

@@ -33,6 +33,7 @@ from tests.runs.runs import (
 from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.hostile import hostile_frames, send_frames
+from tests.support.journals import set_version
 from tests.support.processes import Process
 from tests.support.slowmount import slow_mount
 from tests.support.waiting import wait_until
@@ -153,15 +154,19 @@ def test_a_supervisor_killed_knows_its_run_s_checkpoints_again(edge: EdgeRuns) -
     assert only(finished)["resumed_from"]["step"] == 400
 
 
-def test_a_supervisor_whose_journal_is_lost_takes_over_the_attempt_that_lives(edge: EdgeRuns) -> None:
-    """The second: what the launcher has told before, it tells again."""
+@pytest.mark.parametrize("how", ["lost", "another version's"])
+def test_a_supervisor_whose_journal_is_lost_takes_over_the_attempt_that_lives(edge: EdgeRuns, how: str) -> None:
+    """The second: what the launcher has told before, it tells again. Another version's: guardrun was upgraded."""
     run = edge.start("plain.py", "--plan", "0:kill@15:1", "--when", "now:kill", "--steps", "100000")
     run.wait_for_output("attempt 1 rank 0: starts at step 10")
     wait_until(lambda: any(incident["recovered"] for incident in run.incidents()), 60, "the kill to be mended")
     old = supervisor_of(run)
     os.kill(old.pid, signal.SIGSTOP)
     run_dir = wait_until(lambda: run.run_dir, 5, "the run directory")
-    (run_dir / "events.jsonl").unlink()
+    if how == "lost":
+        (run_dir / "events.jsonl").unlink()
+    else:
+        set_version(run_dir / "events.jsonl", 9)
     os.kill(old.pid, signal.SIGKILL)
     wait_for_another(run, old, 30)
     newest = max(int(path.stem.split("_")[1]) for path in edge.folder.glob("out/*.safetensors"))
@@ -171,7 +176,10 @@ def test_a_supervisor_whose_journal_is_lost_takes_over_the_attempt_that_lives(ed
     started = re.search(r"attempt 2 rank 0: starts at step (\d+)", run.stdout)
     assert started is not None and int(started[1]) >= newest
     run.send(signal.SIGTERM)
-    assert finish(run, 60).returncode == 143
+    finished = finish(run, 60)
+    assert finished.returncode == 143
+    said = "the journal has version 9, and this guardrun reads version 1: it is not replayed"
+    assert any(line.startswith(said) for line in own_lines(finished)) == (how != "lost")
 
 
 def test_a_torn_run_json_is_written_anew_for_the_next_supervisor(edge: EdgeRuns) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,7 +32,9 @@ class Launcher:
         """The hooks' own words about exceptions do; the error files stay."""
         self.start_error = ""
         self.lingering: set[int] = set()
-        """Ranks whose processes do not exit when their script has ended."""
+        """Ranks whose processes do not exit when their script has ended, but …"""
+        self.lingers_s = math.inf
+        """… so much later."""
 
     def obey(self, action: ac.StartAttempt | ac.StopAttempt) -> None:
         if isinstance(action, ac.StopAttempt):
@@ -143,6 +146,7 @@ class Launcher:
             if number in self.lingering:
                 if number not in job.own:
                     job.begin(number, act.LINGERING, cluster.now_s)
+                    cluster.after(self.lingers_s, lambda rank=rank: self._exits(job, rank, 0))  # type: ignore[misc]
                 continue
             cluster.after(cluster.random.uniform(0.05, 1.0), lambda rank=rank: self._exits(job, rank, 0))  # type: ignore[misc]
 

@@ -179,16 +179,18 @@ def test_training_that_ends_well() -> None:
     check(cluster)
 
 
-def test_a_process_that_lingers_after_its_scripts_end_is_ended_and_all_is_well() -> None:
+def test_a_process_that_lingers_after_its_scripts_end_is_told_and_waited_for_as_torchrun_would() -> None:
     cluster = Cluster(ranks=8, plan=Plan(total_steps=100))
-    cluster.launcher.lingering = {3}
+    cluster.launcher.lingering, cluster.launcher.lingers_s = {3}, 3000.0
     cluster.run(until_s=1000)
-    assert cluster.summary is not None
-    assert (cluster.summary.outcome, cluster.summary.exit_code, cluster.summary.restarts) == ("finished", 0, 0)
     [incident] = cluster.incidents.values()
     assert (cluster.named(incident), incident.action) == ([3], "none")
     assert "come to the end of the script" in incident.summary
-    assert 300 <= cluster.stops[0][0] - incident.onset_s < 330
+    assert 300 <= incident.detected_s - incident.onset_s < 330
+    assert not cluster.is_over
+    cluster.run(until_s=5000)
+    assert cluster.summary is not None and not cluster.stops
+    assert (cluster.summary.outcome, cluster.summary.exit_code, cluster.summary.restarts) == ("finished", 0, 0)
     cluster.replay()
 
 

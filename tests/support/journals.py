@@ -59,6 +59,18 @@ def read(case: str) -> list[bytes]:
     return gzip.decompress((FOLDER / f"{case}.jsonl.gz").read_bytes()).splitlines()
 
 
+def set_version(journal: Path, version: int) -> None:
+    """Make a journal look as if a guardrun of another version had written it; 0: of before there were versions.
+
+    A torn last line is left out.
+    """
+    lines = [json.loads(line) for line in journal.read_bytes().splitlines() if line.endswith(b"}")]
+    for line in lines:
+        del line["v"]
+    versions = {"v": version} if version else {}
+    journal.write_text("".join(json.dumps({**versions, **line}) + "\n" for line in lines))
+
+
 def record(case: str, journal: Path) -> list[dict[str, Any]]:
     """Take up a run's journal; its outcome. A torn last line is left out."""
     text = scrub(journal.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from guardrun.supervisor.cli.base.verb import NO, OK, Call, CtlError, Verb, add_
 
 
 def _run(call: Call) -> int:
-    from guardrun.supervisor.rundir.journal import NAME, replay
+    from guardrun.supervisor.rundir.journal import NAME, describe_versions, replay
 
     run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
     try:
@@ -16,6 +16,9 @@ def _run(call: Call) -> int:
         raise CtlError(f"{error.filename or run_dir}: {error.strerror}") from None
     if result.last_number < 0:
         raise CtlError(f"{run_dir / NAME}: not one line can be read as an event of guardrun's")
+    if result.left_out and not result.events:
+        said = f"{run_dir / NAME}: {describe_versions(result.other_version)}"
+        raise CtlError(f"{said}: replay it with the guardrun that wrote it")
     if call.out.is_json:
         call.out.json(
             {
@@ -24,11 +27,14 @@ def _run(call: Call) -> int:
                 "decisions": result.decisions,
                 "mismatches": result.mismatches,
                 "set_aside": result.set_aside,
+                "left_out": result.left_out,
             }
         )
         return NO if result.mismatches else OK
     aside = f", {result.set_aside} lines set aside" if result.set_aside else ""
     call.out.line(f"{result.events} events replayed, {result.decisions} decisions reached again{aside}")
+    if result.left_out:
+        call.out.line(f"{describe_versions(result.other_version)}: {result.left_out} lines are left out")
     for mismatch in result.mismatches:
         call.out.line(f"differs: {mismatch}", "red")
     return NO if result.mismatches else OK

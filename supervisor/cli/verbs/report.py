@@ -22,7 +22,7 @@ from guardrun.supervisor.report.run_record import read_incidents, read_json, sho
 from guardrun.supervisor.report.timeline.step_plot import step_times, thin
 from guardrun.supervisor.report.timeline.story import RunIncident, Story, run_story
 from guardrun.supervisor.report.timeline.timeline import Timeline
-from guardrun.supervisor.rundir.journal import recover
+from guardrun.supervisor.rundir.journal import describe_versions, recover
 from guardrun.supervisor.rundir.run_directory import RunFile
 
 
@@ -63,13 +63,17 @@ def read_story(run_dir: Path, run: RunFile, node: str) -> tuple[dict[str, Any], 
     troubles: list[str] = []
     state = State()
     try:
-        engine, result = recover(run_dir, timeline.feed, with_rotated=True)
+        engine, result = recover(run_dir, timeline.feed, with_rotated=True, watch_others=True)
     except OSError as error:
         troubles.append(f"the journal can't be read: {error.strerror or error}")
     else:
         state = engine.state
         if result.set_aside:
             troubles.append(f"{result.set_aside} lines of the journal are torn, or were set aside")
+        if result.left_out:
+            kept = "what guardrun decided is told by summary.json and the incidents alone"
+            said = f"{describe_versions(result.other_version)}: {result.left_out} lines are not replayed"
+            troubles.append(f"{said}, and {kept}")
         if result.mismatches:
             troubles.append(f"{len(result.mismatches)} events mean nothing to this version of guardrun")
     if timeline.trouble:

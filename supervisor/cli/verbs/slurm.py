@@ -89,7 +89,7 @@ def _rescue(call: Call) -> int:
             here.restarts,
             Slurm(call.environ),
             time.time(),
-            exclude=_left_out(run_dir),
+            exclude=_left_out(run_dir, call.out.aside),
             silent=call.out.aside,
         )
     except OSError as error:
@@ -101,14 +101,17 @@ def _rescue(call: Call) -> int:
     return OK if done.is_done else NO
 
 
-def _left_out(run_dir: Path) -> list[str]:
-    """Nodes that a run had come to do without; none where its journal cannot be read."""
-    from guardrun.supervisor.rundir.journal import recover
+def _left_out(run_dir: Path, say: Callable[[str], object]) -> list[str]:
+    """Nodes that a run had come to do without; none where its journal cannot be read, or replayed."""
+    from guardrun.supervisor.rundir.journal import describe_versions, recover
 
     try:
-        state = recover(run_dir)[0].state
+        engine, result = recover(run_dir)
     except OSError:
         return []
+    if result.is_other:
+        say(f"{describe_versions(result.other_version)}: which nodes the run did without is not known")
+    state = engine.state
     return sorted({*state.nodes.isolated, *(state.fleet.gone if state.fleet is not None else ())})
 
 

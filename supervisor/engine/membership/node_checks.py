@@ -11,8 +11,8 @@ from guardrun.supervisor.engine.model.actions import Action, CheckNodes, Culprit
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Detected
 from guardrun.supervisor.engine.recovery.decide import announce, isolate, report
-from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing, may_be_enough
-from guardrun.supervisor.engine.state.state import State
+from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
+from guardrun.supervisor.engine.state.state import State, enter
 from guardrun.supervisor.health.base.findings import Response
 from guardrun.supervisor.health.base.responses import DEFAULTS, finding_id
 
@@ -44,13 +44,13 @@ def is_wanted(state: State, fleet: Fleet, placed: list[str]) -> bool:
     return not set(placed) <= set(fleet.checked)
 
 
-def ask(state: State, fleet: Fleet, placed: list[str], now_s: float) -> list[Action]:
-    """Have them tried, and the spares that are there with them."""
-    state.phase, state.ordered_s = Phase.CHECKING, now_s
+def ask(state: State, fleet: Fleet, ready: list[str], now_s: float) -> list[Action]:
+    """Have them tried. ready: who is to train, and the spares that are there."""
+    enter(state, Phase.CHECKING)
+    state.ordered_s = now_s
     fleet.check += 1
     fleet.checks_left -= 1
-    ready = [m.node for m in fleet.members.values() if m.standing is Standing.READY]
-    fleet.checked = list(dict.fromkeys([*placed, *ready]))
+    fleet.checked = list(ready)
     return [CheckNodes(check=fleet.check, nodes=list(fleet.checked), level=state.settings.check_nodes)]
 
 
@@ -132,9 +132,9 @@ def look_again(state: State) -> None:
 
 
 def too_few(fleet: Fleet) -> str:
-    """Why no run is possible with those that are left; empty where one is, or may become so."""
+    """Why no run is possible with those that are left; empty where no check has found anybody unfit."""
     unfit = [m.node for m in fleet.members.values() if m.is_unfit]
-    if not unfit or may_be_enough(fleet):
+    if not unfit:
         return ""
     may_train = [m for m in fleet.members.values() if m.standing in (Standing.READY, Standing.SILENT)]
     return f"the pre-flight leaves {len(may_train)} of {fleet.plan.least} nodes: without {', '.join(unfit)}"

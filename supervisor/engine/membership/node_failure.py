@@ -1,10 +1,14 @@
-"""Nodes that are lost: what is told of it, who is to blame for it, and who is kept out of what comes."""
+"""Nodes that are lost: what is told of it, who is to blame for it, and who is kept out of what comes.
+
+Where all that the head heard (two nodes at least, spares included) fall silent within seconds, that each of them has
+failed cannot be told from that the head is cut off: nobody is to blame. With a single other node nothing can be told
+apart, and it is held to be that one. Where some are still heard, the head's link is well, and the others are lost.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.engine.membership import partition
 from guardrun.supervisor.engine.model.actions import Action, Culprit
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Detected
@@ -16,6 +20,8 @@ from guardrun.supervisor.engine.state.incidents import change, culprits_of
 from guardrun.supervisor.engine.state.job_nodes import MAX_NAMED, Fleet, Member, Standing
 from guardrun.supervisor.engine.state.state import Attempt, State
 
+TOGETHER_S = 5.0
+"""Nodes pulse once a second: of those that are cut off in one moment the last words differ by one or two."""
 CONFIDENCE = 0.95
 UNREACHED_CONFIDENCE = 0.8
 """That it is nobody's fault: all others may have failed in one moment, each by itself."""
@@ -64,8 +70,6 @@ def lost_meanwhile(state: State, now_s: float) -> list[Action]:
     gone = (Standing.LOST, Standing.LEFT, Standing.OUT)
     members = [fleet.members[node] for node in fleet.placed] if fleet is not None else []
     lost = [member for member in members if member.standing in gone]
-    if not state.settings.groups_losses:
-        lost = lost[:1]
     return lose(state, lost, now_s) if lost else []
 
 
@@ -78,14 +82,26 @@ def _ranks_of(attempt: Attempt, node: str) -> list[int]:
     return sorted(number for number, known in attempt.ranks.items() if known.rank.node == node)
 
 
+def cut_off(fleet: Fleet, head: str, since_s: float) -> list[str]:
+    """All other nodes that the head heard until since_s, if it has heard none of them since; else nobody."""
+    found: list[Member] = []
+    for member in fleet.members.values():
+        if member.node == head or member.standing in (Standing.OUT, Standing.LEFT):
+            continue
+        after_s = member.since_s - since_s
+        if member.standing is Standing.READY or after_s > TOGETHER_S:
+            return []
+        if after_s >= -TOGETHER_S:
+            found.append(member)
+    return [member.node for member in sorted(found, key=lambda one: one.order)] if len(found) > 1 else []
+
+
 def _mark_cut(state: State, fleet: Fleet, members: list[Member]) -> list[str]:
     """Nodes of which it cannot be told whether they, or the head, are cut off: these, and those silent with them."""
     cut: dict[str, None] = {}
-    if not state.settings.groups_losses:
-        return []
     for member in members:
         if member.standing is Standing.LOST and member.node not in cut:
-            cut |= dict.fromkeys(partition.cut_off(fleet, state.node, member.since_s))
+            cut |= dict.fromkeys(cut_off(fleet, state.node, member.since_s))
     for node in cut:
         fleet.members[node].is_cut = True
     return list(cut)
@@ -102,10 +118,9 @@ def _tell_lost(state: State, attempt: Attempt, members: list[Member], now_s: flo
         "silent_s": round(now_s - onset_s, 1),
         "connection_closed": all(member.is_dropped for member in members),
         "place": f"node_lost {', '.join(nodes)}",
+        "nodes": nodes,
+        "lost": [_silence(member, now_s) for member in members[:MAX_LISTED]],
     }
-    if state.settings.groups_losses:
-        evidence["nodes"] = nodes
-        evidence["lost"] = [_silence(member, now_s) for member in members[:MAX_LISTED]]
     ranks = sorted(number for node in nodes for number in _ranks_of(attempt, node))
     held = not state.settings.act or state.is_held
     action = "isolate_node" if len(members) <= MANY else "restart"
@@ -114,7 +129,7 @@ def _tell_lost(state: State, attempt: Attempt, members: list[Member], now_s: flo
         cause="node_lost",
         confidence=CONFIDENCE,
         summary=_summary_of_one(first, ranks) if len(members) == 1 else _summary(nodes, ranks, evidence["lost"]),
-        culprits=_culprits(state, attempt, nodes) if state.settings.groups_losses else ranks,
+        culprits=_culprits(state, attempt, nodes),
         onset_s=onset_s,
         evidence=evidence,
         advice=ADVICE if len(members) > 1 else "",
@@ -156,8 +171,8 @@ def _lose_too(state: State, attempt: Attempt, members: list[Member], cut: list[s
     incident = state.incidents[state.verdict_incident]
     unreached = set(incident.evidence.get("unreached", []))
     # Of another cause, somebody has been blamed already, maybe for what these nodes did to them.
-    is_theirs = state.settings.groups_losses and incident.cause == "node_lost" and not unreached
-    until_s = incident.detected_s + partition.TOGETHER_S
+    is_theirs = incident.cause == "node_lost" and not unreached
+    until_s = incident.detected_s + TOGETHER_S
     more = [m for m in members if is_theirs and m.node not in cut and m.since_s <= until_s]
     actions: list[Action] = [
         announce(f"{member.node} is lost, too: {member.why}", level="warn")

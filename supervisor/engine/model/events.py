@@ -46,8 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gil_patience_s: float = 60.0
     spin_patience_s: float = 120.0
     native_patience_s: float = 0.0
-    """Where native code computes that was called from the user's own line, if this is longer. 0: in journals from
-    before."""
+    """Where native code computes that was called from the user's own line, if this is longer. 0: it is not asked."""
     save_patience_s: float = 300.0
     """While a rank saves, or is in a phase that its script has named (eval, save, …)."""
     traced_patience_s: float = 20.0
@@ -60,22 +59,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     proof_patience_s: float = 15.0
     """A standstill that nothing is left to end."""
     tell_s: float = 0.0
-    """A stall is told after so long. 0: it is not, as in journals from before."""
+    """A stall is told after so long. 0: it is not."""
     is_sure: bool = False
     """What nobody is seen to wait for is acted on at the hard limit alone, and a place at which the run has been
-    stopped before gets more patience. False: eager, and in journals from before."""
-    spares_ended: bool = False
-    """Once a rank has ended with 0 nothing is stopped any more. False: in journals from before."""
+    stopped before gets more patience. False: eager."""
     act: bool = True
     resume_first: bool = False
     resumes: bool = False
     """The user has said how the script is told to resume ([checkpoint] resume_args, resume_env)."""
-    minds_codes: bool = False
-    """A script that ends itself with the same code at the same step, twice, has said what it has to say. False: in
-    journals from before."""
-    minds_resuming: bool = False
-    """A restart that does not take up what is there is ended (engine/recovery/resumption.py). False: in journals from
-    before."""
     restarts_anyway: bool = False
     """The user has asked for restarts as torchrun makes them (--max-restarts): whether they resume is the script's."""
     is_torchrun_agent: bool = False
@@ -97,9 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     requeue: str = "auto"
     """auto, always, never"""
     goes_past_limit: bool = True
-    """A job that its time limit ends is requeued like any other. True: in journals from before, too."""
-    bounds_requeues: bool = False
-    """A run that gets no further is not requeued for ever. False: in journals from before."""
+    """A job that its time limit ends is requeued like any other."""
     is_named: bool = False
     """The user has named the run: the same command goes on with it."""
     lost_s: float = 25.0
@@ -112,18 +101,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Too few nodes for so long: the run ends unfinished."""
     head_gone_s: float = 60.0
     """A node whose lease is over waits so long for a head, then ends: for a new guardrun there, or a requeue."""
-    ends_alone: bool = False
-    """A node without contact goes on only while its ranks do something with those of others. False: while they do
-    anything, in journals from before."""
     isolate_lost_s: float = 0.0
-    """A lost node is isolated once it has not been back for so long. 0: at once, as in journals from before."""
+    """A lost node is isolated once it has not been back for so long. 0: at once."""
     check_nodes: str = "off"
     """Several nodes are tried together before they train: off, quick, full."""
-    groups_losses: bool = False
-    """Nodes that are lost together are one incident, and nobody's fault where they are all that the head heard; who is
-    back is isolated no more. False: each loss is told for itself, in journals from before."""
-    tells_lacking: bool = False
-    """An import that fails on one node only is held against that node. False: in journals from before."""
 
 
 class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):

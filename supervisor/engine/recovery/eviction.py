@@ -30,29 +30,41 @@ UNSETTLED_S = 86400.0
 """An isolation that was cut short longer ago is not gone on with: who has looked at the node since knows better."""
 
 
-def node_to_blame(fleet: Fleet, incident: Incident, now_s: float) -> tuple[str, str]:
-    """The node that the next attempt is to do without, and why; two empty texts where there is none. Books strikes."""
-    nodes = list(dict.fromkeys(culprit.node for culprit in incident.culprits))
-    if len(nodes) != 1 or nodes[0] not in fleet.placed:
-        return "", ""
-    node = nodes[0]
-    if incident.cause in OWN:
-        return node, incident.cause
-    if not is_doubt(incident):
-        return "", ""
-    fleet.doubts += 1
-    place, member = fleet.placed.index(node), fleet.members[node]
-    strikes = kept(member.strikes, now_s)
-    strike = strike_for(incident, strikes, fleet.doubts)
-    member.strikes = strikes = [*strikes, strike] if strike else strikes
-    held = attributed_failures(strikes, len(fleet.placed)) if strike else 0
-    if not held or place in fleet.swapped:
+def node_to_blame(fleet: Fleet, incident: Incident) -> tuple[str, str]:
+    """The node that the next attempt is to do without, and why; two empty texts where there is none.
+
+    What an incident is to its node has been booked before (`book_doubt`).
+    """
+    node = _only_node(fleet, incident)
+    if not node or incident.cause in OWN:
+        return node, incident.cause if node else ""
+    strikes = fleet.members[node].strikes
+    is_held = is_doubt(incident) and strikes and strikes[-1].incident == incident.id
+    times = attributed_failures(strikes, len(fleet.placed)) if is_held else 0
+    if not times or fleet.placed.index(node) in fleet.swapped:
         # The same ranks have failed on another node, too: it is not the node.
         return "", ""
     if not any(m.standing is Standing.READY and not m.is_placed for m in fleet.members.values()):
         return "", ""  # a doubt is worth a spare, not a smaller job
-    fleet.swapped = [*fleet.swapped, place]
-    return node, f"{incident.cause}, {held} times without a cause found"
+    return node, f"{incident.cause}, {times} times without a cause found"
+
+
+def book_doubt(fleet: Fleet, incident: Incident, now_s: float) -> None:
+    """A failure without a cause is held against its node, unless it shows that it is the script's."""
+    node = _only_node(fleet, incident)
+    if not node or incident.cause in OWN or not is_doubt(incident):
+        return
+    fleet.doubts += 1
+    member = fleet.members[node]
+    strikes = kept(member.strikes, now_s)
+    strike = strike_for(incident, strikes, fleet.doubts)
+    member.strikes = [*strikes, strike] if strike else strikes
+
+
+def _only_node(fleet: Fleet, incident: Incident) -> str:
+    """Where all culprits are, if that is one node that trained; else empty."""
+    nodes = {culprit.node for culprit in incident.culprits}
+    return nodes.pop() if len(nodes) == 1 and nodes <= set(fleet.placed) else ""
 
 
 def is_of_node(state: State, incident: Incident) -> bool:
@@ -80,7 +92,10 @@ def evict(state: State, incident: Incident, now_s: float) -> list[Action]:
     if fleet is None or not state.settings.act:
         return []
     actions: list[Action] = []
-    node, why = node_to_blame(fleet, incident, now_s)
+    book_doubt(fleet, incident, now_s)
+    node, why = node_to_blame(fleet, incident)
+    if node and incident.cause not in OWN:
+        fleet.swapped = [*fleet.swapped, fleet.placed.index(node)]
     if lacking := node_to_swap(state, incident):
         node, why = lacking, f"{incident.cause}, there alone"
         note_swap(fleet, lacking)
@@ -104,7 +119,7 @@ def evict(state: State, incident: Incident, now_s: float) -> list[Action]:
             fleet.stand(member, Standing.OUT)
             member.since_s = now_s
             member.why = f"incident {told}: {why or state.incidents[told].cause}"
-        is_back = state.settings.groups_losses and member.standing is Standing.READY and not member.incident
+        is_back = member.standing is Standing.READY and not member.incident
         is_spared = is_back and incident.cause == "node_lost" and bool(state.settings.isolate_lost_s)
         if (name == node and not is_back) or (told == incident.id and not is_spared):
             actions.append(change(state, incident.id, action="isolate_node"))

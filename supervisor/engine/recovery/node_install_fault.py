@@ -26,7 +26,7 @@ PAST_IMPORTS = 4 | 8 | 16
 def lacking_node(state: State, incident: Incident) -> str:
     """The one node that an import failed on, and that lacks what others have; empty where that is not so."""
     fleet, attempt = state.fleet, state.attempt
-    if fleet is None or attempt is None or not state.settings.tells_lacking or incident.kind != "crash":
+    if fleet is None or attempt is None or incident.kind != "crash":
         return ""
     if not is_lasting(incident.cause, str(incident.evidence.get("error", ""))):
         return ""

@@ -149,7 +149,7 @@ def _get_no_further(state: State) -> bool:
     is_further = before is None or now[0] > before[0] or (not now[0] and now[1] > before[1])
     state.idle_requeues = 0 if is_further else state.idle_requeues + 1
     state.requeued_at = now
-    return bool(state.settings.bounds_requeues and state.idle_requeues >= state.settings.max_no_progress > 0)
+    return state.idle_requeues >= state.settings.max_no_progress > 0
 
 
 def _is_time_limit(state: State) -> bool:

@@ -38,7 +38,7 @@ def decide_restart(state: State, now_s: float) -> list[Action]:
     has_died_of_detail = state.is_detailed and not attempt.has_progress and incident.cause != "collective_mismatch"
     is_asked, state.restart_by = bool(state.restart_by), ""
     is_free = is_asked or (has_died_of_detail and state.settings.act)
-    reason, poison = ("", False) if is_free else _why_not(state)
+    reason, poison = ("", False) if is_free else _why_not(state, incident, _book_stop(state, incident))
     more = node_install_fault.told(state, incident)
     attempt.incident_id = incident.id
     record_attempt(state, incident.cause)
@@ -67,9 +67,9 @@ def decide_restart(state: State, now_s: float) -> list[Action]:
     return [told, *evict(state, incident, now_s), *choose(state, now_s)]
 
 
-def _why_not(state: State) -> tuple[str, bool]:
-    """Why there is no next attempt (empty: there is), and whether it is a poison step. Books progress."""
-    attempt, incident = attempt_of(state), state.incidents[state.verdict_incident]
+def _book_stop(state: State, incident: Incident) -> bool:
+    """How far the attempt came. Says whether it failed as the last one did, at the same step."""
+    attempt = attempt_of(state)
     key = str(incident.evidence.get("key", ""))
     is_same_step = state.last_stop_step == attempt.step
     is_same = bool(key) and key == state.last_error_key and is_same_step
@@ -82,11 +82,17 @@ def _why_not(state: State) -> tuple[str, bool]:
         else:
             state.same_step += 1
     state.stops = [*(state.stops if is_same_step else []), _stop(attempt.number, attempt.step, incident)][-MAX_STOPS:]
+    state.last_error_key, state.last_stop_step = key, attempt.step
+    return is_same
+
+
+def _why_not(state: State, incident: Incident, is_same: bool) -> tuple[str, bool]:
+    """Why there is no next attempt (empty: there is), and whether it is a poison step."""
+    attempt = attempt_of(state)
     if incident.evidence.get("checkpoint") and not incident.evidence.get("loaded_again"):
         is_same = False  # another checkpoint is taken the next time
     if is_of_node(state, incident):
         is_same = False  # the next attempt goes without it
-    state.last_error_key, state.last_stop_step = key, attempt.step
     if not state.settings.act:
         return "[policy] act = false", False
     if state.fleet is None and (isolated := state.nodes.isolated.get(state.node)):
@@ -98,7 +104,7 @@ def _why_not(state: State) -> tuple[str, bool]:
         if is_same and incident.cause == "exit_code":
             if _has_ended_at_once(state):
                 why = why or "it ended so at once, twice, without a step"
-            elif state.settings.minds_codes and attempt.step:
+            elif attempt.step:
                 why = why or "it ended itself so at the same step twice"
         if why and not node_install_fault.node_to_swap(state, incident):
             return node_install_fault.why_given_up(state, incident, why), False

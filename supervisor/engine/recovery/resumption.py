@@ -48,8 +48,7 @@ def on_chosen(state: State, event: ev.CheckpointChosen) -> None:
     state.resumes_itself, state.resume_way = event.resumes_itself, event.resume_way
     state.resumed_family, state.kept = event.family, event.kept
     state.siblings = list(event.siblings)
-    is_watched = state.settings.minds_resuming and not state.settings.is_torchrun_agent
-    state.is_guarded = is_watched and state.is_restart and event.checkpoint is not None
+    state.is_guarded = not state.settings.is_torchrun_agent and state.is_restart and event.checkpoint is not None
 
 
 def why_not(state: State) -> str:
@@ -128,7 +127,7 @@ def on_report(state: State, now_s: float) -> list[Action]:
     """In RUNNING: has it trained on, or does it want to save, without anybody having opened what there is?"""
     attempt = attempt_of(state)
     resumed = attempt.resumed_from
-    if not state.settings.minds_resuming or resumed is None or attempt.has_resumed or attempt.began_anew:
+    if resumed is None or attempt.has_resumed or attempt.began_anew:
         return []
     if any(rank.milestones & RESUMED for rank in attempt.ranks.values()):
         note_resumed(state, attempt)
@@ -165,7 +164,7 @@ def on_saved(state: State, event: ev.CheckpointSaved, now_s: float) -> list[Acti
     """In RUNNING: a step before the one that was there, by the name that means steps."""
     attempt = attempt_of(state)
     resumed = attempt.resumed_from
-    if not state.settings.minds_resuming or resumed is None or attempt.began_anew or event.attempt != attempt.number:
+    if resumed is None or attempt.began_anew or event.attempt != attempt.number:
         return []
     if not event.family or event.family != state.resumed_family or event.named_step >= resumed.step:
         return []

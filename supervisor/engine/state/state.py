@@ -105,7 +105,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     """Ranks in a garbage collection → since when."""
     collected_s: dict[int, float] = {}
     """Ranks that have been seen in one → when it was seen to be over."""
-    tied: set[str] = set()
+    tied: dict[str, None] = {}
     """Nodes whose ranks have been seen to have part in something with those of other nodes."""
     waiting: dict[int, float] = {}
     """Ranks in one and the same collective, or waiting for one batch, for seconds → since when."""

@@ -218,7 +218,7 @@ class Coordinator:
         for node in self.hub.nodes:
             if self.hub.is_connected(node):
                 present += 1
-                events += self.gather.heard(node, self.hub.heard_s(node)) if self._is_fresh(node, now_s) else []
+                events += self.gather.heard(node, self.hub.heard_s(node))
         self.pass_on(events + self.gather.tick(now_s))
         self.checks.tick()
         self._absences.poll()
@@ -488,7 +488,7 @@ class Coordinator:
         elif isinstance(what, hubs.Dropped):
             log.info("node_dropped", node=node, why=what.why)
             self.checks.gone(node)
-            self.pass_on(self.gather.dropped(node, now_s))
+            self.pass_on(self.gather.dropped(node, now_s, self.hub.heard_s(node)))
         elif isinstance(what, hubs.Missed):
             log.warning("node_lost_messages", node=node, packets=what.packets)
         else:

@@ -7,6 +7,7 @@ waited for beyond what its order may take; for its ranks' end, beyond its lease.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,11 +15,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from guardrun.supervisor.collect.ranks.look import limit_s
-from guardrun.supervisor.engine.membership.membership import DROPPED_S
+from guardrun.supervisor.engine.membership.node_silence import silence_limit_s
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import Reading
-from guardrun.supervisor.fleet.protocol.lease import ProgressTimeout, head_term_s
+from guardrun.supervisor.fleet.protocol.lease import ProgressTimeout, ranks_gone_s
 from guardrun.supervisor.fleet.protocol.messages import Down
 from guardrun.supervisor.wire.control_messages import Place, Stop, start_of
 
@@ -36,8 +37,6 @@ did: more than its deputy waits for its launcher (supervisor/node/outstanding_or
 STOP_LIMIT_S = 60.0
 """Likewise one that has not said that its ranks have ended, beyond GRACES times the grace."""
 GRACES = 2
-END_MARGIN_S = 3.0
-"""What a node needs to end its ranks by SIGKILL once its lease is over."""
 _OF_RANKS = (
     ev.RankExited,
     ev.RankRaised,
@@ -91,7 +90,8 @@ class _Attempt:
     stop_s: float | None = None
     """Since when, likewise."""
     stopped: dict[str, ev.AttemptStopped] = field(default_factory=dict)
-    last_stopped_s: float = 0.0
+    last_stopped_s: float = -math.inf
+    """When the last node said that its ranks have ended."""
     since_s: float = 0.0
     """Since when its nodes have been listened to."""
     exited: set[int] = field(default_factory=set)
@@ -237,16 +237,20 @@ class EventAggregator:
             self._order_start(current, [node])
 
     def heard(self, node: str, at_s: float) -> list[ev.Event]:
-        """A node has given a sign of life."""
-        self._heard_s[node] = max(at_s, self._heard_s.get(node, at_s))
+        """A node has given a sign of life, the newest at at_s; nothing follows where that is known."""
+        known_s = self._heard_s.get(node, -math.inf)
+        if at_s <= known_s and node in self._silent:
+            return []
+        self._heard_s[node] = max(at_s, known_s)
         if self._silent.pop(node, None) is None:
             return []
         return [ev.NodeContactRestored(node=node)]
 
-    def dropped(self, node: str, now_s: float) -> list[ev.Event]:
-        """A node's end of the connection was closed: a sign of life of its kernel's."""
+    def dropped(self, node: str, now_s: float, heard_s: float = -math.inf) -> list[ev.Event]:
+        """A node's end of the connection was closed: a sign of life of its kernel's. heard_s: its last word."""
         if self._silent.get(node) or node not in self._heard_s:
             return []  # known already; or it has said that it ends
+        self._heard_s[node] = max(heard_s, self._heard_s[node])
         self._silent[node] = now_s
         return [ev.NodeSuspected(node=node, since_s=self._heard_s.get(node, now_s), is_dropped=True)]
 
@@ -276,7 +280,7 @@ class EventAggregator:
             if current is None or event.attempt != number:
                 return []
             if isinstance(event, ev.NodeReport):
-                current.still[node].note(event.ranks, now_s)
+                current.still[node].note(event.ranks)
             if isinstance(event, ev.RankExited):
                 current.exited.add(event.global_rank)
                 if event.exitcode in _KILLED:
@@ -372,8 +376,9 @@ class EventAggregator:
         if node not in self._silent:
             return node not in self._heard_s
         if closed_s := self._silent[node]:
-            return now_s >= closed_s + min(DROPPED_S, self._lost_s) + SETTLE_S
-        return now_s >= self._heard_s.get(node, now_s) + self._lost_s + SETTLE_S
+            return now_s >= closed_s + silence_limit_s(self._lost_s, is_dropped=True) + SETTLE_S
+        heard_s = self._heard_s.get(node, now_s)
+        return now_s >= heard_s + silence_limit_s(self._lost_s, is_dropped=False) + SETTLE_S
 
     def _try_over(self, current: _Attempt, now_s: float) -> list[ev.Event]:
         """Nothing of the attempt is alive on any node, as far as that can be known."""
@@ -392,14 +397,8 @@ class EventAggregator:
             return []
         if is_late and (deaf := [node for node in waiting if self._is_heard(node)]):
             return self._leave_out(current, deaf, now_s)
-        for node in waiting:
-            if self._is_heard(node):
-                return []
-            # The others' end is the end of what it does with them; without contact or that it ends its ranks itself.
-            heard_s = self._heard_s.get(node, current.since_s)
-            gone_s = max(heard_s + head_term_s(self._term_s), current.last_stopped_s + current.still[node].limit_s)
-            if now_s < gone_s + END_MARGIN_S:
-                return []
+        if not all(self._is_gone(node, current, now_s) for node in waiting):
+            return []
         current.is_over = True
         parts = current.stopped.values()
         return [
@@ -411,6 +410,14 @@ class EventAggregator:
                 took_s=max((part.took_s for part in parts), default=0.0),
             )
         ]
+
+    def _is_gone(self, node: str, current: _Attempt, now_s: float) -> bool:
+        """Whether a node that cannot be asked has ended its ranks by now."""
+        if self._is_heard(node):
+            return False
+        heard_s = self._heard_s.get(node, current.since_s)
+        still_s = current.still[node].limit_s
+        return now_s >= ranks_gone_s(heard_s, current.last_stopped_s, term_s=self._term_s, still_s=still_s)
 
     def _is_heard(self, node: str) -> bool:
         return node in self._heard_s and node not in self._silent

@@ -31,7 +31,7 @@ from guardrun.supervisor.fleet.follower.orphaned_job import begin_rescue, may_re
 from guardrun.supervisor.fleet.protocol import messages as msg
 from guardrun.supervisor.fleet.protocol.end_notice import is_silent
 from guardrun.supervisor.fleet.protocol.leader_loss_policy import LeaderLossPolicy, Seen
-from guardrun.supervisor.fleet.protocol.lease import STILL_S, ProgressTimeout, Waking, boot_s
+from guardrun.supervisor.fleet.protocol.lease import STILL_S, ProgressTimeout, Waking, boot_s, ranks_end_s
 from guardrun.supervisor.fleet.rendezvous.introduction import IntroductionError, introduce
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, JoinFile, NotThere, find_join_file
 from guardrun.supervisor.fleet.rendezvous.refused_start import find_refused
@@ -76,9 +76,12 @@ class Follower:
         self._is_stopping = False
         self._asking = NodeSaveAgreement()
         self._still = ProgressTimeout()
-        self._may_stand_s, self._reported_s = STILL_S, boot_s()
-        """How long the ranks may stand still, as far as the head knows; when they were last reported."""
-        self._progress_s = time.monotonic()
+        self._may_stand_s = STILL_S
+        """How long the ranks may stand still, as far as the head knows."""
+        self._reported: int | None = None
+        """The packet with their newest report; None: there is none."""
+        self._progress_s = self._began_boot_s = boot_s()
+        """When they last advanced with those of other nodes, on that clock."""
         self._reread_s = 0.0
         self._began_s = time.monotonic()
         self._waking = Waking(boot_s())
@@ -143,8 +146,9 @@ class Follower:
             self._reread_s = now + REREAD_S
             self._read_join_file()
             self._heed_refusal()
-        if not self._waking.turn(boot_s(), self._contact_lost_s(now)):
-            self._keep_lease(now)
+        boot = boot_s()
+        if not self._waking.turn(boot, self._contact_lost_s(boot)):
+            self._keep_lease(boot)
             self._miss_head(now)
         if self.is_running:
             self._asking.sample(self.node.sampler.boards)
@@ -206,8 +210,8 @@ class Follower:
         """Sends the event to the head. Always True: what fails there is not known here."""
         if isinstance(event, ev.AttemptStarted):
             self._attempt, self._is_stopping = event.attempt, False
-            self._still, self._progress_s = ProgressTimeout(), time.monotonic()
-            self._may_stand_s = STILL_S
+            self._still, self._progress_s = ProgressTimeout(), boot_s()
+            self._may_stand_s, self._reported = STILL_S, None
             self._headless.began()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
@@ -215,11 +219,11 @@ class Follower:
             self._attempt, self._is_stopping = -1, False
             self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
             self._refresh_info()  # a connection that is made before the launcher's next hello must not say otherwise
-        elif isinstance(event, ev.NodeReport):
-            self._note_progress(event)
         elif isinstance(event, ev.RankExited):
             self._tell_answers()
         self._tell(event)
+        if isinstance(event, ev.NodeReport):
+            self._note_progress(event)
         return True
 
     def _tell(self, message: msg.Up) -> None:
@@ -233,10 +237,9 @@ class Follower:
             self._tell(answered)
 
     def _note_progress(self, report: ev.NodeReport) -> None:
-        now, self._reported_s = time.monotonic(), boot_s()
-        if self._still.note(report.ranks, now):
-            newest_s = max(rank.progress_s for rank in report.ranks)
-            self._progress_s = max(self._progress_s, now - max(0.0, self.node.clock.now() - newest_s))
+        self._reported = None if self._link is None else self._link.newest
+        if (moved_s := self._still.note(report.ranks)) is not None:
+            self._progress_s = max(self._progress_s, boot_s() - max(0.0, self.node.clock.now() - moved_s))
 
     # Down ------------------------------------------------------------------------------------------------------
 
@@ -497,29 +500,38 @@ class Follower:
 
     # The lease -------------------------------------------------------------------------------------------------
 
-    def _keep_lease(self, now: float) -> None:
+    def _keep_lease(self, boot: float) -> None:
         """Neither contact nor progress: the job may go on without this node, so nothing of it may live on here."""
         if self._attempt < 0 or self._is_stopping:
             return
-        if self._link is not None and self._link.lease.has_answer_to(self._reported_s):
+        if self._link is not None and self._reported is not None and self._link.is_confirmed(self._reported):
             self._may_stand_s = self._still.limit_s
-        lost_s, still_s = self._contact_lost_s(now), now - self._progress_s
-        if lost_s <= 0 or still_s < self._may_stand_s:
+        contact_s, term_s = self._contact()
+        if boot < ranks_end_s(contact_s, self._progress_s, term_s=term_s, still_s=self._may_stand_s):
             return
         self._is_stopping = True
+        lost_s, still_s = boot - contact_s - term_s, boot - self._progress_s
         log.warning("lease_over", contact_lost_s=round(lost_s, 1), still_s=round(still_s, 1))
         self.node.terminal.say(
-            f"{self.node.run_file.node} has had no contact with the head for {self._fleet.term_s + lost_s:.0f} s, and "
-            f"its ranks have done nothing with those of other nodes for {still_s:.0f} s: ending them",
+            f"{self.node.run_file.node} has had no contact with the head for {boot - contact_s:.0f} s, and its "
+            f"ranks have done nothing with those of other nodes for {still_s:.0f} s: ending them",
             "warn",
         )
         self.node.send(control_messages.Stop(attempt=self._attempt, grace_s=0.0))
 
-    def _contact_lost_s(self, now: float) -> float:
-        """How long ago the lease ended. A deputy that found ranks alive and never had one counts from its own start."""
+    def _contact(self) -> tuple[float, float]:
+        """The newest contact, on `boot_s`, and what it is good for.
+
+        A follower that found ranks alive and never had any counts from its own start.
+        """
         if self._link is not None and self._headless.has_joined:
-            return self._link.contact_lost_s()
-        return max(0.0, now - self._began_s - self._fleet.term_s)
+            return max(self._link.lease.contact_s, self._began_boot_s), self._link.lease.term_s
+        return self._began_boot_s, self._fleet.term_s
+
+    def _contact_lost_s(self, boot: float) -> float:
+        """How long ago the lease ended; 0: it is held."""
+        contact_s, term_s = self._contact()
+        return max(0.0, boot - contact_s - term_s)
 
     def _say_once(self, text: str, level: str) -> None:
         if text not in self._said:

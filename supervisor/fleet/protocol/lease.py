@@ -1,37 +1,49 @@
-"""Contact as a lease: a node knows that it has lost the job before the job may go on without it.
+"""Contact as a lease: a node's ranks have ended before the job may go on without it.
 
 The danger is two attempts at once: the head believes a node dead and starts the next attempt, while that node, cut off,
-trains on and writes checkpoints. So a node may keep ranks only while it holds a lease:
+trains on and writes checkpoints. So a node without contact may keep ranks only for so long. **`ranks_end_s` is that
+rule, and nothing else computes it.** The follower asks it of its own times (`Follower._keep_lease`); the head asks it
+of what it has seen itself, with the margins of `ranks_gone_s` (`EventAggregator._is_gone`); so do the simulation
+(benchmarks/sim/world.py) and the tests' coordinator. What goes in:
 
-- The node's side: every frame that goes to the head says when it was sent, on the node's clock; the answer says that
-  time again. The lease runs until `term_s` after the *sending* of the newest frame that was answered.
-- The head's side: it gives a node up for gone only when `term_s` has passed since the *receipt* of its newest frame.
+| | a node, of its own ranks | the head, of a node's |
+|---|---|---|
+| contact_s | the *sending* of its newest frame that was answered | the *receipt* of its newest frame |
+| progress_s | when its ranks last advanced with those of other nodes | when the last other node said: mine have ended |
+| still_s | as its reports show, no more than the head knows | as the same reports show |
+| clock | CLOCK_BOOTTIME (`boot_s`) | the run's seconds, CLOCK_MONOTONIC of the head |
 
-Why that is enough, whichever way a link is cut and however long frames lie on the way: let the newest frame that the
-node has an answer to be sent at real time S. The head received that frame, at a real time R ≥ S (an answer is only
-given to what was received, and nothing is received before it is sent). The node's lease ends at S plus the term, the
-head's begins no earlier than R: so the head's ends no earlier than the node's. If the way up is cut, the newest frames
-are neither received nor answered: both ends count from the last that got through. If the way down is cut, the head
-hears of newer frames, which only makes it wait longer. An answer that lies on the way for an hour extends nothing: it
-counts from its frame's sending. A frame that lies on the way only makes R later.
+Why each of the head's times is the later one, whichever way a link is cut and however long frames lie on the way: let
+the newest frame that the node has an answer to be sent at real time S. The head received that frame, at a real time
+R >= S (an answer is only given to what was received, and nothing is received before it is sent). If the way up is cut,
+the newest frames are neither received nor answered: both count from the last that got through. If the way down is cut,
+the head hears of newer frames, which only makes it wait longer. An answer that lies on the way for an hour extends
+nothing: it counts from its frame's sending. A frame that lies on the way only makes R later. And what ranks do together
+with those of other nodes ends when those have been ended, which is before their nodes can say so.
 
-Two clocks do not run alike: if either is wrong by no more than CLOCK_RATE, what the node takes for the term lasts at
-most term / (1 - CLOCK_RATE), and the head's clock may show (1 + CLOCK_RATE) times that. The head waits so much longer.
+The head's clock has to show so much more than the node's (`on_another_clock`): if either is wrong by no more than
+CLOCK_RATE, what the node takes for the term lasts at most term / (1 - CLOCK_RATE), and the head's clock may show
+(1 + CLOCK_RATE) times that. To this the head adds END_MARGIN_S, in which the node acts on the end of its lease.
 
 What the argument asks of its users:
 - The clocks must not stand still while ranks run: CLOCK_MONOTONIC does not, in a process that is stopped or starved;
   where the whole machine is suspended (and comes back), its ranks were too, but CLOCK_BOOTTIME goes on and this does
-  not: the node's side takes CLOCK_BOOTTIME (`boot_s`).
-- The lease is only as good as who acts on its end. The node needs time to end its ranks after the lease is over: the
-  head adds it (`margin_s`). A supervisor that is itself stopped acts on nothing: the launcher, which ends or replaces
-  a supervisor that gives no sign of life, must be done within that margin, too.
+  not: that is why the node's side takes it.
+- The rule is only as good as who acts on it. A supervisor that is itself stopped or killed acts on nothing: the
+  launcher replaces it (launcher/control/watchdog.py), and all that must be done within END_MARGIN_S. A node that did
+  not run as a whole asks for WAKE_S whether its ranks are still meant (`Waking`): they are alive for so long, but have
+  nobody to train with.
 - A head that was started anew does not know what its predecessor received last: it counts every node from its own
-  start (`HeadLease(term_s, now_s)`), which is later than whatever that one can have answered.
+  start, which is later than whatever that one can have answered, and takes MOST_STILL_S for still_s.
 - The term is one for the whole run: a head that would shorten it would have to wait for the longer one first.
+- Of those that train together, one at least is in contact and has said that its ranks have ended. Nodes that are all
+  cut off from the head, but not from each other, advance together; with no other node's ranks to end, nothing ends
+  that.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -41,6 +53,33 @@ from guardrun.supervisor.engine.model.events import RankReport
 CLOCK_RATE = 1e-3
 """The most that a clock's rate is taken to be off: NTP slews by no more than 500 ppm (adjtimex(2)), and crystals are
 off by 100 ppm at most."""
+END_MARGIN_S = 3.0
+"""In which a node whose lease is over has ended its ranks: its supervisor looks once a second, its launcher kills them
+(SIGKILL). The head waits so much longer."""
+
+
+def ranks_end_s(contact_s: float, progress_s: float, *, term_s: float, still_s: float) -> float:
+    """When a node's ranks are to be ended, if nothing more comes: without contact, and without progress.
+
+    contact_s, progress_s: the newest of each, in seconds of one clock, which that of the answer is; -inf: there was
+    none. term_s: what contact is good for, [fleet] term_s; still_s: what progress is, see ProgressTimeout.
+    """
+    return max(contact_s + term_s, progress_s + still_s)
+
+
+def ranks_gone_s(heard_s: float, others_ended_s: float, *, term_s: float, still_s: float) -> float:
+    """From when on the head may take it that a node's ranks have ended. Seconds of the head's clock.
+
+    heard_s: when the newest frame of the node came; others_ended_s: when the last other node said that its own ranks
+    have ended, -inf: none has. term_s, still_s: as the node has them, in seconds of its own clock.
+    """
+    to_end_s = ranks_end_s(heard_s, others_ended_s, term_s=on_another_clock(term_s), still_s=on_another_clock(still_s))
+    return to_end_s + on_another_clock(END_MARGIN_S)
+
+
+def on_another_clock(seconds: float) -> float:
+    """What this clock must show to be sure that another one has shown so many seconds."""
+    return seconds * (1 + CLOCK_RATE) / (1 - CLOCK_RATE)
 
 
 STILL_S = 5.0
@@ -74,31 +113,42 @@ class ProgressTimeout:
         self._advances = 0
         self._at_s = 0.0
 
-    def note(self, ranks: Iterable[RankReport], now_s: float) -> bool:
-        """Take a report in; whether it shows that the ranks have advanced. now_s: of any one clock."""
-        has_moved = has_steps = False
+    def note(self, ranks: Iterable[RankReport]) -> float | None:
+        """Take a report in: when the ranks have advanced, as it shows, in its seconds; None: they have not.
+
+        Its own times count, not when it came: else node and head would not measure the same pauses.
+        """
+        moved_s: float | None = None
+        has_steps = False
         for rank in ranks:
             number = rank.global_rank
-            has_moved = has_moved or rank.joint > self._joint.get(number, 0)
+            if rank.joint > self._joint.get(number, 0):
+                # It is counted once a second, and what the rank has done since is its own.
+                moved_s = max(moved_s or 0.0, min(rank.progress_s, rank.heart_s))
             has_steps = has_steps or rank.step > 0
             self._joint[number] = rank.joint
         if has_steps and not self._has_steps:  # what came before was the start
             self._has_steps, self._advances = True, 0
             self._gaps_s.clear()
-        if not has_moved:
-            return False
+        if moved_s is None:
+            return None
         if self._advances >= START:
-            self._gaps_s.append(now_s - self._at_s)
+            self._gaps_s.append(moved_s - self._at_s)
         self._advances += 1
-        self._at_s = now_s
-        return True
+        self._at_s = moved_s
+        return moved_s
 
     @property
     def limit_s(self) -> float:
         """So long without progress is none."""
         if self._is_partial and len(self._gaps_s) < KEPT:
             return MOST_STILL_S
-        return max(STILL_S, min(STEPS * max(self._gaps_s, default=0.0), MOST_STILL_S))
+        return still_limit_s(max(self._gaps_s, default=0.0))
+
+
+def still_limit_s(pause_s: float) -> float:
+    """How long ranks may stand still whose longest pause, of late, was that long."""
+    return max(STILL_S, min(STEPS * pause_s, MOST_STILL_S))
 
 
 ASLEEP_S = 2.0
@@ -123,63 +173,27 @@ class Waking:
         return now_s < self._asks_until_s
 
 
-def head_term_s(term_s: float) -> float:
-    """How long the head's clock must run to be sure that a node's clock has shown term_s."""
-    return term_s * (1 + CLOCK_RATE) / (1 - CLOCK_RATE)
-
-
 def boot_s() -> float:
     """The node's clock for the lease: goes on while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class NodeLease:
-    """The node's side. Times are seconds of the node's own clock, one that goes on in suspend."""
+    """A node's contact. Times are seconds of the node's own clock, one that goes on in suspend."""
 
     def __init__(self, term_s: float) -> None:
         self.term_s = term_s
-        self._answered_s: float | None = None
+        self.contact_s = -math.inf
+        """When the newest frame that was answered had been sent; -inf: none was."""
 
     def answered(self, sent_s: float) -> None:
         """A frame that was sent at sent_s has been answered."""
-        if self._answered_s is None or sent_s > self._answered_s:
-            self._answered_s = sent_s
-
-    @property
-    def ends_s(self) -> float | None:
-        """When the lease ends, or ended; None: there has been none."""
-        return None if self._answered_s is None else self._answered_s + self.term_s
+        self.contact_s = max(self.contact_s, sent_s)
 
     def is_held(self, now_s: float) -> bool:
-        """Whether ranks may run."""
-        return self._answered_s is not None and now_s < self._answered_s + self.term_s
-
-    def has_answer_to(self, sent_s: float) -> bool:
-        """Whether what was sent at sent_s has arrived."""
-        return self._answered_s is not None and self._answered_s >= sent_s
+        """Whether contact is newer than the term."""
+        return now_s < self.contact_s + self.term_s
 
     def contact_lost_s(self, now_s: float) -> float:
         """How long ago the lease ended; 0 while it is held, and before there was one."""
-        return 0.0 if self._answered_s is None else max(0.0, now_s - self._answered_s - self.term_s)
-
-
-class HeadLease:
-    """The head's side, of one node. Times are seconds of the head's clock."""
-
-    def __init__(self, term_s: float, now_s: float, margin_s: float = 0.0) -> None:
-        """now_s: when this head began to listen. margin_s: what a node may take to end its ranks."""
-        self._wait_s = head_term_s(term_s) + head_term_s(margin_s)
-        self._heard_s = now_s
-
-    def heard(self, at_s: float) -> None:
-        """A frame of the node's was received."""
-        self._heard_s = max(self._heard_s, at_s)
-
-    @property
-    def ends_s(self) -> float:
-        """From when on the node's ranks are gone, if nothing more is heard."""
-        return self._heard_s + self._wait_s
-
-    def may_run(self, now_s: float) -> bool:
-        """Whether the node may still have ranks, for all that the head knows."""
-        return now_s < self.ends_s
+        return 0.0 if self.contact_s == -math.inf else max(0.0, now_s - self.contact_s - self.term_s)

@@ -43,6 +43,8 @@ class Channel:
         self._bytes = 0
         self._next_seq = first_seq
         self._sent_seq = first_seq - 1
+        self.confirmed = first_seq - 1
+        """The newest message that the peer has acknowledged, and all before it."""
         self.received = 0
         """The newest message of the peer's that has arrived."""
         self.lost = 0
@@ -83,6 +85,7 @@ class Channel:
         """The peer has everything up to seq. What it cannot have had is not believed."""
         if seq >= self._next_seq:
             return
+        self.confirmed = max(self.confirmed, seq)
         done = []
         for known in self._waiting:  # in order: the first that is newer ends it
             if known > seq:
@@ -94,6 +97,11 @@ class Channel:
     def rewind(self) -> None:
         """A new connection: everything that is not acknowledged is to be sent again."""
         self._sent_seq = 0
+
+    @property
+    def newest(self) -> int:
+        """The newest message, queued or sent."""
+        return self._next_seq - 1
 
     @property
     def has_waiting(self) -> bool:

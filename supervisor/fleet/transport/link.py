@@ -195,6 +195,15 @@ class Link:
         return self._failures
 
     @property
+    def newest(self) -> int:
+        """The number of the newest packet."""
+        return self._channel.newest
+
+    def is_confirmed(self, packet: int) -> bool:
+        """Whether the coordinator has dealt with everything up to this packet."""
+        return self._channel.confirmed >= packet
+
+    @property
     def has_waiting(self) -> bool:
         """Whether the coordinator has not acknowledged everything."""
         return self._channel.has_waiting

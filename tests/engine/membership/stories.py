@@ -41,7 +41,7 @@ def drained(told: Told, **why: str) -> list[str]:
 
 def led(told: Told, most: int = 2, spares: int = 1, least: int | None = None, **settings: Any) -> Told:
     """Trains since one second, led by n0."""
-    chosen = msgspec.convert({"groups_losses": True, "ends_alone": True, **settings}, ev.Settings)
+    chosen = msgspec.convert(settings, ev.Settings)
     plan = ev.FleetPlan(least=least or most, most=most, spares=spares)
     told.tell(
         ev.RunOpened(run_id="run", settings=chosen, node="n0", command=[], world_size=2, wall_s=0.0, fleet=plan), 0.1
@@ -73,3 +73,11 @@ def requeue_of(told: Told) -> ac.Requeue:
             if isinstance(action, ac.Requeue):
                 return action
     raise AssertionError("it was not asked for")
+
+
+def running(told: Told, most: int = 2, spares: int = 1, **more: Any) -> Told:
+    """Trains since one second."""
+    told.fleet_opened(most, spares, **more)
+    told.fleet_started(1.0)
+    told.step(10, 2.0)
+    return told

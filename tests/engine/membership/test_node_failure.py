@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from guardrun.supervisor.engine.membership.node_failure import MANY
-from guardrun.supervisor.engine.membership.partition import TOGETHER_S, due_s
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
@@ -34,19 +33,6 @@ def settled(told: Told, node: str, how: str = "") -> list[ac.Action]:
 def standings(told: Told) -> dict[str, Standing]:
     assert told.state.fleet is not None
     return {node: member.standing for node, member in told.state.fleet.members.items()}
-
-
-# Which are lost together -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("times", "together_s"),
-    [([], None), ([7.0], 7.0), ([9.0, 7.0], 9.0), ([7.0, 7.0 + TOGETHER_S + 0.1], 7.0), ([3.0, 7.0, 11.0], 7.0)],
-)
-def test_silent_nodes_are_given_up_with_those_that_are_due_soon_after(
-    times: list[float], together_s: float | None
-) -> None:
-    assert due_s(times) == together_s
 
 
 def test_two_that_are_lost_in_one_moment_are_one_incident_and_both_are_isolated(told: Told) -> None:
@@ -269,7 +255,7 @@ def test_nor_does_it_wait_for_them_for_ever(told: Told) -> None:
 
 def test_spares_that_are_given_up_first_were_cut_off_with_the_others(told: Told) -> None:
     """Those that train are given more time where the job's own steps are long."""
-    led(told, 2, 2, ends_alone=False)
+    led(told, 2, 2)
     for number in range(1, 31):
         told.step(10 + number, 2.0 + 30 * number)
     silent(told, 903.0, "n1", "n2", "n3")
@@ -383,7 +369,7 @@ def test_a_drain_that_comes_through_in_the_same_moment_is_said(told: Told) -> No
 def test_a_run_that_is_continued_does_not_drain_who_is_back(told: Told) -> None:
     lost_and_chosen(told)
     plan = ev.FleetPlan(least=2, most=2, spares=1)
-    settings = ev.Settings(groups_losses=True)
+    settings = ev.Settings()
     again = told.tell(
         ev.RunContinued(settings=settings, node="n0", world_size=2, wall_s=0.0, session=1, fleet=plan), 60.0
     )
@@ -401,13 +387,3 @@ def test_a_node_that_is_isolated_for_another_cause_stays_so(told: Told) -> None:
     assert told.state.nodes.unsettled == {"n1": "001"}
     assert "WithdrawIsolation" not in kinds(told.joined("n1", 1))
     assert told.state.nodes.unsettled == {"n1": "001"}
-
-
-def test_journals_of_before_are_replayed_as_they_were(told: Told) -> None:
-    led(told, 3, 1, groups_losses=False)
-    silent(told, 3.0, "n1", "n2", "n3")
-    actions = told.tick()
-    assert isolated(actions) == ["n1"] and "nodes" not in incident(told).evidence
-    while standings(told)["n3"] is not Standing.LOST:
-        assert not isolated(told.tick())
-    assert "WithdrawIsolation" not in kinds(told.joined("n1", 1))

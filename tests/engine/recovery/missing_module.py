@@ -16,7 +16,7 @@ WAITS = IMPORTED | int(Milestone.INIT_ENTERED)
 
 def started(told: Told, spares: int = 1, **settings: Any) -> None:
     """n0 (ranks 0, 1), n1 (ranks 2, 3), and spares."""
-    told.fleet_opened(2, spares, **({"tells_lacking": True} | settings))
+    told.fleet_opened(2, spares, **settings)
     told.fleet_started(1.0)
 
 

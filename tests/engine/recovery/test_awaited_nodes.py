@@ -122,7 +122,7 @@ def test_a_supervisor_that_is_started_anew_waits_on(told: Told) -> None:
 def test_a_run_that_is_continued_does_not(told: Told) -> None:
     """Its job is another one: whoever died there did not say when."""
     lost(told)
-    settings = ev.Settings(groups_losses=True, isolate_lost_s=WAITS_S)
+    settings = ev.Settings(isolate_lost_s=WAITS_S)
     plan = ev.FleetPlan(least=3, most=3, spares=2)
     again = ev.RunContinued(settings=settings, node="n0", world_size=2, wall_s=0.0, session=1, fleet=plan)
     assert isolated(told.tell(again, 60.0)) == ["n1"]

@@ -109,13 +109,6 @@ def test_who_only_watches_swaps_nobody(told: Told) -> None:
     assert incident(told).action == "none" and incident(told).evidence["only_on"] == "n1"
 
 
-def test_a_journal_from_before_decides_as_it_did(told: Told) -> None:
-    started(told, tells_lacking=False)
-    fails(told, 2, {0: WAITS})
-    assert told.phase is Phase.ENDED and out(told) == []
-    assert told.state.give_up_reason == "it would only happen again"
-
-
 def test_a_requeued_run_does_not_swap_that_place_again(told: Told) -> None:
     started(told)
     fails(told, 2, {0: WAITS})

@@ -119,7 +119,7 @@ def test_an_isolation_that_may_not_be_is_not_tried_again(told: Told) -> None:
 # A time limit is a limit ---------------------------------------------------------------------------------------------
 
 USR1, TERM = int(signal.SIGUSR1), int(signal.SIGTERM)
-NOW = {"is_named": True, "goes_past_limit": False, "bounds_requeues": True}
+NOW = {"is_named": True, "goes_past_limit": False}
 
 
 def ends(told: Told, *, end_s: float, signum: int = USR1, why: str = "running", step: int = 20) -> list[ac.Action]:
@@ -169,7 +169,7 @@ def test_a_job_is_requeued_beyond_its_limit_only_where_that_is_wanted(
         assert (ended.outcome, ended.requeue) == ("preempted", "")
         said = [one.text for one in actions if isinstance(one, ac.Say)]
         assert any("is not requeued: its time limit is a limit" in text for text in said)
-    assert asked(ends(other, end_s=end_s, signum=signum, why=why)), "time_limit, and journals from before"
+    assert asked(ends(other, end_s=end_s, signum=signum, why=why)), "time_limit"
     other.check()
 
 
@@ -179,7 +179,7 @@ def test_a_job_is_requeued_beyond_its_limit_only_where_that_is_wanted(
 def again(told: Told, session: int, resumed: int) -> None:
     """The requeued job: the next guardrun goes on with the run."""
     told.tell(ev.Requeued(is_done=True), told.now_s + 0.5)
-    now = ev.Settings(is_named=True, goes_past_limit=True, bounds_requeues=True)
+    now = ev.Settings(is_named=True, goes_past_limit=True)
     told.tell(ev.RunContinued(settings=now, node="node-a", world_size=2, wall_s=0.0, session=session), told.now_s + 100)
     told.chosen(ev.Checkpoint(path=f"/out/{resumed}", step=resumed) if resumed else None)
     told.started(told.state.next_attempt, at_s=told.now_s + 1)

@@ -21,10 +21,11 @@ def test_a_crash_leads_to_the_next_attempt(told: Told) -> None:
     assert kinds(told.stopped(21.0)) == ["WriteIncident", "ChooseCheckpoint"]
     actions = told.chosen(CHECKPOINT)
     assert kinds(actions) == ["WriteIncident", "StartAttempt"]
-    assert actions[-1] == ac.StartAttempt(attempt=1, checkpoint=CHECKPOINT)
+    assert actions[-1] == ac.StartAttempt(attempt=1, checkpoint=CHECKPOINT, is_guarded=True)
     incident = told.incidents["001"]
     assert (incident.action, incident.resumed_from, incident.recovered_s) == ("restart", CHECKPOINT, None)
     told.started(1, at_s=22.0)
+    told.tell(ev.CheckpointOpened(attempt=1, path=CHECKPOINT.path), 23.0)
     told.step(10, 25.0)
     assert told.incidents["001"].recovered_s is None, "not past where it stopped"
     told.step(11, 26.0)
@@ -192,7 +193,7 @@ def test_a_script_that_ends_itself_so_at_the_same_step_is_believed(
     told: Told, step: int, code: int, is_over: bool
 ) -> None:
     """A quality gate, say: whichever rank was seen to end first."""
-    told.running(minds_codes=True)
+    told.running()
     told.step(60, told.now_s + 1.0)
     assert kinds(told.crashed(exitcode=3, rank=0))[-1] == "ChooseCheckpoint"
     told.restarted(step)

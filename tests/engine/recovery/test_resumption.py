@@ -12,12 +12,11 @@ from tests.engine.conftest import Told, kinds
 
 STEP_10 = ev.Checkpoint(path="/data/out/ckpt_10.pt", step=10, format="file", written_wall_s=50.0)
 FAMILY = "out/ckpt_#.pt"
-MINDS = {"minds_resuming": True}
 
 
 def restarted(told: Told, *, chosen: dict[str, object] | None = None, **settings: object) -> Told:
     """The first attempt crashed at step 15 beside a checkpoint; the second one runs."""
-    told.running(**{**MINDS, **settings})
+    told.running(**settings)
     told.step(15, 20.0)
     assert "ChooseCheckpoint" in kinds(told.crashed())
     told.chosen(STEP_10, siblings=[STEP_10.path], family=FAMILY, **(chosen or {}))
@@ -109,7 +108,7 @@ def test_an_open_that_is_told_late_counts(told: Told) -> None:
 
 @pytest.mark.parametrize("is_base", [False, True], ids=["a copy that was fetched", "what it began with before, too"])
 def test_a_checkpoint_from_elsewhere_is_one_unless_it_is_what_training_begins_with(told: Told, is_base: bool) -> None:
-    told.running(**MINDS)
+    told.running()
     if is_base:
         told.tell(ev.CheckpointOpened(attempt=0, path="/elsewhere/base.pt"))
     told.step(15, 20.0)
@@ -154,16 +153,15 @@ def test_and_that_it_began_anew(told: Told) -> None:
 
 @pytest.mark.parametrize(
     "why",
-    ["nobody sees what is opened", "held", "observe only", "journals from before", "torchrun's agent", "max-restarts"],
+    ["nobody sees what is opened", "held", "observe only", "torchrun's agent", "max-restarts"],
 )
 def test_in_doubt_it_is_told_and_nothing_done(told: Told, why: str) -> None:
     settings: dict[str, object] = {
-        "journals from before": {"minds_resuming": False},
         "torchrun's agent": {"is_torchrun_agent": True},
         "max-restarts": {"restarts_anyway": True},
     }.get(why, {})
     if why == "torchrun's agent":
-        told.running(**{**MINDS, **settings})
+        told.running(**settings)
         told.tell(
             ev.AttemptStarted(
                 attempt=1,
@@ -179,20 +177,18 @@ def test_in_doubt_it_is_told_and_nothing_done(told: Told, why: str) -> None:
     elif why == "held":
         told.tell(ev.HoldSet(is_held=True, who="me"))
     elif why == "observe only":
-        told.begin_with(settings=ev.Settings(minds_resuming=True, act=False))
+        told.begin_with(settings=ev.Settings(act=False))
         told.journal.clear()
     actions = trains_on(told, steps=20)
     assert "StopAttempt" not in kinds(actions)
-    assert said(actions).count("as far as can be seen, the script began anew") == (why != "journals from before")
+    assert said(actions).count("as far as can be seen, the script began anew") == 1
 
 
 def test_a_first_attempt_that_somebody_else_began_is_left_alone(told: Told) -> None:
     """A requeue, or the same command again: torchrun would train from the beginning, too."""
-    told.running(**MINDS)
+    told.running()
     told.step(15, 20.0)
-    told.tell(
-        ev.RunContinued(settings=ev.Settings(minds_resuming=True), node="node-a", world_size=2, wall_s=0.0, session=1)
-    )
+    told.tell(ev.RunContinued(settings=ev.Settings(), node="node-a", world_size=2, wall_s=0.0, session=1))
     told.chosen(STEP_10, siblings=[STEP_10.path])
     told.started(1, at_s=told.now_s + 2)
     actions = trains_on(told, steps=20)
@@ -204,7 +200,7 @@ def test_a_first_attempt_that_somebody_else_began_is_left_alone(told: Told) -> N
 
 
 def test_nothing_to_lose_is_no_reason_to_stop(told: Told) -> None:
-    told.running(**MINDS)
+    told.running()
     told.crashed()
     assert kinds(told.chosen(None))[-1] == "StartAttempt"
     told.started(1, at_s=told.now_s + 2)
@@ -213,7 +209,7 @@ def test_nothing_to_lose_is_no_reason_to_stop(told: Told) -> None:
 
 def test_a_script_that_ignored_one_is_restarted_no_more(told: Told) -> None:
     told.begin_with(resumes="ignores")
-    told.running(**MINDS)
+    told.running()
     told.crashed()
     actions = told.chosen(STEP_10, siblings=[STEP_10.path], kept="/runs/run/kept/ckpt_10.pt", resume_way="--again")
     assert "StartAttempt" not in kinds(actions) and "FinishRun" in kinds(actions)
@@ -223,14 +219,14 @@ def test_a_script_that_ignored_one_is_restarted_no_more(told: Told) -> None:
 @pytest.mark.parametrize("how", ["told", "itself"])
 def test_unless_it_is_told_how_now(told: Told, how: str) -> None:
     told.begin_with(resumes="ignores")
-    told.running(**MINDS, resumes=how == "told")
+    told.running(resumes=how == "told")
     told.crashed()
     actions = told.chosen(STEP_10, siblings=[STEP_10.path], resumes_itself=how == "itself")
     assert "StartAttempt" in kinds(actions)
 
 
 def test_a_program_that_nobody_can_look_into_is_not_begun_anew_beside_a_checkpoint(told: Told) -> None:
-    told.running(**MINDS)
+    told.running()
     told.tell(ev.HooksMissing(attempt=0, global_ranks=[0, 1], reason="no Python"))
     told.crashed()
     actions = told.chosen(STEP_10, siblings=[STEP_10.path])

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.engine.membership.membership import DROPPED_S
+from guardrun.supervisor.engine.membership.node_silence import DROPPED_S
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook, Reading
 from guardrun.supervisor.fleet.coordinator.event_aggregator import (
-    END_MARGIN_S,
     EXITS_S,
     GRACES,
     SETTLE_S,
@@ -23,7 +22,7 @@ from guardrun.supervisor.fleet.coordinator.event_aggregator import (
     STOP_LIMIT_S,
     EventAggregator,
 )
-from guardrun.supervisor.fleet.protocol.lease import MOST_STILL_S, STILL_S
+from guardrun.supervisor.fleet.protocol.lease import END_MARGIN_S, MOST_STILL_S, STILL_S
 from guardrun.supervisor.wire.control_messages import Place, Start, Stop
 
 TERM_S, LOST_S = 15.0, 25.0
@@ -411,6 +410,27 @@ def test_of_a_node_that_has_just_fallen_silent_the_whole_lease_is_waited_for() -
     assert not job.told(ev.AttemptStopped)
     job.pass_s(0.5, "a", "b")
     assert job.told(ev.AttemptStopped)
+
+
+def test_its_lease_counts_from_its_last_word_also_where_its_connection_was_closed_right_after() -> None:
+    job = Job().running()
+    job.now_s += 0.9  # nobody has been asked since
+    job.events += job.gather.dropped("c", job.now_s + 0.05, heard_s=job.now_s)
+    job.stop()
+    job.stops("a")
+    job.stops("b")
+    job.pass_s(TERM_S + END_MARGIN_S, "a", "b")
+    assert not job.told(ev.AttemptStopped)
+    job.pass_s(0.5, "a", "b")
+    assert job.told(ev.AttemptStopped)
+
+
+def test_what_was_heard_before_it_fell_silent_is_no_new_sign_of_life() -> None:
+    job = Job().running()
+    heard_s = job.now_s
+    job.pass_s(SILENT_S, "a", "b")
+    assert not job.gather.heard("c", heard_s)
+    assert job.gather.heard("c", heard_s + 0.1) == [ev.NodeContactRestored(node="c")]
 
 
 def test_a_node_that_was_only_told_to_start_may_have_ranks() -> None:

@@ -5,6 +5,7 @@ Writes a line for whatever happens, CLOCK_MONOTONIC first; sends `NODE TEXT` of 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -13,13 +14,10 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from guardrun.supervisor.fleet.protocol.lease import HeadLease
+from guardrun.supervisor.fleet.protocol.lease import ranks_gone_s
 from guardrun.supervisor.fleet.transport.curve_keys import KeyPair, make_key_pair
 from guardrun.supervisor.fleet.transport.hub import Body, Dropped, Hub, HubSettings, Known
 from guardrun.supervisor.wire.listening_addresses import Listen
-
-ACTS_S = 0.5
-"""What a node that sees its lease end may take to say so, on a busy machine."""
 
 
 class Door(msgspec.Struct):
@@ -54,7 +52,7 @@ def main() -> None:
     folder, bind, term_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     hub = open_hub(folder, bind, term_s)
     journal = (folder / "journal").open("a")
-    leases: dict[str, HeadLease] = {}
+    joined: set[str] = set()
     gone: set[str] = set()
     poller = zmq.Poller()
     hub.register(poller)
@@ -69,12 +67,12 @@ def main() -> None:
             else:
                 tell(type(what).__name__, node)
             if not isinstance(what, Dropped):
-                leases.setdefault(node, HeadLease(term_s, time.monotonic(), ACTS_S))
+                joined.add(node)
         journal.flush()
         hub.acknowledge()
-        for node, lease in leases.items():
-            lease.heard(hub.heard_s(node))
-            is_gone = not lease.may_run(time.monotonic())
+        for node in joined:
+            gone_s = ranks_gone_s(hub.heard_s(node), -math.inf, term_s=term_s, still_s=0.0)
+            is_gone = time.monotonic() >= gone_s
             if is_gone is not (node in gone):
                 (gone.add if is_gone else gone.discard)(node)
                 tell("gone" if is_gone else "there", node)

@@ -153,3 +153,17 @@ def test_a_long_queue_is_not_slow(count: int) -> None:
     for seq in range(1, count + 1):
         channel.acknowledged(seq)
     assert not channel.has_waiting
+
+
+def test_what_is_sent_again_on_a_new_connection_is_not_confirmed_by_its_welcome() -> None:
+    channel = Channel(LARGE)
+    for body in (b"1", b"2", b"3"):
+        channel.send(body)
+    channel.acknowledged(2)
+    channel.rewind()
+    assert (channel.newest, channel.confirmed) == (3, 2)
+    channel.acknowledged(1)  # late
+    channel.acknowledged(9)  # of messages that it cannot have had
+    assert channel.confirmed == 2
+    channel.acknowledged(3)
+    assert channel.confirmed == channel.newest

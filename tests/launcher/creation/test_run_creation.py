@@ -26,6 +26,7 @@ from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.rundir.journal import Journal
 from guardrun.supervisor.rundir.run_directory import read_run_file, write_run_file
+from tests.support.journals import set_version
 
 
 class Opener:
@@ -153,12 +154,39 @@ def test_one_whose_ranks_have_all_ended_well_is_not_whatever_was_written_of_it(o
             opener.open("job")
 
 
-def test_one_whose_journal_another_version_wrote_goes_on(opener: Opener) -> None:
+@pytest.mark.parametrize("version", [0, 9])
+def test_one_whose_journal_another_version_wrote_goes_on(opener: Opener, version: int) -> None:
     first = opener.open("job")
-    snapshot = {"n": 0, "t": 0.0, "wall": "", "snapshot": {"phase": 3}}
+    snapshot = {"v": version, "n": 0, "t": 0.0, "wall": "", "snapshot": {"phase": 3}}
     (first.path / "events.jsonl").write_text(json.dumps(snapshot) + "\n")
     dead_owner(first)
     assert opener.open("job").is_continued
+
+
+@pytest.mark.parametrize("version", [0, 9])
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_unless_that_journal_itself_says_that_it_has_finished(opener: Opener, version: int, has_ended: bool) -> None:
+    """Killed before its summary.json was there, and upgraded since: training that is over is not begun again."""
+    first = opener.open("job")
+    journal, engine = Journal(first.path), Engine()
+    ranks = [ev.Rank(global_rank=0, local_rank=0, pid=100, node="n")]
+    events: list[ev.Event] = [
+        ev.RunOpened(run_id="job", settings=ev.Settings(), node="n", command=[], world_size=1, wall_s=0.0),
+        ev.AttemptStarted(attempt=0, ranks=ranks),
+    ]
+    if has_ended:
+        events.append(ev.RankExited(attempt=0, global_rank=0, pid=100, exitcode=0, at_s=3.0))
+        events.append(ev.AttemptStopped(attempt=0, exitcodes={0: 0}, stopped_by_us=[]))
+    for at_s, event in enumerate(events):
+        journal.append(event, engine.handle(event, float(at_s)), float(at_s))
+    journal.close()
+    set_version(first.path / "events.jsonl", version)
+    dead_owner(first)
+    if has_ended:
+        with pytest.raises(RunIdError, match=r"has ended \(finished\)"):
+            opener.open("job")
+    else:
+        assert opener.open("job").is_continued
 
 
 def test_one_that_was_killed_before_it_was_a_run_is_a_new_one(opener: Opener) -> None:

@@ -131,7 +131,7 @@ def verdict(memory: HangMemory, view: RunView, found: Finding, seen: JudgedSnaps
 
 def is_near_end(view: RunView) -> bool:
     """Whether a rank has come to its end, so that a restart would repeat what is done."""
-    return view.settings.spares_ended and stalls.has_ended(view)
+    return stalls.has_ended(view)
 
 
 def _why_not(view: RunView) -> str:

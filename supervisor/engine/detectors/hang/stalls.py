@@ -76,8 +76,7 @@ def patience_s(memory: HangMemory, view: RunView, found: Finding, seen: JudgedSn
 def _may_act_alone(view: RunView, found: Finding) -> bool:
     """Training that has come to stand still, and nothing of it runs; not what spins, computes or never trained."""
     attempt = attempt_of(view)
-    is_over = view.settings.spares_ended and has_ended(view)
-    return attempt.first_step is not None and found.is_still and not is_over
+    return attempt.first_step is not None and found.is_still and not has_ended(view)
 
 
 def has_ended(view: RunView) -> bool:

@@ -18,7 +18,7 @@ from tests.engine.detectors.hang.looks import look, report
 from tests.sim import activity as act
 from tests.sim.activity import Activity
 
-NORMAL: dict[str, Any] = {"tell_s": 15.0, "is_sure": True, "spares_ended": True, **patience("normal")}
+NORMAL: dict[str, Any] = {"tell_s": 15.0, "is_sure": True, **patience("normal")}
 EAGER = {**NORMAL, "is_sure": False, **patience("eager")}
 PATIENT = {**NORMAL, **patience("patient")}
 POLLING = Activity("polling", "rank_blocked", act.HANG.stacks, wakes=0.2)
