@@ -10,8 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from guardrun.launcher.base.exit_statuses import INTERRUPTED, USAGE_ERROR, RefusedError
-from guardrun.launcher.base.terminal_lines import say
+from guardrun.launcher.base.terminal_lines import INTERRUPTED, USAGE_ERROR, RefusedError, say
 from guardrun.launcher.control.supervisor_process import DAEMON_COMMAND, Daemon
 from guardrun.launcher.run.preflight import Preflight, is_off
 from guardrun.supervisor.base.standard_streams import hold_standard_descriptors

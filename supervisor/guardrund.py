@@ -21,7 +21,7 @@ from guardrun.launcher.control.supervisor_process import UNWRITTEN
 from guardrun.supervisor.base.standard_streams import hold_standard_descriptors
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.base.background_writer import BackgroundWriter
+    from guardrun.supervisor.base.background_work import BackgroundWriter
     from guardrun.supervisor.daemon.daemon import Daemon
     from guardrun.supervisor.fleet.follower.follower import Follower
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _supervise() -> int:
     # Here, and before the line is read: ready when the launcher is, and none of it in the node agent.
-    from guardrun.supervisor.base.background_writer import BackgroundWriter
+    from guardrun.supervisor.base.background_work import BackgroundWriter
     from guardrun.supervisor.base.log import set_up_log
     from guardrun.supervisor.daemon.daemon import Daemon  # noqa: F401
 

@@ -17,8 +17,8 @@ from _thread import start_new_thread
 from time import monotonic_ns
 
 from guardrun.hooks.beat import stack_dumps
-from guardrun.hooks.rank.outbox import FLUSH, STOP, Item
 from guardrun.hooks.rank.process import OWN_THREADS
+from guardrun.hooks.rank.rank import FLUSH, STOP, Item
 from guardrun.hooks.wire.board import Field, Milestone
 
 TYPE_CHECKING = False

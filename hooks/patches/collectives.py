@@ -4,8 +4,8 @@ A wrapper shows on the board which call the training thread is in, and since whe
 and FSDP's own collectives don't pass here: torch's sequence numbers, which the heart reads, count those too.
 
 torch.compile: dynamo replaces some collectives by traceable ones, looked up by the function object. Those tables are
-made from this module's names after we have wrapped them, so the wrapper is the key (hooks/patches/dynamo.py). What
-dynamo inlines instead it must inline without us: `_torchdynamo_inline` leads it to the original.
+made from this module's names after we have wrapped them, so the wrapper is the key (hooks/patches/torch_import.py).
+What dynamo inlines instead it must inline without us: `_torchdynamo_inline` leads it to the original.
 """
 
 from __future__ import annotations

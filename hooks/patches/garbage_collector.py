@@ -1,4 +1,4 @@
-"""The garbage collector: shown on the board while it runs, and said when it held up a step.
+"""The garbage collector: on the board while it runs, said when it held up a step, kept to one step on all ranks.
 
 `gc.callbacks` calls before a collection begins and after it ended, with the GIL held in between: the start time on
 the board is what tells a collection from a hang. A script's own handling of the collector is never touched, but for
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from _thread import allocate_lock
 from time import monotonic_ns
 
 from guardrun.hooks.rank import rank as _rank
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from guardrun.hooks.rank.rank import Rank
+
 
 THRESHOLD = "PYTHONGC_THRESHOLD"
 HELD_NS = 1_000_000_000
@@ -148,3 +151,200 @@ class StepSum:
             return gc.get_freeze_count()
         finally:
             gc.unfreeze()
+
+
+# GC policy ----------------------------------------------------------------------------------------------------------
+# `[gc] policy = "freeze"`: collections at the same step on all ranks, instead of whenever a rank's own counters say.
+#
+# An automatic collection comes when a process has allocated enough, so each rank pays at a step of its own, and every
+# rank that shares a collective with it pays as well. Under this policy a rank collects after its first WARMUP_STEPS
+# steps, sets aside all that is alive then (gc.freeze: the model, the modules, the dataset; a collection after it looks
+# only at what has come since), turns automatic collection off, and collects every `every_steps` steps: what is young,
+# and each FULL_EVERY-th time all that is not frozen, so that what a script keeps is not looked at over and over.
+#
+# - Steps are counted as the board counts them: those of the optimizer that has done most, or the script's own step().
+#   All ranks count the same where they train in step; where one skips a step alone (a scaler that found an overflow on
+#   one rank only), it collects a step later than the others from then on, which costs time and nothing else.
+# - The collector is the script's where it has touched it before the warm-up's end: turned off, other thresholds, frozen
+#   objects, or a full collection of its own since the first step. Then nothing is done, and that is said. So it is when
+#   the script turns the collector on, or changes its thresholds, later. A script that turns it off only after
+#   the warm-up looks like ours: such a script is better off without the policy.
+# - Garbage is never left for long: where no step comes for IDLE_NS (an evaluation) the automatic collector is lent
+#   back until the next step, and where more than MAX_NEW_OBJECTS have piled up the next step collects.
+
+
+FREEZE = "freeze"
+WARMUP_STEPS = 5
+"""By then lazy imports, compiled code and the optimizer's state are there to be frozen."""
+FULL_EVERY = 10
+"""Of the collections at common steps, one so often is a full one. The others look at generations 0 and 1: what has been
+allocated since the last, and that is where a training step's garbage is."""
+_YOUNG, _FULL = 1, 2
+IDLE_NS = 10_000_000_000
+IDLE_STEPS = 3
+"""A step may take longer than IDLE_NS: then so many times the last one."""
+MAX_NEW_OBJECTS = 1_000_000
+"""Allocated and not freed since the last collection: some hundred megabytes, if all of it is garbage."""
+
+
+def start_policy(rank: Rank) -> None:
+    """Follow the policy that the launcher has handed on. Raises ValueError where that is malformed."""
+    table = rank.settings.get("gc")
+    if not isinstance(table, dict) or table.get("policy") != FREEZE:
+        return
+    every = int(table["every_steps"])
+    if every < 1:
+        raise ValueError(f"gc policy: every {every} steps")
+    policy = Policy(rank, every)
+    rank.gc_policy = policy
+    gc.callbacks.append(policy.on_collection)
+
+
+class Policy:
+    """One rank's collector, while the script leaves it to us."""
+
+    def __init__(self, rank: Rank, every_steps: int) -> None:
+        self._rank = rank
+        self._every = every_steps
+        self._threshold = gc.get_threshold()
+        self._steps = 0
+        self._due = WARMUP_STEPS
+        self._first = 0
+        """The step at which it began."""
+        self._last_ns = 0
+        self._gap_ns = 0
+        self._explicit = 0
+        """Full collections that the script has asked for since its first step."""
+        self._is_ours = False
+        """Automatic collection is off, and it was us."""
+        self._is_lent = False
+        """… and on again until the next step."""
+        self._is_collecting = False
+        self._lock = allocate_lock()
+        """Held while the two above change: steps and beats are of different threads."""
+
+    def on_step(self, now_ns: int) -> None:
+        """A step is done. Well below a microsecond but for the steps that collect. Never raises."""
+        self._steps += 1
+        self._gap_ns = now_ns - self._last_ns
+        self._last_ns = now_ns
+        if self._steps >= self._due or self._is_lent:
+            try:
+                with self._lock:
+                    self._act()
+            except Exception as error:
+                self._rank.gc_policy = None
+                self._rank.fail("gc policy", error)
+
+    def on_collection(self, phase: str, info: dict[str, Any]) -> None:
+        """gc's callback: tell the script's own full collections from automatic ones, which come above a threshold."""
+        if phase != "start" or info["generation"] < 2 or not self._steps or self._is_ours or self._is_collecting:
+            return
+        if gc.get_count()[0] <= gc.get_threshold()[0]:
+            self._explicit += 1
+
+    def on_beat(self, now_ns: int) -> None:
+        """Once a second, from the hooks' thread: see to it that garbage does not pile up between steps."""
+        if not self._is_ours or self._is_lent:
+            return
+        if now_ns - self._last_ns > max(IDLE_NS, IDLE_STEPS * self._gap_ns):
+            with self._lock:
+                if self._is_ours:
+                    gc.enable()
+                    self._is_lent = True
+        elif gc.get_count()[0] > MAX_NEW_OBJECTS:
+            self._due = self._steps + 1
+
+    def _act(self) -> None:
+        if not self._is_ours:
+            self._take_over()
+            return
+        why = self._why_not_ours()
+        if why:
+            self._stand_aside(why)
+            return
+        if self._is_lent:
+            gc.disable()
+            self._is_lent = False
+        if self._steps >= self._due:
+            if is_capturing():
+                self._due = self._steps + 1
+                return
+            # Multiples of the interval: a collection that came early changes nothing about when all ranks collect.
+            intervals, early = divmod(self._steps - self._first, self._every)
+            self._collect(_FULL if not early and intervals % FULL_EVERY == 0 else _YOUNG)
+            self._due = self._steps - early + self._every
+
+    def _take_over(self) -> None:
+        why = self._whose()
+        if why:
+            self._stand_aside(why)
+            return
+        if is_capturing():
+            self._due = self._steps + 1
+            return
+        self._collect(_FULL)
+        gc.freeze()
+        gc.disable()
+        self._is_ours = True
+        self._first = self._steps
+        self._due = self._steps + self._every
+        self._rank.note("gc policy", f"followed from step {self._steps} on: {gc.get_freeze_count()} objects are frozen")
+
+    def _collect(self, generation: int) -> None:
+        self._is_collecting = True
+        try:
+            gc.collect(generation)
+        finally:
+            self._is_collecting = False
+
+    def _whose(self) -> str:
+        """Why the collector is the script's own, in words; empty where it is not."""
+        if not gc.isenabled():
+            return "the script has turned the collector off"
+        if gc.get_threshold() != self._threshold:
+            return "the script has set thresholds of its own"
+        if gc.get_freeze_count():
+            return "the script has frozen objects itself"
+        if self._explicit:
+            return "the script collects by itself"
+        return ""
+
+    def _why_not_ours(self) -> str:
+        if gc.isenabled() and not self._is_lent:
+            return "the script has turned the collector on again"
+        if gc.get_threshold() != self._threshold:
+            return "the script has set thresholds of its own"
+        return ""
+
+    def _stand_aside(self, why: str) -> None:
+        self._forget()
+        self._rank.note("gc policy", f"not followed: {why}")
+
+    def give_back(self) -> None:
+        """The script's end, or a forked child: the collector is as if there had been no policy.
+
+        A child keeps what is frozen: its pages are shared with the rank for as long as no collection writes to them.
+        """
+        is_ours = self._is_ours
+        self._forget()
+        if is_ours:
+            gc.enable()
+            if self._rank is _rank.active:
+                gc.unfreeze()
+
+    def _forget(self) -> None:
+        self._is_ours = self._is_lent = False
+        self._rank.gc_policy = None
+        try:
+            gc.callbacks.remove(self.on_collection)
+        except ValueError:  # The script has emptied the list.
+            pass
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured: what a collection frees would be freed inside of it."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return False
+    return bool(cuda.is_current_stream_capturing())

@@ -1,4 +1,4 @@
-"""That torch is there: the long part of a start is over."""
+"""torch itself, once it is there: the long part of a start is over, and torch.compile leaves our wrappers alone."""
 
 from __future__ import annotations
 
@@ -11,3 +11,21 @@ from guardrun.hooks.wire.board import Milestone
 def install(module: Any, rank: Rank) -> None:
     """Called after `import torch` ran."""
     rank.mark(Milestone.TORCH_IMPORTED)
+
+
+# torch.compile ------------------------------------------------------------------------------------------------------
+# torch.compile: our wrappers' frames are none that it should compile.
+
+
+def install_trace_rules(module: Any, rank: Rank) -> None:
+    """Put this folder on dynamo's list of those it skips."""
+    module.add("guardrun.hooks")
+
+
+def install_remaps(module: Any, rank: Rank) -> None:
+    """Let dynamo replace the collectives that it has traceable ones for: it knows them by the object in its table.
+
+    Where it was led to the original it would miss them, and with them what `op` means.
+    """
+    for function in module.traceable_collective_remaps:
+        function.__dict__.pop("_torchdynamo_inline", None)

@@ -17,7 +17,7 @@ from os import getpid
 from time import monotonic_ns
 
 from guardrun.hooks.rank import rank as _rank
-from guardrun.hooks.rank.outbox import FLUSH, STOP
+from guardrun.hooks.rank.rank import FLUSH, STOP
 from guardrun.hooks.wire.board import Milestone
 
 TYPE_CHECKING = False

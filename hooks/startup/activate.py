@@ -11,7 +11,7 @@ from time import monotonic_ns
 
 from guardrun.hooks.beat import heartbeat as _heart
 from guardrun.hooks.beat import stack_dumps
-from guardrun.hooks.patches import garbage_collector, gc_policy
+from guardrun.hooks.patches import garbage_collector
 from guardrun.hooks.rank import process, uncaught_exception
 from guardrun.hooks.rank import rank as _rank
 from guardrun.hooks.rank.rank import Rank
@@ -48,7 +48,7 @@ def activate(settings: dict[str, object]) -> None:
         ("holding", overwrite_guard.start),
         ("imports", import_hooks.start),
         ("collector", garbage_collector.start),
-        ("gc policy", gc_policy.start),
+        ("gc policy", garbage_collector.start_policy),
         ("exceptions", uncaught_exception.start),
         ("stacks", stack_dumps.start),
         ("heart", _heart.start),

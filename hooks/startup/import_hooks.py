@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 # Hooks for a module that a version of torch lacks just never run.
 HOOKS = {
     "torch": "guardrun.hooks.patches.torch_import",
-    "torch.optim.optimizer": "guardrun.hooks.patches.optimizers",
+    "torch.optim.optimizer": "guardrun.hooks.patches.steps",
     "torch.utils.data.dataloader": "guardrun.hooks.patches.dataloaders",
     "torch.serialization": "guardrun.hooks.saves.torch_files",
     "torch.distributed.checkpoint.state_dict_saver": "guardrun.hooks.saves.dcp:install_save",
     "torch.distributed.checkpoint.state_dict_loader": "guardrun.hooks.saves.dcp:install_load",
     "torch.distributed.distributed_c10d": "guardrun.hooks.patches.collectives",
-    "torch.distributed._functional_collectives": "guardrun.hooks.patches.dynamo:install_remaps",
-    "torch.nn.parallel.distributed": "guardrun.hooks.patches.step_breakdown",
-    "torch._dynamo.trace_rules": "guardrun.hooks.patches.dynamo",
-    "safetensors.torch": "guardrun.hooks.saves.safetensors_files",
-    "lightning.fabric.utilities.cloud_io": "guardrun.hooks.saves.lightning_files",
-    "lightning_fabric.utilities.cloud_io": "guardrun.hooks.saves.lightning_files",
-    "lightning.pytorch.trainer.connectors.callback_connector": "guardrun.hooks.saves.lightning",
-    "pytorch_lightning.trainer.connectors.callback_connector": "guardrun.hooks.saves.lightning",
-    "transformers.trainer": "guardrun.hooks.saves.huggingface",
+    "torch.distributed._functional_collectives": "guardrun.hooks.patches.torch_import:install_remaps",
+    "torch.nn.parallel.distributed": "guardrun.hooks.patches.steps:install_ddp",
+    "torch._dynamo.trace_rules": "guardrun.hooks.patches.torch_import:install_trace_rules",
+    "safetensors.torch": "guardrun.hooks.saves.torch_files:install_safetensors",
+    "lightning.fabric.utilities.cloud_io": "guardrun.hooks.saves.trainers:install_lightning_files",
+    "lightning_fabric.utilities.cloud_io": "guardrun.hooks.saves.trainers:install_lightning_files",
+    "lightning.pytorch.trainer.connectors.callback_connector": "guardrun.hooks.saves.trainers:install_lightning",
+    "pytorch_lightning.trainer.connectors.callback_connector": "guardrun.hooks.saves.trainers:install_lightning",
+    "transformers.trainer": "guardrun.hooks.saves.trainers:install_transformers",
 }
 
 

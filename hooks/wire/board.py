@@ -78,7 +78,7 @@ class Field(IntEnum):
     COLLECTIVE_TOTAL_NS = 32
     """Time that the training thread has spent inside calls that communicate, and waiting for their handles."""
     SPENT_STEPS = 33
-    """Ordinary steps that have been summed up (hooks/patches/step_breakdown.py), and what they took, written about once
+    """Ordinary steps that have been summed up (hooks/patches/steps.py), and what they took, written about once
     a second."""
     SPENT_NS = 34
     SPENT_WAITED_NS = 35

@@ -19,8 +19,7 @@ from guardrun.launcher.attempt.torch_elastic import (
     describe_failure,
     pass_error_on,
 )
-from guardrun.launcher.base.process_handles import ProcessHandle
-from guardrun.launcher.base.processes import signal_group
+from guardrun.launcher.base.processes import ProcessHandle, signal_group
 from guardrun.launcher.base.terminal_lines import flush_streams
 from guardrun.supervisor.engine.model.events import Rank
 

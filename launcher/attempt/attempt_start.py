@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,20 +18,122 @@ import torch
 import guardrun
 from guardrun.hooks.wire.board import board_name, create_board
 from guardrun.launcher.attempt.attempt import LocalAttempt, watch_context
-from guardrun.launcher.attempt.distributed_debug import survives_detail
-from guardrun.launcher.attempt.resume_arguments import environment, resume_arguments, resume_environment
 from guardrun.launcher.attempt.stderr_capture import Outlets, Relay, find_way
 from guardrun.launcher.attempt.torch_elastic import Elastic
-from guardrun.launcher.base.preemption_signals import spared_signals
 from guardrun.launcher.base.processes import TOKEN_VARIABLE
 from guardrun.launcher.base.rank_environment import DEBUG, Subject, rank_defaults
-from guardrun.launcher.base.signals import Interrupted, Signals
+from guardrun.launcher.base.signals import Interrupted, Signals, spared_signals
 from guardrun.launcher.base.socket_folder import ensure_socket_folder
 from guardrun.launcher.base.terminal_lines import Log, say
 from guardrun.launcher.creation.run_creation import OpenRun
-from guardrun.supervisor.config import Config
+from guardrun.supervisor.config import Config, fill_placeholders
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.wire.control_messages import Start
+
+# Distributed debug --------------------------------------------------------------------------------------------------
+# TORCH_DISTRIBUTED_DEBUG=DETAIL: tried out before ranks are given it.
+#
+# With it torch compares the collectives of all ranks as they are issued, and names the first that differ. But some
+# versions of torch do not survive it: with 2.13.0, DistributedDataParallel's constructor ends in a segmentation fault,
+# with one rank and without guardrun too. A fork of this process, which has torch imported, takes a tenth of a second to
+# find out.
+
+
+LIMIT_S = 5.0
+POLL_S = 0.01
+
+
+def survives_detail() -> bool:
+    """Whether DDP can be made, and can train a step, under DETAIL with this torch (gloo, one rank)."""
+    pid = os.fork()
+    if pid == 0:
+        _try_out()
+    deadline_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline_s:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(POLL_S)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return False
+
+
+def _try_out() -> None:
+    """In the child: leave no trace but the exit status."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.environ[DEBUG] = "DETAIL"
+
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        dist.set_debug_level_from_env()
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        model = DistributedDataParallel(torch.nn.Linear(1, 1))
+        model(torch.zeros(1, 1)).sum().backward()
+        dist.barrier()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+# Resume arguments ---------------------------------------------------------------------------------------------------
+# What makes a script resume: arguments, and variables of the environment that ranks are started in.
+#
+# Without torch, which takes seconds to import.
+
+
+RESUME_FROM, RESUME_STEP = "GUARDRUN_RESUME_FROM", "GUARDRUN_RESUME_STEP"
+
+
+def resume_arguments(templates: list[str], checkpoint: Checkpoint | None) -> list[str]:
+    """What is appended to the script's arguments."""
+    if checkpoint is None:
+        return []
+    return [_fill(template, checkpoint) for template in templates]
+
+
+def resume_environment(templates: Mapping[str, str], checkpoint: Checkpoint | None) -> dict[str, str | None]:
+    """What tells the script, in its environment, to resume; None takes a variable away."""
+    if checkpoint is None:
+        return {RESUME_FROM: None, RESUME_STEP: None}
+    wanted: dict[str, str | None] = {name: _fill(template, checkpoint) for name, template in templates.items()}
+    return wanted | {RESUME_FROM: checkpoint.path, RESUME_STEP: str(checkpoint.step)}
+
+
+def _fill(template: str, checkpoint: Checkpoint) -> str:
+    return fill_placeholders(template, checkpoint.path, checkpoint.step, os.path.dirname(checkpoint.path))
+
+
+@contextmanager
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Change this process's environment, which torch's process layer hands on to the ranks, for a while."""
+    before = {name: os.environ.get(name) for name in changes}
+    _change_environment(changes)
+    try:
+        yield
+    finally:
+        _change_environment(before)
+
+
+def _change_environment(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+# Attempt start ------------------------------------------------------------------------------------------------------
+
 
 INJECT = Path(guardrun.__file__).parent / "hooks" / "inject"
 """Holds sitecustomize.py and nothing else."""

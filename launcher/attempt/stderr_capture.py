@@ -2,7 +2,7 @@
 
 Ranks get a pipe each where this process's stderr is a pipe, a socket or a device, and a pty each where it is a
 terminal, so that `isatty` says what it said. Where stdout is the very same, it goes the same way, so that a rank's
-lines keep their order. A regular file is read back as it is (`collect/ranks/shared_log.py`).
+lines keep their order. A regular file is read back as it is (`collect/ranks/exits.py`).
 
 The ends that are read stay open here: where the process between is killed, stopped or stuck, another one takes its
 place, at the very byte, and no rank has noticed more than a moment's wait.

@@ -13,8 +13,14 @@ from dataclasses import dataclass, field
 from signal import SIGKILL, Signals
 
 from guardrun.launcher.attempt.torchrun_agent_child import AgentChild, Failure
-from guardrun.launcher.base.process_handles import ProcessHandle
-from guardrun.launcher.base.processes import DEAD, read_children, read_environment, read_stat, signal_group
+from guardrun.launcher.base.processes import (
+    DEAD,
+    ProcessHandle,
+    read_children,
+    read_environment,
+    read_stat,
+    signal_group,
+)
 from guardrun.supervisor.engine.model.events import Rank
 
 GATHER_S = 1.0

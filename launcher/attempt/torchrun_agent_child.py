@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from guardrun.launcher.base.process_handles import ProcessHandle
+from guardrun.launcher.base.processes import ProcessHandle
 from guardrun.launcher.base.terminal_lines import flush_streams
 
 PR_SET_PDEATHSIG = 1

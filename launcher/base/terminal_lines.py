@@ -1,4 +1,4 @@
-"""The launcher's few lines: for the person on stderr, for later in guardrun.log."""
+"""The launcher's few lines, for the person on stderr, for later in guardrun.log; its exit statuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from guardrun.supervisor.base.background_writer import BackgroundWriter, Work
+from guardrun.supervisor.base.background_work import BackgroundWriter, Work
 from guardrun.supervisor.base.own_files import open_to_add
 from guardrun.supervisor.base.printable import encode_json, make_harmless
 from guardrun.supervisor.base.redaction import redact_fields, redact_text
@@ -60,3 +60,23 @@ class Log:
     def _append(self, line: bytes) -> None:
         with suppress(OSError), open(open_to_add(self._path), "ab", buffering=0) as file:
             file.write(line)
+
+
+# Exit statuses ------------------------------------------------------------------------------------------------------
+# How guardrun ends where it starts nothing.
+
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+QUARANTINED = 69
+"""guardrun's exit status on a quarantined node: EX_UNAVAILABLE of sysexits.h."""
+NOT_FIT = 71
+"""Where the pre-flight found what no run can get past: EX_OSERR."""
+
+
+class RefusedError(Exception):
+    """No run starts here; says why, and the ways out."""
+
+    def __init__(self, text: str, exit_status: int) -> None:
+        super().__init__(text)
+        self.exit_status = exit_status

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from guardrun.launcher.base.process_handles import ProcessHandle
-from guardrun.launcher.base.processes import read_stat
+from guardrun.launcher.base.processes import ProcessHandle, read_stat
 
 DAEMON_CODE = (
     "import sys; sys.path[:] = [entry for entry in sys.path if entry]; "

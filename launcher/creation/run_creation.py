@@ -22,9 +22,11 @@ import msgspec
 from guardrun.launcher.base.processes import read_boot_id, read_stat
 from guardrun.launcher.base.rank_environment import DUMP_FOLDER
 from guardrun.launcher.base.socket_folder import remove_socket_folder
-from guardrun.launcher.creation.run_continuation import Left, Way, decide
-from guardrun.launcher.creation.run_ownership import (
+from guardrun.launcher.creation.run_continuation import (
+    Left,
     Ownership,
+    Way,
+    decide,
     find_living_owner,
     find_touching_owner,
     read_outcome,

@@ -42,12 +42,8 @@ def main(arguments: list[str]) -> int:
 
 def _load(name: str, rank: int, ranks: int, store: str) -> dict[str, Callable[..., dict[str, Any]]]:
     """Import torch, take hold of the device: both may take seconds, or fail."""
-    from guardrun.launcher.device_trial.copies import try_copies
-    from guardrun.launcher.device_trial.device import Device
-    from guardrun.launcher.device_trial.pair import Pairing
-    from guardrun.launcher.device_trial.pattern import try_pattern
-    from guardrun.launcher.device_trial.product import try_product
-    from guardrun.launcher.device_trial.reduce import try_reduce
+    from guardrun.launcher.device_trial.device import Device, try_copies, try_pattern, try_product
+    from guardrun.launcher.device_trial.reduce import Pairing, try_reduce
 
     device = Device(name)
     device.synchronize()

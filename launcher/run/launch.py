@@ -14,14 +14,17 @@ from typing import Any
 from guardrun.launcher.attempt import torch_elastic
 from guardrun.launcher.attempt.attempt import LocalAttempt
 from guardrun.launcher.attempt.attempt_start import Starter
-from guardrun.launcher.attempt.process_sweep import become_subreaper
-from guardrun.launcher.base.abandoned_folders import Occupied, sweep_left_behind
-from guardrun.launcher.base.exit_statuses import USAGE_ERROR, RefusedError
-from guardrun.launcher.base.preemption_signals import choose_notices
+from guardrun.launcher.attempt.attempt_stop import become_subreaper
 from guardrun.launcher.base.processes import read_children
-from guardrun.launcher.base.signals import Signals, parse_signals
-from guardrun.launcher.base.socket_folder import NoSocketFolderError, make_socket_folder, remove_socket_folder
-from guardrun.launcher.base.terminal_lines import Log, say
+from guardrun.launcher.base.signals import Signals, choose_notices, parse_signals
+from guardrun.launcher.base.socket_folder import (
+    NoSocketFolderError,
+    Occupied,
+    make_socket_folder,
+    remove_socket_folder,
+    sweep_left_behind,
+)
+from guardrun.launcher.base.terminal_lines import USAGE_ERROR, Log, RefusedError, say
 from guardrun.launcher.control.control_channel import Control
 from guardrun.launcher.control.supervision import Supervision
 from guardrun.launcher.control.supervisor_process import Daemon
@@ -49,8 +52,7 @@ from guardrun.launcher.run.job_nodes import (
 )
 from guardrun.launcher.run.launcher_loop import Loop, Starts
 from guardrun.launcher.run.preflight import Preflight
-from guardrun.launcher.run.start_failure import Asked, begin, tell_waiting
-from guardrun.launcher.run.start_refusal import refuse_quarantined
+from guardrun.launcher.run.start_failure import Asked, begin, refuse_quarantined, tell_waiting
 from guardrun.supervisor.base.node_state import state_folder
 from guardrun.supervisor.base.own_files import make_folders
 from guardrun.supervisor.config import Config, ConfigError, load_config

@@ -20,13 +20,11 @@ import zmq
 
 from guardrun.launcher.attempt.attempt import Attempt
 from guardrun.launcher.attempt.attempt_start import StartError
-from guardrun.launcher.attempt.attempt_stop import Outcome, Stopping
+from guardrun.launcher.attempt.attempt_stop import Outcome, Stopping, Sweeper, reap_orphans
 from guardrun.launcher.attempt.checkpoint_reads import OpenWatch, watch
-from guardrun.launcher.attempt.process_sweep import Sweeper, reap_orphans
-from guardrun.launcher.base.preemption_signals import catches, give
 from guardrun.launcher.base.processes import DEAD, read_stat
 from guardrun.launcher.base.resilient_loop import keep_turning
-from guardrun.launcher.base.signals import Signals
+from guardrun.launcher.base.signals import Signals, catches, give
 from guardrun.launcher.base.terminal_lines import Log, say
 from guardrun.launcher.control import fallback
 from guardrun.launcher.control.control_channel import Order

@@ -13,13 +13,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from guardrun.launcher.base.exit_statuses import NOT_FIT, RefusedError
-from guardrun.launcher.base.terminal_lines import say
+from guardrun.launcher.base.terminal_lines import NOT_FIT, RefusedError, say
 
 if TYPE_CHECKING:
     from guardrun.launcher.base.signals import Signals
-    from guardrun.supervisor.preflight.base.protocol import Refusals
-    from guardrun.supervisor.preflight.base.remark import Subject
+    from guardrun.supervisor.preflight.base.remark import Refusals, Subject
 
 CODE = (
     "import sys; sys.path[:] = [entry for entry in sys.path if entry]; "
@@ -67,7 +65,7 @@ class Preflight:
         level: `quick` or `full`. subject: without its environment, which the process has. port: to be free.
         Raises SystemExit where a signal comes meanwhile.
         """
-        from guardrun.supervisor.preflight.base.protocol import Assignment, Refusals
+        from guardrun.supervisor.preflight.base.remark import Assignment, Refusals
 
         is_full = level == "full"
         refused = [

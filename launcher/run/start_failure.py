@@ -1,6 +1,7 @@
-"""A guardrun that starts nothing tells those that wait for it.
+"""A guardrun that starts nothing: whether a node may start a run at all, and word for those that wait for this one.
 
-A head tells the other nodes (supervisor/fleet/rendezvous/refused_start.py), another node the head (join_rejections.py).
+A head tells the other nodes (supervisor/fleet/rendezvous/start_failure_files.py), another node the head
+(start_failure_files.py).
 """
 
 from __future__ import annotations
@@ -8,20 +9,28 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guardrun.launcher.base.exit_statuses import USAGE_ERROR
 from guardrun.launcher.base.own_address import names_of, own_names
+from guardrun.launcher.base.terminal_lines import QUARANTINED, USAGE_ERROR, RefusedError, say
 from guardrun.launcher.creation.run_creation import node_name
 from guardrun.launcher.run.job_nodes import MUNGE, Fleet, FleetError, Lead, join_path, open_lead, plan_fleet
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.fleet.rendezvous.coordinator_liveness import is_listening
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, read_join_file
-from guardrun.supervisor.fleet.rendezvous.join_rejections import JoinRejection, leave_absence, take_back_absence
-from guardrun.supervisor.fleet.rendezvous.refused_start import leave_word, now_refused, take_back
+from guardrun.supervisor.fleet.rendezvous.start_failure_files import (
+    JoinRejection,
+    leave_absence,
+    leave_word,
+    now_refused,
+    take_back,
+    take_back_absence,
+)
+from guardrun.supervisor.quarantine.record_places import Place, absolute_folders, find_places, may_hold_any, names_here
 
 _NEXT_LINE = re.compile(r"(\.?)\s*\n(?:guardrun: )?(?:refused: |error: )?")
 
@@ -104,3 +113,44 @@ def _is_led(join: Path) -> bool:
         return is_listening(read_join_file(join))
     except JoinError:
         return False
+
+
+# Start refusal ------------------------------------------------------------------------------------------------------
+# May a run start on this node at all? Asked before anything is started; costs two looks at the disk where it may.
+
+
+def refuse_quarantined(config: Config, is_ignored: bool, environ: Mapping[str, str], cwd: Path) -> None:
+    """Raise RefusedError on a quarantined node, unless the user wants to run there all the same."""
+    folders = absolute_folders(config.node.state_dir, config.node.shared_dir, cwd)
+    said: set[str] = set()
+    for node in names_here(environ):
+        places = find_places(*folders, environ, node)
+        if may_hold_any(places):
+            _refuse(node, places, is_ignored, said)
+
+
+def _refuse(node: str, places: Sequence[Place], is_ignored: bool, said: set[str]) -> None:
+    """said: troubles that were told already, of the same files under another name."""
+    # Its modules cost every other start some milliseconds.
+    from guardrun.supervisor.health.quarantine_rules import headline
+    from guardrun.supervisor.quarantine.records import read_holding
+    from guardrun.supervisor.report.elements.quantities import iso_time
+
+    isolations, troubles = read_holding(places, node, time.time(), os.getuid())
+    for trouble in troubles:
+        if trouble not in said:
+            say(f"warning: {trouble}")
+            said.add(trouble)
+    if not isolations:
+        return
+    since = iso_time(min(one.since_wall_s for one in isolations))
+    ends = [one.until_wall_s for one in isolations]
+    until = "" if None in ends else f" until {iso_time(max(end for end in ends if end is not None))}"
+    text = f"node {node} is quarantined since {since}{until}: {headline(isolations)}"
+    if is_ignored:
+        say(f"warning: {text}; running all the same (--guard-ignore-quarantine)")
+        return
+    raise RefusedError(
+        f"{text}. No run starts here before guardctl node release {node}, or with --guard-ignore-quarantine",
+        QUARANTINED,
+    )

@@ -10,8 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from guardrun.launcher.attempt.attempt_start import run_environment
-from guardrun.launcher.attempt.resume_arguments import resume_arguments
+from guardrun.launcher.attempt.attempt_start import resume_arguments, run_environment
 from guardrun.launcher.attempt.torchrun_agent import AgentAttempt
 from guardrun.launcher.attempt.torchrun_agent_child import AgentChild
 from guardrun.launcher.control import fallback

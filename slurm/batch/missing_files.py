@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 
-from guardrun.slurm.batch.script import JobWish
-from guardrun.slurm.batch.script_command import read_command
+from guardrun.slurm.batch.script import JobWish, read_command
 
 OUTPUTS = ("output", "error")
 """Options that name a file which Slurm opens before it starts the batch script. Where it cannot, the job fails at once

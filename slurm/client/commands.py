@@ -1,4 +1,4 @@
-"""Asking Slurm by its programs: in bounded time, and whatever becomes of it is an answer.
+"""Asking Slurm by its programs: in bounded time, again where it is away, and whatever becomes of it is an answer.
 
 `scontrol`'s one-line output is read, never --json: that differs between versions, and needs plugins. The functions
 block for their time limit at most: call them from a thread that may wait, never from a loop.
@@ -10,10 +10,11 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 TIMEOUT_S = 10.0
 """A busy slurmctld answers within seconds; Slurm's programs themselves try for MessageTimeout, 10 s by default."""
@@ -209,3 +210,51 @@ def _reap() -> None:
     for process in list(_unreaped):
         if process.poll() is not None and process in _unreaped:
             _unreaped.remove(process)
+
+
+# Retry --------------------------------------------------------------------------------------------------------------
+# Asking again where Slurm is away: its controller is started anew, or too busy to answer.
+
+
+FIRST_WAIT_S, MOST_WAIT_S = 2.0, 30.0
+"""Pauses grow from one to the other. A controller of a large cluster takes a minute or two to be back."""
+
+
+class _Outcome(Protocol):
+    @property
+    def is_silent(self) -> bool:
+        """Slurm has not answered: ask again."""
+        ...
+
+
+Answer = TypeVar("Answer", bound=_Outcome)
+
+
+class Patience(NamedTuple):
+    """How long, and by which clock."""
+
+    until_s: float
+    """Of now_s: it is asked for the last time then."""
+    wait: Callable[[float], object] = time.sleep
+    """For so long. Something true: no time is left, ask for the last time now."""
+    now_s: Callable[[], float] = time.monotonic
+
+
+def ask_again(
+    ask: Callable[[], Answer], patience: Patience, first_silence: Callable[[Answer], object] | None = None
+) -> Answer:
+    """Ask until Slurm answers, or patience is at its end: the last answer. first_silence: told once, if it is silent.
+
+    What is asked for has to bear to be asked for twice: an order may have arrived, and its answer not.
+    """
+    pause_s, is_last = FIRST_WAIT_S, False
+    while True:
+        answer = ask()
+        left_s = patience.until_s - patience.now_s()
+        if not answer.is_silent or is_last or left_s <= 0:
+            return answer
+        if first_silence is not None:
+            first_silence(answer)
+            first_silence = None
+        is_last = bool(patience.wait(min(pause_s, left_s)))
+        pause_s = min(2 * pause_s, MOST_WAIT_S)

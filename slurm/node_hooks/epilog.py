@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from guardrun.slurm.node_hooks.node_log import note, tell
-from guardrun.supervisor.collect.host.process_cleanup import end_processes
 from guardrun.supervisor.collect.host.process_table import (
     MARK_NAME,
     ProcessTable,
+    end_processes,
     parse_environ,
     read_environ,
 )

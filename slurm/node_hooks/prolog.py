@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from guardrun.launcher.base.exit_statuses import NOT_FIT, QUARANTINED
+from guardrun.launcher.base.terminal_lines import NOT_FIT, QUARANTINED
 from guardrun.launcher.run.preflight import CODE
 from guardrun.slurm.client.commands import Slurm
 from guardrun.slurm.client.drain import REASON_PREFIX, drain
@@ -27,7 +27,7 @@ from guardrun.slurm.node_hooks.node_log import note, tell
 from guardrun.supervisor.base.node_state import SYSTEM_FOLDER
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.health.quarantine_rules import headline
-from guardrun.supervisor.preflight.base.protocol import Refusals
+from guardrun.supervisor.preflight.base.remark import Refusals
 from guardrun.supervisor.quarantine.record_places import find_places, names_here
 from guardrun.supervisor.quarantine.records import read_holding
 

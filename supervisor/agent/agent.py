@@ -20,25 +20,22 @@ from typing import Any
 import msgspec
 
 from guardrun import __version__
-from guardrun.supervisor.agent.agent_context import Options
-from guardrun.supervisor.agent.agent_status import describe, figures
-from guardrun.supervisor.agent.auto_release import AutoRelease
+from guardrun.supervisor.agent.agent_context import Latest, Options
+from guardrun.supervisor.agent.agent_status import Watchdog, describe, figures
 from guardrun.supervisor.agent.clients import Clients, listen
 from guardrun.supervisor.agent.history.history import MAX_BYTES, Entry
 from guardrun.supervisor.agent.history.history_writer import HistoryWriter
 from guardrun.supervisor.agent.ingest import Ingest
 from guardrun.supervisor.agent.jobs import Job, Jobs
-from guardrun.supervisor.agent.latest_readings import Latest
 from guardrun.supervisor.agent.metrics.metrics import Outlet
 from guardrun.supervisor.agent.orphan_reaper import OrphanReaper
-from guardrun.supervisor.agent.quarantine_keeper import QuarantineKeeper, node_name
+from guardrun.supervisor.agent.quarantine_keeper import AutoRelease, QuarantineKeeper, node_name
 from guardrun.supervisor.agent.service import Service
-from guardrun.supervisor.agent.watchdog import Watchdog
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import make_folders
 from guardrun.supervisor.config import Config
-from guardrun.supervisor.health.base.health_judge import Judge
+from guardrun.supervisor.health.base.readings import Judge
 from guardrun.supervisor.health.quarantine_rules import Isolation, headline
 from guardrun.supervisor.sensors.base.sensor import Sensor
 from guardrun.supervisor.sensors.base.sensor_runner import Runner

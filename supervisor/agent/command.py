@@ -1,32 +1,90 @@
-"""`guardrund --node`: the node agent, from its command line to its exit status."""
+"""`guardrund --node`: the node agent, from its command line and its log to its exit status."""
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
 import fcntl
+import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from guardrun.supervisor.agent.agent import Agent, Pids
 from guardrun.supervisor.agent.agent_context import Options
-from guardrun.supervisor.agent.agent_log import set_up_agent_log
 from guardrun.supervisor.agent.jobs import PATIENCE_S
-from guardrun.supervisor.base.log import log
+from guardrun.supervisor.base.log import log, log_to
 from guardrun.supervisor.base.node_state import SYSTEM_FOLDER
 from guardrun.supervisor.base.own_files import make_folders
+from guardrun.supervisor.base.printable import make_printable
 from guardrun.supervisor.base.standard_streams import hold_standard_descriptors
 from guardrun.supervisor.config import Config, ConfigError, load_config
-from guardrun.supervisor.health.base.health_judge import Judge
-from guardrun.supervisor.health.release_rules import CALM_S
+from guardrun.supervisor.health.base.readings import Judge
+from guardrun.supervisor.health.quarantine_rules import CALM_S
 from guardrun.supervisor.sensors.base.sensor import Sensor
 from guardrun.supervisor.wire.agent_messages import socket_path
+from guardrun.systemd.journal import Journal, field_name, is_journal
 from guardrun.systemd.notify import Notifier, watchdog_s
+
+# Agent log ----------------------------------------------------------------------------------------------------------
+# The agent's log: entries with fields where journald listens, else JSON lines on standard error.
+
+
+IDENTIFIER = "guardrund"
+
+
+class _Stderr:
+    """Standard error, which may be gone or full: nobody who reads it holds up the agent's work by more than a line."""
+
+    def write(self, text: str) -> None:
+        try:
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+        except OSError:
+            pass
+
+    def flush(self) -> None:
+        """Nothing: each line has been written."""
+
+
+def set_up_agent_log(environ: Mapping[str, str]) -> Journal | None:
+    """Configure structlog for this process. Whoever calls closes the journal, where there is one, at the end."""
+    if not is_journal(2, environ):
+        log_to(_Stderr())
+        return None
+    import structlog  # by now without rich: see supervisor/base/log.py
+
+    journal = Journal(IDENTIFIER)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            lambda logger, method, event: _send(journal, event),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    )
+    return journal
+
+
+def _send(journal: Journal, event: MutableMapping[str, Any]) -> str:
+    """One entry: the sentence for a person as its message, everything else as GUARDRUN_ fields."""
+    from structlog import DropEvent
+
+    values = make_printable(dict(event))
+    level, name = str(values.pop("level", "info")), str(values.pop("event", ""))
+    summary = values.pop("summary", "")
+    words = " ".join(f"{key}={value}" for key, value in values.items() if value not in ("", [], {}))
+    message = f"{name}: {summary}" if summary else f"{name} {words}".rstrip()
+    fields = {field_name(key): str(value) for key, value in values.items()}
+    journal.send(message, level, {"GUARDRUN_EVENT": name, **fields})
+    raise DropEvent
+
+
+# Command ------------------------------------------------------------------------------------------------------------
+
 
 OK, FAILED, USAGE, ANOTHER = 0, 1, 2, 75
 """Exit statuses; 75 (sysexits.h: try again later): another agent serves this node."""

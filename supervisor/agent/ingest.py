@@ -7,17 +7,15 @@ from typing import Protocol
 
 from guardrun.supervisor.agent.agent_context import AgentLoop, AgentState
 from guardrun.supervisor.agent.history.downsampling import Downsampler, Point
-from guardrun.supervisor.agent.history.finding_start_times import FindingStartTimes
 from guardrun.supervisor.agent.history.history import Entry
+from guardrun.supervisor.agent.history.history_writer import FindingStartTimes
 from guardrun.supervisor.agent.quarantine_keeper import isolation_of
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.health.base.findings import Finding, Response
-from guardrun.supervisor.health.base.health_judge import Judge
-from guardrun.supervisor.health.base.readings import Readout
+from guardrun.supervisor.health.base.readings import Judge, Readout
 from guardrun.supervisor.health.base.responses import respond
-from guardrun.supervisor.sensors.base.readout_judging import judge_all
-from guardrun.supervisor.sensors.base.readout_mailbox import Mailbox
+from guardrun.supervisor.sensors.base.readouts import Mailbox, judge_all
 
 MAX_NAMES = 256
 

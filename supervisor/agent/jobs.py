@@ -14,13 +14,12 @@ from typing import Any
 
 import msgspec
 
-from guardrun.launcher.base.process_handles import ProcessHandle
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.launcher.base.processes import ProcessHandle
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.own_files import SECRET, write_file
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.base.redaction import redact_argv
-from guardrun.supervisor.collect.host.process_cleanup import end_processes
-from guardrun.supervisor.collect.host.process_table import ProcessTable, processes_with_marker
+from guardrun.supervisor.collect.host.process_table import ProcessTable, end_processes, processes_with_marker
 from guardrun.supervisor.collect.host.procfs import read_boot_id, read_cmdline, read_stat
 from guardrun.supervisor.wire.agent_messages import RegisterJob
 

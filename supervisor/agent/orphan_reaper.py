@@ -5,15 +5,14 @@ from __future__ import annotations
 import selectors
 from typing import Protocol
 
-from guardrun.launcher.base.process_handles import ProcessHandle
+from guardrun.launcher.base.processes import ProcessHandle
 from guardrun.supervisor.agent.agent_context import AgentLoop, AgentState
 from guardrun.supervisor.agent.ingest import Ingest
 from guardrun.supervisor.agent.jobs import Job, Left, open_launcher, sweep
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.health.base.findings import Finding
-from guardrun.supervisor.health.base.memory_holders import parse_holders
-from guardrun.supervisor.health.base.readings import Readout
+from guardrun.supervisor.health.base.readings import Readout, parse_holders
 
 CAUSE = "leftover"
 

@@ -1,4 +1,6 @@
-"""The agent's part in quarantine: keeps what holds for this node, isolates and releases, and notices others' doing.
+"""The agent's part in quarantine: keeps what holds for this node, isolates, releases, notices others' doing.
+
+What its own sensors show to be well again is released without a person.
 
 The record may lie on disks that do not answer, so every touch of it is on the hands' thread; the loop only ever sees
 the last answer.
@@ -9,17 +11,20 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.agent.agent_context import AgentLoop, AgentState
+from guardrun.supervisor.base.background_work import BackgroundWriter
+from guardrun.supervisor.base.log import log
 from guardrun.supervisor.health import quarantine_rules as core
-from guardrun.supervisor.health.base.findings import Finding
-from guardrun.supervisor.health.quarantine_rules import Isolation
+from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.readings import Readout
+from guardrun.supervisor.health.quarantine_rules import PREFLIGHT, Isolation, Part, Proof, calm_s, part_of
 from guardrun.supervisor.quarantine.record_places import find_places
 from guardrun.supervisor.quarantine.records import isolate_node, read_node, release_node
 
@@ -158,3 +163,71 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+# Auto release -------------------------------------------------------------------------------------------------------
+# Ends the node's quarantine by itself where its own sensors show that what it was for is well again.
+#
+# For what a look shows (health/quarantine_rules.py); what only a device that works shows is left to `guardctl check
+# --full`: nothing is loaded here, whoever's job may be running.
+
+
+FRESH_S = 120.0
+"""A reading that is older says nothing of now."""
+
+
+class ReleaseContext(AgentState, AgentLoop, Protocol):
+    """What ending a quarantine uses of the agent."""
+
+
+class AutoRelease:
+    """Watches the parts that the node is quarantined for."""
+
+    def __init__(self, agent: ReleaseContext, calm_s: float) -> None:
+        """calm_s: how long a part must have been well, as far as this agent itself has seen."""
+        self._agent = agent
+        self._calm_s = calm_s
+        self._well: dict[str, float] = {}
+        """By isolation: since when its part is seen to be well."""
+
+    def look(self, now_s: float) -> None:
+        """Lift what may be lifted."""
+        agent = self._agent
+        held = msgspec.convert(agent.ward.state.get("holding", []), list[Isolation])
+        parts = [(one, part) for one in held if (part := part_of(one)) and part.proof is Proof.LOOK]
+        if not parts or not agent.config.policy.act:
+            self._well.clear()
+            return
+        readouts, findings = agent.latest.readouts.values(), agent.latest.findings.values()
+        well = [(one, part) for one, part in parts if is_well(part, readouts, findings, now_s)]
+        self._well = {one.id: self._well.get(one.id, now_s) for one, _ in well}
+        for one, part in well:
+            lasted_s = min(now_s - self._well[one.id], calm_s(one, agent.wall_s))
+            if lasted_s >= self._calm_s:
+                self._lift(one, f"{part.subject} has been well for {lasted_s / 60:.0f} minutes")
+
+    def _lift(self, isolation: Isolation, reason: str) -> None:
+        agent = self._agent
+
+        def told(left: str) -> None:
+            log.info("mended", summary=reason, left=left)
+            agent.quarantine_changed(agent.ward.state)
+
+        agent.ward.release(PREFLIGHT, reason, agent.wall_s, told, only=(isolation.id,))
+
+
+def is_well(part: Part, readouts: Iterable[Readout], findings: Iterable[Finding], now_s: float) -> bool:
+    """Say whether a part is heard of, up where that can be told, and nothing is found wrong with it.
+
+    Nor may anything be wrong that the node would be isolated for now.
+    """
+    if any(finding.subject == part.subject or finding.response is Response.ISOLATE for finding in findings):
+        return False
+    known = {
+        sample.name: sample.value
+        for readout in readouts
+        if not readout.is_silent and now_s - readout.at_s < FRESH_S
+        for sample in readout.samples
+        if sample.subject == part.subject and sample.value is not None
+    }
+    return bool(known) and bool(known.get("is_up", True))

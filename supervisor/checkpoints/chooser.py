@@ -24,17 +24,23 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.checkpoints.chooser_memory import MAX_SAVED, Memory, Saved, stat_tuple
 from guardrun.supervisor.checkpoints.format_table import AUTO, FORMATS, get_formats
 from guardrun.supervisor.checkpoints.formats.format import Candidate, Format
-from guardrun.supervisor.checkpoints.ranking import Tier, family_key, is_judged, judge_file, judge_torn
 from guardrun.supervisor.checkpoints.reading.confined_reader import Confined, Judge, Patience
-from guardrun.supervisor.checkpoints.reading.folder_contents import FileStat, Place
+from guardrun.supervisor.checkpoints.reading.folder_contents import NAME_LIKE, FileStat, Place
 from guardrun.supervisor.checkpoints.reading.inspector import Inspector
-from guardrun.supervisor.checkpoints.reading.step_numbers import NAME_LIKE
 from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Unjudged, Verdict, Whole
-from guardrun.supervisor.checkpoints.renames import find_saved, fingerprint, resolve
-from guardrun.supervisor.checkpoints.search import Found, Search, root_of
+from guardrun.supervisor.checkpoints.saved import MAX_SAVED, Memory, Saved, find_saved, fingerprint, resolve, stat_tuple
+from guardrun.supervisor.checkpoints.search import (
+    Found,
+    Search,
+    Tier,
+    family_key,
+    is_judged,
+    judge_file,
+    judge_torn,
+    root_of,
+)
 from guardrun.supervisor.engine.model.events import Checkpoint, Skipped
 
 MAX_SKIPPED = 20

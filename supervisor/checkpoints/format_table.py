@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from guardrun.supervisor.checkpoints.formats.dcp_folder import DcpFolder
 from guardrun.supervisor.checkpoints.formats.format import Candidate, Format
 from guardrun.supervisor.checkpoints.formats.frameworks.composer import Composer
 from guardrun.supervisor.checkpoints.formats.frameworks.deepspeed import DeepSpeed
@@ -20,9 +19,7 @@ from guardrun.supervisor.checkpoints.formats.frameworks.nanogpt import NanoGpt
 from guardrun.supervisor.checkpoints.formats.frameworks.open_clip import OpenClip
 from guardrun.supervisor.checkpoints.formats.frameworks.torchtitan import Torchtitan
 from guardrun.supervisor.checkpoints.formats.frameworks.torchtune import Torchtune
-from guardrun.supervisor.checkpoints.formats.numbered_folder import Folder
-from guardrun.supervisor.checkpoints.formats.sharded_files import Sharded
-from guardrun.supervisor.checkpoints.formats.single_file import SingleFile
+from guardrun.supervisor.checkpoints.formats.plain import DcpFolder, Folder, Sharded, SingleFile
 from guardrun.supervisor.checkpoints.reading.folder_contents import Place
 
 AUTO = "auto"

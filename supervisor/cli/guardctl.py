@@ -27,19 +27,17 @@ from guardrun.supervisor.cli.verbs import (
     replay,
     report,
     sbatch,
-    show,
     slurm,
-    stacks,
     status,
 )
 
 VERBS: tuple[Verb, ...] = (
     status.VERB,
-    incidents.VERB,
-    show.VERB,
+    incidents.INCIDENTS,
+    incidents.SHOW,
     report.VERB,
     diagnose.VERB,
-    stacks.VERB,
+    order.STACKS,
     node.VERB,
     check.VERB,
     node_agent.VERB,

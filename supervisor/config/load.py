@@ -15,8 +15,15 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.config.tables import TABLES, Config, ConfigError
-from guardrun.supervisor.config.toml import TomlError, read_toml_text
-from guardrun.supervisor.config.values import KEYS, NotParsedError, check_value, nearest, parse_text
+from guardrun.supervisor.config.values import (
+    KEYS,
+    NotParsedError,
+    TomlError,
+    check_value,
+    nearest,
+    parse_text,
+    read_toml_text,
+)
 
 SYSTEM_FILE = Path("/etc/guardrun/guardrun.toml")
 PROJECT_FILES = ("guardrun.toml", "pyproject.toml")

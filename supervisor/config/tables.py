@@ -124,7 +124,7 @@ class GcTable(_Table, frozen=True, kw_only=True):
 
     policy: Literal["off", "freeze"] = "off"
     """freeze: collect and freeze after the warm-up, then collect at the same step on all ranks
-    (hooks/patches/gc_policy.py)."""
+    (hooks/patches/garbage_collector.py)."""
     every_steps: Annotated[int, Meta(ge=1)] = 100
     """What is frozen costs nothing more, so that a collection is cheap; and cycles may hold a device's memory."""
 

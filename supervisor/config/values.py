@@ -1,23 +1,63 @@
-"""Is a value what its key wants? Pure: problems come back as sentences."""
+"""Is a value what its key wants? TOML is read, placeholders are known; problems come back as sentences. Pure."""
 
 from __future__ import annotations
 
 import difflib
 import math
+import re
 import shlex
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from guardrun.supervisor.config.placeholders import PLACEHOLDERS, unknown_placeholders
 from guardrun.supervisor.config.tables import TABLES
-from guardrun.supervisor.config.toml import TomlError, read_toml_text
 from guardrun.supervisor.health.base.findings import Response
 from guardrun.supervisor.health.base.responses import KEYS as RESPONSE_KEYS
 from guardrun.supervisor.health.base.responses import is_key
+
+# Placeholders -------------------------------------------------------------------------------------------------------
+# Placeholders in `resume_args` and `resume_env`: {path}, {step}, {dir}. Any other text in braces stays as it is.
+
+
+PLACEHOLDERS = ("path", "step", "dir")
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def unknown_placeholders(text: str) -> list[str]:
+    """The placeholders in text that nothing would be put in for, in order."""
+    return [name for name in _PLACEHOLDER.findall(text) if name not in PLACEHOLDERS]
+
+
+def fill_placeholders(text: str, path: str, step: int, folder: str) -> str:
+    """Put a checkpoint's path, step and folder in. What they contain is never looked at again for placeholders."""
+    values = {"path": path, "step": str(step), "dir": folder}
+    return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
+
+
+# TOML ---------------------------------------------------------------------------------------------------------------
+# TOML's reader: the standard library's, or before Python 3.11 tomli, which it was made from.
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TomlError = tomllib.TOMLDecodeError
+
+
+def read_toml_text(text: str) -> dict[str, Any]:
+    """Raises TomlError, whose message has line and column."""
+    return tomllib.loads(text)
+
+
+# Values -------------------------------------------------------------------------------------------------------------
+
 
 _UNCAUGHT = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 RESPONSE_NAMES = [response.value for response in Response]

@@ -32,7 +32,7 @@ from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.resume_protection import ResumeProtection, elsewhere
 from guardrun.supervisor.wire import control_messages
-from guardrun.supervisor.wire.rank_rows import Shares, shares_json
+from guardrun.supervisor.wire.control_messages import Shares, shares_json
 
 if TYPE_CHECKING:
     from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from guardrun.hooks.wire.messages import CheckpointLoaded
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.daemon import earlier_runs
 from guardrun.supervisor.daemon.action_performer import Performer, open_chooser
@@ -38,7 +38,7 @@ from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.resume_protection import ResumeProtection
 from guardrun.supervisor.wire import control_messages
-from guardrun.supervisor.wire.rank_rows import Shares
+from guardrun.supervisor.wire.control_messages import Shares
 
 if TYPE_CHECKING:
     from guardrun.supervisor.base.metrics_endpoint import MetricsServer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from guardrun.supervisor.collect.ranks.look import LookResult
-from guardrun.supervisor.diagnose.look_answer import LOOK, LookAnswer, trimmed
+from guardrun.supervisor.diagnose.answer import LOOK, LookAnswer, trimmed
 from guardrun.supervisor.engine.detectors.hang.stalls import outlook, short
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
@@ -22,7 +22,7 @@ from guardrun.supervisor.rundir.journal import Journal
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.save_agreement import read_counts
 from guardrun.supervisor.wire import control_messages
-from guardrun.supervisor.wire.rank_rows import RankRow
+from guardrun.supervisor.wire.control_messages import RankRow
 
 if TYPE_CHECKING:
     from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator

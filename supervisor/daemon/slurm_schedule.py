@@ -1,4 +1,4 @@
-"""What Slurm says of the job that a run is part of: when it ends, why it was signalled; and asking to be requeued.
+"""What Slurm says of the job that a run is part of, when it ends and why it was signalled; asking for a requeue.
 
 Read at the start, every few minutes (an administrator may change a time limit, or drain a node), at each signal, and
 when an attempt of several nodes is stopped: the next one goes round those that somebody has drained. On a worker
@@ -11,17 +11,80 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from guardrun.supervisor.base.log import log
-from guardrun.supervisor.daemon.slurm_requeue import Asker, begin_requeue, own_restarts
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.requeue import RUNNING
 from guardrun.supervisor.node.run_context import EngineContext, LoopContext
+
+# Slurm requeue ------------------------------------------------------------------------------------------------------
+# Having Slurm start the job again, for as long as the job has: by a thread that nobody waits for.
+
+
+class Asker(NamedTuple):
+    """On whose behalf. All of it is called by another thread."""
+
+    say: Callable[[str, str], object]
+    """Text, level."""
+    wait: Callable[[float], bool]
+    """For so many seconds; True: the run is over, and nobody wants it any more."""
+    answered: Callable[[ev.Requeued], object]
+
+
+def begin_requeue(environ: Mapping[str, str], exclude: Sequence[str], patience_s: float, asker: Asker) -> None:
+    """Ask for it, and tell what came of it: within patience_s, and what one question takes."""
+
+    def work() -> None:
+        try:
+            event = _requeue(environ, exclude, patience_s, asker)
+        except Exception as error:
+            log.exception("requeue_failed")
+            event = ev.Requeued(is_done=False, why=repr(error))
+        asker.answered(event)
+
+    threading.Thread(target=work, name="requeue", daemon=True).start()
+
+
+def _requeue(environ: Mapping[str, str], exclude: Sequence[str], patience_s: float, asker: Asker) -> ev.Requeued:
+    from guardrun.slurm.client.commands import Patience, Slurm, ask_again
+    from guardrun.slurm.client.requeue import Requeued, RequeueState, by_hand, requeue
+
+    job = environ["SLURM_JOB_ID"]
+    is_over = False
+
+    def ask() -> Requeued:
+        if is_over:
+            return Requeued(RequeueState.FAILED, "the run is over")
+        return requeue(job, exclude, Slurm(environ), own_restarts=own_restarts(environ))
+
+    def pause(seconds: float) -> bool:
+        nonlocal is_over
+        is_over = asker.wait(seconds)
+        return is_over
+
+    def silent(first: Requeued) -> None:
+        asker.say(f"{first.text}; it is asked again for {patience_s:.0f} s. By hand: {by_hand(job)}", "warn")
+
+    done = ask_again(ask, Patience(time.monotonic() + patience_s, pause), silent if patience_s >= 1 else None)
+    log.info("requeued", state=done.state.value, text=done.text)
+    hand = f"; by hand: {by_hand(job)}" if done.is_silent else ""
+    return ev.Requeued(is_done=done.is_done, why=f"{done.text}{hand}", is_silent=done.is_silent)
+
+
+def own_restarts(environ: Mapping[str, str]) -> int:
+    """How often the job had been requeued when this guardrun was started."""
+    count = environ.get("SLURM_RESTART_COUNT", "")
+    return int(count) if count.isdigit() else 0
+
+
+# Slurm schedule -----------------------------------------------------------------------------------------------------
+
 
 READ_EVERY_S = 180.0
 READ_LIMIT_S = 5.0

@@ -1,4 +1,4 @@
-"""From looks to a finding: the core's own rules, applied on demand.
+"""From looks to a finding, by the core's own rules applied on demand; and what each rank does, for the answer.
 
 guardrun itself waits until a doubt has lasted; who asks for a diagnosis has waited already. So what two looks show is
 said at once, and only checked by a third: short work, or a step that takes seconds, is no hang.
@@ -12,17 +12,18 @@ from typing import NamedTuple
 
 import msgspec
 
+from guardrun.supervisor.diagnose.answer import RankLine
 from guardrun.supervisor.diagnose.scene import GONE, Glance, Take
 from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL, find
 from guardrun.supervisor.engine.detectors.hang.suspicion import with_device
 from guardrun.supervisor.engine.model.events import LookTaken
+from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.collective_waits import match
 from guardrun.supervisor.engine.observation.frames import rank_list
-from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot
+from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot
 from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity, judge, unlooked
-from guardrun.supervisor.engine.state.state import Attempt
+from guardrun.supervisor.engine.state.state import Attempt, RankState
 
 
 class Absent(NamedTuple):
@@ -137,3 +138,57 @@ def _key(found: Finding | None) -> tuple[str, list[int], str] | None:
 def is_doubtful(found: Finding) -> bool:
     """Whether it was seen neither to get somewhere nor to stand still."""
     return found.doing in DOUBTFUL
+
+
+# Rank lines ---------------------------------------------------------------------------------------------------------
+# What each rank does, as the answer lists it.
+
+
+EXITED = "exited"
+
+
+def rank_lines(
+    attempt: Attempt,
+    judged: Judged,
+    before: dict[int, RankLook],
+    after: dict[int, RankLook],
+    culprits: list[int],
+) -> list[RankLine]:
+    """One line a rank of the attempt, in order."""
+    lines = []
+    for number, rank in sorted(attempt.ranks.items()):
+        line = _line(number, rank, judged.by_rank.get(number), after.get(number))
+        line.cpu = _cpu(before.get(number), after.get(number))
+        line.is_culprit = number in culprits
+        lines.append(line)
+    return lines
+
+
+def _line(number: int, rank: RankState, judgement: Judgement | None, look: RankLook | None) -> RankLine:
+    line = RankLine(
+        rank=number,
+        local_rank=rank.rank.local_rank,
+        node=rank.rank.node,
+        pid=rank.rank.pid,
+        doing=EXITED,
+        reason="its process is gone",
+        state=rank.state,
+        step=rank.step or None,
+        phase=rank.phase,
+        exitcode=rank.exitcode,
+    )
+    if rank.exitcode is not None:
+        line.reason = f"signal {-rank.exitcode}" if rank.exitcode < 0 else f"exit {rank.exitcode}"
+    elif judgement is not None:
+        line.doing, line.reason = judgement.doing.value, judgement.reason
+        line.at, line.waits_in = judgement.spot, judgement.waits_in
+    if look is not None:
+        line.state, line.trouble = look.process.state, look.process.trouble
+    return line
+
+
+def _cpu(before: RankLook | None, after: RankLook | None) -> float | None:
+    if before is None or after is None or before.process.pid != after.process.pid or after.at_s <= before.at_s:
+        return None
+    used = (after.process.cpu_s - before.process.cpu_s) / (after.at_s - before.at_s)
+    return max(0.0, round(used, 2))

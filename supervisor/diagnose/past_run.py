@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.diagnose import answer as an
-from guardrun.supervisor.diagnose.rank_lines import EXITED
+from guardrun.supervisor.diagnose.hang_finding import EXITED
 from guardrun.supervisor.diagnose.verdict import exit_words
 from guardrun.supervisor.engine.model.actions import Culprit
 from guardrun.supervisor.report.elements.quantities import duration, iso_time

@@ -26,7 +26,7 @@ from guardrun.supervisor.collect.ranks.boards import (
     step_of,
 )
 from guardrun.supervisor.collect.ranks.look import take_look
-from guardrun.supervisor.diagnose.look_answer import LOOK, LookAnswer
+from guardrun.supervisor.diagnose.answer import LOOK, LookAnswer
 from guardrun.supervisor.diagnose.rank_processes import FoundRank, hooks_of
 from guardrun.supervisor.engine.model.events import Settings
 from guardrun.supervisor.engine.model.looks import RankLook

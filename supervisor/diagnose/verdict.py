@@ -15,8 +15,8 @@ from guardrun.supervisor.diagnose.hang_finding import (
     is_doubtful,
     is_same,
     judge_seen,
+    rank_lines,
 )
-from guardrun.supervisor.diagnose.rank_lines import rank_lines
 from guardrun.supervisor.diagnose.scene import Glance
 from guardrun.supervisor.engine.detectors.hang import hang_verdicts
 from guardrun.supervisor.engine.detectors.hang.memory import Suspicion

@@ -26,8 +26,7 @@ from guardrun.supervisor.collect.host.node_readings import parse_cgroup
 from guardrun.supervisor.collect.host.procfs import read_bytes
 from guardrun.supervisor.engine.model.events import Device, Gauge, NodeFindingsReported
 from guardrun.supervisor.health.base.findings import Finding
-from guardrun.supervisor.health.base.memory_holders import parse_holders
-from guardrun.supervisor.health.base.readings import Readout
+from guardrun.supervisor.health.base.readings import Readout, parse_holders
 from guardrun.supervisor.health.gpu.gpu_inventory import GpuBook, number
 from guardrun.supervisor.health.quarantine_rules import AUTOMATIC
 from guardrun.supervisor.wire.agent_messages import Facts, Findings, QuarantineIs, RegisterJob, Welcome

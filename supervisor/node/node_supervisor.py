@@ -20,16 +20,14 @@ import zmq
 
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES
-from guardrun.launcher.base.abandoned_folders import Occupied
-from guardrun.launcher.base.process_handles import ProcessHandle
-from guardrun.launcher.base.socket_folder import ensure_socket_folder
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.launcher.base.processes import ProcessHandle
+from guardrun.launcher.base.socket_folder import Occupied, ensure_socket_folder
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.clock import EngineClock
-from guardrun.supervisor.base.log import log
+from guardrun.supervisor.base.log import Terminal, log
 from guardrun.supervisor.base.printable import encode_msgpack
-from guardrun.supervisor.base.terminal import Terminal
 from guardrun.supervisor.collect.host.oom_kills import OomWatch
-from guardrun.supervisor.collect.host.process_cleanup import end_run
+from guardrun.supervisor.collect.host.process_table import end_run
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.fleet.transport.curve_sockets import ENDED_LINGER_MS

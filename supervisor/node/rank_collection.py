@@ -10,10 +10,9 @@ from typing import Any, Protocol
 import msgspec
 
 from guardrun.supervisor.collect.host.oom_kills import OomWatch
-from guardrun.supervisor.collect.ranks.exits import read_exits
+from guardrun.supervisor.collect.ranks.exits import SharedLog, read_exits
 from guardrun.supervisor.collect.ranks.look import LookResult, take_look
 from guardrun.supervisor.collect.ranks.sampler import Sampler
-from guardrun.supervisor.collect.ranks.shared_log import SharedLog
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import RankLook

@@ -14,12 +14,12 @@ from guardrun.hooks.wire import messages as msg
 from guardrun.hooks.wire.board import MAGIC, Field
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.base.log import log
-from guardrun.supervisor.checkpoints.reading.step_numbers import step_family
+from guardrun.supervisor.checkpoints.reading.folder_contents import step_family
 from guardrun.supervisor.collect.host.procfs import age_s, read_stat
 from guardrun.supervisor.collect.ranks.boards import phase_of, shares_of, step_of
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.wire.rank_rows import RankRow, Shares
+from guardrun.supervisor.wire.control_messages import RankRow, Shares
 
 STEP_SAMPLES = 10
 

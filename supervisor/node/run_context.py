@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 from guardrun.supervisor.engine.model import events as ev
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.base.background_writer import BackgroundWriter
+    from guardrun.supervisor.base.background_work import BackgroundWriter
     from guardrun.supervisor.base.clock import EngineClock
-    from guardrun.supervisor.base.terminal import Terminal
+    from guardrun.supervisor.base.log import Terminal
     from guardrun.supervisor.checkpoints.chooser import Chooser
     from guardrun.supervisor.engine.engine import Engine
     from guardrun.supervisor.rundir.run_directory import RunFile

@@ -107,7 +107,8 @@ class Drains:
             self._give_up(action, "Slurm has not answered")
 
     def _persist(self, action: Isolate) -> None:
-        from guardrun.slurm.client.retry import FIRST_S, Patience, ask_again
+        from guardrun.slurm.client.commands import FIRST_WAIT_S as FIRST_S
+        from guardrun.slurm.client.commands import Patience, ask_again
 
         is_last = self._closing.wait(FIRST_S)
         until_s = time.monotonic() + (0.0 if is_last else PATIENCE_S)

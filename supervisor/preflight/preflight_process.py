@@ -25,9 +25,16 @@ import msgspec
 
 from guardrun.supervisor.base.own_files import SECRET, write_own
 from guardrun.supervisor.base.printable import encode_json, make_harmless
-from guardrun.supervisor.preflight.base.check_runner import Report, run_checks
-from guardrun.supervisor.preflight.base.protocol import Assignment, Refusals
-from guardrun.supervisor.preflight.base.remark import Remark, Severity, Subject, subject_here
+from guardrun.supervisor.preflight.base.remark import (
+    Assignment,
+    Refusals,
+    Remark,
+    Report,
+    Severity,
+    Subject,
+    run_checks,
+    subject_here,
+)
 from guardrun.supervisor.preflight.check_table import QUICK
 from guardrun.supervisor.preflight.checks import ports, quarantined
 

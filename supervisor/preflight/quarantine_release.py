@@ -1,6 +1,6 @@
 """A pre-flight that passed ends a quarantine, where what the node was isolated for can be shown to be well again.
 
-Which that is: health/release_rules.py. Only by somebody who may write where the isolation is kept.
+Which that is: health/quarantine_rules.py. Only by somebody who may write where the isolation is kept.
 """
 
 from __future__ import annotations
@@ -15,10 +15,18 @@ from guardrun.supervisor.client.agent_client import RefusedError, Unreachable
 from guardrun.supervisor.client.agent_client import ask as ask_agent
 from guardrun.supervisor.collect.host.file_systems import ask
 from guardrun.supervisor.health.base.findings import Finding, Response
-from guardrun.supervisor.health.quarantine_rules import PREFLIGHT, Isolation, holding
-from guardrun.supervisor.health.release_rules import CALM_S, Part, Proof, calm_s, part_of
+from guardrun.supervisor.health.quarantine_rules import (
+    CALM_S,
+    PREFLIGHT,
+    Isolation,
+    Part,
+    Proof,
+    calm_s,
+    holding,
+    part_of,
+)
 from guardrun.supervisor.preflight.base.remark import Remark, Severity, Subject, note, warn
-from guardrun.supervisor.preflight.checks import foreign_processes, gpu_health, gpus, quarantined
+from guardrun.supervisor.preflight.checks import gpu_health, gpus, quarantined
 from guardrun.supervisor.preflight.checks.folders import ANSWER_S, judge_room
 from guardrun.supervisor.preflight.full.full_preflight import GPU_PATIENCE_S
 from guardrun.supervisor.quarantine.record_places import Place, find_places, names_here
@@ -116,8 +124,8 @@ def _of_gpu(uuid: str, subject: Subject, remarks: Sequence[Remark]) -> str:
         return untried[0].summary.rstrip(".")
     readout = gpus.read_gpus(subject.environ, GPU_PATIENCE_S)
     found = gpu_health.gpus_of(readout)
-    seen = {gpu.uuid for gpu in foreign_processes.visible(found, subject.environ.get("CUDA_VISIBLE_DEVICES"))}
+    seen = {gpu.uuid for gpu in gpu_health.visible(found, subject.environ.get("CUDA_VISIBLE_DEVICES"))}
     if uuid not in seen:
         return f"GPU {uuid} was not tried"
-    wrong = [one for one in gpu_health.judge(readout) if one.severity.rank >= Severity.WARN.rank]
+    wrong = [one for one in gpu_health.judge_health(readout) if one.severity.rank >= Severity.WARN.rank]
     return wrong[0].summary.rstrip(".") if wrong else ""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from guardrun.supervisor.base.bounded_calls import run_bounded
+from guardrun.supervisor.base.background_work import run_bounded
 from guardrun.supervisor.health.quarantine_rules import (
     EVERYBODY,
     Isolation,

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from guardrun.supervisor.engine.model.looks import Frame
-from guardrun.supervisor.engine.observation.frame_folding import fold, short_path
-from guardrun.supervisor.engine.observation.frames import base_name, is_users_file, waits_for_data
-from guardrun.supervisor.engine.observation.stack_grouping import GroupFrame, StackGroup, frame_words
-from guardrun.supervisor.engine.observation.stacks import CHILD, MAIN
+from guardrun.supervisor.engine.observation.frames import base_name, fold, is_users_file, short_path, waits_for_data
+from guardrun.supervisor.engine.observation.stack_grouping import CHILD, MAIN, GroupFrame, StackGroup, frame_words
 from guardrun.supervisor.report.elements.source_lines import Sources
 
 MAX_GROUPS = 60

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.engine.observation.stack_grouping import group_stacks
-from guardrun.supervisor.engine.observation.stacks import Stack
-from guardrun.supervisor.report import evidence_tables, incident_cost
+from guardrun.supervisor.engine.observation.stack_grouping import Stack, group_stacks
+from guardrun.supervisor.report import evidence_tables
 from guardrun.supervisor.report.elements import evidence_reader as ev
 from guardrun.supervisor.report.elements.html_page import Guard, plain_page, render
 from guardrun.supervisor.report.elements.quantities import duration, parse_iso_time
@@ -46,8 +45,8 @@ def report_html(
     guard = Guard()
     # Each is called where its section stands, so that one that fails costs itself alone.
     parts: dict[str, Callable[[], Any]] = {
-        "figures": lambda: incident_cost.figures(record),
-        "done": lambda: incident_cost.done(record),
+        "figures": lambda: evidence_tables.figures(record),
+        "done": lambda: evidence_tables.done(record),
         "waits": lambda: lay_out(make_graph(read_waits(evidence, culprits), evidence, culprits)),
         "ranks_over_time": lambda: lay_out_ranks(story, culprits) if story else None,
         "steps": lambda: lay_out_steps(story) if story else [],

@@ -105,7 +105,7 @@ def last_checkpoint(recorded: Recorded, run: RunFile) -> dict[str, Any] | None:
 
     def find() -> None:
         # Here, for it takes as long to import as the rest of guardctl.
-        from guardrun.supervisor.checkpoints.renames import find_saved
+        from guardrun.supervisor.checkpoints.saved import find_saved
 
         names.append(find_saved(path, run.created_wall_s + at_s, inode)[0])
 

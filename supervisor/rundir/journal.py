@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.own_files import open_own, open_to_add
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.engine.engine import Engine

@@ -9,7 +9,7 @@ import msgspec
 
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.checkpoints.chooser import Choice, Chooser
-from guardrun.supervisor.checkpoints.reading.step_numbers import step_family
+from guardrun.supervisor.checkpoints.reading.folder_contents import step_family
 from guardrun.supervisor.checkpoints.retention import Keeper, Kept, NotKept
 from guardrun.supervisor.engine.model import events as ev
 

@@ -9,12 +9,10 @@ from guardrun.supervisor.sensors.gpu.gpu_sensor import GpuSensor
 from guardrun.supervisor.sensors.host.cgroup import CgroupSensor
 from guardrun.supervisor.sensors.host.clock import ClockSensor
 from guardrun.supervisor.sensors.host.cpu import CpuSensor
-from guardrun.supervisor.sensors.host.disks import DisksSensor
+from guardrun.supervisor.sensors.host.disks import DisksSensor, MountsSensor
 from guardrun.supervisor.sensors.host.kernel_log import KernelLogSensor
-from guardrun.supervisor.sensors.host.memory import MemorySensor
-from guardrun.supervisor.sensors.host.pressure import PressureSensor
+from guardrun.supervisor.sensors.host.memory import MemorySensor, PressureSensor
 from guardrun.supervisor.sensors.host.processes import ProcessesSensor
-from guardrun.supervisor.sensors.host.remote_mounts import MountsSensor
 from guardrun.supervisor.sensors.network.infiniband import InfinibandSensor
 from guardrun.supervisor.sensors.network.interfaces import NetworkSensor
 

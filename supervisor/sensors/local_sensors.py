@@ -7,14 +7,13 @@ import time
 from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.readings import Readout
 from guardrun.supervisor.health.judges import all_judges
-from guardrun.supervisor.sensors.base.readout_judging import judge_all
-from guardrun.supervisor.sensors.base.readout_mailbox import Mailbox
+from guardrun.supervisor.sensors.base.readouts import Mailbox, judge_all
 from guardrun.supervisor.sensors.base.sensor import Sensor
 from guardrun.supervisor.sensors.base.sensor_runner import Runner
 from guardrun.supervisor.sensors.gpu.gpu_sensor import GpuSensor
 from guardrun.supervisor.sensors.host.cgroup import CgroupSensor
 from guardrun.supervisor.sensors.host.cpu import CpuSensor
-from guardrun.supervisor.sensors.host.pressure import PressureSensor
+from guardrun.supervisor.sensors.host.memory import PressureSensor
 
 
 class Senses:

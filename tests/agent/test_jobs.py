@@ -14,11 +14,10 @@ import pytest
 
 from guardrun.supervisor.agent.jobs import MAX_OF_ONE_USER, Job, Jobs, Left, NotAllowedError, sweep
 from guardrun.supervisor.agent.orphan_reaper import find_held
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.client.agent_client import AgentClient
 from guardrun.supervisor.collect.host.procfs import read_boot_id
-from guardrun.supervisor.health.base.memory_holders import write_holders
-from guardrun.supervisor.health.base.readings import Readout, Sample
+from guardrun.supervisor.health.base.readings import Readout, Sample, write_holders
 from guardrun.supervisor.wire.agent_messages import Facts, RegisterJob
 from tests.agent.bed import AgentBed, start_time
 from tests.support.waiting import wait_until

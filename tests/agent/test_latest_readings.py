@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.agent.latest_readings import Latest
+from guardrun.supervisor.agent.agent_context import Latest
 from guardrun.supervisor.health.base.readings import Happening, Readout, Sample, Value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from guardrun.supervisor.agent.watchdog import Watchdog
+from guardrun.supervisor.agent.agent_status import Watchdog
 from tests.support.waiting import wait_until
 
 PERIOD_S = 0.6

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.rundir.journal import Journal, read_lines
 from tests.support.waiting import wait_until

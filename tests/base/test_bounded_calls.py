@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 import time
 
-from guardrun.supervisor.base.bounded_calls import run_bounded
+from guardrun.supervisor.base.background_work import run_bounded
 
 
 def test_answers_keep_the_order_of_the_jobs() -> None:

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from guardrun.launcher.base.terminal_lines import say
+from guardrun.supervisor.base.log import Terminal, format_line
 from guardrun.supervisor.base.printable import make_harmless
-from guardrun.supervisor.base.terminal import Terminal, format_line
 
 
 def test_a_line_is_prefixed_and_stays_one_line() -> None:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import zmq
 
-from guardrun.supervisor.cli.base.runs import BOOT_ID
+from guardrun.supervisor.cli.base.verb import BOOT_ID
 from guardrun.supervisor.cli.guardctl import main
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.collect.ranks.look_files import write_look

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.cli.base.runs import read_run
+from guardrun.supervisor.cli.base.verb import read_run
 from guardrun.supervisor.cli.verbs import diagnose
 from guardrun.supervisor.client import supervisor_client
 from guardrun.supervisor.diagnose import answer as an
-from guardrun.supervisor.diagnose import unseen
+from guardrun.supervisor.diagnose import next_steps
+from guardrun.supervisor.diagnose.answer import LookAnswer
 from guardrun.supervisor.diagnose.hang_finding import Absent
-from guardrun.supervisor.diagnose.look_answer import LookAnswer
-from guardrun.supervisor.diagnose.running_jobs import Job
+from guardrun.supervisor.diagnose.rank_processes import Job
 from guardrun.supervisor.diagnose.scene import Glance
 from guardrun.supervisor.diagnose.verdict import at_least
 from guardrun.supervisor.engine.model.events import Rank
@@ -199,7 +199,7 @@ def test_a_supervisor_that_says_nothing(ctl: Ctl, live: FakeSupervisor, monkeypa
 def test_stacks_that_are_refused_are_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     scope = tmp_path / "ptrace_scope"
     scope.write_text("1\n")
-    monkeypatch.setattr(unseen, "PTRACE_SCOPE", str(scope))
+    monkeypatch.setattr(next_steps, "PTRACE_SCOPE", str(scope))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     rank = Rank(global_rank=0, local_rank=0, pid=42, node="n")
     process = ProcessLook(pid=42, state="S", trouble="ptrace refused")
@@ -208,7 +208,7 @@ def test_stacks_that_are_refused_are_told_with_the_way_out(monkeypatch: pytest.M
     line = an.RankLine(rank=0, local_rank=0, node="n", pid=42, doing="unseen", reason="")
     target = an.Target(kind="processes", source="guardctl", node="n")
     told = an.Diagnosis(target=target, verdict="unknown", summary="", ranks=[line])
-    unseen.tell_unseen(told, [glance, glance], Absent())
+    next_steps.tell_unseen(told, [glance, glance], Absent())
     [item] = told.unseen
     assert item.what == "stacks of rank 0"
     assert "Yama ptrace_scope 1" in item.why and "sudo guardctl diagnose" in item.why

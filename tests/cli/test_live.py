@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.cli.verbs import order, stacks
+from guardrun.supervisor.cli.verbs import order
 from guardrun.supervisor.client import supervisor_client
 from guardrun.supervisor.wire.control_messages import Answer
 from tests.cli.conftest import STATUS, Ctl, FakeSupervisor, stacks_answer
@@ -149,7 +149,7 @@ def test_frames_that_are_no_answer_are_passed_over(ctl: Ctl, live: FakeSuperviso
 def test_a_supervisor_that_says_nothing(ctl: Ctl, live: FakeSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_client.ask, "__defaults__", (None, 0.2))
     monkeypatch.setattr(order.ask_run, "__defaults__", (0.2,))
-    monkeypatch.setattr(stacks, "STACKS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(order, "STACKS_TIMEOUT_S", 0.2)
     live.answers.clear()
     data = ctl.json("status")
     assert (data["state"], data["source"]) == ("unreachable", "directory")

@@ -24,7 +24,7 @@ PRELOAD = """
 import encodings.ascii, encodings.idna, decimal, fractions, getpass, glob, statistics
 from guardrun.supervisor.cli.guardctl import main
 from guardrun.supervisor.rundir.journal import replay
-import guardrun.launcher.base.rank_environment, guardrun.slurm.client.drain, guardrun.supervisor.checkpoints.renames
+import guardrun.launcher.base.rank_environment, guardrun.slurm.client.drain, guardrun.supervisor.checkpoints.saved
 """
 VERBS = ("status", "incidents", "report", "replay", "hold", "restart", "diagnose")
 

@@ -11,7 +11,7 @@ import pytest
 from guardrun.supervisor.checkpoints.format_table import FORMAT_NAMES
 from guardrun.supervisor.config import Config, load_config
 from guardrun.supervisor.config.tables import TABLES, FormatName
-from guardrun.supervisor.config.toml import read_toml_text
+from guardrun.supervisor.config.values import read_toml_text
 from guardrun.supervisor.engine.model.events import Settings
 from guardrun.supervisor.engine.model.hang_patience import patience
 

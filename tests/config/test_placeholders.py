@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guardrun.supervisor.config import fill_placeholders
-from guardrun.supervisor.config.placeholders import unknown_placeholders
+from guardrun.supervisor.config.values import unknown_placeholders
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from guardrun import __version__
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.daemon.daemon import Daemon
 from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import events as ev

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import json
 
-from guardrun.supervisor.base.log import log_to
-from guardrun.supervisor.base.terminal import format_line
+from guardrun.supervisor.base.log import format_line, log_to
 from guardrun.supervisor.daemon.event_redaction import without_secrets
 from guardrun.supervisor.engine.model import events as ev
 from tests.report.secrets import S

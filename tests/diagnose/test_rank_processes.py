@@ -6,8 +6,7 @@ import pytest
 
 from guardrun.supervisor.collect.host.process_table import ProcessTable
 from guardrun.supervisor.collect.host.procfs import Stat
-from guardrun.supervisor.diagnose.rank_processes import NoRanks, View, find_ranks
-from guardrun.supervisor.diagnose.running_jobs import find_jobs
+from guardrun.supervisor.diagnose.rank_processes import NoRanks, View, find_jobs, find_ranks
 
 FIRST = 5_000_000
 """Above what a kernel gives out (pid_max is 4,194,304 at most): none of these can be real."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from guardrun.supervisor.engine.recovery.node_install_fault import PAST_IMPORTS
+from guardrun.supervisor.engine.recovery.eviction import PAST_IMPORTS
 from tests.fleet_runs.jobs import Job
 from tests.fleet_runs.training import SCRIPT
 from tests.support.netlab import Host

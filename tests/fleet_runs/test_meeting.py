@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from guardrun.launcher.base.exit_statuses import NOT_FIT, QUARANTINED
+from guardrun.launcher.base.terminal_lines import NOT_FIT, QUARANTINED
 from tests.fleet_runs.jobs import PORT, QUICK, Job, flags, guardctl, kill
 from tests.support.netlab import INSIDE
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.launcher.base.exit_statuses import NOT_FIT
+from guardrun.launcher.base.terminal_lines import NOT_FIT
 from tests.fleet_runs.jobs import CONFIG, Job
 from tests.fleet_runs.own_files import lacking_a_module, own_copy
 from tests.support.netlab import Lab

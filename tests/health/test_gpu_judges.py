@@ -7,17 +7,12 @@ from collections.abc import Iterable
 import pytest
 
 from guardrun.supervisor.health.base.findings import Finding, Response
-from guardrun.supervisor.health.base.health_judge import Judge
-from guardrun.supervisor.health.base.memory_holders import parse_holders, write_holders
-from guardrun.supervisor.health.base.readings import Readout, Sample, Value
+from guardrun.supervisor.health.base.readings import Judge, Readout, Sample, Value, parse_holders, write_holders
 from guardrun.supervisor.health.base.responses import is_key
 from guardrun.supervisor.health.gpu.device_links import LinkJudge
-from guardrun.supervisor.health.gpu.ecc_errors import EccJudge
-from guardrun.supervisor.health.gpu.foreign_processes import strangers
-from guardrun.supervisor.health.gpu.gpu_inventory import GpuBook
+from guardrun.supervisor.health.gpu.device_memory import EccJudge, RemapJudge
+from guardrun.supervisor.health.gpu.gpu_inventory import GpuBook, LostJudge, strangers
 from guardrun.supervisor.health.gpu.gpu_judges import gpu_judges
-from guardrun.supervisor.health.gpu.lost_devices import LostJudge
-from guardrun.supervisor.health.gpu.row_remapping import RemapJudge
 from guardrun.supervisor.health.gpu.thermal import ThrottleJudge
 
 GPU, OTHER = "gpu:GPU-1", "gpu:GPU-2"

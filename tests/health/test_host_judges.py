@@ -10,12 +10,9 @@ import pytest
 
 from guardrun.supervisor.health.base.findings import Response
 from guardrun.supervisor.health.base.readings import Readout, Sample
-from guardrun.supervisor.health.host.clock import ClockJudge
-from guardrun.supervisor.health.host.cpu_starvation import CpuStarvedJudge
-from guardrun.supervisor.health.host.machine_checks import MachineJudge
+from guardrun.supervisor.health.host.cpus import CpuStarvedJudge, ThermalCpuJudge
+from guardrun.supervisor.health.host.machine import ClockJudge, MachineJudge, SilentJudge
 from guardrun.supervisor.health.host.memory import MemoryJudge
-from guardrun.supervisor.health.host.silent_sensors import SilentJudge
-from guardrun.supervisor.health.host.thermal_cpu import ThermalCpuJudge
 from guardrun.supervisor.health.judges import all_judges, host_judges
 from tests.sensors.story import Story
 

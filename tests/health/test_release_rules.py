@@ -5,19 +5,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from guardrun.supervisor.agent.auto_release import is_well
+from guardrun.supervisor.agent.quarantine_keeper import is_well
 from guardrun.supervisor.health.base.findings import Finding, Response
 from guardrun.supervisor.health.base.readings import Readout, Sample, Value
 from guardrun.supervisor.health.quarantine_rules import (
     AUTOMATIC,
     PREFLIGHT,
     Isolation,
+    Part,
+    Proof,
     Record,
     end_of,
     isolate,
+    part_of,
     release,
 )
-from guardrun.supervisor.health.release_rules import Part, Proof, part_of
 
 NOW_S = 10_000.0
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from guardrun.supervisor.collect.ranks.faulthandler_text import parse_fatal
+from guardrun.supervisor.collect.ranks.stack_dumps import parse_fatal
 from tests.hooks.bed import Bed
 
 

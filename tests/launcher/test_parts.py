@@ -18,16 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.attempt.attempt_stop import Stopping
-from guardrun.launcher.attempt.process_sweep import Sweeper, reap_orphans
-from guardrun.launcher.attempt.resume_arguments import environment, resume_arguments, resume_environment
-from guardrun.launcher.base.process_handles import wait_for_end
-from guardrun.launcher.base.processes import parse_stat, read_children, read_stat
+from guardrun.launcher.attempt.attempt_start import environment, resume_arguments, resume_environment
+from guardrun.launcher.attempt.attempt_stop import Stopping, Sweeper, reap_orphans
+from guardrun.launcher.base.processes import parse_stat, read_children, read_stat, wait_for_end
 from guardrun.launcher.base.rank_environment import DEFAULTS, Subject, rank_defaults, render_table
 from guardrun.launcher.base.signals import Interrupted, Signals, parse_signals
 from guardrun.launcher.base.socket_folder import MAX_PARENT_BYTES, NoSocketFolderError, make_socket_folder
 from guardrun.launcher.control import fallback
-from guardrun.launcher.control.watchdog import (
+from guardrun.launcher.control.supervision import (
     DEATHS_WITHIN_S,
     FIRST_SILENCE_S,
     FROZEN_S,
@@ -257,7 +255,7 @@ def test_sweep_finds_what_is_no_descendant_by_the_runs_mark() -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
     away = subprocess.Popen(sleep, env={**os.environ, "GUARDRUN_TOKEN": token})
     stranger = subprocess.Popen(sleep, env={**os.environ, "GUARDRUN_TOKEN": f"{token}-2"})
-    program = f"from guardrun.launcher.attempt.process_sweep import Sweeper; print(Sweeper({token!r}, list).sweep())"
+    program = f"from guardrun.launcher.attempt.attempt_stop import Sweeper; print(Sweeper({token!r}, list).sweep())"
     try:
         swept = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
         assert swept.stdout == "[]\n"

@@ -7,7 +7,7 @@ from tests.mutants.mutation import Mutation
 EDGE: tuple[Mutation, ...] = (
     Mutation(
         name="exit_code_swallowed",
-        file="launcher/attempt/process_sweep.py",
+        file="launcher/attempt/attempt_stop.py",
         before="if pid not in managed and pid not in python_helpers():",
         after="if pid not in python_helpers():",
         breaks="ranks are waited for along with orphans, and their exit codes are lost",
@@ -23,7 +23,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="orphans_survive",
-        file="launcher/attempt/process_sweep.py",
+        file="launcher/attempt/attempt_stop.py",
         before="and (pid in below or (_owner(pid) == uid and has_token(pid, self._token)))",
         after="and pid in below",
         breaks="a process of the run's that has left the tree lives on beside the next attempt",
@@ -31,7 +31,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="environment_not_restored",
-        file="launcher/attempt/resume_arguments.py",
+        file="launcher/attempt/attempt_start.py",
         before="    finally:\n        _change_environment(before)",
         after="    finally:\n        pass",
         breaks="what an attempt's ranks were told (which checkpoint, which board) stays in guardrun's own environment",
@@ -39,7 +39,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="step_not_on_the_board",
-        file="hooks/patches/optimizers.py",
+        file="hooks/patches/steps.py",
         before="                words[_STEP] = count\n",
         after="",
         breaks="steps are not counted where the script does not count them itself",

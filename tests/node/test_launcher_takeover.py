@@ -18,8 +18,7 @@ import pytest
 from guardrun.launcher.base.processes import TOKEN_VARIABLE
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.node.launcher_takeover import LauncherContext, LauncherTakeover
-from guardrun.supervisor.node.outstanding_orders import Outstanding
+from guardrun.supervisor.node.launcher_takeover import LauncherContext, LauncherTakeover, Outstanding
 from guardrun.supervisor.wire import control_messages
 from tests.support.waiting import wait_until
 

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from guardrun.hooks.wire.messages import CheckpointLoaded
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev

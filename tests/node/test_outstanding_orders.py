@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.node.outstanding_orders import (
+from guardrun.supervisor.node.launcher_takeover import (
     MARGIN_S,
     SILENT_S,
     START_S,

@@ -15,7 +15,7 @@ from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
-from guardrun.supervisor.wire.rank_rows import MAX_SHARES, shares_json
+from guardrun.supervisor.wire.control_messages import MAX_SHARES, shares_json
 
 
 class Bench:

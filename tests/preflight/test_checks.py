@@ -14,11 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.preflight.base.check_runner import run_checks
-from guardrun.supervisor.preflight.base.remark import Check, Remark, Severity, Subject, ok
+from guardrun.supervisor.preflight.base.remark import Check, Remark, Severity, Subject, ok, run_checks
 from guardrun.supervisor.preflight.check_table import QUICK
 from guardrun.supervisor.preflight.checks import (
-    checkpoint_room,
     folders,
     gpus,
     interfaces,
@@ -228,9 +226,9 @@ def test_a_mount_that_does_not_answer_is_not_touched(subject: Make, tmp_path: Pa
 
 def test_a_folder_with_too_much_in_it_is_given_up(tmp_path: Path) -> None:
     save(tmp_path / "ckpt_10.pt", 100)
-    assert checkpoint_room.last_checkpoint(str(tmp_path), "auto", 1) == (100, str(tmp_path / "ckpt_10.pt"))
-    assert checkpoint_room.last_checkpoint(str(tmp_path), "auto", 1, timeout_s=0.0) == (0, "")
-    assert checkpoint_room.last_checkpoint(str(tmp_path / "none"), "auto", 1) == (0, "")
+    assert folders.last_checkpoint(str(tmp_path), "auto", 1) == (100, str(tmp_path / "ckpt_10.pt"))
+    assert folders.last_checkpoint(str(tmp_path), "auto", 1, timeout_s=0.0) == (0, "")
+    assert folders.last_checkpoint(str(tmp_path / "none"), "auto", 1) == (0, "")
 
 
 @pytest.mark.real("root")

@@ -13,7 +13,7 @@ from typing import IO
 import pytest
 
 from guardrun.supervisor.preflight.base.remark import Severity, Subject
-from guardrun.supervisor.preflight.full import bandwidth_history, full_preflight
+from guardrun.supervisor.preflight.full import full_preflight
 from guardrun.supervisor.preflight.full.device_trial import Trial, ask_all, hear_all
 from tests.cli.conftest import Ctl, ctl, runs  # noqa: F401  # fixtures
 
@@ -49,7 +49,7 @@ def test_guardctl_check_full(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("GUARDRUN_NODE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(full_preflight, "MAX_CORES", 2)
     past = {f"CPU {core}": {"memory": [1.0] * 3, "bus": [1e15] * 3} for core in os.sched_getaffinity(0)}
-    bandwidth_history.keep(str(tmp_path / "state"), past, {})
+    full_preflight.keep_bandwidths(str(tmp_path / "state"), past, {})
     data = ctl.json("check", "--full")
     assert data["level"] == "full" and data["verdict"] in ("note", "warn")
     found = {one["check"]: one for one in data["remarks"]}
@@ -60,7 +60,9 @@ def test_guardctl_check_full(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.Monke
     assert {one["evidence"]["measure"] for one in measured} == ({"memory", "bus"} if cores > 1 else {"memory"})
     assert {one["severity"] for one in measured if one["evidence"]["measure"] == "memory"} == {"ok"}
     assert {one["severity"] for one in measured if one["evidence"]["measure"] == "bus"} <= {"warn"}
-    assert len(bandwidth_history.read_past(str(tmp_path / "state"))[measured[0]["evidence"]["device"]]["memory"]) == 4
+    assert (
+        len(full_preflight.read_bandwidths(str(tmp_path / "state"))[measured[0]["evidence"]["device"]]["memory"]) == 4
+    )
     if cores > 1:
         assert found["reduce"]["severity"] == "ok"
 

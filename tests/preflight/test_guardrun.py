@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from guardrun.launcher.run.preflight import CODE, is_off
-from guardrun.supervisor.preflight.base.protocol import Assignment
-from guardrun.supervisor.preflight.base.remark import Subject
+from guardrun.supervisor.preflight.base.remark import Assignment, Subject
 from tests.sensors.nvml_stub import NvmlStub
 from tests.support.deadmount import dead_mount
 from tests.support.guardrun_run import Finished, GuardrunRun

@@ -15,10 +15,8 @@ from guardrun.supervisor.health.base.readings import Readout, Sample, Value
 from guardrun.supervisor.preflight.base.remark import Remark, Severity, ok, size_text, warn, worst
 from guardrun.supervisor.preflight.base.torch_files import Torch, find_torch, parse_pins, parse_version_file
 from guardrun.supervisor.preflight.checks import (
-    checkpoint_room,
     clock,
     folders,
-    foreign_processes,
     gpu_health,
     interfaces,
     libraries,
@@ -27,7 +25,7 @@ from guardrun.supervisor.preflight.checks import (
     shm,
     versions,
 )
-from guardrun.supervisor.preflight.checks.foreign_processes import Holder
+from guardrun.supervisor.preflight.checks.gpu_health import Holder
 from guardrun.supervisor.sensors.host.clock import Discipline
 
 OK, NOTE, WARN, REFUSE = Severity
@@ -269,7 +267,7 @@ GIB = 1 << 30
     [(10 * GIB, 9 * GIB, OK), (10 * GIB, 10 * GIB, WARN), (GIB, 0, OK), (None, 10 * GIB, OK), (0, GIB, WARN)],
 )
 def test_room_for_a_checkpoint(free: int | None, needed: int, severity: Severity) -> None:
-    assert checkpoint_room.judge_room_for("/out", free, needed, "/out/ckpt_10.pt").severity is severity
+    assert folders.judge_room_for("/out", free, needed, "/out/ckpt_10.pt").severity is severity
 
 
 @pytest.mark.parametrize(
@@ -334,12 +332,12 @@ def readout(changes: dict[str, Value] | None = None, node: dict[str, Value] | No
     ],
 )
 def test_health(changes: dict[str, Value], severity: Severity, said: str) -> None:
-    [remark] = gpu_health.judge(readout(changes))
+    [remark] = gpu_health.judge_health(readout(changes))
     assert remark.severity is severity and said in remark.summary
 
 
 def test_gpus_that_are_not_shown() -> None:
-    [missing, unusable] = gpu_health.judge(
+    [missing, unusable] = gpu_health.judge_health(
         readout(node={"gpus_missing": "0000:3b:00", "gpus_unusable": "2: GPU is lost"})
     )
     assert missing.severity is unusable.severity is REFUSE
@@ -349,8 +347,8 @@ def test_gpus_that_are_not_shown() -> None:
 def test_a_driver_that_hangs_or_is_slow_to_come_up() -> None:
     hanging = Readout(sensor="gpu", at_s=0.0, trouble="NVML's call has not returned within 2 s", is_silent=True)
     slow = Readout(sensor="gpu", at_s=0.0, trouble="NVML is being initialised")
-    assert [one.severity for one in gpu_health.judge(hanging)] == [WARN]
-    [remark] = gpu_health.judge(slow)
+    assert [one.severity for one in gpu_health.judge_health(hanging)] == [WARN]
+    [remark] = gpu_health.judge_health(slow)
     assert remark.severity is NOTE and "Persistence mode" in remark.advice
 
 
@@ -373,7 +371,7 @@ def named(pid: int) -> Holder:
     ],
 )
 def test_strangers(changes: dict[str, Value], severities: list[Severity], said: str) -> None:
-    remarks: list[Remark] = foreign_processes.judge(gpu_health.gpus_of(readout(changes)), named)
+    remarks: list[Remark] = gpu_health.judge_memory(gpu_health.gpus_of(readout(changes)), named)
     assert [one.severity for one in remarks] == severities and said in remarks[0].summary
 
 
@@ -390,4 +388,4 @@ def test_strangers(changes: dict[str, Value], severities: list[Severity], said: 
 )
 def test_the_devices_that_a_run_sees(chosen: str | None, seen: list[int]) -> None:
     gpus = [gpu_health.Gpu(f"GPU-{letter}", {"index": index}) for index, letter in enumerate("abc")]
-    assert [gpu.index for gpu in foreign_processes.visible(gpus, chosen)] == seen
+    assert [gpu.index for gpu in gpu_health.visible(gpus, chosen)] == seen

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from guardrun.supervisor.preflight.base.remark import Severity
-from guardrun.supervisor.preflight.full import bandwidth_history, trial_judgement
+from guardrun.supervisor.preflight.full import device_trial, full_preflight
 from guardrun.supervisor.preflight.full.device_trial import Answer
 
 OK, NOTE, WARN, REFUSE = Severity
@@ -39,43 +39,43 @@ def products(*digests: str, **changes: Any) -> tuple[dict[str, dict[str, Any]], 
     ids=["equal", "one did more", "one alone", "odd one", "who of two?", "wrong", "wrong and odd", "unsteady"],
 )
 def test_products(given: Any, severities: list[Severity], device: str | None) -> None:
-    remarks = trial_judgement.judge_products(*given)
+    remarks = device_trial.judge_products(*given)
     assert [one.severity for one in remarks] == severities
     assert remarks[0].evidence.get("device") == device
 
 
 def test_devices_of_other_models_need_not_agree() -> None:
     answers, _ = products("abc", "xyz")
-    assert trial_judgement.judge_products(answers, {"GPU 0": "H100", "GPU 1": "A100"})[0].severity is OK
+    assert device_trial.judge_products(answers, {"GPU 0": "H100", "GPU 1": "A100"})[0].severity is OK
 
 
 def test_cores_that_differ_are_no_proof() -> None:
     answers = {
         f"CPU {core}": {"turns": 1, "wrong": 0, "unsteady": 0, "digests": [bits]} for core, bits in enumerate("aab")
     }
-    [remark] = trial_judgement.judge_products(answers, dict.fromkeys(answers, "CPU"))
+    [remark] = device_trial.judge_products(answers, dict.fromkeys(answers, "CPU"))
     assert remark.severity is WARN and "CPU 2" in remark.summary
 
 
 def test_failures() -> None:
-    hanging = trial_judgement.judge_failure("product", "GPU 3", Answer({}, "it did not come back", is_hanging=True))
+    hanging = device_trial.judge_failure("product", "GPU 3", Answer({}, "it did not come back", is_hanging=True))
     assert (
         hanging is not None
         and hanging.severity is REFUSE
         and "GPU 3 did not come back from a matrix" in hanging.summary
     )
-    failed = trial_judgement.judge_failure("ready", "GPU 3", Answer({}, "RuntimeError: no CUDA"))
+    failed = device_trial.judge_failure("ready", "GPU 3", Answer({}, "RuntimeError: no CUDA"))
     assert failed is not None and failed.severity is WARN and "no CUDA" in failed.summary
-    assert trial_judgement.judge_failure("ready", "GPU 3", Answer({"part": "ready"})) is None
+    assert device_trial.judge_failure("ready", "GPU 3", Answer({"part": "ready"})) is None
 
 
 def test_memory_and_sums() -> None:
     good, bad = {"wrong": 0, "bytes": 1 << 30}, {"wrong": 1, "bytes": 1 << 30}
-    assert trial_judgement.judge_patterns({"GPU 0": good, "GPU 1": good})[0].severity is OK
-    [remark] = trial_judgement.judge_patterns({"GPU 0": good, "GPU 1": bad})
+    assert device_trial.judge_patterns({"GPU 0": good, "GPU 1": good})[0].severity is OK
+    [remark] = device_trial.judge_patterns({"GPU 0": good, "GPU 1": bad})
     assert remark.severity is REFUSE and "GPU 1 lost 1 word" in remark.summary
-    assert trial_judgement.judge_reduce({"GPU 0": good, "GPU 1": bad})[0].severity is REFUSE
-    assert trial_judgement.judge_patterns({}) == trial_judgement.judge_reduce({}) == []
+    assert device_trial.judge_reduce({"GPU 0": good, "GPU 1": bad})[0].severity is REFUSE
+    assert device_trial.judge_patterns({}) == device_trial.judge_reduce({}) == []
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,17 @@ def test_memory_and_sums() -> None:
     ],
 )
 def test_bandwidth_against_the_nodes_own_history(past: list[float], speed: float, severity: Severity) -> None:
-    assert bandwidth_history.judge("GPU 0", "to_device", speed, past).severity is severity
+    assert full_preflight.judge_bandwidth("GPU 0", "to_device", speed, past).severity is severity
 
 
 def test_history_is_kept_and_bounded(tmp_path: Path) -> None:
     folder = str(tmp_path / "state")
-    for n in range(bandwidth_history.KEPT + 5):
-        bandwidth_history.keep(folder, bandwidth_history.read_past(folder), {"GPU-a": {"to_device": float(n)}})
-    kept = bandwidth_history.read_past(folder)["GPU-a"]["to_device"]
-    assert (len(kept), kept[-1]) == (bandwidth_history.KEPT, bandwidth_history.KEPT + 4.0)
-    (tmp_path / "state" / bandwidth_history.FILE).write_text("{")
-    assert bandwidth_history.read_past(folder) == {}
-    bandwidth_history.keep("/proc/none", {}, {"GPU-a": {"to_device": 1.0}})
+    for n in range(full_preflight.KEPT + 5):
+        full_preflight.keep_bandwidths(
+            folder, full_preflight.read_bandwidths(folder), {"GPU-a": {"to_device": float(n)}}
+        )
+    kept = full_preflight.read_bandwidths(folder)["GPU-a"]["to_device"]
+    assert (len(kept), kept[-1]) == (full_preflight.KEPT, full_preflight.KEPT + 4.0)
+    (tmp_path / "state" / full_preflight.BANDWIDTHS_FILE).write_text("{")
+    assert full_preflight.read_bandwidths(folder) == {}
+    full_preflight.keep_bandwidths("/proc/none", {}, {"GPU-a": {"to_device": 1.0}})

@@ -24,7 +24,7 @@ CORES = sorted(os.sched_getaffinity(0))
 PROGRAM = """
 import json, sys
 import torch
-from guardrun.launcher.device_trial import pattern, product, reduce
+from guardrun.launcher.device_trial import device as pattern, device as product, reduce
 from guardrun.launcher.device_trial.device import Device
 product.CPU_SIZE, product.CPU_S, pattern.CPU_MOST_BYTES = 64, 0.0, pattern.CHUNK_BYTES
 device = Device(f"cpu:{sys.argv[1]}")

@@ -9,8 +9,7 @@ from typing import Any
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Culprit
 from guardrun.supervisor.engine.model.looks import Frame
-from guardrun.supervisor.engine.observation.stack_grouping import StackGroup
-from guardrun.supervisor.engine.observation.stacks import CHILD, Stack, stacks_of
+from guardrun.supervisor.engine.observation.stack_grouping import CHILD, Stack, StackGroup, stacks_of
 from guardrun.supervisor.report.elements.html_page import environment
 from guardrun.supervisor.report.elements.source_lines import CHANGED, Source, Sources
 from guardrun.supervisor.report.grouped_stacks import show_stacks

@@ -12,19 +12,23 @@ from hypothesis import strategies as st
 
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import Frame
-from guardrun.supervisor.engine.observation.stack_grouping import evidence_groups, group_stacks
-from guardrun.supervisor.engine.observation.stacks import Stack
+from guardrun.supervisor.engine.observation.stack_grouping import Stack, evidence_groups, group_stacks
 from guardrun.supervisor.report import incident_page as rendering
 from guardrun.supervisor.report.elements.scales import nice_seconds, nice_step, percent, shorten
 from guardrun.supervisor.report.elements.source_lines import CHANGED, MAX_FILE_BYTES, files_of, read_sources
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import report_html
-from guardrun.supervisor.report.timeline.gauges import lay_out_gauge
-from guardrun.supervisor.report.timeline.step_plot import lay_out_plot, seconds_words, step_times, summary, thin
+from guardrun.supervisor.report.timeline.step_plot import (
+    lay_out_gauge,
+    lay_out_plot,
+    seconds_words,
+    step_times,
+    summary,
+    thin,
+)
 from guardrun.supervisor.report.timeline.story import incident_story, lay_out_ranks, lay_out_steps
 from guardrun.supervisor.report.timeline.timeline import FrontPoint, Timeline
-from guardrun.supervisor.report.timeline.timeline_rows import MAX_ROWS, make_lines
-from guardrun.supervisor.report.timeline.timeline_strips import Scale
+from guardrun.supervisor.report.timeline.timeline_strips import MAX_ROWS, Scale, make_lines
 from guardrun.supervisor.report.wait_graph import MAX_WIDE, describe, lay_out, make_graph, read_waits
 from tests.report.pages import HUGE, drawn, huge_page, huge_timeline, shown
 from tests.report.samples import (

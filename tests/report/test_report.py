@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from guardrun.supervisor.engine.model.looks import Frame
-from guardrun.supervisor.engine.observation.stacks import Stack, stacks_of
+from guardrun.supervisor.engine.observation.stack_grouping import Stack, stacks_of
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import report_html
 from tests.report.pages import pages

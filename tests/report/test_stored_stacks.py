@@ -6,8 +6,8 @@ from pathlib import Path
 
 from guardrun.supervisor.collect.ranks.look_files import render_process, write_look
 from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook
-from guardrun.supervisor.engine.observation.stacks import CHILD, MAIN, THREAD, Stack, stacks_of
-from guardrun.supervisor.report.elements.stack_data import parse_frames
+from guardrun.supervisor.engine.observation.stack_grouping import CHILD, MAIN, THREAD, Stack, stacks_of
+from guardrun.supervisor.report.elements.evidence_reader import parse_frames
 from guardrun.supervisor.report.elements.stored_stacks import list_files, parse_process, read_stacks
 from tests.report.samples import rank_look
 

@@ -16,7 +16,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Culprit
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.engine.model.looks import Frame
-from guardrun.supervisor.engine.observation.stacks import CHILD, Stack
+from guardrun.supervisor.engine.observation.stack_grouping import CHILD, Stack
 from guardrun.supervisor.report.elements import html_page
 from guardrun.supervisor.report.elements.source_lines import Source
 from guardrun.supervisor.report.incident import incident_json, write_incident

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.report.timeline.bounded_series import Kinds, Points, Strip
+from guardrun.supervisor.report.timeline.rank_track import Kinds, Points, Strip
 from guardrun.supervisor.report.timeline.timeline import RankRow, Segment, Timeline
 from tests.report.samples import begin_attempt, report, told_timeline
 

@@ -120,7 +120,7 @@ class Job:
             self.agreed.append(at)
 
     def _send(self, way: str, name: str, message: object, arrives: Callable[[], None]) -> None:
-        """In order, as channel.py has it."""
+        """In order, as envelopes.py has it."""
         took_s = self._delay(name, message)
         if took_s is None:
             took_s = float("inf")

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from guardrun.supervisor.sensors.gpu.device_vitals import REASONS
+from guardrun.supervisor.sensors.gpu.device_readings import REASONS
 
 SOURCE = Path(__file__).with_name("nvml_stub.c")
 LIBRARY = "libnvidia-ml.so.1"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from guardrun.supervisor.health.base.findings import Finding
-from guardrun.supervisor.health.base.health_judge import Judge
-from guardrun.supervisor.health.base.readings import Happening, Readout, Sample, Value
+from guardrun.supervisor.health.base.readings import Happening, Judge, Readout, Sample, Value
 
 
 class Story:

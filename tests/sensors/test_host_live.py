@@ -15,9 +15,8 @@ import pytest
 
 from guardrun.supervisor.collect.host.file_systems import read_mounts
 from guardrun.supervisor.health.base.findings import Finding
-from guardrun.supervisor.health.base.health_judge import Judge
-from guardrun.supervisor.health.base.readings import Happening, Readout
-from guardrun.supervisor.health.host.cpu_starvation import CpuStarvedJudge
+from guardrun.supervisor.health.base.readings import Happening, Judge, Readout
+from guardrun.supervisor.health.host.cpus import CpuStarvedJudge
 from guardrun.supervisor.health.host.disks import DiskJudge
 from guardrun.supervisor.health.host.memory import MemoryJudge
 from guardrun.supervisor.sensors.base.sensor import Sensor
@@ -25,9 +24,8 @@ from guardrun.supervisor.sensors.base.sensor_runner import Runner
 from guardrun.supervisor.sensors.catalog import host_sensors
 from guardrun.supervisor.sensors.host.cgroup import CgroupSensor
 from guardrun.supervisor.sensors.host.clock import ClockSensor
-from guardrun.supervisor.sensors.host.disks import DisksSensor
+from guardrun.supervisor.sensors.host.disks import DisksSensor, MountsSensor
 from guardrun.supervisor.sensors.host.kernel_log import PATH, KernelLogSensor
-from guardrun.supervisor.sensors.host.remote_mounts import MountsSensor
 from tests.support.cpugroup import cpu_group
 from tests.support.deadmount import dead_mount
 from tests.support.memorygroup import EATER, memory_group

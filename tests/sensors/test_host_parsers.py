@@ -10,18 +10,22 @@ import pytest
 from guardrun.supervisor.collect.host.file_systems import Answers, Mount, Room, parse_mountinfo
 from guardrun.supervisor.collect.host.procfs import Stat
 from guardrun.supervisor.health.base.readings import Readout, Sample, Value
-from guardrun.supervisor.sensors.base.sensor import Sensor
-from guardrun.supervisor.sensors.base.small_files import parse_count, read_text
+from guardrun.supervisor.sensors.base.sensor import Sensor, parse_count, read_text
 from guardrun.supervisor.sensors.catalog import host_sensors
 from guardrun.supervisor.sensors.host.cgroup import CgroupSensor, groups_of, parse_cpu_stat, parse_hierarchies
 from guardrun.supervisor.sensors.host.clock import Clocks, ClockSensor, Discipline, read_clocks, step_between
 from guardrun.supervisor.sensors.host.cpu import CpuSensor, parse_stat
-from guardrun.supervisor.sensors.host.disks import DisksSensor, local_filesystems, parse_diskstats
-from guardrun.supervisor.sensors.host.kernel_lines import RULES, LineReader, parse_record
-from guardrun.supervisor.sensors.host.memory import MemorySensor
-from guardrun.supervisor.sensors.host.pressure import PressureSensor, parse_pressure
+from guardrun.supervisor.sensors.host.disks import (
+    AT_A_TURN,
+    DisksSensor,
+    MountsSensor,
+    local_filesystems,
+    of_answers,
+    parse_diskstats,
+)
+from guardrun.supervisor.sensors.host.kernel_log import RULES, LineReader, parse_record
+from guardrun.supervisor.sensors.host.memory import MemorySensor, PressureSensor, parse_pressure
 from guardrun.supervisor.sensors.host.processes import follow, parse_file_nr, parse_threads
-from guardrun.supervisor.sensors.host.remote_mounts import AT_A_TURN, MountsSensor, of_answers
 from guardrun.supervisor.sensors.network.infiniband import InfinibandSensor, parse_rate, parse_state
 from guardrun.supervisor.sensors.network.interfaces import parse_default_routes, parse_default_routes6
 from guardrun.supervisor.sensors.network.rtnetlink import parse_link, parse_messages

@@ -9,7 +9,7 @@ from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.persistence import LastCounts, Lasting
 from guardrun.supervisor.health.base.readings import Happening, Readout, Sample, Value
 from guardrun.supervisor.health.judges import host_judges
-from guardrun.supervisor.sensors.host.kernel_lines import RULES, LineReader, parse_record
+from guardrun.supervisor.sensors.host.kernel_log import RULES, LineReader, parse_record
 from guardrun.supervisor.sensors.network.rtnetlink import parse_link, parse_messages
 
 SENSORS = {

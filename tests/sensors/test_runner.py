@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from guardrun.supervisor.health.base.readings import Readout, Sample
-from guardrun.supervisor.sensors.base.readout_mailbox import Mailbox
+from guardrun.supervisor.sensors.base.readouts import Mailbox
 from guardrun.supervisor.sensors.base.sensor import Sensor
-from guardrun.supervisor.sensors.base.sensor_runner import Runner
-from guardrun.supervisor.sensors.base.sensor_worker import MAX_SAMPLES, Worker
+from guardrun.supervisor.sensors.base.sensor_runner import MAX_SAMPLES, Runner, Worker
 from tests.sensors.plain_sensor import Plain
 from tests.support.waiting import wait_until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.base.exit_statuses import QUARANTINED
+from guardrun.launcher.base.terminal_lines import QUARANTINED
 from tests.fleet_runs.training import SCRIPT, Training
 from tests.slurm.programs import GUARDCTL
 from tests.support.slurmlab import SlurmLab

@@ -11,12 +11,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from guardrun.slurm.client.commands import Slurm
+from guardrun.slurm.client.commands import (
+    FIRST_WAIT_S,
+    MOST_WAIT_S,
+    Patience,
+    Slurm,
+    ask_again,
+)
 from guardrun.slurm.client.drain import DrainState, lift_drain, undrain
-from guardrun.slurm.client.orphaned_job import rescue_job, rescue_run
-from guardrun.slurm.client.requeue import RequeueState, requeue
-from guardrun.slurm.client.retry import FIRST_S, MOST_S, Patience, ask_again
-from guardrun.supervisor.daemon.slurm_requeue import Asker, begin_requeue
+from guardrun.slurm.client.requeue import RequeueState, requeue, rescue_job, rescue_run
+from guardrun.supervisor.daemon.slurm_schedule import Asker, begin_requeue
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Isolate
 from guardrun.supervisor.node import slurm_drain
@@ -62,7 +66,7 @@ def test_pauses_grow_and_the_last_question_comes_at_the_end() -> None:
         return Answer(True)
 
     assert ask_again(ask, clock.patience(100.0), told.append).is_silent
-    assert clock.pauses[:5] == [FIRST_S, 4.0, 8.0, 16.0, MOST_S] and max(clock.pauses) == MOST_S
+    assert clock.pauses[:5] == [FIRST_WAIT_S, 4.0, 8.0, 16.0, MOST_WAIT_S] and max(clock.pauses) == MOST_WAIT_S
     assert (asked[-1], told) == (200.0, [Answer(True)]), "to the very end, and it is said once"
 
 
@@ -111,7 +115,7 @@ def away_until(path: Path, node: str = NODE) -> str:
 def test_a_drain_is_made_once_slurm_is_back(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("guardrun.slurm.client.retry.FIRST_S", 0.05)
+    monkeypatch.setattr("guardrun.slurm.client.commands.FIRST_WAIT_S", 0.05)
     there = tmp_path / "there"
     bed = Bed(fake_slurm(scontrol=away_until(there)))
     text = bed.drains.drain(ISOLATE)
@@ -128,7 +132,7 @@ def test_a_drain_is_made_once_slurm_is_back(
 def test_a_node_that_is_back_before_slurm_is_is_not_drained(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("guardrun.slurm.client.retry.FIRST_S", 0.05)
+    monkeypatch.setattr("guardrun.slurm.client.commands.FIRST_WAIT_S", 0.05)
     there = tmp_path / "there"
     bed = Bed(fake_slurm(scontrol=f'echo "$*" >> {tmp_path}/calls\n{away_until(there)}'))
     bed.drains.drain(ISOLATE, how)
@@ -189,7 +193,7 @@ def test_an_order_that_slurm_took_and_did_not_answer_is_undone(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order was taken, its answer came too late; the node is back before guardrun asks again."""
-    monkeypatch.setattr("guardrun.slurm.client.retry.FIRST_S", 0.05)
+    monkeypatch.setattr("guardrun.slurm.client.commands.FIRST_WAIT_S", 0.05)
     reason = tmp_path / "there.reason"
     late = f'echo "${{4#reason=}}" > {reason}; {AWAY}'
     bed, said = drained_meanwhile(fake_slurm, tmp_path, f"rm {reason}; exit 0", drain=late)

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from guardrun.supervisor.checkpoints.reading.dcp_metadata import check_items, read_metadata
-from guardrun.supervisor.checkpoints.reading.json_documents import check_json, read_json
+from guardrun.supervisor.checkpoints.reading.json_documents import check_json, check_safetensors, read_json
 from guardrun.supervisor.checkpoints.reading.pickles import Node
-from guardrun.supervisor.checkpoints.reading.safetensors import check_safetensors
 from guardrun.supervisor.checkpoints.reading.torch_file import (
     MAX_STEP,
     check_companion,

@@ -9,10 +9,8 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.base.node_state import state_folder
-from guardrun.supervisor.cli.base.configuration import read_config
 from guardrun.supervisor.cli.base.output import Output
-from guardrun.supervisor.cli.base.runs import guard_dir
-from guardrun.supervisor.cli.base.verb import NO, OK, Call, Verb
+from guardrun.supervisor.cli.base.verb import NO, OK, Call, Verb, guard_dir, read_config
 from guardrun.supervisor.cli.verbs.node import this_node
 from guardrun.supervisor.preflight.base.remark import Remark, Severity, Subject, worst
 from guardrun.supervisor.quarantine.record_places import absolute_folders
@@ -56,7 +54,7 @@ def _subject(call: Call) -> Subject:
 
 def _run(call: Call) -> int:
     # The checks' modules would slow every other verb down.
-    from guardrun.supervisor.preflight.base.check_runner import run_checks
+    from guardrun.supervisor.preflight.base.remark import run_checks
     from guardrun.supervisor.preflight.check_table import QUICK
     from guardrun.supervisor.preflight.full.full_preflight import run_full
     from guardrun.supervisor.preflight.quarantine_release import release_mended

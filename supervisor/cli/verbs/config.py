@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from guardrun.supervisor.cli.base.output import Output
-from guardrun.supervisor.cli.base.runs import find_run, guard_dir, read_run
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, find_run, guard_dir, read_run
 from guardrun.supervisor.config import ConfigError, load_config
 
 

@@ -11,20 +11,29 @@ from typing import NamedTuple
 import msgspec
 
 from guardrun.supervisor.base.printable import make_printable
-from guardrun.supervisor.cli.base.runs import LATEST, find_run, guard_dir, is_alive, read_run
-from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb
+from guardrun.supervisor.cli.base.verb import (
+    LATEST,
+    NO,
+    OK,
+    USAGE,
+    Call,
+    CtlError,
+    Verb,
+    find_run,
+    guard_dir,
+    is_alive,
+    read_run,
+)
 from guardrun.supervisor.cli.views.diagnosis_view import print_diagnosis
 from guardrun.supervisor.client.supervisor_client import Unreachable
 from guardrun.supervisor.collect.host.process_table import processes_with_marker
 from guardrun.supervisor.collect.host.procfs import read_boot_id
 from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.diagnose.hang_finding import NOBODY, Absent, observe
-from guardrun.supervisor.diagnose.next_steps import next_steps, on_node
+from guardrun.supervisor.diagnose.next_steps import next_steps, on_node, tell_unseen
 from guardrun.supervisor.diagnose.past_run import Left, conclude_past
-from guardrun.supervisor.diagnose.rank_processes import NoRanks, Ranks, find_ranks
-from guardrun.supervisor.diagnose.running_jobs import Job, find_jobs
+from guardrun.supervisor.diagnose.rank_processes import Job, NoRanks, Ranks, find_jobs, find_ranks
 from guardrun.supervisor.diagnose.scene import DirectLooker, Glance, NotUnderstood, Take, by_supervisor
-from guardrun.supervisor.diagnose.unseen import tell_unseen
 from guardrun.supervisor.diagnose.verdict import conclude, conclude_phase, make_case
 from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.model.transitions import Phase

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from guardrun.supervisor.base.node_state import SYSTEM_FOLDER
-from guardrun.supervisor.cli.base.configuration import read_config
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, read_config
 from guardrun.supervisor.cli.verbs import node_history
 from guardrun.supervisor.cli.views import node_view
 from guardrun.supervisor.config import Config

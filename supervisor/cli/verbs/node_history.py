@@ -11,8 +11,7 @@ from typing import Any
 
 from guardrun.supervisor.agent.history.history import NAME, Query, read_file
 from guardrun.supervisor.base.node_state import SYSTEM_FOLDER
-from guardrun.supervisor.cli.base.configuration import read_config
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, read_config
 from guardrun.supervisor.client.agent_client import RefusedError, Unreachable, ask
 from guardrun.supervisor.quarantine.record_places import absolute_folders
 from guardrun.supervisor.report.elements.quantities import iso_time, parse_iso_time

@@ -1,14 +1,31 @@
-"""`guardctl hold`, `unhold`, `restart`, `checkpoint`: asking a run's supervisor to do something."""
+"""`guardctl hold`, `unhold`, `restart`, `checkpoint`, `stacks`: asking a run's supervisor to do or tell something."""
 
 from __future__ import annotations
 
+import argparse
 import getpass
 import socket
 from typing import Any
 
-from guardrun.supervisor.cli.base.runs import find_run, guard_dir, is_alive, read_run
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, add_run_argument
-from guardrun.supervisor.client.supervisor_client import TIMEOUT_S, Unreachable, ask
+import msgspec
+
+from guardrun.supervisor.cli.base.verb import (
+    NO,
+    OK,
+    Call,
+    CtlError,
+    Verb,
+    add_run_argument,
+    add_run_option,
+    find_run,
+    guard_dir,
+    is_alive,
+    read_run,
+)
+from guardrun.supervisor.cli.views.diagnosis_view import print_each, print_stacks
+from guardrun.supervisor.client.supervisor_client import STACKS_TIMEOUT_S, TIMEOUT_S, Unreachable, ask
+from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.engine.observation.stack_grouping import group_data, group_looks, stacks_of
 
 
 def ask_run(call: Call, verb: str, arguments: dict[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
@@ -56,3 +73,47 @@ HOLD = _order("hold", "held: guardrun watches and changes nothing until guardctl
 UNHOLD = _order("unhold", "no longer held: guardrun acts again")
 RESTART = _order("restart", "asked: this attempt ends, and the next goes on from the newest checkpoint")
 CHECKPOINT = _order("checkpoint", "asked: each rank's next should_checkpoint() says yes")
+
+
+# Stacks -------------------------------------------------------------------------------------------------------------
+# `guardctl stacks`: what every rank, or one, is doing right now.
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("rank", metavar="RANK", nargs="?", type=int, help="a global rank (default: all)")
+    add_run_option(parser)
+    parser.add_argument("--all", action="store_true", help="each rank by itself, even where ranks do the same")
+    parser.add_argument("--full", action="store_true", help="library frames too")
+
+
+def _run(call: Call) -> int:
+    rank: int | None = call.arguments.rank
+    data = ask_run(call, "stacks", {"rank": rank}, STACKS_TIMEOUT_S)
+    looks = _looks(data)
+    if rank is not None and rank not in {look.global_rank for look in looks} and not data.get("missing"):
+        raise CtlError(f"no rank {rank} is running")
+    if call.out.is_json:
+        call.out.json({**data, "groups": [group_data(group) for group in group_looks(looks)]})
+    else:
+        stacks = [stack for look in looks for stack in stacks_of(look)]
+        show = print_each if call.arguments.all or rank is not None else print_stacks
+        show(call.out, stacks, is_full=call.arguments.full, nodes=_nodes(data))
+        for missing, reason in sorted(data.get("missing", {}).items(), key=lambda item: int(item[0])):
+            call.out.line(f"Rank {missing}: {reason}", "yellow")
+    return OK if looks else NO
+
+
+def _nodes(data: dict[str, Any]) -> dict[int, str]:
+    """The node of each rank, where there are several."""
+    told = data.get("nodes", {})
+    return {int(rank): str(node) for rank, node in told.items()} if len(set(told.values())) > 1 else {}
+
+
+def _looks(data: dict[str, Any]) -> list[RankLook]:
+    try:
+        return msgspec.convert(data.get("ranks", []), list[RankLook])
+    except msgspec.ValidationError as error:
+        raise CtlError(f"the supervisor's answer is not one of this version of guardrun: {error}") from None
+
+
+STACKS = Verb("stacks", "what every rank is doing right now: stacks of its whole process tree", _add_arguments, _run)

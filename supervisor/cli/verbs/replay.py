@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.cli.base.runs import find_run, guard_dir
-from guardrun.supervisor.cli.base.verb import NO, OK, Call, CtlError, Verb, add_run_argument
+from guardrun.supervisor.cli.base.verb import NO, OK, Call, CtlError, Verb, add_run_argument, find_run, guard_dir
 
 
 def _run(call: Call) -> int:

@@ -12,8 +12,19 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.base.own_files import name_user
-from guardrun.supervisor.cli.base.runs import find_run, guard_dir, is_alive, is_anybodys, read_run
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, add_run_argument, write_named
+from guardrun.supervisor.cli.base.verb import (
+    OK,
+    Call,
+    CtlError,
+    Verb,
+    add_run_argument,
+    find_run,
+    guard_dir,
+    is_alive,
+    is_anybodys,
+    read_run,
+    write_named,
+)
 from guardrun.supervisor.engine.recovery.run_summary import attempt_record, summary
 from guardrun.supervisor.engine.state.state import State
 from guardrun.supervisor.report.elements.quantities import iso_time, parse_iso_time

@@ -12,13 +12,10 @@ from typing import NamedTuple
 from guardrun.launcher.creation.run_creation import user_name
 from guardrun.slurm.batch.job_fit import Habits, remarks_on
 from guardrun.slurm.batch.missing_files import remarks_on_files
-from guardrun.slurm.batch.script import SIGNAL, JobWish, ScriptError, read_template, render
-from guardrun.slurm.batch.script_command import read_command
+from guardrun.slurm.batch.script import SIGNAL, JobWish, ScriptError, read_command, read_template, render
 from guardrun.slurm.client.commands import Failure, Slurm, clean_for_submission
-from guardrun.slurm.client.nodes import SlurmNode, read_nodes
-from guardrun.slurm.client.partitions import SlurmPartition, choose_partition, read_partitions
-from guardrun.supervisor.cli.base.configuration import read_config
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, write_named
+from guardrun.slurm.client.nodes import SlurmNode, SlurmPartition, choose_partition, read_nodes, read_partitions
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, read_config, write_named
 from guardrun.supervisor.cli.verbs.node import places_of, this_node
 from guardrun.supervisor.health.quarantine_rules import counting
 from guardrun.supervisor.quarantine.records import read_all

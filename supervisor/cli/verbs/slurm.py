@@ -14,10 +14,18 @@ from guardrun.slurm.client.commands import Failure, Slurm
 from guardrun.slurm.client.drain import is_ours
 from guardrun.slurm.client.jobs import SlurmJob, parse_job, read_job
 from guardrun.slurm.client.nodes import SlurmNode, read_nodes
-from guardrun.supervisor.cli.base.configuration import read_config
 from guardrun.supervisor.cli.base.output import Output
-from guardrun.supervisor.cli.base.runs import DEFAULT_DIR, guard_dir, read_run
-from guardrun.supervisor.cli.base.verb import NO, OK, Call, CtlError, Verb
+from guardrun.supervisor.cli.base.verb import (
+    DEFAULT_DIR,
+    NO,
+    OK,
+    Call,
+    CtlError,
+    Verb,
+    guard_dir,
+    read_config,
+    read_run,
+)
 from guardrun.supervisor.cli.verbs.node import places_of, this_node
 from guardrun.supervisor.cli.verbs.status import read_status
 from guardrun.supervisor.health.quarantine_rules import counting, headline
@@ -73,7 +81,7 @@ def _epilog(call: Call) -> int:
 
 def _rescue(call: Call) -> int:
     from guardrun.slurm.client.job_environment import SlurmEnvironmentError, read_slurm
-    from guardrun.slurm.client.orphaned_job import rescue_run
+    from guardrun.slurm.client.requeue import rescue_run
 
     try:
         here = read_slurm(call.environ)

@@ -13,9 +13,18 @@ from rich.live import Live
 from rich.text import Text
 
 from guardrun.supervisor.cli.base.output import Output, clean
-from guardrun.supervisor.cli.base.runs import find_run, guard_dir, is_alive, read_run
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, add_run_argument
-from guardrun.supervisor.cli.views.incident_view import incidents_view
+from guardrun.supervisor.cli.base.verb import (
+    OK,
+    Call,
+    CtlError,
+    Verb,
+    add_run_argument,
+    find_run,
+    guard_dir,
+    is_alive,
+    read_run,
+)
+from guardrun.supervisor.cli.views.diagnosis_view import incidents_view
 from guardrun.supervisor.client.supervisor_client import Unreachable, ask
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.elements.quantities import duration, place_words

@@ -3,22 +3,119 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from guardrun.supervisor.cli.base.output import Output, clean
-from guardrun.supervisor.cli.views.incident_view import incidents_view
-from guardrun.supervisor.cli.views.stack_view import print_stacks
 from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.engine.membership.reachability import names
 from guardrun.supervisor.engine.model.actions import ranks_of
 from guardrun.supervisor.engine.model.looks import RankLook
-from guardrun.supervisor.engine.observation.frames import rank_list
-from guardrun.supervisor.engine.observation.stacks import stacks_of
+from guardrun.supervisor.engine.observation.frames import fold, is_users_file, rank_list
+from guardrun.supervisor.engine.observation.stack_grouping import (
+    Stack,
+    StackGroup,
+    frame_words,
+    group_stacks,
+    stacks_of,
+)
 from guardrun.supervisor.report.elements.evidence_reader import tracebacks
 from guardrun.supervisor.report.elements.quantities import place_words
+
+# Stack view ---------------------------------------------------------------------------------------------------------
+# Grouped stacks on a terminal.
+
+
+Nodes = Mapping[int, str]
+"""Of each rank, in a job of several nodes; else empty."""
+_HERE: Nodes = {}
+
+
+def print_stacks(
+    out: Output, stacks: Sequence[Stack], culprits: Sequence[int] = (), is_full: bool = False, nodes: Nodes = _HERE
+) -> None:
+    """Print stacks, equal ones once, innermost frame first; library frames folded unless is_full."""
+    for number, group in enumerate(group_stacks(stacks, culprits)):
+        if number:
+            out.line()
+        _print_group(out, group, is_full, nodes)
+
+
+def print_each(out: Output, stacks: Sequence[Stack], is_full: bool = False, nodes: Nodes = _HERE) -> None:
+    """Print every stack by itself, rank by rank."""
+    for number, stack in enumerate(stacks):
+        if number:
+            out.line()
+        _print_group(out, group_stacks([stack])[0], is_full, nodes)
+
+
+def _print_group(out: Output, group: StackGroup, is_full: bool, nodes: Nodes) -> None:
+    note = f": {group.note}" if group.note else ""
+    gil = ", holds the GIL" if group.owns_gil else ""
+    there = list(dict.fromkeys(nodes[rank] for rank in group.ranks if rank in nodes))
+    where = f" on {names(there)}" if there else ""
+    out.line(f"{group.title()}{where}{gil}{note}", "bold")
+    if not group.frames:
+        out.line("    no Python frames", "dim")
+    for part in fold(group.frames):
+        if part.label and not is_full:
+            out.line(f"    … {part.label}", "dim")
+            continue
+        for frame in part.frames:
+            out.line(f"    {frame_words(frame)}", "" if is_users_file(frame.file) else "dim")
+    if group.spread:
+        out.line("    at " + "; ".join(f"line {at.line}: ranks {at.ranks}" for at in group.spread), "dim")
+
+
+# Incident view ------------------------------------------------------------------------------------------------------
+# Incidents in a list: a table where there is room, else two lines each.
+
+
+HEADINGS = ("Incident", "Cause", "Step", "Detected", "Action", "Recovered", "What")
+TABLE_COLUMNS = 110
+"""Below it the sentence would be a column of single words."""
+
+
+def incidents_view(out: Output, records: list[dict[str, Any]]) -> RenderableType:
+    """The list, oldest first. Times are UTC."""
+    rows = [_row(record) for record in records]
+    if out.console.width >= TABLE_COLUMNS:
+        return out.make_table(HEADINGS, rows)
+    return Group(*(part for row in rows for part in _two_lines(row)))
+
+
+def _two_lines(row: list[str]) -> list[RenderableType]:
+    number, cause, step, detected, action, recovered, what = (clean(cell) for cell in row)
+    facts = [cause, f"step {step}" if step else "", detected, action, f"recovered {recovered}" if recovered else ""]
+    head = Text(number, style="bold")
+    head.append("  " + " · ".join(fact for fact in facts if fact), "dim")
+    return [head, Padding(Text(what), (0, 0, 0, 2))]
+
+
+def _row(record: dict[str, Any]) -> list[str]:
+    recovered = record.get("recovered")
+    return [
+        str(record.get("id", "")),
+        f"{record.get('kind', '')} {record.get('cause', '')}",
+        "" if record.get("step") is None else str(record["step"]),
+        _clock(record.get("detected")),
+        str(record.get("action", "")).replace("_", " "),
+        _clock(recovered) if recovered else "",
+        str(record.get("summary", "")),
+    ]
+
+
+def _clock(iso: Any) -> str:
+    """`11-20 23:53:34` of a UTC time."""
+    return str(iso)[5:19].replace("T", " ") if iso else ""
+
+
+# Diagnosis view -----------------------------------------------------------------------------------------------------
+
 
 _STYLES = {
     an.HEALTHY: "green",

@@ -1,4 +1,4 @@
-"""A rank's process groups: what the flight recorder and the calls page say of them, put together.
+"""A rank's process groups, now and when it fell: what the flight recorder and the calls page say, put together.
 
 The recorder knows every collective, DDP's and FSDP's own too, and which are done; neither whose lines called them nor,
 over gloo, who the members are, or of sends and receives. The page knows these, of calls made from Python. They meet at
@@ -249,3 +249,26 @@ def _backend(group: PageGroup | None, entries: list[Entry]) -> str:
         return entries[-1].backend
     parts = {part.rpartition(":")[2] for part in group.backend.split(",")} if group is not None else set()
     return parts.pop() if len(parts) == 1 else ""
+
+
+# Last calls ---------------------------------------------------------------------------------------------------------
+# What the ranks of a fallen attempt had called last: their calls pages outlive them.
+
+
+def read_last_calls(
+    sockets_dir: str | os.PathLike[str], attempt: int, global_rank: int, clock: EngineClock
+) -> list[GroupLook]:
+    """A rank's groups as its page has them; empty where it has none, or none that can be read.
+
+    A call that raised counts as under way: whoever lost a peer in it had not got what it was for.
+    """
+    try:
+        page = read_calls(os.path.join(sockets_dir, calls_name(attempt, global_rank)))
+    except (OSError, ValueError):
+        return []
+    page = page._replace(calls=[_as_begun(call) if call.has_raised else call for call in page.calls])
+    return join(page, None, at_ns=clock.at_ns, last=LAST_CALLS)
+
+
+def _as_begun(call: PageCall) -> PageCall:
+    return call._replace(has_raised=False, has_returned=False, done_ns=0, after=-1)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from guardrun.supervisor.base.bounded_calls import run_bounded
+from guardrun.supervisor.base.background_work import run_bounded
 from guardrun.supervisor.collect.host.procfs import read_bytes
 
 MAX_MOUNTS = 8

@@ -1,4 +1,6 @@
-"""Readings of the node at the moment of a look: what may slow or stop everything on it. What is unknown is left out.
+"""Readings of the node at the moment of a look or a fall: what may slow or stop everything on it.
+
+What is unknown is left out.
 
 Every file of /proc and /sys that a reading comes from is named in its parser. Limits for `is_odd` are those beyond
 which a person would look there; nothing is decided by them.
@@ -227,3 +229,22 @@ def of_mounts(answers: Answers, mounts: Sequence[Mount]) -> list[Reading]:
         note = f"of {_gib(room.total_bytes)} GiB ({kinds.get(room.point, '?')})"
         readings.append(_bytes(f"{room.point} free", room.free_bytes, is_odd, note))
     return readings
+
+
+# Disk room ----------------------------------------------------------------------------------------------------------
+# Room left on the file systems that a run writes to, with what else the node says of itself at that moment.
+
+
+TIMEOUT_S = 1.0
+"""A fall is to be explained within two seconds."""
+
+
+def read_room(folders: Iterable[str], timeout_s: float = TIMEOUT_S) -> tuple[dict[str, int], list[Reading]]:
+    """Bytes that the user may still write, per folder, and the node's readings.
+
+    A folder that doesn't exist yet is judged by its nearest parent; 0 is also for bytes but no inodes left. Left out
+    are those that didn't answer within timeout_s, all together (a dead mount), or may not be asked.
+    """
+    by_path = {os.path.abspath(folder): folder for folder in folders if "\0" not in folder}
+    readings, answers = read_readings(by_path, timeout_s=timeout_s)
+    return {by_path[room.path]: room.free_bytes for room in answers.rooms if room.path in by_path}, readings

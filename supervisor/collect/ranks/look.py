@@ -16,7 +16,7 @@ from typing import NamedTuple
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.calls_page import RECORDER_THREAD
 from guardrun.launcher.base.processes import short_command
-from guardrun.supervisor.base.bounded_calls import run_bounded
+from guardrun.supervisor.base.background_work import run_bounded
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.collectives.nccl_ras import LIMIT_S, read_ras
 from guardrun.supervisor.collect.collectives.process_groups import (
@@ -49,7 +49,7 @@ from guardrun.supervisor.collect.host.procfs import (
 from guardrun.supervisor.collect.host.socket_traffic import read_tcp_bytes, socket_bytes
 from guardrun.supervisor.collect.ranks.boards import BLANK, BoardReader, collective_of, phase_of, shares_of
 from guardrun.supervisor.collect.ranks.look_files import RAS_FILE, write_look, write_text
-from guardrun.supervisor.collect.ranks.pyspy import TIMEOUT_S
+from guardrun.supervisor.collect.ranks.stack_dumps import TIMEOUT_S
 from guardrun.supervisor.collect.ranks.stacks import Fallback, StackDump, dump_stacks
 from guardrun.supervisor.collect.ranks.thread_waits import NATIVE, NONE, Standstill, read_standstill
 from guardrun.supervisor.engine.model.events import Rank

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from guardrun.hooks.wire.board import Field
-from guardrun.launcher.base.process_handles import send_signal
+from guardrun.launcher.base.processes import send_signal
 from guardrun.supervisor.collect.host.procfs import (
     ThreadStat,
     read_bytes,
@@ -23,8 +23,7 @@ from guardrun.supervisor.collect.host.procfs import (
     read_threads,
 )
 from guardrun.supervisor.collect.ranks.boards import BoardReader
-from guardrun.supervisor.collect.ranks.faulthandler_text import parse_faulthandler
-from guardrun.supervisor.collect.ranks.pyspy import GONE, NO_PYTHON, TIMEOUT_S, dump_pyspy
+from guardrun.supervisor.collect.ranks.stack_dumps import GONE, NO_PYTHON, TIMEOUT_S, dump_pyspy, parse_faulthandler
 from guardrun.supervisor.engine.model.looks import PYSPY, ThreadLook
 
 _SIGNAL_STATES = "RS"

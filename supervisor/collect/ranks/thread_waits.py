@@ -27,7 +27,7 @@ from guardrun.supervisor.collect.host.procfs import (
     read_threads,
 )
 from guardrun.supervisor.collect.host.socket_traffic import read_unix_peers
-from guardrun.supervisor.collect.ranks.pyspy import TIMEOUT_S, dump_pyspy
+from guardrun.supervisor.collect.ranks.stack_dumps import TIMEOUT_S, dump_pyspy
 from guardrun.supervisor.engine.model.looks import Frame
 from guardrun.supervisor.engine.observation.deadlock import Waiter, Waits, is_closed, key, may_go_on, why
 from guardrun.supervisor.engine.observation.frames import communication, is_in_backward

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 from guardrun.supervisor.engine.model.run_view import RunView
 from guardrun.supervisor.engine.model.verdicts import Verdict
-from guardrun.supervisor.engine.observation.judged_snapshot import LookJudged
+from guardrun.supervisor.engine.observation.hang_finding import LookJudged
 
 
 class Detector(Protocol):

@@ -13,8 +13,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RankView, RunView
 from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Verdict
 from guardrun.supervisor.engine.observation.frames import rank_list
-from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.judged_snapshot import LookJudged
+from guardrun.supervisor.engine.observation.hang_finding import Finding, LookJudged
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 
 GC_LOOK_S = 5.0

@@ -13,7 +13,7 @@ from guardrun.supervisor.engine.membership.membership import Membership, Options
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery import awaited_nodes, requeue
+from guardrun.supervisor.engine.recovery import eviction, requeue
 from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.recovery.launcher_orders import start
 from guardrun.supervisor.engine.recovery.run_summary import finish
@@ -171,7 +171,7 @@ def _wait_on(state: State, fleet: Fleet, now_s: float) -> list[Action]:
         fleet.requeue_s = now_s
         state.outcome, state.exit_code, state.give_up_reason = "interrupted", 1, reason
         said = announce(f"{reason}: the job is requeued, to get others", level="warn")
-        kept_out = awaited_nodes.at_end(state)
+        kept_out = eviction.at_end(state)
         return [said, *kept_out, requeue.requeue(state, fleet.gone, now_s + requeue.PATIENCE_S, now_s)]
     return _give_up(state, reason, now_s) if is_over else []
 

@@ -38,8 +38,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from guardrun.supervisor.engine.model.events import FleetPlan
-from guardrun.supervisor.engine.state.job_nodes import Member, Standing
-from guardrun.supervisor.engine.state.network_switches import by_switch, nearest
+from guardrun.supervisor.engine.state.job_nodes import Member, Standing, by_switch, nearest
 
 Nodes = Mapping[str, Member]
 

@@ -21,7 +21,7 @@ LIMITS_S = {"quick": 20.0, "full": 300.0}
 MOST = 3
 """Checks before one attempt: each one after the first is of other nodes, because some were found faulty."""
 NOT_FIT = 71
-"""As launcher/base/exit_statuses.py has it: the pre-flight found what no run can get past."""
+"""As launcher/base/terminal_lines.py has it: the pre-flight found what no run can get past."""
 CAUSE, KEY = "network", "network_preflight"
 """Of the incident, and finer, in the table of responses."""
 CONFIDENCE = 0.9

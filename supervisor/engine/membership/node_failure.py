@@ -13,8 +13,8 @@ from guardrun.supervisor.engine.model.actions import Action, Culprit
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Detected
 from guardrun.supervisor.engine.observation.frames import rank_list
-from guardrun.supervisor.engine.recovery.awaited_nodes import isolate_lost
 from guardrun.supervisor.engine.recovery.decide import announce, report, stop_for
+from guardrun.supervisor.engine.recovery.eviction import isolate_lost
 from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.state.incidents import change, culprits_of
 from guardrun.supervisor.engine.state.job_nodes import MAX_NAMED, Fleet, Member, Standing

@@ -15,7 +15,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.run_view import silence_began_s
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery import awaited_nodes
+from guardrun.supervisor.engine.recovery import eviction
 from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
 from guardrun.supervisor.engine.state.state import State
@@ -77,7 +77,7 @@ def due_s(state: State) -> float | None:
     times += [state.last_s for node in fleet.quiet if _is_only_missed(state, fleet.members[node])]
     if (check_s := node_checks.due_s(state)) is not None:
         times.append(check_s)
-    if (isolate_s := awaited_nodes.due_s(state)) is not None:
+    if (isolate_s := eviction.due_s(state)) is not None:
         times.append(isolate_s)
     if state.phase is Phase.GATHERING:
         times.append(formation.due_s(state, fleet))
@@ -133,7 +133,7 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     fleet = state.fleet
     if fleet is None or state.phase in (Phase.NEW, Phase.ENDED):
         return []
-    actions = awaited_nodes.on_tick(state, now_s) + _give_up_together(state, fleet, now_s)
+    actions = eviction.on_tick(state, now_s) + _give_up_together(state, fleet, now_s)
     for member in [fleet.members[node] for node in fleet.quiet]:
         if _is_only_missed(state, member):
             actions += _miss(member, now_s)

@@ -180,7 +180,7 @@ class AttemptNotStarted(_Event, frozen=True, kw_only=True, tag="attempt_not_star
 
 
 class Spent(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank's ordinary steps have gone to so far (hooks/patches/step_breakdown.py); no evaluations, no saves."""
+    """What a rank's ordinary steps have gone to so far (hooks/patches/steps.py); no evaluations, no saves."""
 
     steps: int
     took_s: float

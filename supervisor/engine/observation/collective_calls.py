@@ -1,10 +1,13 @@
-"""Single calls of collectives: which can meet, and how they read."""
+"""Single calls of collectives: which can meet, how they read, and who is wrong where ranks disagree on one."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 
-from guardrun.supervisor.engine.model.looks import Call, Frame
+import msgspec
+
+from guardrun.supervisor.engine.model.looks import Call, Frame, RankLook
 from guardrun.supervisor.engine.observation.frames import base_name
 
 _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "barrier"})
@@ -65,3 +68,76 @@ def group_text(name: str, desc: str = "") -> str:
     if desc in ("default_pg", "") and name in ("0", "default_pg"):
         return "the default group"
     return f"group {desc if desc and desc != 'undefined' else name}"
+
+
+# Mismatch attribution -----------------------------------------------------------------------------------------------
+# Who is wrong where ranks disagree on a collective: most are right, else whoever left the order kept so far.
+#
+# Training repeats itself: what follows on a call in one step follows on it in the next. A rank that went on otherwise,
+# where the others have not, has called one too many or one too few. This convicts only on what is plain: the call
+# before has been seen often, came from a line that is known (torch's own calls look alike), and was always followed by
+# something else. A save or an evaluation, which comes seldom, is seen too seldom to convict, or is shared by all.
+
+
+OFTEN = 3
+"""Times that a call has been seen before what follows on it counts as its order."""
+
+Step = tuple[object, ...]
+
+
+class CallVariant(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that agree on what a call of a group is."""
+
+    ranks: list[int]
+    call: Call
+    group: str
+
+
+def blamed(sides: list[CallVariant], looks: list[RankLook]) -> tuple[list[int], str]:
+    """The ranks to blame, and how they were told (or why they were not)."""
+    total = sum(len(side.ranks) for side in sides)
+    if len(sides[0].ranks) * 2 > total:
+        odd = sorted(rank for side in sides[1:] for rank in side.ranks)
+        return odd, "the others agree"
+    involved = {rank for side in sides for rank in side.ranks}
+    left = {look.global_rank: departures(look) for look in looks if look.global_rank in involved}
+    known = {rank: found for rank, found in left.items() if found is not None}
+    shared = set.intersection(*known.values()) if len(known) > 1 else set()
+    odd = sorted(rank for rank, found in known.items() if found - shared)
+    if odd and len(odd) * 2 <= len(known):
+        return odd, "until then, other calls followed there"
+    return [], "which of them is wrong cannot be told"
+
+
+def departures(look: RankLook) -> set[tuple[Step, Step]] | None:
+    """Where a rank left its own order: (a call, what followed on it for the first time); None without an order."""
+    steps = _steps(look)
+    followed: dict[Step, list[Step]] = {}
+    found = set()
+    has_order = False
+    for before, after in pairwise(steps):
+        seen = followed.setdefault(before, [])
+        if before[-1] is not None and len(seen) >= OFTEN:
+            has_order = True
+            if after not in seen:
+                found.add((before, after))
+        seen.append(after)
+    return found if has_order else None
+
+
+def _steps(look: RankLook) -> list[Step]:
+    """A rank's collectives, of all its groups, in the order in which it issued them, from where all are known."""
+    calls: list[tuple[float, str, Call]] = []
+    begin_s = 0.0
+    for told in look.groups:
+        collectives = [call for call in told.calls if not is_point_to_point(call)]
+        calls += [(call.at_s, told.name, call) for call in collectives]
+        if collectives and min(call.seq for call in collectives) > 1:
+            begin_s = max(begin_s, min(call.at_s for call in collectives))
+    calls = [item for item in calls if item[0] >= begin_s]
+    return [_step(group, call) for _, group, call in sorted(calls, key=lambda item: (item[0], item[1], item[2].seq))]
+
+
+def _step(group: str, call: Call) -> Step:
+    where = (call.frame.file, call.frame.function, call.frame.line) if call.frame else None
+    return (group, family(call.op), str(call.sizes), where)

@@ -20,9 +20,14 @@ from collections.abc import Iterable
 import msgspec
 
 from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, RankLook
-from guardrun.supervisor.engine.observation.collective_calls import is_point_to_point, may_be_uneven, meet
+from guardrun.supervisor.engine.observation.collective_calls import (
+    CallVariant,
+    blamed,
+    is_point_to_point,
+    may_be_uneven,
+    meet,
+)
 from guardrun.supervisor.engine.observation.frames import is_users, user_frame
-from guardrun.supervisor.engine.observation.mismatch_attribution import CallVariant, blamed
 
 CIRCLE = "circle"
 SIDES = "sides"

@@ -1,10 +1,16 @@
-"""What looks say of a hang: the cause, who is to blame, who waits, and how patient to be."""
+"""What looks say of a hang: the cause, who is to blame, who waits, and how patient to be; and the look itself."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import msgspec
 
-from guardrun.supervisor.engine.observation.rank_activity import RankActivity
+from guardrun.supervisor.engine.model.events import LookTaken
+from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.engine.observation.collective_waits import Match
+from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,3 +40,23 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Why nothing is left that could end the culprits' wait, as a clause."""
     told: str = ""
     """What they recorded, in words: a clause with the culprits as its subject, a sentence where there are none."""
+
+
+class JudgedSnapshot(NamedTuple):
+    """What a verdict is about."""
+
+    by_rank: Mapping[int, Judgement]
+    event: LookTaken
+    matched: Match
+
+
+class LookJudged(NamedTuple):
+    """Two looks in a row have been compared, rank by rank. A detector that does so answers with it."""
+
+    by_rank: Mapping[int, Judgement]
+    looks: Sequence[RankLook]
+    """The later ones."""
+    folders: Sequence[str]
+    """Of both, and of those before."""
+    event: LookTaken
+    """The later look."""

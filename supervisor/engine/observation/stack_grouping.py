@@ -1,4 +1,6 @@
-"""Equal stacks of all ranks' process trees, merged: who does what everybody does, and who does not.
+"""A look's stacks, one for each thread that shows Python, and all ranks' merged where they are equal.
+
+Who does what everybody does, and who does not.
 
 Two stacks are equal where they are in the same functions, whatever the lines: two lines apart in a polling loop is no
 difference. The lines are kept, with the ranks at each, so that none is lost. Culprits never merge with others. The
@@ -13,10 +15,84 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.engine.model.looks import Frame, RankLook
-from guardrun.supervisor.engine.observation.frame_folding import fold, short_path
-from guardrun.supervisor.engine.observation.frames import base_name, is_users, is_users_file, rank_list
-from guardrun.supervisor.engine.observation.stacks import CHILD, KINDS, MAIN, Stack, stacks_of
+from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook
+from guardrun.supervisor.engine.observation.frames import (
+    base_name,
+    fold,
+    is_users,
+    is_users_file,
+    rank_list,
+    short_path,
+)
+
+# Stacks -------------------------------------------------------------------------------------------------------------
+# A look's stacks, one for each thread that shows Python: what is grouped, folded and shown to people.
+
+
+MAIN, CHILD, THREAD = "main thread", "child process", "other thread"
+KINDS = (MAIN, CHILD, THREAD)
+"""A rank's own main thread, its children's threads, its other threads: in the order that people want them."""
+
+_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in uninterruptible wait", "Z": "dead"}
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
+    """One thread's stack, innermost frame first."""
+
+    rank: int
+    """-1 where it cannot be told."""
+    pid: int = 0
+    kind: str = MAIN
+    name: str = ""
+    """The thread's name, or the child's command."""
+    frames: list[Frame] = []
+    note: str = ""
+    """Why there are no (better) frames, where they are from, the process's state."""
+    owns_gil: bool = False
+
+
+def stacks_of(look: RankLook) -> list[Stack]:
+    """A rank's stacks, those of its children after its own."""
+    stacks = _of_process(look.global_rank, look.process, is_child=False)
+    for child in look.children:
+        stacks += _of_process(look.global_rank, child, is_child=True)
+    return stacks
+
+
+def _of_process(rank: int, process: ProcessLook, is_child: bool) -> list[Stack]:
+    note = "; ".join(part for part in (_state_words(process), process.trouble) if part)
+    if not process.threads:
+        if is_child and not process.trouble:
+            return []
+        kind = CHILD if is_child else MAIN
+        return [Stack(rank=rank, pid=process.pid, kind=kind, name=process.command if is_child else "", note=note)]
+    return [
+        Stack(
+            rank=rank,
+            pid=process.pid,
+            kind=CHILD if is_child else MAIN if thread.is_main else THREAD,
+            name=_child_name(process.command, thread.name, thread.is_main) if is_child else thread.name,
+            frames=thread.frames,
+            note=note if thread.is_main or is_child else "",
+            owns_gil=thread.owns_gil,
+        )
+        for thread in process.threads
+        if thread.frames or thread.is_main
+    ]
+
+
+def _child_name(command: str, thread: str, is_main: bool) -> str:
+    return command if is_main or not thread else f"{command}, {thread}"
+
+
+def _state_words(process: ProcessLook) -> str:
+    if process.state not in _STATES:
+        return ""
+    return f"{_STATES[process.state]}{f' ({process.wchan})' if process.wchan else ''}"
+
+
+# Stack grouping -----------------------------------------------------------------------------------------------------
+
 
 MAX_LINES = 8
 MAX_PIDS = 64

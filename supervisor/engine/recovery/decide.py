@@ -12,7 +12,7 @@ from guardrun.supervisor.engine.model.actions import Action, Culprit, Incident, 
 from guardrun.supervisor.engine.model.lost_time import DETECTING, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Changed, Detected, LookWanted, Over, Remark, Verdict
-from guardrun.supervisor.engine.observation.judged_snapshot import LookJudged
+from guardrun.supervisor.engine.observation.hang_finding import LookJudged
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response

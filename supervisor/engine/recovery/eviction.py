@@ -5,9 +5,12 @@ What has no cause that could be found is held against a node as `engine/state/fa
 
 from __future__ import annotations
 
+from typing import Any
+
+from guardrun.supervisor.engine.failures.root_cause import is_lasting
+from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.model.actions import Action, Incident
 from guardrun.supervisor.engine.recovery.decide import isolate
-from guardrun.supervisor.engine.recovery.node_install_fault import node_to_swap, note_swap
 from guardrun.supervisor.engine.state.failure_attribution import (
     MEMORY_S,
     attributed_failures,
@@ -18,6 +21,106 @@ from guardrun.supervisor.engine.state.failure_attribution import (
 from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Standing
 from guardrun.supervisor.engine.state.state import State
+
+# Awaited nodes ------------------------------------------------------------------------------------------------------
+# Lost nodes that may come back by themselves, frozen or cut off for a moment: isolated only once they have not.
+
+
+def isolate_lost(state: State, node: str, incident_id: str, now_s: float) -> list[Action]:
+    """Have a lost node isolated, at once or after [fleet] isolate_lost_s."""
+    if not state.settings.isolate_lost_s:
+        return [isolate(state, node, incident_id)]
+    state.nodes.unsettled[node] = incident_id
+    state.nodes.awaited[node] = now_s + state.settings.isolate_lost_s
+    return []
+
+
+def due_s(state: State) -> float | None:
+    """When the first of them is to be isolated, in the engine's seconds; None: none is awaited."""
+    return min(state.nodes.awaited.values(), default=None)
+
+
+def on_tick(state: State, now_s: float) -> list[Action]:
+    """Those that are not back in time."""
+    return _isolate(state, [node for node, at_s in state.nodes.awaited.items() if now_s >= at_s])
+
+
+def at_end(state: State) -> list[Action]:
+    """The run, or its job, ends: nobody will see them come back."""
+    return _isolate(state, list(state.nodes.awaited))
+
+
+def _isolate(state: State, nodes: list[str]) -> list[Action]:
+    watch = state.nodes
+    for node in nodes:
+        del watch.awaited[node]
+    told = {node: watch.unsettled[node] for node in nodes if watch.unsettled.get(node) in state.incidents}
+    return [isolate(state, node, incident_id) for node, incident_id in told.items()]
+
+
+# Node install fault -------------------------------------------------------------------------------------------------
+# An import that fails on one node only: what is installed there is not what the others have.
+#
+# It would only happen again there; on another node it would not. What tells it from a module that nobody has is that
+# other nodes' ranks got further: they have entered process-group creation, or done anything at all, and none of this
+# node's has. Where it fails later than that, on whichever rank comes to it first while the others wait, or before
+# anybody has got so far, nothing can be told.
+#
+# A script may have one rank alone import something, and that rank then fails on every node: a place is swapped once,
+# for a spare, and such a node is under no quarantine.
+
+
+PAST_IMPORTS = 4 | 8 | 16
+"""Bits of RankState.milestones: INIT_ENTERED, INIT_DONE, FIRST_PROGRESS (hooks/wire/board.py, Milestone)."""
+
+
+def lacking_node(state: State, incident: Incident) -> str:
+    """The one node that an import failed on, and that lacks what others have; empty where that is not so."""
+    fleet, attempt = state.fleet, state.attempt
+    if fleet is None or attempt is None or incident.kind != "crash":
+        return ""
+    if not is_lasting(incident.cause, str(incident.evidence.get("error", ""))):
+        return ""
+    nodes = {culprit.node for culprit in incident.culprits}
+    if len(nodes) != 1:
+        return ""
+    past = {known.rank.node for known in attempt.ranks.values() if known.milestones & PAST_IMPORTS}
+    return "" if nodes & past or not past else nodes.pop()
+
+
+def node_to_swap(state: State, incident: Incident) -> str:
+    """That node, where a spare can take its place, and no node before it at this place has lacked something, too."""
+    node, fleet = lacking_node(state, incident), state.fleet
+    if not node or fleet is None or not state.settings.act or node not in fleet.placed:
+        return ""
+    has_spare = any(m.standing is Standing.READY and not m.is_placed for m in fleet.members.values())
+    return node if has_spare and fleet.placed.index(node) not in fleet.lacked else ""
+
+
+def note_swap(fleet: Fleet, node: str) -> None:
+    """The node at this place lacks something; the next one there is kept."""
+    fleet.lacked = [*fleet.lacked, fleet.placed.index(node)]
+
+
+def told(state: State, incident: Incident) -> dict[str, Any]:
+    """What its incident says beyond what was known as it was told; empty where that is nothing."""
+    node = lacking_node(state, incident)
+    evidence = {**incident.evidence, "only_on": node}
+    return {"evidence": evidence, "advice": advice_for(incident.cause, evidence)} if node else {}
+
+
+def why_given_up(state: State, incident: Incident, why: str) -> str:
+    """why: that it would only happen again; with where it did, if that is one node."""
+    node, fleet = lacking_node(state, incident), state.fleet
+    if not node or fleet is None:
+        return why
+    if node in fleet.placed and fleet.placed.index(node) in fleet.lacked:
+        return f"{why} (on {node} as on the node that it replaced)"
+    return f"{why} (only on {node}: is something missing there?)"
+
+
+# Eviction -----------------------------------------------------------------------------------------------------------
+
 
 OWN = frozenset({"gpu_lost", "node_lost"})
 """A device's or a node's own: it is left out at once. What sensors find has its response

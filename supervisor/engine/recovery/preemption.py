@@ -1,6 +1,6 @@
-"""A job that its scheduler is about to end: the ranks are asked to save, then stopped, and the run ends unfinished.
+"""A job, or nodes of it, that a scheduler is about to end: the ranks save, the run ends unfinished.
 
-    PreemptionNoticed, or the time limit comes near
+PreemptionNoticed, or the time limit comes near
       → AskCheckpoint → CheckpointAsked, CheckpointAnswered …  training goes on
       → CheckpointCompleted, or the deadline → StopAttempt → AttemptStopped
       → SeekCheckpoint (where none was seen) → CheckpointCompleted
@@ -23,7 +23,6 @@ from guardrun.supervisor.engine.model.actions import Action, AskCheckpoint, Seek
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.decide import announce, stop
-from guardrun.supervisor.engine.recovery.node_drains import note_drained
 from guardrun.supervisor.engine.recovery.preemption_incident import tell
 from guardrun.supervisor.engine.recovery.requeue import (
     ANSWER_S,
@@ -38,8 +37,49 @@ from guardrun.supervisor.engine.recovery.requeue import (
     requeue_or_finish,
 )
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
+from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
 from guardrun.supervisor.engine.state.preemption_state import SIGNAL, TIME_LIMIT
 from guardrun.supervisor.engine.state.state import State, enter
+
+# Node drains --------------------------------------------------------------------------------------------------------
+# Nodes that somebody has drained: what runs there goes on, and the next attempt takes others where it can.
+#
+# An administrator who drains a node wants it empty, or doubts it. Neither is worth a restart; but one that comes anyway
+# may as well go to a spare. guardrun's own drains are not told here: what it drains it has left out already.
+
+
+THERE = (Standing.READY, Standing.SILENT)
+
+
+def note_drained(state: State, drained: dict[str, str] | None) -> list[Action]:
+    """Take in which nodes are drained, and say what has changed. drained: None where it is not known."""
+    fleet = state.fleet
+    if fleet is None or drained is None:
+        return []
+    actions: list[Action] = []
+    for name, member in fleet.members.items():
+        why = drained.get(name, "")
+        if why == member.drained:
+            continue
+        member.drained = why
+        if member.standing in THERE:
+            actions.append(announce(_words(fleet, member), level="info"))
+    return actions
+
+
+def _words(fleet: Fleet, member: Member) -> str:
+    if not member.drained:
+        return f"{member.node} is drained no more"
+    said = f"{member.node} is drained ({member.drained})"
+    if not member.is_placed:
+        return f"{said}: it takes a place only where no other node can"
+    waiting = [m for m in fleet.members.values() if m.standing is Standing.READY and not m.is_placed]
+    has_other = any(not m.drained and m.ranks == member.ranks for m in waiting)
+    return f"{said}: training there goes on{', until the next restart: a spare is there' if has_other else ''}"
+
+
+# Preemption ---------------------------------------------------------------------------------------------------------
+
 
 # Facts -------------------------------------------------------------------------------------------------
 

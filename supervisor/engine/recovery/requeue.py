@@ -8,7 +8,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action, Requeue
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery import awaited_nodes
+from guardrun.supervisor.engine.recovery import eviction
 from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.recovery.preemption_incident import tell
 from guardrun.supervisor.engine.recovery.run_summary import finish, stop_words, summary
@@ -104,7 +104,7 @@ def move(state: State, reason: str, now_s: float) -> list[Action]:
     state.ledger.switch(OTHER, now_s)
     state.outcome, state.exit_code, state.give_up_reason = "interrupted", state.exit_code or 1, reason
     said = announce(f"{reason}: the job is requeued, to get another", level="warn")
-    return [said, *awaited_nodes.at_end(state), ask(state, now_s)]
+    return [said, *eviction.at_end(state), ask(state, now_s)]
 
 
 def ask(state: State, now_s: float) -> Requeue:

@@ -8,7 +8,7 @@ from guardrun.supervisor.engine.failures.root_cause import why_repeated
 from guardrun.supervisor.engine.incidents.advice import advice_for, data_words
 from guardrun.supervisor.engine.model.actions import Action, Incident
 from guardrun.supervisor.engine.model.lost_time import STARTING
-from guardrun.supervisor.engine.recovery import node_install_fault
+from guardrun.supervisor.engine.recovery import eviction
 from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.recovery.eviction import evict, is_of_node
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
@@ -39,7 +39,7 @@ def decide_restart(state: State, now_s: float) -> list[Action]:
     is_asked, state.restart_by = bool(state.restart_by), ""
     is_free = is_asked or (has_died_of_detail and state.settings.act)
     reason, poison = ("", False) if is_free else _why_not(state, incident, _book_stop(state, incident))
-    more = node_install_fault.told(state, incident)
+    more = eviction.told(state, incident)
     attempt.incident_id = incident.id
     record_attempt(state, incident.cause)
     mark(state, incident)
@@ -106,8 +106,8 @@ def _why_not(state: State, incident: Incident, is_same: bool) -> tuple[str, bool
                 why = why or "it ended so at once, twice, without a step"
             elif attempt.step:
                 why = why or "it ended itself so at the same step twice"
-        if why and not node_install_fault.node_to_swap(state, incident):
-            return node_install_fault.why_given_up(state, incident, why), False
+        if why and not eviction.node_to_swap(state, incident):
+            return eviction.why_given_up(state, incident, why), False
     if state.no_progress >= state.settings.max_no_progress > 0:
         is_poison = state.same_step >= state.settings.max_no_progress and state.best_step > 0
         where = f" than step {state.best_step}" if state.best_step else ""

@@ -8,7 +8,7 @@ from typing import Any
 from guardrun.supervisor.engine.model.actions import Action, FinishRun, Summary
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery import awaited_nodes
+from guardrun.supervisor.engine.recovery import eviction
 from guardrun.supervisor.engine.state.state import Attempt, State, attempt_of, enter
 
 
@@ -20,7 +20,7 @@ def finish(state: State, outcome: str, exit_code: int, reason: str, now_s: float
     state.ledger.switch(OTHER, now_s)
     enter(state, Phase.ENDED)
     state.outcome, state.exit_code, state.give_up_reason = outcome, exit_code, reason
-    return [*awaited_nodes.at_end(state), FinishRun(exit_code=exit_code, summary=summary(state, now_s))]
+    return [*eviction.at_end(state), FinishRun(exit_code=exit_code, summary=summary(state, now_s))]
 
 
 def outcome_so_far(state: State) -> str:

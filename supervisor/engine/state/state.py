@@ -72,7 +72,7 @@ class Nodes(msgspec.Struct, kw_only=True):
     unsettled: dict[str, str] = {}
     """Node → the incident for which it is being isolated: not known yet to be done."""
     awaited: dict[str, float] = {}
-    """Node that was lost → when it is isolated, unless it is back by then (engine/recovery/awaited_nodes.py)."""
+    """Node that was lost → when it is isolated, unless it is back by then (engine/recovery/eviction.py)."""
     kept_out: dict[str, str] = {}
     """Node that was lost, and is not back → what keeps other runs from it: drained, under quarantine."""
 

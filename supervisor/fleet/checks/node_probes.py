@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from guardrun.supervisor.base.bounded_calls import run_bounded
+from guardrun.supervisor.base.background_work import run_bounded
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.engine.membership.reachability import ProbeResult
 from guardrun.supervisor.fleet.checks.check_rounds import Answer, What
@@ -32,7 +32,7 @@ READY_S = 90.0
 """For torch to be imported, and devices to be taken hold of."""
 SERVE_S = 10.0
 ADD_S = 30.0
-"""Above the process group's own timeout (launcher/device_trial/pair.py)."""
+"""Above the process group's own timeout (launcher/device_trial/reduce.py)."""
 JOIN_S = 2.0
 
 

@@ -24,11 +24,10 @@ from guardrun.supervisor.engine.state.job_nodes import Standing
 from guardrun.supervisor.fleet.checks.check_coordinator import CheckCoordinator
 from guardrun.supervisor.fleet.checks.node_environment import compared_versions
 from guardrun.supervisor.fleet.coordinator.event_aggregator import EventAggregator
-from guardrun.supervisor.fleet.coordinator.look_requests import LookRequests
 from guardrun.supervisor.fleet.coordinator.node_isolation import isolate_other
-from guardrun.supervisor.fleet.coordinator.rank_boards import Boards
+from guardrun.supervisor.fleet.coordinator.node_questions import Boards, LookRequests
 from guardrun.supervisor.fleet.protocol import messages as msg
-from guardrun.supervisor.fleet.protocol.end_notice import last_words, leaving_words
+from guardrun.supervisor.fleet.protocol.leader_loss_policy import last_words, leaving_words
 from guardrun.supervisor.fleet.rendezvous.introduction import Introducer
 from guardrun.supervisor.fleet.rendezvous.join_file import (
     BeingWritten,
@@ -37,12 +36,12 @@ from guardrun.supervisor.fleet.rendezvous.join_file import (
     remove_join_file,
     write_join_file,
 )
-from guardrun.supervisor.fleet.rendezvous.join_rejections import JoinRejections
+from guardrun.supervisor.fleet.rendezvous.start_failure_files import JoinRejections
 from guardrun.supervisor.fleet.transport import hub as hubs
-from guardrun.supervisor.fleet.transport.curve_keys import KeyPair, make_key_pair
+from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair, make_key_pair
 from guardrun.supervisor.fleet.transport.envelopes import DECODE_ERRORS, Join
 from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
-from guardrun.supervisor.fleet.transport.join_admission import Present, newer_if_gone, role_of, switches_of
+from guardrun.supervisor.fleet.transport.joined_peers import Present, newer_if_gone, role_of, switches_of
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
 from guardrun.supervisor.node.run_context import CheckpointContext, DecidingContext
@@ -50,9 +49,8 @@ from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
 from guardrun.supervisor.saving.resume_protection import elsewhere
-from guardrun.supervisor.wire.control_messages import Finish, Serving, Start, Stop, ToLauncher
+from guardrun.supervisor.wire.control_messages import Finish, Serving, Shares, Start, Stop, ToLauncher
 from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, Missed, numeric_only, own_addresses
-from guardrun.supervisor.wire.rank_rows import Shares
 
 KEYS_FILE = "fleet.json"
 """In the run directory, which is the user's alone: for a supervisor after this one."""

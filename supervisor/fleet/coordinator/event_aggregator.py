@@ -33,7 +33,7 @@ SETTLE_S = 2.0
 """The engine gives a node up first; then it is told that an attempt has started without it."""
 START_LIMIT_S = 180.0
 """A node that is heard, and has neither started its ranks nor said why not, is waited for so long after the last that
-did: more than its deputy waits for its launcher (supervisor/node/outstanding_orders.py)."""
+did: more than its deputy waits for its launcher (supervisor/node/launcher_takeover.py)."""
 STOP_LIMIT_S = 60.0
 """Likewise one that has not said that its ranks have ended, beyond GRACES times the grace."""
 GRACES = 2

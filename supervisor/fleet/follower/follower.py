@@ -19,7 +19,7 @@ import zmq
 
 from guardrun import __version__
 from guardrun.hooks.wire.messages import CheckpointLoaded
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import read_own
 from guardrun.supervisor.base.printable import encode_msgpack
@@ -29,15 +29,13 @@ from guardrun.supervisor.fleet.checks.node_environment import compared_versions
 from guardrun.supervisor.fleet.checks.node_probes import About, NodeChecks, wall_base_s
 from guardrun.supervisor.fleet.follower.orphaned_job import begin_rescue, may_rescue
 from guardrun.supervisor.fleet.protocol import messages as msg
-from guardrun.supervisor.fleet.protocol.end_notice import is_silent
-from guardrun.supervisor.fleet.protocol.leader_loss_policy import LeaderLossPolicy, Seen
+from guardrun.supervisor.fleet.protocol.leader_loss_policy import LeaderLossPolicy, Seen, is_silent
 from guardrun.supervisor.fleet.protocol.lease import STILL_S, ProgressTimeout, Waking, boot_s, ranks_end_s
 from guardrun.supervisor.fleet.rendezvous.introduction import IntroductionError, introduce
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, JoinFile, NotThere, find_join_file
-from guardrun.supervisor.fleet.rendezvous.refused_start import find_refused
-from guardrun.supervisor.fleet.rendezvous.start_failure_files import began, holds
+from guardrun.supervisor.fleet.rendezvous.start_failure_files import began, find_refused, holds
 from guardrun.supervisor.fleet.transport import link as links
-from guardrun.supervisor.fleet.transport.curve_keys import KeyPair
+from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair
 from guardrun.supervisor.fleet.transport.envelopes import DECODE_ERRORS
 from guardrun.supervisor.fleet.transport.link import Head, Link
 from guardrun.supervisor.node.node_supervisor import NodeSupervisor

@@ -45,7 +45,7 @@ def begin_rescue(slot: int, told: Callable[[str], None], environ: Mapping[str, s
 def _rescue(pause_s: float, environ: Mapping[str, str]) -> str:
     from guardrun.slurm.client.commands import Slurm  # only jobs of Slurm's have a use for them
     from guardrun.slurm.client.job_environment import read_slurm
-    from guardrun.slurm.client.orphaned_job import rescue_job
+    from guardrun.slurm.client.requeue import rescue_job
 
     here = read_slurm(environ)
     if here is None:

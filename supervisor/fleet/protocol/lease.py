@@ -30,7 +30,7 @@ What the argument asks of its users:
   where the whole machine is suspended (and comes back), its ranks were too, but CLOCK_BOOTTIME goes on and this does
   not: that is why the node's side takes it.
 - The rule is only as good as who acts on it. A supervisor that is itself stopped or killed acts on nothing: the
-  launcher replaces it (launcher/control/watchdog.py), and all that must be done within END_MARGIN_S. A node that did
+  launcher replaces it (launcher/control/supervision.py), and all that must be done within END_MARGIN_S. A node that did
   not run as a whole asks for WAKE_S whether its ranks are still meant (`Waking`): they are alive for so long, but have
   nobody to train with.
 - A head that was started anew does not know what its predecessor received last: it counts every node from its own

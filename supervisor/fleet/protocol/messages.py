@@ -13,8 +13,7 @@ from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Isolate, ReadExits, TakeLook
 from guardrun.supervisor.engine.model.looks import RankLook
-from guardrun.supervisor.wire.control_messages import Finish, Start, Stop
-from guardrun.supervisor.wire.rank_rows import RankRow, Shares
+from guardrun.supervisor.wire.control_messages import Finish, RankRow, Shares, Start, Stop
 
 MAX_RAW_BYTES = 1024 * 1024
 """Of one node's raw stacks of one look, compressed; what is beyond is left on the node, and said."""

@@ -26,7 +26,7 @@ import msgspec
 
 from guardrun.supervisor.base.own_files import SECRET, make_folders, write_file
 from guardrun.supervisor.base.printable import encode_json
-from guardrun.supervisor.fleet.transport.curve_keys import Key, KeyPair
+from guardrun.supervisor.fleet.transport.curve_sockets import Key, KeyPair
 from guardrun.supervisor.fleet.transport.envelopes import PROTOCOL
 
 SCHEMA = 1
@@ -37,7 +37,7 @@ EVERY = "*"
 TRIAL_BYTES = 4096
 """More than a join file is."""
 REFUSED = ".refused"
-"""Ends the name of the file by which a head says that it did not start (refused_start.py)."""
+"""Ends the name of the file by which a head says that it did not start (start_failure_files.py)."""
 _BESIDE = (".lead", ".lock", ".new", REFUSED)
 """What else is written beside it."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")

@@ -27,8 +27,7 @@ import zmq
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.fleet.transport.connection_limiter import ConnectionLimiter, raise_descriptor_limit
 from guardrun.supervisor.fleet.transport.curve_authenticator import CurveAuthenticator, Monitor
-from guardrun.supervisor.fleet.transport.curve_keys import KeyPair
-from guardrun.supervisor.fleet.transport.curve_sockets import make_router
+from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair, make_router
 from guardrun.supervisor.fleet.transport.envelopes import (
     DECODE_ERRORS,
     MAX_BODY_BYTES,
@@ -44,18 +43,20 @@ from guardrun.supervisor.fleet.transport.envelopes import (
     ToDeputy,
     Welcome,
 )
-from guardrun.supervisor.fleet.transport.hub_events import (
+from guardrun.supervisor.fleet.transport.joined_peers import (
     Back,
     Body,
     Counters,
+    Decide,
     Dropped,
     Joined,
     Known,
     Missed,
+    Peer,
+    Peers,
     What,
+    newer_if_gone,
 )
-from guardrun.supervisor.fleet.transport.join_admission import Decide, newer_if_gone
-from guardrun.supervisor.fleet.transport.joined_peers import Peer, Peers
 from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, Listen, bind_to
 
 __all__ = ["Back", "Body", "Counters", "Dropped", "Hub", "HubSettings", "Joined", "Known", "Missed", "What"]

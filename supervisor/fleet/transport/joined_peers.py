@@ -1,13 +1,143 @@
-"""The deputies that have joined, as the hub finds them: by node, by place in the job, by connection."""
+"""The deputies that have joined: who may, how the hub finds them, and what it tells its caller of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from guardrun.supervisor.fleet.transport.channel import Channel
-from guardrun.supervisor.fleet.transport.envelopes import Join
-from guardrun.supervisor.fleet.transport.hub_events import Known
-from guardrun.supervisor.fleet.transport.join_admission import Present
+from guardrun.supervisor.fleet.transport.envelopes import Channel, Join
+
+# Join admission -----------------------------------------------------------------------------------------------------
+# Who may join: what is asked when two say that they are the same node, or the same place in the job.
+
+
+MAX_LEVELS, MAX_SWITCH_CHARS, MAX_ROLE_CHARS = 16, 256, 256
+"""More than networks have; a scheduler's list of switches of one level is one name."""
+GONE_S = 10.0
+"""A connected rival that has said nothing for so long is taken for gone: it sends something every second."""
+
+
+class Present(NamedTuple):
+    """A deputy that has joined before."""
+
+    node: str
+    slot: int
+    incarnation: int
+    is_connected: bool
+    silent_s: float
+    """Since its last frame."""
+
+
+Decide = Callable[[Join, Sequence[Present]], str]
+"""May this one join, in place of those present that have its name or its slot? Empty: yes; else the reason why not."""
+
+
+def switches_of(info: Mapping[str, Any]) -> list[str]:
+    """Those above a node that joins, as it tells them; none where that is no list of names."""
+    told = info.get("switches")
+    if not isinstance(told, list) or len(told) > MAX_LEVELS:
+        return []
+    return told if all(isinstance(one, str) and len(one) <= MAX_SWITCH_CHARS for one in told) else []
+
+
+def role_of(info: Mapping[str, Any]) -> str:
+    """The --role of a node that joins, as it tells it; the same for all where that is no name."""
+    told = info.get("role")
+    return told if isinstance(told, str) and len(told) <= MAX_ROLE_CHARS else ""
+
+
+def newer_if_gone(join: Join, rivals: Sequence[Present]) -> str:
+    """The newer one, for the same name and slot, once the older is gone."""
+    for rival in rivals:
+        is_gone = not rival.is_connected or rival.silent_s > GONE_S
+        if rival.node == join.node and rival.slot != join.slot:
+            return (
+                f"{join.node} has joined as number {rival.slot} of the job, and now says {join.slot}: start one "
+                "guardrun a node, each with a --node-rank of its own"
+            )
+        if rival.node != join.node:
+            return f"number {join.slot} of the job is {rival.node}: give each node a --node-rank of its own"
+        if not is_gone:
+            return f"{join.node} has joined already, and its first guardrun is still there: start one a node"
+    return ""
+
+
+# Hub events ---------------------------------------------------------------------------------------------------------
+# What a hub tells its caller of the nodes.
+
+
+class Joined(NamedTuple):
+    """A deputy that is new, or in a new life. What the last one has sent and was not read is lost."""
+
+    info: dict[str, Any]
+    slot: int
+    incarnation: int
+    is_replacement: bool
+    """In the place of an earlier incarnation."""
+
+
+class Body(NamedTuple):
+    """What a deputy has sent, in order, once."""
+
+    body: bytes
+    incarnation: int
+    seq: int
+
+
+class Dropped(NamedTuple):
+    """A deputy's connection was closed: it ended, or was killed, or will be Back."""
+
+    at_s: float
+    why: str = ""
+
+
+class Back(NamedTuple):
+    """The same incarnation, on a new connection; nothing of its packets is missing but what `lost` counts."""
+
+    info: dict[str, Any]
+    away_s: float
+    """Since its last frame."""
+
+
+class Missed(NamedTuple):
+    """A deputy says that it had to drop this many more packets: they were too many while nobody took them."""
+
+    packets: int
+
+
+What = Joined | Body | Dropped | Back | Missed
+
+
+class Known(NamedTuple):
+    """What an earlier life of the coordinator has dealt with."""
+
+    incarnation: int
+    seq: int
+
+
+@dataclass
+class Counters:
+    """Since this coordinator began."""
+
+    accepted: int = 0
+    """Connections."""
+    handshakes: int = 0
+    """That succeeded."""
+    strangers: int = 0
+    """Connections that have gone without one: no CURVE, a wrong key, garbage, silence."""
+    keys_refused: int = 0
+    joins_refused: int = 0
+    malformed: int = 0
+    strays: int = 0
+    """Frames of connections that have not joined, or were replaced."""
+    unsent: int = 0
+    """Frames that a deputy's connection did not take; packets among them are sent again."""
+    sent_away: int = 0
+    """Connections that had not joined when there were too many of them."""
+
+
+# Joined peers -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -29,7 +159,7 @@ class Peer:
     """The newest packet that the caller has dealt with."""
 
     def present(self, now_s: float) -> Present:
-        """As join_admission.py asks for it."""
+        """As joined_peers.py asks for it."""
         return Present(self.node, self.slot, self.incarnation, self.is_connected, now_s - self.heard_s)
 
 

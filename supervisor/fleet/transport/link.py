@@ -6,7 +6,7 @@ Welcome for a while, the socket is thrown away and the next one made, to the nex
 scattered intervals, so that ten thousand nodes do not return in one instant. A cut link shows neither: TCP would
 wait for minutes before it tried again.
 
-`send` only queues: what is unacknowledged is bounded (channel.py). Nothing here waits.
+`send` only queues: what is unacknowledged is bounded (envelopes.py). Nothing here waits.
 """
 
 from __future__ import annotations
@@ -23,15 +23,24 @@ import zmq
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.fleet.protocol.leader_loss_policy import Obstacle
 from guardrun.supervisor.fleet.protocol.lease import ASLEEP_S, NodeLease, boot_s
-from guardrun.supervisor.fleet.transport.channel import Channel
-from guardrun.supervisor.fleet.transport.clock_offset import Offset
-from guardrun.supervisor.fleet.transport.connection import Connection, Head
-from guardrun.supervisor.fleet.transport.curve_keys import KeyPair
+from guardrun.supervisor.fleet.transport.connection import (
+    Body,
+    Connection,
+    Head,
+    Lost,
+    Missed,
+    Offset,
+    Refused,
+    Welcomed,
+    What,
+)
+from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair
 from guardrun.supervisor.fleet.transport.envelopes import (
     DECODE_ERRORS,
     MAX_BODY_BYTES,
     PROTOCOL,
     Ack,
+    Channel,
     Join,
     Order,
     Pulse,
@@ -40,7 +49,6 @@ from guardrun.supervisor.fleet.transport.envelopes import (
     ToDeputy,
     Welcome,
 )
-from guardrun.supervisor.fleet.transport.link_events import Body, Lost, Missed, Refused, Welcomed, What
 
 __all__ = ["Body", "Counters", "Head", "Link", "Lost", "Missed", "Refused", "Welcomed", "What"]
 

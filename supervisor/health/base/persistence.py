@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+from guardrun.supervisor.health.base.findings import Finding, Standing
 from guardrun.supervisor.health.base.readings import Readout, Value
+from guardrun.supervisor.health.base.responses import finding_id, host_finding
 
 FORGET_S = 3600.0
 MAX_KEYS = 4096
@@ -188,3 +191,83 @@ class Moments:
     def keys(self) -> list[str]:
         """Of all that is remembered; a key whose moments are too old stays until `count` is asked for it."""
         return list(self._moments)
+
+
+# Lasting condition --------------------------------------------------------------------------------------------------
+# One thing that can be wrong with a part of the host: it must last, and then it is found until it is over.
+
+
+Said = tuple[str, dict[str, Any]]
+"""A summary and its evidence."""
+
+
+class Condition:
+    """`CAUSE/SUBJECT/WHAT`, for all subjects."""
+
+    def __init__(
+        self, cause: str, what: str, standing: Standing, lasting: Lasting, *, key: str = "", advice: str = ""
+    ) -> None:
+        self._cause, self._what, self._key, self._advice = cause, what, key, advice
+        self._standing, self._lasting = standing, lasting
+
+    def take(
+        self, subject: str, is_so: bool | None, at_s: float, now_s: float, say: Callable[[], Said]
+    ) -> list[Finding]:
+        """What a readout at that time changes; None: it could not be told. say: asked only where it is to be told."""
+        name = finding_id(self._cause, subject, self._what)
+        if not self._lasting.take(name, is_so, at_s):
+            return self._standing.end(name, now_s)
+        if not is_so:
+            return []
+        summary, evidence = say()
+        finding = host_finding(
+            self._cause,
+            subject,
+            self._what,
+            key=self._key,
+            since_s=self._lasting.since_s(name),
+            told_s=now_s,
+            summary=summary,
+            evidence=evidence,
+            advice=self._advice,
+        )
+        return self._standing.hold(finding)
+
+    def forget(self, now_s: float) -> list[Finding]:
+        """What nobody has told of for long is over."""
+        return [over for name in self._lasting.forget(now_s) for over in self._standing.end(name, now_s)]
+
+
+# Counter windows ----------------------------------------------------------------------------------------------------
+# How a counter grows over a window of time.
+
+
+class WindowedCounter:
+    """A counter of a driver's, which begins anew when the driver is loaded again: one that falls starts over."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._points: deque[tuple[float, float]] = deque()
+
+    def take(self, value: float, at_s: float) -> float:
+        """How much it has grown since the last value; 0 for the first one, and for one that begins anew."""
+        last = self._points[-1][1] if self._points else value
+        if value < last:
+            self._points.clear()
+            last = value
+        self._points.append((at_s, value))
+        while len(self._points) > 2 and self._points[1][0] <= at_s - self._window_s:
+            self._points.popleft()
+        return value - last
+
+    def growth(self) -> float:
+        """Over the window, or since it is known where that is shorter."""
+        return self._points[-1][1] - self._points[0][1] if self._points else 0.0
+
+    def spent_s(self) -> float:
+        """What growth is over."""
+        return self._points[-1][0] - self._points[0][0] if self._points else 0.0
+
+    def rate(self) -> float:
+        """A second; 0 where it is known only once."""
+        return self.growth() / self.spent_s() if self.spent_s() else 0.0

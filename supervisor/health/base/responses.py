@@ -8,7 +8,8 @@
   loses data.
 - `machine`, `memory`, `clock` and `sensor` are no causes of incidents (the contract has none); they are there for
   `guardctl node`, and for whoever wants a node with machine checks isolated.
-- GPUs' judges say themselves what follows: it depends on the Xid and on how often (xid_catalogue.py, ecc_errors.py, …).
+- GPUs' judges say themselves what follows: it depends on the Xid and on how often (xid_catalogue.py, device_memory.py,
+  …).
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from guardrun.supervisor.health.base.counter_windows import WindowedCounter
-from guardrun.supervisor.health.base.findings import Finding, Response
-from guardrun.supervisor.health.base.held_findings import Held
+from guardrun.supervisor.health.base.findings import Finding, Held, Response
+from guardrun.supervisor.health.base.persistence import WindowedCounter
 from guardrun.supervisor.health.base.readings import Readout, Value
 from guardrun.supervisor.health.gpu.gpu_inventory import SENSOR, GpuBook, number
 

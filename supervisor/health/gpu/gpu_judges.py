@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.health.base.health_judge import Judge
+from guardrun.supervisor.health.base.readings import Judge
 from guardrun.supervisor.health.gpu.device_links import LinkJudge
-from guardrun.supervisor.health.gpu.ecc_errors import EccJudge
-from guardrun.supervisor.health.gpu.lost_devices import LostJudge
-from guardrun.supervisor.health.gpu.row_remapping import RemapJudge
+from guardrun.supervisor.health.gpu.device_memory import EccJudge, RemapJudge
+from guardrun.supervisor.health.gpu.gpu_inventory import LostJudge
 from guardrun.supervisor.health.gpu.thermal import ThrottleJudge
 from guardrun.supervisor.health.gpu.xid_judge import XidJudge
 

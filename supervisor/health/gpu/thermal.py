@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import Any, NamedTuple
 
-from guardrun.supervisor.health.base.findings import Finding
-from guardrun.supervisor.health.base.held_findings import Held
+from guardrun.supervisor.health.base.findings import Finding, Held
 from guardrun.supervisor.health.base.readings import Readout, Value
 from guardrun.supervisor.health.gpu.gpu_inventory import SENSOR, GpuBook, number
 

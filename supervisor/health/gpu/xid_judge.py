@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.health.base.findings import Finding, Response
-from guardrun.supervisor.health.base.held_findings import Held
+from guardrun.supervisor.health.base.findings import Finding, Held, Response
 from guardrun.supervisor.health.base.readings import Happening, Readout
 from guardrun.supervisor.health.gpu.gpu_inventory import SENSOR, GpuBook
 from guardrun.supervisor.health.gpu.xid_catalogue import RECOVERY_RESPONSES, Asks, Entry, advise, look_up

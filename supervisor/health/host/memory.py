@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.health.base.findings import Finding
-from guardrun.supervisor.health.base.lasting_condition import Condition
-from guardrun.supervisor.health.base.open_findings import Standing
-from guardrun.supervisor.health.base.persistence import LastCounts, Lasting, Moments, clip, number, values_of
+from guardrun.supervisor.health.base.findings import Finding, Standing
+from guardrun.supervisor.health.base.persistence import Condition, LastCounts, Lasting, Moments, clip, number, values_of
 from guardrun.supervisor.health.base.readings import Happening, Readout, Value
 from guardrun.supervisor.health.base.responses import finding_id, host_finding
 

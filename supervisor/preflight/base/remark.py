@@ -1,13 +1,19 @@
-"""What a check is asked, and what it answers."""
+"""What a check is asked, how it is run, and what it answers.
+
+And what guardrun and its pre-flight's process say to each other.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
 import msgspec
+
+from guardrun.supervisor.base.background_work import run_bounded
 
 
 class Severity(str, Enum):
@@ -112,3 +118,67 @@ def plural(count: int, noun: str) -> str:
 def subject_here(node: str) -> Subject:
     """What is known before the command line is read."""
     return Subject(node=node, cwd=os.getcwd(), environ=dict(os.environ))
+
+
+# Protocol -----------------------------------------------------------------------------------------------------------
+# What guardrun and its pre-flight's process say to each other: a line of JSON each. Light: guardrun imports it.
+
+
+class Assignment(msgspec.Struct, kw_only=True):
+    """What is about to run."""
+
+    level: str
+    """`quick` or `full`."""
+    subject: Subject
+    """Without its environment: both have the same."""
+
+
+class Refusals(msgspec.Struct, kw_only=True):
+    """What no run can get past; empty: nothing."""
+
+    refused: list[str] = []
+
+
+# Check runner -------------------------------------------------------------------------------------------------------
+# Running checks: all at once, each in a thread; one that does not answer in time is a remark of its own.
+
+
+QUICK_S = 2.0
+"""For all quick checks together."""
+
+
+class Report(NamedTuple):
+    """What the checks said."""
+
+    remarks: list[Remark]
+    took_s: float
+
+
+def run_checks(checks: Sequence[Check], subject: Subject, timeout_s: float = QUICK_S) -> Report:
+    """Run them; their remarks in the checks' order. A thread that is stuck is left behind: end the process soon."""
+    began_s = time.monotonic()
+    jobs = [lambda check=check: check.run(subject) for check in checks]
+    answers = run_bounded(jobs, workers=len(jobs), timeout_s=timeout_s)
+    remarks: list[Remark] = []
+    for check, answer in zip(checks, answers, strict=True):
+        if answer is None:
+            remarks.append(_silent(check.name, timeout_s))
+        elif isinstance(answer, BaseException):
+            remarks.append(_failed(check.name, answer))
+        else:
+            remarks += answer
+    return Report(remarks, time.monotonic() - began_s)
+
+
+def _silent(name: str, timeout_s: float) -> Remark:
+    return warn(
+        name,
+        f"The check of {name} did not answer within {timeout_s:g} s: what it asked may hang for a run, too.",
+        "Look at what it asks (guardctl check names it); a driver or a mount that does not answer needs its admin.",
+    )
+
+
+def _failed(name: str, error: BaseException) -> Remark:
+    return warn(
+        name, f"The check of {name} failed: {type(error).__name__}: {error}.", "Please report this: a check must not."
+    )

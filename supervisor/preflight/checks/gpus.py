@@ -31,11 +31,11 @@ def run(subject: Subject) -> list[Remark]:
     if not has_driver(Path("/"), subject.environ):
         return [ok(NAME, "No NVIDIA driver is loaded: a node without GPUs, or without their driver.")]
     # Sensor and judges: milliseconds that a node without GPUs is spared at each start.
-    from guardrun.supervisor.preflight.checks import foreign_processes, gpu_health
+    from guardrun.supervisor.preflight.checks import gpu_health
 
     readout = read_gpus(subject.environ, PATIENCE_S)
-    seen = foreign_processes.visible(gpu_health.gpus_of(readout), subject.environ.get("CUDA_VISIBLE_DEVICES"))
-    return [*gpu_health.judge(readout), *foreign_processes.judge(seen)]
+    seen = gpu_health.visible(gpu_health.gpus_of(readout), subject.environ.get("CUDA_VISIBLE_DEVICES"))
+    return [*gpu_health.judge_health(readout), *gpu_health.judge_memory(seen)]
 
 
 CHECK = Check(NAME, run)

@@ -1,4 +1,7 @@
-"""The full pre-flight: every device computes, remembers, copies and sums; without GPUs, cores of the CPU do."""
+"""The full pre-flight: every device computes, remembers, copies and sums; without GPUs, cores of the CPU do.
+
+Bandwidths are kept, and judged against those of earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,89 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from statistics import median
+from typing import IO, Any, NamedTuple
 
-from guardrun.supervisor.preflight.base.remark import Remark, Subject
+import msgspec
+
+from guardrun.supervisor.base.node_state import write_durably
+from guardrun.supervisor.preflight.base.remark import Remark, Subject, note, ok, plural, warn
 from guardrun.supervisor.preflight.base.torch_files import find_torch
-from guardrun.supervisor.preflight.checks import foreign_processes, gpu_health
+from guardrun.supervisor.preflight.checks import gpu_health
 from guardrun.supervisor.preflight.checks.gpus import read_gpus
-from guardrun.supervisor.preflight.full import bandwidth_history, trial_judgement
+from guardrun.supervisor.preflight.full import device_trial
 from guardrun.supervisor.preflight.full.device_trial import Answer, Trial, ask_all, hear_all
 from guardrun.supervisor.sensors.gpu.device_presence import has_driver
+
+# Bandwidth history --------------------------------------------------------------------------------------------------
+# Is a device as fast as it was? Bandwidths of each full pre-flight, kept, and judged against their median.
+
+
+NAME = "bandwidth"
+BANDWIDTHS_FILE = "bandwidth.json"
+KEPT = 20
+LEAST_PAST = 3
+"""Fewer say nothing of what is usual."""
+SLOW = 0.7
+"""Of the median: less than that is no noise on PCIe and NVLink."""
+MEANINGS = {
+    "to_device": "from the host to it",
+    "from_device": "from it to the host",
+    "to_neighbour": "to its neighbour",
+    "memory": "within the host's memory",
+    "bus": "in an all-reduce among all devices",
+}
+
+Past = dict[str, dict[str, list[float]]]
+"""Device → measure → bytes a second, the oldest first."""
+
+
+class _File(msgspec.Struct):
+    schema: int = 1
+    speeds: Past = {}
+
+
+def judge_bandwidth(device: str, measure: str, speed: float, past: list[float]) -> Remark:
+    """device: as a person knows it; speed, past: bytes a second."""
+    text = f"{device}: {speed / 1e9:.3g} GB/s {MEANINGS.get(measure, measure)}"
+    data: dict[str, Any] = {"device": device, "measure": measure, "bytes_per_s": round(speed), "past": len(past)}
+    if len(past) < LEAST_PAST:
+        missing = plural(LEAST_PAST - len(past), "more check")
+        return note(NAME, f"{text}; after {missing} there is something to compare with.", "", **data)
+    usual = median(past)
+    if speed < SLOW * usual:
+        return warn(
+            NAME,
+            f"{text}, which is {speed / usual:.0%} of the {usual / 1e9:.3g} GB/s that are usual here.",
+            "If nothing else was running: look at its PCIe width (nvidia-smi -q), NVLinks, clocks and temperature.",
+            **data,
+            usual_bytes_per_s=round(usual),
+        )
+    return ok(NAME, f"{text} ({speed / usual:.0%} of what is usual).", **data)
+
+
+def read_bandwidths(folder: str) -> Past:
+    """What was measured before; nothing where there is no file, or none that can be read."""
+    try:
+        return msgspec.json.decode((Path(folder) / BANDWIDTHS_FILE).read_bytes(), type=_File).speeds
+    except (OSError, msgspec.DecodeError, ValueError):
+        return {}
+
+
+def keep_bandwidths(folder: str, past: Past, new: Mapping[str, Mapping[str, float]]) -> None:
+    """Add to what is known. A folder that cannot be written keeps nothing: the next check will say so again."""
+    for device, measures in new.items():
+        known = past.setdefault(device, {})
+        for measure, speed in measures.items():
+            known[measure] = [*known.get(measure, []), speed][-KEPT:]
+    with suppress(OSError):
+        write_durably(Path(folder) / BANDWIDTHS_FILE, msgspec.json.encode(_File(speeds=past)))
+
+
+# Full preflight -----------------------------------------------------------------------------------------------------
+
 
 MAX_CORES = 4
 GPU_PATIENCE_S = 20.0
@@ -44,7 +120,7 @@ def plan_trial(subject: Subject) -> Plan:
     is_driven = has_driver(Path("/"), subject.environ)
     if is_driven and torch is not None and torch.is_cuda:
         readout = read_gpus(subject.environ, GPU_PATIENCE_S)
-        gpus = foreign_processes.visible(gpu_health.gpus_of(readout), subject.environ.get("CUDA_VISIBLE_DEVICES"))
+        gpus = gpu_health.visible(gpu_health.gpus_of(readout), subject.environ.get("CUDA_VISIBLE_DEVICES"))
         if gpus:
             devices = tuple(f"cuda:{place}" for place in range(len(gpus)))
             titles = dict(zip(devices, (gpu.title for gpu in gpus), strict=True))
@@ -53,7 +129,7 @@ def plan_trial(subject: Subject) -> Plan:
     cores = _spread(sorted(os.sched_getaffinity(0)), MAX_CORES)
     devices = tuple(f"cpu:{core}" for core in cores)
     titles = {device: f"CPU {core}" for device, core in zip(devices, cores, strict=True)}
-    absence = trial_judgement.judge_absence(is_driven, torch.cuda if torch else "")
+    absence = device_trial.judge_absence(is_driven, torch.cuda if torch else "")
     return Plan(devices, titles, dict.fromkeys(titles.values(), "CPU"), {t: t for t in titles.values()}, [absence])
 
 
@@ -92,7 +168,7 @@ def _try(trials: Sequence[Trial], plan: Plan, subject: Subject, log: IO[bytes]) 
         """Set aside those that failed; the others, by title, go on."""
         good = {}
         for device, answer in answers.items():
-            failure = trial_judgement.judge_failure(part, plan.titles[device], _with_log(answer, log))
+            failure = device_trial.judge_failure(part, plan.titles[device], _with_log(answer, log))
             if failure is not None:
                 remarks.append(failure)
             else:
@@ -103,8 +179,8 @@ def _try(trials: Sequence[Trial], plan: Plan, subject: Subject, log: IO[bytes]) 
     sort("ready", ready)
     alive = [trial for trial in trials if not ready[trial.device].error]
     for part, judge in (
-        ("product", lambda good: trial_judgement.judge_products(good, plan.models)),
-        ("pattern", trial_judgement.judge_patterns),
+        ("product", lambda good: device_trial.judge_products(good, plan.models)),
+        ("pattern", device_trial.judge_patterns),
     ):
         answers = ask_all(alive, part, LIMITS_S[part])
         remarks += judge(sort(part, answers))
@@ -115,7 +191,7 @@ def _try(trials: Sequence[Trial], plan: Plan, subject: Subject, log: IO[bytes]) 
     alive = [trial for trial in alive if not copies[trial.device].error]
     if len(alive) == len(trials) > 1:
         sums = sort("reduce", ask_all(alive, "reduce", LIMITS_S["reduce"]))
-        remarks += trial_judgement.judge_reduce(sums)
+        remarks += device_trial.judge_reduce(sums)
         for title, data in sums.items():
             measured.setdefault(title, {})["bus"] = float(str(data["bus"]))
     return [*remarks, *_judge_speeds(measured, plan, subject.state_folder)]
@@ -126,14 +202,14 @@ def _speeds(data: Mapping[str, object]) -> dict[str, float]:
 
 
 def _judge_speeds(measured: Mapping[str, Mapping[str, float]], plan: Plan, folder: str) -> list[Remark]:
-    past = bandwidth_history.read_past(folder) if folder else {}
+    past = read_bandwidths(folder) if folder else {}
     remarks = [
-        bandwidth_history.judge(title, measure, speed, past.get(plan.keys[title], {}).get(measure, []))
+        judge_bandwidth(title, measure, speed, past.get(plan.keys[title], {}).get(measure, []))
         for title, measures in measured.items()
         for measure, speed in measures.items()
     ]
     if folder:
-        bandwidth_history.keep(folder, past, {plan.keys[title]: measures for title, measures in measured.items()})
+        keep_bandwidths(folder, past, {plan.keys[title]: measures for title, measures in measured.items()})
     return remarks
 
 

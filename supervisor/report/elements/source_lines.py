@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from guardrun.supervisor.base.bounded_calls import run_bounded
+from guardrun.supervisor.base.background_work import run_bounded
 from guardrun.supervisor.base.redaction import redact_text
 from guardrun.supervisor.engine.observation.frames import is_users_file
 from guardrun.supervisor.engine.observation.stack_grouping import StackGroup

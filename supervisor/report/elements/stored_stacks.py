@@ -9,7 +9,7 @@ from pathlib import Path
 
 from guardrun.supervisor.base.own_files import open_own
 from guardrun.supervisor.engine.model.looks import Frame
-from guardrun.supervisor.engine.observation.stacks import CHILD, MAIN, THREAD, Stack
+from guardrun.supervisor.engine.observation.stack_grouping import CHILD, MAIN, THREAD, Stack
 
 MAX_FILES = 4096
 MAX_FILE_BYTES = 1024 * 1024

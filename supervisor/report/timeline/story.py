@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from guardrun.supervisor.report.elements.quantities import duration
-from guardrun.supervisor.report.timeline.gauges import lay_out_gauge
-from guardrun.supervisor.report.timeline.step_plot import lay_out_plot, step_times, summary
+from guardrun.supervisor.report.timeline.step_plot import lay_out_gauge, lay_out_plot, step_times, summary
 from guardrun.supervisor.report.timeline.timeline import FrontPoint, Mark, Timeline, View
-from guardrun.supervisor.report.timeline.timeline_rows import MAX_EACH, make_lines
 from guardrun.supervisor.report.timeline.timeline_strips import (
+    MAX_EACH,
     MAX_THIN,
     Scale,
     Sign,
     lay_out_strips,
     lay_out_thin,
     legend,
+    make_lines,
 )
 
 BEFORE_S = (20.0, 120.0)

@@ -1,7 +1,7 @@
 """What every rank did when: phases, steps, pauses, as the engine's events tell them; for pages that draw it.
 
 Fed with every event, live or from a journal; reads no clock and touches no file. Its memory is bounded whatever the
-number of ranks and the length of the run (`bounded_series.py`): some megabytes for a thousand ranks.
+number of ranks and the length of the run (`rank_track.py`): some megabytes for a thousand ranks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections import deque
 import msgspec
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.report.timeline.bounded_series import Kinds, Segment
-from guardrun.supervisor.report.timeline.rank_track import Track
+from guardrun.supervisor.report.timeline.rank_track import Kinds, Segment, Track
 
 MAX_MARKS = 512
 FRONT_POINTS = 4096

@@ -28,8 +28,7 @@ from guardrun.supervisor.sensors.gpu.nvml_calls import (
     SessionOverError,
     Watch,
 )
-from guardrun.supervisor.sensors.gpu.nvml_events import watch_events
-from guardrun.supervisor.sensors.gpu.nvml_session import Session
+from guardrun.supervisor.sensors.gpu.nvml_session import Session, watch_events
 from guardrun.supervisor.sensors.gpu.nvml_wire import (
     Happened,
     Here,

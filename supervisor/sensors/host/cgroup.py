@@ -13,8 +13,7 @@ from typing import NamedTuple
 from guardrun.supervisor.collect.host.node_readings import parse_cgroup
 from guardrun.supervisor.collect.host.oom_kills import parse_oom_kills
 from guardrun.supervisor.health.base.readings import Readout, Sample
-from guardrun.supervisor.sensors.base.sensor import known
-from guardrun.supervisor.sensors.base.small_files import below, parse_count, read_text, read_word
+from guardrun.supervisor.sensors.base.sensor import below, known, parse_count, read_text, read_word
 
 MAX_PIDS = 64
 MAX_GROUPS = 128

@@ -6,13 +6,14 @@ import os
 from typing import NamedTuple
 
 from guardrun.supervisor.health.base.readings import Readout, Sample
-from guardrun.supervisor.sensors.base.sensor import known, unknown
-from guardrun.supervisor.sensors.base.small_files import (
+from guardrun.supervisor.sensors.base.sensor import (
     below,
+    known,
     list_folder,
     parse_count,
     read_count,
     read_text,
+    unknown,
 )
 
 _CPUS = "/sys/devices/system/cpu"

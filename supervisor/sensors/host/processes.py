@@ -8,8 +8,7 @@ from typing import NamedTuple
 from guardrun.supervisor.collect.host.process_table import ProcessTable
 from guardrun.supervisor.collect.host.procfs import Stat, read_wchan
 from guardrun.supervisor.health.base.readings import Readout, Sample
-from guardrun.supervisor.sensors.base.sensor import known, unknown
-from guardrun.supervisor.sensors.base.small_files import below, parse_count, read_count, read_text
+from guardrun.supervisor.sensors.base.sensor import below, known, parse_count, read_count, read_text, unknown
 
 _KTHREADD = 2
 """The parent of the kernel's own threads, of which some wait for ever by their nature."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from guardrun.supervisor.health.base.readings import Readout, Sample
-from guardrun.supervisor.sensors.base.sensor import known, unknown
-from guardrun.supervisor.sensors.base.small_files import below, list_folder, read_count, read_text, read_word
+from guardrun.supervisor.sensors.base.sensor import below, known, list_folder, read_count, read_text, read_word, unknown
 
 _FOLDER = "/sys/class/infiniband"
 MAX_PORTS = 64

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from guardrun.supervisor.health.base.readings import Happening, Readout, Sample, Value
-from guardrun.supervisor.sensors.base.sensor import happened, known, unknown
-from guardrun.supervisor.sensors.base.small_files import below, list_folder, read_count, read_text
+from guardrun.supervisor.sensors.base.sensor import below, happened, known, list_folder, read_count, read_text, unknown
 from guardrun.supervisor.sensors.network.rtnetlink import Link, LinkEvents, read_links
 
 MAX_LINKS = 128

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from guardrun.supervisor.agent.history.downsampling import Downsampler, Point
 from guardrun.supervisor.agent.history.history import Entry, History, Query, SpoiltError, read_file, set_aside
 from guardrun.supervisor.agent.history.history_writer import HistoryWriter
-from guardrun.supervisor.base.background_writer import BackgroundWriter
+from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.health.base.readings import Readout, Sample
 from tests.support.waiting import wait_until
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guardrun.supervisor.checkpoints.reading.safetensors import check_safetensors
+from guardrun.supervisor.checkpoints.reading.json_documents import check_safetensors
 from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Whole
 from tests.checkpoints.conftest import safetensors_bytes
 

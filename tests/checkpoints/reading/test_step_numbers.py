@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.checkpoints.reading.step_numbers import family_of, parse_step, step_family
+from guardrun.supervisor.checkpoints.reading.folder_contents import family_of, parse_step, step_family
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.collect.host.disk_room import read_room
+from guardrun.supervisor.collect.host.node_readings import read_room
 from tests.support.deadmount import dead_mount
 
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from guardrun.supervisor.collect.host.process_cleanup import end_processes, end_run
+from guardrun.supervisor.collect.host.process_table import end_processes, end_run
 from guardrun.supervisor.collect.host.procfs import read_stat
 from tests.collect.conftest import StartScript
 from tests.support.processes import marked
@@ -93,7 +93,7 @@ def test_a_process_that_keeps_starting_others_is_ended_with_all_of_them(start_sc
 
 def test_we_are_never_among_the_marked() -> None:
     code = (
-        "import json\nfrom guardrun.supervisor.collect.host.process_cleanup import end_run\n"
+        "import json\nfrom guardrun.supervisor.collect.host.process_table import end_run\n"
         "print(json.dumps(end_run(0, 'mark-self')))"
     )
     env = {**os.environ, "GUARDRUN_TOKEN": "mark-self"}

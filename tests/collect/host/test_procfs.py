@@ -9,8 +9,12 @@ import time
 import pytest
 
 from guardrun.supervisor.collect.host import procfs
-from guardrun.supervisor.collect.host.process_cleanup import end_processes
-from guardrun.supervisor.collect.host.process_table import ProcessTable, descendants, processes_with_marker
+from guardrun.supervisor.collect.host.process_table import (
+    ProcessTable,
+    descendants,
+    end_processes,
+    processes_with_marker,
+)
 from guardrun.supervisor.collect.host.procfs import (
     parse_io,
     parse_stat,

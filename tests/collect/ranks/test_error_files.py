@@ -8,7 +8,7 @@ import pytest
 
 from guardrun.hooks.wire.messages import MAX_TEXT_CHARS
 from guardrun.supervisor.base.clock import EngineClock
-from guardrun.supervisor.collect.ranks.error_files import (
+from guardrun.supervisor.collect.ranks.exits import (
     STDERR_BYTES,
     STDERR_TAIL_BYTES,
     bound,

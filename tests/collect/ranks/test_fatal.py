@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.collect.ranks.faulthandler_text import parse_fatal
+from guardrun.supervisor.collect.ranks.stack_dumps import parse_fatal
 
 SEGFAULT = """Fatal Python error: Segmentation fault
 

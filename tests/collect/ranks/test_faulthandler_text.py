@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from guardrun.supervisor.collect.ranks.faulthandler_text import MAX_FRAMES, parse_faulthandler
+from guardrun.supervisor.collect.ranks.stack_dumps import MAX_FRAMES, parse_faulthandler
 from guardrun.supervisor.engine.model.looks import Frame
 
 TEXT = """Fatal nonsense before

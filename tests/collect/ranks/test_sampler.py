@@ -10,7 +10,7 @@ import pytest
 
 from guardrun.hooks.wire.board import PHASES, Board, Field, Milestone
 from guardrun.supervisor.base.clock import EngineClock
-from guardrun.supervisor.collect.host.process_cleanup import end_processes
+from guardrun.supervisor.collect.host.process_table import end_processes
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import events as ev
 from tests.collect.conftest import StartScript

@@ -12,8 +12,7 @@ from typing import IO
 
 import pytest
 
-from guardrun.supervisor.collect.ranks.error_files import STDERR_BYTES
-from guardrun.supervisor.collect.ranks.shared_log import NO_WORDS, SharedLog, parse_words, read_words
+from guardrun.supervisor.collect.ranks.exits import NO_WORDS, STDERR_BYTES, SharedLog, parse_words, read_words
 from guardrun.supervisor.engine.failures.exception_chain import error_in_log
 from guardrun.supervisor.engine.failures.failure_causes import cause_of_log, last_words
 

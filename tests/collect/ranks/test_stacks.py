@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from guardrun.supervisor.collect.host.procfs import read_stat
-from guardrun.supervisor.collect.ranks import pyspy
+from guardrun.supervisor.collect.ranks import stack_dumps
 from guardrun.supervisor.collect.ranks.boards import BoardReader
-from guardrun.supervisor.collect.ranks.pyspy import (
+from guardrun.supervisor.collect.ranks.stack_dumps import (
     dump_pyspy,
     explain_failure,
     find_pyspy,
@@ -221,7 +221,7 @@ def test_a_supervisor_without_rights_says_so_and_signals_nobody(start_script: St
 
 
 def test_py_spy_is_found_beside_the_interpreter_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pyspy, "_found", [])
+    monkeypatch.setattr(stack_dumps, "_found", [])
     monkeypatch.setenv("PATH", "")
     assert find_pyspy() == str(Path(sys.executable).parent / "py-spy")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.launcher.base.exit_statuses import NOT_FIT
+from guardrun.launcher.base.terminal_lines import NOT_FIT
 from guardrun.supervisor.engine.membership import node_checks
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from guardrun.supervisor.engine.model.looks import Frame
-from guardrun.supervisor.engine.observation.frame_folding import fold, library_name, short_path
+from guardrun.supervisor.engine.observation.frames import fold, library_name, short_path
 from tests.report.samples import BLOCKED, SITE, TRAIN, WAITING
 
 

@@ -9,15 +9,17 @@ import msgspec
 from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook, ThreadLook
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.stack_grouping import (
+    CHILD,
     EVIDENCE_GROUPS,
+    MAIN,
     LineRanks,
+    Stack,
     StackGroup,
     evidence_groups,
     frame_words,
     group_looks,
     group_stacks,
 )
-from guardrun.supervisor.engine.observation.stacks import CHILD, MAIN, Stack
 from tests.report.samples import BLOCKED, TRAIN, WAITING, WORKER, rank_look
 
 

@@ -6,7 +6,7 @@ from guardrun.hooks.wire.board import Milestone
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery.node_install_fault import PAST_IMPORTS
+from guardrun.supervisor.engine.recovery.eviction import PAST_IMPORTS
 from guardrun.supervisor.engine.state.job_nodes import Standing
 from tests.engine.conftest import Told
 from tests.engine.recovery.missing_module import IMPORTED, WAITS, again, fails, started

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.state.network_switches import by_switch, nearest
+from guardrun.supervisor.engine.state.job_nodes import by_switch, nearest
 from tests.engine.conftest import Told
 from tests.engine.membership.stories import starts, stopped_and_chosen
 

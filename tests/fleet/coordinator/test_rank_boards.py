@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from guardrun.supervisor.fleet.coordinator import rank_boards as module
-from guardrun.supervisor.fleet.coordinator.rank_boards import Boards
+from guardrun.supervisor.fleet.coordinator import node_questions as module
+from guardrun.supervisor.fleet.coordinator.node_questions import Boards
 from guardrun.supervisor.fleet.protocol import messages as msg
-from guardrun.supervisor.wire.rank_rows import RankRow
+from guardrun.supervisor.wire.control_messages import RankRow
 from tests.support.waiting import wait_until
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from guardrun.supervisor.engine.model.actions import Incident
 from guardrun.supervisor.engine.state.state import State
-from guardrun.supervisor.fleet.protocol.end_notice import is_silent, last_words, leaving_words
+from guardrun.supervisor.fleet.protocol.leader_loss_policy import is_silent, last_words, leaving_words
 
 RUN = Path("/runs/long")
 

@@ -16,14 +16,16 @@ from guardrun.supervisor.fleet.rendezvous.join_file import (
     join_file_path,
     on_host,
 )
-from guardrun.supervisor.fleet.rendezvous.join_rejections import (
+from guardrun.supervisor.fleet.rendezvous.start_failure_files import (
+    RESTART_S,
+    STALE_S,
+    Began,
     JoinRejection,
     absence_path,
     heed_absences,
     leave_absence,
     take_back_absence,
 )
-from guardrun.supervisor.fleet.rendezvous.start_failure_files import RESTART_S, STALE_S, Began
 
 BEGAN_S = 1000.0
 HEAD = Began(BEGAN_S, BEGAN_S + 4.0)

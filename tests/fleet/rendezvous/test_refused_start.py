@@ -21,15 +21,19 @@ from guardrun.supervisor.fleet.rendezvous.join_file import (
     on_host,
     write_join_file,
 )
-from guardrun.supervisor.fleet.rendezvous.refused_start import (
+from guardrun.supervisor.fleet.rendezvous.start_failure_files import (
+    RESTART_S,
+    STALE_S,
+    Began,
     Refused,
+    began,
     find_refused,
+    holds,
     leave_word,
     now_refused,
     refused_path,
     take_back,
 )
-from guardrun.supervisor.fleet.rendezvous.start_failure_files import RESTART_S, STALE_S, Began, began, holds
 from tests.fleet.joins import made
 
 WORDS = now_refused("12.0", "node-a", ["node-a", "10.0.0.1"], "port 29500 is taken", 71)

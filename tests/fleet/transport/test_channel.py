@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.fleet.transport.channel import OVERHEAD_BYTES, Channel
+from guardrun.supervisor.fleet.transport.envelopes import OVERHEAD_BYTES, Channel
 
 LARGE = 1 << 30
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.fleet.transport.clock_offset import DRIFT, Offset
+from guardrun.supervisor.fleet.transport.connection import DRIFT, Offset
 
 legs_s = st.floats(0, 3)
 

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from guardrun.hooks.rank.outbox import MAX_WAITING, Outbox
+from guardrun.hooks.rank.rank import MAX_WAITING, Outbox
 from guardrun.hooks.wire.board import MAGIC, Field, Milestone
 from guardrun.hooks.wire.messages import Beat, Hello, HookFailed
 from tests.hooks.bed import Bed, finish

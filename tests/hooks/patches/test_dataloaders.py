@@ -13,7 +13,7 @@ import pytest
 from guardrun.hooks.patches.dataloaders import Batches, find_epoch, render_indices
 from guardrun.hooks.wire.messages import Beat, Raised
 from guardrun.supervisor.base.clock import EngineClock
-from guardrun.supervisor.collect.ranks.error_files import parse_raised
+from guardrun.supervisor.collect.ranks.exits import parse_raised
 from tests.hooks.bed import DEADLINE_S, Bed, finish
 
 RANKS = Path(__file__).parents[1] / "ranks"

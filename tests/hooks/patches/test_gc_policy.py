@@ -107,7 +107,7 @@ atexit.register(lambda: print(json.dumps({"enabled": gc.isenabled(), "frozen": g
 def test_the_collector_is_lent_back_while_no_step_comes(bed: Bed) -> None:
     bed.gc = POLICY
     code = """
-from guardrun.hooks.patches import gc_policy as gcpolicy
+from guardrun.hooks.patches import garbage_collector as gcpolicy
 gcpolicy.IDLE_NS = 300_000_000
 train(1, 6)
 until = time.monotonic() + 20
@@ -124,7 +124,7 @@ show(lent=lent)
 def test_garbage_that_piles_up_is_collected_early_and_the_common_steps_stay(bed: Bed) -> None:
     bed.gc = {**POLICY, "every_steps": 20}
     code = """
-from guardrun.hooks.patches import gc_policy as gcpolicy
+from guardrun.hooks.patches import garbage_collector as gcpolicy
 gcpolicy.MAX_NEW_OBJECTS = 10_000
 train(1, 7)
 pile = [[] for _ in range(20_000)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.patches.step_breakdown import ODD, PUBLISH_NS, StepBreakdown
+from guardrun.hooks.patches.steps import ODD, PUBLISH_NS, StepBreakdown
 from guardrun.hooks.rank.rank import private_words
 from guardrun.hooks.wire.messages import HookFailed
 from guardrun.supervisor.collect.ranks.boards import spent_of

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from guardrun.hooks.rank.rank import Rank
-from guardrun.hooks.saves import huggingface, lightning
+from guardrun.hooks.saves import trainers
 from guardrun.hooks.wire.board import Field
 
 
@@ -23,14 +23,14 @@ class TrainerCallback:
 
 def trainer_callback(rank: Rank) -> Any:
     module = SimpleNamespace(TrainerCallback=TrainerCallback, DEFAULT_CALLBACKS=[])
-    huggingface.install(module, rank)
+    trainers.install_transformers(module, rank)
     [kind] = module.DEFAULT_CALLBACKS
     return kind()
 
 
 def lightning_callback(rank: Rank) -> Any:
     module = SimpleNamespace(Callback=object, _load_external_callbacks=lambda group: ["theirs"])
-    lightning.install(module, rank)
+    trainers.install_lightning(module, rank)
     theirs, ours = module._load_external_callbacks("group")
     assert theirs == "theirs"
     return ours

@@ -16,7 +16,7 @@ dist.destroy_process_group()
 """
 TRY = """
 import torch.distributed.run
-from guardrun.launcher.attempt.distributed_debug import survives_detail
+from guardrun.launcher.attempt.attempt_start import survives_detail
 print(survives_detail())
 """
 

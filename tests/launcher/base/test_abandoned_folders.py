@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.base.abandoned_folders import MARK, Occupied, sweep_left_behind
-from guardrun.launcher.base.socket_folder import make_socket_folder
+from guardrun.launcher.base.socket_folder import MARK, Occupied, make_socket_folder, sweep_left_behind
 from guardrun.supervisor.rundir.run_directory import read_run_file
 from tests.support.guardrun_run import GuardrunRun, GuardrunStarter
 from tests.support.waiting import wait_until
@@ -22,7 +21,7 @@ from tests.support.waiting import wait_until
 OWNER = """
 import sys
 from pathlib import Path
-from guardrun.launcher.base.abandoned_folders import Occupied
+from guardrun.launcher.base.socket_folder import Occupied
 from guardrun.launcher.base.socket_folder import make_socket_folder
 folder = Path(sys.argv[1] or make_socket_folder({"TMPDIR": sys.argv[2]}))
 share = Occupied.join(folder) if sys.argv[1] else Occupied.claim(folder)

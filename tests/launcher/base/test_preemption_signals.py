@@ -10,8 +10,7 @@ import sys
 import msgspec
 import pytest
 
-from guardrun.launcher.base.preemption_signals import catches, choose_notices, parse_caught, spared_signals
-from guardrun.launcher.base.signals import DEFAULT_SIGNALS
+from guardrun.launcher.base.signals import DEFAULT_SIGNALS, catches, choose_notices, parse_caught, spared_signals
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.config.tables import PolicyTable, PreemptionTable
 

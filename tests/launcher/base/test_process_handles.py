@@ -12,7 +12,7 @@ from tests.support import seccomp
 
 STORY = """
 import signal, subprocess, sys, time
-from guardrun.launcher.base.process_handles import ProcessHandle, send_signal, wait_for_end
+from guardrun.launcher.base.processes import ProcessHandle, send_signal, wait_for_end
 from guardrun.launcher.base.processes import read_stat
 
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])

@@ -18,8 +18,8 @@ import pytest
 
 from guardrun.launcher.base.socket_folder import MARK, remove_socket_folder
 from guardrun.launcher.base.terminal_lines import Log
+from guardrun.launcher.creation.run_continuation import LOCK_FILE
 from guardrun.launcher.creation.run_creation import LATEST, OpenRun, RunIdError, Wish, open_run
-from guardrun.launcher.creation.run_ownership import LOCK_FILE
 from guardrun.supervisor.checkpoints.chooser import Chooser
 from guardrun.supervisor.collect.ranks.look_files import write_look
 from guardrun.supervisor.config import Config

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.launcher.creation.run_continuation import Left, Way, decide
-from guardrun.launcher.creation.run_ownership import ENDED_OUTCOMES
+from guardrun.launcher.creation.run_continuation import ENDED_OUTCOMES, Left, Way, decide
 
 MADE = (".owner", "nccl", ".guardrun-0123456789abcdef")
 

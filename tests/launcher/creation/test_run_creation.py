@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from guardrun.launcher.creation.run_continuation import LOCK_FILE, find_living_owner
 from guardrun.launcher.creation.run_creation import (
     OpenRun,
     RunIdError,
@@ -20,7 +21,6 @@ from guardrun.launcher.creation.run_creation import (
     node_name,
     open_run,
 )
-from guardrun.launcher.creation.run_ownership import LOCK_FILE, find_living_owner
 from guardrun.supervisor.config import Config
 from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import events as ev

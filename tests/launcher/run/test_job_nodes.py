@@ -33,10 +33,8 @@ from guardrun.supervisor.fleet.rendezvous.join_file import (
     on_host,
     write_join_file,
 )
-from guardrun.supervisor.fleet.rendezvous.join_rejections import heed_absences
-from guardrun.supervisor.fleet.rendezvous.refused_start import find_refused
-from guardrun.supervisor.fleet.rendezvous.start_failure_files import Began
-from guardrun.supervisor.fleet.transport.curve_keys import make_key_pair
+from guardrun.supervisor.fleet.rendezvous.start_failure_files import Began, find_refused, heed_absences
+from guardrun.supervisor.fleet.transport.curve_sockets import make_key_pair
 from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
 from guardrun.supervisor.wire.listening_addresses import Listen
 from tests.fleet.joins import made

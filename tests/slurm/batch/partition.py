@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from guardrun.slurm.client.nodes import SlurmNode
-from guardrun.slurm.client.partitions import parse_partition
+from guardrun.slurm.client.nodes import SlurmNode, parse_partition
 
 PARTITION = parse_partition(
     "PartitionName=gpu AllowGroups=ALL Default=YES GraceTime=30 MaxNodes=UNLIMITED MaxTime=1-00:00:00 DefaultTime=NONE"

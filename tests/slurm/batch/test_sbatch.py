@@ -17,7 +17,7 @@ import pytest
 
 from guardrun.slurm.batch.job_fit import remarks_on
 from guardrun.slurm.batch.script import JobWish, ScriptError, read_template, render
-from guardrun.slurm.client.partitions import SlurmPartition, parse_time
+from guardrun.slurm.client.nodes import SlurmPartition, parse_time
 from tests.slurm.batch.partition import NODES, PARTITION
 from tests.support.real import find_program
 from tests.support.slurmlab import SlurmLab

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from guardrun.launcher.run.command_line import parse_flags
 from guardrun.slurm.batch.job_fit import Habits, remarks_on
-from guardrun.slurm.batch.script import JobWish, read_template, render
-from guardrun.slurm.batch.script_command import Given, make_parser, read_command
+from guardrun.slurm.batch.script import Given, JobWish, make_parser, read_command, read_template, render
 from tests.slurm.batch.partition import NODES, PARTITION
 from tests.support.guardrun_run import clean_environment
 from tests.support.real import find_program

@@ -20,8 +20,7 @@ from guardrun.slurm.client.commands import (
     parse_fields,
 )
 from guardrun.slurm.client.jobs import StopCause, parse_job, read_job, stop_cause
-from guardrun.slurm.client.nodes import parse_node
-from guardrun.slurm.client.partitions import parse_partition
+from guardrun.slurm.client.nodes import parse_node, parse_partition
 from guardrun.slurm.client.requeue import RequeueState, requeue
 from tests.slurm.client.fake_slurm import JOB, FakeSlurm
 from tests.support.processes import read_all

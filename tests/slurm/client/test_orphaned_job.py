@@ -13,8 +13,14 @@ import pytest
 from guardrun.slurm.client.commands import Failure, Slurm
 from guardrun.slurm.client.jobs import parse_job, read_job
 from guardrun.slurm.client.nodes import SlurmNode, read_node
-from guardrun.slurm.client.orphaned_job import Fate, is_reachable, judge, rescue_job, rescue_run
-from guardrun.slurm.client.requeue import RequeueState
+from guardrun.slurm.client.requeue import (
+    Fate,
+    RequeueState,
+    is_reachable,
+    judge_fate,
+    rescue_job,
+    rescue_run,
+)
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.rundir.journal import Journal
 from tests.engine.conftest import Told
@@ -39,7 +45,7 @@ HEAD = SlurmNode("n1", frozenset({"MIXED"}), "", "", ("main",), "")
     ],
 )
 def test_what_becomes_of_it(job: dict[str, Any], head: dict[str, Any], is_reachable: bool, fate: Fate) -> None:
-    assert judge(parse_job(JOB)._replace(**job), HEAD._replace(**head), 1, is_reachable) is fate
+    assert judge_fate(parse_job(JOB)._replace(**job), HEAD._replace(**head), 1, is_reachable) is fate
 
 
 @pytest.mark.parametrize(

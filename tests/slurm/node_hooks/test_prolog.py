@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.launcher.base.exit_statuses import NOT_FIT, QUARANTINED
+from guardrun.launcher.base.terminal_lines import NOT_FIT, QUARANTINED
 from guardrun.slurm.node_hooks import prolog
 from guardrun.slurm.node_hooks.epilog import find_left, run_epilog, sweep
 from guardrun.slurm.node_hooks.prolog import Refusal, find_refusal, run_prolog

@@ -7,15 +7,17 @@ import re
 from collections.abc import Iterable
 
 from guardrun.supervisor.checkpoints.formats.format import (
+    INDEXES,
+    SINGLE,
     Candidate,
     check_all,
     check_some,
+    check_weights,
     find_folders,
     highest,
     relative_names,
 )
 from guardrun.supervisor.checkpoints.formats.frameworks.deepspeed import check_states
-from guardrun.supervisor.checkpoints.formats.model_weights import INDEXES, SINGLE, check_weights
 from guardrun.supervisor.checkpoints.reading.folder_contents import Place
 from guardrun.supervisor.checkpoints.reading.inspector import Inspector
 from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Verdict, Whole, within

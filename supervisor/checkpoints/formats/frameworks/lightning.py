@@ -11,9 +11,8 @@ from guardrun.supervisor.checkpoints.formats.format import (
     file_candidate,
     folder_candidate,
 )
-from guardrun.supervisor.checkpoints.reading.folder_contents import Place
+from guardrun.supervisor.checkpoints.reading.folder_contents import Place, parse_step
 from guardrun.supervisor.checkpoints.reading.inspector import Inspector
-from guardrun.supervisor.checkpoints.reading.step_numbers import parse_step
 from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Verdict, Whole
 
 _PATTERN = re.compile(r"[^.].*\.ckpt")

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable
 
 from guardrun.supervisor.checkpoints.formats.format import (
+    WEIGHTS,
     Candidate,
     check_all,
     check_some,
+    check_weights,
     find_folders,
     relative_names,
 )
-from guardrun.supervisor.checkpoints.formats.model_weights import WEIGHTS, check_weights
 from guardrun.supervisor.checkpoints.reading.dcp_metadata import METADATA
 from guardrun.supervisor.checkpoints.reading.folder_contents import Place, read_stat
 from guardrun.supervisor.checkpoints.reading.inspector import Inspector

@@ -15,8 +15,7 @@ from guardrun.supervisor.engine.model.run_view import RunView, attempt_of, silen
 from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Remark, Verdict
 from guardrun.supervisor.engine.observation.collective_waits import match
 from guardrun.supervisor.engine.observation.dataloader_workers import of_workers
-from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot
+from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot
 from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity
 from guardrun.supervisor.engine.observation.rank_findings import wrong_with
 from guardrun.supervisor.engine.observation.stack_grouping import evidence_groups

@@ -18,8 +18,7 @@ from guardrun.supervisor.engine.model.run_view import RunView, attempt_of, silen
 from guardrun.supervisor.engine.model.verdicts import Remark, Verdict
 from guardrun.supervisor.engine.observation.collective_waits import pending
 from guardrun.supervisor.engine.observation.frames import base_name
-from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot
+from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 
 ALONE = 4.0

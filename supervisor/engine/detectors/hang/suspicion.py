@@ -22,8 +22,7 @@ from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, atte
 from guardrun.supervisor.engine.model.transitions import Phase, PhaseChanged
 from guardrun.supervisor.engine.model.verdicts import Ended, LookWanted, Verdict
 from guardrun.supervisor.engine.observation.collective_waits import match, waits_on_device
-from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.judged_snapshot import JudgedSnapshot, LookJudged
+from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot, LookJudged
 from guardrun.supervisor.engine.observation.progress_gaps import FACTOR
 from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity, judge, unlooked
 from guardrun.supervisor.engine.observation.repeated_frames import may_loop, over_looks

@@ -1,0 +1,265 @@
+"""Steps: an optimizer's are the pulse of training; and what they go to: other ranks, data, collecting, own work."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from _thread import get_ident
+from time import monotonic_ns
+from typing import Any
+
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire.board import PHASES, Field, Milestone
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guardrun.hooks.rank.parts import StepObserver
+
+
+# Step breakdown -----------------------------------------------------------------------------------------------------
+# What a rank's steps go to: waiting for other ranks, waiting for data, collecting; the rest is its own work.
+#
+# In step with others every rank's step takes as long as the slowest one's. What tells them apart is how much of it each
+# waits. Ordinary steps are summed up on the board, about once a second:
+#
+#     SPENT_STEPS, SPENT_NS, SPENT_WAITED_NS, SPENT_DATA_NS, SPENT_GC_NS          (SPENT_TAIL: the steps once more)
+#
+# A step that takes much longer than those before it (an evaluation, a save, a compilation) is left out, with what was
+# summed up since the last time: it says nothing about how fast the rank is.
+#
+# Waiting is the time inside torch.distributed's functions and Work.wait (hooks/patches/collectives.py), and at the end
+# of DDP's backward pass, in C++: torch's own log of DDP tells when the last gradient was there and when the last
+# reduction was. On CPUs it is told to time each step, which costs nothing that can be measured; on devices it times
+# every hundredth by itself, with events of the device, and is left alone. Reading it takes 4 µs, so that is done at
+# most every 20 ms.
+#
+# What cannot be told: a device's time inside of collectives that are not DDP's. It then counts as the rank's own, of
+# every rank alike. SPENT_WAITED_NS can be too small, never too large.
+
+
+PUBLISH_NS = 1_000_000_000
+READ_NS = 20_000_000
+ODD = 5
+"""A step that takes so many times as long as those before it is none to count."""
+MAX_REPLICAS = 8
+
+_COLLECTIVE_TOTAL = int(Field.COLLECTIVE_TOTAL_NS)
+_DATA_TOTAL, _GC_TOTAL = int(Field.DATA_TOTAL_NS), int(Field.GC_TOTAL_NS)
+_STEPS, _NS, _TAIL = int(Field.SPENT_STEPS), int(Field.SPENT_NS), int(Field.SPENT_TAIL)
+_WAITED, _DATA, _GC = int(Field.SPENT_WAITED_NS), int(Field.SPENT_DATA_NS), int(Field.SPENT_GC_NS)
+
+
+class StepBreakdown:
+    """Sums up the training thread's steps; it alone calls on_step()."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._replicas: list[Replica] = []
+        self._last_ns = 0
+        self._limit_ns = 0
+        """Beyond it a step is odd; 0 before the first."""
+        self._due_ns = 0
+        self._read_ns = 0
+        self._steps = 0
+        """Since the base."""
+        self._base = (0, 0, 0, 0)
+        """Now, waited, data, gc: as they were where the sum goes on from."""
+
+    def add_replica(self, model: Any) -> None:
+        """A DDP model of this rank."""
+        self._replicas = [replica for replica in self._replicas if replica.is_there()][-MAX_REPLICAS + 1 :]
+        self._replicas.append(Replica(model))
+
+    def on_step(self, now_ns: int) -> None:
+        """A step is done. A quarter of a microsecond; four now and then. Never raises."""
+        took_ns, self._last_ns = now_ns - self._last_ns, now_ns
+        if took_ns > self._limit_ns:
+            self._leave_out(now_ns)
+            return
+        self._steps += 1
+        if now_ns < self._read_ns:
+            return
+        try:
+            if self._replicas:
+                self._read_ns = now_ns + READ_NS
+                for replica in self._replicas:
+                    replica.read()
+            else:
+                self._read_ns = self._due_ns
+            if now_ns >= self._due_ns:
+                self._publish(now_ns)
+        except Exception as error:
+            self._replicas = []
+            self._due_ns = self._read_ns = 1 << 62
+            self._rank.fail("spent", error)
+
+    def _leave_out(self, now_ns: int) -> None:
+        """Begin anew with the next step. Where odd ones come again and again, they are ordinary: the limit grows."""
+        self._limit_ns = 2 * self._limit_ns if self._limit_ns else 1 << 62
+        self._begin(now_ns)
+
+    def _begin(self, now_ns: int) -> None:
+        words = self._rank.words
+        self._base = (now_ns, words[_COLLECTIVE_TOTAL], words[_DATA_TOTAL], words[_GC_TOTAL])
+        self._steps = 0
+        self._due_ns = now_ns + PUBLISH_NS
+        self._read_ns = now_ns
+        for replica in self._replicas:
+            replica.begin()
+
+    def _publish(self, now_ns: int) -> None:
+        waits = [wait_ns for replica in self._replicas if (wait_ns := replica.mean_ns()) is not None]
+        if self._replicas and not waits:
+            self._due_ns = now_ns + PUBLISH_NS  # nothing was timed yet: it must not look as if nobody had waited
+            return
+        began_ns, waited_ns, data_ns, gc_ns = self._base
+        words, steps = self._rank.words, self._steps
+        took_ns = now_ns - began_ns
+        in_calls_ns = words[_COLLECTIVE_TOTAL] - waited_ns
+        words[_TAIL] = 0
+        words[_NS] += took_ns
+        words[_WAITED] += min(in_calls_ns + int(sum(waits) * steps), took_ns)
+        words[_DATA] += words[_DATA_TOTAL] - data_ns
+        words[_GC] += words[_GC_TOTAL] - gc_ns
+        words[_STEPS] += steps
+        words[_TAIL] = words[_STEPS]
+        self._limit_ns = ODD * took_ns // steps
+        self._begin(now_ns)
+
+
+class Replica:
+    """A DDP model, and what its ranks have waited at the end of its backward passes."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+        self._last: tuple[int, int] = (0, 0)
+        self._sum_ns = 0
+        self._count = 0
+        is_detailed = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"  # logs every timed step
+        if getattr(model, "device_type", "") == "cpu" and not is_detailed:
+            model._set_ddp_runtime_logging_sample_rate(1)
+
+    def is_there(self) -> bool:
+        """Whether anybody else still has the model."""
+        return self._model() is not None
+
+    def begin(self) -> None:
+        """What was read before does not count."""
+        self._sum_ns = self._count = 0
+
+    def read(self) -> None:
+        """Take the last step that was timed, if it is a new one. torch's lock is free: no backward pass runs."""
+        model = self._model()
+        if model is None:
+            return
+        log = model.logger._get_ddp_logging_data().ints_map
+        timed = (log.get("backward_comm_time", 0), log.get("backward_compute_comm_overlap_time", 0))
+        if timed != self._last:
+            self._last = timed
+            self._sum_ns += max(0, timed[0] - timed[1])
+            self._count += 1
+
+    def mean_ns(self) -> float | None:
+        """Of the steps that were read; None where there was none."""
+        return self._sum_ns / self._count if self._count else None
+
+
+def step_observer(rank: Rank) -> StepObserver:
+    """The rank's, made when it is first asked for."""
+    if rank.spent is None:
+        rank.spent = StepBreakdown(rank)
+    return rank.spent
+
+
+def install_ddp(module: Any, rank: Rank) -> None:
+    """Hear of DDP models, and time what their forward passes wait for buffers; torch.nn.parallel.distributed."""
+    spent = step_observer(rank)
+    kind = module.DistributedDataParallel
+    kind.__init__ = _wrap_init(kind.__init__, rank, spent)
+    if hasattr(kind, "_sync_buffers"):
+        kind._sync_buffers = _wrap_sync(kind._sync_buffers, rank)
+
+
+def _wrap_init(original: Any, rank: Rank, spent: StepObserver) -> Any:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            spent.add_replica(self)
+        except Exception as error:
+            rank.fail("spent", error)
+
+    return __init__
+
+
+def _wrap_sync(original: Any, rank: Rank) -> Any:
+    """The ranks take rank 0's buffers (those of batch norm, say) before each forward pass: they wait for it in C++."""
+
+    @functools.wraps(original)
+    def _sync_buffers(self: Any) -> Any:
+        began_ns = monotonic_ns()
+        try:
+            return original(self)
+        finally:
+            if get_ident() == rank.owner_ident:
+                rank.words[_COLLECTIVE_TOTAL] += monotonic_ns() - began_ns
+
+    _sync_buffers._torchdynamo_inline = original  # type: ignore[attr-defined]  # dynamo's own convention
+    return _sync_buffers
+
+
+# Optimizers ---------------------------------------------------------------------------------------------------------
+# Optimizer steps: the pulse of training, and a count of steps for scripts that don't count for us.
+#
+# torch calls the global post hook for each optimizer, also compiled and scaled ones. With an optimizer a parameter it
+# fires many times a step, so steps are those of the optimizer that has done most.
+
+
+_PULSES, _PROGRESS_NS = int(Field.PULSES), int(Field.PROGRESS_NS)
+_STEP, _STEP_NS = int(Field.STEP), int(Field.STEP_NS)
+
+
+def install(module: Any, rank: Rank) -> None:
+    """Register the hook with torch.optim.optimizer. Raises AttributeError before torch 2.2."""
+    spent_on_step = step_observer(rank).on_step
+    counts: dict[int, int] = {}
+    # An id is used again after its object's end; the count must not go on with the next one.
+    watched: dict[int, weakref.ref[Any]] = {}
+
+    def adopt(optimizer: Any) -> int:
+        key = id(optimizer)
+
+        def forget(_: object) -> None:
+            counts.pop(key, None)
+            watched.pop(key, None)
+
+        watched[key] = weakref.ref(optimizer, forget)
+        if not rank.has_reached(Milestone.FIRST_PROGRESS):
+            rank.mark(Milestone.FIRST_PROGRESS)
+        words = rank.words
+        if words[Field.PHASE] == PHASES.index("start"):
+            rank.phase = "train"
+            words[Field.PHASE] = PHASES.index("train")
+            words[Field.PHASE_SINCE_NS] = monotonic_ns()
+        return 1
+
+    def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        try:
+            words = rank.words
+            now_ns = monotonic_ns()
+            words[_PULSES] += 1
+            words[_PROGRESS_NS] = now_ns
+            key = id(optimizer)
+            count = counts[key] + 1 if key in counts else adopt(optimizer)
+            counts[key] = count
+            if count > words[_STEP] and not rank.counts_itself:
+                words[_STEP] = count
+                words[_STEP_NS] = now_ns
+                spent_on_step(now_ns)
+                if rank.gc_policy is not None:
+                    rank.gc_policy.on_step(now_ns)
+        except Exception as error:
+            rank.fail("optimizer", error)
+
+    module.register_optimizer_step_post_hook(on_step)

@@ -1,0 +1,97 @@
+"""Trainers of transformers and Lightning: they save when guardrun asks for it, and what Lightning saves is seen."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.saves.checkpoint_files import path_at, replace, wrap_save
+
+# transformers -------------------------------------------------------------------------------------------------------
+# transformers' Trainer saves when guardrun asks for it: a callback sets what its own flow sets, should_save.
+#
+# Trainers take their default callbacks from a list of their module. A Trainer that is told to save nothing is left
+# alone.
+
+
+def install_transformers(module: Any, rank: Rank) -> None:
+    """Add the callback to transformers.trainer. Raises AttributeError where that has no such list."""
+    base: Any = module.TrainerCallback
+
+    class GuardrunSave(base):  # type: ignore[misc]  # a class of a library that is not imported here
+        """Asks guardrun once a step, at the same one on all ranks."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            try:
+                if saves(args) and rank.checkpoint_is_due():
+                    control.should_save = True
+            except Exception as error:
+                rank.fail("huggingface", error)
+
+    module.DEFAULT_CALLBACKS.append(GuardrunSave)
+
+
+def saves(args: Any) -> bool:
+    """Say whether a Trainer saves at all: save_strategy is an enum of strings, or one."""
+    strategy = getattr(args, "save_strategy", "steps")
+    return str(getattr(strategy, "value", strategy)) != "no"
+
+
+# Lightning ----------------------------------------------------------------------------------------------------------
+# Lightning's Trainer saves when guardrun asks for it: beside the checkpoints of its own ModelCheckpoint.
+#
+# Lightning asks installed packages for callbacks; what it gets of them is given one more. Its own way of saving before
+# the end of a job, `hpc_ckpt_N.ckpt`, is not taken: such a file wins over every later checkpoint for good. A Trainer
+# without a ModelCheckpoint is left alone.
+
+
+def install_lightning(module: Any, rank: Rank) -> None:
+    """Wrap what the callback connector's module gets callbacks from."""
+    base: Any = module.Callback
+
+    class GuardrunSave(base):  # type: ignore[misc]  # a class of a library that is not imported here
+        """Asks guardrun once a batch, at the same one on all ranks."""
+
+        def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                folder = folder_of(trainer)
+                if folder and rank.checkpoint_is_due():
+                    name = f"guardrun-epoch={trainer.current_epoch}-step={trainer.global_step}.ckpt"
+                    trainer.save_checkpoint(os.path.join(folder, name))
+            except Exception as error:
+                rank.fail("lightning", error)
+
+    def wrap(original: Any) -> Any:
+        def load(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            return [*found, GuardrunSave()] if isinstance(found, list) else found
+
+        return load
+
+    replace(module, "_load_external_callbacks", wrap)
+
+
+def folder_of(trainer: Any) -> str:
+    """Where the Trainer's ModelCheckpoint saves; empty where it has none."""
+    return str(getattr(getattr(trainer, "checkpoint_callback", None), "dirpath", None) or "")
+
+
+# Lightning files ----------------------------------------------------------------------------------------------------
+# Lightning's saves: torch.save into memory, which is then written through fsspec, so only the caller knows where to.
+#
+# Its loads are torch.load's, from an open file that has a name.
+
+
+_find = path_at(1, "filepath")
+
+
+def _local_path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """None for a URL: nothing of it lies in this machine's files."""
+    target = args[1] if len(args) > 1 else kwargs.get("filepath")
+    return None if "://" in str(target) else _find(args, kwargs)
+
+
+def install_lightning_files(module: Any, rank: Rank) -> None:
+    """Wrap the one function that all of Lightning's checkpoints in one file go through."""
+    replace(module, "_atomic_save", lambda save: wrap_save(save, rank, _local_path, "lightning"))
