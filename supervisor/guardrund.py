@@ -61,16 +61,16 @@ def _supervise() -> int:
     if not line:
         return 0
     run_dir = Path(os.fsdecode(line))
-    scribe = BackgroundWriter()
-    log_file = set_up_log(run_dir / LOG_NAME, scribe)
+    writer = BackgroundWriter()
+    log_file = set_up_log(run_dir / LOG_NAME, writer)
     try:
-        daemon = _open_supervisor(run_dir, scribe)
+        daemon = _open_supervisor(run_dir, writer)
         try:
             daemon.run()
         finally:
             daemon.close()
     finally:
-        is_all_written = scribe.close()
+        is_all_written = writer.close()
         if is_all_written and log_file is not None:
             log_file.close()
     status = 0 if is_all_written else UNWRITTEN
@@ -89,17 +89,17 @@ def end_beside_the_stuck(status: int = 0) -> None:
                 os._exit(status)
 
 
-def _open_supervisor(run_dir: Path, scribe: BackgroundWriter) -> Daemon | Follower:
+def _open_supervisor(run_dir: Path, writer: BackgroundWriter) -> Daemon | Follower:
     """The supervisor that decides, or the deputy of a node that another one leads."""
     from guardrun.supervisor.daemon.daemon import Daemon
     from guardrun.supervisor.rundir.run_directory import read_run_file
 
     run = read_run_file(run_dir)
     if run.fleet is None or run.fleet.is_head:
-        return Daemon(run_dir, run, scribe)
+        return Daemon(run_dir, run, writer)
     from guardrun.supervisor.fleet.follower.follower import Follower
 
-    return Follower(run_dir, run, scribe, run.fleet)
+    return Follower(run_dir, run, writer, run.fleet)
 
 
 def _outlive_signals() -> None:

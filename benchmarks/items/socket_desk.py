@@ -47,10 +47,10 @@ def measure_once(count: int) -> float:
         clock = EngineClock(0.0, time.monotonic())
         sampler = Sampler(clock, folder)
         saves: list[str] = []
-        desk = RankMessageIngest(
+        ingest = RankMessageIngest(
             clock, sampler, lambda path, step, wall_s, inode: saves.append(path), lambda message: None
         )
-        desk.attempt_started(0, [Rank(global_rank=r, local_rank=r, pid=1, node="n") for r in range(RANKS)], None)
+        ingest.attempt_started(0, [Rank(global_rank=r, local_rank=r, pid=1, node="n") for r in range(RANKS)], None)
         with context.socket(zmq.PULL) as socket:
             socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
             socket.set(zmq.RCVHWM, 20000)
@@ -66,16 +66,18 @@ def measure_once(count: int) -> float:
             ]
             with subprocess.Popen(command) as sender:
                 try:
-                    seconds = receive(socket, desk, count)
+                    seconds = receive(socket, ingest, count)
                 finally:
                     sender.kill()
         sampler.close()
-    if desk.malformed or desk.strangers or len(saves) != count // SAVES_IN:
-        raise CannotMeasure(f"{desk.malformed} malformed, {desk.strangers} strangers, {len(saves)} saves of {count}")
+    if ingest.malformed or ingest.strangers or len(saves) != count // SAVES_IN:
+        raise CannotMeasure(
+            f"{ingest.malformed} malformed, {ingest.strangers} strangers, {len(saves)} saves of {count}"
+        )
     return count / seconds
 
 
-def receive(socket: zmq.Socket[bytes], desk: RankMessageIngest, count: int) -> float:
+def receive(socket: zmq.Socket[bytes], ingest: RankMessageIngest, count: int) -> float:
     """Take so many messages in, a turn's worth at a time; returns the seconds it took. Raises CannotMeasure."""
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
@@ -89,6 +91,6 @@ def receive(socket: zmq.Socket[bytes], desk: RankMessageIngest, count: int) -> f
                 data = socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            desk.receive(data)
+            ingest.receive(data)
             done += 1
     return time.monotonic() - began

@@ -68,7 +68,7 @@ def main() -> None:
         early_ms=spread_ms(latencies[:third]),
         late_ms=spread_ms(latencies[-third:]),
         joined_s=last_join_s - first_join_s,
-        malformed=hub.counters.malformed + hub.counters.strays,
+        malformed=hub.counters.malformed + hub.counters.late_frames,
     )
     hub.close()
     print(msgspec.json.encode(measured).decode(), flush=True)

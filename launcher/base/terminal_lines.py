@@ -41,21 +41,21 @@ class Log:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / LOG_FILE
-        self._scribe = BackgroundWriter()
+        self._writer = BackgroundWriter()
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one line with the time and these fields; what looks like a secret is redacted. Never waits."""
         at = datetime.fromtimestamp(time.time(), timezone.utc).isoformat()
         line = encode_json({"event": event, "part": "launcher", "timestamp": at, **redact_fields(fields)}) + b"\n"
-        self._scribe.put(lambda: self._append(line))
+        self._writer.put(lambda: self._append(line))
 
     def put(self, work: Work) -> None:
         """Have something else done there, in order, some time."""
-        self._scribe.put(work)
+        self._writer.put(work)
 
     def close(self) -> bool:
         """Wait until all has been done; False where the disk does not answer, or too slowly."""
-        return self._scribe.close()
+        return self._writer.close()
 
     def _append(self, line: bytes) -> None:
         with suppress(OSError), open(open_to_add(self._path), "ab", buffering=0) as file:

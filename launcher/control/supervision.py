@@ -122,7 +122,7 @@ class Supervision:
         self._log = log
         self._command = command
         self._run_file = run_file
-        self._vigil = SupervisorWatchdog(now_s)
+        self._watchdog = SupervisorWatchdog(now_s)
         self._restart_s: float | None = None
         self._ended_s: float | None = None
         """When it was seen to have ended well, before its last word was read."""
@@ -151,10 +151,10 @@ class Supervision:
 
     def step(self, now_s: float) -> list[Order]:
         """Look after the supervisor; returns its orders."""
-        self._vigil.looped(now_s)
+        self._watchdog.looped(now_s)
         orders, is_alive = self._control.read()
         if is_alive:
-            self._vigil.heard(now_s)
+            self._watchdog.heard(now_s)
         self._is_finished |= any(isinstance(order, Finish) for order in orders)
         self._watch(now_s)
         return orders
@@ -184,11 +184,11 @@ class Supervision:
             if self._is_finished or self._is_last_word_due(now_s):
                 return
             self._bury(now_s, f"ended unexpectedly ({self._daemon.ending})")
-        elif self._vigil.is_wedged(now_s, self._daemon.is_stopped):
+        elif self._watchdog.is_wedged(now_s, self._daemon.is_stopped):
             reason = "was stopped" if self._daemon.is_stopped else "no longer answered"
             self._daemon.kill()
             self._bury(now_s, reason)
-        elif self._vigil.is_ping_due(now_s):
+        elif self._watchdog.is_ping_due(now_s):
             self._control.ping()
 
     def _is_last_word_due(self, now_s: float) -> bool:
@@ -204,7 +204,7 @@ class Supervision:
             self._daemon.close()
             self._daemon = None
         self._ended_s = None
-        self._restart_s = self._vigil.died(now_s)
+        self._restart_s = self._watchdog.died(now_s)
         self._log.write("supervisor_lost", reason=reason, is_given_up=self._restart_s is None)
         if self._restart_s is not None:
             if (run_file := self._run_file) is not None:
@@ -224,5 +224,5 @@ class Supervision:
         daemon.assign(self._run_dir)
         self._daemon = daemon
         self._control.connect_anew()
-        self._vigil.started(now_s)
+        self._watchdog.started(now_s)
         self._log.write("supervisor_started", pid=daemon.pid)

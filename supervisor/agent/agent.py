@@ -88,7 +88,7 @@ class Agent:
         self.pid, self.uid = os.getpid(), os.geteuid()
         self.config = config
         self.latest = Latest()
-        self.hands, self.broom, self.scribe = BackgroundWriter(), BackgroundWriter(), BackgroundWriter()
+        self.hands, self.broom, self.writer = BackgroundWriter(), BackgroundWriter(), BackgroundWriter()
         self.options = options
         self._wall = wall
         self._notifier = notifier
@@ -104,22 +104,22 @@ class Agent:
         doors = [listen(options.socket, 0o666), listen(root_socket_path(options.socket), 0o600)]
         self.clients = Clients(doors, self.selector, Service(self, lambda: describe(self)).take)
         self.trouble = _ensure_folder(options.state_dir)
-        self.historian = HistoryWriter(options.state_dir, self.scribe, _say, MAX_BYTES)
-        self.jobs = Jobs(options.state_dir, self.scribe)
-        self.undertaker = OrphanReaper(self)
-        self.ward = self._make_ward()
-        self.mender = AutoRelease(self, options.calm_s)
+        self.historian = HistoryWriter(options.state_dir, self.writer, _say, MAX_BYTES)
+        self.jobs = Jobs(options.state_dir, self.writer)
+        self.orphan_reaper = OrphanReaper(self)
+        self.quarantine_keeper = self._make_quarantine_keeper()
+        self.auto_release = AutoRelease(self, options.calm_s)
         self._told_quarantine: dict[str, Any] = {}
-        self.intake = Ingest(self, judges)
+        self.ingest = Ingest(self, judges)
         made = sensors(lambda: self.jobs.launchers)
         self._sensors = len(made)
-        self._runner = Runner(made, self.intake.mailbox.put)
+        self._runner = Runner(made, self.ingest.mailbox.put)
         self._next = {"tell": 0.0, "chores": 0.0, "look": 0.0}
         self._clock_gap_s = self.wall_s - self.now_s
         self.outlet = Outlet(self.post, lambda: figures(self))
         self.counters = {"readouts": 0, "findings": 0, "swept": 0}
         self.selector.register(self._wake, selectors.EVENT_READ, self._take_calls)
-        self.selector.register(self.intake.mailbox.fileno(), selectors.EVENT_READ, self.intake.take_all)
+        self.selector.register(self.ingest.mailbox.fileno(), selectors.EVENT_READ, self.ingest.take_all)
 
     @property
     def now_s(self) -> float:
@@ -136,9 +136,9 @@ class Agent:
     def run(self) -> None:
         """Serve until a signal, or stop()."""
         now_s = self.now_s
-        self.intake.onsets.load(now_s)
+        self.ingest.start_times.load(now_s)
         self.jobs.load(now_s)
-        self.undertaker.start()
+        self.orphan_reaper.start()
         self._runner.start()
         self.outlet.serve(self.config.metrics.node_listen)
         log.info("agent_started", node=self.node, version=__version__, sensors=self._sensors, state=self.trouble or "")
@@ -180,13 +180,13 @@ class Agent:
         self.clients.close()
         self.options.socket.unlink(missing_ok=True)
         root_socket_path(self.options.socket).unlink(missing_ok=True)
-        self.historian.put(self.intake.take_points(is_end=True), [])
+        self.historian.put(self.ingest.take_points(is_end=True), [])
         self.historian.close()
         self.hands.close()
         self.broom.close()
-        self.scribe.close()
-        self.undertaker.close()
-        self.intake.mailbox.close()
+        self.writer.close()
+        self.orphan_reaper.close()
+        self.ingest.mailbox.close()
         self.selector.close()
         os.close(self._wake)
         log.info("agent_stopped", node=self.node)
@@ -212,7 +212,7 @@ class Agent:
 
     def _hears(self, now_s: float) -> bool:
         """Whether readouts arrive; on the watchdog's thread."""
-        is_deaf = bool(self._sensors) and now_s - self.intake.heard_s > DEAF_S
+        is_deaf = bool(self._sensors) and now_s - self.ingest.heard_s > DEAF_S
         if is_deaf and not self._is_deaf:
             log.error("agent_deaf", summary=f"no sensor has told anything for {DEAF_S:g} s: the watchdog will end this")
         self._is_deaf = is_deaf
@@ -221,12 +221,14 @@ class Agent:
     def _do_chores(self, now_s: float) -> None:
         self._check_clock()
         self.clients.drop_silent(now_s)
-        self.undertaker.look(now_s)
-        self.ward.look(self.wall_s, self.quarantine_changed, self._is_due("look", LOOK_AGAIN_S, now_s))
-        self.mender.look(now_s)
-        if points := self.intake.take_points():
+        self.orphan_reaper.look(now_s)
+        self.quarantine_keeper.look(self.wall_s, self.quarantine_changed, self._is_due("look", LOOK_AGAIN_S, now_s))
+        self.auto_release.look(now_s)
+        if points := self.ingest.take_points():
             self.historian.put(points, [])
-        is_quarantined = any(not one.get("is_for_owner_alone") for one in self.ward.state.get("holding", []))
+        is_quarantined = any(
+            not one.get("is_for_owner_alone") for one in self.quarantine_keeper.state.get("holding", [])
+        )
         state = "quarantined, " if is_quarantined else ""
         heard = f"{self._sensors} sensors, {len(self.latest.findings)} findings"
         self._notifier.status(f"{state}{heard}, {len(self.jobs.living())} jobs, {len(self.clients)} clients")
@@ -263,7 +265,7 @@ class Agent:
         config = self._reload_config()
         if config is not None:
             self.config = config
-            self.ward = self._make_ward()
+            self.quarantine_keeper = self._make_quarantine_keeper()
             self._next["look"] = 0.0
             self.outlet.serve(config.metrics.node_listen)
             log.info("reloaded")
@@ -297,7 +299,7 @@ class Agent:
             return
         self._told_quarantine = state
         held = state.get("holding", [])
-        free = ": ".join(filter(None, ("it takes part again", self.ward.ended)))
+        free = ": ".join(filter(None, ("it takes part again", self.quarantine_keeper.ended)))
         text = headline(msgspec.convert(held, list[Isolation])) if held else free
         log.warning("quarantined" if held else "not_quarantined", summary=text, troubles=state.get("troubles", []))
         self.note("quarantine", "node", "quarantined" if held else "released", text, {"holding": held}, uid)
@@ -309,7 +311,7 @@ class Agent:
     def register(self, said: RegisterJob, peer: Peer) -> None:
         """A supervisor says which job it watches. Raises NotAllowedError."""
         job, is_new = self.jobs.register(said, peer.uid, self.uid)
-        self.undertaker.watch(job)
+        self.orphan_reaper.watch(job)
         if is_new:
             log.info("job_registered", run_id=job.run_id, uid=job.uid, launcher_pid=job.launcher_pid)
             self.note(
@@ -320,7 +322,7 @@ class Agent:
         """A supervisor says that its job is over. Raises NotAllowedError."""
         return self.jobs.end(said.run_id, peer.uid, self.uid, self.now_s)
 
-    def _make_ward(self) -> QuarantineKeeper:
+    def _make_quarantine_keeper(self) -> QuarantineKeeper:
         return QuarantineKeeper(self.node, self.options.state_dir, self.config.node.shared_dir, self.hands, self.post)
 
 

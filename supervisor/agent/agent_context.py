@@ -62,7 +62,7 @@ class AgentState(Protocol):
         """Those that run here, and what dead ones have left."""
 
     @property
-    def ward(self) -> QuarantineKeeper:
+    def quarantine_keeper(self) -> QuarantineKeeper:
         """The node's quarantine; another one once the configuration has been read anew."""
 
     @property

@@ -37,7 +37,7 @@ class StatusContext(AgentState, Protocol):
         """Who is connected."""
 
     @property
-    def intake(self) -> Ingest:
+    def ingest(self) -> Ingest:
         """Counts what has happened, and what was dropped."""
 
     @property
@@ -77,9 +77,9 @@ def describe(agent: StatusContext) -> dict[str, Any]:
         "refused_clients": agent.clients.refused,
         "throttled": agent.clients.pauses,
         "malformed": agent.clients.malformed,
-        "dropped_readouts": agent.intake.mailbox.dropped,
+        "dropped_readouts": agent.ingest.mailbox.dropped,
         "counters": agent.counters,
-        "quarantine": agent.ward.state,
+        "quarantine": agent.quarantine_keeper.state,
         "history": agent.historian.status(),
         "metrics": agent.outlet.address,
         "state_dir": str(agent.options.state_dir),
@@ -97,8 +97,10 @@ def figures(agent: StatusContext) -> AgentFigures:
         began_s=agent.began_s,
         readouts=agent.latest.readouts,
         findings=agent.latest.findings.values(),
-        happenings=agent.intake.happenings,
-        is_quarantined=any(not one.get("is_for_owner_alone") for one in agent.ward.state.get("holding", [])),
+        happenings=agent.ingest.happenings,
+        is_quarantined=any(
+            not one.get("is_for_owner_alone") for one in agent.quarantine_keeper.state.get("holding", [])
+        ),
         jobs=sum(job.ended_s is None for job in jobs),
         leftovers=sum(len(job.left) for job in jobs),
         ended_leftovers=agent.counters["swept"],

@@ -24,7 +24,7 @@ class IngestContext(AgentState, AgentLoop, Protocol):
     """What taking in readouts uses of the agent."""
 
     @property
-    def scribe(self) -> BackgroundWriter:
+    def writer(self) -> BackgroundWriter:
         """Writes what the agent keeps."""
 
     def write(self, entry: Entry) -> None:
@@ -38,7 +38,7 @@ class Ingest:
         self._agent = agent
         self._judges = list(judges)
         self._thinner = Downsampler()
-        self.onsets = FindingStartTimes(agent.options.state_dir, agent.scribe)
+        self.start_times = FindingStartTimes(agent.options.state_dir, agent.writer)
         self.mailbox = Mailbox()
         self.heard_s = agent.now_s
         """When there was a readout last."""
@@ -78,7 +78,7 @@ class Ingest:
         """Something begins to be wrong, changes, or is over."""
         self._agent.counters["findings"] += 1
         self._agent.latest.find(finding)
-        since_wall_s = self.onsets.take(finding, self._agent.now_s, self._agent.wall_s)
+        since_wall_s = self.start_times.take(finding, self._agent.now_s, self._agent.wall_s)
         say = log.info if finding.is_over or finding.response is Response.NOTE else log.warning
         say(
             "finding_over" if finding.is_over else "finding",
@@ -102,6 +102,6 @@ class Ingest:
         def told(why: str) -> None:
             if why:
                 log.info("not_isolated", why=why, finding=finding.id)
-            self._agent.quarantine_changed(self._agent.ward.state)
+            self._agent.quarantine_changed(self._agent.quarantine_keeper.state)
 
-        self._agent.ward.isolate(isolation, self._agent.wall_s, told)
+        self._agent.quarantine_keeper.isolate(isolation, self._agent.wall_s, told)

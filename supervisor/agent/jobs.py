@@ -83,10 +83,10 @@ class NotAllowedError(Exception):
 class Jobs:
     """All registered jobs, by (user, run id); `state` keeps them over a restart of the agent."""
 
-    def __init__(self, folder: Path, scribe: BackgroundWriter) -> None:
-        """scribe: whose thread writes the state folder."""
+    def __init__(self, folder: Path, writer: BackgroundWriter) -> None:
+        """writer: whose thread writes the state folder."""
         self._path = folder / NAME
-        self._scribe = scribe
+        self._writer = writer
         self._boot_id = read_boot_id()
         self._jobs: dict[tuple[int, str], Job] = {}
         self.trouble = ""
@@ -202,7 +202,7 @@ class Jobs:
     def save(self) -> None:
         """Have them written to the state folder, by the scribe; `trouble` says whether that failed."""
         data = encode_json(list(self._jobs.values()))
-        self._scribe.put(lambda: self._write(data))
+        self._writer.put(lambda: self._write(data))
 
     def _write(self, data: bytes) -> None:
         try:

@@ -29,7 +29,7 @@ class ReaperContext(AgentState, AgentLoop, Protocol):
         """Ends processes, which may take its time."""
 
     @property
-    def intake(self) -> Ingest:
+    def ingest(self) -> Ingest:
         """Takes a finding."""
 
 
@@ -115,7 +115,7 @@ class OrphanReaper:
             agent.note("job", subject, "leftovers_ended", text, {"pids": [one.pid for one in gone]}, job.uid)
             agent.counters["swept"] += len(gone)
         if left or had:
-            agent.intake.find(_finding(job, left, holds, may_end, agent.now_s))
+            agent.ingest.find(_finding(job, left, holds, may_end, agent.now_s))
         if not left:
             agent.note("job", subject, "over", "nothing of it is left", uid=job.uid)
 

@@ -193,7 +193,7 @@ class AutoRelease:
     def look(self, now_s: float) -> None:
         """Lift what may be lifted."""
         agent = self._agent
-        held = msgspec.convert(agent.ward.state.get("holding", []), list[Isolation])
+        held = msgspec.convert(agent.quarantine_keeper.state.get("holding", []), list[Isolation])
         parts = [(one, part) for one in held if (part := part_of(one)) and part.proof is Proof.LOOK]
         if not parts or not agent.config.policy.act:
             self._well.clear()
@@ -211,9 +211,9 @@ class AutoRelease:
 
         def told(left: str) -> None:
             log.info("mended", summary=reason, left=left)
-            agent.quarantine_changed(agent.ward.state)
+            agent.quarantine_changed(agent.quarantine_keeper.state)
 
-        agent.ward.release(PREFLIGHT, reason, agent.wall_s, told, only=(isolation.id,))
+        agent.quarantine_keeper.release(PREFLIGHT, reason, agent.wall_s, told, only=(isolation.id,))
 
 
 def is_well(part: Part, readouts: Iterable[Readout], findings: Iterable[Finding], now_s: float) -> bool:

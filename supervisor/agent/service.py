@@ -134,7 +134,7 @@ class Service:
             version=__version__,
             node=agent.node,
             pid=agent.pid,
-            quarantine=agent.ward.state,
+            quarantine=agent.quarantine_keeper.state,
         )
         self._send(client, welcome)
 
@@ -250,7 +250,7 @@ class Service:
                 uid=None if is_root else uid,
                 is_for_owner_alone=not is_root and not is_trusted(uid, trust_jobs),
             )
-            agent.ward.isolate(isolation, wall_s, acted)
+            agent.quarantine_keeper.isolate(isolation, wall_s, acted)
 
         agent.hands.put(act)
 
@@ -263,7 +263,9 @@ class Service:
         acted = self._acted(client, ask)
 
         def act() -> None:
-            agent.ward.release(user_name(uid), reason, agent.wall_s, acted, is_overriding=is_overriding, uid=only_uid)
+            agent.quarantine_keeper.release(
+                user_name(uid), reason, agent.wall_s, acted, is_overriding=is_overriding, uid=only_uid
+            )
 
         agent.hands.put(act)
 
@@ -281,8 +283,8 @@ class Service:
         answer = self._answer_later(client, ask)
 
         def acted(why: str) -> None:
-            self._agent.quarantine_changed(self._agent.ward.state, client.peer.uid)
-            answer({"quarantine": self._agent.ward.state, "why": why})
+            self._agent.quarantine_changed(self._agent.quarantine_keeper.state, client.peer.uid)
+            answer({"quarantine": self._agent.quarantine_keeper.state, "why": why})
 
         return acted
 

@@ -33,17 +33,17 @@ log: Any = structlog.get_logger()
 class QuietFile:
     """A log file whose disk may fill up, or not answer: what can't be written is dropped."""
 
-    def __init__(self, path: Path, scribe: BackgroundWriter | None) -> None:
-        """scribe: who writes; None: whoever calls. Raises OSError where it can't be opened."""
+    def __init__(self, path: Path, writer: BackgroundWriter | None) -> None:
+        """writer: who writes; None: whoever calls. Raises OSError where it can't be opened."""
         self._file = open(open_to_add(path), "a", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
-        self._scribe = scribe
+        self._writer = writer
 
     def write(self, text: str) -> None:
         """Write, or hand to the writer's thread; never raises, never waits for a disk where there is a writer."""
-        if self._scribe is None:
+        if self._writer is None:
             self._write(text)
         else:
-            self._scribe.put(lambda: self._write(text))
+            self._writer.put(lambda: self._write(text))
 
     def _write(self, text: str) -> None:
         try:
@@ -62,10 +62,10 @@ class QuietFile:
             pass
 
 
-def set_up_log(path: Path, scribe: BackgroundWriter | None = None) -> QuietFile | None:
+def set_up_log(path: Path, writer: BackgroundWriter | None = None) -> QuietFile | None:
     """Log JSON lines to a file; to nowhere, and None, where it can't be opened. scribe: who writes."""
     try:
-        log_file = QuietFile(path, scribe)
+        log_file = QuietFile(path, writer)
     except OSError:
         structlog.configure(processors=[_drop])
         return None

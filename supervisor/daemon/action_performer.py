@@ -139,7 +139,7 @@ class Performer:
         """Soon, and once for all that has changed by then: choosing must not wait for the run directory's disk."""
         if not self._is_keeping:
             self._is_keeping = True
-            if not self._node.scribe.put(self._write_chooser):
+            if not self._node.writer.put(self._write_chooser):
                 self._is_keeping = False
 
     def _write_chooser(self) -> None:
@@ -155,7 +155,7 @@ class Performer:
             if found is None:
                 return elsewhere(context.chooser, message.attempt, message.path)
             self._keep_chooser()
-            self._node.desk.set_base(message.attempt, message.global_rank, found.step)
+            self._node.ingest.set_base(message.attempt, message.global_rank, found.step)
             return ev.CheckpointLoaded(
                 attempt=message.attempt, global_rank=message.global_rank, path=found.path, step=found.step
             )
@@ -198,12 +198,12 @@ class Performer:
         load_soon()  # while the look is taken: an incident's page is written before its attempt is stopped
         suspicion = context.engine.state.detectors.hang.suspicion
         told = suspicion.stall.looks if suspicion is not None and suspicion.stall is not None else []
-        self._node.scribe.put(functools.partial(prune_looks, self._node.run_dir, list(told)))
+        self._node.writer.put(functools.partial(prune_looks, self._node.run_dir, list(told)))
         if context.fleet is not None:
             context.fleet.look(action)
             return
         folder = self._node.run_dir / look_name(action.attempt, action.look)
-        begin_look(self._node, action, folder, context.folders(), self._node.scribe.put)
+        begin_look(self._node, action, folder, context.folders(), self._node.writer.put)
 
     def _read_exits(self, action: ac.ReadExits) -> None:
         load_soon()
@@ -254,7 +254,7 @@ class Performer:
                 self._node.terminal.say(f"report: {folder / 'report.html'}", "info")
                 self._notify(folder / "incident.json")
 
-        self._node.scribe.do(work)
+        self._node.writer.do(work)
 
     def _notify(self, path: Path) -> None:
         command = self._node.run_file.notify_command
@@ -288,7 +288,7 @@ class Performer:
         context = self._context
         self._write_summary(action.summary)
         if action.summary.outcome == "finished":
-            self._node.scribe.do(self._keeping.let_go)
+            self._node.writer.do(self._keeping.let_go)
         is_preempted = action.summary.outcome == "preempted"
         order = control_messages.Finish(exit_code=action.exit_code, is_preempted=is_preempted)
         self._node.send(order)
@@ -308,7 +308,7 @@ class Performer:
             except (OSError, ValueError) as error:
                 self._node.terminal.say(f"summary.json can't be written: {error}", "warn")
 
-        self._node.scribe.do(work)
+        self._node.writer.do(work)
 
 
 def prune_looks(run_dir: Path, told: Sequence[str]) -> None:

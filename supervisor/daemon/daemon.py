@@ -54,8 +54,8 @@ GREET_S = 10.0
 class Daemon:
     """Runs until the run is over, or its launcher is gone."""
 
-    def __init__(self, run_dir: Path, run: RunFile, scribe: BackgroundWriter) -> None:
-        self.node = NodeSupervisor(run_dir, run, scribe, self)
+    def __init__(self, run_dir: Path, run: RunFile, writer: BackgroundWriter) -> None:
+        self.node = NodeSupervisor(run_dir, run, writer, self)
         # One thread, so that a choice comes after every save that was told before it.
         self.checkpoint_pool = ThreadPoolExecutor(1, thread_name_prefix="guardrun-checkpoints")
         self.chooser = open_chooser(run_dir, run, self.checkpoint_pool)
@@ -156,7 +156,7 @@ class Daemon:
 
     def shares(self) -> tuple[Shares, list[str]]:
         """What the last attempt's ranks spent its time on, and the nodes whose ranks are not among them."""
-        return (self.node.desk.shares(), []) if self.fleet is None else self.fleet.shares()
+        return (self.node.ingest.shares(), []) if self.fleet is None else self.fleet.shares()
 
     def folders(self) -> list[str]:
         """With those in which checkpoints have been seen."""
@@ -334,7 +334,7 @@ class Daemon:
         try:
             engine, result = recover(self.node.run_dir, self.timeline.feed)
         except OSError:
-            return Engine(), Journal(self.node.run_dir, scribe=self.node.scribe)
+            return Engine(), Journal(self.node.run_dir, writer=self.node.writer)
         if result.is_other:
             anew = "it is not replayed, and attempts, incidents and restarts are counted anew"
             self.node.terminal.say(f"{describe_versions(result.other_version)}: {anew}", "warn")
@@ -345,7 +345,7 @@ class Daemon:
             phase=engine.state.phase.value,
             trouble=result.mismatches[:5],
         )
-        return engine, Journal(self.node.run_dir, result.last_number + 1, scribe=self.node.scribe)
+        return engine, Journal(self.node.run_dir, result.last_number + 1, writer=self.node.writer)
 
     def _tell_trouble(self) -> None:
         if self.journal.trouble and not self._said_trouble:

@@ -120,7 +120,7 @@ class Answers:
             "goodput": round(state.ledger.goodput(now_s), 4),
             "lost_s": state.ledger.lost_s(now_s),
             "ranks": [
-                *(self._rank(self._node.desk.ranks[row.global_rank], row, 0.0) for row in here),
+                *(self._rank(self._node.ingest.ranks[row.global_rank], row, 0.0) for row in here),
                 *(self._rank_elsewhere(number, now_s) for number in others),
             ],
             "nodes": self._nodes(now_s),
@@ -130,13 +130,13 @@ class Answers:
             ],
             "checkpoint": {"path": checkpoint.path, "step": checkpoint.step} if checkpoint else None,
             "dropped": {
-                "malformed": self._node.desk.malformed + self._node.malformed,
-                "strangers": self._node.desk.strangers,
+                "malformed": self._node.ingest.malformed + self._node.malformed,
+                "strangers": self._node.ingest.strangers,
                 "journal": context.journal.dropped,
             },
             "refused": context.fleet.refused if context.fleet is not None else {},
-            "failed_hooks": self._node.desk.failed_hooks[-20:] + (boards.failed_hooks(attempt) if boards else []),
-            "notes": list(self._node.desk.notes)[-20:] + (boards.notes(attempt) if boards else []),
+            "failed_hooks": self._node.ingest.failed_hooks[-20:] + (boards.failed_hooks(attempt) if boards else []),
+            "notes": list(self._node.ingest.notes)[-20:] + (boards.notes(attempt) if boards else []),
         }
         return data
 
@@ -178,9 +178,9 @@ class Answers:
 
     def _rows_here(self) -> list[RankRow]:
         """Of this node's ranks; none where it has no part in an attempt of several nodes."""
-        attempt, desk = self._context.engine.state.attempt, self._node.desk
-        is_other = self._context.fleet is not None and attempt is not None and attempt.number != desk.attempt
-        return [] if is_other else desk.rows()
+        attempt, ingest = self._context.engine.state.attempt, self._node.ingest
+        is_other = self._context.fleet is not None and attempt is not None and attempt.number != ingest.attempt
+        return [] if is_other else ingest.rows()
 
     def _rank_elsewhere(self, number: int, now_s: float) -> dict[str, Any]:
         """As its node has told when it was asked; its step, as its reports have, where they are newer."""
@@ -307,7 +307,7 @@ class Answers:
 
     def _alive(self) -> list[ev.Rank]:
         """This node's ranks, and the other nodes'."""
-        here = [rank for _, rank in sorted(self._node.desk.ranks.items())]
+        here = [rank for _, rank in sorted(self._node.ingest.ranks.items())]
         return here + (self._context.fleet.other_ranks() if self._context.fleet is not None else [])
 
     def _take(
@@ -315,7 +315,7 @@ class Answers:
     ) -> None:
         """Look on a worker thread; the answer is made on the loop's, where the engine is."""
         context = self._context
-        here = [rank for rank in ranks if rank.global_rank in self._node.desk.ranks]
+        here = [rank for rank in ranks if rank.global_rank in self._node.ingest.ranks]
         look = look_now(self._node, here, samples)
         parts: list[LookResult] = []
 
@@ -343,7 +343,7 @@ class Answers:
         if context.fleet is None:
             parts.append(LookResult([], {}, 0.0))
         else:
-            elsewhere = [rank for rank in ranks if rank.global_rank not in self._node.desk.ranks]
+            elsewhere = [rank for rank in ranks if rank.global_rank not in self._node.ingest.ranks]
             context.fleet.inquiries.look(elsewhere, samples, join)
         self._node.pool.submit(job)
 

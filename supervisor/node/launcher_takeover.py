@@ -100,7 +100,7 @@ class LauncherContext(LoopContext, Protocol):
     """What the launcher's takeover uses of the node's supervisor."""
 
     @property
-    def desk(self) -> RankMessageIngest:
+    def ingest(self) -> RankMessageIngest:
         """Knows the ranks of the current attempt."""
 
     def send(self, order: control_messages.ToLauncher) -> None:
@@ -122,7 +122,7 @@ class LauncherTakeover:
 
     def ordered(self, order: control_messages.Start | control_messages.Stop) -> None:
         """The launcher was given an order."""
-        self.outstanding.ordered(order, self._context.desk.attempt, time.monotonic())
+        self.outstanding.ordered(order, self._context.ingest.attempt, time.monotonic())
 
     def heard(self, message: object) -> None:
         """The launcher has said this."""
@@ -202,7 +202,7 @@ class LauncherTakeover:
 
     def _children(self) -> list[tuple[ev.Rank, processes.Stat]]:
         """Ranks that the launcher has not reaped: their pids are nobody else's."""
-        stats = [(rank, processes.read_stat(rank.pid)) for rank in self._context.desk.ranks.values()]
+        stats = [(rank, processes.read_stat(rank.pid)) for rank in self._context.ingest.ranks.values()]
         launcher = self._context.run_file.launcher_pid
         return [(rank, stat) for rank, stat in stats if stat is not None and stat.ppid == launcher]
 

@@ -32,7 +32,7 @@ from guardrun.supervisor.health.quarantine_rules import AUTOMATIC
 from guardrun.supervisor.wire.agent_messages import Facts, Findings, QuarantineIs, RegisterJob, Welcome
 
 if TYPE_CHECKING:
-    from guardrun.supervisor.sensors.local_sensors import Senses
+    from guardrun.supervisor.sensors.local_sensors import LocalSensors
 
 PATIENCE_S = 5.0
 GAUGES = ("temperature_c", "sm_clock_hz", "power_w")
@@ -71,7 +71,7 @@ class NodeFeed:
         """path: of the agent's socket, in place of the usual one."""
         self._node, self._clock, self._patience_s = node, clock, patience_s
         self._client = AgentClient(job, path)
-        self._senses: Senses | None = None
+        self._local_sensors: LocalSensors | None = None
         self._began_s = time.monotonic()
         self._book = GpuBook()
         self._holders: dict[str, frozenset[int]] = {}
@@ -85,9 +85,9 @@ class NodeFeed:
         self._told_s: dict[str, float] = {}
 
     @property
-    def has_senses(self) -> bool:
+    def has_local_sensors(self) -> bool:
         """It reads the node by itself, for want of an agent."""
-        return self._senses is not None
+        return self._local_sensors is not None
 
     def step(self, using: Using) -> NodeFindingsReported | None:
         """Take in what there is to hear. None: nothing that the engine does not know."""
@@ -108,7 +108,7 @@ class NodeFeed:
         if is_over:
             self._client.end_job()
         self._client.close()
-        self._end_senses()
+        self._end_local_sensors()
 
     # What is heard -----------------------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class NodeFeed:
         """What each message changes; each is to be taken in before the next is asked for."""
         for news in self._client.read():
             if isinstance(news, Welcome):
-                self._end_senses()
+                self._end_local_sensors()
                 log.info("node_agent", version=news.version, protocol=news.protocol)
                 yield self._isolated(news.quarantine)
             elif isinstance(news, QuarantineIs):
@@ -150,21 +150,21 @@ class NodeFeed:
         return [*new, *over]
 
     def _sense(self, using: Using) -> list[Finding]:
-        if self._senses is None:
+        if self._local_sensors is None:
             from guardrun.supervisor.sensors.local_sensors import (
-                Senses,  # hundreds of kB that most nodes with an agent never need
+                LocalSensors,  # hundreds of kB that most nodes with an agent never need
             )
 
-            self._senses = Senses(list(using.pids.values()))
+            self._local_sensors = LocalSensors(list(using.pids.values()))
             log.info("senses_of_its_own", why=self._client.trouble)
-        readouts, findings = self._senses.take()
+        readouts, findings = self._local_sensors.take()
         self._take(readouts)
         return findings
 
-    def _end_senses(self) -> None:
-        if self._senses is not None:
-            self._senses.close()
-            self._senses = None
+    def _end_local_sensors(self) -> None:
+        if self._local_sensors is not None:
+            self._local_sensors.close()
+            self._local_sensors = None
 
     def _take(self, readouts: Iterable[Readout]) -> None:
         for readout in readouts:

@@ -40,7 +40,7 @@ class NodeContext(IsolationContext, EventLoop, Protocol):
         """The run is over."""
 
     @property
-    def desk(self) -> RankMessageIngest:
+    def ingest(self) -> RankMessageIngest:
         """Knows the ranks of the current attempt, and since when it runs."""
 
 
@@ -67,7 +67,7 @@ class NodeRelations:
         context = self._context
         if not self._role.is_running:
             return
-        if self._feed is None and context.clock.now() - context.desk.started_s < START_S:
+        if self._feed is None and context.clock.now() - context.ingest.started_s < START_S:
             return
         try:
             told = self._step()
@@ -91,7 +91,7 @@ class NodeRelations:
                 token=run.token,
             )
             self._feed = NodeFeed(run.node, context.clock, job)
-        pids = {rank.global_rank: rank.pid for rank in context.desk.ranks.values()}
+        pids = {rank.global_rank: rank.pid for rank in context.ingest.ranks.values()}
         return self._feed.step(Using(pids=pids, mounts=self._mounts, links=self._links if run.fleet else None))
 
     def _links(self) -> Iterable[str]:

@@ -53,11 +53,11 @@ FromLauncher = control_messages.LauncherHello | control_messages.Fact
 class NodeSupervisor:
     """Runs until the run is over, or its launcher is gone."""
 
-    def __init__(self, run_dir: Path, run: RunFile, scribe: BackgroundWriter, role: NodeRole) -> None:
+    def __init__(self, run_dir: Path, run: RunFile, writer: BackgroundWriter, role: NodeRole) -> None:
         """Calls nothing of the role, which may still be in the making."""
         self._role = role
         self.run_dir = run_dir
-        self.scribe = scribe
+        self.writer = writer
         self.run_file = run
         self.clock = EngineClock(run.clock_base_s, run.clock_mono_s)
         self.sockets = Path(run.socket_dir)
@@ -80,7 +80,7 @@ class NodeSupervisor:
         self.drains = Drains(run.run_id, self.terminal.say, role.isolation_settled)
         self.relations = NodeRelations(self, role)
         self._releases = Releases(self, lambda: role.may_be_left_out) if run.fleet is not None else None
-        self.desk = RankMessageIngest(self.clock, self.sampler, role.saved, role.loaded)
+        self.ingest = RankMessageIngest(self.clock, self.sampler, role.saved, role.loaded)
         self._context = zmq.Context()
         self._beats = self._bind(zmq.PULL, control_messages.BEATS_SOCKET, MAX_MESSAGE_BYTES)
         self._control = self._bind(zmq.ROUTER, control_messages.CONTROL_SOCKET, control_messages.MAX_CONTROL_BYTES)
@@ -160,10 +160,10 @@ class NodeSupervisor:
         if self._role.is_watching:
             reports = self.sampler.sample()
             if reports:
-                self.desk.sampled(reports)
-                self.feed(ev.NodeReport(node=self.run_file.node, attempt=self.desk.attempt, ranks=reports))
+                self.ingest.sampled(reports)
+                self.feed(ev.NodeReport(node=self.run_file.node, attempt=self.ingest.attempt, ranks=reports))
         if self._role.is_running:
-            missing = self.desk.missing_hooks()
+            missing = self.ingest.missing_hooks()
             if missing is not None:
                 self.feed(missing)
         self.relations.sample()
@@ -242,7 +242,7 @@ class NodeSupervisor:
                 data = self._beats.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._feed_all(self.desk.receive(data))
+            self._feed_all(self.ingest.receive(data))
 
     def _feed_all(self, events: list[ev.Event]) -> None:
         for event in events:
@@ -274,7 +274,7 @@ class NodeSupervisor:
             self._stand_in.heard(message)
         if isinstance(message, control_messages.LauncherHello):
             self._role.greeted(message)
-            self._feed_all(self.desk.take_early())
+            self._feed_all(self.ingest.take_early())
             self.send(control_messages.Ack(seq=0))
             return
         if isinstance(message, control_messages.Started):
@@ -328,24 +328,24 @@ class NodeSupervisor:
         self.note_files(message)
         self.watch(message.attempt, message.ranks, message.checkpoint)
         self.feed(ev.AttemptStarted(attempt=message.attempt, ranks=message.ranks, resumed_from=message.checkpoint))
-        self._feed_all(self.desk.take_early())
+        self._feed_all(self.ingest.take_early())
 
     def _opened(self, message: control_messages.Opened) -> None:
-        if not message.trouble and message.attempt == self.desk.attempt:
+        if not message.trouble and message.attempt == self.ingest.attempt:
             for reader in self.sampler.boards.values():
                 reader.write(Field.MAY_SAVE, 1)
         self.feed(ev.CheckpointOpened(attempt=message.attempt, path=message.path, trouble=message.trouble))
 
     def watch(self, attempt: int, ranks: list[ev.Rank], checkpoint: ev.Checkpoint | None) -> None:
         """These are this node's ranks from now on."""
-        if self.desk.knows(attempt, ranks):
+        if self.ingest.knows(attempt, ranks):
             return  # told again, or those that are alive, as the launcher says every few seconds
         self.sampler.attempt_started(attempt, ranks)
-        self.desk.attempt_started(attempt, ranks, checkpoint)
+        self.ingest.attempt_started(attempt, ranks, checkpoint)
         self.oom.attempt_started([rank.pid for rank in ranks])
         if checkpoint is not None and _resumes_by_configuration(self.run_file):
             for rank in ranks:
-                self.desk.set_base(attempt, rank.global_rank, checkpoint.step)
+                self.ingest.set_base(attempt, rank.global_rank, checkpoint.step)
 
     def _launcher_died(self) -> None:
         """guardrun was killed: nothing that it started may live on."""

@@ -24,7 +24,7 @@ class RankContext(LoopContext, Protocol):
     """What looks and exits use of the supervisor of their ranks' node."""
 
     @property
-    def desk(self) -> RankMessageIngest:
+    def ingest(self) -> RankMessageIngest:
         """What the ranks of the current attempt have told."""
 
     @property
@@ -70,9 +70,9 @@ def begin_look(
 
     folder, folders, write: as take_look has them. done: on the worker, before the event.
     """
-    ranks = list(node.desk.ranks.values())
+    ranks = list(node.ingest.ranks.values())
     take = _look_by(node, action.attempt, ranks)
-    batches = dict(node.desk.batches)
+    batches = dict(node.ingest.batches)
 
     def work() -> ev.Event:
         result = take(folder=folder, folders=folders, write=write, may_pause=True)
@@ -96,7 +96,7 @@ def begin_look(
 
 def look_now(node: RankContext, ranks: list[ev.Rank], samples: int) -> Callable[[], LookResult]:
     """For a person: a look at these of the node's ranks, to be taken by a worker thread; nothing is kept of it."""
-    return partial(_look_by(node, node.desk.attempt, ranks), folder=None, samples=samples)
+    return partial(_look_by(node, node.ingest.attempt, ranks), folder=None, samples=samples)
 
 
 def _look_by(node: RankContext, attempt: int, ranks: list[ev.Rank]) -> partial[LookResult]:
@@ -115,9 +115,9 @@ def begin_exits(
 
     folders: whose file systems matter to the run. name_of: a file's path → the checkpoint it belongs to.
     """
-    folders = [*folders, *node.desk.failed_saves]
-    failed_loads = dict(node.desk.failed_loads)
-    ranks = list(node.desk.ranks.values())
+    folders = [*folders, *node.ingest.failed_saves]
+    failed_loads = dict(node.ingest.failed_loads)
+    ranks = list(node.ingest.ranks.values())
     log = SharedLog(node.run_file.launcher_pid, node.stderr_from) if node.stderr_from >= 0 else None
 
     def work() -> ev.Event:

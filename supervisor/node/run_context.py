@@ -43,7 +43,7 @@ class RunContext(Protocol):
         """Where a person reads; any thread may say a line."""
 
     @property
-    def scribe(self) -> BackgroundWriter:
+    def writer(self) -> BackgroundWriter:
         """Writes files, so that the loop never waits for a disk."""
 
     @property

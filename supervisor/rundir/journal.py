@@ -70,13 +70,13 @@ class Journal:
         run_dir: Path,
         next_number: int = 0,
         rotate_bytes: int = ROTATE_BYTES,
-        scribe: BackgroundWriter | None = None,
+        writer: BackgroundWriter | None = None,
     ) -> None:
-        """scribe: who writes; None: whoever calls."""
+        """writer: who writes; None: whoever calls."""
         self._path = run_dir / NAME
         self._number = next_number
         self._rotate_bytes = rotate_bytes
-        self._scribe = scribe
+        self._writer = writer
         self._file: io.FileIO | None = None
         self._size_bytes = 0
         self._trouble = ""
@@ -85,7 +85,7 @@ class Journal:
     @property
     def trouble(self) -> str:
         """Why the last write failed, or is not done yet; empty while all is well."""
-        is_stuck = self._scribe is not None and self._scribe.is_stuck
+        is_stuck = self._writer is not None and self._writer.is_stuck
         return DOES_NOT_ANSWER if is_stuck else self._trouble
 
     def append(self, event: Event, actions: list[Action], now_s: float) -> None:
@@ -131,10 +131,10 @@ class Journal:
             self._file = None
 
     def _do(self, work: Callable[[], None]) -> None:
-        if self._scribe is None:
+        if self._writer is None:
             work()
         else:
-            self._scribe.do(work)
+            self._writer.do(work)
 
     def _write(self, line: Line) -> None:
         data = encode_json(line) + b"\n"

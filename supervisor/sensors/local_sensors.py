@@ -16,7 +16,7 @@ from guardrun.supervisor.sensors.host.cpu import CpuSensor
 from guardrun.supervisor.sensors.host.memory import PressureSensor
 
 
-class Senses:
+class LocalSensors:
     """Sensors in threads of their own, and the judges of what they tell."""
 
     def __init__(self, pids: list[int]) -> None:

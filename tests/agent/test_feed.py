@@ -146,11 +146,11 @@ def told_hot(*subjects: str, is_whole: bool = False) -> Findings:
 
 def test_own_senses_until_there_is_an_agent(agent: AgentBed, make: Make) -> None:
     feed = make(agent.socket, patience_s=0.0)
-    wait_until(lambda: feed.step(USING) or feed.has_senses, 10, "senses of its own")
+    wait_until(lambda: feed.step(USING) or feed.has_local_sensors, 10, "senses of its own")
     agent.tell("cpu is_hot 1\n")
     agent.start()
     assert told(feed) == [("is_hot/cpu", False)]
-    assert not feed.has_senses
+    assert not feed.has_local_sensors
 
 
 def test_a_person_who_isolates_the_node_meanwhile_is_named(agent: AgentBed, make: Make) -> None:

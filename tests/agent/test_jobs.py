@@ -138,9 +138,9 @@ def test_policy_act_false_only_tells(agent: AgentBed, start: Start, tmp_path: Pa
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    scribe = BackgroundWriter()
-    yield Jobs(tmp_path, scribe)
-    scribe.close()
+    writer = BackgroundWriter()
+    yield Jobs(tmp_path, writer)
+    writer.close()
 
 
 def test_only_the_launchers_owner_may_register_its_job(jobs: Jobs, start: Start) -> None:
@@ -197,10 +197,10 @@ def test_nobody_registers_without_end_and_no_other_users_job_is_forgotten(jobs: 
     assert not jobs.register(registration(launcher, token=f"mark-{MAX_OF_ONE_USER - 1}"), mine, own)[1]
     jobs._jobs[7, "r1"] = others
     jobs.save()
-    assert jobs._scribe.do(lambda: None)
+    assert jobs._writer.do(lambda: None)
     book = jobs._path
     assert book.stat().st_mode & 0o777 == 0o600
-    after = Jobs(book.parent, jobs._scribe)
+    after = Jobs(book.parent, jobs._writer)
     after.load(now_s=5.0)
     assert sorted(job.token for job in after.all()) == sorted(job.token for job in jobs.all())
     assert after.find("r1", mine, own).token == f"mark-{MAX_OF_ONE_USER - 1}"
@@ -216,19 +216,19 @@ def test_what_is_registered_has_its_length(jobs: Jobs, start: Start, name: str, 
 
 
 def test_jobs_of_another_boot_are_forgotten(tmp_path: Path) -> None:
-    scribe = BackgroundWriter()
+    writer = BackgroundWriter()
     try:
-        before = Jobs(tmp_path, scribe)
+        before = Jobs(tmp_path, writer)
         for boot_id in (read_boot_id(), "another"):
             job = Job(run_id=boot_id, run_dir="", launcher_pid=1, launcher_start=1, token="t", uid=7, boot_id=boot_id)
             before._jobs[7, boot_id] = job
         before.save()
-        assert scribe.do(lambda: None)
-        after = Jobs(tmp_path, scribe)
+        assert writer.do(lambda: None)
+        after = Jobs(tmp_path, writer)
         after.load(now_s=5.0)
         assert [job.run_id for job in after.all()] == [read_boot_id()]
     finally:
-        scribe.close()
+        writer.close()
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'[{"run_id": 3}]', b"\xff\xfe", b"[" * 100_000])

@@ -16,45 +16,45 @@ from tests.support.waiting import wait_until
 
 
 @pytest.fixture
-def scribe() -> Iterator[BackgroundWriter]:
-    scribe = BackgroundWriter(patience_s=0.2, most=5)
-    yield scribe
-    assert scribe.close()
+def writer() -> Iterator[BackgroundWriter]:
+    writer = BackgroundWriter(patience_s=0.2, most=5)
+    yield writer
+    assert writer.close()
 
 
-def test_work_is_done_in_order_and_waited_for(scribe: BackgroundWriter) -> None:
+def test_work_is_done_in_order_and_waited_for(writer: BackgroundWriter) -> None:
     done: list[int] = []
-    scribe.put(lambda: done.append(1))
-    assert scribe.do(lambda: done.append(2))
+    writer.put(lambda: done.append(1))
+    assert writer.do(lambda: done.append(2))
     assert done == [1, 2]
-    assert not scribe.is_stuck
+    assert not writer.is_stuck
 
 
-def test_what_raises_costs_nothing_else(scribe: BackgroundWriter) -> None:
-    assert scribe.do(lambda: 1 // 0)
-    assert scribe.do(lambda: None)
-    assert scribe.dropped == 1
+def test_what_raises_costs_nothing_else(writer: BackgroundWriter) -> None:
+    assert writer.do(lambda: 1 // 0)
+    assert writer.do(lambda: None)
+    assert writer.dropped == 1
 
 
-def test_a_disk_that_does_not_answer_is_waited_for_once(scribe: BackgroundWriter) -> None:
+def test_a_disk_that_does_not_answer_is_waited_for_once(writer: BackgroundWriter) -> None:
     answer, done = threading.Event(), []
-    assert not scribe.do(answer.wait)
+    assert not writer.do(answer.wait)
     began = time.monotonic()
     for number in range(100):
-        assert not scribe.do(lambda number=number: done.append(number))  # type: ignore[misc]
+        assert not writer.do(lambda number=number: done.append(number))  # type: ignore[misc]
     assert time.monotonic() - began < 10.0, "nobody waits for it again, a hundred times 0.2 s"
-    assert scribe.dropped == 95, "what waits is bounded"
-    wait_until(lambda: scribe.is_stuck, 5.0, "that to be known")
+    assert writer.dropped == 95, "what waits is bounded"
+    wait_until(lambda: writer.is_stuck, 5.0, "that to be known")
     answer.set()
-    wait_until(lambda: scribe.do(lambda: done.append(-1)), 5.0, "the disk to be trusted again", every_s=0.1)
-    assert not scribe.is_stuck
+    wait_until(lambda: writer.do(lambda: done.append(-1)), 5.0, "the disk to be trusted again", every_s=0.1)
+    assert not writer.is_stuck
     assert done[:5] == [0, 1, 2, 3, 4] and set(done[5:]) == {-1}
 
 
 def test_a_disk_that_is_slow_costs_a_share_of_the_time_and_no_more() -> None:
     """Twenty pieces in a row that take a tenth of a second each: a loop would be held up for two."""
     # A quarter of it, in which the disk's thread must be seen to move, is long for a busy machine, too.
-    scribe, done = BackgroundWriter(patience_s=0.8), list[int]()
+    writer, done = BackgroundWriter(patience_s=0.8), list[int]()
 
     def write(number: int) -> None:
         for _ in range(10):
@@ -63,36 +63,36 @@ def test_a_disk_that_is_slow_costs_a_share_of_the_time_and_no_more() -> None:
 
     began = time.monotonic()
     for number in range(20):
-        scribe.do(lambda number=number: write(number))  # type: ignore[misc]
+        writer.do(lambda number=number: write(number))  # type: ignore[misc]
     took_s = time.monotonic() - began
     assert took_s > 0.2 and (took_s < 1.5 or len(done) < 20)
-    scribe.put(lambda: [time.sleep(0.01) for _ in range(100)])
+    writer.put(lambda: [time.sleep(0.01) for _ in range(100)])
     while len(done) < 20:
-        assert not scribe.is_stuck, "it answers"
+        assert not writer.is_stuck, "it answers"
         time.sleep(0.01)
-    assert scribe.close(), "an end waits for what is slow"
+    assert writer.close(), "an end waits for what is slow"
     assert done == list(range(20))
 
 
 def test_a_journal_on_a_dead_file_system_holds_nobody_and_loses_nothing(tmp_path: Path) -> None:
-    scribe = BackgroundWriter(patience_s=0.2, most=100)
-    journal, answer = Journal(tmp_path, scribe=scribe), threading.Event()
-    assert not scribe.do(answer.wait)
+    writer = BackgroundWriter(patience_s=0.2, most=100)
+    journal, answer = Journal(tmp_path, writer=writer), threading.Event()
+    assert not writer.do(answer.wait)
     began = time.monotonic()
     for number in range(50):
         journal.append(ev.Ticked(), [], float(number))
     assert time.monotonic() - began < 5.0, "fifty times 0.2 s"
     wait_until(lambda: "does not answer" in journal.trouble, 5.0, "that to be said")
     answer.set()
-    wait_until(lambda: not scribe.is_stuck, 5.0, "the disk to be back")
+    wait_until(lambda: not writer.is_stuck, 5.0, "the disk to be back")
     journal.close()
-    assert scribe.close(), "all that was queued is written"
+    assert writer.close(), "all that was queued is written"
     assert [line.n for line in read_lines(tmp_path) if line] == [*range(50)]
     assert journal.trouble == ""
 
 
-def test_a_journal_is_written_when_append_returns(scribe: BackgroundWriter, tmp_path: Path) -> None:
-    journal = Journal(tmp_path, scribe=scribe)
+def test_a_journal_is_written_when_append_returns(writer: BackgroundWriter, tmp_path: Path) -> None:
+    journal = Journal(tmp_path, writer=writer)
     journal.append(ev.Ticked(), [], 1.0)
     assert [line.t for line in read_lines(tmp_path) if line] == [1.0]
     journal.close()
@@ -100,10 +100,10 @@ def test_a_journal_is_written_when_append_returns(scribe: BackgroundWriter, tmp_
 
 def test_an_end_does_not_wait_for_a_dead_disk() -> None:
     answer = threading.Event()
-    scribe = BackgroundWriter(patience_s=0.1)
-    assert not scribe.do(answer.wait)
+    writer = BackgroundWriter(patience_s=0.1)
+    assert not writer.do(answer.wait)
     began = time.monotonic()
-    assert not scribe.close()
+    assert not writer.close()
     assert time.monotonic() - began < 30.0
     answer.set()
-    scribe._thread.join(5)
+    writer._thread.join(5)

@@ -36,7 +36,7 @@ def test_templates_are_loaded_before_an_incident_is_there(action: ac.Action, tmp
     """Its page is written before its attempt is stopped, which is not to wait for them."""
     ordered: list[ac.Action] = []
     unused: Any = SimpleNamespace(ask=None, seek=None)
-    node: Any = SimpleNamespace(run_dir=tmp_path, scribe=SimpleNamespace(put=lambda work: True))
+    node: Any = SimpleNamespace(run_dir=tmp_path, writer=SimpleNamespace(put=lambda work: True))
     context: Any = SimpleNamespace(
         engine=Engine(), fleet=SimpleNamespace(look=ordered.append, read_exits=ordered.append)
     )

@@ -40,9 +40,9 @@ def daemon_of(folder: Path, **changes: Any) -> Iterator[Daemon]:
     (folder / "s").mkdir(exist_ok=True)
     run: RunFile = run_file(run_id=folder.name, socket_dir=str(folder / "s"), clock_mono_s=time.monotonic(), **changes)
     with ExitStack() as stack:
-        scribe = BackgroundWriter()
-        stack.callback(scribe.close)
-        daemon = Daemon(folder, run, scribe)
+        writer = BackgroundWriter()
+        stack.callback(writer.close)
+        daemon = Daemon(folder, run, writer)
         stack.callback(daemon.close)
         yield daemon
 

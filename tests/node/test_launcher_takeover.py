@@ -59,7 +59,7 @@ class Bed:
         ranks = {n: ev.Rank(global_rank=n, local_rank=n, pid=pid, node="n1") for n, pid in enumerate(self.pids)}
         context = SimpleNamespace(
             run_file=run,
-            desk=SimpleNamespace(ranks=ranks, attempt=0),
+            ingest=SimpleNamespace(ranks=ranks, attempt=0),
             terminal=SimpleNamespace(say=lambda text, level: self.said.append(text)),
             feed=self.fed.append,
             send=self.sent.append,

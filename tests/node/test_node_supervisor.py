@@ -112,13 +112,13 @@ def node_of(folder: Path, launcher: subprocess.Popen[bytes], role: NotingRole) -
         launcher_start=stat.start,
         token=uuid.uuid4().hex,
     )
-    scribe = BackgroundWriter()
-    role.node = node = NodeSupervisor(folder, run, scribe, role)
+    writer = BackgroundWriter()
+    role.node = node = NodeSupervisor(folder, run, writer, role)
     try:
         yield node
     finally:
         node.close()
-        scribe.close()
+        writer.close()
 
 
 def test_each_message_comes_before_the_roles_turn_and_in_order(

@@ -26,16 +26,16 @@ class Bench:
         self.sampler = Sampler(self.clock, sockets)
         self.saved: list[tuple[str, int, float, int]] = []
         self.loaded: list[msg.CheckpointLoaded] = []
-        self.desk = RankMessageIngest(
+        self.ingest = RankMessageIngest(
             self.clock, self.sampler, lambda *said: self.saved.append(said), self.loaded.append
         )
         create_board(str(sockets / board_name(0, 0)))
         self.rank = ev.Rank(global_rank=0, local_rank=0, pid=os.getpid(), node="node-a")
         self.sampler.attempt_started(0, [self.rank])
-        self.desk.attempt_started(0, [self.rank], None)
+        self.ingest.attempt_started(0, [self.rank], None)
 
     def say(self, message: msg.RankMessage) -> list[ev.Event]:
-        return self.desk.receive(msgspec.msgpack.encode(message))
+        return self.ingest.receive(msgspec.msgpack.encode(message))
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def bench(tmp_path: Path):  # type: ignore[no-untyped-def]
 def test_ten_thousand_malformed_messages_are_counted_and_slow_nothing(bench: Bench) -> None:
     began = time.process_time()
     for n in range(10_000):
-        assert bench.desk.receive(os.urandom(n % 200)) == []
-    assert bench.desk.malformed == 10_000
+        assert bench.ingest.receive(os.urandom(n % 200)) == []
+    assert bench.ingest.malformed == 10_000
     assert time.process_time() - began < 2
     assert bench.say(msg.Ended(attempt=0, global_rank=0, pid=1, at_ns=1)) == [ev.RankEnded(attempt=0, global_rank=0)]
 
@@ -57,7 +57,7 @@ def test_ten_thousand_malformed_messages_are_counted_and_slow_nothing(bench: Ben
 def test_another_attempts_words_are_a_strangers(bench: Bench) -> None:
     assert bench.say(msg.Ended(attempt=7, global_rank=0, pid=1, at_ns=1)) == []
     assert bench.say(msg.Ended(attempt=0, global_rank=9, pid=1, at_ns=1)) == []
-    assert bench.desk.strangers == 2
+    assert bench.ingest.strangers == 2
 
 
 def test_what_a_rank_says_before_it_is_known_to_be_started_is_heard_then(bench: Bench) -> None:
@@ -65,20 +65,20 @@ def test_what_a_rank_says_before_it_is_known_to_be_started_is_heard_then(bench: 
     assert bench.say(loaded) == []
     assert bench.say(msg.Ended(attempt=1, global_rank=0, pid=1, at_ns=1)) == []
     assert bench.say(msg.Ended(attempt=1, global_rank=9, pid=1, at_ns=1)) == []
-    assert bench.desk.take_early() == [], "it is not known yet"
-    assert (bench.loaded, bench.desk.strangers) == ([], 0)
-    bench.desk.attempt_started(1, [bench.rank], None)
-    assert bench.desk.take_early() == [ev.RankEnded(attempt=1, global_rank=0)]
-    assert (bench.loaded, bench.desk.strangers) == ([loaded], 1), "a rank that is none is a stranger all the same"
-    assert bench.desk.take_early() == []
+    assert bench.ingest.take_early() == [], "it is not known yet"
+    assert (bench.loaded, bench.ingest.strangers) == ([], 0)
+    bench.ingest.attempt_started(1, [bench.rank], None)
+    assert bench.ingest.take_early() == [ev.RankEnded(attempt=1, global_rank=0)]
+    assert (bench.loaded, bench.ingest.strangers) == ([loaded], 1), "a rank that is none is a stranger all the same"
+    assert bench.ingest.take_early() == []
 
 
 def test_ranks_that_have_ended_are_known_until_the_next_attempt(bench: Bench) -> None:
     """The launcher says every few seconds who is alive; what the others left is still to be read."""
     other, stranger = (ev.Rank(global_rank=n, local_rank=n, pid=os.getpid(), node="node-a") for n in (1, 2))
-    bench.desk.attempt_started(0, [bench.rank, other], None)
-    assert bench.desk.knows(0, [bench.rank]) and bench.desk.knows(0, [bench.rank, other])
-    assert not bench.desk.knows(1, [bench.rank]) and not bench.desk.knows(0, [bench.rank, stranger])
+    bench.ingest.attempt_started(0, [bench.rank, other], None)
+    assert bench.ingest.knows(0, [bench.rank]) and bench.ingest.knows(0, [bench.rank, other])
+    assert not bench.ingest.knows(1, [bench.rank]) and not bench.ingest.knows(0, [bench.rank, stranger])
 
 
 def test_a_save_is_told_to_the_engine_and_to_the_chooser(bench: Bench) -> None:
@@ -111,25 +111,25 @@ def test_only_a_load_before_the_first_step_is_a_resume(bench: Bench) -> None:
 
 
 def test_steps_count_from_the_base_that_is_set(bench: Bench) -> None:
-    bench.desk.set_base(attempt=0, rank=0, step=40)
-    bench.desk.set_base(attempt=1, rank=0, step=99)
+    bench.ingest.set_base(attempt=0, rank=0, step=40)
+    bench.ingest.set_base(attempt=1, rank=0, step=99)
     (report,) = bench.sampler.sample()
     assert report.step == 40
 
 
 def test_a_rank_that_was_never_heard_is_told_once(bench: Bench) -> None:
-    assert bench.desk.missing_hooks() is None
-    bench.desk.started_s -= 60
-    missing = bench.desk.missing_hooks()
+    assert bench.ingest.missing_hooks() is None
+    bench.ingest.started_s -= 60
+    missing = bench.ingest.missing_hooks()
     assert missing is not None
     assert missing.global_ranks == [0]
-    assert bench.desk.missing_hooks() is None
+    assert bench.ingest.missing_hooks() is None
 
 
 def test_a_rank_that_ended_before_it_could_be_heard_had_hooks(bench: Bench) -> None:
     bench.sampler.boards[0].write(Field.MILESTONES, Milestone.HOOKED)
-    bench.desk.started_s -= 60
-    assert bench.desk.missing_hooks() is None
+    bench.ingest.started_s -= 60
+    assert bench.ingest.missing_hooks() is None
 
 
 def test_a_note_is_kept_and_is_no_failure(bench: Bench) -> None:
@@ -137,8 +137,8 @@ def test_a_note_is_kept_and_is_no_failure(bench: Bench) -> None:
         attempt=0, global_rank=0, pid=1, topic="gc policy", text="not followed: the script collects by itself"
     )
     assert bench.say(note) == []
-    assert list(bench.desk.notes) == ["rank 0: gc policy: not followed: the script collects by itself"]
-    assert bench.desk.failed_hooks == []
+    assert list(bench.ingest.notes) == ["rank 0: gc policy: not followed: the script collects by itself"]
+    assert bench.ingest.failed_hooks == []
 
 
 def test_the_last_batch_comes_with_the_exception(bench: Bench) -> None:
@@ -151,11 +151,11 @@ def test_the_last_batch_comes_with_the_exception(bench: Bench) -> None:
 
 
 def test_shares_of_the_time_up_to_the_last_progress(bench: Bench) -> None:
-    assert bench.desk.shares() == {}
-    assert shares_json(bench.desk.shares()) == {}
+    assert bench.ingest.shares() == {}
+    assert shares_json(bench.ingest.shares()) == {}
     board = bench.sampler.boards[0]
     now_ns = time.monotonic_ns()
-    bench.desk.began_s = bench.clock.at_ns(now_ns) - 10
+    bench.ingest.began_s = bench.clock.at_ns(now_ns) - 10
     for field, value in (
         (Field.MAGIC, MAGIC),
         (Field.PROGRESS_NS, now_ns),
@@ -165,8 +165,8 @@ def test_shares_of_the_time_up_to_the_last_progress(bench: Bench) -> None:
         (Field.STEP_BASE, 40),
     ):
         board.write(field, value)
-    assert bench.desk.shares() == {0: (0.4, 0.05)}
-    (row,) = bench.desk.rows()
+    assert bench.ingest.shares() == {0: (0.4, 0.05)}
+    (row,) = bench.ingest.rows()
     assert (row.global_rank, row.has_hooks, row.step, row.beat_age_s) == (0, True, 47, None)
     assert row.progress_age_s is not None and row.progress_age_s < 5
     assert row.data_share is not None and 0.3 < row.data_share <= 0.4
@@ -175,7 +175,7 @@ def test_shares_of_the_time_up_to_the_last_progress(bench: Bench) -> None:
 def test_shares_are_of_the_time_before_this_supervisor_too(bench: Bench) -> None:
     """A supervisor that was started anew finds ranks that have lived for long."""
     lived_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(_stat_field(os.getpid(), 22)) / os.sysconf("SC_CLK_TCK")
-    assert bench.clock.now() - bench.desk.began_s == pytest.approx(lived_s, abs=5)
+    assert bench.clock.now() - bench.ingest.began_s == pytest.approx(lived_s, abs=5)
 
 
 def _stat_field(pid: int, number: int) -> str:

@@ -35,9 +35,9 @@ class HistoryWriter:
     """Writes and reads the history on the scribe's thread."""
 
     def __init__(
-        self, folder: Path, scribe: BackgroundWriter, say: Say, max_bytes: int, retry_s: float = RETRY_S
+        self, folder: Path, writer: BackgroundWriter, say: Say, max_bytes: int, retry_s: float = RETRY_S
     ) -> None:
-        """scribe: whose thread does the work; say: called from there."""
+        """writer: whose thread does the work; say: called from there."""
         self._path = folder / NAME
         self._say = say
         self._max_bytes = max_bytes
@@ -47,7 +47,7 @@ class HistoryWriter:
         self._points: deque[Point] = deque(maxlen=MAX_WAITING)
         self._entries: deque[Entry] = deque(maxlen=MAX_WAITING)
         self._lock = threading.Lock()
-        self._scribe = scribe
+        self._writer = writer
         self.trouble = ""
         """Why nothing is written; empty while it is."""
         self.lost = 0
@@ -59,19 +59,19 @@ class HistoryWriter:
             self.lost += sum(max(0, count) for count in over)
             self._points.extend(points)
             self._entries.extend(entries)
-        self._scribe.put(self._write)
+        self._writer.put(self._write)
 
     def ask(self, query: Query, answer: Callable[[dict[str, Any]], None]) -> bool:
         """Have a query answered, in that thread; False where too much waits already."""
-        return self._scribe.put(lambda: answer(self._read(query)))
+        return self._writer.put(lambda: answer(self._read(query)))
 
     def status(self) -> dict[str, Any]:
         """`path`, `trouble` (empty: none) and `lost`: points, entries and writes that were dropped."""
-        return {"path": str(self._path), "trouble": self.trouble, "lost": self.lost + self._scribe.dropped}
+        return {"path": str(self._path), "trouble": self.trouble, "lost": self.lost + self._writer.dropped}
 
     def close(self) -> None:
         """Write what is still waiting; whoever closes the scribe waits for that as long as the disk is patient."""
-        self._scribe.put(self._finish)
+        self._writer.put(self._finish)
 
     def _finish(self) -> None:
         self._next_try_s = 0.0
@@ -177,9 +177,9 @@ MAX_FINDINGS = 4096
 class FindingStartTimes:
     """Wall times at which the findings that hold began, by id."""
 
-    def __init__(self, folder: Path, scribe: BackgroundWriter) -> None:
+    def __init__(self, folder: Path, writer: BackgroundWriter) -> None:
         self._path = folder / START_TIMES_NAME
-        self._scribe = scribe
+        self._writer = writer
         self._holding: dict[str, float] = {}
         self._before: dict[str, float] = {}
         self._began_s = 0.0
@@ -209,4 +209,4 @@ class FindingStartTimes:
 
     def _save(self) -> None:
         data = encode_json(self._holding)
-        self._scribe.put(lambda: write_file(self._path, data))
+        self._writer.put(lambda: write_file(self._path, data))

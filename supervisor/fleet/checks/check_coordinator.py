@@ -91,7 +91,7 @@ class CheckCoordinator:
             except OSError as error:
                 log.warning("check_not_kept", error=str(error))
 
-        self._node.scribe.put(work)
+        self._node.writer.put(work)
 
     def _send_orders(self) -> None:
         orders, self._checks.orders = self._checks.orders, []

@@ -112,7 +112,7 @@ class Coordinator:
         self._node, self._context = node, context
         self._fleet = fleet
         self._me = node.run_file.node
-        self.gather = EventAggregator(fleet.term_s, node.run_file.run_id, node.run_file.settings.lost_s)
+        self.aggregator = EventAggregator(fleet.term_s, node.run_file.run_id, node.run_file.settings.lost_s)
         self.inquiries = LookRequests(self._send)
         self.boards = Boards(self._send)
         self.checks = CheckCoordinator(node, context.handle, fleet, self._send)
@@ -212,12 +212,12 @@ class Coordinator:
         """Once a second."""
         now_s = self._node.clock.now()
         present = 1
-        events = [] if self.has_left else self.gather.heard(self._me, now_s)
+        events = [] if self.has_left else self.aggregator.heard(self._me, now_s)
         for node in self.hub.nodes:
             if self.hub.is_connected(node):
                 present += 1
-                events += self.gather.heard(node, self.hub.heard_s(node))
-        self.pass_on(events + self.gather.tick(now_s))
+                events += self.aggregator.heard(node, self.hub.heard_s(node))
+        self.pass_on(events + self.aggregator.tick(now_s))
         self.checks.tick()
         self._absences.poll()
         self.asking.tick(now_s)
@@ -265,7 +265,7 @@ class Coordinator:
 
     def skipped(self) -> None:
         """The daemon's loop did not run for a while."""
-        self.gather.skipped(self._node.clock.now())
+        self.aggregator.skipped(self._node.clock.now())
 
     def close(self) -> None:
         """Remove the join file if the run is over, and let go of the sockets.
@@ -288,15 +288,15 @@ class Coordinator:
         state, now_s = self._context.engine.state, self._node.clock.now()
         if state.attempt is not None and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.ENDING):
             ranks = [rank.rank for rank in state.attempt.ranks.values()]
-            self.gather.resume(state.attempt.number, ranks, now_s, self._roles())
+            self.aggregator.resume(state.attempt.number, ranks, now_s, self._roles())
         for member in state.fleet.members.values() if state.fleet is not None else ():
             if member.standing in (Standing.READY, Standing.SILENT):
-                self.gather.heard(member.node, now_s)
+                self.aggregator.heard(member.node, now_s)
 
     def join(self, ranks: int, attempt: int) -> None:
         """This node's launcher is there. attempt: whose ranks it has; -1: none."""
         self.has_left = False
-        self.gather.joined(self._me, attempt, self._node.clock.now())
+        self.aggregator.joined(self._me, attempt, self._node.clock.now())
         fleet = self._context.engine.state.fleet
         if fleet is None or self._me not in fleet.members or fleet.members[self._me].standing is Standing.LEFT:
             own = self._fleet
@@ -308,17 +308,17 @@ class Coordinator:
     def leave(self) -> None:
         """This node's launcher does not obey; as coordinator it goes on."""
         self.has_left = True
-        self.gather.forget(self._me)
+        self.aggregator.forget(self._me)
 
     def told(self, event: ev.Event) -> list[ev.Event]:
         """An event of this node's own, or of no node: those for the engine."""
         if isinstance(event, ev.NodeLeft):
-            self.gather.forget(self._me)
-        return self.gather.told(self._me, event, self._node.clock.now())
+            self.aggregator.forget(self._me)
+        return self.aggregator.told(self._me, event, self._node.clock.now())
 
     def serving(self, message: Serving) -> None:
         """The store is served on this node: the other nodes are ordered to start."""
-        self.gather.serving(message.attempt, message.address, message.port)
+        self.aggregator.serving(message.attempt, message.address, message.port)
         self.send_orders()
 
     # Orders ----------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ class Coordinator:
         fleet = self._context.engine.state.fleet
         sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
         self._context.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
-        self.gather.start(action, sizes, self._roles())
+        self.aggregator.start(action, sizes, self._roles())
         self.send_orders()
 
     def _roles(self) -> dict[str, str]:
@@ -339,17 +339,17 @@ class Coordinator:
 
     def stop(self, action: ac.StopAttempt) -> None:
         """Have an attempt stopped on all its nodes."""
-        self.gather.stop(action)
+        self.aggregator.stop(action)
         self.send_orders()
 
     def look(self, action: ac.TakeLook) -> None:
         """Have a look taken on all nodes; one that answers too late is missing in it."""
-        self.gather.look(action, self._node.clock.now())
+        self.aggregator.look(action, self._node.clock.now())
         self.send_orders()
 
     def read_exits(self, action: ac.ReadExits) -> None:
         """Have exits read on all nodes; one that answers too late is missing in them."""
-        self.gather.read_exits(action, self._node.clock.now())
+        self.aggregator.read_exits(action, self._node.clock.now())
         self.send_orders()
 
     def isolate(self, action: ac.Isolate) -> None:
@@ -379,8 +379,8 @@ class Coordinator:
             self._node.is_over = True
 
     def send_orders(self) -> None:
-        """Send what `gather` has collected; this node's own orders are carried out at once."""
-        orders, self.gather.orders = self.gather.orders, []
+        """Send what `aggregator` has collected; this node's own orders are carried out at once."""
+        orders, self.aggregator.orders = self.aggregator.orders, []
         for node, order in orders:
             if node == self._me:
                 self._obey(order)
@@ -416,7 +416,7 @@ class Coordinator:
                 order,
                 self._node.run_dir / look_name(order.attempt, order.look),
                 context.folders(),
-                self._node.scribe.put,
+                self._node.writer.put,
             )
         elif isinstance(order, ac.ReadExits):
             begin_exits(self._node, order, context.folders(), context.chooser.name_of)
@@ -441,13 +441,13 @@ class Coordinator:
 
     def shares(self) -> tuple[Shares, list[str]]:
         """What ranks of the last attempt spent its time on, and the nodes whose ranks are not among them."""
-        attempt, desk = self._context.engine.state.attempt, self._node.desk
+        attempt, ingest = self._context.engine.state.attempt, self._node.ingest
         if attempt is None:
             return {}, []
         nodes = {known.rank.node for known in attempt.ranks.values()}
         elsewhere, untold = self.boards.shares(attempt.number, nodes - {self._me})
         # A head that had no part in it has boards of an attempt before.
-        here = desk.shares() if self._me in nodes and desk.attempt == attempt.number else {}
+        here = ingest.shares() if self._me in nodes and ingest.attempt == attempt.number else {}
         return {**here, **elsewhere}, untold
 
     # Other nodes -----------------------------------------------------------------------------------------------
@@ -486,7 +486,7 @@ class Coordinator:
         elif isinstance(what, hubs.Dropped):
             log.info("node_dropped", node=node, why=what.why)
             self.checks.gone(node)
-            self.pass_on(self.gather.dropped(node, now_s, self.hub.heard_s(node)))
+            self.pass_on(self.aggregator.dropped(node, now_s, self.hub.heard_s(node)))
         elif isinstance(what, hubs.Missed):
             log.warning("node_lost_messages", node=node, packets=what.packets)
         else:
@@ -506,7 +506,7 @@ class Coordinator:
                 role=role_of(info),
             )
         )
-        self.gather.joined(node, attempt, now_s, is_new)
+        self.aggregator.joined(node, attempt, now_s, is_new)
         self.send_orders()
 
     def _compare(self, node: str, info: dict[str, Any]) -> None:
@@ -529,7 +529,7 @@ class Coordinator:
             return
         context = self._context
         if isinstance(message, msg.Serving):
-            self.gather.serving(message.attempt, message.address, message.port)
+            self.aggregator.serving(message.attempt, message.address, message.port)
             self.send_orders()
         elif isinstance(message, msg.Raw):
             self._keep_raw(node, message)
@@ -555,13 +555,13 @@ class Coordinator:
             if isinstance(message, ev.CheckpointSaved):
                 context.saved(message.path, message.step, time.time(), message.inode)
             elif isinstance(message, ev.NodeLeft):
-                self.gather.forget(node)
-            self.pass_on(self.gather.told(node, message, now_s))
+                self.aggregator.forget(node)
+            self.pass_on(self.aggregator.told(node, message, now_s))
 
     def _let_go(self, node: str, message: ev.StopRequested, now_s: float) -> None:
         """A node that is told to end, and that the job does not need: its guardrun waits for the word."""
-        self.pass_on(self.gather.told(node, msgspec.structs.replace(message, node=node), now_s))
-        self.gather.forget(node)
+        self.pass_on(self.aggregator.told(node, msgspec.structs.replace(message, node=node), now_s))
+        self.aggregator.forget(node)
         self._send(node, Finish(exit_code=128 + message.signum, words=leaving_words(node, message.signum)))
 
     def _keep_raw(self, node: str, raw: msg.Raw) -> None:
@@ -584,7 +584,7 @@ class Coordinator:
                 make_private(path.parent)
                 path.write_bytes(zlib.decompressobj().decompress(data, msg.MAX_RAW_BYTES * 8))
 
-        self._node.scribe.put(work)
+        self._node.writer.put(work)
 
     def _loaded(self, node: str, loaded: msg.Loaded) -> None:
         """As Performer.loaded, for a rank elsewhere: only the head knows what is a checkpoint."""

@@ -62,8 +62,8 @@ class _Ended(msgspec.Struct):
 class Follower:
     """Runs until the head says that the run is over, or this node's launcher is gone."""
 
-    def __init__(self, run_dir: Path, run: RunFile, scribe: BackgroundWriter, fleet: FleetFile) -> None:
-        self.node = NodeSupervisor(run_dir, run, scribe, self)
+    def __init__(self, run_dir: Path, run: RunFile, writer: BackgroundWriter, fleet: FleetFile) -> None:
+        self.node = NodeSupervisor(run_dir, run, writer, self)
         self._fleet = fleet
         self._link: Link | None = None
         self._join: JoinFile | None = None
@@ -213,7 +213,7 @@ class Follower:
             self._headless.began()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
-            self._tell(msg.SharesReported(attempt=event.attempt, ranks=self.node.desk.shares()))
+            self._tell(msg.SharesReported(attempt=event.attempt, ranks=self.node.ingest.shares()))
             self._attempt, self._is_stopping = -1, False
             self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
             self._refresh_info()  # a connection that is made before the launcher's next hello must not say otherwise
@@ -444,7 +444,7 @@ class Follower:
         elif isinstance(order, ac.Isolate):
             self.node.relations.isolate(order)
         elif isinstance(order, msg.SetBase):
-            self.node.desk.set_base(order.attempt, order.global_rank, order.step)
+            self.node.ingest.set_base(order.attempt, order.global_rank, order.step)
         elif isinstance(order, msg.AskChecks | msg.SetCheckpoint | msg.WithdrawCheckpoint):
             answer = self._asking.obey(order, self.node.sampler.boards, self._attempt, self.node.clock.now())
             if answer is not None:
@@ -467,7 +467,7 @@ class Follower:
 
     def _look_now(self, order: msg.LookNow) -> None:
         """For a person: nothing is kept."""
-        ranks = [rank for number, rank in sorted(self.node.desk.ranks.items()) if number in order.ranks]
+        ranks = [rank for number, rank in sorted(self.node.ingest.ranks.items()) if number in order.ranks]
         look = look_now(self.node, ranks, order.samples)
 
         def work() -> None:
@@ -478,14 +478,14 @@ class Follower:
         self.node.in_background(work, lambda error: None)
 
     def _tell_boards(self, order: msg.ReportBoards) -> None:
-        desk = self.node.desk
+        ingest = self.node.ingest
         told = msg.BoardsReported(
             ask=order.ask,
-            attempt=desk.attempt,
+            attempt=ingest.attempt,
             at_s=self.node.clock.now(),
-            rows=desk.rows(),
-            notes=list(desk.notes)[-MAX_SAID:],
-            failed_hooks=desk.failed_hooks[-MAX_SAID:],
+            rows=ingest.rows(),
+            notes=list(ingest.notes)[-MAX_SAID:],
+            failed_hooks=ingest.failed_hooks[-MAX_SAID:],
         )
         self._tell(told)
 

@@ -119,8 +119,8 @@ class Ack(_Frame, frozen=True, tag=7):
     now_s: float
 
 
-FromDeputy = Join | Report | Pulse
-ToDeputy = Welcome | Refusal | Order | Ack
+FromFollower = Join | Report | Pulse
+ToFollower = Welcome | Refusal | Order | Ack
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

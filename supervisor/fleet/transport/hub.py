@@ -34,13 +34,13 @@ from guardrun.supervisor.fleet.transport.envelopes import (
     MAX_REASON_CHARS,
     PROTOCOL,
     Ack,
-    FromDeputy,
+    FromFollower,
     Join,
     Order,
     Pulse,
     Refusal,
     Report,
-    ToDeputy,
+    ToFollower,
     Welcome,
 )
 from guardrun.supervisor.fleet.transport.joined_peers import (
@@ -108,12 +108,12 @@ class Hub:
         self.counters = Counters()
         self._peers = Peers()
         self._unanswered: dict[str, Peer] = {}
-        self._decoder: msgspec.msgpack.Decoder[FromDeputy] = msgspec.msgpack.Decoder(FromDeputy)
+        self._decoder: msgspec.msgpack.Decoder[FromFollower] = msgspec.msgpack.Decoder(FromFollower)
         self._encoder = msgspec.msgpack.Encoder()
         self._crowd = ConnectionLimiter(min(self._settings.max_crowd, raise_descriptor_limit() // CROWD_SHARE))
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 64)
-        self._doorman = CurveAuthenticator(
+        self._authenticator = CurveAuthenticator(
             self._context, admitted
         )  # before the socket: without one, everybody is let in
         self._socket = make_router(self._context, keys, self._settings.handshake_ms)
@@ -158,7 +158,7 @@ class Hub:
 
     def register(self, poller: zmq.Poller) -> None:
         """Have a poller wait for all that `read` reads."""
-        for socket in (self._socket, self._doorman.socket, self._monitor.socket):
+        for socket in (self._socket, self._authenticator.socket, self._monitor.socket):
             poller.register(socket, zmq.POLLIN)
 
     def read(self, ready: Mapping[Any, int]) -> list[tuple[str, What]]:
@@ -169,9 +169,9 @@ class Hub:
             is_all = self._read_monitor(happened)
         if is_all and self._socket in ready:
             self._read_frames(happened)
-        if self._doorman.socket in ready:
-            self._doorman.answer()
-            self.counters.keys_refused = self._doorman.refused
+        if self._authenticator.socket in ready:
+            self._authenticator.answer()
+            self.counters.keys_refused = self._authenticator.refused
         return happened
 
     def acknowledge(self) -> None:
@@ -189,7 +189,7 @@ class Hub:
         """Let go of the sockets; what has been sent is given a moment to leave."""
         self._monitor.close()
         self._socket.close(linger=500)
-        self._doorman.close()
+        self._authenticator.close()
         self._context.term()
 
     # Orders ----------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Hub:
 
     def admit(self, key: str) -> None:
         """Let whoever holds this public key in."""
-        self._doorman.admit(key)
+        self._authenticator.admit(key)
 
     def forget(self, node: str, reason: str = "") -> None:
         """The node is no longer of the job: tell it so where a reason is given, and let its place and orders go.
@@ -298,7 +298,7 @@ class Hub:
         if isinstance(join, Join):
             self._join(route, int(message.get(zmq.SRCFD)), join, now_s, happened)
         else:
-            self.counters.strays += 1
+            self.counters.late_frames += 1
 
     def _skip_parts(self) -> None:
         """A message of more than one part is nobody's of ours."""
@@ -312,7 +312,7 @@ class Hub:
         peer = self._peers.by_node.get(join.node)
         if peer is not None and peer.incarnation == join.incarnation and peer.slot == join.slot:
             if join.connection <= peer.connection:
-                self.counters.strays += 1  # an older connection's, that was read late
+                self.counters.late_frames += 1  # an older connection's, that was read late
                 return
             happened.append((join.node, Back(join.info, now_s - peer.heard_s)))
         else:
@@ -365,10 +365,10 @@ class Hub:
                 peer.channel.put_back(message.seq)
                 return
 
-    def _put(self, peer: Peer, frame: ToDeputy) -> bool:
+    def _put(self, peer: Peer, frame: ToFollower) -> bool:
         return self._put_to(peer.route, frame)
 
-    def _put_to(self, route: bytes, frame: ToDeputy) -> bool:
+    def _put_to(self, route: bytes, frame: ToFollower) -> bool:
         """False where the connection is gone (the monitor will say so) or takes no more."""
         try:
             data = self._encoder.encode(frame)

@@ -129,7 +129,7 @@ class Counters:
     keys_refused: int = 0
     joins_refused: int = 0
     malformed: int = 0
-    strays: int = 0
+    late_frames: int = 0
     """Frames of connections that have not joined, or were replaced."""
     unsent: int = 0
     """Frames that a deputy's connection did not take; packets among them are sent again."""

@@ -46,7 +46,7 @@ from guardrun.supervisor.fleet.transport.envelopes import (
     Pulse,
     Refusal,
     Report,
-    ToDeputy,
+    ToFollower,
     Welcome,
 )
 
@@ -105,7 +105,7 @@ class Link:
         self._not_before_ns = 0
         self._hub = 0
         self._hub_lost = 0
-        self._decoder: msgspec.msgpack.Decoder[ToDeputy] = msgspec.msgpack.Decoder(ToDeputy)
+        self._decoder: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFollower)
         self._encoder = msgspec.msgpack.Encoder()
         self._context = zmq.Context()
         self._poller: zmq.Poller | None = None
@@ -238,7 +238,7 @@ class Link:
                 continue
             self._take(frame, time.monotonic(), happened)
 
-    def _take(self, frame: ToDeputy, now_s: float, happened: list[What]) -> None:
+    def _take(self, frame: ToFollower, now_s: float, happened: list[What]) -> None:
         if isinstance(frame, Refusal):
             self.counters.refused += 1
             happened.append(Refused(frame.reason))

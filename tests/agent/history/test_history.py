@@ -262,22 +262,22 @@ class Told:
 
 
 @pytest.fixture
-def scribe() -> Iterator[BackgroundWriter]:
-    scribe = BackgroundWriter()
-    yield scribe
-    scribe.close()
+def writer() -> Iterator[BackgroundWriter]:
+    writer = BackgroundWriter()
+    yield writer
+    writer.close()
 
 
 def test_a_trouble_is_told_once_and_what_waited_is_written_when_it_is_over(
-    tmp_path: Path, scribe: BackgroundWriter
+    tmp_path: Path, writer: BackgroundWriter
 ) -> None:
     told = Told()
     folder = tmp_path / "state"
-    historian = HistoryWriter(folder, scribe, told, max_bytes=1 << 20, retry_s=0.0)
+    historian = HistoryWriter(folder, writer, told, max_bytes=1 << 20, retry_s=0.0)
     for n in range(5):
         historian.put([], [entry(float(n))])
     wait_until(lambda: told.events, 10, "the trouble")
-    assert scribe.do(lambda: None)
+    assert writer.do(lambda: None)
     assert told.events == ["history_trouble"]
     folder.mkdir()
     historian.put([], [entry(5.0)])
@@ -287,14 +287,14 @@ def test_a_trouble_is_told_once_and_what_waited_is_written_when_it_is_over(
     wait_until(lambda: answers, 10, "an answer")
     assert [e["wall_s"] for e in answers[0]["entries"]] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     historian.close()
-    assert scribe.do(lambda: None)
+    assert writer.do(lambda: None)
 
 
-def test_a_file_that_is_spoilt_while_it_is_open_is_set_aside_too(tmp_path: Path, scribe: BackgroundWriter) -> None:
+def test_a_file_that_is_spoilt_while_it_is_open_is_set_aside_too(tmp_path: Path, writer: BackgroundWriter) -> None:
     told = Told()
-    historian = HistoryWriter(tmp_path, scribe, told, max_bytes=1 << 24, retry_s=0.0)
+    historian = HistoryWriter(tmp_path, writer, told, max_bytes=1 << 24, retry_s=0.0)
     try:
-        spoil(historian, scribe, tmp_path / "history.db")
+        spoil(historian, writer, tmp_path / "history.db")
 
         def goes_on() -> bool:
             historian.put([point(1.0, f"disk:{os.urandom(4).hex()}")], [entry(1.0)])
@@ -304,14 +304,14 @@ def test_a_file_that_is_spoilt_while_it_is_open_is_set_aside_too(tmp_path: Path,
         assert (tmp_path / "history.db.spoilt").exists()
     finally:
         historian.close()
-        assert scribe.do(lambda: None)
+        assert writer.do(lambda: None)
 
 
-def spoil(historian: HistoryWriter, scribe: BackgroundWriter, file: Path) -> None:
+def spoil(historian: HistoryWriter, writer: BackgroundWriter, file: Path) -> None:
     """Fill it beyond what is cached, bring all of it to the file, and overwrite that."""
     for n in range(3000):
         historian.put([point(float(n), f"disk:{n}")], [entry(float(n), text="x" * 200)])
-    assert scribe.do(lambda: None)
+    assert writer.do(lambda: None)
     db = sqlite3.connect(file)
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     db.close()

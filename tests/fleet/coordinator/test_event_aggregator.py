@@ -34,21 +34,21 @@ class Job:
     """A gather, and what the engine has been told by it."""
 
     def __init__(self, nodes: list[str] | None = None, ranks: int = 2) -> None:
-        self.gather = EventAggregator(TERM_S, "run", LOST_S)
+        self.aggregator = EventAggregator(TERM_S, "run", LOST_S)
         self.nodes = NODES if nodes is None else nodes
         self.ranks = ranks
         self.now_s = 100.0
         self.events: list[ev.Event] = []
         for node in self.nodes:
-            self.gather.joined(node, -1, self.now_s)
+            self.aggregator.joined(node, -1, self.now_s)
 
     # The engine ----------------------------------------------------------------------------------------------
 
     def order(self, attempt: int = 0) -> None:
-        self.gather.start(ac.StartAttempt(attempt=attempt, nodes=self.nodes), dict.fromkeys(self.nodes, self.ranks))
+        self.aggregator.start(ac.StartAttempt(attempt=attempt, nodes=self.nodes), dict.fromkeys(self.nodes, self.ranks))
 
     def stop(self, attempt: int = 0) -> None:
-        self.gather.stop(ac.StopAttempt(attempt=attempt, grace_s=3.0))
+        self.aggregator.stop(ac.StopAttempt(attempt=attempt, grace_s=3.0))
 
     def told(self, kind: type[ev.Event]) -> list[ev.Event]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -56,7 +56,7 @@ class Job:
     # Nodes -----------------------------------------------------------------------------------------------------
 
     def orders(self) -> list[tuple[str, object]]:
-        orders, self.gather.orders = self.gather.orders, []
+        orders, self.aggregator.orders = self.aggregator.orders, []
         return list(orders)
 
     def ordered(self, kind: type) -> list[str]:
@@ -67,7 +67,7 @@ class Job:
         return [ev.Rank(global_rank=first + n, local_rank=n, pid=500 + first + n, node=node) for n in range(self.ranks)]
 
     def tell(self, node: str, event: ev.Event) -> None:
-        self.events += self.gather.told(node, event, self.now_s)
+        self.events += self.aggregator.told(node, event, self.now_s)
 
     def starts(self, node: str, attempt: int = 0) -> None:
         self.tell(node, ev.AttemptStarted(attempt=attempt, ranks=self.ranks_of(node)))
@@ -82,12 +82,12 @@ class Job:
         while self.now_s < end_s:
             self.now_s = min(self.now_s + 1.0, end_s)
             for node in heard:
-                self.events += self.gather.heard(node, self.now_s)
-            self.events += self.gather.tick(self.now_s)
+                self.events += self.aggregator.heard(node, self.now_s)
+            self.events += self.aggregator.tick(self.now_s)
 
     def running(self) -> Job:
         self.order()
-        self.gather.serving(0, "10.0.0.1", 4000)
+        self.aggregator.serving(0, "10.0.0.1", 4000)
         for node in self.nodes:
             self.starts(node)
         self.orders()
@@ -100,8 +100,8 @@ class Job:
 def test_ranks_are_counted_by_the_role_of_their_node_too() -> None:
     job = Job()
     sizes, roles = {"a": 2, "b": 3, "c": 1}, {"a": "trainer", "b": "evaluator", "c": "trainer"}
-    job.gather.start(ac.StartAttempt(attempt=0, nodes=job.nodes), sizes, roles)
-    job.gather.serving(0, "10.0.0.1", 4000)
+    job.aggregator.start(ac.StartAttempt(attempt=0, nodes=job.nodes), sizes, roles)
+    job.aggregator.serving(0, "10.0.0.1", 4000)
     places = {node: order.place for node, order in job.orders() if isinstance(order, Start)}
     assert {node: (p.first_rank, p.role_rank, p.role_size) for node, p in places.items() if p is not None} == {
         "a": (0, 0, 3),
@@ -114,7 +114,7 @@ def test_the_first_node_serves_the_store_before_the_others_are_told() -> None:
     job = Job()
     job.order()
     assert job.ordered(Start) == ["a"]
-    job.gather.serving(0, "10.0.0.1", 4000)
+    job.aggregator.serving(0, "10.0.0.1", 4000)
     orders = dict(job.orders())
     assert list(orders) == ["b", "c"]
     start = orders["c"]
@@ -130,7 +130,7 @@ def test_the_first_node_serves_the_store_before_the_others_are_told() -> None:
         port=4000,
         run_id="run",
     )
-    job.gather.serving(1, "10.0.0.9", 1)  # of another attempt
+    job.aggregator.serving(1, "10.0.0.9", 1)  # of another attempt
     assert not job.orders()
 
 
@@ -172,7 +172,7 @@ def test_a_node_that_cannot_start_leaves_the_others_to_be_stopped() -> None:
 def test_where_nobody_can_start_the_reasons_are_told() -> None:
     job = Job(["a", "b"])
     job.order()
-    job.gather.serving(0, "10.0.0.1", 4000)
+    job.aggregator.serving(0, "10.0.0.1", 4000)
     job.tell("a", ev.AttemptNotStarted(attempt=0, error="no files"))
     assert not job.events
     job.tell("b", ev.AttemptNotStarted(attempt=0, error="no memory"))
@@ -191,7 +191,7 @@ def test_a_node_that_is_heard_but_does_not_start_is_left_out_in_the_end(deaf: st
     job = Job()
     job.order()
     if deaf != "a":
-        job.gather.serving(0, "10.0.0.1", 4000)
+        job.aggregator.serving(0, "10.0.0.1", 4000)
         job.starts("a")
         job.pass_s(START_LIMIT_S - 10.0, *NODES)
         job.starts("b")  # one after the other is no standstill
@@ -242,7 +242,7 @@ def test_a_silent_node_is_waited_for_until_the_engine_has_given_it_up(is_dropped
     job.starts("a")
     job.starts("b")
     if is_dropped:
-        job.events += job.gather.dropped("c", job.now_s)
+        job.events += job.aggregator.dropped("c", job.now_s)
     patience_s = DROPPED_S if is_dropped else LOST_S
     job.pass_s(patience_s, "a", "b")
     assert not job.told(ev.AttemptStarted)
@@ -260,7 +260,7 @@ def test_after_a_silence_a_closure_counts_from_when_it_was_seen() -> None:
     job.starts("a")
     job.starts("b")
     job.pass_s(LOST_S - 2.0, "a", "b")
-    job.events += job.gather.dropped("c", job.now_s)
+    job.events += job.aggregator.dropped("c", job.now_s)
     job.pass_s(DROPPED_S, "a", "b")
     assert not job.told(ev.AttemptStarted)
     job.pass_s(SETTLE_S, "a", "b")
@@ -270,13 +270,13 @@ def test_after_a_silence_a_closure_counts_from_when_it_was_seen() -> None:
 def test_a_deputy_that_is_killed_while_an_attempt_starts_is_waited_for() -> None:
     job = Job()
     job.order()
-    job.gather.serving(0, "10.0.0.1", 4000)
+    job.aggregator.serving(0, "10.0.0.1", 4000)
     job.starts("a")
     job.starts("b")
-    job.events += job.gather.dropped("c", job.now_s)
+    job.events += job.aggregator.dropped("c", job.now_s)
     job.pass_s(2.0, "a", "b")
     job.orders()
-    job.gather.joined("c", 0, job.now_s)
+    job.aggregator.joined("c", 0, job.now_s)
     assert job.ordered(Start) == ["c"]  # its launcher tells again what the deputy before took with it
     job.starts("c")
     [started] = job.told(ev.AttemptStarted)
@@ -288,11 +288,11 @@ def test_a_node_that_ends_while_an_attempt_starts_is_not_waited_for() -> None:
     """It says that it ends, and then its connection is closed: that is no silence to be waited out."""
     job = Job(["a", "b"])
     job.order()
-    job.gather.serving(0, "a", 4000)
+    job.aggregator.serving(0, "a", 4000)
     job.starts("a")
-    job.events += job.gather.told("b", ev.NodeLeft(node="b"), job.now_s)
-    job.gather.forget("b")
-    assert job.gather.dropped("b", job.now_s) == []
+    job.events += job.aggregator.told("b", ev.NodeLeft(node="b"), job.now_s)
+    job.aggregator.forget("b")
+    assert job.aggregator.dropped("b", job.now_s) == []
     job.pass_s(2.0, "a")
     [started] = job.told(ev.AttemptStarted)
     assert isinstance(started, ev.AttemptStarted) and {rank.node for rank in started.ranks} == {"a"}
@@ -349,7 +349,7 @@ def test_ends_that_were_lost_with_who_was_to_tell_them_come_with_the_nodes_own()
 
 def test_a_node_that_is_started_anew_has_lost_its_ranks() -> None:
     job = Job().running()
-    job.gather.joined("b", -1, job.now_s)
+    job.aggregator.joined("b", -1, job.now_s)
     assert job.ordered(Stop) == ["b"]
     job.tell("b", ev.AttemptStopped(attempt=0, exitcodes={}, stopped_by_us=[]))  # it knows of no such attempt
     ends = [(e.global_rank, e.exitcode) for e in job.events if isinstance(e, ev.RankExited)]
@@ -364,7 +364,7 @@ def test_a_connection_that_is_made_anew_changes_nothing() -> None:
     job = Job().running()
     before = list(job.events)
     for attempt in (0, -1):  # what it has to say of that, it has said, or will in its place
-        job.gather.joined("b", attempt, job.now_s, is_new=False)
+        job.aggregator.joined("b", attempt, job.now_s, is_new=False)
         assert not job.orders()
     assert job.events == before
 
@@ -373,13 +373,13 @@ def test_ranks_of_an_attempt_that_has_gone_on_are_ended() -> None:
     job = Job(["a", "b", "c", "d"])
     job.nodes = ["a", "b", "c"]
     job.running()
-    job.gather.joined("d", 0, job.now_s, is_new=False)
+    job.aggregator.joined("d", 0, job.now_s, is_new=False)
     assert [(node, type(order)) for node, order in job.orders()] == [("d", Stop)]
     job.stop()
     for node in NODES:
         job.stops(node)
     job.orders()
-    job.gather.joined("b", 0, job.now_s)
+    job.aggregator.joined("b", 0, job.now_s)
     assert job.ordered(Stop) == ["b"]
 
 
@@ -402,7 +402,7 @@ def test_a_lost_node_is_waited_for_until_its_lease_is_over() -> None:
 
 def test_of_a_node_that_has_just_fallen_silent_the_whole_lease_is_waited_for() -> None:
     job = Job().running()
-    job.events += job.gather.dropped("c", job.now_s)
+    job.events += job.aggregator.dropped("c", job.now_s)
     job.stop()
     job.stops("a")
     job.stops("b")
@@ -415,7 +415,7 @@ def test_of_a_node_that_has_just_fallen_silent_the_whole_lease_is_waited_for() -
 def test_its_lease_counts_from_its_last_word_also_where_its_connection_was_closed_right_after() -> None:
     job = Job().running()
     job.now_s += 0.9  # nobody has been asked since
-    job.events += job.gather.dropped("c", job.now_s + 0.05, heard_s=job.now_s)
+    job.events += job.aggregator.dropped("c", job.now_s + 0.05, heard_s=job.now_s)
     job.stop()
     job.stops("a")
     job.stops("b")
@@ -429,14 +429,14 @@ def test_what_was_heard_before_it_fell_silent_is_no_new_sign_of_life() -> None:
     job = Job().running()
     heard_s = job.now_s
     job.pass_s(SILENT_S, "a", "b")
-    assert not job.gather.heard("c", heard_s)
-    assert job.gather.heard("c", heard_s + 0.1) == [ev.NodeContactRestored(node="c")]
+    assert not job.aggregator.heard("c", heard_s)
+    assert job.aggregator.heard("c", heard_s + 0.1) == [ev.NodeContactRestored(node="c")]
 
 
 def test_a_node_that_was_only_told_to_start_may_have_ranks() -> None:
     job = Job()
     job.order()
-    job.gather.serving(0, "10.0.0.1", 4000)
+    job.aggregator.serving(0, "10.0.0.1", 4000)
     job.starts("a")
     job.starts("b")
     job.pass_s(LOST_S + SETTLE_S, "a", "b")
@@ -450,7 +450,7 @@ def test_a_node_that_was_only_told_to_start_may_have_ranks() -> None:
 
 def test_a_node_that_says_that_it_ends_is_not_waited_for() -> None:
     job = Job().running()
-    job.gather.forget("b")
+    job.aggregator.forget("b")
     job.stop()
     job.stops("a")
     job.stops("c")
@@ -463,7 +463,7 @@ def test_a_head_that_was_started_anew_waits_for_leases_from_its_own_start_on() -
     assert isinstance(started, ev.AttemptStarted)
     job = Job(["a", "b"])
     job.nodes = NODES
-    job.gather.resume(0, started.ranks, job.now_s)
+    job.aggregator.resume(0, started.ranks, job.now_s)
     job.stop()
     assert job.ordered(Stop) == NODES
     job.stops("a")
@@ -479,7 +479,7 @@ def test_a_head_that_was_started_anew_waits_for_leases_from_its_own_start_on() -
 def test_time_that_the_head_itself_lost_is_nobodys_silence() -> None:
     job = Job().running()
     job.now_s += 60.0
-    job.gather.skipped(job.now_s)
+    job.aggregator.skipped(job.now_s)
     job.pass_s(1.0)
     assert not job.told(ev.NodeSuspected)
     job.pass_s(SILENT_S)
@@ -504,7 +504,7 @@ def look_of(job: Job, node: str) -> ev.LookTaken:
 
 def test_a_look_is_told_once_with_those_that_did_not_answer() -> None:
     job = Job().running()
-    job.gather.look(LOOK, job.now_s)
+    job.aggregator.look(LOOK, job.now_s)
     assert job.ordered(ac.TakeLook) == NODES
     job.tell("a", look_of(job, "a"))
     job.tell("c", look_of(job, "c"))
@@ -521,7 +521,7 @@ def test_a_look_is_told_once_with_those_that_did_not_answer() -> None:
 
 def test_a_look_that_a_living_node_does_not_answer_ends_by_its_time() -> None:
     job = Job().running()
-    job.gather.look(LOOK, job.now_s)
+    job.aggregator.look(LOOK, job.now_s)
     job.pass_s(120.0, *NODES)
     assert len(job.told(ev.LookTaken)) == 1
 
@@ -529,7 +529,7 @@ def test_a_look_that_a_living_node_does_not_answer_ends_by_its_time() -> None:
 def test_exits_count_the_memory_of_those_nodes_whose_ranks_were_killed() -> None:
     job = Job().running()
     job.tell("b", ev.RankExited(attempt=0, global_rank=2, pid=502, exitcode=-9, at_s=1.0))
-    job.gather.read_exits(ac.ReadExits(attempt=0), job.now_s)
+    job.aggregator.read_exits(ac.ReadExits(attempt=0), job.now_s)
     for node, kills in (("a", 3), ("b", 1)):
         job.tell(
             node, ev.ExitsRead(attempt=0, traces=[], oom_kills=kills, oom_pids=[kills], disk_free_bytes={"/": kills})
@@ -561,7 +561,7 @@ class Machine:
             if order.attempt >= self.last:
                 self.attempt = self.last = order.attempt
                 if order.place is not None and order.place.group_rank == 0:
-                    job.gather.serving(order.attempt, "10.0.0.1", 4000)
+                    job.aggregator.serving(order.attempt, "10.0.0.1", 4000)
                 job.starts(self.name, order.attempt)
         elif isinstance(order, Stop) and order.attempt >= self.last:
             self.attempt, self.last = -1, max(self.last, order.attempt)
@@ -606,20 +606,20 @@ def test_nothing_is_waited_for_for_ever(story: list[tuple[str, str]]) -> None:
         elif what == "kill":  # its guardrun; a new one joins
             machine.attempt, machine.last, machine.is_there = -1, -1, True
             machine.inbox.clear()
-            job.events += job.gather.dropped(node, job.now_s)
-            job.gather.joined(node, -1, job.now_s)
+            job.events += job.aggregator.dropped(node, job.now_s)
+            job.aggregator.joined(node, -1, job.now_s)
         elif what == "deputy" and machine.is_there:  # what was on its way is lost
             machine.inbox.clear()
-            job.events += job.gather.dropped(node, job.now_s)
-            job.gather.joined(node, machine.attempt, job.now_s)
+            job.events += job.aggregator.dropped(node, job.now_s)
+            job.aggregator.joined(node, machine.attempt, job.now_s)
         elif what == "cut":
             machine.is_there = False
         elif what == "heal" and not machine.is_there:
             machine.is_there = True
-            job.gather.joined(node, machine.attempt, job.now_s, is_new=False)
+            job.aggregator.joined(node, machine.attempt, job.now_s, is_new=False)
         elif what == "leave":
             machine.attempt, machine.is_there = -1, False
-            job.gather.forget(node)
+            job.aggregator.forget(node)
         elif what == "tick":
             job.pass_s(4.0, *(name for name, one in machines.items() if one.is_there))
         elif what == "stop" and job.told(ev.AttemptStarted):
@@ -641,15 +641,15 @@ def test_what_is_done_with_an_answer_does_not_grow_with_the_nodes() -> None:
     names = [f"n{number}" for number in range(6000)]
     job = Job(names, ranks=1)
     job.order()
-    job.gather.serving(0, "10.0.0.1", 4242)
+    job.aggregator.serving(0, "10.0.0.1", 4242)
     for place, node in enumerate(names):
         rank = ev.Rank(global_rank=place, local_rank=0, pid=1, node=node)
-        job.events += job.gather.told(node, ev.AttemptStarted(attempt=0, ranks=[rank]), job.now_s)
-    job.gather.look(ac.TakeLook(look=1, attempt=0, reason=""), job.now_s)
+        job.events += job.aggregator.told(node, ev.AttemptStarted(attempt=0, ranks=[rank]), job.now_s)
+    job.aggregator.look(ac.TakeLook(look=1, attempt=0, reason=""), job.now_s)
     job.stop()
     for node in names:
-        job.events += job.gather.told(node, ev.LookTaken(look=1, attempt=0, ranks=[]), job.now_s)
+        job.events += job.aggregator.told(node, ev.LookTaken(look=1, attempt=0, ranks=[]), job.now_s)
         stopped = ev.AttemptStopped(attempt=0, exitcodes={}, stopped_by_us=[])
-        job.events += job.gather.told(node, stopped, job.now_s)
+        job.events += job.aggregator.told(node, stopped, job.now_s)
     assert {type(e) for e in job.events} >= {ev.AttemptStarted, ev.LookTaken, ev.AttemptStopped}
     assert time.process_time() - began < 2.0
