@@ -13,6 +13,7 @@ import pytest
 from guardrun.supervisor.rundir.run_directory import write_run_file
 from tests.diagnose.conftest import Bare, Said, after_first_look, ended
 from tests.report.samples import run_file
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real("py-spy")
 
@@ -124,11 +125,17 @@ def test_a_thousand_threads(bare: Bare, ask: Ask) -> None:
         "print('ready', flush=True)\ndef load_index():\n    time.sleep(1000)\nload_index()\n"
     )
     pid = bare.start(text, RANK="0", WORLD_SIZE="1")
-    began_s = time.monotonic()
-    said = ask("--pid", pid, "--gap", 0.3)
-    assert said.told.culprits[0].pid == pid
+
+    def named() -> Said | None:
+        """A busy machine may not read so many stacks in the time that a look has: that is said, within its time."""
+        began_s = time.monotonic()
+        said = ask("--pid", pid, "--gap", 0.3)
+        assert time.monotonic() - began_s < 30
+        return said if said.told.culprits else None
+
+    said = wait_until(named, 60, "a look that reads them all")
+    assert [culprit.pid for culprit in said.told.culprits] == [pid]
     assert "load_index" in said.told.summary
-    assert time.monotonic() - began_s < 30
 
 
 def test_ctrl_c_is_quiet(bare: Bare) -> None:
