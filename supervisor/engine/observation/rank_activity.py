@@ -297,8 +297,10 @@ def _computes_natively(doing: RankActivity, before: RankLook, after: RankLook) -
     native code as well, and does not compute; torch lets go of the GIL for that.
     """
     processes = (before.process, after.process)
-    # Not by how much it uses: on a node that is busy besides it may be little.
-    if not all(process.state == "R" for process in processes):
+    # Not by how much it uses: on a node that is busy besides it may be little. One look may have met a process that
+    # our own py-spy has stopped just then.
+    states = {process.state for process in processes}
+    if "R" not in states or not states <= {"R", "t"}:
         return False
     if doing is RankActivity.GIL_HELD:
         return True

@@ -173,6 +173,18 @@ def test_native_code_that_computes_is_told_from_a_loop_and_from_a_sleep(
     assert (found.doing, found.is_native) == expected
 
 
+@pytest.mark.parametrize(("states", "is_native"), [("Rt", True), ("tR", True), ("tt", False), ("RD", False)])
+def test_a_look_that_met_our_own_py_spy_takes_no_native_code_for_a_loop(states: str, is_native: bool) -> None:
+    """It stops a process for moments, and on a busy machine these are long."""
+    runs = {"stack": act.FITTING.stacks[0], "source": PYSPY}
+    before, after = states
+    found = judge(
+        look(10, cpu_s=5.0, state=before, **runs),  # type: ignore[arg-type]
+        look(18, cpu_s=11.0, main_cpu_s=7.0, state=after, **runs),  # type: ignore[arg-type]
+    )
+    assert found.is_native == is_native
+
+
 @pytest.mark.parametrize(
     ("stack", "starved", "asleep"),
     [

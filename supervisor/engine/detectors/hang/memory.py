@@ -57,7 +57,11 @@ class Suspicion(msgspec.Struct, kw_only=True):
     """A person wants it ended: what the next look finds is the verdict."""
     busy_looks: int = 0
     found_key: str = ""
-    """What the last look was found to say; a verdict needs it said twice in a row."""
+    """What the last two looks were found to say."""
+    found_times: int = 0
+    """How many times in a row."""
+    was_native: bool = False
+    """Native code was seen at work."""
     key: str = ""
     """Of the incident that a verdict opened, where it could not be acted on (observe only, held)."""
     advances: int = 0

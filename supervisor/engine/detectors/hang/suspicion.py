@@ -29,6 +29,10 @@ from guardrun.supervisor.engine.observation.repeated_frames import may_loop, ove
 
 LOOK_TIMEOUT_S = 45.0
 """A look that has not come back by then is asked for again: its collectors have limits of their own, well below."""
+TIMES = 2
+"""So many times in a row a pair of looks must say the same, …"""
+NATIVE_TIMES = 3
+"""… and so many times that what has been native code at work is none any more."""
 QUICK_LOOK_S = 0.5
 """Between the looks at a proof: what a process state or the board says needs no two stacks far apart."""
 BUSY_LOOK_MAX_S = 60.0
@@ -228,8 +232,13 @@ class Hang(HangMemory, kw_only=True):
             self._no_proof(view, now_s)
             return ()
         left_s = hang_verdicts.left_s(self, view, found, seen, now_s)
-        key = f"{found.cause}:{found.culprits}:{found.told}"
-        is_confirmed, suspicion.found_key = found.is_proof or key == suspicion.found_key, key
+        key = f"{found.cause}:{found.culprits}:{found.told}:{found.is_native}"
+        suspicion.found_times = suspicion.found_times + 1 if key == suspicion.found_key else 1
+        suspicion.found_key = key
+        suspicion.was_native = suspicion.was_native or found.is_native
+        # One odd look at native code, which may compute for long, makes two pairs that say otherwise.
+        wanted = NATIVE_TIMES if suspicion.was_native and not found.is_native else TIMES
+        is_confirmed = found.is_proof or suspicion.found_times >= wanted
         if suspicion.is_forced or (left_s <= 0.05 and is_confirmed):
             return hang_verdicts.verdict(self, view, found, seen, now_s)
         verdicts: Sequence[Verdict] = ()
@@ -252,7 +261,7 @@ class Hang(HangMemory, kw_only=True):
         if suspicion.is_forced:
             return [Ended()]
         verdicts = stalls.on_nothing_found(self, view, suspicion, now_s)
-        suspicion.found_key = ""
+        suspicion.found_key, suspicion.found_times = "", 0
         if now_s - silence_began_s(attempt_of(view)) < view.settings.floor_s:
             self._no_proof(view, now_s)
             return verdicts

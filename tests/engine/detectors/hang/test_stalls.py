@@ -327,3 +327,22 @@ def test_a_run_that_ends_well_is_past_whatever_stopped_it(told: Told) -> None:
     told.stopped(told.now_s + 1.0, r0=0, r1=0)
     assert told.state.outcome == "finished"
     assert told.incidents["001"].recovered_s is not None
+
+
+@pytest.mark.parametrize("state", ["t", "D", "S"])
+def test_one_odd_look_takes_no_native_code_for_a_loop(told: Told, state: str) -> None:
+    """It met a page fault, or our own py-spy: patience with a loop is long over by then."""
+    told.running(**NORMAL)
+    pass_time(told, act.WAITING, act.FITTING, until_s=900.0)
+    assert [kinds(told.tick())] == [["TakeLook"]]
+    odd = Activity("odd", stacks=act.FITTING.stacks, cpu=1.0, state=state)
+    assert look(told, act.WAITING, odd, at_s=told.now_s + 0.2) == []
+    pass_time(told, act.WAITING, act.FITTING, until_s=1500.0)
+    assert told.incidents == {}
+
+
+def test_native_code_that_became_a_loop_is_acted_on(told: Told) -> None:
+    told.running(**NORMAL)
+    pass_time(told, act.WAITING, act.FITTING, until_s=300.0)
+    pass_time(told, act.WAITING, act.SPIN, until_s=2000.0)
+    assert told.incidents["001"].cause == "rank_spinning"
