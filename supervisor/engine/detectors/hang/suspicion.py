@@ -121,7 +121,10 @@ class Hang(HangMemory, kw_only=True):
     def _on_report(self, view: RunView, now_s: float) -> Sequence[Verdict]:
         """Any progress ends a suspicion; the same stall gets more patience next time."""
         attempt, suspicion = attempt_of(view), self.suspicion
-        if suspicion is None or attempt.advances == suspicion.advances or attempt.stopped:
+        if suspicion is None or attempt.advances == suspicion.advances:
+            return ()
+        if attempt.stopped:  # a rank that is stopped stays so, whatever others still do
+            suspicion.advances = attempt.advances
             return ()
         for place in suspicion.places.values():
             self.remembered[place] = max(attempt.gap_s, self.remembered.get(place, 0.0))

@@ -152,6 +152,17 @@ def test_a_process_that_goes_on_again_is_no_proof(told: Told) -> None:
     assert told.state.attempt is not None and told.state.attempt.stopped == {}
 
 
+def test_what_others_did_beside_a_stopped_rank_ends_no_suspicion_afterwards(told: Told) -> None:
+    told.running()
+    report(told, 1, 5.0, state="T")
+    suspected(told)
+    report(told, 0, 5.8, progress=11, progress_s=5.7)
+    report(told, 1, 6.0, state="S")
+    assert told.state.detectors.hang.suspicion is not None, "nobody has advanced since it goes on"
+    report(told, 0, 6.4, progress=12, progress_s=6.3)
+    assert told.state.detectors.hang.suspicion is None
+
+
 def test_a_look_sees_a_stopped_process_that_no_report_told_of(told: Told) -> None:
     told.running()
     suspected(told)
