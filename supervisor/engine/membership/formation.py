@@ -48,9 +48,7 @@ def launch(state: State, now_s: float) -> list[Action]:
     """Start the next attempt; with several nodes, once those that it needs are there."""
     fleet = state.fleet
     if fleet is None:
-        enter(state, Phase.STARTING)
-        state.ordered_s = now_s
-        return [start(state)]
+        return [start(state, now_s)]
     enter(state, Phase.GATHERING)
     fleet.since_s, fleet.requeue_s = now_s, 0.0
     node_checks.expect(state, fleet)
@@ -80,9 +78,7 @@ def _start(state: State, fleet: Fleet, found: Membership, now_s: float) -> list[
         actions += [action for member in waiting for action in odd_size(fleet, found.members, member)]
     fleet.put(found.members)
     state.world_size = first_ranks(fleet, found.members)[-1]
-    enter(state, Phase.STARTING)
-    state.ordered_s = now_s
-    return [*actions, start(state)]
+    return [*actions, start(state, now_s)]
 
 
 def on_nodes_checked(state: State, event: ev.NodesChecked, now_s: float) -> list[Action]:

@@ -111,13 +111,10 @@ def _open(state: State, found: Detected, now_s: float) -> Incident:
 
 
 def _culprits(state: State, named: Sequence[int | Culprit]) -> list[Culprit]:
+    devices = state.detectors.node_health.devices
     found: list[Culprit] = []
     for one in named:
-        found += (
-            [one]
-            if isinstance(one, Culprit)
-            else culprits_of(attempt_of(state), [one], state.detectors.node_health.devices)
-        )
+        found += [one] if isinstance(one, Culprit) else culprits_of(attempt_of(state), [one], devices)
     return found
 
 

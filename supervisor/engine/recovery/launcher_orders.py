@@ -22,8 +22,10 @@ def choose(state: State, now_s: float) -> list[Action]:
     return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]
 
 
-def start(state: State) -> Action:
-    """Start the next attempt, as it was decided."""
+def start(state: State, now_s: float) -> Action:
+    """Start the next attempt, as it was decided; the same again where nobody answered."""
+    enter(state, Phase.STARTING)
+    state.ordered_s = now_s
     return StartAttempt(
         attempt=state.next_attempt,
         checkpoint=state.checkpoint,
@@ -49,7 +51,7 @@ def order_again(state: State, now_s: float) -> list[Action]:
     """Repeat the order that is outstanding; all of them are idempotent."""
     state.ordered_s = now_s
     if state.phase is Phase.STARTING:
-        return [start(state)]
+        return [start(state, now_s)]
     if state.phase is Phase.STOPPING:
         return [stop_order(state)]
     if state.phase is Phase.CHOOSING:
