@@ -21,6 +21,7 @@ from guardrun.supervisor.collect.host.node_readings import read_room
 from guardrun.supervisor.collect.host.oom_kills import OomWatch
 from guardrun.supervisor.collect.host.procfs import read_bytes
 from guardrun.supervisor.collect.ranks.stack_dumps import parse_fatal
+from guardrun.supervisor.engine.failures.backend_words import telling_lines
 from guardrun.supervisor.engine.failures.failure_causes import WORDS_END, last_words
 from guardrun.supervisor.engine.model.events import ErrorRecord, ExitsRead, ExitTrace, Rank
 
@@ -139,12 +140,19 @@ def parse_tail(data: bytes) -> str:
 
 
 def keep_end(text: str) -> str:
-    """The last STDERR_TAIL_BYTES of a rank's words, and before them its last words where something long follows."""
+    """The last STDERR_TAIL_BYTES of a rank's words, and before them what tells of its end where that stands further up.
+
+    That is what native code said last, and what torch's watchdog said of the rank and its peers.
+    """
     if len(text) <= STDERR_TAIL_BYTES:
         return text
     end = text[-STDERR_TAIL_BYTES:].partition("\n")[2] or text[-STDERR_TAIL_BYTES:]
-    words = native_words(text)
-    return end if native_words(end) == words else words[:_MAX_WORDS_CHARS] + WORDS_END + end
+    words, telling = native_words(text), telling_lines(text)
+    kept = [
+        *([telling] if telling != telling_lines(end) else []),
+        *([words[:_MAX_WORDS_CHARS]] if words != native_words(end) else []),
+    ]
+    return WORDS_END.join([*kept, end])
 
 
 def native_words(text: str) -> str:

@@ -88,6 +88,13 @@ PATTERNS: tuple[Pattern, ...] = (
         source="c10/cuda/CUDACachingAllocator.cpp; aten/src/ATen/cuda/Exceptions.h; nccl src/include/checks.h",
     ),
     Pattern(cause="cuda_oom", types=("OutOfMemoryError",), source="torch.OutOfMemoryError (c10/util/Exception.h)"),
+    # Memory that may be pinned, of which the host has plenty.
+    Pattern(
+        cause="nccl_error",
+        text=r"ibv_(?:reg_|create_|alloc_)\w+ failed with error Cannot allocate memory",
+        hint="memlock",
+        source="nccl src/misc/ibvwrap.cc; ibv_reg_mr(3): ENOMEM where RLIMIT_MEMLOCK is too low",
+    ),
     # The device itself.
     Pattern(
         cause="gpu_lost",
@@ -211,9 +218,59 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         cause="exception",
-        text=r"unspecified launch failure",
+        text=r"unspecified launch failure|CUDA(?: driver)? error: unknown error"
+        r"|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)",
         hint="launch_failure",
-        source=f"{_CUDART} cudaErrorLaunchFailure",
+        source=f"{_CUDART} cudaErrorLaunchFailure, cudaErrorUnknown; aten/src/ATen/cuda/Exceptions.h",
+    ),
+    Pattern(
+        cause="exception",
+        text=r"the launch timed out and was terminated",
+        hint="launch_timeout",
+        source=f"{_CUDART} cudaErrorLaunchTimeout",
+    ),
+    Pattern(
+        cause="exception",
+        text=r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_NOT_INITIALIZED",
+        hint="library_start",
+        source="aten/src/ATen/cuda/Exceptions.h: cublasCreate and the like allocate on the device",
+    ),
+    Pattern(
+        cause="exception",
+        text=r"NVIDIA driver on your system is too old|CUDA driver version is insufficient for CUDA runtime version",
+        hint="driver",
+        source=f"torch/csrc/cuda/utils; {_CUDART} cudaErrorInsufficientDriver",
+    ),
+    Pattern(
+        cause="exception",
+        text=r"no kernel image is available for execution on the device",
+        hint="kernel_image",
+        source=f"{_CUDART} cudaErrorNoKernelImageForDevice",
+    ),
+    Pattern(
+        cause="exception",
+        text=r"invalid device ordinal",
+        hint="ordinal",
+        source=f"{_CUDART} cudaErrorInvalidDevice",
+    ),
+    Pattern(
+        cause="exception",
+        text=r"CUDA unknown error - this may be due to an incorrectly set up environment",
+        hint="cuda_setup",
+        source="c10/cuda/CUDAFunctions.cpp",
+    ),
+    # Those that waited for somebody who did not come.
+    Pattern(
+        cause="nccl_error",
+        text=r"retrieving ncclUniqueId from \[\d+\] via c10d key-value store",
+        hint="store_wait",
+        source="torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, broadcastUniqueNCCLID",
+    ),
+    Pattern(
+        cause="exception",
+        text=r"waiting for clients\. \d+/\d+ clients joined",
+        hint="store_wait",
+        source="torch/csrc/distributed/c10d/TCPStore.cpp, waitForWorkers",
     ),
     Pattern(
         cause="nccl_error",

@@ -7,9 +7,17 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 
 import msgspec
 
+from guardrun.supervisor.engine.failures.backend_words import (
+    NOTHING_SAID,
+    BackendWords,
+    lost_peers,
+    read_words,
+    who_was_waited_for,
+)
 from guardrun.supervisor.engine.failures.exception_chain import Layer, Relation, layers_of
 from guardrun.supervisor.engine.failures.failure_causes import (
     CauseMatch,
@@ -91,6 +99,8 @@ _PEER_LOST = re.compile(
 )
 _PEER_LOST_ERRORS = ("DistNetworkError", "BrokenPipeError", "ConnectionResetError")
 _TORCHS_ERRORS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
+_WATCHDOGS = ("watchdog", "watchdog_stuck")
+"""Hints: torch's own watchdog, or the monitor of that, has ended the rank."""
 _SHM = re.compile(r"/dev/shm|/torch_\d+|shared memory", re.IGNORECASE)
 
 SYSTEM_EXIT = "SystemExit"
@@ -112,6 +122,7 @@ _MEANT = {
 AT_ONCE_S = 1.0
 """Errors of several ranks, none of which follows on another's by what it says."""
 MAX_BESIDE = 2
+MAX_HOSTS = 3
 _SAME_TWICE = frozenset({"exception", "cuda_oom", "host_oom", "collective_mismatch", "checkpoint_corrupt", "disk_full"})
 _SYNTAX = ("SyntaxError", "IndentationError", "TabError")
 _OWN_CAUSES = frozenset({"gpu_lost", "cuda_oom", "host_oom", "disk_full", "checkpoint_corrupt", "import_error"})
@@ -119,6 +130,15 @@ _OWN_CAUSES = frozenset({"gpu_lost", "cuda_oom", "host_oom", "disk_full", "check
 _TORCHS_PLACE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|hpp):\d+\] ")
 _TORCHS_ADVICE = " This is typically caused by"
 _WORKER = re.compile(r"in DataLoader worker process (\d+)")
+_NCCLS_PLACE = re.compile(r"^NCCL error in: .*?\b(nccl\w+): .*?\bLast error:\s*", re.DOTALL)
+"""What torch puts before NCCL's own words: a line of its source, what the kind of error means in general."""
+_WATCHDOGS_PLACE = re.compile(
+    r"\[PG ID \S+ PG GUID [^\]]*\] +(?:Process group watchdog thread terminated with exception: )?(?:\[Rank \d+\] )?"
+)
+_CUDAS_ADVICE = re.compile(
+    r"(?:Search for `\w+' in https://docs\.nvidia\.com|CUDA kernel errors might be asynchronously reported).*",
+    re.DOTALL,
+)
 _UNPICKLER = re.compile(r"Weights only load failed.*(?=WeightsUnpickler error: )", re.DOTALL)
 """Three lines of instructions that torch.load puts before what was wrong (torch/serialization.py, UNSAFE_MESSAGE)."""
 _CHILD = re.compile(r"-- Process (\d+) terminated with")
@@ -133,16 +153,19 @@ class _Weighed(msgspec.Struct, frozen=True):
     """The exception that the sentence quotes."""
     is_victim: bool
     key: str
+    words: BackendWords
 
 
-def blame(falls: list[Fall], readings: list[Reading] | None = None) -> RootCause:
-    """Weigh how the ranks of an attempt fell. Raises ValueError for an empty list."""
+def blame(
+    falls: list[Fall], readings: list[Reading] | None = None, nodes: Mapping[str, str] | None = None
+) -> RootCause:
+    """Weigh how the ranks of an attempt fell. nodes: by address or name of a host. Raises ValueError for no falls."""
     if not falls:
         raise ValueError("nobody fell")
     weighed = [_weigh(fall, readings or []) for fall in falls]
     guilty = [one for one in weighed if not one.is_victim and _is_suspect(one.fall)]
     if not guilty:
-        return _nobody(weighed)
+        return _nobody(weighed, nodes or {})
     first = min(guilty, key=lambda one: _when(one.fall))
     cause = first.told.cause
     beside = _beside(first, guilty)
@@ -194,14 +217,21 @@ def exit_code(fall: Fall) -> int:
 
 def is_peer_lost(fall: Fall) -> bool:
     """Whether what it says is only that somebody else has gone, or never came."""
-    return _is_victim(fall, layers_of(fall.error) if fall.error else [], _told(fall))
+    words = _words(fall)
+    return _is_victim(fall, layers_of(fall.error) if fall.error else [], _told(fall, words), words)
 
 
 def _weigh(fall: Fall, readings: list[Reading]) -> _Weighed:
-    told = cause_with_device(_told(fall), readings)
+    words = _words(fall)
+    told = cause_with_device(_told(fall, words), readings)
     layers = layers_of(fall.error) if fall.error else []
     layer = told.layer or _quoted(layers) or _root(layers)
-    return _Weighed(fall, told, layer, _is_victim(fall, layers, told), _key(fall, told.cause, layer))
+    return _Weighed(fall, told, layer, _is_victim(fall, layers, told, words), _key(fall, told.cause, layer), words)
+
+
+def _words(fall: Fall) -> BackendWords:
+    """What torch said there of other ranks; its monitor does so on stderr also where somebody else ends the rank."""
+    return read_words("\n".join(filter(None, [fall.error.message if fall.error else "", fall.stderr_tail])))
 
 
 def _quoted(layers: list[Layer]) -> Layer | None:
@@ -215,7 +245,7 @@ def _root(layers: list[Layer]) -> Layer | None:
     return next((one for one in reversed(layers) if one.relation is Relation.CAUSE), None)
 
 
-def _told(fall: Fall) -> CauseMatch:
+def _told(fall: Fall, words: BackendWords) -> CauseMatch:
     """The cause, as the rank alone shows it."""
     if fall.was_oom_killed:
         return CauseMatch(cause="host_oom")
@@ -232,6 +262,8 @@ def _told(fall: Fall) -> CauseMatch:
         # What merely hints at a cause of the script's is an abort all the same.
         is_named = told_by_log.cause != "exception"
         return told_by_log if is_named else msgspec.structs.replace(told_by_log, cause="abort")
+    if number == signal.SIGABRT and (words.is_stuck or words.was_ended_by_peer):
+        return CauseMatch(cause="nccl_error", hint="watchdog_stuck" if words.is_stuck else "watchdog")
     return CauseMatch(cause=_BY_SIGNAL.get(number, "killed"))
 
 
@@ -242,11 +274,14 @@ def _is_suspect(fall: Fall) -> bool:
     return not fall.stopped_by_us and fall.exitcode not in (None, 0)
 
 
-def _is_victim(fall: Fall, layers: list[Layer], told: CauseMatch) -> bool:
+def _is_victim(fall: Fall, layers: list[Layer], told: CauseMatch, words: BackendWords) -> bool:
     if told.cause in _OWN_CAUSES or told.hint.startswith("worker"):
         return False
     if not fall.error:
-        return fall.exitcode == -signal.SIGABRT and bool(_PEER_LOST.search(fall.stderr_tail))
+        waited = bool(_PEER_LOST.search(fall.stderr_tail)) or told.hint in _WATCHDOGS
+        return _signal(fall.exitcode) == signal.SIGABRT and waited
+    if words.is_victim and fall.error.error.endswith(_TORCHS_ERRORS):
+        return True
     if fall.error.error.rsplit(".", 1)[-1] in _PEER_LOST_ERRORS and "torch" in fall.error.traceback:
         return True
     is_torchs = "torch/distributed" in fall.error.traceback
@@ -292,7 +327,7 @@ def _what(fall: Fall, cause: str, layer: Layer | None) -> str:
     number = _signal(fall.exitcode)
     if number is None:
         return f"exited with code {fall.exitcode}"
-    words = " ".join(last_words(fall.stderr_tail).split()) if number == signal.SIGABRT else ""
+    words = " ".join(_shorter(last_words(fall.stderr_tail)).split()) if number == signal.SIGABRT else ""
     frame = user_frame(fall.stack)
     where = f" in {frame.function} ({base_name(frame.file)}:{frame.line})" if frame and is_users(frame) else ""
     if fall.has_ended and not where:
@@ -306,10 +341,16 @@ def _signal_text(exitcode: int | None, number: signal.Signals) -> str:
     return f"signal {-(exitcode or 0)}" if is_nameless else f"signal {number.value} ({number.name})"
 
 
+def _shorter(message: str) -> str:
+    """The part of a backend's message that is about this error: a sentence has room for 200 characters."""
+    return _CUDAS_ADVICE.sub("", _WATCHDOGS_PLACE.sub("", _NCCLS_PLACE.sub(r"\1: ", message)))
+
+
 def _raised(error: ErrorRecord, layer: Layer | None) -> str:
     """`raised ValueError: bad sample in load (data.py:3), in DataLoader worker 0`."""
     told = layer or Layer(error=error.error, message=error.message)
-    message = _TORCHS_PLACE.sub("", " ".join(_UNPICKLER.sub("", told.message).split()).partition(_TORCHS_ADVICE)[0])
+    said = " ".join(_shorter(_UNPICKLER.sub("", told.message)).split())
+    message = _TORCHS_PLACE.sub("", said.partition(_TORCHS_ADVICE)[0])
     text = f"{told.error.removeprefix('builtins.')}: {message[:200].rstrip('. ')}" if message else told.error
     frame = _user_frame(layer.frames if layer else []) or _user_frame(error.frames)
     where = f" in {frame.function} ({base_name(frame.file)}:{frame.line})" if frame else ""
@@ -371,7 +412,7 @@ def _blame(one: _Weighed, culprits: list[int], confidence: float, why_nobody: st
     )
 
 
-def _nobody(weighed: list[_Weighed]) -> RootCause:
+def _nobody(weighed: list[_Weighed], nodes: Mapping[str, str]) -> RootCause:
     """Only ranks that lost a peer, or were stopped: the one to blame left no trace."""
     fallen = [one for one in weighed if not one.fall.stopped_by_us or one.fall.error] or weighed
     left = [one.fall for one in weighed if one.fall.exitcode == 0]
@@ -379,12 +420,32 @@ def _nobody(weighed: list[_Weighed]) -> RootCause:
         # Those that ended with 0 are not the ones that fell.
         fallen = [one for one in fallen if one.fall.exitcode != 0] or fallen
         why = f"rank {left[0].global_rank} had ended with exit code 0 while others still expected it in a collective"
-    elif all(one.told.hint == "watchdog" for one in fallen):
-        why = "every rank that fell had waited in a collective until its timeout"
     else:
-        why = "every rank that fell had only lost the connection to another"
-    blame = _blame(min(fallen, key=lambda one: _when(one.fall)), [], 0.5, why)
+        why = f"every rank that fell had only lost the connection to another{_where_to(fallen, nodes)}"
+    first = min(fallen, key=lambda one: _when(one.fall))
+    if not left and (found := _waited_for(weighed, first)):
+        return found
+    blame = _blame(first, [], 0.5, why)
     return msgspec.structs.replace(blame, left_early=[fall.global_rank for fall in left])
+
+
+def _where_to(fallen: list[_Weighed], nodes: Mapping[str, str]) -> str:
+    """` (10.0.0.7, node-b)`: whom they lost, where NCCL names it; empty where it names many, or nobody."""
+    texts = [f"{one.fall.error.message if one.fall.error else ''}\n{one.fall.stderr_tail}" for one in fallen]
+    hosts = list(dict.fromkeys(host for text in texts for host in lost_peers(text)))
+    named = [f"{host}, {nodes[host]}" if nodes.get(host, host) != host else host for host in hosts]
+    return f" ({'; '.join(named)})" if 0 < len(named) <= MAX_HOSTS else ""
+
+
+def _waited_for(weighed: list[_Weighed], first: _Weighed) -> RootCause | None:
+    """The verdict by what torch's watchdog and store said of others; None where they said nothing."""
+    said = {one.fall.global_rank: one.words for one in weighed if one.words != NOTHING_SAID}
+    silent = [one.fall.global_rank for one in weighed if one.words == NOTHING_SAID]
+    met = who_was_waited_for(said, silent)
+    if met is None:
+        return None
+    found = _blame(first, met.culprits, met.confidence, met.why_nobody)
+    return msgspec.structs.replace(found, what=met.what or found.what)
 
 
 def is_shared_memory(error: ErrorRecord | None) -> bool:

@@ -91,6 +91,25 @@ _HINTS: dict[str, str] = {
     "quota": "The quota is used up: free space, have it raised, or let checkpoints and logs go elsewhere.",
     "watchdog": "Ranks that report this timeout waited for one that did not come: look at the ranks that don't report "
     "it. Without a timeout of the script's own, guardrun looks into the hang before NCCL's watchdog ends it.",
+    "watchdog_stuck": "NCCL's watchdog waited for a call of NCCL or CUDA that did not return: see dmesg on that node "
+    "for an Xid, and the devices' links (`guardctl node`).",
+    "store_wait": "Every rank must get to init_process_group, and to the first collective of its group, within the "
+    "group's timeout: see what the rank that is named does before it (its device's context, a download, a slow file "
+    "system).",
+    "memlock": "The host has memory, but may not pin more: `ulimit -l unlimited` where the job starts (in Slurm: "
+    "PropagateResourceLimitsExcept=MEMLOCK; in a container: --ulimit memlock=-1).",
+    "launch_timeout": "A kernel ran longer than its device allows, as one that also drives a display does: use "
+    "another device, or see dmesg for an Xid 8.",
+    "library_start": "A library of CUDA could not start on the device: nearly always its memory is full (lower the "
+    f"batch size), or an error before it is only told here. {_LATE}",
+    "driver": "The node's NVIDIA driver is older than this build of torch needs: update it, or install a build of "
+    "torch for an older CUDA.",
+    "kernel_image": "This build of torch, or an extension, has no code for the node's GPU: install one that was built "
+    "for its compute capability (torch.cuda.get_arch_list() shows what it has).",
+    "ordinal": "The rank asks for a device that it does not see: compare LOCAL_RANK and --nproc_per_node with "
+    "CUDA_VISIBLE_DEVICES and the job's GPUs.",
+    "cuda_setup": "CUDA could not be initialised there: compare nvidia-smi on the node with what the container shows, "
+    "and see whether CUDA_VISIBLE_DEVICES is changed after the start.",
     "remote": "The other end of a connection went: look for the rank that ended first, and at the network.",
     "usage": "NCCL refused the call. Often two ranks use one device: each must take the one that LOCAL_RANK names.",
 }

@@ -17,6 +17,7 @@ from guardrun.supervisor.collect.ranks.exits import (
     parse_tail,
     parse_traceback_frames,
 )
+from guardrun.supervisor.engine.failures.backend_words import read_words
 from guardrun.supervisor.engine.failures.failure_causes import cause_of_log, last_words
 from tests.collect.ranks.raised import FRAMES, RAISED, TRACEBACK
 
@@ -121,6 +122,20 @@ def test_last_words_are_found_before_what_follows_them(before: str, after: str) 
     told = cause_of_log(tail)
     assert told is not None and told.cause == "gpu_lost"
     assert len(tail) < 2 * STDERR_TAIL_BYTES
+
+
+def test_what_a_watchdog_said_is_found_before_what_follows_it() -> None:
+    """The stack of the collective that timed out is written in between, then C++'s own, 30 frames of each."""
+    prefix = "[rank1]:[E1122 04:00:00 ProcessGroupNCCL.cpp:1794] [PG ID 0 PG GUID 0(default_pg) Rank 1] "
+    said = f"{prefix}Received a dump signal … Last enqueued NCCL work: 11, last completed NCCL work: 11.This is\n"
+    tail = parse_tail(f"step 3\n{said}{FRAMES_AFTER}{DUMP}".encode())
+    words = read_words(tail)
+    assert (words.group, words.enqueued) == ("default_pg", 11)
+    assert "step 3" not in tail and len(tail) < 2 * STDERR_TAIL_BYTES
+    dead = f"{said}terminate called after throwing an instance of 'E'\n  what():  {ECC}\n{FRAMES_AFTER}{DUMP}"
+    tail = parse_tail(dead.encode())
+    assert read_words(tail).enqueued == 11 and last_words(tail).splitlines()[0] == ECC
+    assert parse_tail(said.encode()) == said
 
 
 def test_the_c_library_s_line_is_found_before_what_follows_it() -> None:

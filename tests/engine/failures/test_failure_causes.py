@@ -136,6 +136,48 @@ NCCL = (
             "nccl_error",
             "usage",
         ),
+        (
+            "torch.distributed.DistBackendError",
+            NCCL.format("Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"),
+            "nccl_error",
+            "memlock",
+        ),
+        ("torch.AcceleratorError", CUDA.format("unknown error"), "exception", "launch_failure"),
+        (
+            "torch.AcceleratorError",
+            CUDA.format("the launch timed out and was terminated"),
+            "exception",
+            "launch_timeout",
+        ),
+        (
+            "torch.AcceleratorError",
+            CUDA.format("no kernel image is available for execution on the device"),
+            "exception",
+            "kernel_image",
+        ),
+        ("torch.AcceleratorError", CUDA.format("invalid device ordinal"), "exception", "ordinal"),
+        (
+            "RuntimeError",
+            "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(handle)`",
+            "exception",
+            "launch_failure",
+        ),
+        (
+            "RuntimeError",
+            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+            "exception",
+            "library_start",
+        ),
+        ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuda_oom", ""),
+        ("RuntimeError", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "exception", "launch_failure"),
+        ("RuntimeError", "The NVIDIA driver on your system is too old (found version 11040).", "exception", "driver"),
+        (
+            "RuntimeError",
+            "CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable "
+            "CUDA_VISIBLE_DEVICES after program start.",
+            "exception",
+            "cuda_setup",
+        ),
         ("OSError", "[Errno 28] inotify watch limit reached", "exception", ""),
     ],
 )
@@ -269,7 +311,7 @@ def test_a_c_plus_plus_exception_in_the_last_words() -> None:
     tail = WATCHDOG.format("CUDA error: uncorrectable ECC error encountered")
     told = blame([Fall(global_rank=1, exitcode=-6, at_s=1.0, stderr_tail=tail)])
     assert told.cause == "gpu_lost"
-    assert "what" not in told.what and "uncorrectable ECC error encountered" in told.what
+    assert told.what == "was ended by signal 6 (SIGABRT): CUDA error: uncorrectable ECC error encountered"
     assert "frame #0" not in told.what
     assert cause_of_log(WATCHDOG.format("CUDA error: an illegal memory access was encountered")) == CauseMatch(
         cause="exception", hint="illegal_access"
