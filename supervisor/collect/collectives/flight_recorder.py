@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.collect.host.procfs import parse_files_limit
+from guardrun.supervisor.engine.observation.collective_calls import runs_on_device
 
 MAX_BYTES = 8 * 1024 * 1024
 """2000 entries, torch's default, are 1.2 MB."""
@@ -83,6 +84,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     sizes: list[list[int]]
     dtype: str
     is_done: bool
+    is_started: bool = False
+    """Its device has begun with it; told only where torch times collectives."""
     created_ns: int
     """Wall clock; 0 unknown."""
 
@@ -160,8 +163,9 @@ def _entry(raw: _RawEntry) -> Entry:
         peer=int(p2p[3]) if p2p else -1,
         sizes=raw.input_sizes,
         dtype=_dtype(raw.input_dtypes[0]) if raw.input_dtypes else "",
-        # Over gloo the state stays "scheduled". NCCL retires what has timed out, too.
-        is_done=raw.state == "completed" or (raw.retired and backend != "nccl"),
+        # Over gloo the state stays "scheduled". A device's backend retires what has timed out, too.
+        is_done=raw.state == "completed" or (raw.retired and not runs_on_device(backend)),
+        is_started=raw.state == "started",
         created_ns=raw.time_created_ns,
     )
 
@@ -181,7 +185,9 @@ def _closed(pairs: list[tuple[_RawEntry, Entry]]) -> list[Entry]:
         name = entry.op.lower().removesuffix("coalesced").removesuffix("_")
         for index in batch:
             op = kept[index].op if kept[index].is_p2p or not name else _OPS.get(name, name)
-            kept[index] = msgspec.structs.replace(kept[index], is_done=entry.is_done, op=op)
+            kept[index] = msgspec.structs.replace(
+                kept[index], is_done=entry.is_done, is_started=entry.is_started, op=op
+            )
     return kept
 
 

@@ -22,6 +22,7 @@ from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.collectives.calls_page import CallsPage, PageCall, PageGroup, read_calls
 from guardrun.supervisor.collect.collectives.flight_recorder import Entry, Trace, TraceError, fetch_trace
 from guardrun.supervisor.engine.model.looks import Call, GroupLook
+from guardrun.supervisor.engine.observation.collective_calls import direction
 
 MAX_GROUPS = 32
 MAX_PENDING = 8
@@ -34,7 +35,7 @@ FETCH_S = 1.0
 _MADE_MARGIN_NS = 1_000_000
 
 RECORDER, HOOKS, BOTH = "flight recorder", "hooks", "both"
-ISSUED, COMPLETED = "issued", "completed"
+ISSUED, STARTED, COMPLETED = "issued", "started", "completed"
 
 AtNs = Callable[[int], float]
 
@@ -106,8 +107,9 @@ def join(
     names = list(known) if known else list(entries)
     members = trace.members if trace is not None else {}
     looks = [
-        _Joiner(known.get(name), calls[name], entries[name], at_ns, wall_ns).look(name, members.get(name, []), last)
+        joiner.look(name, members.get(name, []), last)
         for name in names
+        for joiner in _joiners(known.get(name), calls[name], entries[name], at_ns, wall_ns)
     ]
     looks.sort(key=lambda look: (not _is_pending(look), -max((call.at_s for call in look.calls), default=0.0)))
     return looks[:MAX_GROUPS]
@@ -117,18 +119,64 @@ def _is_pending(look: GroupLook) -> bool:
     return any(call.state != COMPLETED for call in look.calls)
 
 
+def _joiners(
+    group: PageGroup | None, calls: list[PageCall], entries: list[Entry], at_ns: AtNs, wall_ns: int
+) -> list[_Joiner]:
+    """One for each backend of a group that a recorder tells of: each counts its own calls.
+
+    The page counts those of torch's default backend, and has calls to all. One that another backend's recorder has as
+    under way is that one's: NCCL's return at once.
+    """
+    backends = list(dict.fromkeys(entry.backend for entry in entries))
+    if not backends or len({*_backends(group), *backends}) < 2:
+        return [_Joiner(group, calls, entries, at_ns, wall_ns)]
+    counted = _counted({*_backends(group), *backends})
+    by_backend = {name: [entry for entry in entries if entry.backend == name] for name in [counted, *backends]}
+    is_elsewhere = any(not entry.is_done for name, told in by_backend.items() if name != counted for entry in told)
+    own = [call for call in calls if call.has_returned or not is_elsewhere]
+    uncounted = group._replace(issued=0, issued_by_heart=0) if group is not None else None
+    return [
+        _Joiner(group, own, told, at_ns, wall_ns, part=name)
+        if name == counted
+        else _Joiner(uncounted, [], told, at_ns, wall_ns, part=name)
+        for name, told in by_backend.items()
+    ]
+
+
+def _backends(group: PageGroup | None) -> set[str]:
+    """What a group was made with: `cpu:gloo,cuda:nccl` is two."""
+    return {part.rpartition(":")[2] for part in group.backend.split(",")} - {""} if group is not None else set()
+
+
+def _counted(backends: set[str]) -> str:
+    """Whose number torch gives for a group of several: NCCL's where it is one of them, else gloo's last.
+
+    torch/distributed/distributed_c10d.py, _new_process_group_helper: the default backend.
+    """
+    return min(backends, key=lambda backend: (backend != "nccl", backend == "gloo", backend))
+
+
 class _Joiner:
-    """One group."""
+    """One group, or one backend's part of it."""
 
     def __init__(
-        self, group: PageGroup | None, calls: list[PageCall], entries: list[Entry], at_ns: AtNs, wall_ns: int
+        self,
+        group: PageGroup | None,
+        calls: list[PageCall],
+        entries: list[Entry],
+        at_ns: AtNs,
+        wall_ns: int,
+        *,
+        part: str = "",
     ) -> None:
+        """part: the backend, where the group has others besides."""
         self.group = group
         self.calls = calls
         self.entries = entries
         self.at_ns = at_ns
         self.wall_ns = wall_ns
-        self.backend = _backend(group, entries)
+        self.part = part
+        self.backend = part or _backend(group, entries)
 
     def look(self, name: str, members: list[int], last: int) -> GroupLook:
         group = self.group
@@ -142,6 +190,7 @@ class _Joiner:
             name=name,
             desc="" if desc == "undefined" else desc,
             backend=self.backend,
+            part=self.part,
             ranks=(group.ranks if group is not None else []) or members,
             issued=issued,
             completed=self._completed(collectives, issued),
@@ -198,7 +247,7 @@ class _Joiner:
             op=before.op if before is not None else entry.op,
             sizes=[*before.sizes, *entry.sizes] if before is not None else entry.sizes,
             dtype=entry.dtype,
-            state=COMPLETED if is_done else ISSUED,
+            state=COMPLETED if is_done else STARTED if entry.is_started else ISSUED,
             at_s=self.at_ns(entry.created_ns - self.wall_ns) if entry.created_ns else 0.0,
             peer=self._global(entry.peer),
         )
@@ -235,8 +284,27 @@ class _Joiner:
         """Sends and receives: the page's, which counts them by peer; the recorder's where there is no page."""
         if self.group is None:
             return [self._of_entry(entry, None) for entry in self.entries if entry.is_p2p]
-        found = [self._of_call(call, call.p2p_number, None) for call in self.calls if call.p2p_number]
+        calls = [call for call in self.calls if call.p2p_number]
+        entries = self._entries_of(calls) if self.backend != "gloo" else {}
+        found = [self._of_call(call, call.p2p_number, entries.get(call.number)) for call in calls]
         return [call for call in found if call is not None]
+
+    def _entries_of(self, calls: list[PageCall]) -> dict[int, Call]:
+        """The recorder's entries of sends and receives, by the page's number of the call.
+
+        The recorder counts those of a group (of a batch, once), the page those with one peer: both have them in the
+        order in which they were issued, and the last of one are the last of the other.
+        """
+        told: dict[tuple[str, int], list[Call]] = defaultdict(list)
+        for entry in self.entries:
+            if entry.is_p2p:
+                call = self._of_entry(entry, None)
+                told[direction(call), call.peer].append(call)
+        return {
+            call.number: told[way].pop()
+            for call in reversed(calls)
+            if told.get(way := (direction(Call(0, call.op)), call.peer))
+        }
 
     def _global(self, member: int) -> int:
         ranks = self.group.ranks if self.group is not None else []
@@ -247,7 +315,7 @@ def _backend(group: PageGroup | None, entries: list[Entry]) -> str:
     """nccl, gloo, …: what its last entry ran on, else what it was made with, if that is only one."""
     if entries:
         return entries[-1].backend
-    parts = {part.rpartition(":")[2] for part in group.backend.split(",")} if group is not None else set()
+    parts = _backends(group)
     return parts.pop() if len(parts) == 1 else ""
 
 

@@ -183,7 +183,7 @@ def take_look(
 
 def _ask_nccl(looks: list[RankLook], left_s: float) -> tuple[str, list[Reading]]:
     """NCCL's own account of its communicators, where a rank uses it and there is time left."""
-    if left_s <= 0 or not any(group.backend == "nccl" for look in looks for group in look.groups):
+    if left_s <= 0 or not any("nccl" in group.backend for look in looks for group in look.groups):
         return "", []
     return read_ras({look.process.pid for look in looks}, limit_s=min(LIMIT_S, left_s))
 

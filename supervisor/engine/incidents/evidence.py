@@ -9,7 +9,7 @@ from guardrun.supervisor.engine.model.looks import Call, Frame, RankLook, Readin
 from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.observation.collective_calls import call_text, group_text, is_point_to_point
 from guardrun.supervisor.engine.observation.collective_waits import Match, pending
-from guardrun.supervisor.engine.observation.frames import base_name, is_users, rank_list
+from guardrun.supervisor.engine.observation.frames import active_stack, base_name, is_users, rank_list
 from guardrun.supervisor.engine.observation.rank_activity import Judgement
 
 MAX_RANKS = 64
@@ -54,7 +54,7 @@ def stack_of(looks: list[RankLook], ranks: list[int]) -> list[str]:
     wanted = set(ranks)
     for look in looks:
         if look.global_rank in wanted and look.process.threads:
-            return [frame_text(frame) for frame in look.process.threads[0].frames[:MAX_FRAMES]]
+            return [frame_text(frame) for frame in active_stack(look.process.threads)[:MAX_FRAMES]]
     return []
 
 

@@ -97,7 +97,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     dtype: str = ""
     """float32, …"""
     state: str = "issued"
-    """issued, or completed."""
+    """issued, or completed; started in between, where its device tells (TORCH_NCCL_ENABLE_TIMING)."""
     at_s: float = 0.0
     """When it was issued; 0 unknown."""
     frame: Frame | None = None
@@ -115,6 +115,8 @@ class GroupLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """default_pg, or what the script called it; empty unknown."""
     backend: str = ""
     """nccl, gloo, …; empty unknown."""
+    part: str = ""
+    """The backend again, where torch's group has another one besides, with calls and numbers of its own."""
     ranks: list[int] = []
     """Global ranks of its members; empty unknown."""
     issued: int = 0

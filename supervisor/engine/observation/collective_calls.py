@@ -17,9 +17,24 @@ _LISTS = frozenset({"all_gather", "reduce_scatter"})
 _SUFFIXES = ("_object_list", "_object", "_coalesced", "_into_tensor", "_tensor", "_single", "_base")
 
 
+_HOST_BACKENDS = frozenset({"gloo", "mpi", "ucc", ""})
+"""Those whose calls the host carries out; "" is one that nobody knows. Any other is taken for a device's."""
+
+
+def runs_on_device(backend: str) -> bool:
+    """Whether calls of a backend (nccl, xccl, hccl) go on in a device's own time, after they have returned."""
+    return backend not in _HOST_BACKENDS
+
+
 def is_point_to_point(call: Call) -> bool:
     """Whether it concerns one peer only, so that the other members of its group need not call it."""
     return call.peer >= 0 or call.op in ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+
+
+def direction(call: Call) -> str:
+    """`send` or `recv`, of a point-to-point call; empty where its name tells neither."""
+    name = call.op.lstrip("i")
+    return next((way for way in ("send", "recv") if name.startswith(way)), "")
 
 
 def family(op: str) -> str:

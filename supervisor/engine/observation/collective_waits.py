@@ -23,11 +23,13 @@ from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, RankL
 from guardrun.supervisor.engine.observation.collective_calls import (
     CallVariant,
     blamed,
+    direction,
     is_point_to_point,
     may_be_uneven,
     meet,
+    runs_on_device,
 )
-from guardrun.supervisor.engine.observation.frames import is_users, user_frame
+from guardrun.supervisor.engine.observation.frames import active_stack, is_users, user_frame
 
 CIRCLE = "circle"
 SIDES = "sides"
@@ -48,6 +50,12 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     op: str
     frame: Frame | None = None
+    is_on_device: bool = False
+    """The call goes on in a device's own time, whatever the host does."""
+    timeout_s: float = 0.0
+    """That the script has given the group; 0: none, or not known."""
+    not_started: list[int] = []
+    """Ranks whose device has not begun with it, where devices of others tell that they have."""
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,14 +94,24 @@ class _Group:
         self.desc = ""
         self.backend = ""
         self.members: set[int] = set()
+        self.timeout_s = 0.0
         self.issued: dict[int, int] = {}
         self.calls: dict[int, dict[int, Call]] = {}
         """rank → number → call; without point-to-point."""
+        self.exchanged: dict[int, Counter[tuple[str, int]]] = {}
+        """rank → how many it has (sent or received, with which rank)."""
 
     def is_in(self, rank: int, seq: int) -> bool:
         """Whether a rank has issued this call, and it is not completed."""
         call = self.calls[rank].get(seq)
         return call is not None and call.state != "completed"
+
+    def not_started(self, seq: int) -> list[int]:
+        """Members whose device has not begun with a call, where some tell that theirs has."""
+        states = {rank: calls[seq].state for rank, calls in self.calls.items() if seq in calls}
+        return (
+            sorted(rank for rank, state in states.items() if state == "issued") if "started" in states.values() else []
+        )
 
     def is_uneven(self) -> bool:
         return any(may_be_uneven(call, self.backend) for calls in self.calls.values() for call in calls.values())
@@ -121,18 +139,24 @@ def _groups(looks: list[RankLook]) -> dict[Key, _Group]:
             group = groups.setdefault(key_of(told), _Group(told.name))
             group.desc = group.desc or told.desc
             group.backend = group.backend or told.backend
+            group.timeout_s = max(group.timeout_s, told.timeout_s)
             group.members.update(told.ranks, [look.global_rank])
             group.issued[look.global_rank] = told.issued
             group.calls[look.global_rank] = {call.seq: call for call in told.calls if not is_point_to_point(call)}
+            exchanged = group.exchanged[look.global_rank] = Counter()
+            for call in told.calls:
+                if is_point_to_point(call):
+                    way = direction(call), call.peer
+                    exchanged[way] = max(exchanged[way], call.seq)
     return groups
 
 
-Key = tuple[str, tuple[int, ...]]
+Key = tuple[str, str, tuple[int, ...]]
 
 
 def key_of(told: GroupLook) -> Key:
     """What tells a group from others: names are torch's, and may be equal for groups that have no member in common."""
-    return told.name, tuple(told.ranks)
+    return told.name, told.part, tuple(told.ranks)
 
 
 def pending(told: GroupLook) -> Call | None:
@@ -143,13 +167,13 @@ def pending(told: GroupLook) -> Call | None:
 def waits_on_device(before: RankLook, after: RankLook) -> str:
     """The operation that a rank's device has not completed between two looks; empty where none, or no device does it.
 
-    A script goes on after it has issued a collective to NCCL: where it waits in the end (`.item()`, a synchronisation)
-    says nothing of torch.distributed.
+    A script goes on after it has issued a collective to a device: where it waits in the end (`.item()`, a
+    synchronisation) says nothing of torch.distributed.
     """
-    old = {(told.name, call.seq) for told in before.groups if (call := pending(told))}
+    old = {(key_of(told), call.op, call.seq) for told in before.groups if (call := pending(told))}
     for told in after.groups:
         call = pending(told)
-        if told.backend == "nccl" and call is not None and (told.name, call.seq) in old:
+        if runs_on_device(told.backend) and call is not None and (key_of(told), call.op, call.seq) in old:
             return call.op
     return ""
 
@@ -174,7 +198,8 @@ def _waits(looks: list[RankLook], groups: dict[Key, _Group]) -> dict[int, Wait]:
 
 def _wait(look: RankLook, call: Call, group: _Group) -> Wait:
     if is_point_to_point(call):
-        waits_for, unseen, elsewhere = ([call.peer] if call.peer >= 0 else []), [], []
+        waits_for, unseen = _peer(look, call, group)
+        elsewhere: list[int] = []
     else:
         elsewhere = sorted(
             rank
@@ -193,14 +218,26 @@ def _wait(look: RankLook, call: Call, group: _Group) -> Wait:
         seq=call.seq,
         op=call.op,
         frame=call.frame or _place(look),
+        is_on_device=runs_on_device(group.backend),
+        timeout_s=group.timeout_s,
+        not_started=[] if is_point_to_point(call) else group.not_started(call.seq),
     )
+
+
+def _peer(look: RankLook, call: Call, group: _Group) -> tuple[list[int], list[int]]:
+    """(who is waited for, who is not seen) in a send or a receive: nobody where the other side has issued its own."""
+    if call.peer in (-1, look.global_rank):
+        return [], []
+    known = group.exchanged.get(call.peer)
+    if known is None:
+        return [call.peer], []
+    other_way = ("recv" if direction(call) == "send" else "send"), look.global_rank
+    return ([], []) if known[other_way] >= call.seq else ([call.peer], [])
 
 
 def _place(look: RankLook) -> Frame | None:
     """Where a rank is in the user's code: what stands for the line of a call that torch itself has issued (DDP's)."""
-    threads = look.process.threads
-    stack = next((t.frames for t in threads if t.is_main), threads[0].frames if threads else [])
-    frame = user_frame(stack)
+    frame = user_frame(active_stack(look.process.threads))
     return frame if frame is not None and is_users(frame) else None
 
 

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from guardrun.supervisor.engine.model.looks import Frame
+from guardrun.supervisor.engine.model.looks import Frame, ThreadLook
 
 _PACKAGES = ("site-packages/", "dist-packages/", "/torch/nn/", "/torch/_", "/torch/autograd/", "/torch/optim/")
 _NOT_THE_USERS = (
@@ -137,6 +137,25 @@ def waits_in_init(frames: list[Frame]) -> bool:
 def is_in_backward(frames: list[Frame]) -> bool:
     """Whether the innermost frame is the autograd engine: every rank shows it during a backward pass."""
     return bool(frames) and last_name(frames[0]) == _BACKWARD
+
+
+def active_stack(threads: Sequence[ThreadLook]) -> list[Frame]:
+    """Where a process is in Python, innermost first: its main thread, or what runs below that.
+
+    A backward pass over a device runs in the engine's thread for it: the main thread stands in the engine, and hooks
+    and the user's own functions are frames of that other thread. They come before the main thread's.
+    """
+    main = next((thread for thread in threads if thread.is_main), threads[0] if threads else None)
+    frames = main.frames if main is not None else []
+    if not is_in_backward(frames):
+        return frames
+    below = [thread.frames for thread in threads if thread is not main and _is_engines(thread.frames)]
+    return [*max(below, key=len), *frames] if below else frames
+
+
+def _is_engines(frames: list[Frame]) -> bool:
+    """Whether it is a thread that C++ has started, and that torch has called Python in."""
+    return bool(frames) and "/torch/" in frames[-1].file and "guardrun/hooks/" not in frames[-1].file
 
 
 def is_debugged(frames: list[Frame]) -> bool:

@@ -16,6 +16,7 @@ import msgspec
 
 from guardrun.supervisor.engine.model.looks import PYSPY, Frame, ProcessLook, RankLook, ThreadLook
 from guardrun.supervisor.engine.observation import frames as fr
+from guardrun.supervisor.engine.observation.collective_calls import runs_on_device
 from guardrun.supervisor.engine.observation.dataloader_workers import (
     cannot_deliver,
     clause,
@@ -151,6 +152,7 @@ BUSY_STACKS = 6
 calls of the standard library is counted too (os.environ.get is four deep)."""
 WORKING_STACKS = 4
 """The same for a loop that calls installed packages."""
+DEVICE_WORKS = "its device works"
 FRAMES_CHANGE = "its frames change, in code of its own"
 """The reason for which a rank that runs, and shows nothing else, counts as busy: more looks may tell otherwise."""
 
@@ -160,7 +162,7 @@ def sampled(look: RankLook, *, is_own: bool = False) -> list[str]:
 
     is_own: by the user's own functions alone; empty where a sample, which may be cut short, shows none.
     """
-    stacks = [stack for stack in [_main_stack(look.process), *look.process.variety] if stack]
+    stacks = [stack for stack in [fr.active_stack(look.process.threads), *look.process.variety] if stack]
     if is_own:
         stacks = [[frame for frame in stack if fr.is_users(frame)] for stack in stacks]
     return [" < ".join(fr.functions(stack)[:6]) for stack in stacks]
@@ -168,7 +170,11 @@ def sampled(look: RankLook, *, is_own: bool = False) -> list[str]:
 
 def own_spots(look: RankLook) -> list[str]:
     """`load (data.py:12)`: the user's own lines that the same samples show, one each."""
-    stacks = [stack for stack in [_main_stack(look.process), *look.process.variety] if any(map(fr.is_users, stack))]
+    stacks = [
+        stack
+        for stack in [fr.active_stack(look.process.threads), *look.process.variety]
+        if any(map(fr.is_users, stack))
+    ]
     return [fr.spot(stack) for stack in stacks]
 
 
@@ -188,7 +194,7 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
     """
     if before.global_rank != after.global_rank or after.at_s <= before.at_s:
         raise ValueError(f"looks at ranks {before.global_rank} and {after.global_rank}, in the wrong order")
-    stack = _main_stack(after.process)
+    stack = fr.active_stack(after.process.threads)
     doing, reason = _doing(before, after, stack)
     workers = workers_of(after, before) if doing is RankActivity.DATA else []
     if has_ended and doing in _LINGERING:
@@ -235,7 +241,7 @@ def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[RankA
         return RankActivity.WAITING, f"waits in {_waits_in(after, stack)}"
     moving = _bytes_move(before, after) or _children_work(before, after)
     if not moving and after.gpu_busy > 0.5 and before.gpu_busy > 0.5:
-        moving = "its device works"
+        moving = DEVICE_WORKS
     if not moving and fr.is_debugged(stack):
         moving = "somebody debugs it"
     if moving:
@@ -306,7 +312,7 @@ def _computes_natively(doing: RankActivity, before: RankLook, after: RankLook) -
         return True
     if doing not in (RankActivity.SPINNING, RankActivity.IDLE):
         return False
-    if any("nccl" in group.backend for group in after.groups) or after.gpu_busy >= 0:
+    if any(runs_on_device(group.backend) for group in after.groups) or after.gpu_busy >= 0:
         return False
     return all(process.source == PYSPY and not _owns_gil(process) for process in processes)
 
@@ -393,7 +399,7 @@ def _children_work(before: RankLook, after: RankLook) -> str:
 
 def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[RankActivity, str]:
     cpu = _cpu(before, after)
-    old = _main_stack(before.process)
+    old = fr.active_stack(before.process.threads)
     if not stack:
         if after.heart_s == 0 and after.process.switches - before.process.switches > QUIET_SWITCHES_S * (
             after.at_s - before.at_s
@@ -410,7 +416,9 @@ def _by_stack(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[Ra
         return _quiet(before, after, stack, is_same)
     if fr.is_in_backward(stack) and is_same:
         return RankActivity.CHURNING, "computes in the backward pass"
-    stacks = [s for look in (before, after) for s in [_main_stack(look.process), *look.process.variety] if s]
+    stacks = [
+        s for look in (before, after) for s in [fr.active_stack(look.process.threads), *look.process.variety] if s
+    ]
     count = len({*sampled(before), *sampled(after)})
     if any(fr.calls_packages(s) for s in stacks):
         # An evaluation runs in a few lines of the user's code too: as long as it calls into torch, it may be one.
@@ -431,7 +439,7 @@ def _quiet(before: RankLook, after: RankLook, stack: list[Frame], is_same: bool)
         return RankActivity.WAITING, "waits in the backward pass"
     if fr.waits_for_data(stack) or (after.in_data_since_s and after.in_data_since_s == before.in_data_since_s):
         return RankActivity.DATA, "waits for data, and nobody prepares any"
-    if is_same or fr.place(stack) == fr.place(_main_stack(before.process)):
+    if is_same or fr.place(stack) == fr.place(fr.active_stack(before.process.threads)):
         return RankActivity.IDLE, "is in the same frame, uses no CPU and moves no bytes"
     return RankActivity.BUSY, "its frames change"
 
@@ -469,13 +477,6 @@ def _proof(before: RankLook, after: RankLook) -> str:
 
 def _main_thread(process: ProcessLook) -> ThreadLook | None:
     return next((thread for thread in process.threads if thread.is_main), None)
-
-
-def _main_stack(process: ProcessLook) -> list[Frame]:
-    for thread in process.threads:
-        if thread.is_main:
-            return thread.frames
-    return process.threads[0].frames if process.threads else []
 
 
 def _waits_in(look: RankLook, stack: list[Frame]) -> str:

@@ -98,12 +98,12 @@ def test_nccl_s_names_states_and_members() -> None:
         (2, "all_gather_into_tensor", "bfloat16", "completed"),
         (3, "reduce_scatter_tensor", "bfloat16", "completed"),
         (1, "send", "bfloat16", "completed"),
-        (4, "all_gather_into_tensor", "bfloat16", "issued"),
+        (4, "all_gather_into_tensor", "bfloat16", "started"),
         (5, "all_reduce", "float8_e4m3fn", "issued"),
     ]
     assert calls[2].sizes == [[2048], [4096]], "coalesced: one number, several entries"
     assert calls[3].peer == 1
-    assert last("nccl-mismatch-1").state == "issued", "retired, but not completed: it has timed out"
+    assert last("nccl-mismatch-1").state == "started", "retired, but not completed: it has timed out"
 
 
 def test_a_batch_over_nccl_is_done_when_its_closing_entry_is() -> None:

@@ -151,6 +151,54 @@ def test_what_nccl_has_been_given_is_not_done() -> None:
     assert (look.backend, look.completed) == ("nccl", -1)
 
 
+def test_what_a_device_has_begun_with_is_started() -> None:
+    group = a_group(issued=1, backend="cuda:nccl")
+    [look] = joined([a_call(1, group)], [an_entry(1, backend="nccl", is_done=False, is_started=True)], group)
+    assert states(look) == [(1, "started")]
+
+
+def test_sends_over_nccl_are_done_when_the_recorder_says_so() -> None:
+    """The recorder counts those of the group, the page those with one peer: of each peer the last meet the last."""
+    group = a_group(backend="nccl", ranks=[0, 1, 2])
+    peers = [1, 2, 1, 2, 1]
+    calls = [
+        a_call(number, group, op="isend", peer=peer, p2p_number=1 + peers[: number - 1].count(peer), is_async=True)
+        for number, peer in enumerate(peers, 1)
+    ]
+    sent = {"backend": "nccl", "op": "send", "is_p2p": True}
+    entries = [
+        an_entry(0, p2p_seq=number, peer=peer, is_done=number != 4, **sent) for number, peer in enumerate(peers, 1)
+    ]
+    [look] = joined(calls, entries[1:], group)
+    assert [(call.seq, call.peer, call.state) for call in look.calls] == [
+        (1, 1, "completed"),
+        (1, 2, "completed"),
+        (2, 1, "completed"),
+        (2, 2, "issued"),
+        (3, 1, "completed"),
+    ]
+
+
+def test_a_group_of_two_backends_is_two_groups() -> None:
+    """NCCL's count is the page's; gloo's calls, which are more, must not hide that it lacks one."""
+    group = a_group(issued=40, backend="cpu:gloo,cuda:nccl")
+    gloo = [an_entry(seq, op="gather") for seq in range(295, 301)]
+    nccl = [an_entry(39, backend="nccl"), an_entry(40, backend="nccl", is_done=False)]
+    calls = [a_call(39, group), a_call(40, group)]
+    looks = joined(calls, [*gloo, *nccl], group)
+    told = {look.part: (look.backend, look.ranks, look.issued, look.completed) for look in looks}
+    assert told == {"nccl": ("nccl", [0, 1], 40, 39), "gloo": ("gloo", [0, 1], 300, 300)}
+
+
+def test_a_call_that_gloo_has_under_way_is_none_of_nccl_s() -> None:
+    group = a_group(issued=40, backend="cpu:gloo,cuda:nccl")
+    gloo = an_entry(300, op="barrier", is_done=False)
+    barrier = a_call(300, group, op="barrier", before=40, **OPEN)
+    looks = joined([a_call(40, group), barrier], [gloo, an_entry(40, backend="nccl")], group)
+    told = {look.part: (look.issued, look.completed, states(look)[-1]) for look in looks}
+    assert told == {"nccl": (40, 40, (40, "completed")), "gloo": (300, 299, (300, "issued"))}
+
+
 def test_entries_of_a_destroyed_group_don_t_count() -> None:
     again = a_group(issued=1, made_ns=50 * 10**9, is_anew=True)
     old, new = [an_entry(seq) for seq in range(1, 9)], an_entry(1, created_ns=WALL_NS + 51 * 10**9)

@@ -11,7 +11,7 @@ import msgspec
 
 from guardrun.supervisor.engine.failures.mismatch_report import mismatch_text
 from guardrun.supervisor.engine.model.events import Settings
-from guardrun.supervisor.engine.observation.collective_waits import Match, Mismatch
+from guardrun.supervisor.engine.observation.collective_waits import Match, Mismatch, Wait
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.engine.observation.rank_activity import STUCK, Judgement, RankActivity
@@ -20,6 +20,8 @@ from guardrun.supervisor.engine.observation.rank_activity import STUCK, Judgemen
 # A job in which every living rank waits for the others: for what, and whether they can ever meet.
 
 
+TORCH_TIMEOUT_S = 600.0
+"""Of a group over NCCL whose script names none (torch/distributed/constants.py)."""
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
 
 
@@ -51,6 +53,8 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
     groups = Counter((j.waits_in, j.order) for j in living)
     if matched.is_all_in and {rank for wait in matched.waits for rank in wait.ranks}.issuperset(ranks):
         groups = Counter({("", 0): len(living)})  # sub-groups, each complete: their numbers need not be equal
+    if matched.is_all_in and all(wait.is_on_device for wait in matched.waits):
+        return _on_devices(base, matched.waits, settings)
     if len(groups) > 1 and any(j.waits_in in _POINT_TO_POINT for j in living):
         why = "they wait in point-to-point calls, which differ from rank to rank, so no rank can be named"
         return msgspec.structs.replace(base, why_nobody=why)
@@ -59,6 +63,27 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
     # Doubtful: the first collective of thousands of ranks makes their connections, which takes its time.
     why = "all of them have entered the same one, so it is the network or a device, and no rank can be named"
     return msgspec.structs.replace(base, why_nobody=why, patience_s=settings.spin_patience_s)
+
+
+def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding:
+    """Issued by all, completed by none: a link, or a device that is stuck in something else, and never a host.
+
+    Nothing that the host shows tells it from a device that is busy with a kernel of minutes, or from the first call of
+    a group, which makes its connections: it is given as long as torch itself would have waited.
+    """
+    patience_s = max([settings.spin_patience_s, *(wait.timeout_s or TORCH_TIMEOUT_S for wait in waits)])
+    found = msgspec.structs.replace(base, patience_s=patience_s)
+    late = sorted({rank for wait in waits for rank in wait.not_started})
+    if late and len(late) * 2 < len(base.waiting):
+        return msgspec.structs.replace(
+            found,
+            culprits=late,
+            waiting=[rank for rank in base.waiting if rank not in late],
+            confidence=0.8,
+            doing=RankActivity.WAITING,
+        )
+    why = "all of them have issued theirs and none is completed, so it is a link or a device, and no rank can be named"
+    return msgspec.structs.replace(found, why_nobody=why)
 
 
 def _mismatch(base: Finding, living: list[Judgement], groups: Counter[tuple[str, int]]) -> Finding:

@@ -24,7 +24,13 @@ from guardrun.supervisor.engine.model.verdicts import Ended, LookWanted, Verdict
 from guardrun.supervisor.engine.observation.collective_waits import match, waits_on_device
 from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot, LookJudged
 from guardrun.supervisor.engine.observation.progress_gaps import FACTOR
-from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity, judge, unlooked
+from guardrun.supervisor.engine.observation.rank_activity import (
+    DEVICE_WORKS,
+    Judgement,
+    RankActivity,
+    judge,
+    unlooked,
+)
 from guardrun.supervisor.engine.observation.repeated_frames import may_loop, over_looks
 
 LOOK_TIMEOUT_S = 45.0
@@ -40,8 +46,21 @@ WAIT_PAUSE_MAX_S = 60.0
 WAIT_LOOK_S = 3.0
 """Of silence, with a rank in a collective (or without a batch) all the while: a look may show calls that never meet."""
 
-_ON_DEVICE = frozenset({RankActivity.CHURNING, RankActivity.IDLE, RankActivity.SPINNING, RankActivity.UNSEEN})
-"""How a rank looks that waits for its device, which waits in a collective: in any call, with or without CPU."""
+_ON_DEVICE = frozenset(
+    {
+        RankActivity.CHURNING,
+        RankActivity.IDLE,
+        RankActivity.SPINNING,
+        RankActivity.UNSEEN,
+        RankActivity.GIL_HELD,
+        RankActivity.IO_BLOCKED,
+        RankActivity.DATA,
+        RankActivity.COLLECTING,
+    }
+)
+"""How a rank may look whose device waits in a collective. Its host has issued that and stands, or spins, in a
+synchronisation, keeps the GIL in a launch on a full queue, sits in the driver, waits for data. One that is stopped is
+none: threads of its own move the data."""
 
 
 class Hang(HangMemory, kw_only=True):
@@ -341,7 +360,9 @@ def _with_waking(suspicion: Suspicion, judgement: Judgement) -> Judgement:
 
 def with_device(judgement: Judgement, before: RankLook, after: RankLook) -> Judgement:
     """The judgement, where what the rank really does is to wait for a collective of its device."""
-    if judgement.doing in _ON_DEVICE and (op := waits_on_device(before, after)):
+    # A device is at work, too, while its kernels only wait for those of others.
+    may_wait = judgement.doing in _ON_DEVICE or judgement.reason == DEVICE_WORKS
+    if may_wait and (op := waits_on_device(before, after)):
         reason = f"its device has not completed {op}"
         return msgspec.structs.replace(judgement, doing=RankActivity.WAITING, reason=reason, waits_in=op)
     return judgement

@@ -1,0 +1,214 @@
+"""Calls in a device's own time: pending ones outrank whatever the host does, and nobody is named by chance."""
+
+from __future__ import annotations
+
+import pytest
+
+from guardrun.supervisor.engine.detectors.hang.hang import find
+from guardrun.supervisor.engine.detectors.hang.suspicion import with_device
+from guardrun.supervisor.engine.incidents.sentences import hang_sentence
+from guardrun.supervisor.engine.model.events import Rank, Settings
+from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.observation.collective_waits import match
+from guardrun.supervisor.engine.observation.hang_finding import Finding
+from guardrun.supervisor.engine.observation.rank_activity import DEVICE_WORKS, Judgement, RankActivity, judge
+from guardrun.supervisor.engine.state.state import Attempt, RankState
+
+LINE = Frame("train", "/home/me/train.py", 60)
+RANKS = [0, 1, 2, 3]
+
+
+def call(seq: int, state: str = "completed", op: str = "all_reduce", peer: int = -1) -> Call:
+    return Call(seq, op, [[512]], "float32", state, float(seq), LINE, peer)
+
+
+def told(*calls: Call, issued: int = 0, backend: str = "nccl", timeout_s: float = 0.0) -> GroupLook:
+    return GroupLook(
+        name="0",
+        desc="default_pg",
+        backend=backend,
+        ranks=RANKS,
+        issued=issued or max((one.seq for one in calls if one.peer < 0), default=0),
+        calls=list(calls),
+        timeout_s=timeout_s,
+    )
+
+
+def look(rank: int, group: GroupLook, at_s: float = 108.0, **fields: object) -> RankLook:
+    return RankLook(global_rank=rank, at_s=at_s, process=ProcessLook(pid=1000 + rank), groups=[group], **fields)  # type: ignore[arg-type]
+
+
+def judged(rank: int, doing: RankActivity, group: GroupLook, reason: str = "", **fields: object) -> Judgement:
+    plain = Judgement(global_rank=rank, doing=doing, reason=reason, **fields)  # type: ignore[arg-type]
+    return with_device(plain, look(rank, group, 100.0), look(rank, group))
+
+
+def finding(groups: dict[int, GroupLook], doing: dict[int, RankActivity]) -> Finding:
+    all_judged = [judged(rank, doing.get(rank, RankActivity.SPINNING), group) for rank, group in groups.items()]
+    found = find(all_judged, [], Settings(), match([look(rank, group) for rank, group in groups.items()]))
+    assert found is not None
+    return found
+
+
+PENDING = told(call(50), call(51), call(52, "issued"))
+BEHIND = told(call(50), call(51))
+
+
+@pytest.mark.parametrize(
+    "doing",
+    [
+        RankActivity.SPINNING,
+        RankActivity.CHURNING,
+        RankActivity.IDLE,
+        RankActivity.GIL_HELD,
+        RankActivity.IO_BLOCKED,
+        RankActivity.DATA,
+        RankActivity.COLLECTING,
+        RankActivity.UNSEEN,
+    ],
+)
+def test_whoever_has_issued_all_that_others_have_is_no_culprit(doing: RankActivity) -> None:
+    """Its host spins in a synchronisation, keeps the GIL in a launch, sits in the driver: rank 3 has not issued."""
+    groups = dict.fromkeys((0, 1, 2), PENDING) | {3: BEHIND}
+    found = finding(groups, {0: doing, 3: RankActivity.IDLE})
+    assert (found.cause, found.culprits, found.waiting) == ("rank_blocked", [3], [0, 1, 2])
+    found = finding(groups, {0: doing, 3: RankActivity.GIL_HELD})
+    assert (found.cause, found.culprits) == ("gil_held", [3])
+
+
+@pytest.mark.parametrize("doing", [RankActivity.STOPPED, RankActivity.TRACED])
+def test_a_process_that_is_stopped_moves_no_data(doing: RankActivity) -> None:
+    found = finding(dict.fromkeys(RANKS, PENDING), {2: doing})
+    assert (found.cause, found.culprits) == ("rank_stopped", [2])
+
+
+def test_a_device_at_work_may_only_wait_for_others() -> None:
+    """NCCL's kernels count as work while they wait; nothing else that moves is taken for waiting."""
+    assert judged(0, RankActivity.BUSY, PENDING, DEVICE_WORKS).doing is RankActivity.WAITING
+    assert judged(0, RankActivity.BUSY, BEHIND, DEVICE_WORKS).doing is RankActivity.BUSY
+    for reason in ("its frames change", "moves 4 MB/s", "its collectives advance"):
+        assert judged(0, RankActivity.BUSY, PENDING, reason).doing is RankActivity.BUSY
+
+
+def test_a_call_that_gets_on_between_two_looks_is_none_to_wait_for() -> None:
+    plain = Judgement(global_rank=0, doing=RankActivity.SPINNING, reason="")
+    before, after = look(0, told(call(51, "issued")), 100.0), look(0, PENDING)
+    assert with_device(plain, before, after).doing is RankActivity.SPINNING
+
+
+def test_what_the_host_carries_out_says_nothing_of_a_device() -> None:
+    group = told(call(52, "issued"), backend="gloo")
+    assert judged(0, RankActivity.SPINNING, group).doing is RankActivity.SPINNING
+
+
+@pytest.mark.parametrize("backend", ["nccl", "xccl", "hccl", "somebody's own"])
+def test_issued_by_all_and_completed_by_none_names_nobody(backend: str) -> None:
+    group = told(call(51), call(52, "issued"), backend=backend)
+    found = finding(dict.fromkeys(RANKS, group), {2: RankActivity.GIL_HELD})
+    assert (found.cause, found.culprits) == ("collective_timeout", [])
+    assert "issued theirs and none is completed" in found.why_nobody
+    assert found.patience_s == 600, "torch would have waited as long"
+
+
+def test_a_group_that_the_script_gives_more_time_has_it() -> None:
+    group = told(call(52, "issued"), timeout_s=7200.0)
+    assert finding(dict.fromkeys(RANKS, group), {}).patience_s == 7200
+
+
+def attempt() -> Attempt:
+    ranks = {n: RankState(rank=Rank(global_rank=n, local_rank=n, pid=n + 1, node="node-a")) for n in RANKS}
+    return Attempt(number=0, started_s=1.0, ranks=ranks)
+
+
+def test_the_device_that_has_not_begun_is_told_where_devices_tell() -> None:
+    begun, waits = told(call(52, "started")), told(call(52, "issued"))
+    found = finding({0: begun, 1: begun, 2: waits, 3: begun}, {})
+    assert (found.cause, found.culprits, found.waiting, found.confidence) == ("collective_timeout", [2], [0, 1, 3], 0.8)
+    by_rank = {rank: judged(rank, RankActivity.SPINNING, begun) for rank in RANKS}
+    assert hang_sentence(attempt(), found, by_rank, 40) == (
+        "Rank 2 on node-a has a device that has not begun in 40 s with what the others' devices have; 3 ranks wait for "
+        "it in all_reduce."
+    )
+    half = finding({0: begun, 1: begun, 2: waits, 3: waits}, {})
+    assert half.culprits == [], "as many have begun as have not"
+
+
+# Sends and receives --------------------------------------------------------------------------------------------------
+
+
+def stage(rank: int, *, received: str, sent: str, number: int = 5) -> GroupLook:
+    """A stage of a pipeline: it receives from the one before, and sends to the next. A state of "" is not issued."""
+    calls = [call(1, op="all_reduce")]
+    if rank > 0 and received:
+        calls.append(call(number, received, "irecv", rank - 1))
+    if rank < 3:
+        calls.append(call(number if sent else number - 1, sent or "completed", "isend", rank + 1))
+    return told(*calls, issued=1)
+
+
+def test_waits_of_a_pipeline_are_followed_to_the_stage_at_the_root() -> None:
+    """Stage 0 has not sent its fifth batch: 1 waits for it, 2 for 1, 3 for 2, each in a receive of its device."""
+    groups = {0: stage(0, received="", sent="")} | {r: stage(r, received="issued", sent="") for r in (1, 2, 3)}
+    found = finding(groups, {0: RankActivity.IDLE})
+    assert (found.cause, found.culprits, found.waiting) == ("rank_blocked", [0], [1, 2, 3])
+
+
+def test_both_sides_of_a_transfer_that_have_issued_it_blame_nobody() -> None:
+    """A link is dead: what looked like a circle of ranks that wait for each other is a transfer that is not done."""
+    groups = {
+        0: stage(0, received="", sent="issued"),
+        1: stage(1, received="issued", sent=""),
+        2: stage(2, received="issued", sent=""),
+        3: stage(3, received="issued", sent=""),
+    }
+    matched = match([look(rank, group) for rank, group in groups.items()])
+    assert matched.mismatch is None
+    assert {tuple(wait.ranks): wait.waits_for for wait in matched.waits} == {(0,): [], (1,): [], (2,): [1], (3,): [2]}
+
+
+def test_an_exchange_of_two_is_no_circle() -> None:
+    ring = {
+        rank: told(call(7, "issued", "isend", 1 - rank), call(7, "issued", "irecv", 1 - rank), issued=1)
+        for rank in (0, 1)
+    }
+    matched = match([look(rank, group) for rank, group in ring.items()])
+    assert matched.mismatch is None and matched.is_all_in and matched.roots == []
+
+
+def test_a_peer_that_is_not_seen_is_waited_for() -> None:
+    matched = match([look(0, told(call(7, "issued", "irecv", 3), issued=1))])
+    assert matched.waits[0].waits_for == [3]
+
+
+# The backward pass ---------------------------------------------------------------------------------------------------
+
+ENGINE = [
+    Frame("_engine_run_backward", "/x/site-packages/torch/autograd/graph.py", 841),
+    Frame("backward", "/x/site-packages/torch/_tensor.py", 626),
+    Frame("main", "/home/u/train.py", 50),
+]
+OWN_FUNCTION = [
+    Frame("read", "/usr/lib/python3.11/ssl.py", 1100),
+    Frame("get", "/home/u/feature_store.py", 12),
+    Frame("backward", "/home/u/my_function.py", 31),
+    Frame("apply", "/x/site-packages/torch/autograd/function.py", 307),
+]
+ANOTHER = [Frame("read", "/home/u/log.py", 3), Frame("_bootstrap", "/usr/lib/python3.11/threading.py", 995)]
+
+
+def in_backward(at_s: float, *others: list[Frame]) -> RankLook:
+    threads = [ThreadLook(tid=1, is_main=True, frames=ENGINE)]
+    threads += [ThreadLook(tid=2 + index, frames=frames) for index, frames in enumerate(others)]
+    process = ProcessLook(pid=1, state="S", threads=threads, source="py-spy")
+    return RankLook(global_rank=1, at_s=at_s, process=process, heart_s=at_s)
+
+
+def test_what_runs_below_the_engine_is_judged_in_the_backward_pass() -> None:
+    others = ANOTHER, OWN_FUNCTION
+    found = judge(in_backward(100, *others), in_backward(108, *others))
+    assert (found.doing, found.spot) == (RankActivity.IDLE, "get (feature_store.py:12)")
+
+
+def test_threads_of_the_script_are_none_of_the_engine_s() -> None:
+    found = judge(in_backward(100, ANOTHER), in_backward(108, ANOTHER))
+    assert (found.doing, found.waits_in) == (RankActivity.WAITING, "the backward pass")
