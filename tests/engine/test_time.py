@@ -164,7 +164,7 @@ def test_a_rank_that_raised_and_trains_on_has_not_failed(told: Told) -> None:
     told.tell(ev.RankRaised(attempt=0, global_rank=1, error=raised), 5.0)
     told.step(11, 20.0)
     assert told.tick() == []
-    assert told.state.crash is None and told.phase is Phase.RUNNING
+    assert not told.state.is_crashing and told.phase is Phase.RUNNING
 
 
 def test_exits_that_are_not_read_are_asked_for_again_and_again_with_time_in_between(told: Told) -> None:
