@@ -158,6 +158,16 @@ def test_unhold_after_a_rank_raised_and_stayed(told: Told) -> None:
     assert kinds(told.tell(ev.HoldSet(is_held=False, who="ada"), 60.0)) == ["StopAttempt"]
 
 
+def test_unhold_while_what_a_rank_raised_is_being_read(told: Told) -> None:
+    told.running()
+    told.tell(ev.HoldSet(is_held=True, who="ada"))
+    told.tell(ev.RankRaised(attempt=0, global_rank=1, error=ERROR), 5.0)
+    assert kinds(told.tick()) == ["ReadExits"]
+    assert kinds(told.tell(ev.HoldSet(is_held=False, who="ada"))) == ["StopAttempt"]
+    told.read(26.0)
+    assert "ChooseCheckpoint" in kinds(told.stopped(27.0))
+
+
 def test_a_rank_that_raised_and_trains_on_has_not_failed(told: Told) -> None:
     told.running()
     raised = ev.ErrorRecord(error="ValueError", at_s=5.0)

@@ -302,6 +302,8 @@ def _begin(state: State, now_s: float) -> list[Action]:
         codes = [rank.exitcode for rank in attempt.ranks.values() if rank.exitcode not in (None, 0)]
         if codes and all(is_end_of_notice(state, code) for code in codes if code is not None):
             actions += observe(state, FallsExplained(), now_s)  # the signal met the ranks first
+            if state.phase is Phase.STOPPING and attempt.ended_s is not None and not state.is_failing:
+                return actions + wind_up(state, now_s)  # their exits were being read: nothing else would come
     if state.phase is Phase.RUNNING:
         actions += _request(state)
     return actions
@@ -337,6 +339,6 @@ def _end_as_told(state: State, now_s: float) -> list[Action]:
     actions = observe(state, FallsExplained(), now_s)
     if state.phase is Phase.RUNNING:
         return actions + stop(state, now_s, now_s)
-    if state.phase is Phase.STOPPING:
+    if state.phase is Phase.STOPPING and state.attempt is not None and state.attempt.ended_s is None:
         return actions
     return actions + finish(state, "interrupted", 128 + state.signum, stop_words(state), now_s)

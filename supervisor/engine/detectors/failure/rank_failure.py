@@ -63,7 +63,7 @@ class RankFailure(msgspec.Struct, kw_only=True):
         elif isinstance(event, ev.AttemptStopped):
             return self._on_attempt_stopped(event, view, now_s)
         elif isinstance(event, ev.HoldSet):
-            return _on_hold_set(view, now_s)
+            return self._on_hold_set(view, now_s)
         elif self.crash is not None:
             return self._on_crash(event, self.crash, view, now_s)
         return ()
@@ -113,6 +113,16 @@ class RankFailure(msgspec.Struct, kw_only=True):
         if is_ours and view.phase is Phase.RUNNING and self.crash is None:
             # It normally exits within milliseconds, which starts the stop; this is for the one that does not.
             self.crash = Crash(began_s=event.error.at_s or now_s, decide_by_s=now_s + RAISED_GRACE_S)
+
+    def _on_hold_set(self, view: RunView, now_s: float) -> Sequence[Verdict]:
+        """Hands are back on: a rank that fell meanwhile (or raised, which is told or is being read) stops the rest."""
+        if view.is_held or view.phase is not Phase.RUNNING:
+            return ()
+        attempt = attempt_of(view)
+        is_being_read = self.crash is not None and self.crash.is_asked and attempt.alive > 0
+        if not attempt.fell_s and view.verdict is None and not is_being_read:
+            return ()
+        return [StopWanted(since_s=attempt.fell_s or now_s)]
 
     def _on_attempt_stopped(self, event: ev.AttemptStopped, view: RunView, now_s: float) -> Sequence[Verdict]:
         """All exits are known now: what they left is read at once, unless it is known why the attempt ended."""
@@ -185,14 +195,6 @@ class RankFailure(msgspec.Struct, kw_only=True):
             if not view.is_held:
                 verdicts.append(StopWanted(since_s=crash.began_s))
         return [*verdicts, _want_exits(crash, view, now_s)]
-
-
-def _on_hold_set(view: RunView, now_s: float) -> Sequence[Verdict]:
-    """Hands are back on: a rank that fell (or raised, which has been told) meanwhile stops the rest now."""
-    if view.is_held or view.phase is not Phase.RUNNING:
-        return ()
-    fell_s = attempt_of(view).fell_s
-    return [StopWanted(since_s=fell_s or now_s)] if fell_s or view.verdict is not None else ()
 
 
 def _may_tell(phase: Phase) -> bool:
