@@ -175,6 +175,7 @@ def test_a_rank_that_raised_and_trains_on_has_not_failed(told: Told) -> None:
     told.step(11, 20.0)
     assert told.tick() == []
     assert not told.state.is_crashing and told.phase is Phase.RUNNING
+    assert told.state.attempt is not None and told.state.attempt.ranks[1].error is None, "it is no evidence later"
 
 
 def test_exits_that_are_not_read_are_asked_for_again_and_again_with_time_in_between(told: Told) -> None:
