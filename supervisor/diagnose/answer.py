@@ -167,10 +167,10 @@ def trimmed(state: State) -> State:
                 attempt=hang.attempt,
                 remembered=dict(list(hang.remembered.items())[-256:]),
                 suspicion=None if suspicion is None else msgspec.structs.replace(suspicion, last={}, loops={}),
-            )
+            ),
+            rank_failure=state.detectors.rank_failure,
         ),
         detected={} if suspicion is None else {key: one for key, one in state.detected.items() if key == suspicion.key},
-        crash=state.crash,
         is_held=state.is_held,
         signum=state.signum,
         restarts=state.restarts,

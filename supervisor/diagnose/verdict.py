@@ -100,7 +100,7 @@ def make_case(target: an.Target, seen: list[Glance], absent: Absent, incidents: 
 def conclude(case: Case) -> an.Diagnosis:
     """The verdict on a running job."""
     found = case.judged.found
-    if case.state.crash is not None:
+    if case.state.is_crashing:
         diagnosis = _fallen(case)
     elif not case.judged.by_rank or all(j.doing is RankActivity.GONE for j in case.judged.by_rank.values()):
         diagnosis = _say(

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.detectors.failure.rank_failure import (
-    ask_exits,
-    falls_of,
-    is_ours,
-    note_exit,
-    open_crash,
-)
-from guardrun.supervisor.engine.failures.root_cause import blame
+from guardrun.supervisor.engine.detectors.failure.falls import ended_by_stop
 from guardrun.supervisor.engine.membership.formation import launch
 from guardrun.supervisor.engine.membership.node_failure import lost_meanwhile
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.model.derived_events import AttemptReplaced
 from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.progress import note_exit
 from guardrun.supervisor.engine.recovery import operator_restart, preemption, requeue, resumption
-from guardrun.supervisor.engine.recovery.decide import announce, end_order, stop
+from guardrun.supervisor.engine.recovery.decide import announce, end_order, observe
 from guardrun.supervisor.engine.recovery.graceful_leave import ending, leave, may_leave
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
 from guardrun.supervisor.engine.recovery.recovered import on_good_end
-from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
 from guardrun.supervisor.engine.state.incidents import change
-from guardrun.supervisor.engine.state.state import Attempt, Crash, RankState, State, attempt_of, enter
+from guardrun.supervisor.engine.state.state import Attempt, RankState, State, attempt_of, enter
 
 CHOICE_TRIES = 3
 
@@ -84,7 +78,6 @@ def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> 
         ranks={r.global_rank: RankState(rank=r) for r in event.ranks},
         alive=len(event.ranks),
     )
-    state.crash = None
     state.restart_by = ""
     state.is_restart = False
     if state.signum:
@@ -109,10 +102,7 @@ def on_attempt_restarted(state: State, event: ev.AttemptStarted, now_s: float) -
     old = attempt_of(state)
     if event.attempt <= old.number:
         return []
-    actions: list[Action] = []
-    if state.crash is not None and (falls := falls_of(state, state.crash)):
-        actions += open_crash(state, state.crash, blame(falls), falls, now_s)
-    state.crash = None
+    actions = observe(state, AttemptReplaced(), now_s)
     outcome = "restarted"
     if state.verdict_incident:
         actions.append(change(state, state.verdict_incident, action="restart"))
@@ -127,7 +117,10 @@ def on_attempt_restarted(state: State, event: ev.AttemptStarted, now_s: float) -
 
 
 def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> list[Action]:
-    """Nothing of the attempt is alive: end the run, restart, or first have the exits read to find the cause."""
+    """Nothing of the attempt is alive: end the run, or begin anew, where that is why it ended.
+
+    Else it goes by what detectors say: exits are read to find the cause, and the restart is decided once it is told.
+    """
     attempt = attempt_of(state)
     if event.attempt != attempt.number:
         return []
@@ -148,24 +141,14 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
     if state.phase is Phase.RUNNING:
         enter(state, Phase.STOPPING)
         state.ledger.switch(STOPPING, now_s)
-    if state.crash is None and all(_ended_well(state, r) for r in attempt.ranks.values()):
+    if not state.is_crashing and all(_ended_well(state, r) for r in attempt.ranks.values()):
         actions += on_good_end(state, now_s)
         return actions + finish(state, "finished", 0, "training ended well", now_s)
     if attempt.is_refused:
         return actions + resumption.on_stopped(state, now_s)
     if operator_restart.is_due(state):
         return actions + operator_restart.go_on(state, now_s)
-    if state.crash is None and not state.verdict_incident:
-        state.crash = Crash(began_s=attempt.fell_s or now_s, decide_by_s=now_s)
-    if state.crash is None and state.verdict_incident:
-        told = state.incidents[state.verdict_incident]
-        if told.kind == "crash" and not told.culprits:
-            state.crash = Crash(began_s=told.onset_s, decide_by_s=now_s, incident_id=told.id)
-    if state.crash is None:
-        return actions + decide_restart(state, now_s)
-    # All exits are known now: read what they left at once.
-    state.crash.is_stale = state.crash.is_asked
-    return [*actions, *([] if state.crash.is_asked else ask_exits(state, state.crash, now_s))]
+    return actions
 
 
 def _ended_well(state: State, rank: RankState) -> bool:
@@ -176,14 +159,7 @@ def _ended_well(state: State, rank: RankState) -> bool:
     began_s = attempt_of(state).stop_began_s
     if rank.exitcode == 0 and (not began_s or rank.exited_s <= began_s):
         return True
-    return rank.has_ended and rank.error is None and (rank.exitcode == 0 or is_ours(state, rank))
-
-
-def on_unheld(state: State, now_s: float) -> list[Action]:
-    """Hands are back on: a rank that fell (or raised, which has been told) meanwhile stops the rest now."""
-    if not attempt_of(state).fell_s and not state.verdict_incident:
-        return []
-    return stop(state, attempt_of(state).fell_s or now_s, now_s)
+    return rank.has_ended and rank.error is None and (rank.exitcode == 0 or ended_by_stop(state, rank))
 
 
 def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> list[Action]:
@@ -193,7 +169,6 @@ def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> li
     if state.phase is Phase.ENDING:
         return requeue.on_stop(state, event, now_s)
     state.signum, state.signalled = event.signum, event.node
-    state.crash = None
     state.ledger.switch(OTHER, now_s)
     actions = ending(state)
     if state.attempt is None or state.attempt.ended_s is not None:

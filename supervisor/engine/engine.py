@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.engine import attempts, progress
-from guardrun.supervisor.engine.detectors.failure import rank_failure
 from guardrun.supervisor.engine.membership import formation, node_checks, node_contact, node_silence
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, FinishRun, Isolate, ReadExits
+from guardrun.supervisor.engine.model.actions import Action, FinishRun, Isolate
+from guardrun.supervisor.engine.model.derived_events import TickBegan
 from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING
 from guardrun.supervisor.engine.model.run_view import silence_began_s
 from guardrun.supervisor.engine.model.transitions import (
@@ -42,6 +42,7 @@ from guardrun.supervisor.engine.recovery import (
     resumption,
 )
 from guardrun.supervisor.engine.recovery.decide import announce, observe
+from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.recovery.run_summary import record_attempt, summary
 from guardrun.supervisor.engine.state import incidents
 from guardrun.supervisor.engine.state.job_nodes import carried_over
@@ -85,6 +86,8 @@ class Engine:
         else:
             actions = _HANDLERS[name](state, event, now_s) if name != OBSERVED else []
             actions += observe(state, event, now_s)
+            if state.phase is Phase.STOPPING:
+                actions += decide_restart(state, now_s)
             if state.phase is not phase:
                 actions += observe(state, PhaseChanged(phase, state.phase), now_s)
         if state.phase not in ends:
@@ -102,8 +105,8 @@ class Engine:
 
     def next_deadline_s(self) -> float | None:
         """When tick next has something to do; None while only events matter."""
-        times = [rank_failure.due_s(self.state), launcher_orders.due_s(self.state), node_silence.due_s(self.state)]
-        times.append(preemption.due_s(self.state))
+        times = [self.state.detectors.rank_failure.next_deadline_s(), launcher_orders.due_s(self.state)]
+        times += [node_silence.due_s(self.state), preemption.due_s(self.state)]
         if self.state.phase is Phase.RUNNING:
             times += [self.state.detectors.hang.next_deadline_s(self.state), resumption.due_s(self.state)]
         due_s = min((t for t in times if t is not None), default=None)
@@ -152,7 +155,6 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
     state.resuming_incident = state.notice.incident_id or state.resuming_incident
     state.notice = Notice(since_s=now_s)
     state.is_detailed = state.is_restart = state.may_go_on = False
-    state.crash = None
     state.verdict_incident, state.signum, state.signalled, state.is_held = "", 0, "", False
     state.outcome, state.give_up_reason, state.exit_code, state.requeue = "running", "", 0, ""
     state.nodes.awaited.clear()
@@ -167,9 +169,6 @@ def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s:
     actions = launcher_orders.order_again(state, now_s) + preemption.order_again(state, now_s)
     if state.phase is Phase.CHECKING:
         actions += formation.give_up_check(state, "the supervisor was started anew", now_s)
-    if state.crash is not None and state.crash.is_asked and state.attempt:
-        state.crash.decide_by_s = now_s
-        actions.append(ReadExits(attempt=state.attempt.number))
     actions += eviction.isolate_again(state, now_s)
     if state.fleet is not None:
         node_silence.forgive_silence(state.fleet, now_s)
@@ -185,8 +184,6 @@ def _on_time_skipped(state: State, event: ev.TimeSkipped, now_s: float) -> list[
         attempt.skipped_to_s = min(silence_began_s(attempt) + event.gap_s, now_s)
         attempt.stopped = dict.fromkeys(attempt.stopped, now_s)
         attempt.collecting = dict.fromkeys(attempt.collecting, now_s)
-    if state.crash:
-        state.crash.decide_by_s += event.gap_s
     state.ordered_s = min(state.ordered_s + event.gap_s, now_s)
     for member in state.fleet.silent if state.fleet else ():
         member.since_s = member.dropped_s = now_s
@@ -200,16 +197,12 @@ def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
         return []
     state.is_held = event.is_held
     said = "held" if event.is_held else "no longer held"
-    actions: list[Action] = [announce(f"{said} by {event.who}", level="info")]
-    if not event.is_held and state.phase is Phase.RUNNING:
-        actions += attempts.on_unheld(state, now_s)
-    return actions
+    return [announce(f"{said} by {event.who}", level="info")]
 
 
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
-    actions = (
-        rank_failure.on_tick(state, now_s) + launcher_orders.on_tick(state, now_s) + node_silence.on_tick(state, now_s)
-    )
+    actions = observe(state, TickBegan(), now_s)
+    actions += launcher_orders.on_tick(state, now_s) + node_silence.on_tick(state, now_s)
     actions += preemption.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
         actions += resumption.on_report(state, now_s)
@@ -285,10 +278,10 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_attempt_restarted": attempts.on_attempt_restarted,
     "on_attempt_not_started": attempts.on_attempt_not_started,
     "on_attempt_stopped": attempts.on_attempt_stopped,
-    "on_rank_exited": rank_failure.on_rank_exited,
-    "on_rank_raised": rank_failure.on_rank_raised,
-    "on_rank_ended": rank_failure.on_rank_ended,
-    "on_exits_read": rank_failure.on_exits_read,
+    "on_rank_exited": progress.on_rank_exited,
+    "on_rank_raised": progress.on_rank_raised,
+    "on_rank_ended": progress.on_rank_ended,
+    "on_exits_read": progress.on_exits_read,
     "on_checkpoint_chosen": attempts.on_checkpoint_chosen,
     "on_stop_requested": attempts.on_stop_requested,
     "on_node_report": progress.on_node_report,

@@ -1,16 +1,20 @@
-"""How far ranks have come: reports and looks, booked before any detector judges them.
+"""How far ranks have come, and how they end: facts, booked before any detector judges them.
 
 What is done with every report must not grow with the number of ranks.
 """
 
 from __future__ import annotations
 
+from guardrun.supervisor.engine.failures.root_cause import SYSTEM_EXIT
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action
+from guardrun.supervisor.engine.model.derived_events import ExitBooked
 from guardrun.supervisor.engine.model.lost_time import REDOING, TRAINING
 from guardrun.supervisor.engine.model.run_view import silence_began_s
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery import resumption
+from guardrun.supervisor.engine.recovery.decide import observe, stop
+from guardrun.supervisor.engine.recovery.preemption import is_end_of_notice
 from guardrun.supervisor.engine.recovery.recovered import close_recovered
 from guardrun.supervisor.engine.state.state import Attempt, RankState, State, attempt_of
 
@@ -97,3 +101,67 @@ def _advanced(state: State, at_s: float, now_s: float) -> list[Action]:
     if use != state.ledger.use:
         state.ledger.switch(use, now_s)
     return close_recovered(state, now_s) if state.open_incidents else []
+
+
+# Ends --------------------------------------------------------------------------------------------------
+
+
+def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Action]:
+    """Book a rank's end; detectors are told of one that is news and no consequence of the job's end."""
+    attempt = attempt_of(state)
+    rank = attempt.ranks.get(event.global_rank)
+    if event.attempt != attempt.number or rank is None or rank.exitcode is not None:
+        return []
+    at_s = min(event.at_s, now_s)  # another node's clock may be ahead; what it led to cannot come before it
+    note_exit(attempt, rank, event.exitcode, at_s)
+    if state.phase is not Phase.RUNNING:
+        return []
+    if event.exitcode != 0 and is_end_of_notice(state, event.exitcode):
+        # Those that save by themselves are left the time for it.
+        is_over = not attempt.alive or not state.notice.is_forwarded
+        return stop(state, at_s, now_s) if is_over else []
+    if event.exitcode != 0:
+        attempt.fell_s = min(attempt.fell_s or at_s, at_s)
+    return observe(state, ExitBooked(event.global_rank, event.exitcode, at_s), now_s)
+
+
+def note_exit(attempt: Attempt, rank: RankState, exitcode: int, at_s: float) -> None:
+    """Book the end of a rank; only once, since it counts the living down. exitcode: as subprocess has it."""
+    number = rank.rank.global_rank
+    rank.exitcode, rank.exited_s, rank.state = exitcode, at_s, "X"
+    attempt.stopped.pop(number, None)
+    attempt.collecting.pop(number, None)
+    attempt.waiting.pop(number, None)
+    attempt.alive -= 1
+
+
+def on_rank_raised(state: State, event: ev.RankRaised, now_s: float) -> list[Action]:
+    """Keep the exception as evidence."""
+    attempt = attempt_of(state)
+    if event.attempt == attempt.number and event.global_rank in attempt.ranks:
+        attempt.ranks[event.global_rank].error = event.error
+    return []
+
+
+def on_rank_ended(state: State, event: ev.RankEnded, now_s: float) -> list[Action]:
+    """Its script came to its end: an exit after that, by a stop, say, is no failure."""
+    attempt = attempt_of(state)
+    if event.attempt == attempt.number and event.global_rank in attempt.ranks:
+        attempt.ranks[event.global_rank].has_ended = True
+    return []
+
+
+def on_exits_read(state: State, event: ev.ExitsRead, now_s: float) -> list[Action]:
+    """Keep the exceptions that ranks left behind where nobody told them, if they are still wanted."""
+    if not state.detectors.rank_failure.takes_exits(event.attempt, state):
+        return []
+    for trace in event.traces:
+        rank = attempt_of(state).ranks.get(trace.global_rank)
+        if rank is not None and trace.error and rank.error is None and not _is_stale_exit(rank, trace.error):
+            rank.error = trace.error
+    return []
+
+
+def _is_stale_exit(rank: RankState, error: ev.ErrorRecord) -> bool:
+    """The words of a `sys.exit` that somebody caught: its own ends a rank with 1."""
+    return error.error == SYSTEM_EXIT and rank.exitcode != 1

@@ -29,7 +29,7 @@ from guardrun.supervisor.rundir.journal_end import JOURNAL, KEPT
 
 NAME, KEEP = JOURNAL, KEPT
 ROTATE_BYTES = 32 * 1024 * 1024
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 """To be raised by one whenever the engine would decide otherwise on a journal of today, or could not read it."""
 NO_VERSION = 0
 """Of lines that have none, from before there were any."""

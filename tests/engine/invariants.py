@@ -31,6 +31,8 @@ def check_cheap(engine: Engine) -> None:
     assert state.detectors.hang.look_since_s is None or state.detectors.hang.suspicion is not None
     if state.phase is not Phase.RUNNING:
         assert state.detectors.hang.suspicion is None
+    if state.phase not in (Phase.RUNNING, Phase.STOPPING):
+        assert not state.is_crashing, "a crash that nobody will tell"
     if state.phase is not Phase.NEW:
         booked_s = sum(state.ledger.spent_s.values()) + max(state.last_s - state.ledger.since_s, 0.0)
         assert abs(booked_s - (state.last_s - state.opened_s)) < _LEDGER_ERROR_S, "the ledger has lost time"

@@ -158,13 +158,24 @@ def test_unhold_after_a_rank_raised_and_stayed(told: Told) -> None:
     assert kinds(told.tell(ev.HoldSet(is_held=False, who="ada"), 60.0)) == ["StopAttempt"]
 
 
+def test_unhold_while_what_a_rank_raised_is_being_read(told: Told) -> None:
+    told.running()
+    told.tell(ev.HoldSet(is_held=True, who="ada"))
+    told.tell(ev.RankRaised(attempt=0, global_rank=1, error=ERROR), 5.0)
+    assert kinds(told.tick()) == ["ReadExits"]
+    assert kinds(told.tell(ev.HoldSet(is_held=False, who="ada"))) == ["StopAttempt"]
+    told.read(26.0)
+    assert "ChooseCheckpoint" in kinds(told.stopped(27.0))
+
+
 def test_a_rank_that_raised_and_trains_on_has_not_failed(told: Told) -> None:
     told.running()
     raised = ev.ErrorRecord(error="ValueError", at_s=5.0)
     told.tell(ev.RankRaised(attempt=0, global_rank=1, error=raised), 5.0)
     told.step(11, 20.0)
     assert told.tick() == []
-    assert told.state.crash is None and told.phase is Phase.RUNNING
+    assert not told.state.is_crashing and told.phase is Phase.RUNNING
+    assert told.state.attempt is not None and told.state.attempt.ranks[1].error is None, "it is no evidence later"
 
 
 def test_exits_that_are_not_read_are_asked_for_again_and_again_with_time_in_between(told: Told) -> None:

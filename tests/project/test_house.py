@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.project.purity import ROOT
 
 FOLDERS = ("hooks", "launcher", "supervisor", "slurm", "systemd")
-ACTS = frozenset({"Incident", "Isolate", "Say", "StopAttempt"})
+ACTS = frozenset({"Incident", "Isolate", "ReadExits", "Say", "StopAttempt", "TakeLook"})
 """What follows from a verdict."""
 
 
@@ -98,8 +98,21 @@ def test_one_place_acts_on_verdicts() -> None:
 
 
 def test_detectors_only_answer() -> None:
-    """They neither act nor see the state that they could write. rank_failure.py still does the latter."""
+    """They neither act nor see the state that they could write."""
     for path in (ROOT / "supervisor" / "engine" / "detectors").rglob("*.py"):
         source = path.read_text()
         assert not acting(source), path
-        assert path.parent.name == "failure" or not re.search(r"engine\.(state\.|recovery)", source), path
+        assert not re.search(r"engine\.(state\.|recovery)", source), path
+
+
+def memory_writes(source: str) -> list[str]:
+    """Assignments to what a detector remembers, made from outside: `state.detectors.hang.look = 3`."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute | ast.Subscript)]
+    written = [ast.unparse(node) for node in nodes if not isinstance(node.ctx, ast.Load)]
+    return [text for text in written if re.search(r"\bdetectors\.", text)]
+
+
+def test_nobody_else_writes_a_detectors_memory() -> None:
+    assert memory_writes("state.detectors.hang.look = 3") and memory_writes("del state.detectors.hang.looks[1]")
+    for path in (ROOT / "supervisor").rglob("*.py"):
+        assert memory_writes(path.read_text()) == [], path

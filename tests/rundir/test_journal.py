@@ -164,7 +164,7 @@ def test_lines_that_only_another_version_can_read_are_its_own(tmp_path: Path) ->
     (tmp_path / jn.NAME).write_text(
         '{"v":9,"n":0,"t":1.0,"snapshot":[]}\n'
         '{"v":9,"n":1,"t":2.0,"event":{"type":"moon_rose"},"actions":[{"type":"howl"}]}\n'
-        '{"v":1,"n":2,"t":3.0,"event":{"type":"moon_rose"}}\n'
+        f'{{"v":{jn.JOURNAL_VERSION},"n":2,"t":3.0,"event":{{"type":"moon_rose"}}}}\n'
     )
     lines = list(jn.read_lines(tmp_path))
     assert [line and (line.v, line.n, line.t) for line in lines] == [(9, 0, 1.0), (9, 1, 2.0), None]

@@ -271,7 +271,7 @@ class Cluster:
             is_busy = len(job.own) > len(job.culprits)
             began_s = max(min(job.ranks[n].began_s for n in job.culprits) + self.skipped_s, self.decoy_ended_s)
             began_s = self.now_s if is_busy else began_s
-            if self.now_s - began_s > max(patience_s, 2.1 * max(state.remembered.values(), default=0)):
+            if self.now_s - began_s > max(patience_s, 2.1 * max(state.detectors.hang.remembered.values(), default=0)):
                 raise Wrong(f"nothing is done about {job.own} since {began_s:.0f} s; now {self.now_s:.0f} s")
 
     def replay(self) -> State:

@@ -7,6 +7,7 @@ import msgspec
 from guardrun.supervisor.engine.detectors.dataloader_bound import DataloaderBound
 from guardrun.supervisor.engine.detectors.descriptor_leak import DescriptorLeak
 from guardrun.supervisor.engine.detectors.detector import Detector
+from guardrun.supervisor.engine.detectors.failure.rank_failure import RankFailure
 from guardrun.supervisor.engine.detectors.gc_pause import GcPause
 from guardrun.supervisor.engine.detectors.gc_pressure import GcPressure
 from guardrun.supervisor.engine.detectors.hang.suspicion import Hang
@@ -18,6 +19,7 @@ from guardrun.supervisor.engine.detectors.throughput_drop import ThroughputDrop
 class Detectors(msgspec.Struct, kw_only=True):
     """Each with its memory, which a snapshot holds. They are asked in this order."""
 
+    rank_failure: RankFailure = msgspec.field(default_factory=RankFailure)
     node_health: NodeHealth = msgspec.field(default_factory=NodeHealth)
     gc_pressure: GcPressure = msgspec.field(default_factory=GcPressure)
     straggler: Straggler = msgspec.field(default_factory=Straggler)

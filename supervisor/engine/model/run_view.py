@@ -34,6 +34,10 @@ class RankView(Protocol):
         """Between its last two advances."""
 
     @property
+    def progress_s(self) -> float:
+        """When that last grew; 0 = it has not."""
+
+    @property
     def step(self) -> int:
         """Optimizer steps; 0 where none are seen."""
 
@@ -44,6 +48,10 @@ class RankView(Protocol):
     @property
     def exitcode(self) -> int | None:
         """As subprocess has it; None while it lives."""
+
+    @property
+    def exited_s(self) -> float:
+        """When it exited; 0 while it lives."""
 
     @property
     def has_ended(self) -> bool:
@@ -76,6 +84,14 @@ class AttemptView(Protocol):
     @property
     def alive(self) -> int:
         """Ranks that have not exited."""
+
+    @property
+    def fell_s(self) -> float:
+        """When the first rank fell by itself; 0 = none has."""
+
+    @property
+    def stop_began_s(self) -> float:
+        """When it was first ordered to stop; 0 = never."""
 
     @property
     def step(self) -> int:
@@ -236,6 +252,22 @@ class RunView(Protocol):
     @property
     def is_failing(self) -> bool:
         """A rank fell, or the attempt has its verdict."""
+
+    @property
+    def verdict(self) -> Incident | None:
+        """The incident for which the attempt ends, or has ended; None: none is told."""
+
+    @property
+    def verdict_key(self) -> str:
+        """The key under which a detector told it; empty: none did."""
+
+    @property
+    def avoid(self) -> Sequence[str]:
+        """Checkpoints that could not be loaded."""
+
+    @property
+    def is_multi_node(self) -> bool:
+        """The job has several nodes, each with a clock of its own."""
 
     @property
     def is_node_silent(self) -> bool:

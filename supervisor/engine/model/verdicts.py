@@ -58,6 +58,10 @@ class Detected(msgspec.Struct, frozen=True, kw_only=True):
     """Id of the finding on that node which says so."""
     evidence_s: float | None = None
     """When that was seen last; None: now."""
+    exit_code: int | None = None
+    """Ranks have fallen: the attempt ends for this incident, and the run with this code if it is not begun anew."""
+    avoid: str = ""
+    """A checkpoint that could not be loaded, which is not chosen again."""
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,13 +71,23 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Mapping[str, Any]
     """All of it, as it is now."""
     summary: str = ""
-    """Empty, as `action` and None: as it was."""
+    """Empty or None, like those that follow: as it was."""
     action: str = ""
     acted_s: float | None = None
+    cause: str = ""
+    """With it comes the cause's own advice."""
+    confidence: float | None = None
+    culprits: Sequence[int | Culprit] | None = None
+    level: str = ""
+    """Of a line on the terminal that says its summary anew, as Say has it; empty: nothing is said."""
     stops_since_s: float | None = None
     """As Detected has it."""
     is_uneven: bool = False
     """Likewise."""
+    exit_code: int | None = None
+    """Of the run, likewise; None: as it was."""
+    avoid: str = ""
+    """As Detected has it."""
 
 
 class Over(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +114,27 @@ class LookWanted(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class ExitsWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the attempt's ranks left behind as they ended is to be read: action ReadExits."""
+
+    attempt: int
+
+
+class ExceptionsCaught(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks train on after an exception that looked uncaught: it is no evidence of anything."""
+
+    global_ranks: Sequence[int]
+
+
+class StopWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank has failed: the others are to be stopped at once. Why is told later."""
+
+    since_s: float
+    """When the first one did: the time since then counts as detecting."""
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt is to be ended, as a person wanted, and nobody is to blame."""
 
 
-Verdict = Detected | Changed | Over | Remark | LookWanted | Ended
+Verdict = Detected | Changed | Over | Remark | LookWanted | ExitsWanted | ExceptionsCaught | StopWanted | Ended

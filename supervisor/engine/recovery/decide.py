@@ -8,14 +8,35 @@ from typing import Any
 from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.incidents.recurrence import told_again
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.actions import Action, Culprit, Incident, Isolate, Say, StopAttempt, TakeLook
+from guardrun.supervisor.engine.model.actions import (
+    Action,
+    Culprit,
+    Incident,
+    Isolate,
+    ReadExits,
+    Say,
+    StopAttempt,
+    TakeLook,
+)
 from guardrun.supervisor.engine.model.lost_time import DETECTING, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.model.verdicts import Changed, Detected, LookWanted, Over, Remark, Verdict
+from guardrun.supervisor.engine.model.verdicts import (
+    Changed,
+    Detected,
+    ExceptionsCaught,
+    ExitsWanted,
+    LookWanted,
+    Over,
+    Remark,
+    StopWanted,
+    Verdict,
+)
 from guardrun.supervisor.engine.observation.hang_finding import LookJudged
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response
+
+MAX_AVOIDED = 50
 
 
 def observe(state: State, event: object, now_s: float) -> list[Action]:
@@ -49,6 +70,13 @@ def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float)
             actions.append(TakeLook(look=verdict.look, attempt=verdict.attempt, reason=verdict.reason))
         elif isinstance(verdict, LookJudged):
             actions += observe(state, verdict, now_s)
+        elif isinstance(verdict, ExitsWanted):
+            actions.append(ReadExits(attempt=verdict.attempt))
+        elif isinstance(verdict, ExceptionsCaught):
+            for number in verdict.global_ranks:
+                attempt_of(state).ranks[number].error = None
+        elif isinstance(verdict, StopWanted):
+            actions += stop(state, verdict.since_s, now_s)
         else:
             actions += stop(state, now_s, now_s)
     return actions
@@ -66,6 +94,7 @@ def report(state: State, found: Detected, now_s: float) -> tuple[Incident, list[
     """Open an incident, say so, and do about it what the verdict asks for. Returns it as it was opened."""
     incident = _open(state, found, now_s)
     state.is_detail_bad = state.is_detail_bad or found.is_uneven
+    _avoid(state, found.avoid)
     if not found.ends_with_progress:
         state.open_incidents.remove(incident.id)
     if found.key:
@@ -75,6 +104,8 @@ def report(state: State, found: Detected, now_s: float) -> tuple[Incident, list[
     actions: list[Action] = [said, write(state, incident.id, is_new=True)]
     if found.node:
         actions += _isolate_for(state, found, incident, now_s)
+    if found.exit_code is not None:
+        state.verdict_incident, state.exit_code = incident.id, found.exit_code
     if found.stops_since_s is not None:
         actions += stop_for(state, incident.id, onset_s=found.stops_since_s, now_s=now_s)
     return incident, actions
@@ -121,11 +152,20 @@ def _culprits(state: State, named: Sequence[int | Culprit]) -> list[Culprit]:
 def _change(state: State, verdict: Changed, now_s: float) -> list[Action]:
     incident_id = state.detected[verdict.key]
     state.is_detail_bad = state.is_detail_bad or verdict.is_uneven
+    _avoid(state, verdict.avoid)
     changes: dict[str, Any] = {"evidence": dict(verdict.evidence)}
-    for name in ("summary", "action", "acted_s"):
+    for name in ("summary", "action", "acted_s", "cause", "confidence"):
         if value := getattr(verdict, name):
             changes[name] = value
+    if verdict.cause:
+        changes["advice"] = advice_for(verdict.cause, verdict.evidence)
+    if verdict.culprits is not None:
+        changes["culprits"] = _culprits(state, verdict.culprits)
+    if verdict.exit_code is not None:
+        state.exit_code = verdict.exit_code
     actions = [change(state, incident_id, **changes)]
+    if verdict.level:
+        actions.insert(0, announce(f"incident {incident_id}: {state.incidents[incident_id].summary}", verdict.level))
     if verdict.stops_since_s is not None:
         actions += stop_for(state, incident_id, onset_s=verdict.stops_since_s, now_s=now_s)
     return actions
@@ -137,6 +177,12 @@ def _close(state: State, verdict: Over, now_s: float) -> list[Action]:
         state.open_incidents.remove(incident_id)
     said = announce(f"incident {incident_id} is over: {verdict.text}", "good")
     return [change(state, incident_id, recovered_s=now_s), said]
+
+
+def _avoid(state: State, path: str) -> None:
+    """Keep a checkpoint from being chosen again; the last that could not be loaded, last."""
+    if path:
+        state.avoid = [*(known for known in state.avoid if known != path), path][-MAX_AVOIDED:]
 
 
 # Nodes -----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def on_restart_asked(state: State, event: ev.RestartAsked, now_s: float) -> list
 def is_due(state: State) -> bool:
     """Whether the attempt that has just ended was ended for this, and for nothing else."""
     is_ours = not state.settings.is_torchrun_agent  # which starts its workers anew by itself
-    return bool(state.restart_by) and is_ours and not state.verdict_incident and state.crash is None
+    return bool(state.restart_by) and is_ours and not state.is_failing
 
 
 def go_on(state: State, now_s: float) -> list[Action]:

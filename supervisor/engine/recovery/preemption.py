@@ -20,9 +20,10 @@ import signal
 
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action, AskCheckpoint, SeekCheckpoint
+from guardrun.supervisor.engine.model.derived_events import FallsExplained
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery.decide import announce, stop
+from guardrun.supervisor.engine.recovery.decide import announce, observe, stop
 from guardrun.supervisor.engine.recovery.preemption_incident import tell
 from guardrun.supervisor.engine.recovery.requeue import (
     ANSWER_S,
@@ -181,7 +182,7 @@ def has_ended(state: State) -> bool:
         return False
     if state.signum:
         return True  # a second SIGTERM: the scheduler waits no longer
-    if state.crash is not None or state.verdict_incident:
+    if state.is_failing:
         return False
     codes = [rank.exitcode for rank in state.attempt.ranks.values()] if state.attempt else []
     is_by_notice = any(code not in (None, 0) and is_end_of_notice(state, code) for code in codes)
@@ -297,10 +298,12 @@ def _begin(state: State, now_s: float) -> list[Action]:
     if state.phase in (Phase.CHOOSING, Phase.GATHERING, Phase.CHECKING):
         return [*actions, *wind_up(state, now_s)]
     attempt = state.attempt
-    if state.crash is not None and attempt is not None:
+    if attempt is not None:
         codes = [rank.exitcode for rank in attempt.ranks.values() if rank.exitcode not in (None, 0)]
         if codes and all(is_end_of_notice(state, code) for code in codes if code is not None):
-            state.crash = None  # the signal met the ranks first
+            actions += observe(state, FallsExplained(), now_s)  # the signal met the ranks first
+            if state.phase is Phase.STOPPING and attempt.ended_s is not None and not state.is_failing:
+                return actions + wind_up(state, now_s)  # their exits were being read: nothing else would come
     if state.phase is Phase.RUNNING:
         actions += _request(state)
     return actions
@@ -332,9 +335,10 @@ def _stop(state: State, now_s: float) -> list[Action]:
 
 def _end_as_told(state: State, now_s: float) -> list[Action]:
     """A person ends the job: as by Ctrl-C."""
-    state.signum, state.notice.cause, state.crash = state.notice.signum, "", None
+    state.signum, state.notice.cause = state.notice.signum, ""
+    actions = observe(state, FallsExplained(), now_s)
     if state.phase is Phase.RUNNING:
-        return stop(state, now_s, now_s)
-    if state.phase is Phase.STOPPING:
-        return []
-    return finish(state, "interrupted", 128 + state.signum, stop_words(state), now_s)
+        return actions + stop(state, now_s, now_s)
+    if state.phase is Phase.STOPPING and state.attempt is not None and state.attempt.ended_s is None:
+        return actions
+    return actions + finish(state, "interrupted", 128 + state.signum, stop_words(state), now_s)

@@ -28,7 +28,7 @@ _DATA = ("batch", "epoch", "indices")
 def decide_restart(state: State, now_s: float) -> list[Action]:
     """Both the cause is told and nothing is alive: restart, or give up."""
     attempt = attempt_of(state)
-    if attempt.ended_s is None or not state.verdict_incident:
+    if attempt.ended_s is None or not state.verdict_incident or state.is_crashing:
         return []
     incident = state.incidents[state.verdict_incident]
     if state.notice.cause:

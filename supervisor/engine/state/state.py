@@ -11,12 +11,10 @@ from guardrun.supervisor.engine.model.actions import Incident
 from guardrun.supervisor.engine.model.events import (
     Checkpoint,
     ErrorRecord,
-    ExitTrace,
     PastPlace,
     Rank,
     Settings,
 )
-from guardrun.supervisor.engine.model.looks import Reading
 from guardrun.supervisor.engine.model.lost_time import Ledger
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.progress_gaps import Gaps
@@ -43,25 +41,6 @@ class RankState(msgspec.Struct, kw_only=True):
     exited_s: float = 0.0
     error: ErrorRecord | None = None
     has_ended: bool = False
-
-
-class Crash(msgspec.Struct, kw_only=True):
-    """An attempt has lost a rank; its cause is being told."""
-
-    began_s: float
-    decide_by_s: float
-    traces: list[ExitTrace] = []
-    oom_kills: int = -1
-    oom_pids: list[int] = []
-    disk_free_bytes: dict[str, int] = {}
-    readings: list[Reading] = []
-    last_words: dict[str, str] = {}
-    """As in ExitsRead."""
-    is_asked: bool = False
-    incident_id: str = ""
-    """It has been told, but not who is to blame: what is read now may say it."""
-    is_stale: bool = False
-    """The exits that are being read are not all any more."""
 
 
 class Nodes(msgspec.Struct, kw_only=True):
@@ -159,7 +138,6 @@ class State(msgspec.Struct, kw_only=True):
     restart_by: str = ""
     """Who wants this attempt ended, and the next begun, now."""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
-    crash: Crash | None = None
     choice: int = 0
     choice_tries: int = 0
     ordered_s: float = 0.0
@@ -242,7 +220,27 @@ class State(msgspec.Struct, kw_only=True):
     @property
     def is_failing(self) -> bool:
         """A rank fell, or the attempt has its verdict."""
-        return self.crash is not None or bool(self.verdict_incident)
+        return self.is_crashing or bool(self.verdict_incident)
+
+    @property
+    def is_crashing(self) -> bool:
+        """A rank fell, and why is not told yet: its exits are being waited for, or read."""
+        return self.detectors.rank_failure.crash is not None
+
+    @property
+    def verdict(self) -> Incident | None:
+        """The incident for which the attempt ends, or has ended; None: none is told."""
+        return self.incidents.get(self.verdict_incident)
+
+    @property
+    def verdict_key(self) -> str:
+        """The key under which a detector told it; empty: none did."""
+        return next((key for key, told in self.detected.items() if told == self.verdict_incident), "")
+
+    @property
+    def is_multi_node(self) -> bool:
+        """The job has several nodes, each with a clock of its own."""
+        return self.fleet is not None
 
     def incident_of(self, key: str) -> Incident | None:
         """The incident that was opened for a verdict's key; None: there was none."""

@@ -10,10 +10,20 @@ import pytest
 from guardrun.supervisor.engine.detectors.all_detectors import Detectors
 from guardrun.supervisor.engine.detectors.hang import hang
 from guardrun.supervisor.engine.detectors.node_health import FELT, KINDS
+from guardrun.supervisor.engine.failures import root_cause
+from guardrun.supervisor.engine.failures.failure_patterns import PATTERNS
 from guardrun.supervisor.engine.incidents.advice import advice_for
 
 OF_MANY = {
     "hang": {*(cause for cause, _ in hang._CAUSE.values()), "collective_timeout", "collective_mismatch", "init"},
+    "rank_failure": {
+        *(pattern.cause for pattern in PATTERNS),
+        *root_cause._BY_SIGNAL.values(),
+        "collective_mismatch",
+        "exit_code",
+        "killed",
+        "unknown",
+    },
     "node_health": {*KINDS, *FELT.values(), "thermal"},
 }
 """What detectors find that have more than one cause to name."""

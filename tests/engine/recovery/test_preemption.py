@@ -359,3 +359,39 @@ def test_only_watching_leaves_it_at_a_word(told: Told) -> None:
     told.running(act=False)
     assert kinds(noticed(told)) == []
     assert told.state.notice.cause == ""
+
+
+def test_cancelled_while_the_exits_of_a_crash_are_read(told: Told) -> None:
+    """Nothing of the attempt is alive any more: nobody else would end the run."""
+    told.running()
+    told.exits(1, -11, 20.0)
+    told.tick()
+    told.stopped(20.5)
+    noticed(told, TERM, 20.6, is_why_asked=True)
+    summary = finish(told.tell(ev.SchedulerStatusChanged(why="cancelled"), 20.7))
+    assert (summary.outcome, summary.exit_code, summary.incidents) == ("interrupted", 143, [])
+
+
+def test_noticed_after_the_signal_has_ended_all_ranks(told: Told) -> None:
+    """Some schedulers signal every process of a job at once, and guardrun hears of it last."""
+    told.running()
+    told.exits(0, -15, 20.0)
+    assert kinds(told.stopped(20.1)) == ["ReadExits"]
+    noticed(told, TERM, 20.2)
+    told.tell(ev.CheckpointCompleted(request=told.state.notice.request), 20.3)
+    assert (told.phase, told.state.outcome) == (Phase.ENDED, "preempted")
+
+
+def test_the_same_where_a_crash_was_told_without_a_culprit(told: Told) -> None:
+    told.running()
+    lost = ev.ErrorRecord(error="RuntimeError", message="Connection closed by peer", at_s=20.0)
+    for rank in (0, 1):
+        told.tell(ev.RankRaised(attempt=0, global_rank=rank, error=lost), 20.0)
+    told.exits(0, -15, 20.0)
+    told.tick()
+    told.read(22.0)
+    assert told.incidents["001"].culprits == []
+    assert kinds(told.stopped(22.5)) == ["ReadExits"]
+    noticed(told, USR1, 22.6, is_forwarded=True)
+    assert (told.phase, told.incidents["001"].action) == (Phase.ENDED, "none")
+    assert told.state.outcome == "preempted"

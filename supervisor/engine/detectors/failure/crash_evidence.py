@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from guardrun.supervisor.engine.detectors.failure.memory import Crash
 from guardrun.supervisor.engine.failures.cuda_memory import parse_memory, size
 from guardrun.supervisor.engine.failures.exception_chain import layers_of
 from guardrun.supervisor.engine.failures.failure_causes import lost_device
 from guardrun.supervisor.engine.failures.root_cause import Fall, RootCause, is_peer_lost, is_shared_memory
 from guardrun.supervisor.engine.incidents.evidence import MAX_FRAMES, frame_text, most_telling
 from guardrun.supervisor.engine.model.looks import Reading
-from guardrun.supervisor.engine.state.state import Attempt, Crash
+from guardrun.supervisor.engine.model.run_view import AttemptView
 
 DISK_FULL_BYTES = 1024 * 1024
 MAX_READINGS = 16
@@ -19,7 +20,7 @@ _PATH = re.compile(r"'(/[^']+)'|\"(/[^\"]+)\"")
 _DEVICE_CAUSES = frozenset({"gpu_lost", "nccl_error", "cuda_oom", "abort", "exception"})
 
 
-def crash_evidence(attempt: Attempt, crash: Crash, found: RootCause, falls: list[Fall]) -> dict[str, Any]:
+def crash_evidence(attempt: AttemptView, crash: Crash, found: RootCause, falls: list[Fall]) -> dict[str, Any]:
     """The incident's evidence, bounded however many ranks there are."""
     by_rank = {fall.global_rank: fall for fall in falls}
     evidence: dict[str, Any] = {
@@ -88,7 +89,7 @@ def words(found: RootCause, evidence: dict[str, Any]) -> str:
     return ""
 
 
-def failed_load(attempt: Attempt, found: RootCause) -> str:
+def failed_load(attempt: AttemptView, found: RootCause) -> str:
     """The checkpoint that could not be loaded: as the hooks said, as the error names it, else the one it was given."""
     if found.failed_load:
         return found.failed_load

@@ -1,4 +1,4 @@
-"""Crashes of which only a log that ranks share says why."""
+"""Crashes: of which only a log that ranks share says why, and those that others know to be none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.events import ExitTrace
-from tests.engine.conftest import Told
+from tests.engine.conftest import Told, kinds
+from tests.engine.membership.stories import CLOSED, led, silent
 
 ECC = "what(): CUDA error: uncorrectable ECC error encountered"
 SAID = {"node-a": ECC}
@@ -54,3 +55,35 @@ def test_lines_of_its_own_that_say_nothing_of_its_end_keep_nobody_from_hearing_i
     told.tell(ev.ExitsRead(attempt=0, traces=[own], last_words=SAID), 20.5)
     incident = told.incidents["001"]
     assert (incident.cause, incident.evidence["stderr"]) == ("gpu_lost", f"{own.stderr_tail}\n{ECC}")
+
+
+def test_the_loss_of_their_node_explains_what_its_peers_died_of(told: Told) -> None:
+    """The restart doesn't wait for exits that have not been read by then."""
+    led(told)
+    silent(told, 20.0, "n1", is_dropped=True)
+    told.tell(ev.RankRaised(attempt=0, global_rank=0, error=CLOSED), 20.2)
+    told.exits(0, 1, 20.3)
+    assert kinds(told.stopped(20.5)) == ["ReadExits"]
+    actions = told.tick()
+    for _ in range(5):
+        actions = told.tick() if told.state.is_crashing else actions
+    assert "ChooseCheckpoint" in kinds(actions)
+    assert [incident.cause for incident in told.incidents.values()] == ["node_lost"]
+
+
+def test_a_crash_under_way_is_not_told_once_the_job_is_cancelled(told: Told) -> None:
+    told.running()
+    told.exits(1, -11, 20.0)
+    told.tick()
+    told.tell(ev.PreemptionNoticed(signum=15, is_why_asked=True), 20.5)
+    told.tell(ev.SchedulerStatusChanged(why="cancelled"), 20.6)
+    assert told.read(20.7) == []
+    assert kinds(told.stopped(21.0)) == ["FinishRun"]
+
+
+def test_time_that_was_nobodys_does_not_count_for_a_rank_that_raised(told: Told) -> None:
+    told.running()
+    told.tell(ev.RankRaised(attempt=0, global_rank=1, error=CLOSED), 20.0)
+    told.tell(ev.TimeSkipped(gap_s=15.0), 38.0)
+    assert kinds(told.tell(ev.Ticked(), 50.0)) == []
+    assert kinds(told.tell(ev.Ticked(), 60.0)) == ["StopAttempt", "ReadExits"]
