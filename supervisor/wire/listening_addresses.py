@@ -93,6 +93,11 @@ def own_addresses() -> list[str]:
         return []
 
 
+def peer_addresses(most: int = 64) -> list[str]:
+    """Those of this machine by which others may know it: none of its loopback, nor of one link alone."""
+    return [one for one in own_addresses() if "%" not in one and not is_loopback(one)][:most]
+
+
 class Missed:
     """When nodes have been missing for so long that they may be coming by another address."""
 

@@ -92,7 +92,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
 # What a rank says when its peer has gone: gloo's and NCCL's wording in torch 2.6 to 2.13, and the store's.
 _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Software caused connection abort"
-    r"|NCCL communicator was aborted|remote process exit(?:ed|ing)|Connection refused.*gloo"
+    r"|NCCL communicator was aborted|ncclRemoteError|remote process exit(?:ed|ing)|Connection refused.*gloo"
     r"|[Ss]ocket [Tt]imeout|Timed out waiting \d+ms for (?:send|recv)|failed to recv, got 0 bytes"
     r"|DistNetworkError|The client socket has (?:failed|timed out)|Remote host closed"
     r"|Watchdog caught collective operation timeout",
@@ -433,7 +433,8 @@ def _where_to(fallen: list[_Weighed], nodes: Mapping[str, str]) -> str:
     """` (10.0.0.7, node-b)`: whom they lost, where NCCL names it; empty where it names many, or nobody."""
     texts = [f"{one.fall.error.message if one.fall.error else ''}\n{one.fall.stderr_tail}" for one in fallen]
     hosts = list(dict.fromkeys(host for text in texts for host in lost_peers(text)))
-    named = [f"{host}, {nodes[host]}" if nodes.get(host, host) != host else host for host in hosts]
+    found = {host: nodes.get(host) or nodes.get(host.partition(".")[0], "") for host in hosts}
+    named = [f"{host}, {node}" if node not in ("", host) else host for host, node in found.items()]
     return f" ({'; '.join(named)})" if 0 < len(named) <= MAX_HOSTS else ""
 
 

@@ -36,11 +36,12 @@ def on_node_joined(state: State, event: ev.NodeJoined, now_s: float) -> list[Act
             since_s=now_s,
             switches=event.switches,
             role=event.role,
+            addresses=event.addresses,
         )
         return odd_size(fleet, fleet.placed, member) + take_back(state, member) + try_start(state, now_s)
     has_changed, member.ranks = member.ranks != event.ranks, event.ranks
     member.is_dropped, member.switches, member.refused = False, event.switches, 0
-    member.role, member.is_whole = event.role, event.attempt >= 0
+    member.role, member.addresses, member.is_whole = event.role, event.addresses, event.attempt >= 0
     if member.standing is Standing.OUT:
         return []
     was = member.standing

@@ -480,6 +480,8 @@ class NodeJoined(_Event, frozen=True, kw_only=True, tag="node_joined"):
     """Above it, from the top of the network down, where its scheduler says so."""
     role: str = ""
     """torchrun's --role there."""
+    addresses: list[str] = []
+    """Of its network interfaces: NCCL names a peer by one of them."""
 
 
 class NodeSuspected(_Event, frozen=True, kw_only=True, tag="node_silent"):

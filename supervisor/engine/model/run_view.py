@@ -270,6 +270,10 @@ class RunView(Protocol):
         """The job has several nodes, each with a clock of its own."""
 
     @property
+    def hosts(self) -> Mapping[str, str]:
+        """Nodes of such a job by name and by address, as far as they are known."""
+
+    @property
     def is_node_silent(self) -> bool:
         """Some node of the job is not heard of."""
 

@@ -59,6 +59,8 @@ class Member(msgspec.Struct, kw_only=True):
     """Failures on it for which no cause was found."""
     returned_s: list[float] = []
     """When it was back, before the next attempt, after it had been given up."""
+    addresses: list[str] = []
+    """Of its network interfaces."""
     is_whole: bool = False
     """It came back with its ranks: it was frozen or cut off, and is neither dead nor new."""
     contact_lost: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -236,6 +237,13 @@ class State(msgspec.Struct, kw_only=True):
     def verdict_key(self) -> str:
         """The key under which a detector told it; empty: none did."""
         return next((key for key, told in self.detected.items() if told == self.verdict_incident), "")
+
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """Nodes by what others may call them: their names, first labels of these, addresses."""
+        members = self.fleet.members.values() if self.fleet is not None else ()
+        names = {name: one.node for one in members for name in (one.node, one.node.partition(".")[0])}
+        return names | {address: one.node for one in members for address in one.addresses}
 
     @property
     def is_multi_node(self) -> bool:

@@ -41,7 +41,7 @@ from guardrun.supervisor.fleet.transport import hub as hubs
 from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair, make_key_pair
 from guardrun.supervisor.fleet.transport.envelopes import DECODE_ERRORS, Join
 from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
-from guardrun.supervisor.fleet.transport.joined_peers import Present, newer_if_gone, role_of, switches_of
+from guardrun.supervisor.fleet.transport.joined_peers import Present, addresses_of, newer_if_gone, role_of, switches_of
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
 from guardrun.supervisor.node.run_context import CheckpointContext, DecidingContext
@@ -50,7 +50,13 @@ from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
 from guardrun.supervisor.saving.resume_protection import elsewhere
 from guardrun.supervisor.wire.control_messages import Finish, Serving, Shares, Start, Stop, ToLauncher
-from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, Missed, numeric_only, own_addresses
+from guardrun.supervisor.wire.listening_addresses import (
+    EVERYWHERE,
+    Missed,
+    numeric_only,
+    own_addresses,
+    peer_addresses,
+)
 
 KEYS_FILE = "fleet.json"
 """In the run directory, which is the user's alone: for a supervisor after this one."""
@@ -301,7 +307,14 @@ class Coordinator:
         if fleet is None or self._me not in fleet.members or fleet.members[self._me].standing is Standing.LEFT:
             own = self._fleet
             self._context.handle(
-                ev.NodeJoined(node=self._me, slot=own.slot, ranks=ranks, switches=own.switches, role=own.role)
+                ev.NodeJoined(
+                    node=self._me,
+                    slot=own.slot,
+                    ranks=ranks,
+                    switches=own.switches,
+                    role=own.role,
+                    addresses=peer_addresses(),
+                )
             )
         self.send_orders()
 
@@ -504,6 +517,7 @@ class Coordinator:
                 attempt=attempt,
                 switches=switches_of(info),
                 role=role_of(info),
+                addresses=addresses_of(info),
             )
         )
         self.aggregator.joined(node, attempt, now_s, is_new)

@@ -43,6 +43,7 @@ from guardrun.supervisor.node.rank_collection import begin_exits, begin_look, lo
 from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
 from guardrun.supervisor.saving.fleet_save_agreement import NodeSaveAgreement
 from guardrun.supervisor.wire import control_messages
+from guardrun.supervisor.wire.listening_addresses import peer_addresses
 
 REREAD_S = 1.0
 """How often the join file is read while there is no contact."""
@@ -265,6 +266,7 @@ class Follower:
             "attempt": self._attempt,
             "switches": self._fleet.switches,
             "role": self._fleet.role,
+            "addresses": peer_addresses(),
             **self._versions,
         }
 

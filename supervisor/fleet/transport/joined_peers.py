@@ -14,6 +14,7 @@ from guardrun.supervisor.fleet.transport.envelopes import Channel, Join
 
 MAX_LEVELS, MAX_SWITCH_CHARS, MAX_ROLE_CHARS = 16, 256, 256
 """More than networks have; a scheduler's list of switches of one level is one name."""
+MAX_ADDRESSES, MAX_ADDRESS_CHARS = 64, 64
 GONE_S = 10.0
 """A connected rival that has said nothing for so long is taken for gone: it sends something every second."""
 
@@ -39,6 +40,14 @@ def switches_of(info: Mapping[str, Any]) -> list[str]:
     if not isinstance(told, list) or len(told) > MAX_LEVELS:
         return []
     return told if all(isinstance(one, str) and len(one) <= MAX_SWITCH_CHARS for one in told) else []
+
+
+def addresses_of(info: Mapping[str, Any]) -> list[str]:
+    """Those of a node that joins, as it tells them; none where that is no list of addresses."""
+    told = info.get("addresses")
+    if not isinstance(told, list) or len(told) > MAX_ADDRESSES:
+        return []
+    return told if all(isinstance(one, str) and len(one) <= MAX_ADDRESS_CHARS for one in told) else []
 
 
 def role_of(info: Mapping[str, Any]) -> str:

@@ -27,12 +27,12 @@ NO_TRACE = RootCause(
 """Of an attempt that ended without a rank that has fallen."""
 
 
-def find_root_cause(attempt: AttemptView, crash: Crash, falls: list[Fall]) -> RootCause:
+def find_root_cause(view: RunView, crash: Crash, falls: list[Fall]) -> RootCause:
     """Why these ranks fell, with what they had called last."""
     if not falls:
         return NO_TRACE
-    ended = [n for n, rank in attempt.ranks.items() if rank.exitcode == 0]
-    return explain(blame(falls, crash.readings), match(last_calls(crash.traces)), ended)
+    ended = [n for n, rank in attempt_of(view).ranks.items() if rank.exitcode == 0]
+    return explain(blame(falls, crash.readings, view.hosts), match(last_calls(crash.traces)), ended)
 
 
 def detected(view: RunView, crash: Crash, found: RootCause, falls: list[Fall]) -> Detected:

@@ -82,7 +82,7 @@ class RankFailure(msgspec.Struct, kw_only=True):
         elif isinstance(event, AttemptReplaced):
             self.crash = None
             falls = falls_of(view, crash)
-            return [detected(view, crash, blame(falls), falls)] if falls else ()
+            return [detected(view, crash, blame(falls, nodes=view.hosts), falls)] if falls else ()
         elif isinstance(event, FallsExplained) or (isinstance(event, PhaseChanged) and not _may_tell(event.after)):
             self.crash = None
         return ()
@@ -156,7 +156,7 @@ class RankFailure(msgspec.Struct, kw_only=True):
         """Report the crash, once what is known says enough (or it is time)."""
         attempt = attempt_of(view)
         falls = falls_of(view, crash)
-        found = find_root_cause(attempt, crash, falls)
+        found = find_root_cause(view, crash, falls)
         if view.verdict is not None:
             self.crash = None
             return [retold(view, crash, found, falls)] if crash.key and found.culprits else ()

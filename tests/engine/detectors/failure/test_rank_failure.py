@@ -87,3 +87,21 @@ def test_time_that_was_nobodys_does_not_count_for_a_rank_that_raised(told: Told)
     told.tell(ev.TimeSkipped(gap_s=15.0), 38.0)
     assert kinds(told.tell(ev.Ticked(), 50.0)) == []
     assert kinds(told.tell(ev.Ticked(), 60.0)) == ["StopAttempt", "ReadExits"]
+
+
+def test_the_node_that_nccl_has_lost_is_told_by_name(told: Told) -> None:
+    """NCCL names an address, or a host; the sentence has the job's node, and blames nobody for a network."""
+    led(told)
+    told.tell(ev.NodeJoined(node="n1", slot=1, ranks=2, attempt=0, addresses=["10.0.0.7"]))
+    message = "NCCL error in: P.cpp:1, remote\nncclRemoteError: A call failed.\nLast error:\nNET/IB: peer went"
+    for rank, peer in enumerate(["from peer 10.0.0.7<41234>", "remote peer n1.cluster<4242>"]):
+        error = ev.ErrorRecord(error="torch.distributed.DistBackendError", message=f"{message}: {peer}", at_s=20.0)
+        told.tell(ev.RankRaised(attempt=0, global_rank=rank, error=error), 20.0)
+        told.exits(rank, 1, 20.1)
+    told.stopped(20.5)
+    while not told.incidents:
+        told.tick()
+        told.read(told.now_s + 0.1)
+    incident = told.incidents["001"]
+    assert (incident.cause, incident.culprits) == ("nccl_error", [])
+    assert "(10.0.0.7, n1; n1.cluster, n1)" in incident.summary
