@@ -7,7 +7,7 @@ from math import prod
 
 import msgspec
 
-from guardrun.supervisor.engine.model.looks import Call, Frame, RankLook
+from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, RankLook
 from guardrun.supervisor.engine.observation.frames import base_name
 
 _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "barrier"})
@@ -15,6 +15,11 @@ _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "red
 _LISTS = frozenset({"all_gather", "reduce_scatter"})
 """Functions that take a list of tensors, which NCCL lets be uneven; their forms with one tensor may not be."""
 _SUFFIXES = ("_object_list", "_object", "_coalesced", "_into_tensor", "_tensor", "_single", "_base")
+
+
+def pending(told: GroupLook) -> Call | None:
+    """The call of this group that a rank waits in: the first that is not completed."""
+    return next((call for call in told.calls if call.state != "completed"), None)
 
 
 def is_point_to_point(call: Call) -> bool:
