@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -157,7 +158,7 @@ def walks_of(lines: list[bytes]) -> list[Walk]:
     for data in lines:
         line = decoder.decode(data)
         assert line.event is not None
-        actions, stops = record(lambda line=line: engine.handle(line.event, line.t))
+        actions, stops = record(partial(engine.handle, line.event, line.t))
         walks.append(Walk(type(line.event).__name__, [type(action).__name__ for action in actions], stops))
     return walks
 
