@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.gym.case import Case, Chain, Fault
 from benchmarks.gym.decoys import LONGEST_S
 from benchmarks.gym.patience import Patience, played_at
-from guardrun.supervisor.engine.detectors.hang.stalls import SECOND_STOP
+from guardrun.supervisor.engine.detectors.hang.patience import SECOND_STOP
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GYM = ROOT / ".gym"
@@ -80,7 +80,7 @@ def limit_s(fault: Fault, patience: Patience) -> float:
     if patience.sensitivity == "eager":
         return STOPS * (own_s + RESTART_S)
     # The same place again: SECOND_STOP times the patience, then the hard limit
-    # (supervisor/engine/detectors/hang/stalls.py).
+    # (supervisor/engine/detectors/hang/patience.py).
     hard_s = patience.hard_timeout_s
     return own_s + min(SECOND_STOP * own_s, hard_s) + (STOPS - 2) * hard_s + STOPS * RESTART_S
 

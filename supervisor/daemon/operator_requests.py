@@ -11,7 +11,8 @@ import msgspec
 
 from guardrun.supervisor.collect.ranks.look import LookResult
 from guardrun.supervisor.diagnose.answer import LOOK, LookAnswer, trimmed
-from guardrun.supervisor.engine.detectors.hang.stalls import outlook, short
+from guardrun.supervisor.engine.detectors.hang.patience import short
+from guardrun.supervisor.engine.detectors.hang.stalls import outlook
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list

@@ -98,7 +98,7 @@ def judge_seen(before: Glance, after: Glance, absent: Absent = NOBODY) -> Judged
         if number not in by_rank and number not in gone and rank.exitcode is None:
             by_rank[number] = unlooked(number, after.missing.get(number, ""))
     gone += [n for n, j in by_rank.items() if j.doing is RankActivity.GONE]
-    looks = list(after.ranks.values())
+    looks = [look for _, look in sorted(after.ranks.items())]
     matched = match(looks)
     found = find(list(by_rank.values()), sorted(set(gone)), after.state.settings, matched)
     event = LookTaken(look=0, attempt=attempt.number, ranks=looks, missing=after.missing)

@@ -18,9 +18,10 @@ from guardrun.supervisor.diagnose.hang_finding import (
     rank_lines,
 )
 from guardrun.supervisor.diagnose.scene import Glance
-from guardrun.supervisor.engine.detectors.hang import hang_verdicts
+from guardrun.supervisor.engine.detectors.hang import patience
 from guardrun.supervisor.engine.detectors.hang.memory import Suspicion
 from guardrun.supervisor.engine.incidents.advice import advice_for
+from guardrun.supervisor.engine.incidents.evidence import of_hang
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence
 from guardrun.supervisor.engine.model.actions import Culprit, ranks_of
 from guardrun.supervisor.engine.model.hang_patience import NEVER_S
@@ -181,8 +182,8 @@ def _with_history(case: Case, found: Finding) -> an.Diagnosis:
     for rank in found.culprits if found.is_proof else ():
         case.attempt.stopped.setdefault(rank, case.seen[0].now_s)
     now_s = case.last.now_s
-    told_s = hang_verdicts.told_s(hang, state, found, case.looks, now_s)
-    left_s = max(0.0, hang_verdicts.left_s(hang, state, found, case.judged.seen, now_s))
+    told_s = patience.told_s(hang, state, found, case.looks, now_s)
+    left_s = max(0.0, patience.left_s(hang, state, found, case.judged.seen, now_s))
     incident = _of_this_silence(case, found)
     is_fresh = case.attempt.has_progress and case.silent_s <= max(RECENT_S, state.gaps.typical_s)
     if is_fresh and not _is_sure(found) and incident is None:
@@ -268,7 +269,7 @@ def at_least(sentence: str, seconds: float) -> str:
 
 
 def _held_up(case: Case, found: Finding, silent_s: float, verdict: str) -> an.Diagnosis:
-    evidence = hang_verdicts.evidence_of(case.state, found, case.judged.by_rank, case.looks, silent_s)
+    evidence = of_hang(case.state, found, case.judged.seen, silent_s)
     return an.Diagnosis(
         target=case.target,
         verdict=verdict,

@@ -99,7 +99,11 @@ def test_every_way_of_starting_is_shown_by_a_test_that_starts_cold() -> None:
     section = PAGE.read_text().partition("### Started cold\n")[2].partition("\n## ")[0]
     shown = re.findall(r"\| `(tests/[\w/]+\.py)(?:::(\w+))?` \|$", section, re.MULTILINE)
     assert 15 <= len(shown) <= 20
-    started_by_others = {"tests/slurm/test_job.py", "tests/agent/test_booted.py", "tests/project/test_packaging.py"}
+    started_by_others = {
+        "tests/slurm/test_job.py",
+        "tests/agent/systemd/test_booted.py",
+        "tests/project/test_packaging.py",
+    }
     for file, test in shown:
         tree = ast.parse((ROOT / file).read_text())
         named = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == test]

@@ -69,14 +69,14 @@ def test_those_who_compute_wait_for_a_seat(room: ExitStack, tmp_path: Path) -> N
 
 
 def test_stories_of_processes_compute_little() -> None:
-    assert computes("tests/sim/test_fleet.py::test_a") and not computes("tests/runs/test_hangs.py::test_a")
+    assert computes("tests/sim/test_fleet.py::test_a") and not computes("tests/runs/hangs/test_hangs.py::test_a")
 
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     durations = {
-        "tests/runs/test_signals.py::test_long": spread.Took(30.0, 3.0),
-        "tests/runs/test_hangs.py::test_shared": spread.Took(20.0, 15.0),
+        "tests/runs/signals/test_signals.py::test_long": spread.Took(30.0, 3.0),
+        "tests/runs/hangs/test_hangs.py::test_shared": spread.Took(20.0, 15.0),
         "tests/slurm/test_head.py::test_b": spread.Took(50.0, 5.0),
         "tests/slurm/test_job.py::test_c": spread.Took(40.0, 4.0),
     }
@@ -86,14 +86,14 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_takes_long_is_a_unit_of_its_own_unless_it_shares_something(known: None) -> None:
     long, short, shared = (
-        "tests/runs/test_signals.py::test_long",
-        "tests/runs/test_signals.py::test_short",
-        "tests/runs/test_hangs.py::test_shared",
+        "tests/runs/signals/test_signals.py::test_long",
+        "tests/runs/signals/test_signals.py::test_short",
+        "tests/runs/hangs/test_hangs.py::test_shared",
     )
     assert [spread.unit_of(test) for test in (long, short, shared)] == [
         long,
-        "tests/runs/test_signals.py",
-        "tests/runs/test_hangs.py",
+        "tests/runs/signals/test_signals.py",
+        "tests/runs/hangs/test_hangs.py",
     ]
 
 
@@ -108,14 +108,16 @@ def test_as_many_slurms_as_are_wanted_share_the_work(known: None) -> None:
 def test_the_longest_units_come_first(known: None) -> None:
     tests = [
         "tests/engine/observation/test_rank_activity.py::test_a",
-        "tests/runs/test_hangs.py::test_shared",
-        "tests/runs/test_signals.py::test_long",
-        "tests/runs/test_hangs.py::test_other",
+        "tests/runs/hangs/test_hangs.py::test_shared",
+        "tests/runs/signals/test_signals.py::test_long",
+        "tests/runs/hangs/test_hangs.py::test_other",
     ]
     assert spread.order(tests) == [tests[2], tests[1], tests[3], tests[0]]
 
 
 def test_what_waits_is_told_from_what_computes_and_from_what_is_not_known(known: None) -> None:
-    assert spread.waits(["tests/runs/test_signals.py::test_long"])
-    assert not spread.waits(["tests/runs/test_hangs.py::test_shared", "tests/runs/test_hangs.py::test_other"])
+    assert spread.waits(["tests/runs/signals/test_signals.py::test_long"])
+    assert not spread.waits(
+        ["tests/runs/hangs/test_hangs.py::test_shared", "tests/runs/hangs/test_hangs.py::test_other"]
+    )
     assert not spread.waits(["tests/engine/observation/test_rank_activity.py::test_a"])

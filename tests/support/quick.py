@@ -28,16 +28,16 @@ KEPT = {
         "tests/runs/test_policy.py::test_hold_keeps_hands_off_a_live_run_and_unhold_lets_it_be_mended"
     ),
     "a crash is told, and the ranks started again": (
-        "tests/runs/test_crashes.py::test_the_same_exception_further_on_is_retried"
+        "tests/runs/crashes/test_crashes.py::test_the_same_exception_further_on_is_retried"
     ),
     "an attempt resumes from the newest whole checkpoint": (
-        "tests/runs/test_resume.py::test_a_torn_newest_checkpoint_is_skipped_and_named_and_the_one_before_it_taken"
+        "tests/runs/resuming/test_resume.py::test_a_torn_newest_checkpoint_is_skipped_and_named_and_the_one_before_it_taken"
     ),
     "a supervisor is killed": (
-        "tests/runs/test_supervisor_faults.py::test_a_supervisor_killed_between_two_attempts_goes_on_where_it_was"
+        "tests/runs/surroundings/test_supervisor_faults.py::test_a_supervisor_killed_between_two_attempts_goes_on_where_it_was"
     ),
     "a signal ends everything": (
-        "tests/runs/test_signals.py::test_sigkill_of_guardrun_and_its_supervisor_at_once_ends_the_ranks"
+        "tests/runs/signals/test_signals.py::test_sigkill_of_guardrun_and_its_supervisor_at_once_ends_the_ranks"
     ),
 }
 """Behaviour → the test with real processes that shows it here, whatever else the tables say of its like."""

@@ -6,15 +6,50 @@ from collections.abc import Mapping
 from typing import Any
 
 from guardrun.supervisor.engine.model.looks import Call, Frame, RankLook, Reading
-from guardrun.supervisor.engine.model.run_view import AttemptView
-from guardrun.supervisor.engine.observation.collective_calls import call_text, group_text, is_point_to_point
-from guardrun.supervisor.engine.observation.collective_waits import Match, pending
+from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, attempt_of
+from guardrun.supervisor.engine.observation.collective_calls import call_text, group_text, is_point_to_point, pending
+from guardrun.supervisor.engine.observation.collective_waits import Match
+from guardrun.supervisor.engine.observation.dataloader_workers import of_workers
 from guardrun.supervisor.engine.observation.frames import active_stack, base_name, is_users, rank_list
+from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot
 from guardrun.supervisor.engine.observation.rank_activity import Judgement
+from guardrun.supervisor.engine.observation.rank_findings import wrong_with
+from guardrun.supervisor.engine.observation.stack_grouping import evidence_groups
 
 MAX_RANKS = 64
 MAX_FRAMES = 24
 MAX_READINGS = 24
+
+
+def of_hang(view: RunView, found: Finding, seen: JudgedSnapshot, lasted_s: float) -> dict[str, Any]:
+    """All that was measured of a hang. Needs no suspicion: an answer on demand has the same evidence."""
+    by_rank, looks = seen.by_rank, seen.event.ranks
+    evidence: dict[str, Any] = {
+        "silent_s": round(lasted_s, 1),
+        "suspected_after_s": round(view.gaps.suspicious_after_s(view.settings.floor_s), 1),
+        "waiting": found.waiting,
+        "ranks": of_judged(attempt_of(view), by_rank, found.culprits),
+        "stack": stack_of(looks, found.culprits or found.waiting),
+    }
+    evidence |= of_collectives(seen.matched, looks)
+    if wrong := wrong_with(view, found.culprits):
+        evidence["node_findings"] = wrong
+    if batch := next((look.batch for look in looks if look.global_rank in found.culprits[:1] and look.batch), None):
+        evidence["data"] = batch
+    if groups := evidence_groups(looks, found.culprits):
+        evidence["stack_groups"] = groups
+    if workers := of_workers(looks, found.culprits):
+        evidence["workers"] = workers
+    if troubles := _stack_troubles(looks):
+        evidence["stack_troubles"] = troubles
+    if found.why_nobody:
+        evidence["why_no_culprit"] = found.why_nobody
+    return evidence | of_readings(seen.event.readings)
+
+
+def _stack_troubles(looks: list[RankLook]) -> list[str]:
+    """Why the ranks' own stacks are not the usual ones, each reason once."""
+    return sorted({look.process.trouble for look in looks if look.process.trouble})
 
 
 def most_telling(ranks: list[int], culprits: list[int]) -> list[int]:

@@ -578,7 +578,7 @@ class HistoryLoaded(_Event, frozen=True, kw_only=True, tag="past_read"):
 
     places: list[PastPlace]
     stalls: dict[str, float] = {}
-    """Stalls that ended by themselves: place (engine/detectors/hang/stalls.py, short) → longest seconds."""
+    """Stalls that ended by themselves: place (engine/detectors/hang/patience.py, short) → longest seconds."""
     resumes: str = ""
     """What the last run that learned it has learned of this very script and its arguments: opens, ignores."""
 

@@ -300,6 +300,13 @@ def silence_began_s(attempt: AttemptView) -> float:
     return max(attempt.progress_s, attempt.started_s, attempt.skipped_to_s)
 
 
+def is_near_end(view: RunView) -> bool:
+    """Whether a rank's script has come to its end: the others are at most on their way there, or wait for it."""
+    return any(
+        rank.exitcode == 0 or (rank.has_ended and rank.error is None) for rank in attempt_of(view).ranks.values()
+    )
+
+
 def running_attempt(view: RunView) -> AttemptView | None:
     """The attempt whose ranks train now; None in other phases."""
     return view.attempt if view.phase is Phase.RUNNING else None

@@ -7,7 +7,7 @@ from math import prod
 
 import msgspec
 
-from guardrun.supervisor.engine.model.looks import Call, Frame, RankLook
+from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, RankLook
 from guardrun.supervisor.engine.observation.frames import base_name
 
 _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "barrier"})
@@ -24,6 +24,11 @@ _HOST_BACKENDS = frozenset({"gloo", "mpi", "ucc", ""})
 def runs_on_device(backend: str) -> bool:
     """Whether calls of a backend (nccl, xccl, hccl) go on in a device's own time, after they have returned."""
     return backend not in _HOST_BACKENDS
+
+
+def pending(told: GroupLook) -> Call | None:
+    """The call of this group that a rank waits in: the first that is not completed."""
+    return next((call for call in told.calls if call.state != "completed"), None)
 
 
 def is_point_to_point(call: Call) -> bool:

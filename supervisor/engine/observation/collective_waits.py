@@ -27,6 +27,7 @@ from guardrun.supervisor.engine.observation.collective_calls import (
     is_point_to_point,
     may_be_uneven,
     meet,
+    pending,
     runs_on_device,
 )
 from guardrun.supervisor.engine.observation.frames import active_stack, is_users, user_frame
@@ -157,11 +158,6 @@ Key = tuple[str, str, tuple[int, ...]]
 def key_of(told: GroupLook) -> Key:
     """What tells a group from others: names are torch's, and may be equal for groups that have no member in common."""
     return told.name, told.part, tuple(told.ranks)
-
-
-def pending(told: GroupLook) -> Call | None:
-    """The call of this group that a rank waits in: the first that is not completed."""
-    return next((call for call in told.calls if call.state != "completed"), None)
 
 
 def waits_on_device(before: RankLook, after: RankLook) -> str:

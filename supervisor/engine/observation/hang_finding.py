@@ -49,6 +49,11 @@ class JudgedSnapshot(NamedTuple):
     event: LookTaken
     matched: Match
 
+    def place_of(self, found: Finding) -> str:
+        """Where the first culprit is, or who waits where nobody is to blame, as Judgement has it; empty: not known."""
+        judged = (self.by_rank[rank] for rank in found.culprits or found.waiting if rank in self.by_rank)
+        return next((judgement.place for judgement in judged if judgement.place), "")
+
 
 class LookJudged(NamedTuple):
     """Two looks in a row have been compared, rank by rank. A detector that does so answers with it."""

@@ -86,7 +86,7 @@ class HangMemory(msgspec.Struct, kw_only=True):
     remembered: dict[str, float] = {}
     """Stalls that ended by themselves: place → longest seconds."""
     past_stalls: dict[str, float] = {}
-    """The same of earlier runs, by places as stalls.py shortens them."""
+    """The same of earlier runs, by places as patience.py shortens them."""
     stalls: list[dict[str, Any]] = []
     """Those of this run that had been told, as summary.json shows them; the last ones."""
     told_places: list[str] = []

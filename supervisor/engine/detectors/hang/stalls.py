@@ -11,13 +11,11 @@ from collections.abc import Sequence
 
 from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL
 from guardrun.supervisor.engine.detectors.hang.memory import HangMemory, Stall, Suspicion
+from guardrun.supervisor.engine.detectors.hang.patience import short
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence, who
 from guardrun.supervisor.engine.model.hang_patience import NEVER_S
-from guardrun.supervisor.engine.model.looks import GroupLook
 from guardrun.supervisor.engine.model.run_view import RunView, attempt_of, silence_began_s
 from guardrun.supervisor.engine.model.verdicts import Remark, Verdict
-from guardrun.supervisor.engine.observation.collective_waits import pending
-from guardrun.supervisor.engine.observation.frames import base_name
 from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 
@@ -25,79 +23,8 @@ ALONE = 4.0
 """Where nobody is seen to wait it is told so many times later: a server between two requests is no news."""
 COMPUTING = 20.0
 """The same of what computes, and may be an evaluation, while others wait for it."""
-MARGIN = 2.0
-"""A stall that once ended by itself after d seconds is given twice that the next time, at the same place."""
-SECOND_STOP = 4.0
-"""Times the patience at a place where the run has been stopped before; from then on, the hard limit."""
 DOUBTS = 3
 _KEPT = 50
-
-
-def place_of(found: Finding, seen: JudgedSnapshot) -> str:
-    """Where the first culprit is, or who waits where nobody is to blame, as Judgement has it; empty: nobody knows."""
-    ranks = found.culprits or found.waiting
-    return next((seen.by_rank[rank].place for rank in ranks if rank in seen.by_rank and seen.by_rank[rank].place), "")
-
-
-def short(place: str) -> str:
-    """`file:function` as `function (file.py)`: the same wherever the script lies."""
-    file, _, function = place.rpartition(":")
-    return f"{function} ({base_name(file)})" if function else ""
-
-
-def known_s(memory: HangMemory, found: Finding, seen: JudgedSnapshot) -> float:
-    """The longest stall at the culprits' places that ended by itself: in this run, or in one before it."""
-    places = {seen.by_rank[rank].place for rank in found.culprits if rank in seen.by_rank}
-    return max(
-        (max(memory.remembered.get(place, 0.0), memory.past_stalls.get(short(place), 0.0)) for place in places),
-        default=0.0,
-    )
-
-
-def patience_s(memory: HangMemory, view: RunView, found: Finding, seen: JudgedSnapshot) -> float:
-    """How long a stall without proof may last; NEVER_S: it is left alone."""
-    settings = view.settings
-    hard_s = settings.hard_timeout_s or NEVER_S
-    wanted_s = found.patience_s
-    if settings.is_sure:
-        if found.is_alone and not _may_act_alone(view, found):
-            return NEVER_S
-        if found.is_alone:
-            wanted_s = hard_s
-        stops = memory.stops_at.get(place_of(found, seen), 0)
-        wanted_s = wanted_s if not stops else SECOND_STOP * wanted_s if stops == 1 else hard_s
-    elif not attempt_of(view).has_progress and not found.waiting:
-        # It may wait for data that another job prepares, or have no steps at all: nobody is seen to be held up by it.
-        wanted_s = hard_s
-    return max(min(wanted_s, hard_s), _said_s(found, seen))
-
-
-def _may_act_alone(view: RunView, found: Finding) -> bool:
-    """Training that has come to stand still, and nothing of it runs; not what spins, computes or never trained."""
-    attempt = attempt_of(view)
-    return attempt.first_step is not None and found.is_still and not has_ended(view)
-
-
-def has_ended(view: RunView) -> bool:
-    """Whether a rank's script has come to its end: the others are at most on their way there, or wait for it."""
-    return any(
-        rank.exitcode == 0 or (rank.has_ended and rank.error is None) for rank in attempt_of(view).ranks.values()
-    )
-
-
-def _said_s(found: Finding, seen: JudgedSnapshot) -> float:
-    """The longest timeout that the script itself has given a group in which somebody waits."""
-    waiting = set(found.waiting)
-    return max(
-        (_told(told) for look in seen.event.ranks if look.global_rank in waiting for told in look.groups), default=0.0
-    )
-
-
-def _told(told: GroupLook) -> float:
-    return told.timeout_s if pending(told) is not None else 0.0
-
-
-# Telling -----------------------------------------------------------------------------------------------
 
 
 def tell_s(view: RunView, found: Finding) -> float:
@@ -136,7 +63,7 @@ def on_found(
     if now_s - silence_began_s(attempt_of(view)) < tell_s(view, found) - 0.05:
         return []
     ranks = found.culprits or found.waiting
-    place = place_of(found, seen)
+    place = seen.place_of(found)
     stall = suspicion.stall = Stall(
         summary=summary,
         culprits=list(found.culprits),

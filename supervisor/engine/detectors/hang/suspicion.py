@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from guardrun.supervisor.engine.detectors.hang import hang_verdicts, stalls
+from guardrun.supervisor.engine.detectors.hang import hang_verdicts, patience, stalls
 from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL, find
 from guardrun.supervisor.engine.detectors.hang.memory import HangMemory, Suspicion
 from guardrun.supervisor.engine.model import events as ev
@@ -253,7 +253,8 @@ class Hang(HangMemory, kw_only=True):
         if not is_sure and silent_s < view.settings.floor_s:
             self._no_proof(view, now_s)
             return ()
-        left_s = hang_verdicts.left_s(self, view, found, seen, now_s)
+        lasted_s = patience.told_s(self, view, found, seen.event.ranks, now_s)
+        left_s = patience.left_s(self, view, found, seen, now_s)
         key = f"{found.cause}:{found.culprits}:{found.told}:{found.is_native}"
         suspicion.found_times = suspicion.found_times + 1 if key == suspicion.found_key else 1
         suspicion.found_key = key
@@ -262,10 +263,9 @@ class Hang(HangMemory, kw_only=True):
         wanted = NATIVE_TIMES if suspicion.was_native and not found.is_native else TIMES
         is_confirmed = found.is_proof or suspicion.found_times >= wanted
         if suspicion.is_forced or (left_s <= 0.05 and is_confirmed):
-            return hang_verdicts.verdict(self, view, found, seen, now_s)
+            return hang_verdicts.verdict(self, view, found, seen, lasted_s=lasted_s, now_s=now_s)
         verdicts: Sequence[Verdict] = ()
         if is_confirmed:
-            lasted_s = hang_verdicts.told_s(self, view, found, seen.event.ranks, now_s)
             verdicts = stalls.on_found(self, view, found, seen, lasted_s=lasted_s, left_s=left_s, now_s=now_s)
         suspicion.busy_looks = suspicion.busy_looks + 1 if found.doing in DOUBTFUL else 0
         # Soon enough to tell and to decide in time, seldom enough to cost nothing.

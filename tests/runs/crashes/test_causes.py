@@ -13,7 +13,7 @@ from guardrun.supervisor.engine.failures.failure_causes import cause_of_error
 from guardrun.supervisor.engine.model.events import ErrorRecord
 from tests.runs.runs import EdgeRuns, only, own_lines, ranks_of
 
-REAL_ERRORS = Path(__file__).parents[1] / "support" / "real_errors.py"
+REAL_ERRORS = Path(__file__).parents[2] / "support" / "real_errors.py"
 LIVE = {
     "load_truncated": "checkpoint_corrupt",
     "load_flipped_pickle": "checkpoint_corrupt",

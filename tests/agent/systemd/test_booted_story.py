@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.booted import ROOT, Booted, missing_part
+from tests.agent.systemd.booted import ROOT, Booted, missing_part
 from tests.sensors.nvml_stub import NvmlStub, build_library
 from tests.support.cpugroup import CpuGroup, cpu_group
 from tests.support.processes import marked, read_process

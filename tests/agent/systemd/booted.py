@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.support.processes import own_children, read_all
 from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BOOT_S = 60.0
 
 

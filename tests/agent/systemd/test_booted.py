@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.booted import Booted, missing_part
+from tests.agent.systemd.booted import Booted, missing_part
 from tests.sensors.nvml_stub import NvmlStub, build_library
 from tests.support.processes import descendants
 from tests.support.real import find_program
