@@ -128,8 +128,8 @@ def _be_one_to_python(request: Request, origin: Origin, stash: Stash, forget: tu
     program = request.program
     atexit._clear()  # Modules ask again when they are imported.
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-    for info in weakref.finalize._registry.values():  # type: ignore[attr-defined]
-        info.atexit = False
+    KEPT.append(weakref.finalize._registry)  # type: ignore[attr-defined]
+    weakref.finalize._registry = {}  # type: ignore[attr-defined]
     sys.meta_path[:] = origin.meta_path
     for package in forget:
         stash.forget(package)
@@ -143,7 +143,9 @@ def _be_one_to_python(request: Request, origin: Origin, stash: Stash, forget: tu
     given = request.environment.get("PYTHONPATH")
     entries = [os.path.abspath(entry) for entry in given.split(os.pathsep)] if given else []
     sys.path[:] = list(dict.fromkeys([*entries, *origin.path]))
-    sys.path_importer_cache.clear()
+    # What a finder knows of its folder is spread over thousands of pages: it stays, and nobody asks it.
+    KEPT.append(sys.path_importer_cache)
+    sys.path_importer_cache = {}
     main = ModuleType("__main__")
     main.__annotations__ = {}
     main.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]

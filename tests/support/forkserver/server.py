@@ -1,8 +1,8 @@
 """A Python that has imported what launchers and ranks import, and forks them: `client.py` starts one a test process.
 
 Requests come as JSON with descriptors over a socket (SOCK_SEQPACKET), one at a time; the answer is the new process's
-pid. It is forked twice, so that it becomes a child of the test process (a subreaper), which waits for it as for any
-other. Ends when the socket is closed.
+pid. That is a child of the test process, as the server is one, and waited for as any other. Ends when the socket is
+closed.
 
 A guardrun that was forked here forks its own children, too: its supervisor and its ranks (`_fork_in_place`). Whatever
 no fork can stand in for is started as ever.
@@ -68,6 +68,12 @@ READ_AGAIN: dict[str, Callable[[Any], object]] = {
 }
 """What a module reads from the environment when it is imported, and how to have it do so again."""
 MAX_REQUEST_BYTES = 1 << 20
+SYS_CLONE3, PR_GET_TID_ADDRESS = 435, 40
+CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
+"""linux/sched.h"""
+LIBC = ctypes.PyDLL(None, use_errno=True)
+"""Called with the GIL held."""
+LIBC.syscall.restype = ctypes.c_long
 LOOKUP_S = 2.0
 """For the name of this host, in a child; twice that in the next one, on a machine that is too busy for it."""
 
@@ -107,24 +113,13 @@ class Forker:
             connection.send(str(pid).encode())
 
     def _fork_for_parent(self, asked: dict[str, Any], descriptors: list[int]) -> int:
-        """Fork twice: the one between ends, and its child is our parent's."""
-        reader, writer = os.pipe()
-        waits, goes = os.pipe()
+        """Fork a child of our parent, and wait until it shows what it is to show."""
         shown, ready = os.pipe()
-        between = os.fork()
-        if between == 0:
-            pid = os.fork()
-            if pid:
-                os.write(writer, str(pid).encode())
-                os._exit(0)
+        pid = fork_sibling()
+        if pid == 0:
             with no_way_back():
-                os.close(goes)
-                os.read(waits, 1)  # Until the one between is no more, nor our server's end.
                 self._become_asked(asked, descriptors, ready)
-        os.waitpid(between, 0)
-        pid = int(os.read(reader, 64))
-        for descriptor in (reader, writer, waits, goes, ready):
-            os.close(descriptor)
+        os.close(ready)
         os.read(shown, 1)
         os.close(shown)
         return pid
@@ -248,6 +243,37 @@ def no_way_back() -> Iterator[None]:
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+class _CloneArgs(ctypes.Structure):
+    """struct clone_args of linux/sched.h, as first defined."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("flags", "pidfd", "child_tid", "parent_tid", "exit_signal", "stack", "stack_size", "tls")
+    )
+
+
+def fork_sibling() -> int:
+    """Fork a process that is a child of this one's parent; 0 in that process.
+
+    A child's orphaned child is one, too, at twice the price, half of it for a process that does nothing. The C library
+    does not hear of it, so nothing here may have threads; where it keeps the thread's number it is told by the kernel.
+    """
+    number = ctypes.c_void_p()
+    LIBC.prctl(PR_GET_TID_ADDRESS, ctypes.byref(number), 0, 0, 0)
+    flags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
+    arguments = _CloneArgs(flags=flags, child_tid=number.value or 0)
+    # As os.fork does.
+    LIBC.PyOS_BeforeFork()
+    pid = int(LIBC.syscall(SYS_CLONE3, ctypes.byref(arguments), ctypes.c_size_t(ctypes.sizeof(arguments))))
+    if pid == 0:
+        LIBC.PyOS_AfterFork_Child()
+    else:
+        LIBC.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), "clone3(CLONE_PARENT)")
+    return pid
 
 
 def fork_beside_threads() -> int:

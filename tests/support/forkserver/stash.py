@@ -128,6 +128,7 @@ class Stash:
         self._beside = recorder.beside
         self._at_exit = recorder.at_exit
         self._modules = {name: module for name, module in sys.modules.items() if name not in self._base}
+        self._forgotten: tuple[str, ...] = ()
         self._takers = self._find_takers(watched)
         self._hidden = self._find_hidden()
         self._claimed: dict[str, dict[str, Any]] = {}
@@ -143,6 +144,8 @@ class Stash:
         for name in [name for name in sys.modules if name not in self._base]:
             module = sys.modules.pop(name)
             package, _, part = name.rpartition(".")
+            if package.partition(".")[0] in self._forgotten:
+                continue
             names = getattr(self._modules.get(package), "__dict__", None)
             if name in self._specs and isinstance(names, dict) and names.get(part) is module:
                 del names[part]
@@ -151,21 +154,23 @@ class Stash:
 
     def find_others(self) -> list[ModuleType]:
         """What has been imported here and is not the server's."""
-        return [sys.modules[name] for name in sys.modules if name not in self._modules]
+        return [sys.modules[name] for name in sys.modules if not self._has(name)]
 
-    def forget(self, prefix: str) -> None:
-        """Let modules be imported anew, from their files."""
-        for name in [name for name in self._modules if name == prefix or name.startswith(prefix + ".")]:
-            del self._modules[name]
+    def forget(self, package: str) -> None:
+        """Let its modules be imported anew, from their files. They are kept: to destroy them would touch every one."""
+        self._forgotten += (package,)
+
+    def _has(self, name: str) -> bool:
+        return name in self._modules and name.partition(".")[0] not in self._forgotten
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec with which it was imported; its loader hands out what is there, this once."""
-        module = self._modules.get(name)
         spec = self._specs.get(name)
-        if module is None or spec is None:
+        if spec is None or not self._has(name):
             return None
+        module = self._modules[name]
         loader: Any = spec.loader
 
         def create_module(_: ModuleSpec) -> ModuleType:
@@ -192,7 +197,7 @@ class Stash:
 
     def _ask_again(self, name: str) -> None:
         for other in self._asked.get(name, ()):
-            if other in sys.modules or other not in self._modules:
+            if other in sys.modules or not self._has(other):
                 continue
             if other in self._specs:
                 self._import(other)
@@ -203,13 +208,13 @@ class Stash:
             else:
                 sys.modules[other] = self._modules[other]
         for other in self._beside.get(name, ()):
-            if other in self._modules:
+            if self._has(other):
                 sys.modules.setdefault(other, self._modules[other])
 
     def _import(self, name: str) -> None:
         """As import_module does; where no finder but this one looks out for a module, without asking them all."""
         package, _, part = name.rpartition(".")
-        if name in self._takers or (package and package not in self._modules):
+        if name in self._takers or (package and not self._has(package)):
             import_module(name)
             return
         if package and package not in sys.modules:
