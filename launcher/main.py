@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from guardrun.launcher.base.terminal_lines import INTERRUPTED, USAGE_ERROR, RefusedError, say
+from guardrun.launcher.base.terminal_lines import INTERRUPTED, USAGE_ERROR, RefusedError, print_line
 from guardrun.launcher.control.supervisor_process import DAEMON_COMMAND, Daemon
 from guardrun.launcher.run.preflight import Preflight, is_off
 from guardrun.supervisor.base.standard_streams import hold_standard_descriptors
@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None, supervisor_command: Sequence[str] = 
         try:
             return Launch(arguments, daemon, supervisor_command, preflight).go()
         except UsageError as error:
-            say(f"error: {error}")
+            print_line(f"error: {error}")
             return USAGE_ERROR
         except RefusedError as refusal:
-            say(f"refused: {refusal}")
+            print_line(f"refused: {refusal}")
             return refusal.exit_status
     except SystemExit as exit_:  # argparse: --help, or a wrong flag
         return exit_.code if isinstance(exit_.code, int) else 1

@@ -25,7 +25,7 @@ class Notifier:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     @classmethod
-    def take(cls, environ: MutableMapping[str, str]) -> Notifier:
+    def take_from(cls, environ: MutableMapping[str, str]) -> Notifier:
         """The notifier that systemd meant for this process: taken out of the environment, so that no child has it."""
         return cls(environ.pop(SOCKET_VARIABLE, ""))
 
@@ -34,7 +34,7 @@ class Notifier:
         """Whether there is a systemd to tell."""
         return self._socket is not None
 
-    def tell(self, *states: str) -> None:
+    def send(self, *states: str) -> None:
         """Send `NAME=value` lines as one message."""
         if self._socket is None:
             return
@@ -45,23 +45,23 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """The service has started, or has reloaded (READY=1). status: one line for `systemctl status`."""
-        self.tell("READY=1", f"STATUS={_one_line(status)}")
+        self.send("READY=1", f"STATUS={_one_line(status)}")
 
     def status(self, text: str) -> None:
         """One line, for `systemctl status`."""
-        self.tell(f"STATUS={_one_line(text)}")
+        self.send(f"STATUS={_one_line(text)}")
 
     def watchdog(self) -> None:
         """A sign of life, due every `watchdog_s` at least (WATCHDOG=1)."""
-        self.tell("WATCHDOG=1")
+        self.send("WATCHDOG=1")
 
     def reloading(self) -> None:
         """Type=notify-reload, and newer systemctl, want to know when it began; READY=1 says that it is over."""
-        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str = "stopping") -> None:
         """The service is about to end by itself (STOPPING=1)."""
-        self.tell("STOPPING=1", f"STATUS={_one_line(status)}")
+        self.send("STOPPING=1", f"STATUS={_one_line(status)}")
 
     def close(self) -> None:
         """From then on nothing is sent."""

@@ -257,7 +257,7 @@ def _falls(world: World, attempt: Attempt, rank: int, error: ev.ErrorRecord | No
     attempt.codes[rank] = exitcode
     if error is not None:
         attempt.errors[rank] = msgspec.structs.replace(error, at_s=world.now_s)
-        world.feed(ev.RankRaised(attempt=attempt.number, global_rank=rank, error=attempt.errors[rank]))
+        world.feed(ev.UncaughtExceptionReported(attempt=attempt.number, global_rank=rank, error=attempt.errors[rank]))
     world.feed(
         ev.RankExited(attempt=attempt.number, global_rank=rank, pid=1000 + rank, exitcode=exitcode, at_s=world.now_s)
     )

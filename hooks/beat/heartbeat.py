@@ -68,7 +68,7 @@ class Heartbeat:
             self._rank.words[Field.HEART_TID] = threading.get_native_id()
             self._loop()
         except Exception as error:
-            self._rank.say(f"heart: {type(error).__name__}: {error}")
+            self._rank.warn_once(f"heart: {type(error).__name__}: {error}")
         finally:
             # A heart that is old, in a process that lives, says that the GIL is held. This one has ended.
             self._rank.words[Field.HEART_NS] = 0
@@ -153,7 +153,7 @@ class Heartbeat:
             return
         rank.outbox.dropped += 1
         if kind == "HookFailed":
-            rank.say(f"{fields['hook']}: {fields['error']}")
+            rank.warn_once(f"{fields['hook']}: {fields['error']}")
 
     def _open_sender(self) -> None:
         rank = self._rank
@@ -169,7 +169,7 @@ class Heartbeat:
                 self._sender = Sender(rank)
             except Exception as error:
                 self._sender = False
-                rank.say(f"no messages: {type(error).__name__}: {error}")
+                rank.warn_once(f"no messages: {type(error).__name__}: {error}")
                 return
         self._sender.hello()
 

@@ -56,7 +56,7 @@ def _activate(settings):  # type: (dict[str, object]) -> None
     activate(settings)
 
 
-def _say(error):  # type: (BaseException) -> None
+def _warn(error):  # type: (BaseException) -> None
     try:
         text = "guardrun: hooks are off in this rank: %s: %s\n" % (type(error).__name__, error)  # noqa: UP031
         os.write(2, text.encode("utf-8", "replace"))
@@ -69,7 +69,7 @@ _leave_path()
 try:
     _settings = _take_settings()
 except Exception as _error:
-    _say(_error)
+    _warn(_error)
 
 try:
     # Importing the real one puts it into sys.modules in this module's place. Where there is none, the ImportError
@@ -82,4 +82,4 @@ finally:
         try:
             _activate(_settings)
         except Exception as _error:
-            _say(_error)
+            _warn(_error)

@@ -46,7 +46,7 @@ def install(module: Any, rank: Rank) -> None:
         except StopIteration:
             raise
         except BaseException:
-            batches.take(self, words[_BATCHES] + 1)
+            batches.note_batch(self, words[_BATCHES] + 1)
             raise
         finally:
             ended_ns = monotonic_ns()
@@ -55,7 +55,7 @@ def install(module: Any, rank: Rank) -> None:
             words[_TOTAL] += ended_ns - began_ns
         words[_BATCHES] += 1
         words[_PROGRESS_NS] = ended_ns
-        batches.take(self, words[_BATCHES])
+        batches.note_batch(self, words[_BATCHES])
         return batch
 
     kind.__next__ = __next__
@@ -90,7 +90,7 @@ class Batches:
         self.asked: Any = None
         """The iterator that the training thread waits for."""
 
-    def take(self, iterator: Any, number: int) -> None:
+    def note_batch(self, iterator: Any, number: int) -> None:
         """An iterator has returned its next batch, or failed to. Half a microsecond. Never raises."""
         self._before, self._indices, self._number = self._indices, None, number
         try:
@@ -117,7 +117,7 @@ class Batches:
         """
         if not self._number:
             return {}
-        return _tell(self._number, self._sampler() if self._sampler else None, self._indices, self._before)
+        return _describe_batch(self._number, self._sampler() if self._sampler else None, self._indices, self._before)
 
     def describe_still(self) -> dict[str, Any]:
         """The batch at which the training thread stands, told by another thread while it does: as describe() has it.
@@ -129,14 +129,14 @@ class Batches:
         if asked is None:
             if not number or not _is_plain(indices) or not _is_plain(before):
                 return {"batch": number} if number else {}
-            return _tell(number, self._sampler() if self._sampler else None, indices, before)
+            return _describe_batch(number, self._sampler() if self._sampler else None, indices, before)
         state = asked.__dict__
         awaited = state.get(_SENT, {}).get(state.get("_rcvd_idx", 0)) if state.get("_in_order", True) else None
         awaited = awaited if _is_plain(awaited) else None
-        return {**_tell(number + 1, state.get("_index_sampler"), awaited, None), "is_awaited": True}
+        return {**_describe_batch(number + 1, state.get("_index_sampler"), awaited, None), "is_awaited": True}
 
 
-def _tell(number: int, sampler: Any, indices: object, before: object) -> dict[str, Any]:
+def _describe_batch(number: int, sampler: Any, indices: object, before: object) -> dict[str, Any]:
     told: dict[str, Any] = {"batch": number}
     epoch = find_epoch(sampler)
     if epoch is not None:

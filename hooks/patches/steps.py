@@ -75,7 +75,7 @@ class StepBreakdown:
         """A step is done. A quarter of a microsecond; four now and then. Never raises."""
         took_ns, self._last_ns = now_ns - self._last_ns, now_ns
         if took_ns > self._limit_ns:
-            self._leave_out(now_ns)
+            self._exclude_step(now_ns)
             return
         self._steps += 1
         if now_ns < self._read_ns:
@@ -94,7 +94,7 @@ class StepBreakdown:
             self._due_ns = self._read_ns = 1 << 62
             self._rank.fail("spent", error)
 
-    def _leave_out(self, now_ns: int) -> None:
+    def _exclude_step(self, now_ns: int) -> None:
         """Begin anew with the next step. Where odd ones come again and again, they are ordinary: the limit grows."""
         self._limit_ns = 2 * self._limit_ns if self._limit_ns else 1 << 62
         self._begin(now_ns)

@@ -24,7 +24,7 @@ HANDLER_MODULE = "torch.distributed.elastic.multiprocessing.errors"
 
 
 def describe(error: BaseException, tb: TracebackType | None) -> dict[str, Any]:
-    """The fields of hooks.messages.Raised. Long texts are cut: a message at its end, a traceback in its middle."""
+    """The fields of messages.UncaughtException. Long texts are cut: a message at its end, a traceback in its middle."""
     return {
         "at_ns": time.monotonic_ns(),
         "error": qualified_name(type(error)),
@@ -50,7 +50,7 @@ def _shorten(text: str) -> str:
 
 
 def describe_batch(rank: Rank) -> dict[str, Any]:
-    """Raised.data. Never raises: a sampler's attributes are the script's."""
+    """UncaughtException.data. Never raises: a sampler's attributes are the script's."""
     try:
         return rank.batches.describe() if rank.batches is not None else {}
     except Exception as error:

@@ -159,7 +159,7 @@ class Rank:
         """Tell a person something that is no failure."""
         self.send("Noted", topic=topic, text=text[:MAX_ERROR_CHARS])
 
-    def say(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
         """The last resort where no message can be sent: one line on stderr, once."""
         if self._has_spoken or self is not active:
             return

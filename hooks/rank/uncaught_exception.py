@@ -119,7 +119,7 @@ class EndWatch:
                 write_raised(rank, fields)
                 write_torchelastic(error, tb)
             finally:
-                rank.send("Raised", **fields)
+                rank.send("UncaughtException", **fields)
                 rank.outbox.wait_for(FLUSH, FLUSH_S)
         except Exception as failure:
             rank.fail("exceptions", failure)

@@ -85,7 +85,7 @@ class CheckpointLoaded(_Message, frozen=True, kw_only=True, tag="loaded"):
     """The rank had done a step by then."""
 
 
-class Raised(_Message, frozen=True, kw_only=True, tag="raised"):
+class UncaughtException(_Message, frozen=True, kw_only=True, tag="raised"):
     """An exception nobody caught: the interpreter is about to end. Urgent; also left as a file beside the board."""
 
     at_ns: int
@@ -137,7 +137,7 @@ RankMessage = (
     | SaveFailed
     | LoadFailed
     | CheckpointLoaded
-    | Raised
+    | UncaughtException
     | GcHeld
     | Ended
     | HookFailed

@@ -24,7 +24,7 @@ from guardrun.launcher.base.processes import TOKEN_VARIABLE
 from guardrun.launcher.base.rank_environment import DEBUG, Subject, rank_defaults
 from guardrun.launcher.base.signals import Interrupted, Signals, spared_signals
 from guardrun.launcher.base.socket_folder import ensure_socket_folder
-from guardrun.launcher.base.terminal_lines import Log, say
+from guardrun.launcher.base.terminal_lines import Log, print_line
 from guardrun.launcher.creation.run_creation import OpenRun
 from guardrun.supervisor.config import Config, fill_placeholders
 from guardrun.supervisor.engine.model.events import Checkpoint
@@ -222,11 +222,11 @@ def _size_of_stderr() -> int:
 def _detail() -> dict[str, str | None]:
     """DETAIL for one attempt, where this torch survives it; either way it is said."""
     if not survives_detail():
-        say(
+        print_line(
             f"without {DEBUG}=DETAIL, which would compare collectives: torch {torch.__version__}'s DDP crashes under it"
         )
         return {}
-    say(f"this attempt alone with {DEBUG}=DETAIL: torch compares the collectives of all ranks")
+    print_line(f"this attempt alone with {DEBUG}=DETAIL: torch compares the collectives of all ranks")
     return {DEBUG: "DETAIL"}
 
 
@@ -249,7 +249,9 @@ class Starter:
         """Start an attempt's ranks. on_serving: as in Elastic.start. Raises StartError."""
         number, checkpoint, place = order.attempt, order.checkpoint, order.place
         if number and not _has_working_folder():
-            say(f"the working folder {self.run.file.cwd} has been removed: paths relative to it lead nowhere any more")
+            print_line(
+                f"the working folder {self.run.file.cwd} has been removed: paths relative to it lead nowhere any more"
+            )
         first_rank = place.first_rank if place is not None else 0
         self._make_boards(number, first_rank)
         plan = self.elastic.plan

@@ -177,11 +177,11 @@ class Stopping:
         signum: signal.Signals = signal.SIGTERM,
         *,
         linger_s: float = 0.0,
-        say: Callable[[str], object] = lambda text: None,
+        print_line: Callable[[str], object] = lambda text: None,
     ) -> None:
         """linger_s: for what ranks that ended well have left running (an upload): time before it is told to end."""
         self.attempt = attempt
-        self._linger_s, self._say, self._is_told = linger_s, say, False
+        self._linger_s, self._print_line, self._is_told = linger_s, print_line, False
         self._sweeper = sweeper
         self._began_s = now_s
         self._kill_s = now_s + grace_s
@@ -248,11 +248,13 @@ class Stopping:
         if found and now_s < until_s:
             if not self._is_told and now_s >= self._began_s + LINGER_WORD_S:
                 self._is_told = True
-                self._say(f"training has ended; waiting up to {self._linger_s:.0f} s for what it left: {_names(found)}")
+                self._print_line(
+                    f"training has ended; waiting up to {self._linger_s:.0f} s for what it left: {_names(found)}"
+                )
             return True
         self._linger_until_s, self._leftover_s = None, now_s
         if found:
-            self._say(f"ending what training left running: {_names(found)}")
+            self._print_line(f"ending what training left running: {_names(found)}")
             self._sweeper.signal_all(signal.SIGTERM)
             self._leftover_s = now_s + LEFTOVER_GRACE_S
         return False

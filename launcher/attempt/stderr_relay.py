@@ -60,7 +60,7 @@ class Source:
         return [number for number in (self.reader, self.copy, self.to, self.from_) if number >= 0]
 
 
-def take(source: Source) -> bool:
+def relay_available(source: Source) -> bool:
     """Move what is there to the end of the copy. False where nobody can write any more.
 
     Each step is one of the kernel's, so that nothing is lost between two.
@@ -68,11 +68,11 @@ def take(source: Source) -> bool:
     if source.to < 0:
         return _splice(source.reader, source.copy)
     is_open = _splice(source.reader, source.to)
-    take_between(source)
+    relay_between(source)
     return is_open
 
 
-def take_between(source: Source) -> None:
+def relay_between(source: Source) -> None:
     """Move what is in the pipe between, if there is one, to the end of the copy."""
     while source.to >= 0 and waiting_bytes(source.from_):
         _splice(source.from_, source.copy)
@@ -172,7 +172,7 @@ def serve(sources: Iterable[Source], is_over: Callable[[], bool] | None = None) 
     poller = select.poll()
     for reader, source in left.items():
         mend(source.copy)
-        take_between(source)  # what this one's predecessor had taken
+        relay_between(source)  # what this one's predecessor had taken
         pass_on(source.copy)
         os.set_blocking(reader, False)
         poller.register(reader, select.POLLIN)
@@ -181,7 +181,7 @@ def serve(sources: Iterable[Source], is_over: Callable[[], bool] | None = None) 
     while left and not (is_over is not None and is_over()):
         copy_window_size(masters)
         for reader, _ in poller.poll(patience_ms):
-            is_open = take(left[reader])
+            is_open = relay_available(left[reader])
             pass_on(left[reader].copy)
             cut(left[reader].copy)
             if not is_open:

@@ -130,13 +130,13 @@ def _live(reader: int, failures_writer: int, parent: int, run: Callable[[list[st
     except BaseException as error:
         traceback.print_exc()
         # ProcessFailure per global rank, where it is torch's ChildFailedError.
-        _tell(failures_writer, getattr(error, "failures", {}))
+        _send_failures(failures_writer, getattr(error, "failures", {}))
     finally:
         flush_streams()
         os._exit(status)
 
 
-def _tell(writer: int, failures: Mapping[int, Any]) -> None:
+def _send_failures(writer: int, failures: Mapping[int, Any]) -> None:
     told = [
         asdict(Failure(rank, failed.local_rank, failed.pid, failed.exitcode, failed.error_file))
         for rank, failed in failures.items()

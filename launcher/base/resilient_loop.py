@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from guardrun.launcher.base.terminal_lines import Log, say
+from guardrun.launcher.base.terminal_lines import Log, print_line
 
 FAILURES = 20
 PAUSE_S = 0.1
@@ -29,7 +29,7 @@ def keep_turning(
             failures += 1
             if not has_said:
                 has_said = True
-                say(f"the launcher met {error!r} (training goes on)")
+                print_line(f"the launcher met {error!r} (training goes on)")
                 log.write("turn_failed", error=repr(error))
             if failures >= FAILURES and not is_anybody_alive():
                 raise

@@ -55,18 +55,18 @@ class Signals:
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._inherited: Handler | None = None
         """What a forked rank (--start-method fork) does with a signal: as under torchrun."""
-        self._take(signal.SIGCHLD)
+        self._install_handler(signal.SIGCHLD)
         self.handle(parse_signals(DEFAULT_SIGNALS))
 
     def handle(self, signals: Iterable[signal.Signals]) -> None:
         """Take these over, too."""
         for signum in signals:
-            self._take(signum)
+            self._install_handler(signum)
 
     def handle_again(self) -> None:
         """Take all back: torch's process layer installs its own handlers whenever it starts ranks."""
         for signum in list(self._before):
-            self._take(signum)
+            self._install_handler(signum)
         for signum in self._left_out:
             signal.signal(signum, signal.SIG_IGN)
 
@@ -85,7 +85,7 @@ class Signals:
         """One that was noted elsewhere."""
         self._pending.append(signum)
 
-    def take(self) -> list[signal.Signals]:
+    def pop_pending(self) -> list[signal.Signals]:
         """The signals that came since last asked, SIGCHLD left out."""
         try:
             while os.read(self._reader, 4096):
@@ -145,7 +145,7 @@ class Signals:
         os.close(self._reader)
         os.close(self._writer)
 
-    def _take(self, signum: signal.Signals) -> None:
+    def _install_handler(self, signum: signal.Signals) -> None:
         before = signal.getsignal(signum)
         if signum == signal.SIGHUP and before == signal.SIG_IGN:
             self._left_out.add(signum)  # nohup: the user wants the run to outlive the terminal

@@ -17,7 +17,7 @@ from guardrun.supervisor.base.redaction import redact_fields, redact_text
 LOG_FILE = "guardrun.log"
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """One line on stderr. A terminal that is gone is no reason to stop."""
     if sys.stderr is None:  # Closed at the start: print() would take stdout instead.
         return

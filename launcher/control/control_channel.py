@@ -52,7 +52,7 @@ class Control:
         self.socket.close(linger=0)
         self.socket = self._connect()
 
-    def tell(self, make: Callable[[int], Fact]) -> int:
+    def send_fact(self, make: Callable[[int], Fact]) -> int:
         """Send a fact, made with its number, and keep it until it is acknowledged; answers the number."""
         self._seq += 1
         data = encode_msgpack(make(self._seq))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import zmq
 
-from guardrun.launcher.base.terminal_lines import Log, say
+from guardrun.launcher.base.terminal_lines import Log, print_line
 from guardrun.launcher.control.control_channel import Control, Order
 from guardrun.launcher.control.supervisor_process import DAEMON_COMMAND, Daemon
 from guardrun.supervisor.rundir.run_directory import RunFile, mend_run_file
@@ -46,7 +46,7 @@ class SupervisorWatchdog:
 
     def _begin(self, now_s: float) -> None:
         self._limit_s = FIRST_SILENCE_S
-        self._heard_s = now_s
+        self._contact_s = now_s
         self._pinged_s = now_s
         self._stopped_since_s = None
 
@@ -59,12 +59,12 @@ class SupervisorWatchdog:
         gap_s = now_s - self._last_loop_s
         self._last_loop_s = now_s
         if gap_s > FROZEN_S:
-            self._heard_s += gap_s
+            self._contact_s += gap_s
             self._stopped_since_s = None
 
-    def heard(self, now_s: float) -> None:
+    def note_contact(self, now_s: float) -> None:
         """It showed a sign of life."""
-        self._heard_s = now_s
+        self._contact_s = now_s
         self._limit_s = SILENCE_S
 
     def is_ping_due(self, now_s: float) -> bool:
@@ -82,7 +82,7 @@ class SupervisorWatchdog:
             self._stopped_since_s = now_s
         elif now_s - self._stopped_since_s >= STOPPED_S:
             return True
-        return now_s - self._heard_s > self._limit_s
+        return now_s - self._contact_s > self._limit_s
 
     def died(self, now_s: float) -> float | None:
         """It died, or was killed as wedged: when to start the next one, or None to give up."""
@@ -130,9 +130,9 @@ class Supervision:
         """It has said that the run is over, and ends by itself."""
         self.is_given_up = False
 
-    def tell(self, make: Callable[[int], Fact]) -> int:
+    def send_fact(self, make: Callable[[int], Fact]) -> int:
         """Send a fact (kept until journalled); answers its number."""
-        return self._control.tell(make)
+        return self._control.send_fact(make)
 
     def has_noted(self, seq: int) -> bool:
         """Say whether the fact of that number was journalled."""
@@ -154,7 +154,7 @@ class Supervision:
         self._watchdog.looped(now_s)
         orders, is_alive = self._control.read()
         if is_alive:
-            self._watchdog.heard(now_s)
+            self._watchdog.note_contact(now_s)
         self._is_finished |= any(isinstance(order, Finish) for order in orders)
         self._watch(now_s)
         return orders
@@ -209,10 +209,10 @@ class Supervision:
         if self._restart_s is not None:
             if (run_file := self._run_file) is not None:
                 self._log.put(lambda: mend_run_file(self._run_dir, run_file))
-            say(f"the supervisor {reason}; starting it again (training goes on)")
+            print_line(f"the supervisor {reason}; starting it again (training goes on)")
             return
         self.is_given_up = True
-        say(f"the supervisor {reason}, too often now: going on without it, as torchrun would")
+        print_line(f"the supervisor {reason}, too often now: going on without it, as torchrun would")
 
     def _start(self, now_s: float) -> None:
         self._restart_s = None

@@ -27,16 +27,16 @@ def main(arguments: list[str]) -> int:
     try:
         parts = _load(name, rank, ranks, store)
     except Exception as error:
-        _say(answers, {"part": "ready", "error": f"{type(error).__name__}: {error}"})
+        _write_answer(answers, {"part": "ready", "error": f"{type(error).__name__}: {error}"})
         return 1
-    _say(answers, {"part": "ready"})
+    _write_answer(answers, {"part": "ready"})
     for line in sys.stdin:
         part, *more = line.split()
         try:
             answer = parts[part](*more)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        _say(answers, {"part": part, **answer})
+        _write_answer(answers, {"part": part, **answer})
     return 0
 
 
@@ -58,7 +58,7 @@ def _load(name: str, rank: int, ranks: int, store: str) -> dict[str, Callable[..
     }
 
 
-def _say(answers: Any, answer: dict[str, Any]) -> None:
+def _write_answer(answers: Any, answer: dict[str, Any]) -> None:
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
 

@@ -224,7 +224,7 @@ class Lead:
         self._path = join.with_name(f"{join.name}.lead")
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """False where another process leads. Raises FleetError where somebody else's holds a file of its own there."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,7 +24,7 @@ from guardrun.launcher.base.socket_folder import (
     remove_socket_folder,
     sweep_left_behind,
 )
-from guardrun.launcher.base.terminal_lines import USAGE_ERROR, Log, RefusedError, say
+from guardrun.launcher.base.terminal_lines import USAGE_ERROR, Log, RefusedError, print_line
 from guardrun.launcher.control.control_channel import Control
 from guardrun.launcher.control.supervision import Supervision
 from guardrun.launcher.control.supervisor_process import Daemon
@@ -122,7 +122,7 @@ class Launch:
         except ConfigError as error:
             raise UsageError(f"\n{'guardrun: error: '}".join(error.problems)) from None
         for warning in config.warnings:
-            say(f"warning: {warning}")
+            print_line(f"warning: {warning}")
         return config
 
     def _run(self, flags: Flags, asked: Asked, signals: Signals) -> int:
@@ -189,7 +189,7 @@ class Launch:
         if preflight is None or config.preflight.level == "off":
             self._end_preflight()
             if config.preflight.level == "full":
-                say("warning: the pre-flight could not be started; going on without")
+                print_line("warning: the pre-flight could not be started; going on without")
             return
         # Some milliseconds, for those who do not turn it off.
         from guardrun.supervisor.preflight.base.remark import Subject
@@ -211,12 +211,12 @@ class Launch:
     def _take_part(self, wish: Wish, fleet: Fleet, plan: torch_elastic.Plan) -> tuple[Wish, FleetFile]:
         """Whether this node leads; one that does not keeps what is its own apart from the runs."""
         if fleet.warning:
-            say(f"warning: {fleet.warning}")
+            print_line(f"warning: {fleet.warning}")
         join = join_path(fleet, wish.config, wish.directory, self._cwd)
         is_head = fleet.may_lead
         if is_head and not fleet.is_chosen:
             self._lead = open_lead(join)
-            is_head = self._lead.take()
+            is_head = self._lead.acquire()
         part = fleet_file(fleet, plan, wish.config, join, is_head)
         if is_head and part.meet is None:
             check_lead(join, wish.run_id, is_scheduled="SLURM_JOB_ID" in os.environ)
@@ -263,7 +263,7 @@ class Launch:
         run, log = loop.run, loop.log
         occupied = Occupied.claim(Path(run.file.socket_dir))
         if run.warning:
-            say(run.warning)
+            print_line(run.warning)
         become_subreaper()
         torch_signals = getattr(settings, "signals_to_handle", "")
         loop.signals.handle(parse_signals(torch_signals))
@@ -302,7 +302,7 @@ class Launch:
             loop.report_failure()
         log.write("ended", exit_status=status)
         if not (log.close() and is_all_written):
-            say(
+            print_line(
                 f"the disk under {run.path} is too slow: the end of the run's record (summary.json, say) may be missing"
             )
         return status
@@ -311,7 +311,7 @@ class Launch:
         """Training is not to suffer where guardrun cannot work. Raises UsageError in a job of several nodes."""
         if part is not None:
             raise UsageError(f"{reason}; the other nodes' guardruns would wait for this one, which cannot take part")
-        say(f"{reason}; going on as plain torchrun")
+        print_line(f"{reason}; going on as plain torchrun")
         self._end_preflight()
         torch_elastic.run_plain(parse_flags(self._arguments, torch_elastic.make_parser).torch)
         return 0

@@ -25,7 +25,7 @@ from guardrun.launcher.attempt.checkpoint_reads import OpenWatch, watch
 from guardrun.launcher.base.processes import DEAD, read_stat
 from guardrun.launcher.base.resilient_loop import keep_turning
 from guardrun.launcher.base.signals import Signals, catches, give
-from guardrun.launcher.base.terminal_lines import Log, say
+from guardrun.launcher.base.terminal_lines import Log, print_line
 from guardrun.launcher.control import fallback
 from guardrun.launcher.control.control_channel import Order
 from guardrun.launcher.control.supervision import Supervision
@@ -236,7 +236,7 @@ class Loop:
         self._exitcodes[rank.global_rank] = exitcode
         at_ns, number = time.monotonic_ns(), self.number
         self.log.write("rank_exited", attempt=number, rank=rank.global_rank, pid=rank.pid, exitcode=exitcode)
-        self.supervision.tell(
+        self.supervision.send_fact(
             lambda seq: Exited(
                 seq=seq,
                 attempt=number,
@@ -261,7 +261,7 @@ class Loop:
             self.sweeper.sweep()
             self.log.write("attempt_not_started", attempt=order.attempt, error=text)
             self._heed_all(time.monotonic())  # told first: a start that a signal has ended is no failure
-            self.supervision.tell(lambda seq: Started(seq=seq, attempt=order.attempt, ranks=[], error=text))
+            self.supervision.send_fact(lambda seq: Started(seq=seq, attempt=order.attempt, ranks=[], error=text))
             return
         self.attempt, self.is_over, self._start_error = attempt, False, ""
         self._tell_started(attempt, order.checkpoint)
@@ -293,20 +293,20 @@ class Loop:
     def _tell_opened(self, path: str, trouble: str = "") -> None:
         number = self.number
         self.log.write("checkpoint_opened", attempt=number, path=path, trouble=trouble)
-        self.supervision.tell(lambda seq: Opened(seq=seq, attempt=number, path=path, trouble=trouble))
+        self.supervision.send_fact(lambda seq: Opened(seq=seq, attempt=number, path=path, trouble=trouble))
 
     def _tell_serving(self, order: Start, address: str, port: int) -> None:
         if order.place is None:
             return  # nobody else waits for it
         self._serving = (address, port)
-        self.supervision.tell(lambda seq: Serving(seq=seq, attempt=order.attempt, address=address, port=port))
+        self.supervision.send_fact(lambda seq: Serving(seq=seq, attempt=order.attempt, address=address, port=port))
 
     def _tell_started(self, attempt: Attempt, checkpoint: Checkpoint | None) -> None:
         number, ranks = attempt.number, list(attempt.ranks)
         error_files, stderr_files = dict(attempt.error_files), dict(attempt.stderr_files)
         stderr_from = attempt.stderr_from
         self.log.write("attempt_started", attempt=number, pids=[rank.pid for rank in ranks])
-        self._started_seq = self.supervision.tell(
+        self._started_seq = self.supervision.send_fact(
             lambda seq: Started(
                 seq=seq,
                 attempt=number,
@@ -324,7 +324,7 @@ class Loop:
         if self._finish is not None or self._signum is not None or self._pending is not None:
             return None
         if self._start_error:
-            say(f"the ranks could not be started: {self._start_error}")
+            print_line(f"the ranks could not be started: {self._start_error}")
             return Finish(exit_code=1)
         view = fallback.View(
             attempt=self.number,
@@ -340,7 +340,7 @@ class Loop:
         )
         order = fallback.next_order(view, self.max_restarts, self.stop_grace_s)
         if isinstance(order, Finish) and order.exit_code != 0 and (words := fallback.end_words(view)):
-            say(words)
+            print_line(words)
         if isinstance(order, Start) and order.attempt > 0:
             # Begun anew, it would write over what the run has saved.
             checkpoint = find_newest(self.run.path) or self.checkpoint
@@ -373,7 +373,9 @@ class Loop:
             self._stopping.hurry(now_s, grace_s)
             return
         self.log.write("stop_began", attempt=self.number, grace_s=grace_s, signal=int(signum))
-        self._stopping = Stopping(self.attempt, self.sweeper, now_s, grace_s, signum, linger_s=self.linger_s, say=say)
+        self._stopping = Stopping(
+            self.attempt, self.sweeper, now_s, grace_s, signum, linger_s=self.linger_s, print_line=print_line
+        )
 
     def _advance_stop(self, now_s: float) -> None:
         if self._stopping is None or self.attempt is None:
@@ -413,13 +415,13 @@ class Loop:
         if attempt == self.number and self._outcome is not None:
             self._tell_stopped(self._outcome)
         elif attempt > self.number:
-            self.supervision.tell(lambda seq: Stopped(seq=seq, attempt=attempt, exitcodes={}, stopped_by_us=[]))
+            self.supervision.send_fact(lambda seq: Stopped(seq=seq, attempt=attempt, exitcodes={}, stopped_by_us=[]))
 
     def _tell_stopped(self, outcome: Outcome) -> None:
         self._outcome = outcome
         number, codes = self.number, dict(self._exitcodes)
         self.log.write("attempt_stopped", attempt=number, exitcodes=codes, survivors=outcome.survivors)
-        self.supervision.tell(
+        self.supervision.send_fact(
             lambda seq: Stopped(
                 seq=seq,
                 attempt=number,
@@ -433,7 +435,7 @@ class Loop:
     # Signals ---------------------------------------------------------------------------------------------------
 
     def _heed_all(self, now_s: float) -> None:
-        for signum in self.signals.take():
+        for signum in self.signals.pop_pending():
             self._heed(signum, now_s)
 
     def _heed(self, signum: signal.Signals, now_s: float) -> None:
@@ -446,7 +448,7 @@ class Loop:
         elif signum == signal.SIGTERM:
             self._interrupt(signum, now_s)
         else:
-            say(f"{signum.name} says that the job is about to end, but there is no supervisor to act on it")
+            print_line(f"{signum.name} says that the job is about to end, but there is no supervisor to act on it")
 
     def _note(self, signum: signal.Signals) -> None:
         at_ns = time.monotonic_ns()
@@ -456,7 +458,7 @@ class Loop:
         is_forwarded = self.is_forwarding and bool(catchers)
         self.log.write("noticed", signal=int(signum), forwarded=is_forwarded, catchers=len(catchers))
         kept = [] if is_forwarded or signum == signal.SIGTERM else [rank.global_rank for rank in catchers]
-        self.supervision.tell(
+        self.supervision.send_fact(
             lambda seq: Signalled(
                 seq=seq, signum=int(signum), is_notice=True, is_forwarded=is_forwarded, catchers=kept, at_ns=at_ns
             )
@@ -473,7 +475,7 @@ class Loop:
         if self._signum is None:
             self._signum = signum
             self._finish_by_s = now_s + FINISH_PATIENCE_S
-            self.supervision.tell(lambda seq: Signalled(seq=seq, signum=int(signum)))
+            self.supervision.send_fact(lambda seq: Signalled(seq=seq, signum=int(signum)))
             if self._stopping is not None:
                 self._stopping.forward(signum)
             self._begin_stop(now_s, self.shutdown_timeout_s, signum)

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from guardrun.launcher.base.terminal_lines import NOT_FIT, RefusedError, say
+from guardrun.launcher.base.terminal_lines import NOT_FIT, RefusedError, print_line
 
 if TYPE_CHECKING:
     from guardrun.launcher.base.signals import Signals
@@ -73,20 +73,20 @@ class Preflight:
             *(self._hear(Refusals, FIRST_WAIT_S if is_full else QUICK_WAIT_S, signals) or []),
         ]
         if not refused:
-            self._say(msgspec.json.encode(Assignment(level=level, subject=subject)))
+            self._write_line(msgspec.json.encode(Assignment(level=level, subject=subject)))
         if not refused and is_full:
-            say("pre-flight: trying the devices before the first attempt")
+            print_line("pre-flight: trying the devices before the first attempt")
             answer = self._hear(Refusals, FULL_WAIT_S, signals)
             refused = answer or []
             if answer is None:
-                say("warning: the pre-flight ended without an answer; going on")
+                print_line("warning: the pre-flight ended without an answer; going on")
         if refused:
             text = "\nguardrun: refused: ".join(refused)
             raise RefusedError(f"{text}\nguardrun: --guard-preflight=off runs all the same", NOT_FIT)
 
     def record(self, run_dir: Path) -> None:
         """Name the run directory, and leave it to itself."""
-        self._say(os.fsencode(run_dir))
+        self._write_line(os.fsencode(run_dir))
         self._close()
 
     def end(self) -> None:
@@ -106,7 +106,7 @@ class Preflight:
             ready = select.select(wanted, [], [], left_s)[0] if left_s > 0 else []
             if not ready:
                 return None
-            if signals in ready and (taken := signals.take()):
+            if signals in ready and (taken := signals.pop_pending()):
                 raise SystemExit(128 + taken[0])
             if stdout in ready:
                 data = os.read(stdout.fileno(), 65536)
@@ -118,7 +118,7 @@ class Preflight:
             return msgspec.json.decode(line, type=kind).refused
         return None
 
-    def _say(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         with suppress(OSError, ValueError):  # It is gone, or was never any good: no reason not to train.
             stdin = _pipe(self._process.stdin)
             stdin.write(line + b"\n")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from guardrun.launcher.base.own_address import names_of, own_names
-from guardrun.launcher.base.terminal_lines import QUARANTINED, USAGE_ERROR, RefusedError, say
+from guardrun.launcher.base.terminal_lines import QUARANTINED, USAGE_ERROR, RefusedError, print_line
 from guardrun.launcher.creation.run_creation import node_name
 from guardrun.launcher.run.job_nodes import MUNGE, Fleet, FleetError, Lead, join_path, open_lead, plan_fleet
 from guardrun.supervisor.config import Config
@@ -100,10 +100,10 @@ def _tell_head(fleet: Fleet, join: Path, words: str, exit_code: int) -> None:
 def _may_take(lead: Lead | None, join: Path) -> bool:
     """Whether no other guardrun of this host leads."""
     if lead is not None:
-        return lead.take()
+        return lead.acquire()
     own = open_lead(join)
     try:
-        return own.take()
+        return own.acquire()
     finally:
         own.close()
 
@@ -139,7 +139,7 @@ def _refuse(node: str, places: Sequence[Place], is_ignored: bool, said: set[str]
     isolations, troubles = read_holding(places, node, time.time(), os.getuid())
     for trouble in troubles:
         if trouble not in said:
-            say(f"warning: {trouble}")
+            print_line(f"warning: {trouble}")
             said.add(trouble)
     if not isolations:
         return
@@ -148,7 +148,7 @@ def _refuse(node: str, places: Sequence[Place], is_ignored: bool, said: set[str]
     until = "" if None in ends else f" until {iso_time(max(end for end in ends if end is not None))}"
     text = f"node {node} is quarantined since {since}{until}: {headline(isolations)}"
     if is_ignored:
-        say(f"warning: {text}; running all the same (--guard-ignore-quarantine)")
+        print_line(f"warning: {text}; running all the same (--guard-ignore-quarantine)")
         return
     raise RefusedError(
         f"{text}. No run starts here before guardctl node release {node}, or with --guard-ignore-quarantine",

@@ -71,7 +71,7 @@ class Slurm(NamedTuple):
         """
         ignore = "trap '' TERM INT HUP USR1 USR2; "
         # Each command is words of "$@", counted off: nothing in them is read as shell.
-        steps = [f"{_take(sum(map(len, commands[:n])), len(one))}" for n, one in enumerate(commands)]
+        steps = [f"{_quote_arguments(sum(map(len, commands[:n])), len(one))}" for n, one in enumerate(commands)]
         first = commands[0][0]
         path = self.find(first)
         if path is None:
@@ -183,7 +183,7 @@ def clean_for_submission(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _take(begin: int, count: int) -> str:
+def _quote_arguments(begin: int, count: int) -> str:
     """A shell's words for `count` of its arguments from the one at `begin` (from 0)."""
     return " ".join(f'"${{{begin + n + 1}}}"' for n in range(count))
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from guardrun.slurm.node_hooks.node_log import note, tell
+from guardrun.slurm.node_hooks.node_log import log_line, note
 from guardrun.supervisor.collect.host.process_table import (
     MARK_NAME,
     ProcessTable,
@@ -48,13 +48,13 @@ def run_epilog(environ: Mapping[str, str]) -> int:
     job, user = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_JOB_UID", "") or environ.get("SLURM_UID", "")
     try:
         if not (job.isdigit() and user.isdigit()):
-            tell(PART, "nothing done: SLURM_JOB_ID and SLURM_JOB_UID are not set", "warning")
+            log_line(PART, "nothing done: SLURM_JOB_ID and SLURM_JOB_UID are not set", "warning")
             return 0
         swept = sweep(job, int(user), environ.get("SLURMD_NODENAME", ""))
         if swept.ended or swept.remaining:
-            _tell(job, swept)
+            _report_swept(job, swept)
     except Exception as error:
-        tell(PART, f"not done: {type(error).__name__}: {error}", "warning")
+        log_line(PART, f"not done: {type(error).__name__}: {error}", "warning")
     return 0
 
 
@@ -91,17 +91,17 @@ def find_left(job: str, uid: int, node: str) -> list[Left]:
     return found
 
 
-def _tell(job: str, swept: Swept) -> None:
+def _report_swept(job: str, swept: Swept) -> None:
     parts = []
     if swept.ended:
         parts.append(f"ended {_names(swept.ended)}")
     if swept.remaining:
         parts.append(f"could not end {_names(swept.remaining)}")
     text = f"Slurm job {job} is over here and had left processes behind: {'; '.join(parts)}."
-    tell(PART, text, "warning" if swept.remaining else "info", job=job)
+    log_line(PART, text, "warning" if swept.remaining else "info", job=job)
     data = {"ended": [one.pid for one in swept.ended], "remaining": [one.pid for one in swept.remaining]}
     if why := note(job, "epilog_swept", text, data):
-        tell(PART, f"not in the node's history: {why}")
+        log_line(PART, f"not in the node's history: {why}")
 
 
 def _names(left: list[Left]) -> str:

@@ -11,7 +11,7 @@ from guardrun.systemd.journal import Journal
 AGENT_PATIENCE_S = 1.0
 
 
-def tell(part: str, text: str, level: str = "info", **fields: str) -> None:
+def log_line(part: str, text: str, level: str = "info", **fields: str) -> None:
     """One line for whoever reads logs; slurmd keeps a script's stderr where it is configured to."""
     try:
         sys.stderr.write(f"guardrun {part}: {text}\n")

@@ -23,7 +23,7 @@ from guardrun.launcher.base.terminal_lines import NOT_FIT, QUARANTINED
 from guardrun.launcher.run.preflight import CODE
 from guardrun.slurm.client.commands import Slurm
 from guardrun.slurm.client.drain import REASON_PREFIX, drain
-from guardrun.slurm.node_hooks.node_log import note, tell
+from guardrun.slurm.node_hooks.node_log import log_line, note
 from guardrun.supervisor.base.node_state import SYSTEM_FOLDER
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.health.quarantine_rules import headline
@@ -52,16 +52,16 @@ def run_prolog(environ: Mapping[str, str]) -> int:
     try:
         refusal = find_refusal(environ)
     except Exception as error:  # a broken guardrun must not take the cluster down
-        tell(PART, f"not done, the job starts all the same: {type(error).__name__}: {error}", "warning")
+        log_line(PART, f"not done, the job starts all the same: {type(error).__name__}: {error}", "warning")
         return 0
     if refusal is None:
         return 0
     node = names_here(environ)[0]
-    tell(PART, f"job {job} may not start on {node}: {refusal.text}", "error", job=job)
+    log_line(PART, f"job {job} may not start on {node}: {refusal.text}", "error", job=job)
     with suppress(Exception):
         # Slurm would drain it, too, but only say "Prolog error".
         if "SLURMD_NODENAME" in environ:
-            tell(PART, drain(node, f"{REASON_PREFIX} {refusal.text}"[:240], Slurm(environ, SLURM_S)).text)
+            log_line(PART, drain(node, f"{REASON_PREFIX} {refusal.text}"[:240], Slurm(environ, SLURM_S)).text)
         note(job, "prolog_refused", f"Slurm job {job} was not started: {refusal.text}")
     return refusal.exit_status
 
@@ -71,13 +71,15 @@ def find_refusal(environ: Mapping[str, str]) -> Refusal | None:
     try:
         config = load_config(None, {}, _own_settings(environ), ROOT)
     except ConfigError as error:
-        tell(PART, f"the configuration could not be read, the defaults hold: {'; '.join(error.problems)}", "warning")
+        log_line(
+            PART, f"the configuration could not be read, the defaults hold: {'; '.join(error.problems)}", "warning"
+        )
         config = Config()
     for node in names_here(environ):
         places = find_places(config.node.state_dir or str(SYSTEM_FOLDER), config.node.shared_dir, environ, node)
         isolations, troubles = read_holding(places, node, time.time())
         for trouble in troubles:
-            tell(PART, trouble, "warning")
+            log_line(PART, trouble, "warning")
         if isolations:
             return Refusal(f"quarantined, {headline(isolations)}", QUARANTINED)
     if config.preflight.level == "off":
@@ -121,7 +123,7 @@ def _read_line(source: IO[bytes], deadline_s: float) -> bytes:
     while b"\n" not in data:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0 or not select.select([source], [], [], left_s)[0]:
-            tell(PART, "the checks did not answer in time: the job starts without their word", "warning")
+            log_line(PART, "the checks did not answer in time: the job starts without their word", "warning")
             return b""
         chunk = source.read1(65536) if hasattr(source, "read1") else source.read(1)
         if not chunk:

@@ -102,9 +102,9 @@ class Agent:
         self.began_s = time.monotonic()
         self.selector = selectors.DefaultSelector()
         doors = [listen(options.socket, 0o666), listen(root_socket_path(options.socket), 0o600)]
-        self.clients = Clients(doors, self.selector, Service(self, lambda: describe(self)).take)
+        self.clients = Clients(doors, self.selector, Service(self, lambda: describe(self)).handle_message)
         self.trouble = _ensure_folder(options.state_dir)
-        self.historian = HistoryWriter(options.state_dir, self.writer, _say, MAX_BYTES)
+        self.historian = HistoryWriter(options.state_dir, self.writer, _log_warning, MAX_BYTES)
         self.jobs = Jobs(options.state_dir, self.writer)
         self.orphan_reaper = OrphanReaper(self)
         self.quarantine_keeper = self._make_quarantine_keeper()
@@ -206,7 +206,7 @@ class Agent:
 
     def _do_what_is_due(self, now_s: float) -> None:
         if self.latest.has_news and self._is_due("tell", TELL_S, now_s):
-            self._tell(now_s)
+            self._publish_changes(now_s)
         if self._is_due("chores", CHORES_S, now_s):
             self._do_chores(now_s)
 
@@ -273,7 +273,7 @@ class Agent:
 
     # What goes out --------------------------------------------------------------------------------------------
 
-    def _tell(self, now_s: float) -> None:
+    def _publish_changes(self, now_s: float) -> None:
         readouts, findings = self.latest.take_news()
         subscribers = self.clients.subscribers()
         if readouts:
@@ -326,7 +326,7 @@ class Agent:
         return QuarantineKeeper(self.node, self.options.state_dir, self.config.node.shared_dir, self.hands, self.post)
 
 
-def _say(event: str, **fields: Any) -> None:
+def _log_warning(event: str, **fields: Any) -> None:
     log.warning(event, **fields)
 
 

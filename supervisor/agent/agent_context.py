@@ -106,7 +106,7 @@ class Latest:
         self._happened: dict[str, list[Happening]] = {}
         self._changed_findings: dict[str, Finding] = {}
 
-    def take(self, readout: Readout) -> None:
+    def update(self, readout: Readout) -> None:
         """A sensor's turn. One that tells only happenings, or only some samples, leaves the others as they were."""
         before = self.readouts.get(readout.sensor)
         now = msgspec.structs.replace(readout, happenings=[])

@@ -31,14 +31,14 @@ class Bucket:
         self._left = rate.burst
         self._at_s = now_s
 
-    def take(self, amount: float, now_s: float) -> None:
+    def consume(self, amount: float, now_s: float) -> None:
         """Take an amount, also where less is left: `wait_s` then says how long the debt lasts."""
         self._left = min(self._rate.burst, self._left + self._rate.per_s * max(0.0, now_s - self._at_s)) - amount
         self._at_s = now_s
 
     def wait_s(self, now_s: float) -> float:
         """Until something may be taken again; 0: now."""
-        self.take(0.0, now_s)
+        self.consume(0.0, now_s)
         return max(0.0, -self._left / self._rate.per_s)
 
 

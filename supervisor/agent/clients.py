@@ -97,7 +97,7 @@ class Clients:
         self,
         listeners: list[socket.socket],
         selector: selectors.BaseSelector,
-        take: Callable[[Client, ToAgent], None],
+        handle_message: Callable[[Client, ToAgent], None],
     ) -> None:
         """listeners: everybody's door, then root's."""
         self._doors = listeners
@@ -107,7 +107,7 @@ class Clients:
         """Connections."""
         self._kept_of: Counter[int] = Counter()
         self._selector = selector
-        self._take = take
+        self._handle_message = handle_message
         self._clients: dict[int, Client] = {}
         self.refused = 0
         """Connections that there was no room for."""
@@ -209,7 +209,7 @@ class Clients:
     def charge(self, client: Client, busy_s: float) -> None:
         """Have a user pay for work that is done elsewhere."""
         now_s = time.monotonic()
-        self._allowance(client.peer.uid, now_s).busy_s.take(busy_s, now_s)
+        self._allowance(client.peer.uid, now_s).busy_s.consume(busy_s, now_s)
 
     def close(self) -> None:
         """Close all connections, those that were refused too, and stop listening."""
@@ -246,7 +246,7 @@ class Clients:
         connections = self._allowance(uid, now_s).connections
         if connections.wait_s(now_s) > 0:
             return False
-        connections.take(1, now_s)
+        connections.consume(1, now_s)
         return True
 
     def _refuse(self, connection: socket.socket, uid: int, now_s: float) -> None:
@@ -305,9 +305,9 @@ class Clients:
         before_bytes = client.link.received_bytes
         is_done = self._serve_one(client)
         now_s = time.monotonic()
-        allowance.frames.take(1 if is_done else 0, now_s)
-        allowance.bytes.take(client.link.received_bytes - before_bytes, now_s)
-        allowance.busy_s.take(now_s - began_s, now_s)
+        allowance.frames.consume(1 if is_done else 0, now_s)
+        allowance.bytes.consume(client.link.received_bytes - before_bytes, now_s)
+        allowance.busy_s.consume(now_s - began_s, now_s)
 
     def _serve_one(self, client: Client) -> bool:
         """One frame of one client; False where none is there."""
@@ -364,7 +364,7 @@ class Clients:
             if client.malformed > 10 or client.protocol == 0:
                 self.drop(client)
             return
-        self._take(client, message)
+        self._handle_message(client, message)
 
     def _send_frame(self, client: Client, frame: bytes) -> None:
         if client.link.fileno() < 0:

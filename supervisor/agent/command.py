@@ -116,7 +116,7 @@ def run_node(argv: Sequence[str], equip: Equip = equip, wall: Callable[[], float
     hold_standard_descriptors()
     faulthandler.enable()  # systemd's watchdog ends by SIGABRT: where it stood still is then in the journal
     os.umask(0o022)
-    notifier = Notifier.take(os.environ)
+    notifier = Notifier.take_from(os.environ)
     journal = set_up_agent_log(os.environ)
     lock = -1
     try:

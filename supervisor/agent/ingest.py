@@ -48,7 +48,7 @@ class Ingest:
     def take_all(self, mask: int, now_s: float) -> None:
         """A handler of the agent's loop: there are readouts."""
         self.heard_s = now_s
-        for readout in self.mailbox.take():
+        for readout in self.mailbox.pop_all():
             self._agent.counters["readouts"] += 1
             self._take_readout(readout, now_s)
 
@@ -58,12 +58,12 @@ class Ingest:
 
     def _take_readout(self, readout: Readout, now_s: float) -> None:
         before = self._agent.latest.readouts.get(readout.sensor)
-        self._agent.latest.take(readout)
+        self._agent.latest.update(readout)
         if (before.trouble if before else "") != readout.trouble:
             log.info(
                 "sensor_trouble" if readout.trouble else "sensor_again", sensor=readout.sensor, why=readout.trouble
             )
-        self._thinner.take(readout, self._agent.wall_s)
+        self._thinner.add(readout, self._agent.wall_s)
         for happening in readout.happenings:
             if happening.name in self.happenings or len(self.happenings) < MAX_NAMES:
                 self.happenings[happening.name] = self.happenings.get(happening.name, 0) + 1
@@ -78,7 +78,7 @@ class Ingest:
         """Something begins to be wrong, changes, or is over."""
         self._agent.counters["findings"] += 1
         self._agent.latest.find(finding)
-        since_wall_s = self.start_times.take(finding, self._agent.now_s, self._agent.wall_s)
+        since_wall_s = self.start_times.note_finding(finding, self._agent.now_s, self._agent.wall_s)
         say = log.info if finding.is_over or finding.response is Response.NOTE else log.warning
         say(
             "finding_over" if finding.is_over else "finding",
@@ -99,9 +99,9 @@ class Ingest:
             return
         isolation = isolation_of(finding, since_wall_s, self._agent.wall_s)
 
-        def told(why: str) -> None:
+        def on_written(why: str) -> None:
             if why:
                 log.info("not_isolated", why=why, finding=finding.id)
             self._agent.quarantine_changed(self._agent.quarantine_keeper.state)
 
-        self._agent.quarantine_keeper.isolate(isolation, self._agent.wall_s, told)
+        self._agent.quarantine_keeper.isolate(isolation, self._agent.wall_s, on_written)

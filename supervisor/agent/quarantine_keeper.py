@@ -28,7 +28,7 @@ from guardrun.supervisor.health.quarantine_rules import PREFLIGHT, Isolation, Pa
 from guardrun.supervisor.quarantine.record_places import find_places
 from guardrun.supervisor.quarantine.records import isolate_node, read_node, release_node
 
-Told = Callable[[dict[str, Any]], None]
+OnChanged = Callable[[dict[str, Any]], None]
 
 
 class QuarantineKeeper:
@@ -48,31 +48,31 @@ class QuarantineKeeper:
         self.ended = ""
         """How the last isolation came to its end: `released by alice: fan changed`; empty while one holds."""
 
-    def look(self, wall_s: float, told: Told, is_forced: bool = False) -> None:
-        """Have the record read again where its files have changed (or with is_forced); told: of a change."""
-        self._hands.put(lambda: self._look(wall_s, told, is_forced))
+    def look(self, wall_s: float, on_changed: OnChanged, is_forced: bool = False) -> None:
+        """Have the record read again where its files have changed (or with is_forced); on_changed: after a change."""
+        self._hands.put(lambda: self._look(wall_s, on_changed, is_forced))
 
-    def isolate(self, isolation: Isolation, wall_s: float, told: Callable[[str], None]) -> None:
-        """told: why not, or empty."""
+    def isolate(self, isolation: Isolation, wall_s: float, on_written: Callable[[str], None]) -> None:
+        """on_written: is given why not, or empty."""
 
         def act() -> str:
             written, refused = isolate_node(self._places, self._node, isolation, wall_s)
             return " ".join([*([refused] if refused else []), *written.troubles])
 
-        self._hands.put(lambda: self._act(act, wall_s, told))
+        self._hands.put(lambda: self._act(act, wall_s, on_written))
 
     def release(
         self,
         who: str,
         reason: str,
         wall_s: float,
-        told: Callable[[str], None],
+        on_written: Callable[[str], None],
         *,
         is_overriding: bool = False,
         only: Collection[str] | None = None,
         uid: int | None = None,
     ) -> None:
-        """told: what still holds, or empty. is_overriding, only, uid: as core's release."""
+        """on_written: is given what still holds, or empty. is_overriding, only, uid: as core's release."""
 
         def act() -> str:
             written, left = release_node(
@@ -80,30 +80,30 @@ class QuarantineKeeper:
             )
             return " ".join([*([f"it is still isolated: {core.headline(left)}"] if left else []), *written.troubles])
 
-        self._hands.put(lambda: self._act(act, wall_s, told))
+        self._hands.put(lambda: self._act(act, wall_s, on_written))
 
-    def _act(self, act: Callable[[], str], wall_s: float, told: Callable[[str], None]) -> None:
+    def _act(self, act: Callable[[], str], wall_s: float, on_written: Callable[[str], None]) -> None:
         try:
             why = act()
         except OSError as error:
             why = f"it could not be written: {error.strerror or error}"
-        self._post(self._tell_act, *self._read(wall_s), told, why)
+        self._post(self._finish_act, *self._read(wall_s), on_written, why)
 
-    def _tell_act(self, state: dict[str, Any], ended: str, told: Callable[[str], None], why: str) -> None:
+    def _finish_act(self, state: dict[str, Any], ended: str, on_written: Callable[[str], None], why: str) -> None:
         self.state, self.ended = state, ended
-        told(why)
+        on_written(why)
 
-    def _look(self, wall_s: float, told: Told, is_forced: bool) -> None:
+    def _look(self, wall_s: float, on_changed: OnChanged, is_forced: bool) -> None:
         stamps = tuple(_stamp(place.path) for place in self._places if not place.is_shared)
         if stamps == self._stamps and not is_forced:
             return
         self._stamps = stamps
-        self._post(self._tell_look, *self._read(wall_s), told)
+        self._post(self._finish_look, *self._read(wall_s), on_changed)
 
-    def _tell_look(self, state: dict[str, Any], ended: str, told: Told) -> None:
+    def _finish_look(self, state: dict[str, Any], ended: str, on_changed: OnChanged) -> None:
         if state != self.state:
             self.state, self.ended = state, ended
-            told(state)
+            on_changed(state)
 
     def _read(self, wall_s: float) -> tuple[dict[str, Any], str]:
         record, troubles = read_node(self._places, self._node)
@@ -209,11 +209,11 @@ class AutoRelease:
     def _lift(self, isolation: Isolation, reason: str) -> None:
         agent = self._agent
 
-        def told(left: str) -> None:
+        def on_written(left: str) -> None:
             log.info("mended", summary=reason, left=left)
             agent.quarantine_changed(agent.quarantine_keeper.state)
 
-        agent.quarantine_keeper.release(PREFLIGHT, reason, agent.wall_s, told, only=(isolation.id,))
+        agent.quarantine_keeper.release(PREFLIGHT, reason, agent.wall_s, on_written, only=(isolation.id,))
 
 
 def is_well(part: Part, readouts: Iterable[Readout], findings: Iterable[Finding], now_s: float) -> bool:

@@ -93,7 +93,7 @@ class Service:
         self._open_asks: dict[int, int] = {}
         """By user: also of connections that have gone, for the work goes on."""
 
-    def take(self, client: Client, message: ToAgent) -> None:
+    def handle_message(self, client: Client, message: ToAgent) -> None:
         """Do what is asked, or say why not."""
         number = message.id if isinstance(message, Ask) else -1
         try:

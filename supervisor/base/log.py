@@ -125,7 +125,7 @@ class Terminal:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def say(self, text: str, level: str = "info") -> None:
+    def print_line(self, text: str, level: str = "info") -> None:
         """Say one line; dropped where 200 are already waiting. Any thread may."""
         with self._lock:
             if self._thread is None:

@@ -93,7 +93,7 @@ class Keeper:
         new = self._folder.with_name(f"{FOLDER}.new")
         shutil.rmtree(new, ignore_errors=True)
         try:
-            how = self._take(files, os.path.dirname(checkpoint.path), new, is_link_enough)
+            how = self._copy_or_link(files, os.path.dirname(checkpoint.path), new, is_link_enough)
             self.let_go()
             new.rename(self._folder)
             kept = Kept(checkpoint, str(self._folder / os.path.basename(checkpoint.path)), how)
@@ -118,7 +118,7 @@ class Keeper:
         if is_later and newest.step >= kept.checkpoint.step and not _is_same(newest, kept.checkpoint):
             self.let_go()
 
-    def _take(self, files: Sequence[str], base: str, into: Path, is_link_enough: bool) -> str:
+    def _copy_or_link(self, files: Sequence[str], base: str, into: Path, is_link_enough: bool) -> str:
         """Put the files into a new folder, by the first way that works for all. Raises OSError, NotKept."""
         total = sum(os.path.getsize(file) for file in files)
         into.mkdir(mode=0o700)

@@ -103,7 +103,7 @@ class Performer:
             ac.WriteIncident: self._write_incident,
             ac.Isolate: self._isolate,
             ac.WithdrawIsolation: lambda action: node.drains.withdraw(action.node, action.incident),
-            ac.Say: self._say,
+            ac.Say: self._print_line,
             ac.FinishRun: self._finish,
         }
 
@@ -248,10 +248,10 @@ class Performer:
                 )
             except (OSError, ValueError) as error:
                 log.error("incident_not_written", incident=action.incident.id, error=str(error))
-                self._node.terminal.say(f"incident {action.incident.id} can't be written: {error}", "warn")
+                self._node.terminal.print_line(f"incident {action.incident.id} can't be written: {error}", "warn")
                 return
             if action.is_new:
-                self._node.terminal.say(f"report: {folder / 'report.html'}", "info")
+                self._node.terminal.print_line(f"report: {folder / 'report.html'}", "info")
                 self._notify(folder / "incident.json")
 
         self._node.writer.do(work)
@@ -272,13 +272,13 @@ class Performer:
                     cwd=self._node.run_file.cwd,
                 )
         except OSError as error:
-            self._node.terminal.say(f"[notify] command could not be run: {error}", "warn")
+            self._node.terminal.print_line(f"[notify] command could not be run: {error}", "warn")
             return
         self._node.post(lambda: self._notified.append(process))
 
-    def _say(self, action: ac.Say) -> None:
+    def _print_line(self, action: ac.Say) -> None:
         log.info("said", text=action.text, level=action.level)
-        self._node.terminal.say(action.text, action.level)
+        self._node.terminal.print_line(action.text, action.level)
 
     def _requeue(self, action: ac.Requeue) -> None:
         self._write_summary(action.summary)  # before Slurm ends us
@@ -306,7 +306,7 @@ class Performer:
                 shares = shares_json(*context.shares())
                 write_summary(self._node.run_dir, summary, run, run.date_s, shares=shares, opened_s=opened_s)
             except (OSError, ValueError) as error:
-                self._node.terminal.say(f"summary.json can't be written: {error}", "warn")
+                self._node.terminal.print_line(f"summary.json can't be written: {error}", "warn")
 
         self._node.writer.do(work)
 

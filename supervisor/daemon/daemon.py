@@ -202,7 +202,7 @@ class Daemon:
             return True
         if self.fleet is None:
             return self.handle(event)
-        failed = [one for one in self.fleet.told(event) if not self.handle(one)]
+        failed = [one for one in self.fleet.on_local_event(event) if not self.handle(one)]
         self.fleet.send_orders()
         return not failed
 
@@ -324,7 +324,7 @@ class Daemon:
         try:
             return Coordinator(self.node, self, self.node.run_file.fleet)
         except Exception as error:
-            self.node.terminal.say(f"the other nodes can't be coordinated: {error}", "bad")
+            self.node.terminal.print_line(f"the other nodes can't be coordinated: {error}", "bad")
             raise
 
     # Troubles ---------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ class Daemon:
             return Engine(), Journal(self.node.run_dir, writer=self.node.writer)
         if result.is_other:
             anew = "it is not replayed, and attempts, incidents and restarts are counted anew"
-            self.node.terminal.say(f"{describe_versions(result.other_version)}: {anew}", "warn")
+            self.node.terminal.print_line(f"{describe_versions(result.other_version)}: {anew}", "warn")
         log.info(
             "recovered",
             events=result.events,
@@ -350,7 +350,7 @@ class Daemon:
     def _tell_trouble(self) -> None:
         if self.journal.trouble and not self._said_trouble:
             self._said_trouble = True
-            self.node.terminal.say(
+            self.node.terminal.print_line(
                 f"the run directory can't be written ({self.journal.trouble}): training goes on without a record",
                 "warn",
             )

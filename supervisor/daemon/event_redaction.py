@@ -15,7 +15,7 @@ from guardrun.supervisor.engine.model import events as ev
 
 def without_secrets(event: ev.Event) -> ev.Event:
     """The same event; itself where it brings no such texts, as nearly all do."""
-    if isinstance(event, ev.RankRaised):
+    if isinstance(event, ev.UncaughtExceptionReported):
         return msgspec.structs.replace(event, error=_redact_error(event.error))
     if isinstance(event, ev.ExitsRead):
         words = {node: redact_text(said) for node, said in event.last_words.items()}

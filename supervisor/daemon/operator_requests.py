@@ -284,7 +284,7 @@ class Answers:
             self._node.send_to(peer, control_messages.Answer(is_ok=False, error=error))
             return
         nodes = {str(rank.global_rank): rank.node for rank in ranks}
-        self._take(peer, ranks, samples=1, make=lambda result: _stacks_answer(result, nodes))
+        self._answer_with_look(peer, ranks, samples=1, make=lambda result: _stacks_answer(result, nodes))
 
     def _look(self, peer: bytes) -> None:
         """A look as good as the engine's own, and what the engine knows when it has been taken."""
@@ -304,14 +304,14 @@ class Answers:
         if not ranks or context.engine.state.phase is not Phase.RUNNING:
             self._node.send_to(peer, make(LookResult([], {}, 0.0)))
             return
-        self._take(peer, ranks, samples=3, make=make)
+        self._answer_with_look(peer, ranks, samples=3, make=make)
 
     def _alive(self) -> list[ev.Rank]:
         """This node's ranks, and the other nodes'."""
         here = [rank for _, rank in sorted(self._node.ingest.ranks.items())]
         return here + (self._context.fleet.other_ranks() if self._context.fleet is not None else [])
 
-    def _take(
+    def _answer_with_look(
         self, peer: bytes, ranks: list[ev.Rank], *, samples: int, make: Callable[[LookResult], control_messages.Answer]
     ) -> None:
         """Look on a worker thread; the answer is made on the loop's, where the engine is."""

@@ -30,7 +30,7 @@ from guardrun.supervisor.node.run_context import EngineContext, LoopContext
 class Asker(NamedTuple):
     """On whose behalf. All of it is called by another thread."""
 
-    say: Callable[[str, str], object]
+    print_line: Callable[[str, str], object]
     """Text, level."""
     wait: Callable[[float], bool]
     """For so many seconds; True: the run is over, and nobody wants it any more."""
@@ -69,7 +69,7 @@ def _requeue(environ: Mapping[str, str], exclude: Sequence[str], patience_s: flo
         return is_over
 
     def silent(first: Requeued) -> None:
-        asker.say(f"{first.text}; it is asked again for {patience_s:.0f} s. By hand: {by_hand(job)}", "warn")
+        asker.print_line(f"{first.text}; it is asked again for {patience_s:.0f} s. By hand: {by_hand(job)}", "warn")
 
     done = ask_again(ask, Patience(time.monotonic() + patience_s, pause), silent if patience_s >= 1 else None)
     log.info("requeued", state=done.state.value, text=done.text)
@@ -147,7 +147,7 @@ class Schedule:
         self._is_reading = False
         self._is_wanted = False
         """A signal came while it was being read."""
-        self._told: ev.SchedulerStatusChanged | None = None
+        self._reported: ev.SchedulerStatusChanged | None = None
         self._failure = ""
         self._over = threading.Event()
 
@@ -155,8 +155,8 @@ class Schedule:
         """Once a second."""
         if not self._job_id or self._context.engine.state.phase in (Phase.NEW, Phase.ENDED):
             return
-        if self._told is None:
-            self._tell(JobView(end_wall_s=end_of(self._environ)), is_signalled=False)
+        if self._reported is None:
+            self._report_changes(JobView(end_wall_s=end_of(self._environ)), is_signalled=False)
         if time.monotonic() >= self._read_s:
             self._begin(is_signalled=self._is_why_awaited)
 
@@ -190,7 +190,7 @@ class Schedule:
             answered(ev.Requeued(is_done=False, why="this is no Slurm job"))
             return
         patience_s = max(action.until_s - self._node.clock.now(), 0.0)
-        asker = Asker(self._node.terminal.say, self._over.wait, answered)
+        asker = Asker(self._node.terminal.print_line, self._over.wait, answered)
         begin_requeue(self._environ, action.exclude, patience_s, asker)
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class Schedule:
     def _read(self, job: JobView, is_signalled: bool) -> None:
         self._is_reading = False
         if not job.failure:
-            self._tell(job, is_signalled)
+            self._report_changes(job, is_signalled)
         elif job.failure != self._failure:
             log.info("scheduler_unknown", job_id=self._job_id, failure=job.failure)
         if self._is_why_awaited:
@@ -228,14 +228,14 @@ class Schedule:
             self._is_wanted = False
             self._begin(is_signalled=True)
 
-    def _tell(self, job: JobView, is_signalled: bool) -> None:
+    def _report_changes(self, job: JobView, is_signalled: bool) -> None:
         """Tell the engine what has changed."""
         end_s = job.end_wall_s - self._node.clock.wall_s(0.0) if job.end_wall_s else 0.0
         why = job.why if is_signalled else ""
         end_s = round(max(end_s, 0.0), 1)
         told = ev.SchedulerStatusChanged(end_s=end_s, may_requeue=job.may_requeue, why=why, drained=job.drained)
-        if why or self._told is None or not _is_same(self._told, told):
-            self._told = told
+        if why or self._reported is None or not _is_same(self._reported, told):
+            self._reported = told
             self._node.feed(told)
 
 

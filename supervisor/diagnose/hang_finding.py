@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from guardrun.supervisor.diagnose.answer import RankLine
-from guardrun.supervisor.diagnose.scene import GONE, Glance, Take
+from guardrun.supervisor.diagnose.scene import GONE, Glance, Look
 from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL, find
 from guardrun.supervisor.engine.detectors.hang.suspicion import with_device
 from guardrun.supervisor.engine.model.events import LookTaken
@@ -49,14 +49,14 @@ class Judged(NamedTuple):
     """The same as the core's own verdicts take it."""
 
 
-def observe(take: Take, gap_s: float) -> list[Glance]:
+def observe(look: Look, gap_s: float) -> list[Glance]:
     """Look twice, gap_s apart; a third time where they say that something holds the job up, to be sure."""
-    seen = [take()]
+    seen = [look()]
     if not _is_running(seen[0]):
         return seen
     for _ in range(2):
         time.sleep(gap_s)
-        seen.append(take())
+        seen.append(look())
         if not _is_running(seen[-1]) or _number(seen[-2]) != _number(seen[-1]):
             return seen
         found = judge_seen(seen[-2], seen[-1]).found

@@ -55,7 +55,7 @@ class NotUnderstood(Exception):
     """The supervisor is another version of guardrun."""
 
 
-Take = Callable[[], Glance]
+Look = Callable[[], Glance]
 
 
 def by_supervisor(run: RunFile, run_dir: Path, timeout_s: float = LOOK_TIMEOUT_S) -> Glance:
@@ -87,7 +87,7 @@ class DirectLooker:
         if hooks is not None:
             self._boards = open_boards(self._sockets, self.attempt, (each.rank.global_rank for each in found))
 
-    def take(self) -> Glance:
+    def look(self) -> Glance:
         """Look now; takes seconds."""
         result = take_look(
             self.attempt,

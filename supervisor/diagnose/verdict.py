@@ -104,7 +104,7 @@ def conclude(case: Case) -> an.Diagnosis:
     if case.state.is_crashing:
         diagnosis = _fallen(case)
     elif not case.judged.by_rank or all(j.doing is RankActivity.GONE for j in case.judged.by_rank.values()):
-        diagnosis = _say(
+        diagnosis = _make_diagnosis(
             case, an.UNKNOWN, "Every rank ended while it was looked at.", 0.9, "how they ended is not seen"
         )
     elif found is None:
@@ -118,7 +118,7 @@ def conclude(case: Case) -> an.Diagnosis:
     return _complete(case, diagnosis)
 
 
-def _say(case: Case, verdict: str, summary: str, confidence: float, why: str) -> an.Diagnosis:
+def _make_diagnosis(case: Case, verdict: str, summary: str, confidence: float, why: str) -> an.Diagnosis:
     return an.Diagnosis(target=case.target, verdict=verdict, summary=summary, confidence=confidence, why=why)
 
 
@@ -145,13 +145,15 @@ def _gets_on(case: Case) -> an.Diagnosis:
     reason = next(iter(busy.values()), "nothing stands still that others wait for")
     if case.attempt.has_progress:
         told = f"Nothing has advanced for {duration(case.silent_s)}, but {who} gets somewhere: {reason}."
-        return _say(case, an.HEALTHY, _one(told, busy), 0.8, "as long as anybody gets somewhere, it is no hang")
+        return _make_diagnosis(
+            case, an.HEALTHY, _one(told, busy), 0.8, "as long as anybody gets somewhere, it is no hang"
+        )
     if case.target.source == "supervisor":
         told = f"It starts: {who} gets somewhere: {reason}."
-        return _say(case, an.STARTING, _one(told, busy), 0.8, "no rank has made progress yet")
+        return _make_diagnosis(case, an.STARTING, _one(told, busy), 0.8, "no rank has made progress yet")
     told = f"It runs: {who} gets somewhere: {reason}."
     why = f"seen from outside for {duration(case.observed_s)}; without guardrun no steps can be seen"
-    return _say(case, an.HEALTHY, _one(told, busy), 0.7, why)
+    return _make_diagnosis(case, an.HEALTHY, _one(told, busy), 0.7, why)
 
 
 def _one(text: str, who: dict[int, str]) -> str:
@@ -162,12 +164,12 @@ def _advances(case: Case) -> an.Diagnosis:
     step = f", step {case.attempt.step}" if case.attempt.step else ""
     if not case.attempt.has_progress and case.target.source == "supervisor":
         told = f"It starts: last sign of life {duration(case.silent_s)} ago."
-        return _say(case, an.STARTING, told, 0.9, "no rank has made progress yet")
+        return _make_diagnosis(case, an.STARTING, told, 0.9, "no rank has made progress yet")
     told = f"Training is healthy: last progress {duration(case.silent_s)} ago{step}."
     if has_advanced(case.seen):
-        return _say(case, an.HEALTHY, told, 0.99, "it has advanced while it was looked at")
+        return _make_diagnosis(case, an.HEALTHY, told, 0.99, "it has advanced while it was looked at")
     why = f"silence of {duration(case.usual_s)} would be unusual for this run"
-    return _say(case, an.HEALTHY, told, 0.85, why)
+    return _make_diagnosis(case, an.HEALTHY, told, 0.85, why)
 
 
 # Something is held up -----------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ def _with_history(case: Case, found: Finding) -> an.Diagnosis:
         return _advances(case)
     if not _is_sure(found) and not case.attempt.has_progress and left_s and case.silent_s <= case.usual_s:
         why = f"no rank has made progress yet, {duration(case.silent_s)} after the start"
-        return _say(case, an.STARTING, _sentence(case, found, told_s), 0.7, why)
+        return _make_diagnosis(case, an.STARTING, _sentence(case, found, told_s), 0.7, why)
     is_hang = incident is not None or _is_sure(found) or (not left_s and not is_doubtful(found))
     diagnosis = _held_up(case, found, told_s, an.HANG if is_hang else an.SUSPICIOUS)
     diagnosis.onset = iso_time(case.last.wall_s - told_s)
@@ -241,13 +243,13 @@ def _without_history(case: Case, found: Finding) -> an.Diagnosis:
     """Nobody has watched it: for how long it has been so is not known, only that it is so now."""
     observed_s = float(math.floor(case.observed_s))  # a lower bound is rounded down
     if not (case.is_confirmed or _is_sure(found)):
-        return _say(case, an.UNKNOWN, "What is seen changes from look to look.", 0.5, _seen_for(case))
+        return _make_diagnosis(case, an.UNKNOWN, "What is seen changes from look to look.", 0.5, _seen_for(case))
     if is_doubtful(found) or (found.doing is RankActivity.UNSEEN and not found.waiting):
         reasons = "; ".join(sorted({case.judged.by_rank[rank].reason for rank in found.culprits}))
         who = f"rank{'s' if len(found.culprits) > 1 else ''} {rank_list(found.culprits)}"
         gets = "get" if len(found.culprits) > 1 else "gets"
         told = f"It cannot be told whether {who} {gets} anywhere: {reasons}."
-        return _say(case, an.UNKNOWN, told, 0.5, _seen_for(case))
+        return _make_diagnosis(case, an.UNKNOWN, told, 0.5, _seen_for(case))
     diagnosis = _held_up(case, found, observed_s, an.HANG)
     diagnosis.summary = at_least(diagnosis.summary, observed_s)
     share = 1.0 if _is_sure(found) else min(1.0, 0.8 + 0.2 * case.observed_s / SURE_AFTER_S)
@@ -294,7 +296,7 @@ def _fallen(case: Case) -> an.Diagnosis:
     fallen = {n: r.exitcode for n, r in case.attempt.ranks.items() if r.exitcode not in (None, 0)}
     how = ", ".join(f"rank {n} ({exit_words(code)})" for n, code in sorted(fallen.items()) if code is not None)
     told = f"Ranks have fallen: {how or 'which of them is being found out'}; guardrun is finding out why."
-    diagnosis = _say(case, an.CRASHED, told, 0.9, "their exit codes")
+    diagnosis = _make_diagnosis(case, an.CRASHED, told, 0.9, "their exit codes")
     diagnosis.kind, diagnosis.cause = "crash", "unknown"
     return diagnosis
 

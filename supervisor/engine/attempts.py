@@ -147,7 +147,7 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
     if attempt.is_refused:
         return actions + resumption.on_stopped(state, now_s)
     if operator_restart.is_due(state):
-        return actions + operator_restart.go_on(state, now_s)
+        return actions + operator_restart.begin_next_attempt(state, now_s)
     return actions
 
 

@@ -279,7 +279,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_attempt_not_started": attempts.on_attempt_not_started,
     "on_attempt_stopped": attempts.on_attempt_stopped,
     "on_rank_exited": progress.on_rank_exited,
-    "on_rank_raised": progress.on_rank_raised,
+    "on_uncaught_exception": progress.on_uncaught_exception,
     "on_rank_ended": progress.on_rank_ended,
     "on_exits_read": progress.on_exits_read,
     "on_checkpoint_chosen": attempts.on_checkpoint_chosen,

@@ -135,7 +135,7 @@ def note_exit(attempt: Attempt, rank: RankState, exitcode: int, at_s: float) -> 
     attempt.alive -= 1
 
 
-def on_rank_raised(state: State, event: ev.RankRaised, now_s: float) -> list[Action]:
+def on_uncaught_exception(state: State, event: ev.UncaughtExceptionReported, now_s: float) -> list[Action]:
     """Keep the exception as evidence."""
     attempt = attempt_of(state)
     if event.attempt == attempt.number and event.global_rank in attempt.ranks:

@@ -6,7 +6,7 @@ from guardrun.supervisor.health.base.readings import Judge
 from guardrun.supervisor.health.gpu.gpu_judges import gpu_judges
 from guardrun.supervisor.health.host.cpus import CpuStarvedJudge, ThermalCpuJudge
 from guardrun.supervisor.health.host.disks import DiskJudge
-from guardrun.supervisor.health.host.machine import ClockJudge, MachineJudge, SilentJudge
+from guardrun.supervisor.health.host.machine import ClockJudge, MachineJudge, UnresponsiveSensorJudge
 from guardrun.supervisor.health.host.memory import MemoryJudge
 from guardrun.supervisor.health.host.network import NetworkJudge
 
@@ -21,7 +21,7 @@ def host_judges() -> list[Judge]:
         NetworkJudge(),
         MachineJudge(),
         ClockJudge(),
-        SilentJudge(),
+        UnresponsiveSensorJudge(),
     ]
 
 

@@ -56,7 +56,7 @@ class Outstanding:
         if old is None or (type(old), old.attempt) != (type(order), order.attempt):
             self._since_s = now_s
 
-    def heard(self, now_s: float) -> None:
+    def note_contact(self, now_s: float) -> None:
         """The launcher has said something."""
         self._heard_s = now_s
 
@@ -124,9 +124,9 @@ class LauncherTakeover:
         """The launcher was given an order."""
         self.outstanding.ordered(order, self._context.ingest.attempt, time.monotonic())
 
-    def heard(self, message: object) -> None:
+    def on_message(self, message: object) -> None:
         """The launcher has said this."""
-        self.outstanding.heard(time.monotonic())
+        self.outstanding.note_contact(time.monotonic())
         if isinstance(message, control_messages.Started):
             self.outstanding.started(message.attempt)
         elif isinstance(message, control_messages.Stopped):
@@ -158,7 +158,9 @@ class LauncherTakeover:
         waited_s = self.outstanding.waited_s(now_s)
         log.warning("launcher_overdue", order=what, attempt=order.attempt, state=state, waited_s=round(waited_s, 1))
         then = "ending them without it" if what == "stop" else "the job goes on without this node"
-        self._context.terminal.say(f"guardrun {_words(state)}, and was ordered to {what} its ranks: {then}", "bad")
+        self._context.terminal.print_line(
+            f"guardrun {_words(state)}, and was ordered to {what} its ranks: {then}", "bad"
+        )
         if grace_s > 0:
             for rank in alive:
                 processes.signal_group(rank.pid, signal.SIGTERM)
@@ -174,14 +176,14 @@ class LauncherTakeover:
             stopped = ev.AttemptStopped(
                 attempt=order.attempt, exitcodes=self._exitcodes(), stopped_by_us=ours, survivors=left
             )
-            context.post(lambda: self._tell(order, state, stopped))
+            context.post(lambda: self._report_stopped(order, state, stopped))
 
         context.in_background(work, lambda error: self._failed())
 
     def _failed(self) -> None:
         self._is_ending = False  # the next second tries again
 
-    def _tell(
+    def _report_stopped(
         self, order: control_messages.Start | control_messages.Stop, state: str, stopped: ev.AttemptStopped
     ) -> None:
         """First that the node is out: what comes of the attempt's end is to know it."""

@@ -122,7 +122,7 @@ class NodeFeed:
             elif isinstance(news, QuarantineIs):
                 yield self._isolated(news.quarantine)
             elif isinstance(news, Facts):
-                self._take(news.readouts)
+                self._note_readouts(news.readouts)
             elif isinstance(news, Findings):
                 yield self._all_of(news)
         if not self._client.is_connected and time.monotonic() - self._began_s > self._patience_s:
@@ -157,8 +157,8 @@ class NodeFeed:
 
             self._local_sensors = LocalSensors(list(using.pids.values()))
             log.info("senses_of_its_own", why=self._client.trouble)
-        readouts, findings = self._local_sensors.take()
-        self._take(readouts)
+        readouts, findings = self._local_sensors.judge_new_readouts()
+        self._note_readouts(readouts)
         return findings
 
     def _end_local_sensors(self) -> None:
@@ -166,9 +166,9 @@ class NodeFeed:
             self._local_sensors.close()
             self._local_sensors = None
 
-    def _take(self, readouts: Iterable[Readout]) -> None:
+    def _note_readouts(self, readouts: Iterable[Readout]) -> None:
         for readout in readouts:
-            for subject, values in self._book.take(readout).items():
+            for subject, values in self._book.update(readout).items():
                 held = values.get("holders")
                 if isinstance(held, str):
                     self._holders[subject] = frozenset(parse_holders(held))

@@ -120,7 +120,7 @@ class NodeRelations:
             if IS_OLDER in why:  # a person has released the node since
                 self._context.drains.skip(action)
             elif drained := self._context.drains.drain(action, "" if why else "under quarantine"):
-                self._context.terminal.say(drained, "info")
+                self._context.terminal.print_line(drained, "info")
             if why:
                 event = NotIsolated(node=action.node, incident=action.incident, why=why)
                 self._context.post(lambda: self._context.feed(event))

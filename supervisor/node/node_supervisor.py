@@ -77,7 +77,7 @@ class NodeSupervisor:
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
-        self.drains = Drains(run.run_id, self.terminal.say, role.isolation_settled)
+        self.drains = Drains(run.run_id, self.terminal.print_line, role.isolation_settled)
         self.relations = NodeRelations(self, role)
         self._releases = Releases(self, lambda: role.may_be_left_out) if run.fleet is not None else None
         self.ingest = RankMessageIngest(self.clock, self.sampler, role.saved, role.loaded)
@@ -271,7 +271,7 @@ class NodeSupervisor:
     def _from_launcher(self, peer: bytes, message: FromLauncher) -> None:
         self._launcher = peer
         if self._stand_in is not None:
-            self._stand_in.heard(message)
+            self._stand_in.on_message(message)
         if isinstance(message, control_messages.LauncherHello):
             self._role.greeted(message)
             self._feed_all(self.ingest.take_early())
@@ -350,11 +350,11 @@ class NodeSupervisor:
     def _launcher_died(self) -> None:
         """guardrun was killed: nothing that it started may live on."""
         log.error("launcher_died", pid=self.run_file.launcher_pid)
-        self.terminal.say("guardrun itself was killed: ending its ranks", "bad")
+        self.terminal.print_line("guardrun itself was killed: ending its ranks", "bad")
         run = self.run_file
         left = end_run(run.launcher_pid, run.token, self.sampler.descendants, launcher_start=run.launcher_start)
         if left:
-            self.terminal.say(f"processes {left} could not be ended, not even by SIGKILL", "bad")
+            self.terminal.print_line(f"processes {left} could not be ended, not even by SIGKILL", "bad")
         self._role.orphaned()
         shutil.rmtree(self.sockets, ignore_errors=True)  # the launcher's duty
 

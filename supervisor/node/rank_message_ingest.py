@@ -99,14 +99,14 @@ class RankMessageIngest:
         if message.attempt == self.attempt + 1:
             self._early.append(message)
             return []
-        return self._take(message)
+        return self._accept(message)
 
     def take_early(self) -> list[ev.Event]:
         """What this attempt's ranks said before it was known that they were started."""
         early = [self._early.popleft() for _ in range(len(self._early)) if self._early[0].attempt <= self.attempt]
-        return [event for message in early for event in self._take(message)]
+        return [event for message in early for event in self._accept(message)]
 
-    def _take(self, message: msg.RankMessage) -> list[ev.Event]:
+    def _accept(self, message: msg.RankMessage) -> list[ev.Event]:
         if message.attempt != self.attempt or message.global_rank not in self.ranks:
             self.strangers += 1
             return []
@@ -129,7 +129,7 @@ class RankMessageIngest:
             self.failed_loads[rank] = message.path
         elif isinstance(message, msg.CheckpointLoaded):
             return self._loaded(message)
-        elif isinstance(message, msg.Raised):
+        elif isinstance(message, msg.UncaughtException):
             error = ev.ErrorRecord(
                 error=message.error,
                 message=message.message,
@@ -138,7 +138,7 @@ class RankMessageIngest:
                 at_s=self._clock.at_ns(message.at_ns),
                 data=message.data,
             )
-            return [ev.RankRaised(attempt=attempt, global_rank=rank, error=error)]
+            return [ev.UncaughtExceptionReported(attempt=attempt, global_rank=rank, error=error)]
         elif isinstance(message, msg.GcHeld):
             return [
                 ev.GcHeld(

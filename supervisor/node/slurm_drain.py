@@ -31,7 +31,7 @@ class Drains:
     def __init__(
         self,
         run_id: str,
-        say: Callable[[str, str], object],
+        print_line: Callable[[str, str], object],
         settled: Callable[[Isolate, str], object],
         environ: Mapping[str, str] | None = None,
     ) -> None:
@@ -39,7 +39,7 @@ class Drains:
 
         settled gets what keeps other runs from the node now, as IsolationSettled has it. Both are called by any thread.
         """
-        self._run_id, self._say, self._settled = run_id, say, settled
+        self._run_id, self._print_line, self._settled = run_id, print_line, settled
         self._environ = os.environ if environ is None else environ
         self._pending: dict[str, tuple[Isolate, str]] = {}
         """Node → what it is isolated for, and what has been done of it."""
@@ -86,7 +86,7 @@ class Drains:
         if how:
             self._settled(action, how)
         if not is_asking:
-            self._say(_not_drained(node), "info")
+            self._print_line(_not_drained(node), "info")
 
     def skip(self, action: Isolate) -> None:
         """The node stays in service, and nothing else is to be done."""
@@ -118,7 +118,7 @@ class Drains:
             self._closing.wait()
             done = self._try(action)
         if not done.is_silent and (text := self._settle(action, done)):
-            self._say(text, "info")
+            self._print_line(text, "info")
 
     def _try(self, action: Isolate) -> Drained:
         from guardrun.slurm.client.commands import TIMEOUT_S, Slurm
@@ -179,7 +179,7 @@ class Drains:
         from guardrun.slurm.client.drain import by_hand
 
         hand = by_hand(action.node, self._reason(action))
-        self._say(f"{action.node} is not drained ({why}); by hand: {hand}", "warn")
+        self._print_line(f"{action.node} is not drained ({why}); by hand: {hand}", "warn")
 
 
 def _not_drained(node: str) -> str:

@@ -56,7 +56,7 @@ def main(source: IO[bytes] | None = None, target: IO[bytes] | None = None) -> in
     here = subject_here(os.uname().nodename)
     checks = [check for check in QUICK if check.name not in ASKED_BY_GUARDRUN]
     first = run_checks([check for check in checks if not check.needs_run], here)
-    _tell(target, first)
+    _send_refusals(target, first)
     line = source.readline()
     if not line:
         return 0
@@ -69,8 +69,8 @@ def main(source: IO[bytes] | None = None, target: IO[bytes] | None = None) -> in
         reports.append(_full(subject))
     report = Report([remark for one in reports for remark in one.remarks], sum(one.took_s for one in reports))
     for remark in report.remarks:
-        _say(remark)
-    _tell(target, Report(report.remarks[len(first.remarks) :], 0.0))
+        _print_remark(remark)
+    _send_refusals(target, Report(report.remarks[len(first.remarks) :], 0.0))
     _record(source.readline(), assignment.level, report)
     return 0
 
@@ -102,7 +102,7 @@ def _full(subject: Subject) -> Report:
     return Report(*timed(subject))
 
 
-def _tell(target: IO[bytes], report: Report) -> None:
+def _send_refusals(target: IO[bytes], report: Report) -> None:
     """Say what refuses. A guardrun that has gone on meanwhile listens no more, and is to have the rest all the same."""
     refused = [f"{one.summary} {one.advice}".strip() for one in report.remarks if one.severity is Severity.REFUSE]
     with suppress(OSError):
@@ -110,7 +110,7 @@ def _tell(target: IO[bytes], report: Report) -> None:
         target.flush()
 
 
-def _say(remark: Remark) -> None:
+def _print_remark(remark: Remark) -> None:
     if remark.severity.rank >= Severity.WARN.rank:
         print(
             f"guardrun: pre-flight: {make_harmless(f'{remark.summary} {remark.advice}'.strip())}",

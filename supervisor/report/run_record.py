@@ -42,7 +42,7 @@ class Recorded(msgspec.Struct, kw_only=True):
     saved: tuple[float, int] | None = None
     """Where the checkpoint is told as a rank wrote it: when, and the file's inode (0: not known)."""
 
-    def take(self, event: dict[str, Any]) -> None:
+    def apply_event(self, event: dict[str, Any]) -> None:
         """Learn from one event of the journal. Events whose meaning doesn't show in a status are passed over."""
         match event.get("type"):
             case "run_opened" | "run_continued":
@@ -119,7 +119,7 @@ def _take_line(recorded: Recorded, line: bytes) -> None:
     try:
         entry = msgspec.json.decode(line)
         recorded.last_s = max(recorded.last_s, float(entry.get("t", 0.0)))
-        recorded.take(entry.get("event") or {})
+        recorded.apply_event(entry.get("event") or {})
     except (msgspec.DecodeError, msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError):
         return
 

@@ -144,7 +144,7 @@ class FleetSaveAgreement:
         """Another attempt: its boards are blank."""
         self._parts, self._asked, self._order, self._done_at, self._tries = {}, {}, None, 0, 0
 
-    def told(self, node: str, checks: msg.Checks, now_s: float) -> None:
+    def on_checks(self, node: str, checks: msg.Checks, now_s: float) -> None:
         """How far a node's ranks are."""
         number, asked_s = self._asked.get(node, (-1, 0.0))
         if checks.number == number and now_s - asked_s <= COUNT_S * self.patience:

@@ -27,9 +27,9 @@ class LocalSensors:
         self._runner = Runner(sensors, self._mailbox.put)
         self._runner.start()
 
-    def take(self) -> tuple[list[Readout], list[Finding]]:
+    def judge_new_readouts(self) -> tuple[list[Readout], list[Finding]]:
         """What has been read since the last call, and what follows from it."""
-        readouts = self._mailbox.take()
+        readouts = self._mailbox.pop_all()
         now_s = time.monotonic()
         return readouts, [finding for readout in readouts for finding in judge_all(self._judges, readout, now_s)]
 

@@ -59,7 +59,7 @@ class WordJudge:
     def __init__(self) -> None:
         self._holding: dict[str, Finding] = {}
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         if any(sample.name == "raise" for sample in readout.samples):
             raise RuntimeError("a judge's bug")
         wrong = {s.subject: s for s in readout.samples if s.name in JUDGED and s.value}

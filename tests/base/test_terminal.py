@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from guardrun.launcher.base.terminal_lines import say
+from guardrun.launcher.base.terminal_lines import print_line
 from guardrun.supervisor.base.log import Terminal, format_line
 from guardrun.supervisor.base.printable import make_harmless
 
@@ -20,7 +20,7 @@ def test_nothing_in_a_line_steers_the_terminal_or_turns_it_around(capfd: pytest.
     evil = "a\x1b[2J\x9b2J\u202eb\u2066c\x85d"
     for said in (format_line(evil, "info", has_colour=False), make_harmless(evil)):
         assert all(c.isprintable() or c == "\n" for c in said) and "a" in said and "d" in said, ascii(said)
-    say(evil)
+    print_line(evil)
     assert capfd.readouterr().err == "guardrun: a\\x1b[2J\\x9b2J\\u202eb\\u2066c\\x85d\n"
     assert make_harmless("two\nlines\tof 文字 and 👩\u200d🔬") == "two\nlines\tof 文字 and 👩\u200d🔬"
 
@@ -35,7 +35,7 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up() -> None:
         os.set_blocking(write_fd, True)
     terminal = Terminal(write_fd)
     for number in range(1000):
-        terminal.say(f"line {number}")
+        terminal.print_line(f"line {number}")
     terminal.close(timeout_s=0.05)
     # Let its thread go before the test ends.
     os.close(read_fd)
@@ -48,8 +48,8 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up() -> None:
 def test_lines_come_out_in_order_and_without_colour_where_there_is_no_terminal() -> None:
     read_fd, write_fd = os.pipe()
     terminal = Terminal(write_fd)
-    terminal.say("one")
-    terminal.say("two", "bad")
+    terminal.print_line("one")
+    terminal.print_line("two", "bad")
     terminal.close()
     os.close(write_fd)
     with os.fdopen(read_fd) as file:

@@ -17,7 +17,7 @@ def test_of_each_event_that_brings_texts() -> None:
     trace = ev.ExitTrace(global_rank=0, error=ERROR, stderr_tail=f"password={S}\n")
     bare = ev.ExitTrace(global_rank=1)
     for event in (
-        ev.RankRaised(attempt=0, global_rank=0, error=ERROR),
+        ev.UncaughtExceptionReported(attempt=0, global_rank=0, error=ERROR),
         ev.ExitsRead(attempt=0, traces=[trace, bare], last_words={"n1": f"free(): invalid, api_key={S}"}),
         ev.AttemptNotStarted(attempt=0, error=f"https://me:{S}@host refused"),
     ):

@@ -169,7 +169,7 @@ class Told:
         """A rank falls, its cause is told, everything is stopped: returns what follows from that."""
         if error is not None:
             raised = msgspec.structs.replace(error, at_s=self.now_s)
-            self.tell(ev.RankRaised(attempt=self.attempt, global_rank=rank, error=raised))
+            self.tell(ev.UncaughtExceptionReported(attempt=self.attempt, global_rank=rank, error=raised))
         self.exits(rank, exitcode)
         self.tick()
         self.read(self.now_s + 0.1)

@@ -84,7 +84,7 @@ class SlowJob:
                     progress=self.step,
                     progress_s=self.now_s,
                     step=self.step,
-                    spent=ev.Spent(self._told_steps, *(round(value, 3) for value in self._sums[rank])),
+                    spent=ev.StepBreakdown(self._told_steps, *(round(value, 3) for value in self._sums[rank])),
                 )
                 for rank in range(first, min(first + self.ranks_a_node, self.ranks))
             ]

@@ -151,7 +151,7 @@ def test_unhold_after_a_rank_raised_and_stayed(told: Told) -> None:
     """It was told under the hold; nothing else would ever stop it."""
     told.running()
     told.tell(ev.HoldSet(is_held=True, who="ada"))
-    told.tell(ev.RankRaised(attempt=0, global_rank=1, error=ERROR), 5.0)
+    told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=1, error=ERROR), 5.0)
     assert kinds(told.tick()) == ["ReadExits"]
     told.read(26.0)
     assert told.incidents["001"].cause == "exception"
@@ -161,7 +161,7 @@ def test_unhold_after_a_rank_raised_and_stayed(told: Told) -> None:
 def test_unhold_while_what_a_rank_raised_is_being_read(told: Told) -> None:
     told.running()
     told.tell(ev.HoldSet(is_held=True, who="ada"))
-    told.tell(ev.RankRaised(attempt=0, global_rank=1, error=ERROR), 5.0)
+    told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=1, error=ERROR), 5.0)
     assert kinds(told.tick()) == ["ReadExits"]
     assert kinds(told.tell(ev.HoldSet(is_held=False, who="ada"))) == ["StopAttempt"]
     told.read(26.0)
@@ -171,7 +171,7 @@ def test_unhold_while_what_a_rank_raised_is_being_read(told: Told) -> None:
 def test_a_rank_that_raised_and_trains_on_has_not_failed(told: Told) -> None:
     told.running()
     raised = ev.ErrorRecord(error="ValueError", at_s=5.0)
-    told.tell(ev.RankRaised(attempt=0, global_rank=1, error=raised), 5.0)
+    told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=1, error=raised), 5.0)
     told.step(11, 20.0)
     assert told.tick() == []
     assert not told.state.is_crashing and told.phase is Phase.RUNNING

@@ -93,7 +93,7 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.NodeReport(
             node="node-a", attempt=attempt, ranks=[ev.RankReport(global_rank=0, progress=99, progress_s=told.now_s)]
         ),
-        ev.RankRaised(attempt=attempt, global_rank=0, error=ERROR),
+        ev.UncaughtExceptionReported(attempt=attempt, global_rank=0, error=ERROR),
         ev.RankEnded(attempt=attempt, global_rank=0),
         ev.RankExited(attempt=attempt, global_rank=0, pid=100, exitcode=1, at_s=told.now_s),
         ev.ExitsRead(attempt=attempt, traces=[]),

@@ -38,7 +38,7 @@ class Bench:
             for subject, of in values.items()
             for name, value in of.items()
         ]
-        news = self.judge.take(Readout(sensor="gpu", at_s=at_s, samples=samples), at_s)
+        news = self.judge.judge_readout(Readout(sensor="gpu", at_s=at_s, samples=samples), at_s)
         assert all(is_key(finding.key or finding.cause) for finding in news)
         self.told += news
         return news
@@ -368,12 +368,14 @@ def test_a_driver_that_does_not_answer_is_a_note() -> None:
     judge = LostJudge()
     trouble = "NVML's call has not returned within 8 s (nvmlDeviceGetPowerUsage of GPU 3, for 8 s)"
     silent = Readout(sensor="gpu", at_s=10.0, is_silent=True, trouble=trouble)
-    (finding,) = judge.take(silent, 18.0)
+    (finding,) = judge.judge_readout(silent, 18.0)
     assert (finding.id, finding.key, finding.response) == ("gpu_lost/driver", "gpu_driver_silent", NOTE)
     assert finding.summary == f"The GPUs' driver does not answer: {trouble}."
-    assert judge.take(silent, 20.0) == []
-    assert judge.take(Readout(sensor="gpu", at_s=22.0, trouble="NVML is being initialised"), 22.0) == []
-    (over,) = judge.take(Readout(sensor="gpu", at_s=24.0, samples=[Sample(subject=GPU, name="bus", value="0")]), 24.0)
+    assert judge.judge_readout(silent, 20.0) == []
+    assert judge.judge_readout(Readout(sensor="gpu", at_s=22.0, trouble="NVML is being initialised"), 22.0) == []
+    (over,) = judge.judge_readout(
+        Readout(sensor="gpu", at_s=24.0, samples=[Sample(subject=GPU, name="bus", value="0")]), 24.0
+    )
     assert over.is_over
 
 
@@ -396,7 +398,7 @@ def test_what_devices_are_called_and_strangers() -> None:
     ]
     readout = Readout(sensor="gpu", at_s=0.0, samples=samples)
     book = GpuBook()
-    book.take(readout)
+    book.update(readout)
     assert (book.index(GPU), book.model(GPU), book.bus(GPU)) == (0, H100, "0000:3b:00")
     assert [book.at_index(index) for index in (0, 1)] == [GPU, OTHER]
     found = strangers(readout, own={7})
@@ -422,4 +424,4 @@ def test_a_readout_that_tells_nothing_is_no_news(make: Judge) -> None:
         Readout(sensor="gpu", at_s=10.0, trouble="no driver"),
         Readout(sensor="gpu", at_s=30.0, samples=[Sample(subject=GPU, name="temperature_c", trouble="lost")]),
     ):
-        assert make.take(readout, readout.at_s) == []
+        assert make.judge_readout(readout, readout.at_s) == []

@@ -11,7 +11,7 @@ import pytest
 from guardrun.supervisor.health.base.findings import Response
 from guardrun.supervisor.health.base.readings import Readout, Sample
 from guardrun.supervisor.health.host.cpus import CpuStarvedJudge, ThermalCpuJudge
-from guardrun.supervisor.health.host.machine import ClockJudge, MachineJudge, SilentJudge
+from guardrun.supervisor.health.host.machine import ClockJudge, MachineJudge, UnresponsiveSensorJudge
 from guardrun.supervisor.health.host.memory import MemoryJudge
 from guardrun.supervisor.health.judges import all_judges, host_judges
 from tests.sensors.story import Story
@@ -259,7 +259,7 @@ def test_a_clock_that_was_set_is_off_or_not_kept() -> None:
 
 
 def test_a_silent_sensor() -> None:
-    story = Story(SilentJudge(), "disks")
+    story = Story(UnresponsiveSensorJudge(), "disks")
     silent = Readout(sensor="disks", at_s=1000.0, trouble="its call has not returned within 10 s", is_silent=True)
     (finding,) = story.give(silent)
     assert finding.id == "sensor/sensor:disks" and finding.response is Response.NOTE
@@ -300,7 +300,7 @@ def test_no_judge_raises_or_finds_anything_whatever_a_readout_holds() -> None:
             readout = Readout(sensor=sensor, at_s=1000.0 + number * 10, samples=samples)
             for judge in judges:
                 if not judge.sensors or sensor in judge.sensors:
-                    told += judge.take(readout, 1000.0 + number * 10)
+                    told += judge.judge_readout(readout, 1000.0 + number * 10)
     assert [f.summary for f in told] == []
 
 

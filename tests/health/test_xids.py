@@ -122,17 +122,17 @@ class Story:
         self.samples([Sample(subject=GPU, name=name, value=value) for name, value in values.items()], at_s=0.0)
 
     def samples(self, samples: list[Sample], at_s: float) -> list[Finding]:
-        return self.judge.take(Readout(sensor="gpu", at_s=at_s, samples=samples), at_s)
+        return self.judge.judge_readout(Readout(sensor="gpu", at_s=at_s, samples=samples), at_s)
 
     def nvml(self, code: int, at_s: float) -> list[Finding]:
         data = {"xid": code, "bus": BUS, "source": "nvml"}
         happening = Happening(subject=GPU, name="xid", at_s=at_s, data=data)
-        return self.judge.take(Readout(sensor="gpu", at_s=at_s, happenings=[happening]), at_s)
+        return self.judge.judge_readout(Readout(sensor="gpu", at_s=at_s, happenings=[happening]), at_s)
 
     def log(self, code: int, at_s: float, text: str = "pid=42, name=python, Ch 8") -> list[Finding]:
         happening = xid_from_line(f"NVRM: Xid (PCI:{BUS}): {code}, {text}", at_s)
         assert happening is not None
-        return self.judge.take(Readout(sensor="kernel_log", at_s=at_s, happenings=[happening]), at_s)
+        return self.judge.judge_readout(Readout(sensor="kernel_log", at_s=at_s, happenings=[happening]), at_s)
 
     def recovery(self, action: str, at_s: float) -> list[Finding]:
         return self.samples([Sample(subject=GPU, name="recovery_action", value=action)], at_s)
@@ -221,6 +221,6 @@ def test_what_the_driver_wants_holds_until_it_does_not() -> None:
 def test_an_unknown_device_is_told_by_its_bus() -> None:
     happening = xid_from_line("NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.", 1.0)
     assert happening is not None
-    (finding,) = XidJudge().take(Readout(sensor="kernel_log", at_s=1.0, happenings=[happening]), 1.0)
+    (finding,) = XidJudge().judge_readout(Readout(sensor="kernel_log", at_s=1.0, happenings=[happening]), 1.0)
     assert finding.subject == "gpu:0000:5e:00"
     assert "GPU 0000:5e:00" in finding.summary

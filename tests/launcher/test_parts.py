@@ -289,7 +289,7 @@ def test_signals_are_noted_and_handlers_put_back() -> None:
         signals.handle(parse_signals("SIGUSR2, SIGNONE,SIGKILL"))
         os.kill(os.getpid(), signal.SIGUSR2)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert sorted(signals.take()) == sorted([signal.SIGUSR2, signal.SIGTERM]) and signals.take() == []
+        assert sorted(signals.pop_pending()) == sorted([signal.SIGUSR2, signal.SIGTERM]) and signals.pop_pending() == []
     finally:
         signals.close()
     assert signal.getsignal(signal.SIGTERM) == before
@@ -311,7 +311,7 @@ def test_a_signal_ends_the_waiting_for_what_never_answers() -> None:
         with pytest.raises(Interrupted, match="SIGTERM"):
             signals.run(lambda: answers.wait(60))
         assert time.monotonic() - began_s < 30
-        assert signals.take() == [signal.SIGUSR1, signal.SIGTERM], "they are still to be acted on"
+        assert signals.pop_pending() == [signal.SIGUSR1, signal.SIGTERM], "they are still to be acted on"
     finally:
         killer.join()
         answers.set()
@@ -331,7 +331,7 @@ def test_a_silent_supervisor_is_wedged_but_a_frozen_machine_is_not() -> None:
     assert vigil.is_wedged(FIRST_SILENCE_S + 1, is_stopped=False)
     vigil.started(100)
     vigil.looped(100)
-    vigil.heard(101)
+    vigil.note_contact(101)
     vigil.looped(101)
     vigil.looped(101 + 1000 * FROZEN_S)
     assert not vigil.is_wedged(101 + 1000 * FROZEN_S, is_stopped=False)

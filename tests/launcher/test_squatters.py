@@ -19,7 +19,7 @@ PRELOAD = "from pathlib import Path\nfrom guardrun.launcher.run.job_nodes import
 CHECK = """
 try:
     check_lead(Path(sys.argv[1]), None)
-    open_lead(Path(sys.argv[1])).take()
+    open_lead(Path(sys.argv[1])).acquire()
 except FleetError as error:
     print(error)
 else:

@@ -60,7 +60,7 @@ class Bed:
         context = SimpleNamespace(
             run_file=run,
             ingest=SimpleNamespace(ranks=ranks, attempt=0),
-            terminal=SimpleNamespace(say=lambda text, level: self.said.append(text)),
+            terminal=SimpleNamespace(print_line=lambda text, level: self.said.append(text)),
             feed=self.fed.append,
             send=self.sent.append,
             post=lambda call: call(),
@@ -126,7 +126,7 @@ def test_a_launcher_that_goes_on_in_time_does_it_itself(bed: Bed) -> None:
     wait_until(lambda: getattr(read_stat(bed.launcher.pid), "state", "") == "T", 10, "the launcher to stop")
     stand_in = bed.stand_in(control_messages.Stop(attempt=0, grace_s=0.2), 6.0)
     stand_in.step()
-    stand_in.heard(control_messages.LauncherHello(pid=1, world_size=2, attempt=0, alive=[], is_first=False))
+    stand_in.on_message(control_messages.LauncherHello(pid=1, world_size=2, attempt=0, alive=[], is_first=False))
     time.sleep(0.2)
     stand_in.step()
     assert not bed.fed

@@ -29,7 +29,7 @@ def test_a_launcher_that_is_not_heard_has_its_time(order: Start | Stop, limit_s:
     asked = ordered(order)
     assert not asked.is_overdue(limit_s - 0.1, is_stopped=False)
     assert asked.is_overdue(limit_s, is_stopped=False)
-    asked.heard(limit_s - SILENT_S + 0.1)  # it lives: what takes long is known to it
+    asked.note_contact(limit_s - SILENT_S + 0.1)  # it lives: what takes long is known to it
     assert not asked.is_overdue(limit_s, is_stopped=False)
 
 

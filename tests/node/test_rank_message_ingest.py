@@ -142,11 +142,11 @@ def test_a_note_is_kept_and_is_no_failure(bench: Bench) -> None:
 
 
 def test_the_last_batch_comes_with_the_exception(bench: Bench) -> None:
-    raised = msg.Raised(
+    raised = msg.UncaughtException(
         attempt=0, global_rank=0, pid=1, at_ns=1, error="E", message="", traceback="", frames=[], data={"batch": 7}
     )
     (event,) = bench.say(raised)
-    assert isinstance(event, ev.RankRaised)
+    assert isinstance(event, ev.UncaughtExceptionReported)
     assert event.error.data == {"batch": 7}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.report.timeline.rank_track import Kinds, Points, Strip
+from guardrun.supervisor.report.timeline.rank_track import BoundedSegments, Kinds, Points
 from guardrun.supervisor.report.timeline.timeline import RankRow, Segment, Timeline
 from tests.report.samples import begin_attempt, report, told_timeline
 
@@ -164,7 +164,7 @@ def test_many_attempts_are_bounded() -> None:
 
 
 def test_strips_become_coarser_and_lose_no_time() -> None:
-    names, strip = Kinds(), Strip(32, is_filled=True)
+    names, strip = Kinds(), BoundedSegments(32, is_filled=True)
     train, data = names.index("train"), names.index("data")
     for n in range(1000):
         strip.add(train if n % 2 else data, float(n), n + 1.0)

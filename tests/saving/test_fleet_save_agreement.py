@@ -155,7 +155,7 @@ class Job:
 
     def _told(self, name: str, answer: msg.Checks | msg.CheckpointSet) -> None:
         if isinstance(answer, msg.Checks):
-            self.head.told(name, answer, self.now_s)
+            self.head.on_checks(name, answer, self.now_s)
         else:
             self.head.confirmed(name, answer)
 

@@ -31,7 +31,7 @@ class Story:
 
     def give(self, readout: Readout) -> list[Finding]:
         assert not self.judge.sensors or readout.sensor in self.judge.sensors
-        found = self.judge.take(readout, self.now_s)
+        found = self.judge.judge_readout(readout, self.now_s)
         self.told += found
         return found
 

@@ -52,7 +52,7 @@ def test_it_tells_what_nvidia_smi_tells() -> None:
         timeout=120,
     )
     book = GpuBook()
-    book.take(readout)
+    book.update(readout)
     values = {(sample.subject, sample.name): sample.value for sample in readout.samples}
     for line in done.stdout.splitlines():
         index, uuid, name, memory_mib, temperature, max_clock = (text.strip() for text in line.split(","))

@@ -298,7 +298,7 @@ def test_a_lost_device_is_found_again_after_its_reset(stub: NvmlStub, gpu_sensor
 
     def turn(later_s: float) -> Readout:
         readout = read(sensor, now_s + later_s)
-        told.extend((found.is_over, found.subject) for found in judge.take(readout, now_s + later_s))
+        told.extend((found.is_over, found.subject) for found in judge.judge_readout(readout, now_s + later_s))
         return readout
 
     def minutes(from_s: float) -> None:
@@ -471,7 +471,7 @@ def test_a_story_of_throttling_an_xid_and_a_lost_device_under_the_runner(stub: N
     def deliver(readout: Readout) -> None:
         at_s = readout.at_s * stretch
         for judge in judges:
-            told.extend(judge.take(msgspec.structs.replace(readout, at_s=at_s), at_s))
+            told.extend(judge.judge_readout(msgspec.structs.replace(readout, at_s=at_s), at_s))
 
     def find(finding_id: str, *, is_over: bool = False) -> Finding:
         def look() -> Finding | None:

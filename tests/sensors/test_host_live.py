@@ -43,7 +43,7 @@ def judge_at(judge: Judge, sensor: Sensor, *times_s: float) -> list[Finding]:
     found = []
     for at_s in times_s:
         readout = msgspec.structs.replace(sensor.read(at_s), at_s=at_s)
-        found += judge.take(readout, at_s)
+        found += judge.judge_readout(readout, at_s)
     return found
 
 
@@ -133,7 +133,7 @@ judge = NetworkJudge()
 def tell(readout):
     for happening in readout.happenings:
         print(happening.name, happening.subject, flush=True)
-    for finding in judge.take(readout, time.monotonic()):
+    for finding in judge.judge_readout(readout, time.monotonic()):
         print("found", finding.id, finding.response.value, flush=True)
     if readout.trouble:
         print("trouble", readout.trouble, flush=True)
@@ -268,7 +268,7 @@ def test_a_kill_for_want_of_memory_is_named_with_its_group() -> None:
             log.close()
     (kill,) = [happening for happening in readout.happenings if happening.name == "oom_kill"]
     assert (kill.data["pid"], kill.data["cgroup"]) == (eater.pid, f"/{group.name}")
-    (finding,) = judge.take(readout, 10.0)
+    (finding,) = judge.judge_readout(readout, 10.0)
     assert f"(process {eater.pid}) in control group /{group.name}" in finding.summary
 
 
@@ -291,7 +291,7 @@ def test_a_file_system_that_meets_an_error_turns_read_only(tmp_path: Path) -> No
         readout = log.read(10.0)
         told = [(h.name, h.subject) for h in readout.happenings if h.subject == f"disk:{name}"]
         assert told == [("fs_error", f"disk:{name}"), ("fs_read_only", f"disk:{name}")]
-        assert judge.take(readout, 10.0) == [], "an image's errors blame no disk"
+        assert judge.judge_readout(readout, 10.0) == [], "an image's errors blame no disk"
         assert of(judge_at(judge, disks, 20, 40), folder) == [("read_only", False)]
     finally:
         log.close()

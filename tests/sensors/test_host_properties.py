@@ -82,7 +82,7 @@ def test_findings_begin_once_and_end_once(data: st.DataObject, gaps: list[float]
         for judge in judges:
             if judge.sensors and one.sensor not in judge.sensors:
                 continue
-            for finding in judge.take(one, now_s):
+            for finding in judge.judge_readout(one, now_s):
                 assert finding.told_s == now_s >= finding.since_s and finding.summary and finding.cause
                 assert finding.id.startswith(f"{finding.cause}/{finding.subject}")
                 if finding.is_over:
@@ -100,7 +100,7 @@ def test_a_condition_holds_only_if_it_was_so_for_as_long_as_it_takes(turns: list
     not_since_s: float | None = None
     for is_so, gap in turns:
         at_s += gap
-        holds = lasting.take("x", is_so, at_s)
+        holds = lasting.update("x", is_so, at_s)
         if is_so:
             so_since_s, not_since_s = at_s if so_since_s is None else so_since_s, None
         elif is_so is False:

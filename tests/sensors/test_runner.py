@@ -239,18 +239,18 @@ def test_time_in_which_we_did_not_run_is_nobodys_silence() -> None:
 def test_the_mailbox_wakes_its_loop_and_is_bounded() -> None:
     box = Mailbox(limit=3)
     readouts = [Readout(sensor="a", at_s=float(number)) for number in range(5)]
-    assert box.take() == []
+    assert box.pop_all() == []
     for readout in readouts:
         box.put(readout)
-    assert box.take() == readouts[2:] and box.dropped == 2
+    assert box.pop_all() == readouts[2:] and box.dropped == 2
     with pytest.raises(BlockingIOError):
         os.read(box.fileno(), 1)
     box.put(readouts[0])
-    assert box.take() == readouts[:1]
+    assert box.pop_all() == readouts[:1]
     box.close()
     box.close()
     box.put(readouts[0])
-    assert box.take() == [] and box.fileno() == -1
+    assert box.pop_all() == [] and box.fileno() == -1
 
 
 CROWDED = """

@@ -102,7 +102,7 @@ class Launcher:
     def _raises(self, job: Job, rank: VirtualRank, error: ev.ErrorRecord) -> None:
         rank.error = error
         if self.cluster.is_up and not self.raised_gets_lost:
-            event = ev.RankRaised(attempt=job.number, global_rank=rank.rank.global_rank, error=error)
+            event = ev.UncaughtExceptionReported(attempt=job.number, global_rank=rank.rank.global_rank, error=error)
             self.cluster.feed(event)
 
     def rank_falls(self, number: int, exitcode: int, error: ev.ErrorRecord | None, lag_s: float) -> None:

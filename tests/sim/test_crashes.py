@@ -120,7 +120,7 @@ def test_an_exception_that_training_survived_stops_nobody() -> None:
     """A logging library calls sys.excepthook for one that it has caught."""
     cluster = Cluster(ranks=8)
     error = ev.ErrorRecord(error="ValueError", message="caught", at_s=100.0)
-    cluster.at(100, lambda: cluster.feed(ev.RankRaised(attempt=0, global_rank=3, error=error)))
+    cluster.at(100, lambda: cluster.feed(ev.UncaughtExceptionReported(attempt=0, global_rank=3, error=error)))
     cluster.run(until_s=300)
     assert cluster.incidents == {} and cluster.stops == []
     cluster.hang(global_rank=4, at_s=310)

@@ -26,7 +26,7 @@ def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[s
 def test_states_arrive_as_one_datagram_each(listener: tuple[socket.socket, str]) -> None:
     end, address = listener
     environ = {"NOTIFY_SOCKET": address, "OTHER": "1"}
-    notifier = Notifier.take(environ)
+    notifier = Notifier.take_from(environ)
     assert environ == {"OTHER": "1"}
     notifier.ready("two\nlines")
     assert end.recv(4096) == b"READY=1\nSTATUS=two lines"
@@ -42,7 +42,7 @@ def test_states_arrive_as_one_datagram_each(listener: tuple[socket.socket, str])
 
 
 def test_without_systemd_nothing_happens() -> None:
-    notifier = Notifier.take({})
+    notifier = Notifier.take_from({})
     assert not notifier.is_heard
     notifier.ready("")
     notifier.close()

@@ -59,7 +59,7 @@ class Downsampler:
         self._open: dict[tuple[str, str], _Bucket] = {}
         self._written: dict[tuple[str, str], Point] = {}
 
-    def take(self, readout: Readout, wall_s: float) -> None:
+    def add(self, readout: Readout, wall_s: float) -> None:
         """Take note of what a readout knows; what is unknown, or no number that could be, is nothing."""
         if self._began_s is None:
             self._began_s = wall_s

@@ -27,7 +27,7 @@ from guardrun.supervisor.health.base.findings import Finding
 
 MAX_WAITING = 20_000
 RETRY_S = 30.0
-Say = Callable[..., None]
+LogLine = Callable[..., None]
 """log.info's and log.warning's shape: an event's name, and fields."""
 
 
@@ -35,11 +35,11 @@ class HistoryWriter:
     """Writes and reads the history on the scribe's thread."""
 
     def __init__(
-        self, folder: Path, writer: BackgroundWriter, say: Say, max_bytes: int, retry_s: float = RETRY_S
+        self, folder: Path, writer: BackgroundWriter, log_line: LogLine, max_bytes: int, retry_s: float = RETRY_S
     ) -> None:
-        """writer: whose thread does the work; say: called from there."""
+        """writer: whose thread does the work; log_line: called from there."""
         self._path = folder / NAME
-        self._say = say
+        self._log_line = log_line
         self._max_bytes = max_bytes
         self._retry_s = retry_s
         self._history: History | None = None
@@ -132,7 +132,7 @@ class HistoryWriter:
         except (SpoiltError, sqlite3.Error, OSError) as error:
             self._failed(error)
             return
-        self._say("history_set_aside", why=why, path=str(aside))
+        self._log_line("history_set_aside", why=why, path=str(aside))
         text = f"the history before this could not be read ({why}); it is kept as {aside.name}"
         self._entries.appendleft(Entry(time.time(), "agent", "node", "history_set_aside", text))
 
@@ -143,13 +143,13 @@ class HistoryWriter:
             self._set_aside(str(error))
             return
         if not self.trouble:
-            self._say("history_trouble", why=str(error), path=str(self._path))
+            self._log_line("history_trouble", why=str(error), path=str(self._path))
         self.trouble = str(error)
 
     def _worked(self) -> None:
         if self.trouble:
             self.trouble = ""
-            self._say("history_again", path=str(self._path))
+            self._log_line("history_again", path=str(self._path))
 
     def _keep(self, points: list[Point], entries: list[Entry]) -> None:
         """Put back what was not written, as far as there is room beside what has come since."""
@@ -192,7 +192,7 @@ class FindingStartTimes:
         except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
             self._before = {}
 
-    def take(self, finding: Finding, now_s: float, wall_s: float) -> float:
+    def note_finding(self, finding: Finding, now_s: float, wall_s: float) -> float:
         """Note a finding as it begins, changes or ends; answers the wall time at which it began."""
         since_wall_s = wall_s - max(0.0, now_s - finding.since_s)
         if now_s - self._began_s <= TAKEN_UP_S:

@@ -33,7 +33,7 @@ from guardrun.supervisor.diagnose.hang_finding import NOBODY, Absent, observe
 from guardrun.supervisor.diagnose.next_steps import next_steps, on_node, tell_unseen
 from guardrun.supervisor.diagnose.past_run import Left, conclude_past
 from guardrun.supervisor.diagnose.rank_processes import Job, NoRanks, Ranks, find_jobs, find_ranks
-from guardrun.supervisor.diagnose.scene import DirectLooker, Glance, NotUnderstood, Take, by_supervisor
+from guardrun.supervisor.diagnose.scene import DirectLooker, Glance, Look, NotUnderstood, by_supervisor
 from guardrun.supervisor.diagnose.verdict import conclude, conclude_phase, make_case
 from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.model.transitions import Phase
@@ -55,7 +55,7 @@ GAP_S = 3.0
 MAX_GAP_S = 600.0
 
 
-class Told(NamedTuple):
+class DiagnosisResult(NamedTuple):
     """An answer, and what its stacks are printed from."""
 
     diagnosis: an.Diagnosis
@@ -115,12 +115,12 @@ def _node(call: Call) -> str:
 # Which ---------------------------------------------------------------------------------------------------
 
 
-def _named(call: Call) -> Told:
+def _named(call: Call) -> DiagnosisResult:
     directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
     return _of_run(call, find_run(call.arguments.run, directory, call.cwd))
 
 
-def _newest(call: Call) -> Told:
+def _newest(call: Call) -> DiagnosisResult:
     """The newest run that is alive, or that answers; else what else trains here is named; else the newest run.
 
     Whether a run that another node leads is alive cannot be seen from here: it is asked, or looked at.
@@ -179,7 +179,7 @@ def _is_ended(run_dir: Path) -> bool:
 # A guarded run -------------------------------------------------------------------------------------------
 
 
-def _of_run(call: Call, run_dir: Path) -> Told:
+def _of_run(call: Call, run_dir: Path) -> DiagnosisResult:
     run = read_run(run_dir)
     alive = is_alive(run, _node(call))
     if alive is False or (alive is None and _is_ended(run_dir)):
@@ -195,16 +195,16 @@ def _of_run(call: Call, run_dir: Path) -> Told:
         return _without_head(call, run_dir, run, jobs, str(error))
 
 
-def _past(run_dir: Path, run: RunFile) -> Told:
+def _past(run_dir: Path, run: RunFile) -> DiagnosisResult:
     left = Left(has_rebooted=bool(run.boot_id and read_boot_id() and run.boot_id != read_boot_id()))
     if not left.has_rebooted and run.node == socket.gethostname():
         left.alive = [pid for pid, _ in processes_with_marker(run.token)]
     diagnosis = conclude_past(run_dir, run, left)
     diagnosis.next = next_steps(diagnosis, run=run, is_held=False)
-    return Told(diagnosis, [])
+    return DiagnosisResult(diagnosis, [])
 
 
-def _without_supervisor(call: Call, run_dir: Path, run: RunFile, pids: list[int], why: str) -> Told:
+def _without_supervisor(call: Call, run_dir: Path, run: RunFile, pids: list[int], why: str) -> DiagnosisResult:
     """Nobody answers, but ranks live here: look at them directly. pids: they, or their launcher."""
     try:
         ranks = find_ranks(pids, _node(call), may_be_lone=False)
@@ -212,14 +212,14 @@ def _without_supervisor(call: Call, run_dir: Path, run: RunFile, pids: list[int]
         raise CtlError(f"run {run.run_id}: {why}; and no rank of it is alive ({error})") from None
     looker = DirectLooker(ranks.found, world_size=ranks.world_size, run=run)
     try:
-        told = _guarded(call, run_dir, looker.take, source="guardctl", absent=_absent(ranks))
+        told = _guarded(call, run_dir, looker.look, source="guardctl", absent=_absent(ranks))
     finally:
         looker.close()
     told.diagnosis.unseen.insert(0, an.Unseen(what="supervisor", why=f"{why}: guardctl has looked itself"))
     return told
 
 
-def _without_head(call: Call, run_dir: Path, run: RunFile, jobs: list[Job], why: str) -> Told:
+def _without_head(call: Call, run_dir: Path, run: RunFile, jobs: list[Job], why: str) -> DiagnosisResult:
     """On a node that does not lead, where the head does not answer: look at the ranks that are here."""
     here = msgspec.structs.replace(run, clock_base_s=0.0, clock_mono_s=0.0)  # what it has is of the head's clock
     told = _without_supervisor(call, run_dir, here, [job.pid for job in jobs], f"{run.node} leads the run ({why})")
@@ -228,9 +228,9 @@ def _without_head(call: Call, run_dir: Path, run: RunFile, jobs: list[Job], why:
     return told
 
 
-def _guarded(call: Call, run_dir: Path, take: Take, *, source: str, absent: Absent = NOBODY) -> Told:
+def _guarded(call: Call, run_dir: Path, look: Look, *, source: str, absent: Absent = NOBODY) -> DiagnosisResult:
     run = read_run(run_dir)
-    seen = observe(take, call.arguments.gap)
+    seen = observe(look, call.arguments.gap)
     incidents = read_incidents(run_dir)
     state = seen[-1].state
     target = an.Target(
@@ -251,21 +251,23 @@ def _guarded(call: Call, run_dir: Path, take: Take, *, source: str, absent: Abse
     return told
 
 
-def _concluded(target: an.Target, seen: list[Glance], absent: Absent, incidents: list[dict[str, object]]) -> Told:
+def _concluded(
+    target: an.Target, seen: list[Glance], absent: Absent, incidents: list[dict[str, object]]
+) -> DiagnosisResult:
     """The last two looks judged, or, where no ranks run, what the supervisor says of the moment."""
     last = seen[-1]
     if len(seen) < 2 or last.state.phase is not Phase.RUNNING or last.state.attempt is None:
-        return Told(conclude_phase(target, last, incidents), [])
+        return DiagnosisResult(conclude_phase(target, last, incidents), [])
     case = make_case(target, seen, absent, incidents)
     diagnosis = conclude(case)
     tell_unseen(diagnosis, seen, absent)
-    return Told(diagnosis, case.looks)
+    return DiagnosisResult(diagnosis, case.looks)
 
 
 # Processes -----------------------------------------------------------------------------------------------
 
 
-def _processes(call: Call) -> Told:
+def _processes(call: Call) -> DiagnosisResult:
     pids = list(dict.fromkeys(call.arguments.pid))
     node = _node(call)
     try:
@@ -277,7 +279,7 @@ def _processes(call: Call) -> Told:
     environ = ranks.found[0].environ
     target.run_id = environ.get("GUARDRUN_RUN_ID") or None
     try:
-        seen = observe(looker.take, call.arguments.gap)
+        seen = observe(looker.look, call.arguments.gap)
     finally:
         looker.close()
     if len(seen) < 2:

@@ -157,7 +157,9 @@ def _isolate(world: _World) -> int:
         written, _ = isolate_node(world.places(node), node, isolation, world.now_wall_s)
     except OSError as error:
         raise CtlError(f"{node} could not be isolated: {error.strerror or error}") from None
-    return _tell(world, node, written, f"{node} is quarantined: new runs are refused there until guardctl node release")
+    return _print_outcome(
+        world, node, written, f"{node} is quarantined: new runs are refused there until guardctl node release"
+    )
 
 
 def _release(world: _World) -> int:
@@ -187,7 +189,7 @@ def _release(world: _World) -> int:
     if left:
         raise CtlError(f"{node} is still quarantined: {left[0].cause}, by {left[0].who}")
     lifted = lift_drain(node, world.call.environ)
-    return _tell(world, node, written, f"{node} is released: runs may start there again", lifted.text)
+    return _print_outcome(world, node, written, f"{node} is released: runs may start there again", lifted.text)
 
 
 def _is_reachable(world: _World) -> bool:
@@ -216,7 +218,7 @@ def _tell_drain(world: _World, lifted: str) -> int:
     return OK
 
 
-def _tell(world: _World, node: str, written: Written, done: str, slurm: str = "") -> int:
+def _print_outcome(world: _World, node: str, written: Written, done: str, slurm: str = "") -> int:
     """slurm: what became of the node's drain there; empty: there was none of guardrun's."""
     out = world.call.out
     paths = [str(path) for path in written.paths]

@@ -95,7 +95,7 @@ def _run(call: Call) -> int:
         job = _submit(slurm, script)
     elif arguments.write:
         write_named(call.cwd / arguments.write, script.encode(), 0o777)
-    _tell(call, script, job, remarks, quarantined)
+    _print_outcome(call, script, job, remarks, quarantined)
     return OK
 
 
@@ -176,7 +176,7 @@ def _submit(slurm: Slurm, script: str) -> str:
     return answer.strip().splitlines()[-1].partition(";")[0] if answer.strip() else ""
 
 
-def _tell(call: Call, script: str, job: str, remarks: list[str], quarantined: list[str]) -> None:
+def _print_outcome(call: Call, script: str, job: str, remarks: list[str], quarantined: list[str]) -> None:
     arguments, out = call.arguments, call.out
     if out.is_json:
         written = str(call.cwd / arguments.write) if arguments.write else ""

@@ -109,7 +109,7 @@ def _rescue(call: Call) -> int:
     return OK if done.is_done else NO
 
 
-def _left_out(run_dir: Path, say: Callable[[str], object]) -> list[str]:
+def _left_out(run_dir: Path, print_line: Callable[[str], object]) -> list[str]:
     """Nodes that a run had come to do without; none where its journal cannot be read, or replayed."""
     from guardrun.supervisor.rundir.journal import describe_versions, recover
 
@@ -118,7 +118,7 @@ def _left_out(run_dir: Path, say: Callable[[str], object]) -> list[str]:
     except OSError:
         return []
     if result.is_other:
-        say(f"{describe_versions(result.other_version)}: which nodes the run did without is not known")
+        print_line(f"{describe_versions(result.other_version)}: which nodes the run did without is not known")
     state = engine.state
     return sorted({*state.nodes.isolated, *(state.fleet.gone if state.fleet is not None else ())})
 

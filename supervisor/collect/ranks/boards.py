@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable
 
 from guardrun.hooks.wire.board import MAGIC, OPS, PHASES, Board, Field, Milestone, board_name
-from guardrun.supervisor.engine.model.events import Spent
+from guardrun.supervisor.engine.model.events import StepBreakdown
 
 _PROGRESS = (
     Field.PULSES,
@@ -81,13 +81,13 @@ def step_of(words: list[int]) -> int:
     return words[Field.STEP] + (0 if is_numbered else words[Field.STEP_BASE])
 
 
-def spent_of(words: list[int]) -> Spent | None:
+def spent_of(words: list[int]) -> StepBreakdown | None:
     """What its ordinary steps have gone to; None before the first, and where it is just being written."""
     steps = words[Field.SPENT_STEPS]
     if steps <= 0 or words[Field.SPENT_TAIL] != steps:
         return None
     fields = (Field.SPENT_NS, Field.SPENT_WAITED_NS, Field.SPENT_DATA_NS, Field.SPENT_GC_NS)
-    return Spent(steps, *(round(words[field] / 1e9, 3) for field in fields))
+    return StepBreakdown(steps, *(round(words[field] / 1e9, 3) for field in fields))
 
 
 def shares_of(words: list[int], age_s: float, now_ns: int) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from guardrun.hooks.wire.messages import MAX_TEXT_CHARS, Raised
+from guardrun.hooks.wire.messages import MAX_TEXT_CHARS, UncaughtException
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.collectives.process_groups import read_last_calls
 from guardrun.supervisor.collect.host.node_readings import read_room
@@ -26,7 +26,8 @@ from guardrun.supervisor.engine.failures.failure_causes import WORDS_END, last_w
 from guardrun.supervisor.engine.model.events import ErrorRecord, ExitsRead, ExitTrace, Rank
 
 # Error files --------------------------------------------------------------------------------------------------------
-# What a fallen rank left in files: the hooks' Raised, torchrun's error file, the end of its stderr. Parsers are pure.
+# What a fallen rank left in files: the hooks' UncaughtException, torchrun's error file, the end of its
+# stderr. Parsers are pure.
 #
 # Files may be cut short (the rank was killed while it wrote), or huge (an exception that quotes a tensor): parsers take
 # what they understand, and everything is bounded.
@@ -63,9 +64,9 @@ def parse_traceback_frames(text: str) -> list[tuple[str, str, int]]:
 
 
 def parse_raised(data: bytes, clock: EngineClock) -> ErrorRecord | None:
-    """The hooks' Raised as JSON; of a file cut short whatever is there. None where it tells nothing."""
+    """The hooks' UncaughtException as JSON; of a file cut short whatever is there. None where it tells nothing."""
     try:
-        raised = msgspec.json.decode(data, type=Raised)
+        raised = msgspec.json.decode(data, type=UncaughtException)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _salvage(data)
     return ErrorRecord(

@@ -24,7 +24,7 @@ from guardrun.supervisor.collect.ranks.boards import (
     waits_since_ns,
 )
 from guardrun.supervisor.collect.ranks.open_files import read_open_files
-from guardrun.supervisor.engine.model.events import Rank, RankReport, Settings, Spent
+from guardrun.supervisor.engine.model.events import Rank, RankReport, Settings, StepBreakdown
 
 HEART_STALE_S = 3.0
 SPENT_EVERY_S = 9.5
@@ -69,7 +69,7 @@ class _Watched:
         except (OSError, ValueError):
             return _GONE
 
-    def take_spent(self, every_s: float) -> Spent | None:
+    def take_spent(self, every_s: float) -> StepBreakdown | None:
         """What its steps have gone to, where that is due and has changed since it was told."""
         now_s = time.monotonic()
         if now_s - self.spent_at_s < every_s:

@@ -148,7 +148,7 @@ class _Weighed(msgspec.Struct, frozen=True):
     """A fall, and what it says. Told once: it may be a long text, and there may be thousands of ranks."""
 
     fall: Fall
-    told: CauseMatch
+    cause_match: CauseMatch
     layer: Layer | None
     """The exception that the sentence quotes."""
     is_victim: bool
@@ -167,7 +167,7 @@ def blame(
     if not guilty:
         return _nobody(weighed, nodes or {})
     first = min(guilty, key=lambda one: _when(one.fall))
-    cause = first.told.cause
+    cause = first.cause_match.cause
     beside = _beside(first, guilty)
     alike = [one.fall.global_rank for one in guilty if one.key == first.key]
     found = _blame(
@@ -187,7 +187,10 @@ def _beside(first: _Weighed, guilty: list[_Weighed]) -> list[Beside]:
         if one.fall.error and one.key != first.key and _when(one.fall) - _when(first.fall) <= AT_ONCE_S:
             others.setdefault(one.key, []).append(one)
     return [
-        Beside(sorted(one.fall.global_rank for one in alike), _what(alike[0].fall, alike[0].told.cause, alike[0].layer))
+        Beside(
+            sorted(one.fall.global_rank for one in alike),
+            _what(alike[0].fall, alike[0].cause_match.cause, alike[0].layer),
+        )
         for alike in list(others.values())[:MAX_BESIDE]
     ]
 
@@ -394,7 +397,7 @@ def _signal_place(stack: list[Frame]) -> str:
 
 
 def _blame(one: _Weighed, culprits: list[int], confidence: float, why_nobody: str = "") -> RootCause:
-    fall, told = one.fall, one.told
+    fall, told = one.fall, one.cause_match
     return RootCause(
         cause=told.cause,
         culprits=culprits,

@@ -83,7 +83,7 @@ def _blame(state: State, fleet: Fleet, event: ev.NodesChecked, member: Member, n
         return actions
     state.nodes.isolated[member.node] = incident.id
     if member.standing in (Standing.READY, Standing.SILENT):
-        fleet.stand(member, Standing.OUT)
+        fleet.set_standing(member, Standing.OUT)
         member.since_s, member.why, member.is_unfit = now_s, f"incident {incident.id}: {CAUSE}", True
     return [*actions, isolate(state, member.node, incident.id, finding=incident.evidence["finding"])]
 

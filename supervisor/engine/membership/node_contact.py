@@ -68,7 +68,7 @@ def on_node_contact_restored(state: State, event: ev.NodeContactRestored, now_s:
 def _hear_again(state: State, fleet: Fleet, member: Member, now_s: float) -> list[Action]:
     forgive_others(fleet, state.node, member, now_s)
     actions = regain(member, now_s)
-    fleet.stand(member, Standing.READY)
+    fleet.set_standing(member, Standing.READY)
     member.since_s = now_s
     return actions
 
@@ -78,7 +78,7 @@ def on_node_left(state: State, event: ev.NodeLeft, now_s: float) -> list[Action]
     fleet, member = state.fleet, _member(state, event.node)
     if fleet is None or member is None or member.standing in (Standing.LEFT, Standing.OUT):
         return []
-    fleet.stand(member, Standing.OUT if event.is_unfit else Standing.LEFT)
+    fleet.set_standing(member, Standing.OUT if event.is_unfit else Standing.LEFT)
     member.is_missed = False
     member.since_s, member.why = now_s, event.why or "its guardrun has ended"
     return lose(state, [member], now_s)
@@ -103,7 +103,7 @@ def on_node_absent(state: State, event: ev.NodeAbsent, now_s: float) -> list[Act
     actions: list[Action] = [announce(f"{event.node} takes no part: {why}", level="bad")]
     if member.standing is Standing.OUT:
         return actions  # nobody waits for it
-    fleet.stand(member, Standing.LEFT)
+    fleet.set_standing(member, Standing.LEFT)
     member.since_s, member.why, member.refused = now_s, why, event.exit_code if event.is_final else 0
     if state.phase is not Phase.GATHERING:
         return actions
@@ -153,7 +153,7 @@ def on_node_released(state: State, event: ev.NodeReleased, now_s: float) -> list
     undone = watch.unsettled.pop(member.node, "")
     withdrawn: list[Action] = [WithdrawIsolation(node=member.node, incident=undone)] if undone else []
     fleet.checked = [node for node in fleet.checked if node != member.node]
-    fleet.stand(member, Standing.READY)
+    fleet.set_standing(member, Standing.READY)
     member.since_s, member.why, member.incident = now_s, "", ""
     member.strikes, member.returned_s, member.is_unfit = [], [], False
     reason = f" ({event.reason})" if event.reason else ""

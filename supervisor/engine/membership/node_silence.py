@@ -38,7 +38,7 @@ def on_node_suspected(state: State, event: ev.NodeSuspected, now_s: float) -> li
     member = fleet.members.get(event.node) if fleet is not None else None
     if fleet is None or member is None or member.standing not in (Standing.READY, Standing.SILENT):
         return []
-    fleet.stand(member, Standing.SILENT)
+    fleet.set_standing(member, Standing.SILENT)
     member.since_s, member.is_dropped, member.dropped_s = event.since_s, event.is_dropped, now_s
     return []
 
@@ -158,7 +158,7 @@ def _give_up_together(state: State, fleet: Fleet, now_s: float) -> list[Action]:
 def _give_up_node(fleet: Fleet, member: Member, now_s: float) -> None:
     closed = "its connection was closed, and " if member.is_dropped else ""
     member.why = f"{closed}nothing has been heard of it for {now_s - member.since_s:.0f} s"
-    fleet.stand(member, Standing.LOST)
+    fleet.set_standing(member, Standing.LOST)
     member.is_missed = False
 
 

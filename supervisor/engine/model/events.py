@@ -179,7 +179,7 @@ class AttemptNotStarted(_Event, frozen=True, kw_only=True, tag="attempt_not_star
     error: str
 
 
-class Spent(msgspec.Struct, frozen=True, array_like=True):
+class StepBreakdown(msgspec.Struct, frozen=True, array_like=True):
     """What a rank's ordinary steps have gone to so far (hooks/patches/steps.py); no evaluations, no saves."""
 
     steps: int
@@ -231,7 +231,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """In one and the same collective, or waiting for one batch, since; told from the third second on."""
     gc_total_s: float = 0.0
     """Time in collections so far; by itself no reason for a report."""
-    spent: Spent | None = None
+    spent: StepBreakdown | None = None
     """Every ten seconds or so; by itself no reason for a report."""
     open_files: OpenFiles | None = None
     """Every half minute or so, where they can be counted; by itself no reason for a report."""
@@ -264,7 +264,7 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The batch that the rank had last: batch, epoch, indices, size, indices_before; each where it is known."""
 
 
-class RankRaised(_Event, frozen=True, kw_only=True, tag="rank_raised"):
+class UncaughtExceptionReported(_Event, frozen=True, kw_only=True, tag="rank_raised"):
     """A rank is about to end because of an exception."""
 
     attempt: int
@@ -672,7 +672,7 @@ Event = (
     | AttemptStarted
     | AttemptNotStarted
     | NodeReport
-    | RankRaised
+    | UncaughtExceptionReported
     | RankEnded
     | RankExited
     | ExitsRead

@@ -62,7 +62,7 @@ _QUIET: dict[type, str] = {
     ev.AttemptStarted: IGNORE,
     ev.AttemptNotStarted: IGNORE,
     ev.NodeReport: IGNORE,
-    ev.RankRaised: IGNORE,
+    ev.UncaughtExceptionReported: IGNORE,
     ev.RankEnded: IGNORE,
     ev.RankExited: IGNORE,
     ev.ExitsRead: IGNORE,
@@ -105,7 +105,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
     Phase.RUNNING: {
         ev.AttemptStarted: "on_attempt_restarted",
         ev.NodeReport: "on_node_report",
-        ev.RankRaised: "on_rank_raised",
+        ev.UncaughtExceptionReported: "on_uncaught_exception",
         ev.RankEnded: "on_rank_ended",
         ev.RankExited: "on_rank_exited",
         ev.ExitsRead: "on_exits_read",
@@ -121,7 +121,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
     Phase.STOPPING: {
         ev.AttemptStarted: "on_attempt_restarted",
         ev.NodeReport: "on_node_report",
-        ev.RankRaised: "on_rank_raised",
+        ev.UncaughtExceptionReported: "on_uncaught_exception",
         ev.RankEnded: "on_rank_ended",
         ev.RankExited: "on_rank_exited",
         ev.ExitsRead: "on_exits_read",

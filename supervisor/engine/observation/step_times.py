@@ -1,6 +1,6 @@
 """What steps go to, rank by rank, over windows: what stragglers, waits for data and drops of throughput are seen by.
 
-A rank's report says now and then what its ordinary steps have gone to so far (`events.Spent`). A window is the
+A rank's report says now and then what its ordinary steps have gone to so far (`events.StepBreakdown`). A window is the
 difference between two of these, for each rank, per step:
 
     step = own work + waiting for other ranks + waiting for data + collecting
@@ -80,9 +80,9 @@ class StepTimes(msgspec.Struct, kw_only=True):
     """0: no step has been seen."""
     due_s: float = 0.0
     first_step: int = 0
-    first: dict[int, ev.Spent] = {}
+    first: dict[int, ev.StepBreakdown] = {}
     """Per rank, when it began, or when it was first told in it."""
-    last: dict[int, ev.Spent] = {}
+    last: dict[int, ev.StepBreakdown] = {}
     closed: int = 0
     """Windows of this attempt."""
 
@@ -96,7 +96,7 @@ class StepTimes(msgspec.Struct, kw_only=True):
         if self.attempt != attempt:
             self.attempt, self.began_s, self.closed = attempt, 0.0, 0
             self.first, self.last = {}, {}
-        self.take(event)
+        self.add_report(event)
         if not self.began_s:
             if self.last and step:
                 self.begin(now_s, step, window_s)
@@ -106,7 +106,7 @@ class StepTimes(msgspec.Struct, kw_only=True):
         window = self.close(now_s, step, window_s)
         return window if self.closed > WARM_UP else None
 
-    def take(self, event: ev.NodeReport) -> None:
+    def add_report(self, event: ev.NodeReport) -> None:
         """Note what a node tells of its ranks."""
         for report in event.ranks:
             if report.spent is not None:
@@ -138,7 +138,7 @@ class StepTimes(msgspec.Struct, kw_only=True):
         return window
 
 
-def _share(first: ev.Spent | None, last: ev.Spent) -> Share | None:
+def _share(first: ev.StepBreakdown | None, last: ev.StepBreakdown) -> Share | None:
     if first is None or last.steps - first.steps < RANK_STEPS:
         return None
     steps = last.steps - first.steps

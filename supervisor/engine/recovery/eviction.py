@@ -102,7 +102,7 @@ def note_swap(fleet: Fleet, node: str) -> None:
     fleet.lacked = [*fleet.lacked, fleet.placed.index(node)]
 
 
-def told(state: State, incident: Incident) -> dict[str, Any]:
+def find_incident_changes(state: State, incident: Incident) -> dict[str, Any]:
     """What its incident says beyond what was known as it was told; empty where that is nothing."""
     node = lacking_node(state, incident)
     evidence = {**incident.evidence, "only_on": node}
@@ -219,7 +219,7 @@ def evict(state: State, incident: Incident, now_s: float) -> list[Action]:
         else:
             is_kept = member.standing in (Standing.LOST, Standing.LEFT)
         if not is_kept:
-            fleet.stand(member, Standing.OUT)
+            fleet.set_standing(member, Standing.OUT)
             member.since_s = now_s
             member.why = f"incident {told}: {why or state.incidents[told].cause}"
         is_back = member.standing is Standing.READY and not member.incident

@@ -32,7 +32,7 @@ def leave(state: State, event: ev.StopRequested, now_s: float) -> list[Action]:
     name = signal_name(event.signum)
     what = "it was left out already" if member.standing is Standing.OUT else "it was a spare"
     if member.standing is not Standing.OUT:
-        state.fleet.stand(member, Standing.LEFT)
+        state.fleet.set_standing(member, Standing.LEFT)
         member.is_missed, member.since_s, member.why = False, now_s, f"{name} to its guardrun"
     return [announce(f"{event.node} leaves: {name} to its guardrun; {what}", level="info")]
 

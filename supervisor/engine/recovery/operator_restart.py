@@ -33,7 +33,7 @@ def is_due(state: State) -> bool:
     return bool(state.restart_by) and is_ours and not state.is_failing
 
 
-def go_on(state: State, now_s: float) -> list[Action]:
+def begin_next_attempt(state: State, now_s: float) -> list[Action]:
     """Nothing of it is alive: the next attempt."""
     attempt = attempt_of(state)
     record_attempt(state, "restarted")

@@ -24,7 +24,7 @@ from guardrun.supervisor.engine.model.derived_events import FallsExplained
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.decide import announce, observe, stop
-from guardrun.supervisor.engine.recovery.preemption_incident import tell
+from guardrun.supervisor.engine.recovery.preemption_incident import report_preemption
 from guardrun.supervisor.engine.recovery.requeue import (
     ANSWER_S,
     CANCELLED,
@@ -130,7 +130,7 @@ def _note_end(state: State, event: ev.SchedulerStatusChanged, now_s: float) -> l
         notice.why = event.why
     if notice.is_held:
         return wind_up(state, now_s) if event.why else []
-    return tell(state, now_s) if is_news else []
+    return report_preemption(state, now_s) if is_news else []
 
 
 def on_checkpoint_asked(state: State, event: ev.CheckpointAsked, now_s: float) -> list[Action]:
@@ -294,7 +294,7 @@ def _begin(state: State, now_s: float) -> list[Action]:
     why = signal.Signals(notice.signum).name if notice.signum else "the time limit is near"
     actions: list[Action] = [announce(f"{why}: the job is about to end", level="warn")]
     if notice.signum != TERM:
-        actions += tell(state, now_s)
+        actions += report_preemption(state, now_s)
     if state.phase in (Phase.CHOOSING, Phase.GATHERING, Phase.CHECKING):
         return [*actions, *wind_up(state, now_s)]
     attempt = state.attempt
@@ -324,7 +324,7 @@ def _stop(state: State, now_s: float) -> list[Action]:
     """Saved, or too late for it: the ranks get SIGTERM."""
     notice = state.notice
     notice.is_stopping = True
-    actions = [] if notice.is_why_awaited else tell(state, now_s)
+    actions = [] if notice.is_why_awaited else report_preemption(state, now_s)
     if notice.saved is None:
         waited = f"{now_s - notice.began_s:.0f} s"
         actions.append(

@@ -15,7 +15,7 @@ from guardrun.supervisor.engine.state.preemption_state import TIME_LIMIT, Notice
 from guardrun.supervisor.engine.state.state import State, attempt_of
 
 
-def tell(state: State, now_s: float) -> list[Action]:
+def report_preemption(state: State, now_s: float) -> list[Action]:
     """Open the incident, or bring it up to date. A notice that comes before any attempt leaves none."""
     notice = state.notice
     if state.attempt is None:

@@ -10,7 +10,7 @@ from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery import eviction
 from guardrun.supervisor.engine.recovery.decide import announce
-from guardrun.supervisor.engine.recovery.preemption_incident import tell
+from guardrun.supervisor.engine.recovery.preemption_incident import report_preemption
 from guardrun.supervisor.engine.recovery.run_summary import finish, stop_words, summary
 from guardrun.supervisor.engine.state.preemption_state import TIME_LIMIT
 from guardrun.supervisor.engine.state.state import State, enter
@@ -126,7 +126,7 @@ def moved(state: State, now_s: float) -> list[Action]:
 
 def requeue_or_finish(state: State, now_s: float) -> list[Action]:
     """The run's end after a notice; the job's next start is asked for before."""
-    actions = tell(state, now_s)
+    actions = report_preemption(state, now_s)
     if not _wants_requeue(state):
         return actions + finish_run(state, now_s)
     if _get_no_further(state):
@@ -190,7 +190,7 @@ def _outcome(state: State) -> tuple[str, int, str]:
 def finish_run(state: State, now_s: float) -> list[Action]:
     """The run's end after a notice."""
     notice = state.notice
-    actions = tell(state, now_s)
+    actions = report_preemption(state, now_s)
     if notice.requeue_why and not notice.is_requeued:
         how = "could not be" if state.requeue else "is not"
         actions.append(announce(f"the job {how} requeued: {notice.requeue_why}", level="bad"))

@@ -39,7 +39,7 @@ def decide_restart(state: State, now_s: float) -> list[Action]:
     is_asked, state.restart_by = bool(state.restart_by), ""
     is_free = is_asked or (has_died_of_detail and state.settings.act)
     reason, poison = ("", False) if is_free else _why_not(state, incident, _book_stop(state, incident))
-    more = eviction.told(state, incident)
+    more = eviction.find_incident_changes(state, incident)
     attempt.incident_id = incident.id
     record_attempt(state, incident.cause)
     mark(state, incident)

@@ -123,7 +123,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         """The order of a node that is new. slot: as NodeJoined has it."""
         return slot if slot >= 0 else FIRST_SPARE + len(self.members)
 
-    def stand(self, member: Member, standing: Standing) -> None:
+    def set_standing(self, member: Member, standing: Standing) -> None:
         """Have a member stand otherwise."""
         if (member.node in self.quiet) != (standing is Standing.SILENT):
             others = [node for node in self.quiet if node != member.node]

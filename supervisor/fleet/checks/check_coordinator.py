@@ -41,19 +41,19 @@ class CheckCoordinator:
         self._send = send
         self._me = run.node
         self._checks = FleetChecks()
-        self._own = NodeChecks(about, lambda answer: node.post(lambda: self.told(self._me, answer)))
+        self._own = NodeChecks(about, lambda answer: node.post(lambda: self.on_answer(self._me, answer)))
 
     def begin(self, order: ac.CheckNodes) -> None:
         """The answer is an event."""
         if order.level == "full":
             text = "pre-flight: all-reduces between the nodes, two by two, before the attempt starts"
-            self._node.terminal.say(text, "info")
+            self._node.terminal.print_line(text, "info")
         self._checks.begin(order, os.urandom(TOKEN_BYTES), self._node.clock.now())
         self._send_orders()
 
-    def told(self, node: str, answer: msg.CheckAnswer) -> None:
+    def on_answer(self, node: str, answer: msg.CheckAnswer) -> None:
         """A node's answer to a step. The answer that completes the check makes NodesChecked for the engine."""
-        self._done(self._checks.told(node, answer, self._node.clock.now()))
+        self._done(self._checks.on_answer(node, answer, self._node.clock.now()))
 
     def gone(self, node: str) -> None:
         """Its connection was closed."""

@@ -1,7 +1,7 @@
 """The head's part in trying nodes together: who is asked what, in which order, and how long answers are waited for.
 
-Pure: orders are collected in `orders`, and answers come by `told`; times are seconds of any one clock. A node that does
-not answer is said to have not, and is never faulty for that: the job starts all the same, and shows what it was.
+Pure: orders are collected in `orders`, and answers come by `on_answer`; times are seconds of any one clock. A node that
+does not answer is said to have not, and is never faulty for that: the job starts all the same, and shows what it was.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class FleetChecks:
         self._began_s = now_s
         self.record = {"schema": SCHEMA, "level": order.level, "nodes": self._nodes}
         self._flow = _try_together(self._nodes, order.level, token, self.record)
-        self._go_on(next(self._flow), now_s)
+        self._begin_step(next(self._flow), now_s)
 
-    def told(self, node: str, message: msg.CheckAnswer, now_s: float) -> ev.NodesChecked | None:
+    def on_answer(self, node: str, message: msg.CheckAnswer, now_s: float) -> ev.NodesChecked | None:
         """An answer; the event once it was the last one."""
         if self._flow is None or (message.check, message.step) != (self._check, self._step):
             return None
@@ -91,7 +91,7 @@ class FleetChecks:
             if self._waiting and now_s < self._by_s:
                 return None
             try:
-                self._go_on(self._flow.send(self._answers), now_s)
+                self._begin_step(self._flow.send(self._answers), now_s)
             except StopIteration as stop:
                 found: ev.NodesChecked = stop.value
                 self.end()
@@ -107,7 +107,7 @@ class FleetChecks:
             self._flow = None
             self.orders += [(node, msg.EndCheck()) for node in self._nodes]
 
-    def _go_on(self, ask: Ask, now_s: float) -> None:
+    def _begin_step(self, ask: Ask, now_s: float) -> None:
         self._step += 1
         self._ask, self._answers, self._by_s = ask, {}, now_s + ask.limit_s
         self._waiting = set(ask.whats) - self._gone

@@ -53,9 +53,9 @@ class About(NamedTuple):
 class NodeChecks:
     """Orders in, from the loop's thread; answers out, from another one."""
 
-    def __init__(self, about: About, tell: Callable[[msg.CheckAnswer], object]) -> None:
+    def __init__(self, about: About, send_answer: Callable[[msg.CheckAnswer], object]) -> None:
         self._about = about
-        self._tell = tell
+        self._send_answer = send_answer
         self._orders: queue.SimpleQueue[msg.CheckStep | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._worker: _Worker | None = None
@@ -69,7 +69,7 @@ class NodeChecks:
             self.end()
         if self._thread is None or self._worker is None:
             self._orders = queue.SimpleQueue()
-            self._worker = _Worker(self._about, self._tell)
+            self._worker = _Worker(self._about, self._send_answer)
             work = (self._worker, self._orders)
             self._thread = threading.Thread(target=_serve, args=work, name="guardrun-check", daemon=True)
             self._thread.start()
@@ -96,9 +96,9 @@ def _serve(worker: _Worker, orders: queue.SimpleQueue[msg.CheckStep | None]) -> 
 class _Worker:
     """Lives in its thread; `kill` alone is called from another one."""
 
-    def __init__(self, about: About, tell: Callable[[msg.CheckAnswer], object]) -> None:
+    def __init__(self, about: About, send_answer: Callable[[msg.CheckAnswer], object]) -> None:
         self._about = about
-        self._tell = tell
+        self._send_answer = send_answer
         self._token = b""
         self._echo: Echo | None = None
         self._trials: list[Trial] = []
@@ -112,7 +112,7 @@ class _Worker:
             log.exception("check_failed", step=type(order.what).__name__)
             answer = _failed(order.what, f"{type(error).__name__}: {error}")
         if not self._is_over:
-            self._tell(msg.CheckAnswer(check=order.check, step=order.step, answer=answer))
+            self._send_answer(msg.CheckAnswer(check=order.check, step=order.step, answer=answer))
 
     def _do(self, what: What) -> Answer:
         if isinstance(what, msg.Probe):

@@ -191,7 +191,7 @@ class Coordinator:
                 raise
             if not self._has_said_unwritten:
                 self._has_said_unwritten = True
-                self._node.terminal.say(
+                self._node.terminal.print_line(
                     f"the join file cannot be written anew ({error}): nodes that have joined stay; trying again", "warn"
                 )
             self._rewrite_s = time.monotonic() + REWRITE_S
@@ -218,11 +218,11 @@ class Coordinator:
         """Once a second."""
         now_s = self._node.clock.now()
         present = 1
-        events = [] if self.has_left else self.aggregator.heard(self._me, now_s)
+        events = [] if self.has_left else self.aggregator.on_contact(self._me, now_s)
         for node in self.hub.nodes:
             if self.hub.is_connected(node):
                 present += 1
-                events += self.aggregator.heard(node, self.hub.heard_s(node))
+                events += self.aggregator.on_contact(node, self.hub.heard_s(node))
         self.pass_on(events + self.aggregator.tick(now_s))
         self.checks.tick()
         self._absences.poll()
@@ -297,7 +297,7 @@ class Coordinator:
             self.aggregator.resume(state.attempt.number, ranks, now_s, self._roles())
         for member in state.fleet.members.values() if state.fleet is not None else ():
             if member.standing in (Standing.READY, Standing.SILENT):
-                self.aggregator.heard(member.node, now_s)
+                self.aggregator.on_contact(member.node, now_s)
 
     def join(self, ranks: int, attempt: int) -> None:
         """This node's launcher is there. attempt: whose ranks it has; -1: none."""
@@ -323,11 +323,11 @@ class Coordinator:
         self.has_left = True
         self.aggregator.forget(self._me)
 
-    def told(self, event: ev.Event) -> list[ev.Event]:
+    def on_local_event(self, event: ev.Event) -> list[ev.Event]:
         """An event of this node's own, or of no node: those for the engine."""
         if isinstance(event, ev.NodeLeft):
             self.aggregator.forget(self._me)
-        return self.aggregator.told(self._me, event, self._node.clock.now())
+        return self.aggregator.on_node_event(self._me, event, self._node.clock.now())
 
     def serving(self, message: Serving) -> None:
         """The store is served on this node: the other nodes are ordered to start."""
@@ -416,7 +416,7 @@ class Coordinator:
         number = -1 if attempt is None else attempt.number
         answer = self._own_asking.obey(order, self._node.sampler.boards, number, now_s)
         if isinstance(answer, msg.Checks):
-            self.asking.told(node, answer, now_s)
+            self.asking.on_checks(node, answer, now_s)
         elif answer is not None:
             self.asking.confirmed(node, answer)
 
@@ -503,7 +503,7 @@ class Coordinator:
         elif isinstance(what, hubs.Missed):
             log.warning("node_lost_messages", node=node, packets=what.packets)
         else:
-            self._told(node, what.body, now_s)
+            self._on_node_message(node, what.body, now_s)
 
     def _joined(self, node: str, info: dict[str, Any], slot: int, now_s: float, *, is_new: bool) -> None:
         attempt = info.get("attempt", -1)
@@ -533,9 +533,9 @@ class Coordinator:
             key = f"{name} {theirs}"
             if theirs and mine[name] and theirs != mine[name] and key not in self._warned:
                 self._warned.add(key)
-                self._node.terminal.say(f"{node} has {name} {theirs}, {self._me} {mine[name]}", "warn")
+                self._node.terminal.print_line(f"{node} has {name} {theirs}, {self._me} {mine[name]}", "warn")
 
-    def _told(self, node: str, body: bytes, now_s: float) -> None:
+    def _on_node_message(self, node: str, body: bytes, now_s: float) -> None:
         try:
             message = self._decoder.decode(body)
         except DECODE_ERRORS:
@@ -550,9 +550,9 @@ class Coordinator:
         elif isinstance(message, msg.Loaded):
             self._loaded(node, message)
         elif isinstance(message, msg.CheckAnswer):
-            self.checks.told(node, message)
+            self.checks.on_answer(node, message)
         elif isinstance(message, msg.Checks):
-            self.asking.told(node, message, now_s)
+            self.asking.on_checks(node, message, now_s)
             context.saving.try_asking()
         elif isinstance(message, msg.CheckpointSet):
             self.asking.confirmed(node, message)
@@ -570,11 +570,11 @@ class Coordinator:
                 context.saved(message.path, message.step, time.time(), message.inode)
             elif isinstance(message, ev.NodeLeft):
                 self.aggregator.forget(node)
-            self.pass_on(self.aggregator.told(node, message, now_s))
+            self.pass_on(self.aggregator.on_node_event(node, message, now_s))
 
     def _let_go(self, node: str, message: ev.StopRequested, now_s: float) -> None:
         """A node that is told to end, and that the job does not need: its guardrun waits for the word."""
-        self.pass_on(self.aggregator.told(node, msgspec.structs.replace(message, node=node), now_s))
+        self.pass_on(self.aggregator.on_node_event(node, msgspec.structs.replace(message, node=node), now_s))
         self.aggregator.forget(node)
         self._send(node, Finish(exit_code=128 + message.signum, words=leaving_words(node, message.signum)))
 

@@ -39,7 +39,7 @@ STOP_LIMIT_S = 60.0
 GRACES = 2
 _OF_RANKS = (
     ev.RankExited,
-    ev.RankRaised,
+    ev.UncaughtExceptionReported,
     ev.RankEnded,
     ev.NodeReport,
     ev.GcHeld,
@@ -236,7 +236,7 @@ class EventAggregator:
         elif is_new and node in {*current.ordered, *current.started}:
             self._order_start(current, [node])
 
-    def heard(self, node: str, at_s: float) -> list[ev.Event]:
+    def on_contact(self, node: str, at_s: float) -> list[ev.Event]:
         """A node has given a sign of life, the newest at at_s; nothing follows where that is known."""
         known_s = self._heard_s.get(node, -math.inf)
         if at_s <= known_s and node in self._silent:
@@ -254,7 +254,7 @@ class EventAggregator:
         self._silent[node] = now_s
         return [ev.NodeSuspected(node=node, since_s=self._heard_s.get(node, now_s), is_dropped=True)]
 
-    def told(self, node: str, event: ev.Event, now_s: float) -> list[ev.Event]:
+    def on_node_event(self, node: str, event: ev.Event, now_s: float) -> list[ev.Event]:
         """An event of a node's → those for the engine."""
         current = self._attempt
         number = current.order.attempt if current else -1
@@ -301,7 +301,7 @@ class EventAggregator:
                 exited = ev.RankExited(
                     attempt=stopped.attempt, global_rank=number, pid=rank.pid, exitcode=code, at_s=now_s
                 )
-                told += self.told(node, exited, now_s)
+                told += self.on_node_event(node, exited, now_s)
         return told
 
     def tick(self, now_s: float) -> list[ev.Event]:
@@ -396,7 +396,7 @@ class EventAggregator:
         if current.grace_s is None and waiting:
             return []
         if is_late and (deaf := [node for node in waiting if self._is_heard(node)]):
-            return self._leave_out(current, deaf, now_s)
+            return self._drop_unresponsive_nodes(current, deaf, now_s)
         if not all(self._is_gone(node, current, now_s) for node in waiting):
             return []
         current.is_over = True
@@ -428,7 +428,7 @@ class EventAggregator:
             return False
         return now_s >= max(current.stop_s, current.last_stopped_s) + GRACES * current.grace_s + STOP_LIMIT_S
 
-    def _leave_out(self, current: _Attempt, nodes: list[str], now_s: float) -> list[ev.Event]:
+    def _drop_unresponsive_nodes(self, current: _Attempt, nodes: list[str], now_s: float) -> list[ev.Event]:
         """Go on without nodes that do not say that their ranks have ended."""
         assert current.stop_s is not None
         why = f"it is there, but has not said for {now_s - current.stop_s:.0f} s that its ranks have ended"

@@ -26,7 +26,7 @@ def isolate_other(context: IsolationContext, action: Isolate, is_told: bool) -> 
             log.exception("not_isolated")
             said = f"{action.node} could not be put under quarantine: {error}"
         if said:
-            context.terminal.say(said, "info")
+            context.terminal.print_line(said, "info")
 
     try:
         context.pool.submit(work)

@@ -96,7 +96,7 @@ MAX_NOTES = 200
 
 
 @dataclass
-class _Told:
+class _NodeAnswer:
     attempt: int
     at_s: float
     """The run's seconds."""
@@ -110,7 +110,7 @@ class Boards:
     """Runs on the loop's thread."""
 
     send: Callable[[str, msg.Down], object]
-    _told: dict[str, _Told] = field(default_factory=dict)
+    _answers: dict[str, _NodeAnswer] = field(default_factory=dict)
     _number: int = 0
     """Of the last question."""
     _asked_s: float = float("-inf")
@@ -143,7 +143,7 @@ class Boards:
     def answered(self, node: str, answer: msg.BoardsReported) -> None:
         """A node's part, which may come late."""
         rows = {row.global_rank: row for row in answer.rows}
-        self._told[node] = _Told(answer.attempt, answer.at_s, rows, answer.notes, answer.failed_hooks)
+        self._answers[node] = _NodeAnswer(answer.attempt, answer.at_s, rows, answer.notes, answer.failed_hooks)
         if answer.ask == self._number:
             self._awaited.discard(node)
             self._try_end()
@@ -163,18 +163,18 @@ class Boards:
 
     def row(self, node: str, attempt: int, global_rank: int, now_s: float) -> tuple[RankRow, float] | None:
         """What a rank's board showed, and how many seconds ago; None where that was never told."""
-        told = self._told.get(node)
+        told = self._answers.get(node)
         if told is None or told.attempt != attempt or global_rank not in told.rows:
             return None
         return told.rows[global_rank], max(0.0, now_s - told.at_s)
 
     def notes(self, attempt: int | None) -> list[str]:
         """What hooks in the other nodes' ranks had to note (`rank 3: topic: text`); at most MAX_NOTES."""
-        return self._said(told.notes for told in self._told.values() if told.attempt == attempt)
+        return self._said(told.notes for told in self._answers.values() if told.attempt == attempt)
 
     def failed_hooks(self, attempt: int | None) -> list[str]:
         """Hooks that failed in the other nodes' ranks, a line each (`rank 3: HOOK: error`); at most MAX_NOTES."""
-        return self._said(told.failed_hooks for told in self._told.values() if told.attempt == attempt)
+        return self._said(told.failed_hooks for told in self._answers.values() if told.attempt == attempt)
 
     def _said(self, parts: Iterable[list[str]]) -> list[str]:
         return [text for part in parts for text in part][:MAX_NOTES]

@@ -97,7 +97,7 @@ class Follower:
         self._ranks = 0
         place = (fleet.address, fleet.check_listen)
         about = About(run.node, *place, run.script, run.cwd, lambda: wall_base_s(self.node.clock.now))
-        self._checks = NodeChecks(about, lambda answer: self.node.post(lambda: self._tell(answer)))
+        self._checks = NodeChecks(about, lambda answer: self.node.post(lambda: self._send_to_head(answer)))
 
     def run(self) -> None:
         """Serve until the run is over."""
@@ -164,7 +164,7 @@ class Follower:
 
     def loaded(self, message: CheckpointLoaded) -> None:
         """Goes to the head as it is: the head knows which files are checkpoints."""
-        self._tell(msg.Loaded(attempt=message.attempt, global_rank=message.global_rank, path=message.path))
+        self._send_to_head(msg.Loaded(attempt=message.attempt, global_rank=message.global_rank, path=message.path))
 
     def skipped(self, gap_s: float) -> None:
         """Only logged: the head sees the gap as this node's silence."""
@@ -172,7 +172,7 @@ class Follower:
 
     def serving(self, message: control_messages.Serving) -> None:
         """Goes to the head, which then has the other nodes start."""
-        self._tell(msg.Serving(attempt=message.attempt, address=message.address, port=message.port))
+        self._send_to_head(msg.Serving(attempt=message.attempt, address=message.address, port=message.port))
 
     def answer(self, peer: bytes, ask: control_messages.Ask) -> None:
         """Always a refusal that names the head, since only the head knows the run."""
@@ -214,18 +214,18 @@ class Follower:
             self._headless.began()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
-            self._tell(msg.SharesReported(attempt=event.attempt, ranks=self.node.ingest.shares()))
+            self._send_to_head(msg.SharesReported(attempt=event.attempt, ranks=self.node.ingest.shares()))
             self._attempt, self._is_stopping = -1, False
             self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
             self._refresh_info()  # a connection that is made before the launcher's next hello must not say otherwise
         elif isinstance(event, ev.RankExited):
             self._tell_answers()
-        self._tell(event)
+        self._send_to_head(event)
         if isinstance(event, ev.NodeReport):
             self._note_progress(event)
         return True
 
-    def _tell(self, message: msg.Up) -> None:
+    def _send_to_head(self, message: msg.Up) -> None:
         if self._link is None:
             return
         if not self._link.send(encode_msgpack(message)):
@@ -233,7 +233,7 @@ class Follower:
 
     def _tell_answers(self) -> None:
         for answered in self._asking.answered(self.node.sampler.boards):
-            self._tell(answered)
+            self._send_to_head(answered)
 
     def _note_progress(self, report: ev.NodeReport) -> None:
         self._reported = None if self._link is None else self._link.newest
@@ -304,7 +304,7 @@ class Follower:
             return
         log.warning("head_refused", head=refused.head, text=refused.text, exit_code=refused.exit_code)
         if not is_silent(os.environ):
-            self.node.terminal.say(f"the head, {refused.head}, did not start: {refused.text}", "bad")
+            self.node.terminal.print_line(f"the head, {refused.head}, did not start: {refused.text}", "bad")
         self._end(control_messages.Finish(exit_code=refused.exit_code))
 
     def _meet(self, host: str, port: int) -> None:
@@ -361,8 +361,8 @@ class Follower:
                 failures=link.failures,
             )
         step = self._headless.step(seen)
-        if step.say:
-            self._say_once(step.say, step.level)
+        if step.message:
+            self._say_once(step.message, step.level)
         if step.is_lost:
             self._lose_head(seen.lost_s)
         elif step.end is not None:
@@ -382,18 +382,18 @@ class Follower:
         """End here; under Slurm once it is known whether anybody but a deputy can start the job again."""
         said = f"the head has not been heard for {lost_s:.0f} s"
         if not may_rescue(self.node.run_file, os.environ):
-            self.node.terminal.say(f"{said}: ending here", "bad")
+            self.node.terminal.print_line(f"{said}: ending here", "bad")
             self._end(control_messages.Finish(exit_code=1))
             return
         self._is_rescuing = True
-        self.node.terminal.say(f"{said}: asking Slurm whether its node is", "bad")
+        self.node.terminal.print_line(f"{said}: asking Slurm whether its node is", "bad")
         begin_rescue(self._fleet.slot, lambda text: self.node.post(lambda: self._rescued(text)))
 
     def _rescued(self, text: str) -> None:
         self._is_rescuing = False
         if self._farewell_by_s is not None or (self._link is not None and self._link.is_joined):
             return  # it is back
-        self.node.terminal.say(text or "the head is gone: ending here", "bad")
+        self.node.terminal.print_line(text or "the head is gone: ending here", "bad")
         self._end(control_messages.Finish(exit_code=1))
 
     def _hear(self, what: links.What) -> None:
@@ -427,7 +427,7 @@ class Follower:
         log.info("order", order_type=type(order).__name__)
         if isinstance(order, control_messages.Finish):
             if order.words and not is_silent(os.environ):
-                self.node.terminal.say(order.words, "bad")
+                self.node.terminal.print_line(order.words, "bad")
             self._end(order)
         elif isinstance(order, control_messages.Start | control_messages.Stop):
             self._is_stopping = isinstance(order, control_messages.Stop) and order.attempt == self._attempt
@@ -450,7 +450,7 @@ class Follower:
         elif isinstance(order, msg.AskChecks | msg.SetCheckpoint | msg.WithdrawCheckpoint):
             answer = self._asking.obey(order, self.node.sampler.boards, self._attempt, self.node.clock.now())
             if answer is not None:
-                self._tell(answer)
+                self._send_to_head(answer)
 
     def _look(self, order: ac.TakeLook) -> None:
         """The raw stacks go up before the look that they belong to."""
@@ -463,7 +463,7 @@ class Follower:
                 write()
             raw = read_raw(folder, name)
             shutil.rmtree(folder, ignore_errors=True)
-            self.node.post(lambda: self._tell(raw))
+            self.node.post(lambda: self._send_to_head(raw))
 
         begin_look(self.node, order, folder, self.folders(), writes.append, done=send_raw)
 
@@ -475,7 +475,7 @@ class Follower:
         def work() -> None:
             result = look()
             looked = msg.Looked(ask=order.ask, ranks=result.ranks, missing=result.missing, took_s=result.took_s)
-            self.node.post(lambda: self._tell(looked))
+            self.node.post(lambda: self._send_to_head(looked))
 
         self.node.in_background(work, lambda error: None)
 
@@ -489,7 +489,7 @@ class Follower:
             notes=list(ingest.notes)[-MAX_SAID:],
             failed_hooks=ingest.failed_hooks[-MAX_SAID:],
         )
-        self._tell(told)
+        self._send_to_head(told)
 
     def _end(self, order: control_messages.Finish) -> None:
         """The run is over."""
@@ -512,7 +512,7 @@ class Follower:
         self._is_stopping = True
         lost_s, still_s = boot - contact_s - term_s, boot - self._progress_s
         log.warning("lease_over", contact_lost_s=round(lost_s, 1), still_s=round(still_s, 1))
-        self.node.terminal.say(
+        self.node.terminal.print_line(
             f"{self.node.run_file.node} has had no contact with the head for {boot - contact_s:.0f} s, and its "
             f"ranks have done nothing with those of other nodes for {still_s:.0f} s: ending them",
             "warn",
@@ -536,7 +536,7 @@ class Follower:
     def _say_once(self, text: str, level: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self.node.terminal.say(text, level)
+            self.node.terminal.print_line(text, level)
 
 
 def find_host(name: str) -> str:

@@ -24,7 +24,7 @@ def may_rescue(run: RunFile, environ: Mapping[str, str]) -> bool:
     return wanted and bool(environ.get("SLURM_JOB_ID"))
 
 
-def begin_rescue(slot: int, told: Callable[[str], None], environ: Mapping[str, str] | None = None) -> None:
+def begin_rescue(slot: int, on_outcome: Callable[[str], None], environ: Mapping[str, str] | None = None) -> None:
     """Have Slurm requeue the job where it has given the head's node up, and tell what came of it, from that thread.
 
     slot: this node's place among the job's. Takes as long as Slurm takes: minutes.
@@ -37,7 +37,7 @@ def begin_rescue(slot: int, told: Callable[[str], None], environ: Mapping[str, s
         except Exception as error:
             log.exception("rescue_failed")
             text = f"the job could not be requeued: {error}"
-        told(text)
+        on_outcome(text)
 
     threading.Thread(target=work, name="rescue", daemon=True).start()
 

@@ -64,7 +64,7 @@ class Seen(NamedTuple):
 class Step(NamedTuple):
     """What to do now."""
 
-    say: str = ""
+    message: str = ""
     """Once."""
     level: str = "info"
     end: int | None = None

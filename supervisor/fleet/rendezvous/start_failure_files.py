@@ -241,9 +241,9 @@ class JoinRejections:
         except OSError as error:
             log.info("absences_not_read", error=str(error))
         finally:
-            self._node.post(lambda: self._tell(heeded))
+            self._node.post(lambda: self._report_rejections(heeded))
 
-    def _tell(self, heeded: list[JoinRejection]) -> None:
+    def _report_rejections(self, heeded: list[JoinRejection]) -> None:
         self._due_s = time.monotonic() + EVERY_S
         for one in heeded:
             absent = NodeAbsent(

@@ -177,7 +177,7 @@ class Channel:
     # Sending -------------------------------------------------------------------------------------------------
 
     def send(self, body: bytes, replaces: str = "") -> None:
-        """Queue a message; `take` hands it out."""
+        """Queue a message for `hand_out`."""
         if replaces and replaces in self._by_key:
             self._remove(self._by_key[replaces])
         seq = self._next_seq
@@ -189,7 +189,7 @@ class Channel:
         while self._bytes > self._limit_bytes and self._waiting:
             self._drop_one()
 
-    def take(self) -> list[Message]:
+    def hand_out(self) -> list[Message]:
         """What has not been handed out on this connection yet, in order."""
         if self._sent_seq >= self._next_seq - 1:
             return []
@@ -202,7 +202,7 @@ class Channel:
         return due
 
     def put_back(self, seq: int) -> None:
-        """`take` begins with this message again: it could not be sent."""
+        """`hand_out` begins with this message again: it could not be sent."""
         self._sent_seq = min(self._sent_seq, seq - 1)
 
     def acknowledged(self, seq: int) -> None:

@@ -360,7 +360,7 @@ class Hub:
     def _flush(self, peer: Peer) -> None:
         if not peer.is_connected:
             return
-        for message in peer.channel.take():
+        for message in peer.channel.hand_out():
             if not self._put(peer, Order(message.seq, message.body, peer.channel.lost)):
                 peer.channel.put_back(message.seq)
                 return

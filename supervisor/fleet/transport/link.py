@@ -236,9 +236,9 @@ class Link:
             except DECODE_ERRORS:
                 self.counters.malformed += 1
                 continue
-            self._take(frame, time.monotonic(), happened)
+            self._on_frame(frame, time.monotonic(), happened)
 
-    def _take(self, frame: ToFollower, now_s: float, happened: list[What]) -> None:
+    def _on_frame(self, frame: ToFollower, now_s: float, happened: list[What]) -> None:
         if isinstance(frame, Refusal):
             self.counters.refused += 1
             happened.append(Refused(frame.reason))
@@ -290,7 +290,7 @@ class Link:
 
     def _flush(self) -> None:
         """Send what has not been sent on this connection."""
-        for message in self._channel.take():
+        for message in self._channel.hand_out():
             report = Report(message.seq, message.body, time.monotonic_ns(), self._channel.received, self._channel.lost)
             if not self._put(report):
                 self._channel.put_back(message.seq)

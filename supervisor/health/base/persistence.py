@@ -69,7 +69,7 @@ class Lasting:
         self._begins_s, self._ends_s, self._readouts = begins_s, ends_s, readouts
         self._states: dict[str, _State] = {}
 
-    def take(self, key: str, is_so: bool | None, at_s: float) -> bool:
+    def update(self, key: str, is_so: bool | None, at_s: float) -> bool:
         """Whether it holds, as of a readout at that time; None: unknown."""
         state = self._states.get(key)
         if state is None:
@@ -210,16 +210,16 @@ class Condition:
         self._cause, self._what, self._key, self._advice = cause, what, key, advice
         self._standing, self._lasting = standing, lasting
 
-    def take(
-        self, subject: str, is_so: bool | None, at_s: float, now_s: float, say: Callable[[], Said]
+    def update(
+        self, subject: str, is_so: bool | None, at_s: float, now_s: float, describe: Callable[[], Said]
     ) -> list[Finding]:
-        """What a readout at that time changes; None: it could not be told. say: asked only where it is to be told."""
+        """What a readout at that time changes; None: it could not be told. describe: asked only if it is reported."""
         name = finding_id(self._cause, subject, self._what)
-        if not self._lasting.take(name, is_so, at_s):
+        if not self._lasting.update(name, is_so, at_s):
             return self._standing.end(name, now_s)
         if not is_so:
             return []
-        summary, evidence = say()
+        summary, evidence = describe()
         finding = host_finding(
             self._cause,
             subject,
@@ -249,7 +249,7 @@ class WindowedCounter:
         self._window_s = window_s
         self._points: deque[tuple[float, float]] = deque()
 
-    def take(self, value: float, at_s: float) -> float:
+    def add(self, value: float, at_s: float) -> float:
         """How much it has grown since the last value; 0 for the first one, and for one that begins anew."""
         last = self._points[-1][1] if self._points else value
         if value < last:

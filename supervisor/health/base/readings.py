@@ -69,7 +69,7 @@ class Judge(Protocol):
     def sensors(self) -> frozenset[str]:
         """Names of the sensors whose readouts it takes."""
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """What begins, changes or is over, now that this is known. now_s: CLOCK_MONOTONIC."""
 
 

@@ -80,10 +80,10 @@ class LinkJudge:
         self._counters: dict[str, WindowedCounter] = defaultdict(lambda: WindowedCounter(60.0))
         self._jumps: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=2))
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges each device's links; the number of its NVLinks also against other devices of its model."""
         told: list[Finding] = []
-        all_values = self._book.take(readout)
+        all_values = self._book.update(readout)
         for subject, values in all_values.items():
             turn = Turn(subject, self._book.label(subject), values, readout.at_s, now_s)
             for finding, is_held in self._look(turn, all_values):
@@ -121,7 +121,7 @@ class LinkJudge:
             if count is None:
                 continue
             counter = self._counters[f"{turn.subject}/{name}"]
-            grown = counter.take(count, turn.at_s)
+            grown = counter.add(count, turn.at_s)
             is_jump = grown > 0 and (name == "nvlink_recovery_errors" or counter.rate() >= CRC_A_SECOND)
             yield name, self._is_twice(turn.id(name), is_jump, turn.at_s)
 
@@ -134,7 +134,7 @@ class LinkJudge:
         replays = number(turn.values, "pcie_replays")
         if replays is not None:
             counter = self._counters[f"{turn.subject}/pcie_replays"]
-            grown = counter.take(replays, turn.at_s)
+            grown = counter.add(replays, turn.at_s)
             is_jump = grown > 0 and counter.growth() > REPLAYS_A_MINUTE * max(1.0, counter.spent_s() / 60)
             text = f"its PCIe link repeats itself: {counter.growth():.0f} replays in the last minute."
             is_held = self._is_twice(turn.id("replays"), is_jump, turn.at_s, apart_s=60.0)

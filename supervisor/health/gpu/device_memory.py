@@ -41,10 +41,10 @@ class EccJudge:
         self._corrected: dict[str, WindowedCounter] = defaultdict(lambda: WindowedCounter(STORM_WINDOW_S))
         self._grew_s: dict[str, list[float]] = defaultdict(list)
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges each device's ECC counters and its SRAM threshold flag."""
         told: list[Finding] = []
-        for subject, values in self._book.take(readout).items():
+        for subject, values in self._book.update(readout).items():
             told += self._judge_uncorrected(subject, values, readout.at_s, now_s)
             told += self._judge_corrected(subject, values, readout.at_s, now_s)
             if values.get("ecc_sram_threshold_exceeded"):
@@ -58,7 +58,7 @@ class EccJudge:
         if count is None:
             return []
         finding_id = f"{ECC_CAUSE}/{subject}/uncorrected"
-        grown = self._uncorrected[subject].take(count, at_s)
+        grown = self._uncorrected[subject].add(count, at_s)
         times = self._grew_s[subject]
         if grown and (not times or at_s - times[-1] >= APART_S):
             times.append(at_s)
@@ -99,7 +99,7 @@ class EccJudge:
         if count is None:
             return []
         counter = self._corrected[subject]
-        counter.take(count, at_s)
+        counter.add(count, at_s)
         finding_id = f"{ECC_CAUSE}/{subject}/corrected"
         if counter.growth() < (STORM if self._held.holds(finding_id) is None else STORM_OVER):
             return self._held.end(finding_id, now_s)
@@ -206,10 +206,10 @@ class RemapJudge:
         self._book = GpuBook()
         self._held = Held()
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges FLAGS and retired pages; what a readout does not have leaves its finding as it was."""
         told: list[Finding] = []
-        for subject, values in self._book.take(readout).items():
+        for subject, values in self._book.update(readout).items():
             for flag, is_set, text in _flags(values):
                 finding = Finding(
                     id=f"{REMAP_CAUSE}/{subject}/{flag.name}",

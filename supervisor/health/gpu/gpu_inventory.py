@@ -41,7 +41,7 @@ class GpuBook:
         self._models: dict[str, str] = {}
         self._by_bus: dict[str, str] = {}
 
-    def take(self, readout: Readout) -> dict[str, dict[str, Value | None]]:
+    def update(self, readout: Readout) -> dict[str, dict[str, Value | None]]:
         """Learn from a readout; answers by_subject."""
         values = by_subject(readout) if readout.sensor == SENSOR else {}
         for subject, of in values.items():
@@ -106,12 +106,12 @@ class LostJudge:
         self._gone: dict[str, tuple[int, str]] = {}
         """How often in a row, and why."""
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges the driver's silence, and devices that have been seen before or should be there and are not."""
         told = self._judge_driver(readout, now_s)
         reasons: dict[str, str] = {}
         present: set[str] = set()
-        for subject, values in self._book.take(readout).items():
+        for subject, values in self._book.update(readout).items():
             if values.get("is_lost"):
                 reasons[subject] = "has fallen off the bus: it does not answer any more"
             elif values.get("is_lost") is False:
@@ -207,7 +207,7 @@ def strangers(readout: Readout, own: Collection[int]) -> list[Stranger]:
     """
     book = GpuBook()
     found: list[Stranger] = []
-    for subject, values in book.take(readout).items():
+    for subject, values in book.update(readout).items():
         held = values.get("holders")
         for pid, used in parse_holders(held).items() if isinstance(held, str) else ():
             if pid not in own:

@@ -70,10 +70,10 @@ class ThrottleJudge:
         self._points: dict[str, deque[Point]] = defaultdict(lambda: deque(maxlen=MAX_POINTS))
         self._limits: dict[str, dict[str, float]] = defaultdict(dict)
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges each device's clock limits over WINDOW_S; a device that is lost no longer throttles."""
         told: list[Finding] = []
-        for subject, values in self._book.take(readout).items():
+        for subject, values in self._book.update(readout).items():
             self._limits[subject].update({name: v for name in LIMITS if (v := number(values, name)) is not None})
             if values.get("is_lost"):
                 self._points.pop(subject, None)
@@ -97,7 +97,7 @@ class ThrottleJudge:
             return self._held.end(
                 finding_id, now_s, f"{self._book.label(subject)} throttled for {lasted_s:.0f} s and does no longer."
             )
-        return self._tell(finding_id, subject, since_s, now_s)
+        return self._report_throttling(finding_id, subject, since_s, now_s)
 
     def _throttling_since(self, points: deque[Point]) -> float | None:
         """When it began, where enough of the window's readings show it."""
@@ -107,7 +107,7 @@ class ThrottleJudge:
             return None
         return active[0].at_s
 
-    def _tell(self, finding_id: str, subject: str, since_s: float, now_s: float) -> list[Finding]:
+    def _report_throttling(self, finding_id: str, subject: str, since_s: float, now_s: float) -> list[Finding]:
         points = list(self._points[subject])
         recent = [point for point in points if point.kinds and point.at_s > points[-1].at_s - WINDOW_S]
         shown = frozenset().union(*(point.kinds for point in recent))

@@ -55,10 +55,10 @@ class XidJudge:
         self._held = Held()
         self._series: dict[tuple[str, int], Series] = {}
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges Xids, and the recovery action that the driver asks for; LASTS_S says when a finding ends."""
         told: list[Finding] = []
-        for subject, values in self._book.take(readout).items():
+        for subject, values in self._book.update(readout).items():
             action = values.get("recovery_action")
             if isinstance(action, str):
                 told += self._take_recovery(subject, action, readout.at_s, now_s)
@@ -78,7 +78,7 @@ class XidJudge:
                 return []
             series = self._series[subject, code] = Series()
         _add(series, happening)
-        return self._tell(subject, look_up(code), series, now_s)
+        return self._report_xid(subject, look_up(code), series, now_s)
 
     def _take_recovery(self, subject: str, action: str, at_s: float, now_s: float) -> list[Finding]:
         """What the driver says itself it wants done: the same as Xid 154, for as long as it is so."""
@@ -92,9 +92,9 @@ class XidJudge:
         if series is None:
             series = self._series[subject, RECOVERY] = Series(count=1, events_s=[at_s])
         series.recovery = action
-        return self._tell(subject, look_up(RECOVERY), series, now_s)
+        return self._report_xid(subject, look_up(RECOVERY), series, now_s)
 
-    def _tell(self, subject: str, entry: Entry, series: Series, now_s: float) -> list[Finding]:
+    def _report_xid(self, subject: str, entry: Entry, series: Series, now_s: float) -> list[Finding]:
         response = _response(entry, series)
         return self._held.hold(
             Finding(

@@ -38,7 +38,7 @@ class CpuStarvedJudge:
     def _condition(self, what: str, advice: str) -> Condition:
         return Condition(STARVED_CAUSE, what, self._standing, Lasting(LASTS_S, OVER_S, readouts=3), advice=advice)
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges cgroups' quotas, stolen time and CPU pressure; a group that has gone ends its finding."""
         found: list[Finding] = []
         told = values_of(readout)
@@ -66,37 +66,37 @@ class CpuStarvedJudge:
         # A machine that is idle loses nothing by what is stolen.
         share = stolen.by / wanted_s if stolen and wanted_s > 0.1 * stolen.within_s else None
 
-        def say() -> tuple[str, dict[str, float]]:
+        def describe() -> tuple[str, dict[str, float]]:
             return f"{share or 0:.0%} of the CPUs' time goes to other virtual machines", {"share": round(share or 0, 3)}
 
-        return self._steal.take("cpu", None if share is None else share >= STEAL, at_s, now_s, say)
+        return self._steal.update("cpu", None if share is None else share >= STEAL, at_s, now_s, describe)
 
     def _judge_quota(self, subject: str, values: dict[str, Value], at_s: float, now_s: float) -> list[Finding]:
         periods = self._grown(subject, "periods", values, at_s)
         throttled = self._grown(subject, "throttled_periods", values, at_s)
         lost = self._grown(subject, "throttled_s", values, at_s)
         if periods is None or throttled is None or throttled.by > periods.by:
-            return self._quota.take(subject, None, at_s, now_s, lambda: ("", {}))
+            return self._quota.update(subject, None, at_s, now_s, lambda: ("", {}))
         # Without periods nobody in it ran: its quota holds nobody back.
         share = throttled.by / periods.by if periods.by else 0.0
 
-        def say() -> tuple[str, dict[str, float]]:
+        def describe() -> tuple[str, dict[str, float]]:
             held_s = lost.rate if lost is not None else 0.0
             group = clip(subject.removeprefix("cgroup:"))
             text = f"The CPU quota of control group {group} is used up in {share:.0%} of its periods"
             return text, {"share": round(share, 3), "throttled_s_per_s": round(held_s, 3)}
 
-        return self._quota.take(subject, share >= THROTTLED, at_s, now_s, say)
+        return self._quota.update(subject, share >= THROTTLED, at_s, now_s, describe)
 
     def _judge_pressure(self, values: dict[str, Value], at_s: float, now_s: float) -> list[Finding]:
         stalled = self._grown("pressure", "stalled_some_s", values, at_s)
         share = stalled.rate if stalled is not None and stalled.rate <= 1.5 else None
 
-        def say() -> tuple[str, dict[str, float]]:
+        def describe() -> tuple[str, dict[str, float]]:
             text = f"Some task waits for a CPU {min(1.0, share or 0):.0%} of the time"
             return text, {"share": round(share or 0, 3)}
 
-        return self._stalled.take("cpu", None if share is None else share >= STALLED, at_s, now_s, say)
+        return self._stalled.update("cpu", None if share is None else share >= STALLED, at_s, now_s, describe)
 
 
 # Thermal CPU --------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class ThermalCpuJudge:
             advice="Look at the node's fans, air flow and inlet temperature.",
         )
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges growth of each package's throttle counter."""
         found: list[Finding] = []
         for subject, values in values_of(readout).items():
@@ -147,7 +147,7 @@ class ThermalCpuJudge:
         else:
             is_hot = count > 0 if times else None
 
-        def say() -> tuple[str, dict[str, Value]]:
+        def describe() -> tuple[str, dict[str, Value]]:
             package = subject.removeprefix("cpu:")
             evidence: dict[str, Value] = {"times": int(count)}
             text = f"CPU {package} is too hot and slows down"
@@ -159,4 +159,4 @@ class ThermalCpuJudge:
                 evidence["share"] = round(spent.rate, 3)
             return text, evidence
 
-        return self._hot.take(subject, is_hot, at_s, now_s, say)
+        return self._hot.update(subject, is_hot, at_s, now_s, describe)

@@ -57,7 +57,7 @@ class DiskErrors:
         self._moments = {name: Moments(LAST_S if name in _AT_ONCE else WITHIN_S) for name in _NAMES}
         self._counted = Moments(WITHIN_S)
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges the kernel log's disk happenings, and growth of the disks' own `io_errors`."""
         found: list[Finding] = []
         for happening in readout.happenings:
@@ -182,9 +182,9 @@ class DiskJudge:
             advice="The disk or its controller does not answer: `dmesg` may say more.",
         )
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges room, writability and answers of file systems, and disks that complete nothing."""
-        found = self._errors.take(readout, now_s)
+        found = self._errors.judge_readout(readout, now_s)
         told = values_of(readout)
         for subject, values in told.items():
             if subject.startswith("mount:"):
@@ -210,11 +210,11 @@ class DiskJudge:
         point = subject.removeprefix("mount:")
         is_fault = is_full and (subject in self._were_free or point in SYSTEMS) and not values.get("is_read_only")
 
-        def say() -> Said:
+        def describe() -> Said:
             left = "no file can be made on it" if no_inodes else f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB left"
             return f"{clip(point)} is full: {left}", {"free_bytes": free, "total_bytes": total, "no_inodes": no_inodes}
 
-        return self._full.take(subject, is_fault, at_s, now_s, say)
+        return self._full.update(subject, is_fault, at_s, now_s, describe)
 
     def _judge_writable(self, subject: str, values: dict[str, Value], at_s: float, now_s: float) -> list[Finding]:
         is_read_only = values.get("is_read_only")
@@ -224,7 +224,7 @@ class DiskJudge:
             self._were_writable.add(subject)
         turned = is_read_only and subject in self._were_writable
         point, source = clip(subject.removeprefix("mount:")), clip(values.get("source", "?"))
-        return self._read_only.take(
+        return self._read_only.update(
             subject, turned, at_s, now_s, lambda: (f"{point} ({source}) has become read-only", {"source": source})
         )
 
@@ -234,7 +234,7 @@ class DiskJudge:
             return []
         asked_s = number(values.get("asked_s")) or 0.0
         point = clip(subject.removeprefix("mount:"))
-        return self._silent.take(
+        return self._silent.update(
             subject,
             not is_answering,
             at_s,
@@ -247,7 +247,7 @@ class DiskJudge:
         waiting = number(values.get("in_flight"))
         is_stuck = None if done is None or waiting is None else waiting > 0 and done.by == 0
         disk = clip(subject.removeprefix("disk:"))
-        return self._stuck.take(
+        return self._stuck.update(
             subject,
             is_stuck,
             at_s,

@@ -71,7 +71,7 @@ class MachineJudge:
             for name in ("threads", "open_files")
         }
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges the kernel log's happenings by KINDS, tasks in uninterruptible wait, and limits nearly reached."""
         found: list[Finding] = []
         for happening in readout.happenings:
@@ -116,14 +116,14 @@ class MachineJudge:
         if waiting is None:
             return []
 
-        def say() -> Said:
+        def describe() -> Said:
             name, pid = clip(values.get("longest_wait_name", "?")), values.get("longest_wait_pid", "?")
             place = values.get("longest_wait_place")
             where = f" in {clip(place)}" if place else ""
             text = f"Process {pid} ({name}) has been in uninterruptible wait for {longest_s:.0f} s{where}"
             return text, {"pid": pid, "waiting": waiting, "longest_wait_s": longest_s, "place": place}
 
-        return self._waiting.take(subject, (longest_s or 0.0) >= WAIT_S, at_s, now_s, say)
+        return self._waiting.update(subject, (longest_s or 0.0) >= WAIT_S, at_s, now_s, describe)
 
     def _judge_limits(self, subject: str, values: dict[str, Value], at_s: float, now_s: float) -> list[Finding]:
         where = "" if subject == "processes" else f" in {clip(subject)}"
@@ -134,7 +134,7 @@ class MachineJudge:
                 continue
             text = f"{used:.0f} of {most:.0f} {name.replace('_', ' ')} are in use{where}"
             said: Said = (text, {"used": used, "limit": most})
-            found += condition.take(subject, used >= NEAR * most, at_s, now_s, _saying(said))
+            found += condition.update(subject, used >= NEAR * most, at_s, now_s, _saying(said))
         return found
 
     def _end_old(self, now_s: float) -> list[Finding]:
@@ -174,7 +174,7 @@ class ClockJudge:
             CLOCK_CAUSE, "unkept", self._standing, Lasting(UNKEPT_S, 60.0, readouts=3), advice=_ADVICE
         )
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges `clock_step`, `offset_s` and `is_synchronized`; a clock that nobody ever kept right is no fault."""
         found: list[Finding] = []
         for happening in readout.happenings:
@@ -208,7 +208,7 @@ class ClockJudge:
         offset_s = number(abs(offset)) if isinstance(offset, float | int) and offset is not True else None
         is_kept = values.get("is_synchronized")
         self._was_kept = self._was_kept or is_kept is True
-        found = self._off.take(
+        found = self._off.update(
             _CLOCK,
             None if offset_s is None else offset_s >= OFF_S,
             at_s,
@@ -217,7 +217,7 @@ class ClockJudge:
         )
         # One that nobody ever kept (a virtual machine's, a container's) is how this machine is.
         is_lost = is_kept is False and self._was_kept if isinstance(is_kept, bool) else None
-        return found + self._unkept.take(
+        return found + self._unkept.update(
             _CLOCK, is_lost, at_s, now_s, lambda: ("Nothing keeps the wall clock right any more", {})
         )
 
@@ -232,7 +232,7 @@ SILENT_CAUSE = "sensor"
 NOT_OURS = "gpu"
 
 
-class SilentJudge:
+class UnresponsiveSensorJudge:
     """`sensor/sensor:NAME`."""
 
     sensors: frozenset[str] = frozenset()
@@ -240,7 +240,7 @@ class SilentJudge:
     def __init__(self) -> None:
         self._standing = Standing()
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """One finding a sensor for as long as its call does not return; NVML's silence is left to LostJudge."""
         if readout.sensor == NOT_OURS:
             return []

@@ -50,7 +50,7 @@ class MemoryJudge:
             advice="What runs here needs more than there is: caches are thrown away and read again, or it swaps.",
         )
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges available memory, memory pressure, and OOM kills, reported or only counted."""
         found: list[Finding] = []
         for happening in readout.happenings:
@@ -71,16 +71,16 @@ class MemoryJudge:
         free, total = number(values.get("available_bytes")), number(values.get("total_bytes"))
         is_low = free <= LOW * total if free is not None and total else None
 
-        def say() -> tuple[str, dict[str, Value]]:
+        def describe() -> tuple[str, dict[str, Value]]:
             text = f"{(free or 0) / _GIB:.1f} of {(total or 0) / _GIB:.0f} GiB of memory are left"
             return text, {"available_bytes": free or 0, "total_bytes": total or 0}
 
-        return self._low.take(_MEMORY, is_low, at_s, now_s, say)
+        return self._low.update(_MEMORY, is_low, at_s, now_s, describe)
 
     def _judge_pressure(self, values: dict[str, Value], at_s: float, now_s: float) -> list[Finding]:
         stalled = self._counters.grown("stalled", values.get("stalled_full_s"), at_s)
         share = stalled.rate if stalled is not None and stalled.rate <= 1.5 else None
-        return self._stalled.take(
+        return self._stalled.update(
             _MEMORY,
             None if share is None else share >= STALLED,
             at_s,
@@ -94,13 +94,13 @@ class MemoryJudge:
         if growth is None or not growth.by:
             return []
         named = sum(1 for kill in self._named if kill["at_s"] >= at_s - growth.within_s - 1)
-        return self._tell(max(0, int(growth.by) - named), at_s, now_s)
+        return self._report_kills(max(0, int(growth.by) - named), at_s, now_s)
 
     def _killed(self, happening: Happening, now_s: float) -> list[Finding]:
         self._named = [*self._named, {"at_s": happening.at_s, **happening.data}][-16:]
-        return self._tell(1, happening.at_s, now_s)
+        return self._report_kills(1, happening.at_s, now_s)
 
-    def _tell(self, kills: int, at_s: float, now_s: float) -> list[Finding]:
+    def _report_kills(self, kills: int, at_s: float, now_s: float) -> list[Finding]:
         if not kills:
             return []
         count = self._kills.add(_MEMORY, at_s, now_s, kills)

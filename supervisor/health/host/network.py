@@ -39,21 +39,21 @@ class Flaps:
         self._faults = Moments(OVER_S)
         self._used: set[str] = set()
         self._physical: set[str] = set()
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         """Flaps told as they happened since the last count, by subject."""
 
     def is_used(self, subject: str) -> bool:
         """Whether everything else is reached over it, as far as was ever told."""
         return subject in self._used
 
-    def take(self, readout: Readout, told: dict[str, dict[str, Value]], now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, told: dict[str, dict[str, Value]], now_s: float) -> list[Finding]:
         """Judges links that went down, as they are reported and as they are counted. told: values by subject."""
         found: list[Finding] = []
         for subject, values in told.items():
             self._learn(subject, values)
         for happening in readout.happenings:
             if happening.name == "link_down" and happening.data.get("is_enabled") is not False:
-                self._told[happening.subject] = self._told.get(happening.subject, 0) + 1
+                self._reported[happening.subject] = self._reported.get(happening.subject, 0) + 1
                 found += self._strike(happening.subject, 1, happening.at_s, now_s)
             elif happening.name in _NAMES:
                 found += self._fault(happening.subject, happening.name, happening.text, happening.at_s, now_s)
@@ -71,7 +71,7 @@ class Flaps:
         """Flaps that nobody told of, by the counters."""
         carrier = self._counters.grown(f"{subject}/carrier", values.get("carrier_changes"), at_s)
         downed = self._counters.grown(f"{subject}/downed", values.get("link_downed"), at_s)
-        told = self._told.pop(subject, 0) if carrier is not None else 0
+        told = self._reported.pop(subject, 0) if carrier is not None else 0
         flaps = int(downed.by) if downed is not None else 0
         if carrier is not None and values.get("is_enabled") is not False:
             flaps += max(0, int(carrier.by) // 2 - told)
@@ -169,10 +169,10 @@ class NetworkJudge:
             advice="Its cable, its transceiver, the port of the switch.",
         )
 
-    def take(self, readout: Readout, now_s: float) -> list[Finding]:
+    def judge_readout(self, readout: Readout, now_s: float) -> list[Finding]:
         """Judges interfaces and InfiniBand ports; one that has gone ends its findings, unless it was not its turn."""
         told = values_of(readout)
-        found = self._flaps.take(readout, told, now_s)
+        found = self._flaps.judge_readout(readout, told, now_s)
         for subject, values in told.items():
             if subject.startswith("net:"):
                 found += self._judge_interface(subject, values, readout.at_s, now_s)
@@ -197,7 +197,7 @@ class NetworkJudge:
         is_down = not is_up and subject in self._were_up and values.get("is_enabled") is not False
         # A route goes with its link: what led out when the link was up still counts.
         condition = self._down if self._flaps.is_used(subject) else self._spare_down
-        found = condition.take(
+        found = condition.update(
             subject, is_down, at_s, now_s, lambda: (f"The link of {name} is down", {"interface": name})
         )
         return found + self._judge_packets(subject, name, values, at_s, now_s)
@@ -221,11 +221,11 @@ class NetworkJudge:
         is_bad = errors >= ERRORS_A_S * within_s and errors >= ERROR_SHARE * all_of
         is_losing = drops >= ERRORS_A_S * within_s and drops >= DROP_SHARE * all_of
 
-        def say() -> Said:
+        def describe() -> Said:
             text = f"{name} has {errors / within_s:.0f} errors and {drops / within_s:.0f} drops a second"
             return text, {"errors": errors, "dropped": drops, "packets": packets, "within_s": round(within_s, 1)}
 
-        return self._errors.take(subject, is_bad or is_losing, at_s, now_s, say)
+        return self._errors.update(subject, is_bad or is_losing, at_s, now_s, describe)
 
     def _judge_port(self, subject: str, values: dict[str, Value], at_s: float, now_s: float) -> list[Finding]:
         state, name = values.get("state"), clip(subject.removeprefix("ib:"))
@@ -234,7 +234,7 @@ class NetworkJudge:
             if state == "ACTIVE":
                 self._were_up.add(subject)
             is_down = state != "ACTIVE" and subject in self._were_up
-            found += self._down.take(
+            found += self._down.update(
                 subject,
                 is_down,
                 at_s,
@@ -250,8 +250,8 @@ class NetworkJudge:
             return found
         rate = sum(growth.by for growth in known) / known[0].within_s
 
-        def say() -> Said:
+        def describe() -> Said:
             kinds = {kind: growth.by for kind, growth in zip(IB_ERRORS, growths, strict=True) if growth is not None}
             return f"InfiniBand port {name} has {rate:.1f} link errors a second", {**kinds, "rate": round(rate, 2)}
 
-        return found + self._errors.take(subject, rate >= IB_ERRORS_A_S, at_s, now_s, say)
+        return found + self._errors.update(subject, rate >= IB_ERRORS_A_S, at_s, now_s, describe)

@@ -106,7 +106,7 @@ def _judged(readout: Readout) -> list[Remark]:
         finding
         for judge in gpu_judges()
         if readout.sensor in judge.sensors
-        for finding in judge.take(readout, readout.at_s)
+        for finding in judge.judge_readout(readout, readout.at_s)
     ]
     return [_of_finding(one) for one in found]
 

@@ -44,7 +44,7 @@ class Kinds:
         return found
 
 
-class Strip:
+class BoundedSegments:
     """Segments in their order. `is_filled`: one follows on another, and thinning leaves no hole."""
 
     __slots__ = ("_cap", "_ends", "_is_filled", "_kinds", "_starts")
@@ -76,7 +76,7 @@ class Strip:
             older = len(self._kinds) - newest
             if older < 2:
                 break
-            kept = Strip(self._cap, self._is_filled)
+            kept = BoundedSegments(self._cap, self._is_filled)
             for n in range(0, older, 2):
                 pair = range(n, min(n + 2, older))
                 longest = max(pair, key=lambda i: self._ends[i] - self._starts[i])
@@ -164,8 +164,8 @@ class Track:
     )
 
     def __init__(self, started_s: float, segments: int, points: int) -> None:
-        self.phases = Strip(segments, is_filled=True)
-        self.overlays = Strip(segments, is_filled=False)
+        self.phases = BoundedSegments(segments, is_filled=True)
+        self.overlays = BoundedSegments(segments, is_filled=False)
         self.steps = Points(points)
         self.phase = "start"
         self.phase_since_s = started_s

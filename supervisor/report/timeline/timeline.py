@@ -122,7 +122,7 @@ class Timeline:
                     track.overlays.add(self._kinds.index("gc"), now_s - event.duration_s, now_s)
             case ev.CheckpointSaved():
                 self._saved(event, now_s)
-            case ev.RankRaised():
+            case ev.UncaughtExceptionReported():
                 self._mark("raised", event.error.error, now_s, event.global_rank)
             case ev.TimeSkipped():
                 self._mark("skipped", f"{event.gap_s:.0f} s in which nothing ran", now_s)

@@ -20,7 +20,7 @@ MAX_READOUTS = 4096
 
 
 class Mailbox:
-    """Give `put` to the runner, wait on `fileno()`, then `take()`."""
+    """Give `put` to the runner, wait on `fileno()`, then `pop_all()`."""
 
     def __init__(self, limit: int = MAX_READOUTS) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Mailbox:
             if is_first:
                 os.write(self._writer, b"\0")
 
-    def take(self) -> list[Readout]:
+    def pop_all(self) -> list[Readout]:
         """All that lies here, the oldest first; empty where there is nothing."""
         with self._lock:
             if not self._readouts:
@@ -77,7 +77,7 @@ def judge_all(judges: Iterable[Judge], readout: Readout, now_s: float) -> list[F
         if judge.sensors and readout.sensor not in judge.sensors:
             continue
         try:
-            findings += judge.take(readout, now_s)
+            findings += judge.judge_readout(readout, now_s)
         except Exception:
             log.exception("judge_raised", judge=type(judge).__name__, sensor=readout.sensor)
     return findings

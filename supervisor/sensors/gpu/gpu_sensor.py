@@ -30,9 +30,9 @@ from guardrun.supervisor.sensors.gpu.nvml_wire import (
     Here,
     Over,
     Ready,
-    Told,
     ToSensor,
     Turn,
+    TurnAnswer,
     Where,
 )
 
@@ -124,19 +124,19 @@ class GpuSensor:
         """One turn, or what has happened since the last where it was that which woke us."""
         self._reap_stuck()
         if self._process is None and not self._may_start(now_s):
-            return self._tell(now_s)
+            return self._make_readout(now_s)
         if self._process is None and not may_have_gpus(Path(self._root), self._environment):
             self._give_up("there is no NVIDIA device here, and no driver", is_absent=True)
-            return self._tell(now_s)
+            return self._make_readout(now_s)
         try:
             process = self._process or self._start(now_s)
             self._take_waiting(process)
             if self._events and now_s - self._turn_s < 0.75 * self.period_s:
-                return self._tell(now_s, is_partial=True)
+                return self._make_readout(now_s, is_partial=True)
             if not self._is_initialised and not self._wait_initialised(process):
-                return self._tell(now_s, trouble="NVML is being initialised")
+                return self._make_readout(now_s, trouble="NVML is being initialised")
             return self._take_turn(process, now_s)
-        except _SilentError as silent:
+        except _UnresponsiveError as silent:
             self._give_up(str(silent), is_silent=True)
         except _OverError as over:
             self._give_up(over.reason, is_absent=over.is_absent)
@@ -144,18 +144,18 @@ class GpuSensor:
             self._give_up(self._ending(error))
         except OSError as error:
             self._give_up(f"no process for NVML: {error}")
-        return self._tell(now_s)
+        return self._make_readout(now_s)
 
     # A turn ----------------------------------------------------------------------------------------------
 
     def _take_turn(self, process: NvmlProcess, now_s: float) -> Readout:
         self._seq += 1
         tiers = self._tiers(now_s)
-        process.say(Turn(seq=self._seq, tiers=tiers))
+        process.send(Turn(seq=self._seq, tiers=tiers))
         told = self._hear_until(process, self._is_mine, self._patience_s) or self._ask_where(process)
-        if not isinstance(told, Told):
+        if not isinstance(told, TurnAnswer):
             where = f" ({told.doing})" if isinstance(told, Here) and told.doing else ""
-            raise _SilentError(f"NVML's call has not returned within {self._patience_s:g} s{where}")
+            raise _UnresponsiveError(f"NVML's call has not returned within {self._patience_s:g} s{where}")
         self._turn_s = now_s
         self._medium_s = now_s if MEDIUM in tiers else self._medium_s
         self._slow_s = now_s if SLOW in tiers else self._slow_s
@@ -163,10 +163,10 @@ class GpuSensor:
         self._is_silent, self._why = False, ""
         if self._good_turns >= GOOD_TURNS:
             self._pause_s = 0.0
-        return self._tell(now_s, samples=told.samples, trouble=told.trouble, is_partial=len(tiers) < len(TIERS))
+        return self._make_readout(now_s, samples=told.samples, trouble=told.trouble, is_partial=len(tiers) < len(TIERS))
 
     def _is_mine(self, frame: ToSensor) -> bool:
-        return isinstance(frame, Told) and frame.seq == self._seq
+        return isinstance(frame, TurnAnswer) and frame.seq == self._seq
 
     def _tiers(self, now_s: float) -> list[str]:
         is_medium = now_s - self._medium_s >= MEDIUM_S - self.period_s / 2
@@ -174,12 +174,12 @@ class GpuSensor:
         return [FAST, *([MEDIUM] if is_medium else []), *([SLOW] if is_slow else [])]
 
     def _wait_initialised(self, process: NvmlProcess) -> bool:
-        """Say whether NVML is ready. Raises _SilentError once it has had all the time there is."""
+        """Say whether NVML is ready. Raises _UnresponsiveError once it has had all the time there is."""
         ready = self._hear_until(process, lambda frame: isinstance(frame, Ready), self._patience_s)
         self._is_initialised = ready is not None
         spent_s = time.monotonic() - self._started_s
         if not self._is_initialised and spent_s > self._init_patience_s:
-            raise _SilentError(f"NVML has not come up within {spent_s:.0f} s")
+            raise _UnresponsiveError(f"NVML has not come up within {spent_s:.0f} s")
         return self._is_initialised
 
     def _hear_until(
@@ -208,7 +208,7 @@ class GpuSensor:
     def _ask_where(self, process: NvmlProcess) -> ToSensor | None:
         """Which call it is stuck in, as it says itself; or the turn's answer, where that comes after all."""
         try:
-            process.say(Where())
+            process.send(Where())
         except EndedError:
             return None
         return self._hear_until(process, lambda frame: isinstance(frame, Here) or self._is_mine(frame), WHERE_S)
@@ -255,7 +255,7 @@ class GpuSensor:
             time.sleep(0.01)
         return f"the process for NVML ended: {error if status is None else how_it_ended(status)}"
 
-    def _tell(
+    def _make_readout(
         self, now_s: float, *, samples: list[Sample] | None = None, trouble: str = "", is_partial: bool = False
     ) -> Readout:
         events, self._events = self._events, []
@@ -275,7 +275,7 @@ class GpuSensor:
         return self._why
 
 
-class _SilentError(Exception):
+class _UnresponsiveError(Exception):
     """A call into NVML does not return."""
 
 

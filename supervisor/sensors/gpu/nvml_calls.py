@@ -69,7 +69,7 @@ class Watch:
         with self._lock:
             self._doing = ""
 
-    def tell(self) -> str:
+    def describe_call(self) -> str:
         """`nvmlDeviceGetPowerUsage of GPU 3, for 8 s`; empty when no call is under way."""
         with self._lock:
             if not self._doing:

@@ -34,10 +34,10 @@ from guardrun.supervisor.sensors.gpu.nvml_wire import (
     Here,
     Over,
     Ready,
-    Told,
     ToProcess,
     ToSensor,
     Turn,
+    TurnAnswer,
     Unframer,
     encode,
 )
@@ -54,7 +54,7 @@ class Speaker:
         self._sock = sock
         self._lock = threading.Lock()
 
-    def say(self, frame: ToSensor) -> None:
+    def send(self, frame: ToSensor) -> None:
         """Send a frame; ends the whole process where the sensor's end is gone."""
         with self._lock:
             try:
@@ -62,9 +62,9 @@ class Speaker:
             except OSError:
                 os._exit(0)  # Nobody is there to be told.
 
-    def tell(self, happening: Happening) -> None:
+    def send_happening(self, happening: Happening) -> None:
         """Send something that happened, between two turns."""
-        self.say(Happened(happening=happening))
+        self.send(Happened(happening=happening))
 
 
 def main(descriptor: int, parent: int, root: str = "/") -> None:
@@ -100,7 +100,7 @@ def serve(sock: socket.socket, speaker: Speaker, watch: Watch, turns: queue.Simp
             if isinstance(frame, Turn):
                 turns.put(frame)
             else:
-                speaker.say(Here(doing=watch.tell()))
+                speaker.send(Here(doing=watch.describe_call()))
 
 
 def work(speaker: Speaker, watch: Watch, turns: queue.SimpleQueue[Turn], root: Path) -> None:
@@ -110,16 +110,18 @@ def work(speaker: Speaker, watch: Watch, turns: queue.SimpleQueue[Turn], root: P
         import pynvml
 
         session = Session(pynvml, watch, root)
-        threading.Thread(target=watch_events, args=(pynvml, session.devices, speaker.tell), daemon=True).start()
-        speaker.say(Ready())
+        threading.Thread(
+            target=watch_events, args=(pynvml, session.devices, speaker.send_happening), daemon=True
+        ).start()
+        speaker.send(Ready())
         while True:
             turn = turns.get()
-            speaker.say(Told(seq=turn.seq, samples=session.turn(turn.tiers)))
+            speaker.send(TurnAnswer(seq=turn.seq, samples=session.turn(turn.tiers)))
     except SessionOverError as over:
-        speaker.say(Over(reason=str(over), is_absent=over.code in ABSENT))
+        speaker.send(Over(reason=str(over), is_absent=over.code in ABSENT))
     except Exception as error:
         # Whatever it is, somebody has to be told before this process is gone.
-        speaker.say(Over(reason=f"{type(error).__name__}: {error}"))
+        speaker.send(Over(reason=f"{type(error).__name__}: {error}"))
     os._exit(0)
 
 

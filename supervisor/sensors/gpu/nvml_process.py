@@ -59,7 +59,7 @@ class NvmlProcess:
         """Readable when the process has said something, or is gone."""
         return self._sock.fileno()
 
-    def say(self, frame: ToProcess) -> None:
+    def send(self, frame: ToProcess) -> None:
         """Send one frame. Raises EndedError."""
         try:
             self._sock.sendall(encode(frame))

@@ -194,7 +194,10 @@ REST_S = 0.02
 
 
 def watch_events(
-    nvml: Any, devices: Iterable[Device], tell: Callable[[Happening], None], pause: Callable[[float], None] = time.sleep
+    nvml: Any,
+    devices: Iterable[Device],
+    report: Callable[[Happening], None],
+    pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Tell of every Xid, for ever. Returns where no device has events (MIG instances, old devices)."""
     by_address = {device.address: device for device in devices}
@@ -208,7 +211,7 @@ def watch_events(
         else:
             if events is None:
                 return
-        if events is not None and _wait_on(nvml, events, by_address, tell, pause):
+        if events is not None and _wait_on(nvml, events, by_address, report, pause):
             pause_s = FIRST_PAUSE_S
         else:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -235,7 +238,7 @@ def _wait_on(
     nvml: Any,
     events: Any,
     devices: dict[int, Device],
-    tell: Callable[[Happening], None],
+    report: Callable[[Happening], None],
     pause: Callable[[float], None],
 ) -> bool:
     """Tell of what comes until waiting fails; says whether it ever worked."""
@@ -252,7 +255,9 @@ def _wait_on(
         has_worked = True
         device = devices.get(handle_address(data.device))
         if data.eventType & XID and device is not None:
-            tell(xid_happened(device.ask.subject, int(data.eventData), time.monotonic(), bus=device.bus, source="nvml"))
+            report(
+                xid_happened(device.ask.subject, int(data.eventData), time.monotonic(), bus=device.bus, source="nvml")
+            )
         pause(REST_S)
 
 

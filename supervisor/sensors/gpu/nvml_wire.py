@@ -41,7 +41,7 @@ class Ready(_Frame, frozen=True, kw_only=True, tag="ready"):
     """NVML is initialised."""
 
 
-class Told(_Frame, frozen=True, kw_only=True, tag="told"):
+class TurnAnswer(_Frame, frozen=True, kw_only=True, tag="told"):
     """Answer to Turn, with its seq. trouble: why there are fewer samples than there should be."""
 
     seq: int
@@ -75,7 +75,7 @@ SLOW = "slow"
 TIERS = (FAST, MEDIUM, SLOW)
 
 ToProcess = Turn | Where
-ToSensor = Ready | Told | Happened | Here | Over
+ToSensor = Ready | TurnAnswer | Happened | Here | Over
 
 _encoder = msgspec.msgpack.Encoder()
 

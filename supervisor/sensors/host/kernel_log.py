@@ -276,7 +276,7 @@ class KernelLogSensor:
                 return Readout(
                     sensor=self.name, at_s=now_s, samples=unknown("log", ("is_readable",), reason), trouble=reason
                 )
-        happenings, lost = self._take(now_s)
+        happenings, lost = self._read_happenings(now_s)
         trouble = ""
         if lost:
             self.lost += lost
@@ -297,7 +297,7 @@ class KernelLogSensor:
         if self._fd < 0:
             raise OSError(errno.EINVAL, "is no log of the kernel's")
 
-    def _take(self, now_s: float) -> tuple[list[Happening], int]:
+    def _read_happenings(self, now_s: float) -> tuple[list[Happening], int]:
         """Happenings of the lines since the last turn, and how many lines were lost."""
         happenings: list[Happening] = []
         lost = 0

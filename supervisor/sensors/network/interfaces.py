@@ -47,7 +47,7 @@ class NetworkSensor:
         try:
             if self._events is None:
                 self._events = LinkEvents()
-            changed, were_lost = self._events.take(MAX_EVENTS)
+            changed, were_lost = self._events.read_changes(MAX_EVENTS)
             happenings = self._follow(changed, now_s)
             if were_lost:
                 trouble = "more links changed than could be told; some changes are lost"

@@ -149,7 +149,7 @@ class LinkEvents:
         """Readable when a link has changed."""
         return self._socket.fileno()
 
-    def take(self, limit: int) -> tuple[list[Link], bool]:
+    def read_changes(self, limit: int) -> tuple[list[Link], bool]:
         """Changes since the last call, in their order, and whether some were lost (more than the buffer holds)."""
         links: list[Link] = []
         were_lost = False

@@ -217,7 +217,7 @@ def readout(**values: float | str | bool | None) -> Readout:
 def test_a_minute_becomes_a_line() -> None:
     thinner = Downsampler()
     for second in range(60):
-        thinner.take(readout(temperature_c=40.0 + second % 3, state="P0"), 1000.0 + second)
+        thinner.add(readout(temperature_c=40.0 + second % 3, state="P0"), 1000.0 + second)
         assert thinner.take_points(1000.0 + second) == []
     points = {p.name: p for p in thinner.take_points(1060.0)}
     assert points["temperature_c"] == Point("gpu:0", "temperature_c", 1000.0, 40.0, 42.0, 41.0, "")
@@ -228,14 +228,14 @@ def test_what_does_not_change_is_written_now_and_then_only() -> None:
     thinner = Downsampler()
     written = 0
     for minute in range(120):
-        thinner.take(readout(row_remap_pending=False), 60.0 * minute)
+        thinner.add(readout(row_remap_pending=False), 60.0 * minute)
         written += len(thinner.take_points(60.0 * minute + 60))
     assert written == 4
 
 
 def test_unknown_and_impossible_values_are_nothing() -> None:
     thinner = Downsampler()
-    thinner.take(readout(a=None, b=float("nan"), c=float("inf"), d=1.0), 0.0)
+    thinner.add(readout(a=None, b=float("nan"), c=float("inf"), d=1.0), 0.0)
     assert [p.name for p in thinner.take_points(100.0)] == ["d"]
 
 
@@ -244,7 +244,7 @@ def test_a_clock_that_is_set_loses_no_sample_for_good(times: list[float]) -> Non
     thinner = Downsampler()
     taken = 0
     for wall_s in times:
-        thinner.take(readout(value=wall_s), wall_s)
+        thinner.add(readout(value=wall_s), wall_s)
         taken += len(thinner.take_points(wall_s))
     taken += len(thinner.take_points(times[-1], is_end=True))
     assert taken >= 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guardrun.hooks.wire.messages import Raised
+from guardrun.hooks.wire.messages import UncaughtException
 
 TRACEBACK = """Traceback (most recent call last):
   File "/x/old.py", line 1, in <module>
@@ -18,7 +18,7 @@ Traceback (most recent call last):
 ValueError: bad: value
 """
 FRAMES = [("/x/train.py", "<module>", 9), ("/x/train.py", "main", 5)]
-RAISED = Raised(
+RAISED = UncaughtException(
     attempt=0,
     global_rank=1,
     pid=7,

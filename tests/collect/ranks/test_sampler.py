@@ -89,7 +89,7 @@ def test_what_steps_go_to_is_told_now_and_then_and_never_by_itself(
     sampler.attempt_started(0, [script.rank()])
     try:
         (report,) = sampler.sample()
-        assert report.spent == ev.Spent(8, 4.0, 1.0, 0.5, 0.01)
+        assert report.spent == ev.StepBreakdown(8, 4.0, 1.0, 0.5, 0.01)
         board.words[Field.SPENT_STEPS] = board.words[Field.SPENT_TAIL] = 9
         board.words[Field.STEP] = 10
         (report,) = sampler.sample()

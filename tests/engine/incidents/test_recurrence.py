@@ -113,7 +113,7 @@ CHECKPOINT = ev.Checkpoint(path="/out/ckpt_10.pt", step=10)
 
 def fails_to_load(told: Told) -> list[object]:
     """An attempt that ends in loading what it was given."""
-    told.tell(ev.RankRaised(attempt=told.attempt, global_rank=0, error=CORRUPT))
+    told.tell(ev.UncaughtExceptionReported(attempt=told.attempt, global_rank=0, error=CORRUPT))
     told.exits(0, 1)
     told.tick()
     traces = [{"global_rank": 0, "failed_load": "/out/ckpt_10.pt"}]

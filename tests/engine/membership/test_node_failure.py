@@ -59,7 +59,7 @@ def test_two_that_are_killed_in_one_moment(told: Told) -> None:
     led(told, most=4, spares=2)
     silent(told, 2.9, "n1", "n2", apart_s=0.02, is_dropped=True)
     for rank in (0, 1):
-        told.tell(ev.RankRaised(attempt=0, global_rank=rank, error=CLOSED), 3.1)
+        told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=rank, error=CLOSED), 3.1)
         told.exits(rank, 1, 3.2)
     while not told.state.incidents:
         if "ReadExits" in kinds(told.tick()):

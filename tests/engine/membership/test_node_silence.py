@@ -235,7 +235,7 @@ def test_the_killed_node_behind_its_peers_errors_is_named(told: Told) -> None:
     running(told)
     told.tell(ev.NodeSuspected(node="n1", since_s=2.9, is_dropped=True), 3.0)
     for rank in (0, 1):
-        told.tell(ev.RankRaised(attempt=0, global_rank=rank, error=CLOSED), 3.1)
+        told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=rank, error=CLOSED), 3.1)
         told.exits(rank, 1, 3.2)
     for _ in range(12):
         actions = told.tick()
@@ -258,7 +258,7 @@ def test_an_exit_on_a_node_whose_clock_is_ahead_is_its_own(told: Told, is_told_f
     fell = ev.RankExited(attempt=0, global_rank=2, pid=1, exitcode=3, at_s=10.012)
     if is_told_first:
         told.tell(fell, 10.0)
-    told.tell(ev.RankRaised(attempt=0, global_rank=0, error=lost), 10.001)
+    told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=0, error=lost), 10.001)
     told.tell(ev.RankExited(attempt=0, global_rank=0, pid=2, exitcode=1, at_s=10.002), 10.003)
     if not is_told_first:
         told.tell(fell, 10.01)

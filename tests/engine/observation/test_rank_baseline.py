@@ -115,15 +115,15 @@ def test_parts_are_no_more_than_the_step(rows: list[tuple[float, float, float, f
 
 def test_a_window_waits_for_most_ranks_and_then_gives_up_on_none() -> None:
     times = StepTimes()
-    reports = [ev.RankReport(global_rank=n, spent=ev.Spent(10, 1.0, 0.1, 0.0, 0.0)) for n in range(10)]
-    times.take(ev.NodeReport(node="a", attempt=0, ranks=reports))
+    reports = [ev.RankReport(global_rank=n, spent=ev.StepBreakdown(10, 1.0, 0.1, 0.0, 0.0)) for n in range(10)]
+    times.add_report(ev.NodeReport(node="a", attempt=0, ranks=reports))
     times.begin(10.0, 10, 20.0)
-    some = [ev.RankReport(global_rank=n, spent=ev.Spent(40, 4.0, 0.4, 0.0, 0.0)) for n in range(7)]
-    times.take(ev.NodeReport(node="a", attempt=0, ranks=some))
+    some = [ev.RankReport(global_rank=n, spent=ev.StepBreakdown(40, 4.0, 0.4, 0.0, 0.0)) for n in range(7)]
+    times.add_report(ev.NodeReport(node="a", attempt=0, ranks=some))
     assert times.is_due(31.0, 40) and times.close(31.0, 40, 20.0) is None
     assert not times.is_due(32.0, 41), "not with every report"
-    rest = [ev.RankReport(global_rank=n, spent=ev.Spent(40, 4.0, 0.4, 0.0, 0.0)) for n in range(7, 10)]
-    times.take(ev.NodeReport(node="b", attempt=0, ranks=rest))
+    rest = [ev.RankReport(global_rank=n, spent=ev.StepBreakdown(40, 4.0, 0.4, 0.0, 0.0)) for n in range(7, 10)]
+    times.add_report(ev.NodeReport(node="b", attempt=0, ranks=rest))
     window = times.close(42.0, 50, 20.0)
     assert window is not None and len(window.shares) == 10 and window.began_s == 10.0
     assert math.isclose(window.parts.step_s, 0.1) and math.isclose(window.shares[3].own_s, 0.09)

@@ -22,7 +22,7 @@ def started(told: Told, spares: int = 1, **settings: Any) -> None:
 
 def fails(told: Told, rank: int, milestones: dict[int, int], error: ev.ErrorRecord = MISSING) -> list[ac.Action]:
     """A rank's import fails; how far the others have got by the time that they are ended is told as they end."""
-    told.tell(ev.RankRaised(attempt=told.attempt, global_rank=rank, error=error))
+    told.tell(ev.UncaughtExceptionReported(attempt=told.attempt, global_rank=rank, error=error))
     told.exits(rank, 1, told.now_s + 0.2)
     told.tick()
     told.read(told.now_s + 0.1)

@@ -386,7 +386,7 @@ def test_the_same_where_a_crash_was_told_without_a_culprit(told: Told) -> None:
     told.running()
     lost = ev.ErrorRecord(error="RuntimeError", message="Connection closed by peer", at_s=20.0)
     for rank in (0, 1):
-        told.tell(ev.RankRaised(attempt=0, global_rank=rank, error=lost), 20.0)
+        told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=rank, error=lost), 20.0)
     told.exits(0, -15, 20.0)
     told.tick()
     told.read(22.0)

@@ -111,7 +111,7 @@ def test_errors_on_several_nodes_at_once_evict_nobody(told: Told) -> None:
     for step in (30, 55, 90, 120):
         told.step(step, told.now_s + 60.0)
         for rank in (14, 20):
-            raised = ev.RankRaised(attempt=told.attempt, global_rank=rank, error=LAUNCH)
+            raised = ev.UncaughtExceptionReported(attempt=told.attempt, global_rank=rank, error=LAUNCH)
             told.tell(raised)
             told.exits(rank, 1)
         told.tick()

@@ -59,8 +59,8 @@ class Nodes:
                     message = msg.CheckAnswer(check=order.check, step=order.step, answer=self.answer(node, order.what))
                     # As it would come over a wire, and once more, and one of another check.
                     message = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=msg.CheckAnswer)
-                    self.checks.told(node, msgspec.structs.replace(message, check=6), self.now_s)
-                    if (done := self.checks.told(node, message, self.now_s)) is not None:
+                    self.checks.on_answer(node, msgspec.structs.replace(message, check=6), self.now_s)
+                    if (done := self.checks.on_answer(node, message, self.now_s)) is not None:
                         return self._done(done)
             self.now_s += 1.0
             if (done := self.checks.tick(self.now_s)) is not None:
@@ -149,7 +149,7 @@ def test_a_node_that_has_gone_is_not_waited_for() -> None:
         assert isinstance(order, msg.CheckStep)
         if node != "n2":
             message = msg.CheckAnswer(check=7, step=order.step, answer=nodes.answer(node, order.what))
-            nodes.checks.told(node, message, began_s)
+            nodes.checks.on_answer(node, message, began_s)
     assert {type(order.what) for _, order in nodes._take() if isinstance(order, msg.CheckStep)} == {msg.Meet}
     nodes.checks.end()
     assert [node for node, _ in nodes._take()] == nodes.names
@@ -231,7 +231,7 @@ class Lab:
             except queue.Empty:
                 event = self.checks.tick(time.monotonic())
             else:
-                event = self.checks.told(node, answer, time.monotonic())
+                event = self.checks.on_answer(node, answer, time.monotonic())
             if event is not None:
                 self.pass_on()
                 return event

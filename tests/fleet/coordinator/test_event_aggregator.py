@@ -67,7 +67,7 @@ class Job:
         return [ev.Rank(global_rank=first + n, local_rank=n, pid=500 + first + n, node=node) for n in range(self.ranks)]
 
     def tell(self, node: str, event: ev.Event) -> None:
-        self.events += self.aggregator.told(node, event, self.now_s)
+        self.events += self.aggregator.on_node_event(node, event, self.now_s)
 
     def starts(self, node: str, attempt: int = 0) -> None:
         self.tell(node, ev.AttemptStarted(attempt=attempt, ranks=self.ranks_of(node)))
@@ -82,7 +82,7 @@ class Job:
         while self.now_s < end_s:
             self.now_s = min(self.now_s + 1.0, end_s)
             for node in heard:
-                self.events += self.aggregator.heard(node, self.now_s)
+                self.events += self.aggregator.on_contact(node, self.now_s)
             self.events += self.aggregator.tick(self.now_s)
 
     def running(self) -> Job:
@@ -141,10 +141,14 @@ def test_the_engine_hears_of_all_ranks_at_once_and_first(order: list[str]) -> No
     for node in order[:-1]:
         job.starts(node)
         first = job.ranks_of(node)[0].global_rank
-        job.tell(node, ev.RankRaised(attempt=0, global_rank=first, error=ERROR))
+        job.tell(node, ev.UncaughtExceptionReported(attempt=0, global_rank=first, error=ERROR))
     assert not job.events
     job.starts(order[-1])
-    assert [type(event) for event in job.events] == [ev.AttemptStarted, ev.RankRaised, ev.RankRaised]
+    assert [type(event) for event in job.events] == [
+        ev.AttemptStarted,
+        ev.UncaughtExceptionReported,
+        ev.UncaughtExceptionReported,
+    ]
     [started] = job.told(ev.AttemptStarted)
     assert isinstance(started, ev.AttemptStarted)
     assert [rank.global_rank for rank in started.ranks] == list(range(6))
@@ -290,7 +294,7 @@ def test_a_node_that_ends_while_an_attempt_starts_is_not_waited_for() -> None:
     job.order()
     job.aggregator.serving(0, "a", 4000)
     job.starts("a")
-    job.events += job.aggregator.told("b", ev.NodeLeft(node="b"), job.now_s)
+    job.events += job.aggregator.on_node_event("b", ev.NodeLeft(node="b"), job.now_s)
     job.aggregator.forget("b")
     assert job.aggregator.dropped("b", job.now_s) == []
     job.pass_s(2.0, "a")
@@ -429,8 +433,8 @@ def test_what_was_heard_before_it_fell_silent_is_no_new_sign_of_life() -> None:
     job = Job().running()
     heard_s = job.now_s
     job.pass_s(SILENT_S, "a", "b")
-    assert not job.aggregator.heard("c", heard_s)
-    assert job.aggregator.heard("c", heard_s + 0.1) == [ev.NodeContactRestored(node="c")]
+    assert not job.aggregator.on_contact("c", heard_s)
+    assert job.aggregator.on_contact("c", heard_s + 0.1) == [ev.NodeContactRestored(node="c")]
 
 
 def test_a_node_that_was_only_told_to_start_may_have_ranks() -> None:
@@ -644,12 +648,12 @@ def test_what_is_done_with_an_answer_does_not_grow_with_the_nodes() -> None:
     job.aggregator.serving(0, "10.0.0.1", 4242)
     for place, node in enumerate(names):
         rank = ev.Rank(global_rank=place, local_rank=0, pid=1, node=node)
-        job.events += job.aggregator.told(node, ev.AttemptStarted(attempt=0, ranks=[rank]), job.now_s)
+        job.events += job.aggregator.on_node_event(node, ev.AttemptStarted(attempt=0, ranks=[rank]), job.now_s)
     job.aggregator.look(ac.TakeLook(look=1, attempt=0, reason=""), job.now_s)
     job.stop()
     for node in names:
-        job.events += job.aggregator.told(node, ev.LookTaken(look=1, attempt=0, ranks=[]), job.now_s)
+        job.events += job.aggregator.on_node_event(node, ev.LookTaken(look=1, attempt=0, ranks=[]), job.now_s)
         stopped = ev.AttemptStopped(attempt=0, exitcodes={}, stopped_by_us=[])
-        job.events += job.aggregator.told(node, stopped, job.now_s)
+        job.events += job.aggregator.on_node_event(node, stopped, job.now_s)
     assert {type(e) for e in job.events} >= {ev.AttemptStarted, ev.LookTaken, ev.AttemptStopped}
     assert time.process_time() - began < 2.0

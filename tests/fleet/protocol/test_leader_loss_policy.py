@@ -35,7 +35,10 @@ def test_the_end_that_was_not_heard_is_seen_by_the_join_file(node: LeaderLossPol
     assert node.step(cut(20.0, lost_s=0.0, has_file=False)) == NOTHING, "a head may be back while the lease lasts"
     node.ended({2: 0, 3: 0})
     told = node.step(cut(31.0, has_file=False))
-    assert told.end == 0 and told.say == "the head (n0) has ended the run while it could not be heard here: ending, too"
+    assert (
+        told.end == 0
+        and told.message == "the head (n0) has ended the run while it could not be heard here: ending, too"
+    )
     node.ended({2: 0, 3: -9})
     assert node.step(cut(31.0, has_file=False)).end == 1
     assert node.step(cut(31.0, has_file=False)._replace(exit_code=0)).end == 0, "the run's own, where it can be read"
@@ -47,7 +50,7 @@ def test_ranks_that_ended_well_and_a_head_whose_connection_was_closed(node: Lead
     node.lost(10.0, is_closed=True)
     assert node.step(cut(10.0 + CLOSED_S - 1)).end is None, "a supervisor that was killed is back by then"
     told = node.step(cut(10.0 + CLOSED_S))
-    assert told.end == 0 and told.say == "the ranks here have ended well, and the head (n0) is gone: ending, too"
+    assert told.end == 0 and told.message == "the ranks here have ended well, and the head (n0) is gone: ending, too"
     node.joined("n0")
     node.lost(50.0, is_closed=True)
     node.began()
@@ -71,14 +74,14 @@ def test_a_cut_link_may_come_back_and_what_is_waited_for_is_said(node: LeaderLos
 
 def test_a_head_that_is_not_there_yet(node: LeaderLossPolicy) -> None:
     assert node.step(Seen(FIRST_S, has_file=False)) == NOTHING
-    assert node.step(Seen(6.0, has_file=False)).say == (
+    assert node.step(Seen(6.0, has_file=False)).message == (
         f"waiting for the head: the guardrun on n0, which --rdzv-endpoint names (by {FILE}, in a folder that it shares "
         "with this node, or name a file that it does with --guard-join); 600 s at most"
     )
     empty = Seen(6.0, PLACE, obstacle=Obstacle.NOBODY, failures=2)
     text = f"waiting for the head: nothing listens at {PLACE} yet, which {FILE} names; 600 s at most"
-    assert node.step(empty).say == text
-    said = node.step(empty._replace(place="127.0.0.1:4000")).say
+    assert node.step(empty).message == text
+    said = node.step(empty._replace(place="127.0.0.1:4000")).message
     assert "names (if it is on another host: name it there by an address that this node reaches); 600 s" in said
     assert node.step(Seen(601.0, has_file=False)) == Step(
         f"no head found for 601 s: {AWAITED} (join file {FILE})", "bad", end=1
@@ -94,8 +97,8 @@ def test_a_head_that_is_not_there_yet(node: LeaderLossPolicy) -> None:
 )
 def test_a_wrong_key_is_not_waited_for_in_words(node: LeaderLossPolicy, obstacle: Obstacle, words: str) -> None:
     told = node.step(Seen(6.0, PLACE, obstacle=obstacle, failures=2))
-    assert told.say.startswith(words) and "--guard-join" in told.say and "waiting" not in told.say
-    assert "waiting" in node.step(Seen(6.0, PLACE, obstacle=obstacle, failures=1)).say, "one may be by chance"
+    assert told.message.startswith(words) and "--guard-join" in told.message and "waiting" not in told.message
+    assert "waiting" in node.step(Seen(6.0, PLACE, obstacle=obstacle, failures=1)).message, "one may be by chance"
 
 
 def test_who_is_refused_says_nothing_else(node: LeaderLossPolicy) -> None:

@@ -12,7 +12,7 @@ LARGE = 1 << 30
 
 
 def taken(channel: Channel) -> list[bytes]:
-    return [message.body for message in channel.take()]
+    return [message.body for message in channel.hand_out()]
 
 
 def test_everything_is_handed_out_once_and_again_after_a_rewind() -> None:
@@ -21,7 +21,7 @@ def test_everything_is_handed_out_once_and_again_after_a_rewind() -> None:
     channel.send(b"b")
     assert taken(channel) == [b"a", b"b"]
     channel.send(b"c")
-    assert [(m.seq, m.body) for m in channel.take()] == [(3, b"c")]
+    assert [(m.seq, m.body) for m in channel.hand_out()] == [(3, b"c")]
     assert taken(channel) == []
     channel.acknowledged(1)
     channel.rewind()
@@ -37,7 +37,7 @@ def test_what_could_not_be_sent_comes_again() -> None:
     channel = Channel(LARGE)
     for body in (b"a", b"b", b"c"):
         channel.send(body)
-    messages = channel.take()
+    messages = channel.hand_out()
     channel.put_back(messages[1].seq)
     assert taken(channel) == [b"b", b"c"]
 
@@ -130,7 +130,7 @@ def test_events_arrive_once_and_in_order_whatever_breaks(actions: list[tuple[str
             on_the_way.clear()
             sender.rewind()
             sender.acknowledged(receiver.received)
-        on_the_way += sender.take()
+        on_the_way += sender.hand_out()
     carry(1000)
     assert got == [body for body in sent if body in set(got)], "in order, and none twice"
     missing = [body for body in sent if body.endswith(b" ") and body not in got]
@@ -149,7 +149,7 @@ def test_a_long_queue_is_not_slow(count: int) -> None:
     channel = Channel(LARGE)
     for _ in range(count):
         channel.send(b"")
-    assert len(channel.take()) == count
+    assert len(channel.hand_out()) == count
     for seq in range(1, count + 1):
         channel.acknowledged(seq)
     assert not channel.has_waiting

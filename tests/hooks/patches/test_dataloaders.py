@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from guardrun.hooks.patches.dataloaders import Batches, find_epoch, render_indices
-from guardrun.hooks.wire.messages import Beat, Raised
+from guardrun.hooks.wire.messages import Beat, UncaughtException
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.ranks.exits import parse_raised
 from tests.hooks.bed import DEADLINE_S, Bed, finish
@@ -25,7 +25,7 @@ def raise_in(bed: Bed, *arguments: str) -> dict[str, Any]:
     assert "ValueError: bad" in done.stderr
     left = parse_raised((bed.sockets / "raised-0-0.json").read_bytes(), EngineClock(0.0, 0.0))
     assert left is not None
-    assert left.data == bed.wait_for(Raised).data
+    assert left.data == bed.wait_for(UncaughtException).data
     return left.data
 
 
@@ -68,7 +68,7 @@ def test_what_could_wait_for_a_device_is_not_asked_what_it_is() -> None:
     batches.asked = iterator
     assert batches.describe_still() == {"batch": 1, "is_awaited": True}
     batches.asked = None
-    batches.take(iterator, 1)
+    batches.note_batch(iterator, 1)
     assert batches.describe_still() == {"batch": 1}
 
 
@@ -79,7 +79,7 @@ def test_no_indices_where_batches_come_in_any_order(bed: Bed) -> None:
 
 def test_a_script_without_data_loaders_tells_of_none(bed: Bed) -> None:
     bed.run("1 / 0")
-    assert bed.wait_for(Raised).data == {}
+    assert bed.wait_for(UncaughtException).data == {}
     assert json.loads((bed.sockets / "raised-0-0.json").read_text())["data"] == {}
 
 
@@ -100,6 +100,6 @@ def test_indices_are_bounded(indices: object, shown: list[object]) -> None:
 
 def test_what_is_no_iterator_of_torchs_costs_nothing_but_the_indices() -> None:
     batches = Batches()
-    batches.take(object(), 3)
+    batches.note_batch(object(), 3)
     assert batches.describe() == {"batch": 3}
     assert find_epoch(object()) is None

@@ -19,7 +19,7 @@ SCRIPT = str(Path(__file__).parents[1] / "ranks" / "spent.py")
 MS = 1_000_000
 
 
-def train(*arguments: object) -> list[ev.Spent]:
+def train(*arguments: object) -> list[ev.StepBreakdown]:
     """Run the script's two ranks to their end."""
     [port] = free_ports(1)
     more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -33,7 +33,7 @@ def train(*arguments: object) -> list[ev.Spent]:
     return [each for each in both if each is not None]
 
 
-def own_s(spent: ev.Spent) -> float:
+def own_s(spent: ev.StepBreakdown) -> float:
     """Of a step, what was the rank's own."""
     return (spent.took_s - spent.waited_s) / spent.steps
 

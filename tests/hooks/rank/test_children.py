@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from guardrun.hooks.wire.board import Field
-from guardrun.hooks.wire.messages import Ended, Hello, Raised
+from guardrun.hooks.wire.messages import Ended, Hello, UncaughtException
 from tests.hooks.bed import Bed, finish
 from tests.support.waiting import wait_until
 
@@ -57,7 +57,7 @@ def test_a_forked_child_that_raises_is_not_the_rank(bed: Bed) -> None:
     assert done.returncode == 0
     assert "in the child" in done.stderr
     assert bed.board()[Field.STEP] == 0
-    assert bed.hear_all(Raised) == []
+    assert bed.hear_all(UncaughtException) == []
     assert len(bed.hear_all(Ended)) == 1
     assert not (bed.sockets / "raised-0-0.json").exists()
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from guardrun.hooks.wire.board import Field, Milestone
-from guardrun.hooks.wire.messages import Ended, Hello, Raised
+from guardrun.hooks.wire.messages import Ended, Hello, UncaughtException
 from tests.hooks.bed import Bed, finish
 
 SETTLE = "import time; time.sleep(0.5)\n"
@@ -21,8 +21,8 @@ SETTLE = "import time; time.sleep(0.5)\n"
 REPLACED = SETTLE + "import sys\nsys.excepthook = lambda *_: print('own hook')\n"
 
 
-def _read_raised(bed: Bed) -> Raised:
-    return msgspec.json.decode((bed.sockets / "raised-0-0.json").read_bytes(), type=Raised)
+def _read_raised(bed: Bed) -> UncaughtException:
+    return msgspec.json.decode((bed.sockets / "raised-0-0.json").read_bytes(), type=UncaughtException)
 
 
 @pytest.mark.parametrize("before", ["", SETTLE], ids=["at once", "later"])
@@ -31,7 +31,7 @@ def test_an_exception_is_left_as_a_file_and_sent(bed: Bed, tmp_path: Path, befor
     script.write_text(before + "def f():\n    raise ValueError('wrong \\udcff')\nf()\n")
     done = finish(bed.start([str(script)]))
     raised = _read_raised(bed)
-    assert bed.wait_for(Raised) == raised
+    assert bed.wait_for(UncaughtException) == raised
     lines = before.count("\n")
     assert raised.frames == [(str(script), "<module>", lines + 3), (str(script), "f", lines + 2)]
     assert (raised.error, raised.message) == ("ValueError", "wrong \\udcff")
@@ -54,7 +54,7 @@ def test_a_syntax_error_names_its_line(bed: Bed, tmp_path: Path) -> None:
 def test_texts_and_frames_are_bounded(bed: Bed) -> None:
     code = "def f(n):\n    if n == 0: raise ValueError('x' * 10**6)\n    f(n - 1)\nf(900)"
     bed.run(SETTLE + code)
-    raised = bed.wait_for(Raised)
+    raised = bed.wait_for(UncaughtException)
     assert len(raised.frames) == 100
     assert len(raised.message) == 32 * 1024
 
@@ -64,20 +64,20 @@ def test_ends_that_are_no_errors_leave_no_error(bed: Bed, tmp_path: Path, code: 
     bed.run(SETTLE + code, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
     assert not (bed.sockets / "raised-0-0.json").exists()
     assert not (tmp_path / "error.json").exists()
-    assert bed.hear_all(Raised) == []
+    assert bed.hear_all(UncaughtException) == []
 
 
 def test_an_exception_is_found_where_the_script_has_its_own_excepthook(bed: Bed) -> None:
     done = bed.run(REPLACED + "1/0")
     assert (done.stdout, done.stderr) == ("own hook\n", "")
     assert _read_raised(bed).error == "ZeroDivisionError"
-    assert bed.wait_for(Raised)
+    assert bed.wait_for(UncaughtException)
 
 
 def test_a_hook_that_calls_ours_reports_once(bed: Bed) -> None:
     chain = "import sys; before = sys.excepthook\ndef hook(*a): before(*a)\nsys.excepthook = hook\n"
     bed.run(SETTLE + chain + "1/0")
-    assert len(bed.hear_all(Raised)) == 1
+    assert len(bed.hear_all(UncaughtException)) == 1
 
 
 def test_torchrun_s_error_file_gets_the_traceback(bed: Bed, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_end_is_told_before_threads_are_joined(bed: Bed) -> None:
 def test_the_exception_is_told_before_an_end_that_hangs(bed: Bed) -> None:
     code = "import atexit, time; atexit.register(time.sleep, 60); time.sleep(0.5); 1/0"
     process = bed.start(["-c", code])
-    assert bed.wait_for(Raised).error == "ZeroDivisionError"
+    assert bed.wait_for(UncaughtException).error == "ZeroDivisionError"
     assert bed.wait_for(Ended)
     assert process.poll() is None
 

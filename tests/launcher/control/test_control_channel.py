@@ -73,14 +73,14 @@ def test_a_new_supervisor_is_told_what_the_last_one_did_not_acknowledge(
     start: Callable[[], Supervisor], control: Control
 ) -> None:
     first = start()
-    control.tell(exited)
-    control.tell(exited)
+    control.send_fact(exited)
+    control.send_fact(exited)
     assert [first.hears() for _ in range(3)] == [hello(True), 1, 2]
     first.acknowledges(1)
     assert control.socket.poll(PATIENCE_MS)
     assert control.read() == ([], True)
     first.dies()
-    control.tell(exited)
+    control.send_fact(exited)
 
     second = start()
     control.connect_anew()

@@ -140,9 +140,9 @@ def test_of_two_on_one_machine_the_first_leads(tmp_path: Path) -> None:
     assert path == tmp_path / "runs" / f".join-a_b-29400@{socket.gethostname()}"
     path.parent.mkdir()
     first, second = Lead(path), Lead(path)
-    assert first.take() and not second.take()
+    assert first.acquire() and not second.acquire()
     first.close()
-    assert second.take(), "a head that has ended, however it did, leads no more"
+    assert second.acquire(), "a head that has ended, however it did, leads no more"
     second.close()
 
 
@@ -315,7 +315,7 @@ def test_none_is_left_where_another_leads(tmp_path: Path) -> None:
     fleet = plan_fleet(head.args, head.config, {})
     assert fleet is not None
     lead = open_lead(join_path(fleet, head.config, head.directory, tmp_path))
-    assert lead.take()
+    assert lead.acquire()
     tell_waiting(head, None, "why", 2)
     assert not list(tmp_path.rglob("*.refused"))
     tell_waiting(head, lead, "why", 2)

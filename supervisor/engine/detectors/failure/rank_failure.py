@@ -40,7 +40,7 @@ class RankFailure(msgspec.Struct, kw_only=True):
 
     observes: ClassVar[tuple[type, ...]] = (
         ExitBooked,
-        ev.RankRaised,
+        ev.UncaughtExceptionReported,
         ev.ExitsRead,
         ev.AttemptStopped,
         AttemptReplaced,
@@ -58,7 +58,7 @@ class RankFailure(msgspec.Struct, kw_only=True):
         """Take in what happens to ranks; most of it says something only while a crash is under way."""
         if isinstance(event, ExitBooked):
             return self._on_exit(event, view, now_s)
-        if isinstance(event, ev.RankRaised):
+        if isinstance(event, ev.UncaughtExceptionReported):
             self._on_raised(event, view, now_s)
         elif isinstance(event, ev.AttemptStopped):
             return self._on_attempt_stopped(event, view, now_s)
@@ -106,7 +106,7 @@ class RankFailure(msgspec.Struct, kw_only=True):
             return [Remark(text="a rank fell; held, so the others are left as they are", level="warn")]
         return [StopWanted(since_s=attempt.fell_s)]
 
-    def _on_raised(self, event: ev.RankRaised, view: RunView, now_s: float) -> None:
+    def _on_raised(self, event: ev.UncaughtExceptionReported, view: RunView, now_s: float) -> None:
         """A rank that has not exited RAISED_GRACE_S later counts as fallen."""
         attempt = attempt_of(view)
         is_ours = event.attempt == attempt.number and event.global_rank in attempt.ranks

@@ -104,9 +104,15 @@ def _said_s(found: Finding, seen: JudgedSnapshot) -> float:
     """The longest timeout that the script itself has given a group in which somebody waits."""
     waiting = set(found.waiting)
     return max(
-        (_told(told) for look in seen.event.ranks if look.global_rank in waiting for told in look.groups), default=0.0
+        (
+            _pending_timeout_s(group)
+            for look in seen.event.ranks
+            if look.global_rank in waiting
+            for group in look.groups
+        ),
+        default=0.0,
     )
 
 
-def _told(told: GroupLook) -> float:
-    return told.timeout_s if pending(told) is not None else 0.0
+def _pending_timeout_s(group: GroupLook) -> float:
+    return group.timeout_s if pending(group) is not None else 0.0

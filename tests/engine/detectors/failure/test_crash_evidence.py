@@ -22,7 +22,9 @@ OOM = (
 def crashed(told: Told, error: ErrorRecord, **read: object) -> dict[str, Any]:
     """The evidence of a rank's having raised; read: what is found beside it, as in ExitsRead."""
     told.running()
-    told.tell(ev.RankRaised(attempt=0, global_rank=1, error=msgspec.structs.replace(error, at_s=told.now_s)))
+    told.tell(
+        ev.UncaughtExceptionReported(attempt=0, global_rank=1, error=msgspec.structs.replace(error, at_s=told.now_s))
+    )
     told.exits(1, 1)
     told.tick()
     told.read(told.now_s + 0.1, **read)

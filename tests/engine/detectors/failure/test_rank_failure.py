@@ -61,7 +61,7 @@ def test_the_loss_of_their_node_explains_what_its_peers_died_of(told: Told) -> N
     """The restart doesn't wait for exits that have not been read by then."""
     led(told)
     silent(told, 20.0, "n1", is_dropped=True)
-    told.tell(ev.RankRaised(attempt=0, global_rank=0, error=CLOSED), 20.2)
+    told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=0, error=CLOSED), 20.2)
     told.exits(0, 1, 20.3)
     assert kinds(told.stopped(20.5)) == ["ReadExits"]
     actions = told.tick()
@@ -83,7 +83,7 @@ def test_a_crash_under_way_is_not_told_once_the_job_is_cancelled(told: Told) -> 
 
 def test_time_that_was_nobodys_does_not_count_for_a_rank_that_raised(told: Told) -> None:
     told.running()
-    told.tell(ev.RankRaised(attempt=0, global_rank=1, error=CLOSED), 20.0)
+    told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=1, error=CLOSED), 20.0)
     told.tell(ev.TimeSkipped(gap_s=15.0), 38.0)
     assert kinds(told.tell(ev.Ticked(), 50.0)) == []
     assert kinds(told.tell(ev.Ticked(), 60.0)) == ["StopAttempt", "ReadExits"]
@@ -96,7 +96,7 @@ def test_the_node_that_nccl_has_lost_is_told_by_name(told: Told) -> None:
     message = "NCCL error in: P.cpp:1, remote\nncclRemoteError: A call failed.\nLast error:\nNET/IB: peer went"
     for rank, peer in enumerate(["from peer 10.0.0.7<41234>", "remote peer n1.cluster<4242>"]):
         error = ev.ErrorRecord(error="torch.distributed.DistBackendError", message=f"{message}: {peer}", at_s=20.0)
-        told.tell(ev.RankRaised(attempt=0, global_rank=rank, error=error), 20.0)
+        told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=rank, error=error), 20.0)
         told.exits(rank, 1, 20.1)
     told.stopped(20.5)
     while not told.incidents:
