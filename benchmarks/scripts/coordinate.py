@@ -18,7 +18,7 @@ import zmq
 from benchmarks.engine_bench import opened_engine
 from benchmarks.fleet import RANKS_A_NODE, Door, Measured
 from guardrun.supervisor.engine.model.events import NodeReport
-from guardrun.supervisor.fleet.transport.curve_sockets import make_key_pair
+from guardrun.supervisor.fleet.transport.curve import make_key_pair
 from guardrun.supervisor.fleet.transport.hub import Body, Hub, HubSettings, Joined
 from guardrun.supervisor.wire.listening_addresses import Listen
 

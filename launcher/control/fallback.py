@@ -1,16 +1,32 @@
-"""What to do when there is no supervisor any more: what torchrun does. Pure.
+"""What to do when there is no supervisor any more: what torchrun does.
 
-On a failed rank all are stopped, and started again with the same arguments while restarts are left. Which checkpoint
-these name, the loop looks up.
+On a failed rank all are stopped, and started again with the same arguments while restarts are left. These name the
+newest whole checkpoint of the run. A process of its own looks for it: checkpoints may lie on a file system that does
+not answer. All else here is pure.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from guardrun.launcher.control.control_channel import Order
+from guardrun.supervisor.base.own_files import read_own
 from guardrun.supervisor.engine.model.events import Checkpoint
+from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, read_run_file
 from guardrun.supervisor.wire.control_messages import Finish, Start, Stop
+
+LOOK_S = 10.0
+"""Signals wait meanwhile."""
+FIND_CODE = (
+    "import sys; sys.path[:] = [entry for entry in sys.path if entry]; "
+    "from guardrun.launcher.control.fallback import main; main(sys.argv[1])"
+)
+"""Without '' on sys.path, the user's working folder can shadow nothing."""
 
 
 @dataclass(frozen=True)
@@ -78,3 +94,29 @@ def next_order(view: View, max_restarts: int, grace_s: float) -> Order | None:
     if view.restarts < max_restarts and view.is_alone:
         return Start(attempt=view.attempt + 1, checkpoint=view.checkpoint)
     return Finish(exit_code=1 if failure is None else exit_status(failure))
+
+
+def find_newest(run_dir: Path) -> Checkpoint | None:
+    """What the run would resume from. None: there is none, or it could not be told in time."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", FIND_CODE, str(run_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=LOOK_S,
+            check=False,
+        )
+        return msgspec.json.decode(done.stdout, type=Checkpoint | None)
+    except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError):
+        return None
+
+
+def main(run_dir: str) -> None:
+    """Write it to stdout. Raises OSError, msgspec.DecodeError where nothing is remembered of the run's checkpoints."""
+    from guardrun.supervisor.checkpoints.chooser import Chooser  # which the launcher itself has no use for
+
+    cwd = read_run_file(Path(run_dir)).cwd
+    state = msgspec.json.decode(read_own(Path(run_dir) / CHECKPOINTS_FILE))
+    choice = Chooser.from_state(state, cwd).choose(is_urgent=True)
+    sys.stdout.buffer.write(msgspec.json.encode(choice.checkpoint))

@@ -1,15 +1,21 @@
-"""A device under trial, a GPU or one core of the CPU: does it multiply rightly, keep what is written, copy fast?"""
+"""A device under trial, a GPU or one core of the CPU: alone, and summing with others.
+
+Alone: does it multiply rightly, keep what is written, copy fast? Together, on one node or on two: do they sum rightly,
+and how fast? NCCL among GPUs, gloo without.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import time
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 
 
 class Device:
@@ -68,7 +74,6 @@ def seconds_of(device: Device, work: object, times: int) -> float:
 # normally distributed numbers: their bits depend on the order, which is the same each time, and on devices of one
 # model.
 
-
 CUDA_SIZE, CPU_SIZE = 4096, 768
 CUDA_S, CPU_S = 5.0, 1.0
 CUDA_REPEATS, CPU_REPEATS = 20, 1
@@ -116,7 +121,6 @@ def _normal_product(device: Device, size: int, seed: int) -> tuple[torch.Tensor,
 # Pattern ------------------------------------------------------------------------------------------------------------
 # Does a device's memory keep what is written to it?
 
-
 CHUNK_BYTES = 64 << 20
 CUDA_SHARE, CUDA_MOST_BYTES = 0.5, 16 << 30
 CPU_SHARE, CPU_MOST_BYTES = 0.05, 128 << 20
@@ -147,21 +151,20 @@ def try_pattern(device: Device) -> dict[str, Any]:
 # Copies -------------------------------------------------------------------------------------------------------------
 # How fast do bytes get to a device, back, and to its neighbour? In bytes a second.
 
-
 CUDA_BYTES, CPU_BYTES = 256 << 20, 64 << 20
-TIMES = 5
+COPIES = 5
 
 
 def try_copies(device: Device, devices: int) -> dict[str, Any]:
     """devices: how many there are, for the neighbour."""
     if not device.is_cuda:
         source, target = (torch.ones(CPU_BYTES, dtype=torch.uint8) for _ in range(2))
-        return {"memory": CPU_BYTES / seconds_of(device, lambda: target.copy_(source), TIMES)}
+        return {"memory": CPU_BYTES / seconds_of(device, lambda: target.copy_(source), COPIES)}
     there = torch.ones(CUDA_BYTES, dtype=torch.uint8, device=device.torch)
     here = torch.ones(CUDA_BYTES, dtype=torch.uint8, pin_memory=True)
     speeds = {
-        "to_device": CUDA_BYTES / seconds_of(device, lambda: there.copy_(here, non_blocking=True), TIMES),
-        "from_device": CUDA_BYTES / seconds_of(device, lambda: here.copy_(there, non_blocking=True), TIMES),
+        "to_device": CUDA_BYTES / seconds_of(device, lambda: there.copy_(here, non_blocking=True), COPIES),
+        "from_device": CUDA_BYTES / seconds_of(device, lambda: here.copy_(there, non_blocking=True), COPIES),
     }
     if devices > 1:
         neighbour = torch.device("cuda", (device.index + 1) % devices)
@@ -171,5 +174,85 @@ def try_copies(device: Device, devices: int) -> dict[str, Any]:
             next_door.copy_(there)
             torch.cuda.synchronize(neighbour)
 
-        speeds["to_neighbour"] = CUDA_BYTES / seconds_of(device, copy, TIMES)
+        speeds["to_neighbour"] = CUDA_BYTES / seconds_of(device, copy, COPIES)
     return speeds
+
+
+# Sum ----------------------------------------------------------------------------------------------------------------
+
+CUDA_WORDS, CPU_WORDS = 32 << 20, 1 << 18
+"""Of float32: 128 MiB, 1 MiB."""
+SUMS = 5
+SUM_TIMEOUT_S = 40.0
+PERIOD = 17
+
+
+def try_reduce(device: Device, store: str, rank: int, ranks: int) -> dict[str, Any]:
+    """All-reduce among all. store: a file that they meet in. Right sums, and the bus bandwidth in bytes a second."""
+    if not device.is_cuda:
+        # On loopback: what gloo would choose, the address of the host's own name, need not be there.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "nccl" if device.is_cuda else "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=SUM_TIMEOUT_S),
+    )
+    try:
+        sums = sum_together(device, rank, ranks)
+        # What each link has carried: "Performance reported by NCCL tests", bus bandwidth.
+        moved = 2 * (ranks - 1) / ranks * sums["bytes"]
+        return {"wrong": sums["wrong"], "bus": moved / sums["took"]}
+    finally:
+        dist.destroy_process_group()
+
+
+def sum_together(device: Device, rank: int, ranks: int) -> dict[str, Any]:
+    """Within a process group: how many sums were wrong, what the quickest took in seconds, of how many bytes."""
+    words = CUDA_WORDS if device.is_cuda else CPU_WORDS
+    base = torch.arange(words, dtype=torch.int64, device=device.torch) % PERIOD
+    tensor = (base + rank).to(torch.float32)
+    dist.all_reduce(tensor)
+    # Whole numbers far below 2^24: exact, whatever the order.
+    wrong = int((tensor.to(torch.int64) != base * ranks + ranks * (ranks - 1) // 2).sum())
+    work = torch.ones(words, dtype=torch.float32, device=device.torch)
+    took_s = seconds_of(device, lambda: dist.all_reduce(work), SUMS)
+    return {"wrong": wrong, "took": took_s, "bytes": words * 4}
+
+
+# Pair ---------------------------------------------------------------------------------------------------------------
+# Do the devices of two nodes sum rightly together, and how fast? NCCL among GPUs, gloo without.
+
+PAIR_TIMEOUT_S = 25.0
+"""Of everything: the store, the process group, each sum."""
+
+
+class Pairing:
+    """One device's part; again and again, with other nodes."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._store: Any = None
+
+    def serve(self) -> dict[str, Any]:
+        """Serve a store that others can join, for as long as this process lives: its port."""
+        if self._store is None:
+            self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        return {"port": self._store.port}
+
+    def add(self, address: str, port: str, prefix: str, rank: str, ranks: str) -> dict[str, Any]:
+        """All-reduce among the devices of two nodes. prefix: this pair's alone."""
+        timeout = timedelta(seconds=PAIR_TIMEOUT_S)
+        store = dist.TCPStore(address, int(port), is_master=False, timeout=timeout, wait_for_workers=False)
+        dist.init_process_group(
+            "nccl" if self._device.is_cuda else "gloo",
+            store=dist.PrefixStore(prefix, store),
+            rank=int(rank),
+            world_size=int(ranks),
+            timeout=timeout,
+        )
+        try:
+            return sum_together(self._device, int(rank), int(ranks))
+        finally:
+            dist.destroy_process_group()

@@ -42,8 +42,7 @@ def main(arguments: list[str]) -> int:
 
 def _load(name: str, rank: int, ranks: int, store: str) -> dict[str, Callable[..., dict[str, Any]]]:
     """Import torch, take hold of the device: both may take seconds, or fail."""
-    from guardrun.launcher.device_trial.device import Device, try_copies, try_pattern, try_product
-    from guardrun.launcher.device_trial.reduce import Pairing, try_reduce
+    from guardrun.launcher.device_trial.device import Device, Pairing, try_copies, try_pattern, try_product, try_reduce
 
     device = Device(name)
     device.synchronize()

@@ -28,9 +28,9 @@ from guardrun.launcher.base.signals import Signals, catches, give
 from guardrun.launcher.base.terminal_lines import Log, print_line
 from guardrun.launcher.control import fallback
 from guardrun.launcher.control.control_channel import Order
+from guardrun.launcher.control.fallback import find_newest
 from guardrun.launcher.control.supervision import Supervision
 from guardrun.launcher.creation.run_creation import OpenRun
-from guardrun.launcher.run.newest_checkpoint import find_newest
 from guardrun.supervisor.engine.model.events import Checkpoint, Rank
 from guardrun.supervisor.wire.control_messages import (
     Exited,

@@ -27,7 +27,7 @@ from guardrun.supervisor.agent.history.history import MAX_BYTES, Entry
 from guardrun.supervisor.agent.history.history_writer import HistoryWriter
 from guardrun.supervisor.agent.ingest import Ingest
 from guardrun.supervisor.agent.jobs import Job, Jobs
-from guardrun.supervisor.agent.metrics.metrics import Outlet
+from guardrun.supervisor.agent.metrics import Outlet
 from guardrun.supervisor.agent.orphan_reaper import OrphanReaper
 from guardrun.supervisor.agent.quarantine_keeper import AutoRelease, QuarantineKeeper, node_name
 from guardrun.supervisor.agent.service import Service

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from guardrun import __version__
 from guardrun.supervisor.agent.agent_context import AgentState
-from guardrun.supervisor.agent.metrics.metrics import AgentFigures, Outlet
+from guardrun.supervisor.agent.metrics import AgentFigures, Outlet
 
 if TYPE_CHECKING:
     from guardrun.supervisor.agent.clients import Clients

@@ -12,9 +12,8 @@ from guardrun.supervisor.agent.history.history_writer import FindingStartTimes
 from guardrun.supervisor.agent.quarantine_keeper import isolation_of
 from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.log import log
-from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.findings import Finding, Response, respond
 from guardrun.supervisor.health.base.readings import Judge, Readout
-from guardrun.supervisor.health.base.responses import respond
 from guardrun.supervisor.sensors.base.readouts import Mailbox, judge_all
 
 MAX_NAMES = 256

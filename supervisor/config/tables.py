@@ -115,7 +115,7 @@ class PolicyTable(_Table, frozen=True, kw_only=True):
 
     act: bool = _ENGINE.act
     responses: dict[str, str] = {}
-    """What follows from a finding of a node, by cause or finer key (health/base/responses.py): note, restart,
+    """What follows from a finding of a node, by cause or finer key (health/base/findings.py): note, restart,
     isolate."""
 
 

@@ -15,9 +15,8 @@ import msgspec
 from msgspec import Meta
 
 from guardrun.supervisor.config.tables import TABLES
-from guardrun.supervisor.health.base.findings import Response
-from guardrun.supervisor.health.base.responses import KEYS as RESPONSE_KEYS
-from guardrun.supervisor.health.base.responses import is_key
+from guardrun.supervisor.health.base.findings import KEYS as RESPONSE_KEYS
+from guardrun.supervisor.health.base.findings import Response, is_key
 
 # Placeholders -------------------------------------------------------------------------------------------------------
 # Placeholders in `resume_args` and `resume_env`: {path}, {step}, {dir}. Any other text in braces stays as it is.

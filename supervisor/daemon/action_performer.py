@@ -19,6 +19,7 @@ from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import open_folder, open_to_add, read_own, write_own
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.checkpoints.chooser import Chooser
+from guardrun.supervisor.checkpoints.retention import ResumeProtection, elsewhere
 from guardrun.supervisor.daemon.slurm_schedule import Schedule
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
@@ -27,10 +28,9 @@ from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, b
 from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
 from guardrun.supervisor.report.elements.html_page import load_soon
 from guardrun.supervisor.report.incident import write_incident
-from guardrun.supervisor.report.run_summary import write_summary
+from guardrun.supervisor.report.run_record import write_summary
 from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
-from guardrun.supervisor.saving.resume_protection import ResumeProtection, elsewhere
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares, shares_json
 

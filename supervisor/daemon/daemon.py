@@ -19,6 +19,7 @@ import zmq
 from guardrun.hooks.wire.messages import CheckpointLoaded
 from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.log import log
+from guardrun.supervisor.checkpoints.retention import ResumeProtection
 from guardrun.supervisor.daemon import earlier_runs
 from guardrun.supervisor.daemon.action_performer import Performer, open_chooser
 from guardrun.supervisor.daemon.event_redaction import without_secrets
@@ -36,7 +37,6 @@ from guardrun.supervisor.report.timeline.timeline import Timeline
 from guardrun.supervisor.rundir.journal import Journal, describe_versions, recover
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
-from guardrun.supervisor.saving.resume_protection import ResumeProtection
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares
 

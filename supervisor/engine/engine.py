@@ -46,8 +46,7 @@ from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.recovery.run_summary import record_attempt, summary
 from guardrun.supervisor.engine.state import incidents
 from guardrun.supervisor.engine.state.job_nodes import carried_over
-from guardrun.supervisor.engine.state.preemption_state import Notice
-from guardrun.supervisor.engine.state.state import State
+from guardrun.supervisor.engine.state.state import Notice, State
 
 STORY_LENGTH = 20
 

@@ -1,27 +1,35 @@
-"""The supervisor's dealings with its node: hears of it, and has it isolated.
+"""The supervisor's dealings with its node: hears of it, has it isolated, and learns that a person has released it.
 
-Nothing of this is loaded before a run has lasted START_S: shorter ones have no use for it.
+Nothing of this is loaded before a run has lasted START_S: shorter ones have no use for it. Whether the node was
+released is asked while it stands idle in a job of several: it may have been left out. The record is read by a worker
+thread: it may lie on disks that do not answer.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.collect.host.file_systems import mount_of, read_mounts
 from guardrun.supervisor.engine.model import actions as ac
-from guardrun.supervisor.engine.model.events import NodeFindingsReported, NotIsolated
-from guardrun.supervisor.node.run_context import EventLoop, RunContext
+from guardrun.supervisor.engine.model.events import NodeFindingsReported, NodeReleased, NotIsolated
+from guardrun.supervisor.node.run_context import EventLoop, LoopContext, RunContext
 
 if TYPE_CHECKING:
     from guardrun.supervisor.node.node_feed import NodeFeed
     from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
     from guardrun.supervisor.node.slurm_drain import Drains
+    from guardrun.supervisor.rundir.run_directory import RunFile
+
 
 START_S = 2.0
+
+RELEASE_EVERY_S = 10.0
+MAX_REASON_CHARS = 200
 
 
 class IsolationContext(RunContext, Protocol):
@@ -172,3 +180,62 @@ class NodeRelations:
         if self._feed is not None:
             self._feed.close(is_over=self._context.is_over)
             self._feed = None
+
+
+class Released(NamedTuple):
+    """A person's word."""
+
+    who: str
+    at_wall_s: float
+    reason: str
+
+
+class Releases:
+    """Tells each release once."""
+
+    def __init__(self, context: LoopContext, may_be_left_out: Callable[[], bool]) -> None:
+        """may_be_left_out: as far as is known here; whoever decides about the node would hear of its release."""
+        self._context, self._may_be_left_out = context, may_be_left_out
+        self._due_s = time.monotonic() + RELEASE_EVERY_S
+        """Never while the record is being read."""
+        self._told_wall_s = 0.0
+
+    def sample(self) -> None:
+        """Once a second, by the loop."""
+        if time.monotonic() < self._due_s or not self._may_be_left_out():
+            return
+        self._due_s = inf
+        self._context.in_background(self._ask, lambda error: self._asked())
+
+    def _ask(self) -> NodeReleased | None:
+        released = read_released(self._context.run_file, os.environ)
+        self._asked()
+        if released is None or released.at_wall_s <= self._told_wall_s:
+            return None
+        self._told_wall_s = released.at_wall_s
+        at_s = self._context.clock.now() - max(0.0, time.time() - released.at_wall_s)
+        return NodeReleased(node=self._context.run_file.node, at_s=at_s, who=released.who, reason=released.reason)
+
+    def _asked(self) -> None:
+        self._due_s = time.monotonic() + RELEASE_EVERY_S
+
+
+def read_released(run: RunFile, environ: Mapping[str, str]) -> Released | None:
+    """The newest release of this node by a person; None where there is none, or anything still keeps runs from it."""
+    from guardrun.supervisor.health.quarantine_rules import MACHINES, counting
+    from guardrun.supervisor.quarantine.record_places import find_places, folders_of, may_hold_any, names_here
+    from guardrun.supervisor.quarantine.records import read_node
+
+    now_wall_s, folders = time.time(), folders_of(run.config, run.cwd)
+    newest: Released | None = None
+    for name in dict.fromkeys([run.node, *names_here(environ)]):
+        places = find_places(*folders, environ, name)
+        if not may_hold_any(places):
+            continue
+        record, _ = read_node(places, name)
+        if counting(record, now_wall_s, os.getuid()):
+            return None
+        for one in record.releases:
+            if one.who not in MACHINES and (newest is None or one.at_wall_s > newest.at_wall_s):
+                newest = Released(one.who, one.at_wall_s, one.reason[:MAX_REASON_CHARS])
+    return newest

@@ -30,12 +30,11 @@ from guardrun.supervisor.collect.host.oom_kills import OomWatch
 from guardrun.supervisor.collect.host.process_table import end_run
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.fleet.transport.curve_sockets import ENDED_LINGER_MS
+from guardrun.supervisor.fleet.transport.curve import ENDED_LINGER_MS
 from guardrun.supervisor.node.launcher_takeover import LauncherTakeover
-from guardrun.supervisor.node.node_relations import NodeRelations
+from guardrun.supervisor.node.node_relations import NodeRelations, Releases
 from guardrun.supervisor.node.node_role import NodeRole
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
-from guardrun.supervisor.node.release_watch import Releases
 from guardrun.supervisor.node.slurm_drain import Drains
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.wire import control_messages

@@ -97,7 +97,7 @@ def _settle() -> None:
 
 
 def _full(subject: Subject) -> Report:
-    from guardrun.supervisor.preflight.full.full_preflight import timed
+    from guardrun.supervisor.preflight.full_preflight import timed
 
     return Report(*timed(subject))
 

@@ -28,7 +28,7 @@ from guardrun.supervisor.health.quarantine_rules import (
 from guardrun.supervisor.preflight.base.remark import Remark, Severity, Subject, note, warn
 from guardrun.supervisor.preflight.checks import gpu_health, gpus, quarantined
 from guardrun.supervisor.preflight.checks.folders import ANSWER_S, judge_room
-from guardrun.supervisor.preflight.full.full_preflight import GPU_PATIENCE_S
+from guardrun.supervisor.preflight.full_preflight import GPU_PATIENCE_S
 from guardrun.supervisor.quarantine.record_places import Place, find_places, names_here
 from guardrun.supervisor.quarantine.records import read_node, release_node
 

@@ -1,21 +1,31 @@
-"""What a run's directory tells when no supervisor answers: the journal's last word on everything."""
+"""What is on disk of a run as a whole: summary.json, and what tells of it when no supervisor answers.
+
+summary.json: what became of the run, and where its time went. While there is none, the journal has the last word on
+everything.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.base.own_files import open_own, read_own
-from guardrun.supervisor.report.incident import incident_folders
+from guardrun.supervisor.base.own_files import open_own, read_own, write_own
+from guardrun.supervisor.engine.model.actions import Summary
+from guardrun.supervisor.report.elements.quantities import iso_time
+from guardrun.supervisor.report.incident import encode, incident_folders
 from guardrun.supervisor.rundir.run_directory import RunFile
 
 JOURNAL = "events.jsonl"
 FIND_S = 2.0
 """A checkpoint is looked for so long at most: its file system may be what the run has died of."""
+
+SCHEMA = 1
+_TIMES = ("started", "ended")
 
 
 class _Rank(msgspec.Struct, kw_only=True):
@@ -188,3 +198,64 @@ def _rank(rank: _Rank) -> dict[str, Any]:
         "last_progress_s": None,
         "hooks": None,
     }
+
+
+def summary_json(
+    summary: Summary,
+    run: RunFile,
+    wall: Callable[[float], float],
+    *,
+    shares: dict[str, Any] | None = None,
+    opened_s: float = 0.0,
+) -> dict[str, Any]:
+    """summary.json. wall turns the engine's seconds into seconds since the epoch; shares: Desk.shares().
+
+    opened_s: from when on wall_s counts, which the pre-flight comes before.
+    """
+    return {
+        "schema": SCHEMA,
+        "run_id": run.run_id,
+        "node": run.node,
+        "outcome": summary.outcome,
+        "exit_code": summary.exit_code,
+        "reason": summary.reason,
+        "started": iso_time(wall(opened_s)),
+        "ended": iso_time(wall(opened_s + summary.wall_s)),
+        "wall_s": round(summary.wall_s, 3),
+        "goodput": round(summary.goodput, 4),
+        "lost_s": {use: round(seconds, 3) for use, seconds in summary.lost_s.items()},
+        "restarts": summary.restarts,
+        "last_step": summary.last_step,
+        **({"requeue": summary.requeue} if summary.requeue else {}),
+        **({"resumes": summary.resumes} if summary.resumes else {}),
+        **({"may_go_on": True} if summary.may_go_on else {}),
+        "attempts": [_attempt(attempt, wall) for attempt in summary.attempts],
+        "incidents": msgspec.to_builtins(summary.incidents, str_keys=True),
+        "stalls": msgspec.to_builtins(summary.stalls, str_keys=True),
+        **({"shares": shares} if shares else {}),
+    }
+
+
+def _attempt(attempt: dict[str, Any], wall: Callable[[float], float]) -> dict[str, Any]:
+    """The engine's record, its times as times."""
+    plain: dict[str, Any] = msgspec.to_builtins(attempt, str_keys=True)
+    for name in _TIMES:
+        seconds = plain.get(f"{name}_s")
+        if isinstance(seconds, (int, float)):
+            plain[name] = iso_time(wall(seconds))
+    return plain
+
+
+def write_summary(
+    run_dir: Path,
+    summary: Summary,
+    run: RunFile,
+    wall: Callable[[float], float],
+    *,
+    shares: dict[str, Any] | None = None,
+    opened_s: float = 0.0,
+) -> Path:
+    """Write summary.json and answer where it is. Raises OSError."""
+    path = run_dir / "summary.json"
+    write_own(path, encode(summary_json(summary, run, wall, shares=shares, opened_s=opened_s)))
+    return path

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from guardrun.supervisor.checkpoints.reading.file_examiner import Examiner
+from guardrun.supervisor.checkpoints.reading.confined_process import Examiner
 from tests.checkpoints import bombs
 
 MAX_S = 2.0

@@ -24,7 +24,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.quarantine.record_places import find_places
 from guardrun.supervisor.report.incident import write_incident
-from guardrun.supervisor.report.run_summary import write_summary
+from guardrun.supervisor.report.run_record import write_summary
 from guardrun.supervisor.rundir.journal import Journal
 from guardrun.supervisor.rundir.run_directory import RunFile, write_run_file
 from guardrun.supervisor.wire.control_messages import CONTROL_SOCKET, Answer, Ask

@@ -23,7 +23,7 @@ from guardrun.supervisor.engine.model.events import Rank
 from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.state.state import Attempt, RankState, State
-from guardrun.supervisor.report.run_summary import write_summary
+from guardrun.supervisor.report.run_record import write_summary
 from guardrun.supervisor.rundir.run_directory import write_run_file
 from guardrun.supervisor.wire.control_messages import Answer
 from tests.cli.conftest import Ctl, FakeSupervisor, make_run, record_journal

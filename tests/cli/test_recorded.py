@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from guardrun.supervisor.report.run_summary import write_summary
+from guardrun.supervisor.report.run_record import write_summary
 from guardrun.supervisor.rundir.journal import NAME, Line
 from tests.cli.conftest import NODE, STATUS, Ctl, make_run, record_journal
 from tests.report.samples import summary, wall

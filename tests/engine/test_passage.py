@@ -18,13 +18,13 @@ SHOWN = "sleep"
 """The hang of the page: rank 1 is blocked in a call of its own, rank 0 waits for it."""
 HANGS = (SHOWN, "all_hang", "gil", "skipped_all_reduce", "spin", "stop", "worker_sleep")
 
-LOOK = Figures(places=22, stops=35, comes_back=14)
+LOOK = Figures(places=22, stops=37, comes_back=16)
 """Of the look that leads to the verdict, at most: modules, …"""
-LOOK_ROOMS = Figures(places=7, stops=17, comes_back=10)
+LOOK_ROOMS = Figures(places=8, stops=18, comes_back=10)
 """… and rooms."""
-WHOLE = Figures(places=39, stops=68, comes_back=30)
+WHOLE = Figures(places=37, stops=71, comes_back=35)
 """Of the whole hang: its suspicion, all looks, the verdict, the stop, the choice of a checkpoint, the start."""
-WHOLE_ROOMS = Figures(places=9, stops=34, comes_back=26)
+WHOLE_ROOMS = Figures(places=9, stops=36, comes_back=28)
 
 
 @cache

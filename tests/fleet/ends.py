@@ -11,7 +11,7 @@ import zmq
 
 from guardrun.supervisor.fleet.transport import hub as hub_module
 from guardrun.supervisor.fleet.transport import link as link_module
-from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair, make_key_pair
+from guardrun.supervisor.fleet.transport.curve import KeyPair, make_key_pair
 from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
 from guardrun.supervisor.fleet.transport.link import Head, Link
 from guardrun.supervisor.wire.listening_addresses import Listen

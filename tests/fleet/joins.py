@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinFile
-from guardrun.supervisor.fleet.transport.curve_sockets import make_key_pair
+from guardrun.supervisor.fleet.transport.curve import make_key_pair
 
 
 def made(run_id: str = "run", session: int = 0, **more: Any) -> JoinFile:

@@ -13,7 +13,7 @@ import zmq
 
 from guardrun.supervisor.engine.model.events import FleetPlan, Settings
 from guardrun.supervisor.fleet.checks.reachability_probe import TOKEN_BYTES, Echo, call
-from guardrun.supervisor.fleet.transport.curve_sockets import make_key_pair
+from guardrun.supervisor.fleet.transport.curve import make_key_pair
 from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
 from guardrun.supervisor.fleet.transport.link import Head, Link
 from guardrun.supervisor.wire import listening_addresses

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.findings import Finding, Response, is_key
 from guardrun.supervisor.health.base.readings import Judge, Readout, Sample, Value, parse_holders, write_holders
-from guardrun.supervisor.health.base.responses import is_key
 from guardrun.supervisor.health.gpu.device_links import LinkJudge
 from guardrun.supervisor.health.gpu.device_memory import EccJudge, RemapJudge
 from guardrun.supervisor.health.gpu.gpu_inventory import GpuBook, LostJudge, strangers
-from guardrun.supervisor.health.gpu.gpu_judges import gpu_judges
 from guardrun.supervisor.health.gpu.thermal import ThrottleJudge
+from guardrun.supervisor.health.judges import gpu_judges
 
 GPU, OTHER = "gpu:GPU-1", "gpu:GPU-2"
 NOTE, RESTART, ISOLATE = Response.NOTE, Response.RESTART, Response.ISOLATE

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.health.base.findings import Finding, Response
-from guardrun.supervisor.health.base.responses import DEFAULTS, KEYS, host_finding, is_key, respond, said_for
+from guardrun.supervisor.health.base.findings import (
+    DEFAULTS,
+    KEYS,
+    Finding,
+    Response,
+    host_finding,
+    is_key,
+    respond,
+    said_for,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.health.base.findings import Finding, Response
+from guardrun.supervisor.health.base.findings import Finding, Response, is_key
 from guardrun.supervisor.health.base.readings import Happening, Readout, Sample
-from guardrun.supervisor.health.base.responses import is_key
 from guardrun.supervisor.health.gpu.xid_catalogue import RESPONSES, Asks, advise, codes, look_up
 from guardrun.supervisor.health.gpu.xid_judge import XidJudge
 from guardrun.supervisor.health.gpu.xids import (

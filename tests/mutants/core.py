@@ -67,12 +67,12 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="chance_turned_round",
-        file="supervisor/engine/state/failure_attribution.py",
+        file="supervisor/engine/state/job_nodes.py",
         before="if comb(others, count - 1) <= CHANCE * nodes ** (count - 1):",
         after="if comb(others, count - 1) >= CHANCE * nodes ** (count - 1):",
         breaks="failures that chance explains are held against a node, and those that it does not are not",
         quick=(
-            "tests/engine/state/test_failure_attribution.py::test_how_often_is_more_than_chance_depends_on_how_many_nodes_there_are",
+            "tests/engine/state/test_job_nodes.py::test_how_often_is_more_than_chance_depends_on_how_many_nodes_there_are",
         ),
     ),
     Mutation(
@@ -113,7 +113,7 @@ CORE: tuple[Mutation, ...] = (
     return [ChooseCheckpoint(choice=state.choice)]
 """,
         breaks="the checkpoint that the script could not load is chosen for each attempt again",
-        quick=("tests/engine/incidents/test_recurrence.py::test_a_checkpoint_that_could_not_be_loaded_is_avoided",),
+        quick=("tests/engine/state/test_incidents.py::test_a_checkpoint_that_could_not_be_loaded_is_avoided",),
     ),
     Mutation(
         name="cancelled_job_requeued",

@@ -121,7 +121,7 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="any_key_comes_in",
-        file="supervisor/fleet/transport/curve_authenticator.py",
+        file="supervisor/fleet/transport/curve.py",
         before="elif request[6] in self._admitted:",
         after="elif request[6]:",
         breaks="whoever speaks the protocol joins the job, whatever key it has",

@@ -12,9 +12,9 @@ from typing import IO
 
 import pytest
 
+from guardrun.supervisor.preflight import full_preflight
 from guardrun.supervisor.preflight.base.remark import Severity, Subject
-from guardrun.supervisor.preflight.full import full_preflight
-from guardrun.supervisor.preflight.full.device_trial import Trial, ask_all, hear_all
+from guardrun.supervisor.preflight.device_trial import Trial, ask_all, hear_all
 from tests.cli.conftest import Ctl, ctl, runs  # noqa: F401  # fixtures
 
 OK, NOTE, WARN, REFUSE = Severity

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from guardrun.supervisor.preflight import device_trial, full_preflight
 from guardrun.supervisor.preflight.base.remark import Severity
-from guardrun.supervisor.preflight.full import device_trial, full_preflight
-from guardrun.supervisor.preflight.full.device_trial import Answer
+from guardrun.supervisor.preflight.device_trial import Answer
 
 OK, NOTE, WARN, REFUSE = Severity
 

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from guardrun.supervisor.preflight import full_preflight
 from guardrun.supervisor.preflight.base.remark import Severity, Subject
-from guardrun.supervisor.preflight.full import full_preflight
-from guardrun.supervisor.preflight.full.device_trial import Answer, Trial, ask_all
+from guardrun.supervisor.preflight.device_trial import Answer, Trial, ask_all
 
 CORES = sorted(os.sched_getaffinity(0))
 
 PROGRAM = """
 import json, sys
 import torch
-from guardrun.launcher.device_trial import device as pattern, device as product, reduce
+from guardrun.launcher.device_trial import device as pattern, device as product, device as sums
 from guardrun.launcher.device_trial.device import Device
 product.CPU_SIZE, product.CPU_S, pattern.CPU_MOST_BYTES = 64, 0.0, pattern.CHUNK_BYTES
 device = Device(f"cpu:{sys.argv[1]}")
@@ -71,7 +71,7 @@ LOST_SUM = """
 import torch.distributed as dist
 def lossy(tensor):
     tensor[7] += 1
-reduce.dist.all_reduce = lossy
+sums.dist.all_reduce = lossy
 """
 
 
@@ -106,7 +106,7 @@ def test_an_unsound_one_is_found(call: str, replacement: str, field: str) -> Non
 
 
 def test_a_sum_that_is_wrong_is_found(tmp_path: Path) -> None:
-    call = f"reduce.try_reduce(device, {str(tmp_path / 'store')!r}, 0, 1)"
+    call = f"sums.try_reduce(device, {str(tmp_path / 'store')!r}, 0, 1)"
     assert run(call)["wrong"] == 0
     (tmp_path / "store").unlink(missing_ok=True)
     assert run(call, LOST_SUM)["wrong"] == 1

@@ -12,9 +12,8 @@ from guardrun.supervisor.engine.model.looks import Frame
 from guardrun.supervisor.engine.observation.stack_grouping import CHILD, Stack, StackGroup, stacks_of
 from guardrun.supervisor.report.elements.html_page import environment
 from guardrun.supervisor.report.elements.source_lines import CHANGED, Source, Sources
-from guardrun.supervisor.report.grouped_stacks import show_stacks
 from guardrun.supervisor.report.incident import incident_json
-from guardrun.supervisor.report.incident_page import report_html
+from guardrun.supervisor.report.incident_page import report_html, show_stacks
 from guardrun.supervisor.report.run_page import run_html
 from guardrun.supervisor.report.timeline.story import RunIncident, run_story
 from guardrun.supervisor.report.timeline.timeline import Timeline

@@ -13,7 +13,7 @@ from guardrun.supervisor.collect.ranks.look_files import write_look
 from guardrun.supervisor.engine.model.actions import Incident
 from guardrun.supervisor.report import incident as rendering
 from guardrun.supervisor.report.incident import incident_folders, incident_json, write_incident
-from guardrun.supervisor.report.run_summary import write_summary
+from guardrun.supervisor.report.run_record import write_summary
 from tests.report.samples import crash, hang, rank_look, run_file, summary, wall
 
 

@@ -21,7 +21,7 @@ import pytest
 from guardrun.supervisor.health.base.findings import Finding, Response
 from guardrun.supervisor.health.base.readings import Readout, Value
 from guardrun.supervisor.health.gpu.gpu_inventory import LostJudge, strangers
-from guardrun.supervisor.health.gpu.gpu_judges import gpu_judges
+from guardrun.supervisor.health.judges import gpu_judges
 from guardrun.supervisor.sensors.base.sensor_runner import Runner
 from guardrun.supervisor.sensors.gpu.gpu_sensor import MAX_STUCK, GpuSensor
 from tests.sensors.nvml_stub import LIBRARY, NvmlStub

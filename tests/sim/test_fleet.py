@@ -20,8 +20,7 @@ from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model import transitions
-from guardrun.supervisor.engine.state.failure_attribution import is_doubt
-from guardrun.supervisor.engine.state.job_nodes import Standing
+from guardrun.supervisor.engine.state.job_nodes import Standing, is_doubt
 from tests.engine.invariants import check_cheap, check_costly
 
 _EXAMPLES = settings.default.max_examples if settings.default else 100

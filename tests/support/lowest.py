@@ -56,11 +56,11 @@ USES = {
     "structlog": ("tests/base/test_log.py",),
     "rich": ("tests/cli/test_output.py",),
     "jinja2": ("tests/report/test_report.py", "tests/report/test_drawings.py"),
-    "prometheus-client": ("tests/agent/metrics/test_metrics.py",),
+    "prometheus-client": ("tests/agent/test_metrics.py",),
     "tomli": ("tests/config",),
 }
 # Of these, what runs guardrun itself, or computes: only with torch.
-NEEDS_TORCH = (*USES["torch"], "tests/agent/metrics/test_metrics.py::test_a_real_run_serves_its_own", *USES["psutil"])
+NEEDS_TORCH = (*USES["torch"], "tests/agent/test_metrics.py::test_a_real_run_serves_its_own", *USES["psutil"])
 
 
 def dependencies(pyproject: str) -> list[Requirement]:

@@ -27,8 +27,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from guardrun.supervisor.checkpoints.reading.confined_process import LENGTH
-from guardrun.supervisor.checkpoints.reading.file_examiner import Examiner
+from guardrun.supervisor.checkpoints.reading.confined_process import LENGTH, Examiner
 from guardrun.supervisor.checkpoints.reading.folder_contents import open_regular
 from guardrun.supervisor.checkpoints.reading.torch_file import Contents
 from guardrun.supervisor.checkpoints.reading.verdicts import CPU_S, Torn, Unjudged, Verdict, Whole

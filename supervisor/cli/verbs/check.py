@@ -56,7 +56,7 @@ def _run(call: Call) -> int:
     # The checks' modules would slow every other verb down.
     from guardrun.supervisor.preflight.base.remark import run_checks
     from guardrun.supervisor.preflight.check_table import QUICK
-    from guardrun.supervisor.preflight.full.full_preflight import run_full
+    from guardrun.supervisor.preflight.full_preflight import run_full
     from guardrun.supervisor.preflight.quarantine_release import release_mended
 
     subject = _subject(call)

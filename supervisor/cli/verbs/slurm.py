@@ -68,13 +68,13 @@ def _run(call: Call) -> int:
 
 
 def _prolog(call: Call) -> int:
-    from guardrun.slurm.node_hooks.prolog import run_prolog
+    from guardrun.slurm.node_hooks import run_prolog
 
     return run_prolog(call.environ)
 
 
 def _epilog(call: Call) -> int:
-    from guardrun.slurm.node_hooks.epilog import run_epilog
+    from guardrun.slurm.node_hooks import run_epilog
 
     return run_epilog(call.environ)
 

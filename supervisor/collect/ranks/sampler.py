@@ -1,18 +1,26 @@
-"""Once a second: what changed in the ranks, from their boards and one file of /proc each."""
+"""Once a second: what changed in the ranks, from their boards and one file of /proc each; now and then, open files.
+
+How many files a rank has open, how many it may, and what the newest are. The kernel gives out the lowest free number,
+so that what is opened and never closed fills the table up to the number of all that is open: those just below it are
+the newest. Only they are looked at, and only where many are open.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 
 from guardrun.hooks.wire.board import Field
 from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.base.printable import make_printable
 from guardrun.supervisor.collect.host.process_table import ProcessTable
-from guardrun.supervisor.collect.host.procfs import parse_stat, read_stat
+from guardrun.supervisor.collect.host.procfs import parse_files_limit, parse_stat, read_bytes, read_stat
 from guardrun.supervisor.collect.ranks.boards import (
     BLANK,
     BoardReader,
@@ -23,8 +31,7 @@ from guardrun.supervisor.collect.ranks.boards import (
     step_of,
     waits_since_ns,
 )
-from guardrun.supervisor.collect.ranks.open_files import read_open_files
-from guardrun.supervisor.engine.model.events import Rank, RankReport, Settings, StepBreakdown
+from guardrun.supervisor.engine.model.events import OpenFiles, Rank, RankReport, Settings, StepBreakdown
 
 HEART_STALE_S = 3.0
 SPENT_EVERY_S = 9.5
@@ -35,13 +42,20 @@ FILES_IN_WINDOW = 4
 """A rank's open files are counted so often in the shortest window in which they are compared: every half minute."""
 FILES_BUDGET_S = 0.005
 """Of a sample: whose turn comes after that has it in the next one. A kernel that does not say how many there are takes
-up to a hundred milliseconds for one rank (open_files.py), and it is the supervisor's loop that waits."""
+up to a hundred milliseconds for one rank, and it is the supervisor's loop that waits."""
 _GONE = "?"
 _ORDINARY = "RSDI"
 """States between which a healthy process flips all the time: no change worth a report."""
 _TRACK_EVERY_S = 5.0
 _TRACK_SHARE = 0.002
 """Share of a core that following descendants may cost: on nodes with many processes it is done less often."""
+
+MAX_LISTED = 20_000
+"""Descriptors that are counted one by one, where the kernel doesn't say how many there are: some 5 µs each."""
+NEWEST = 200
+KINDS = 3
+MAX_NAME = 120
+"""Characters: of a longer path the end is kept."""
 
 
 class _Watched:
@@ -215,3 +229,65 @@ class Sampler:
             report.is_save_held,
             report.heart_s > 0 and now_s - report.heart_s > HEART_STALE_S,
         )
+
+
+def read_open_files(pid: int) -> OpenFiles | None:
+    """Of a process; None where that can't be known. Nothing is opened or asked of a file system."""
+    count = count_descriptors(pid)
+    if not count:
+        return None
+    limits = read_bytes(f"/proc/{pid}/limits") or b""
+    files = OpenFiles(count, parse_files_limit(limits.decode("ascii", "replace")) or 0)
+    return OpenFiles(count, files.limit, summarize(_read_newest(pid, count))) if files.are_many else files
+
+
+def count_descriptors(pid: int) -> int | None:
+    """Of a process; None where that is not to be seen.
+
+    Linux says it as the folder's size from 6.2 on (fs/proc/fd.c, proc_fd_getattr); before, that is 0.
+    """
+    try:
+        return os.stat(f"/proc/{pid}/fd").st_size or count_one_by_one(pid)
+    except OSError:
+        return None
+
+
+def count_one_by_one(pid: int, most: int = MAX_LISTED) -> int | None:
+    """Likewise, on any kernel; None where there are more than `most`. Raises OSError."""
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        count = sum(1 for _ in islice(entries, most + 1))
+    return count if count <= most else None
+
+
+def _read_newest(pid: int, count: int) -> list[str]:
+    """What the descriptors with the highest numbers stand for, by number from above."""
+    targets = []
+    for number in range(count - 1, max(-1, count - 1 - NEWEST), -1):
+        try:
+            targets.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+        except OSError:
+            continue  # closed, gone, or not for us to see
+    return targets
+
+
+def summarize(targets: Iterable[str]) -> list[tuple[str, int]]:
+    """What most descriptors are, by the targets of their links (proc(5)): sockets, pipes, files by path or folder."""
+    kinds = Counter(_kind(target) for target in targets)
+    found: Counter[str] = Counter()
+    for kind, count in kinds.items():
+        # A path that is open twice is opened again and again; else what they have in common is the folder.
+        is_single = count == 1 and kind.startswith("/")
+        found[f"files in {os.path.dirname(kind)}" if is_single else kind] += count
+    return [(make_printable(_shortened(kind)), count) for kind, count in found.most_common(KINDS)]
+
+
+def _kind(target: str) -> str:
+    """`socket:[8123]` → sockets; `anon_inode:[eventfd]` → eventfd; `/tmp/x (deleted)` → /tmp/x."""
+    if target.startswith("/"):
+        return target.removesuffix(" (deleted)")
+    name, _, rest = target.partition(":")
+    return rest.strip("[]") if name == "anon_inode" else f"{name}s"
+
+
+def _shortened(kind: str) -> str:
+    return kind if len(kind) <= MAX_NAME else f"…{kind[1 - MAX_NAME :]}"

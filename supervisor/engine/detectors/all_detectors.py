@@ -1,12 +1,14 @@
-"""The detectors of a run: one line each."""
+"""What a detector is: it observes, and answers with verdicts (engine/model/verdicts.py). All of them, a line each."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
 from guardrun.supervisor.engine.detectors.dataloader_bound import DataloaderBound
 from guardrun.supervisor.engine.detectors.descriptor_leak import DescriptorLeak
-from guardrun.supervisor.engine.detectors.detector import Detector
 from guardrun.supervisor.engine.detectors.failure.rank_failure import RankFailure
 from guardrun.supervisor.engine.detectors.gc_pause import GcPause
 from guardrun.supervisor.engine.detectors.gc_pressure import GcPressure
@@ -14,6 +16,19 @@ from guardrun.supervisor.engine.detectors.hang.suspicion import Hang
 from guardrun.supervisor.engine.detectors.node_health import NodeHealth
 from guardrun.supervisor.engine.detectors.straggler import Straggler
 from guardrun.supervisor.engine.detectors.throughput_drop import ThroughputDrop
+from guardrun.supervisor.engine.model.run_view import RunView
+from guardrun.supervisor.engine.model.verdicts import Verdict
+from guardrun.supervisor.engine.observation.hang_finding import LookJudged
+
+
+class Detector(Protocol):
+    """One question about the run. Its fields are its memory: plain data, in every snapshot; nobody else writes them."""
+
+    observes: ClassVar[tuple[type, ...]]
+    """What it is asked about: events, or what the engine derives from them (LookJudged, step_times.Window)."""
+
+    def observe(self, event: Any, view: RunView, now_s: float) -> Sequence[Verdict | LookJudged]:
+        """Take one of these in, and say what follows."""
 
 
 class Detectors(msgspec.Struct, kw_only=True):

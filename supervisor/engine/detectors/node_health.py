@@ -18,13 +18,12 @@ import msgspec
 from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.incidents.sentences import seconds_text, who
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.run_view import RunView
+from guardrun.supervisor.engine.model.run_view import DEVICE, RunView, ranks_on
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Remark, Verdict
-from guardrun.supervisor.engine.observation.rank_findings import DEVICE, ranks_on
-from guardrun.supervisor.engine.observation.step_rate import SLOW, Slowdown, slowdown
-from guardrun.supervisor.health.base.findings import Finding, Response
-from guardrun.supervisor.health.base.responses import said_for
+from guardrun.supervisor.engine.observation.step_times import SLOWER as SLOW
+from guardrun.supervisor.engine.observation.step_times import Slowdown, slowdown
+from guardrun.supervisor.health.base.findings import Finding, Response, said_for
 
 FELT = {"throttle": "thermal_throttle", "thermal": "thermal_throttle", "cpu_starved": "cpu_starved"}
 """Findings that are an incident only if training feels them → its cause."""

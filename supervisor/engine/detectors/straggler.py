@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from guardrun.supervisor.engine.incidents.sentences import seconds_text, who
-from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
+from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt, wrong_with
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Remark, Verdict
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.rank_baseline import (
@@ -31,7 +31,6 @@ from guardrun.supervisor.engine.observation.rank_baseline import (
     steady,
     suspects,
 )
-from guardrun.supervisor.engine.observation.rank_findings import wrong_with
 from guardrun.supervisor.engine.observation.step_times import Window
 
 WINDOWS = 3

@@ -221,12 +221,12 @@ def exit_code(fall: Fall) -> int:
 def is_peer_lost(fall: Fall) -> bool:
     """Whether what it says is only that somebody else has gone, or never came."""
     words = _words(fall)
-    return _is_victim(fall, layers_of(fall.error) if fall.error else [], _told(fall, words), words)
+    return _is_victim(fall, layers_of(fall.error) if fall.error else [], _own_cause(fall, words), words)
 
 
 def _weigh(fall: Fall, readings: list[Reading]) -> _Weighed:
     words = _words(fall)
-    told = cause_with_device(_told(fall, words), readings)
+    told = cause_with_device(_own_cause(fall, words), readings)
     layers = layers_of(fall.error) if fall.error else []
     layer = told.layer or _quoted(layers) or _root(layers)
     return _Weighed(fall, told, layer, _is_victim(fall, layers, told, words), _key(fall, told.cause, layer), words)
@@ -248,7 +248,7 @@ def _root(layers: list[Layer]) -> Layer | None:
     return next((one for one in reversed(layers) if one.relation is Relation.CAUSE), None)
 
 
-def _told(fall: Fall, words: BackendWords) -> CauseMatch:
+def _own_cause(fall: Fall, words: BackendWords) -> CauseMatch:
     """The cause, as the rank alone shows it."""
     if fall.was_oom_killed:
         return CauseMatch(cause="host_oom")

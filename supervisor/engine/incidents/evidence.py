@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from guardrun.supervisor.engine.model.looks import Call, Frame, RankLook, Reading
-from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, attempt_of
+from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, attempt_of, wrong_with
 from guardrun.supervisor.engine.observation.collective_calls import call_text, group_text, is_point_to_point, pending
 from guardrun.supervisor.engine.observation.collective_waits import Match
 from guardrun.supervisor.engine.observation.dataloader_workers import of_workers
 from guardrun.supervisor.engine.observation.frames import active_stack, base_name, is_users, rank_list
 from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot
 from guardrun.supervisor.engine.observation.rank_activity import Judgement
-from guardrun.supervisor.engine.observation.rank_findings import wrong_with
 from guardrun.supervisor.engine.observation.stack_grouping import evidence_groups
 
 MAX_RANKS = 64

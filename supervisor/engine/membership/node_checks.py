@@ -13,8 +13,7 @@ from guardrun.supervisor.engine.model.verdicts import Detected
 from guardrun.supervisor.engine.recovery.decide import announce, isolate, report
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
 from guardrun.supervisor.engine.state.state import State, enter
-from guardrun.supervisor.health.base.findings import Response
-from guardrun.supervisor.health.base.responses import DEFAULTS, finding_id
+from guardrun.supervisor.health.base.findings import DEFAULTS, Response, finding_id
 
 LIMITS_S = {"quick": 20.0, "full": 300.0}
 """The edge's own limits are below these (fleet/checks/check_rounds.py): they are for answers that got lost."""

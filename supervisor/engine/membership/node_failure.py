@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from guardrun.supervisor.engine.model.actions import Action, Culprit
-from guardrun.supervisor.engine.model.derived_events import FallsExplained
+from guardrun.supervisor.engine.model.derived_events import ExitsExplained
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Detected
 from guardrun.supervisor.engine.observation.frames import rank_list
@@ -145,7 +145,7 @@ def _act_on(state: State, detected: Detected, to_blame: list[Member], now_s: flo
     incident, actions = report(state, detected, now_s)
     if incident.action == "none":
         return actions
-    actions += observe(state, FallsExplained(), now_s)  # of ranks that lost them
+    actions += observe(state, ExitsExplained(), now_s)  # of ranks that lost them
     if len(to_blame) <= MANY:
         actions += _isolate(state, incident.id, to_blame, now_s)
     if state.phase is Phase.RUNNING:

@@ -15,7 +15,7 @@ class ExitBooked(NamedTuple):
     """In the engine's seconds; not in the future, whatever the clock of the rank's node says."""
 
 
-class FallsExplained(NamedTuple):
+class ExitsExplained(NamedTuple):
     """Why ranks have fallen is known, and is no failure of theirs: a lost node, a signal to the job, a person."""
 
 

@@ -566,7 +566,7 @@ class PastPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where earlier runs in the same run folder had incidents."""
 
     place: str
-    """As engine/incidents/recurrence.py has it."""
+    """As engine/state/incidents.py has it."""
     runs: int
     """In how many runs."""
     last: str = ""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from guardrun.supervisor.engine.incidents.advice import advice_for
-from guardrun.supervisor.engine.incidents.recurrence import told_again
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import (
     Action,
@@ -32,7 +31,7 @@ from guardrun.supervisor.engine.model.verdicts import (
     Verdict,
 )
 from guardrun.supervisor.engine.observation.hang_finding import LookJudged
-from guardrun.supervisor.engine.state.incidents import change, culprits_of, write
+from guardrun.supervisor.engine.state.incidents import change, culprits_of, told_again, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response
 

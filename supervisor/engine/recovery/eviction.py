@@ -1,6 +1,6 @@
 """Which node an incident leaves out of the next attempt: at most one, and never for what a script does.
 
-What has no cause that could be found is held against a node as `engine/state/failure_attribution.py` says.
+What has no cause that could be found is held against a node as `engine/state/job_nodes.py` says.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from guardrun.supervisor.engine.failures.root_cause import is_lasting
 from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.model.actions import Action, Incident
 from guardrun.supervisor.engine.recovery.decide import isolate
-from guardrun.supervisor.engine.state.failure_attribution import (
+from guardrun.supervisor.engine.state.incidents import change
+from guardrun.supervisor.engine.state.job_nodes import (
     MEMORY_S,
+    Fleet,
+    Standing,
     attributed_failures,
     is_doubt,
     kept,
     strike_for,
 )
-from guardrun.supervisor.engine.state.incidents import change
-from guardrun.supervisor.engine.state.job_nodes import Fleet, Standing
 from guardrun.supervisor.engine.state.state import State
 
 # Awaited nodes ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import signal
 
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action, AskCheckpoint, SeekCheckpoint
-from guardrun.supervisor.engine.model.derived_events import FallsExplained
+from guardrun.supervisor.engine.model.derived_events import ExitsExplained
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.decide import announce, observe, stop
@@ -39,8 +39,7 @@ from guardrun.supervisor.engine.recovery.requeue import (
 )
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
-from guardrun.supervisor.engine.state.preemption_state import SIGNAL, TIME_LIMIT
-from guardrun.supervisor.engine.state.state import State, enter
+from guardrun.supervisor.engine.state.state import SIGNAL, TIME_LIMIT, State, enter
 
 # Node drains --------------------------------------------------------------------------------------------------------
 # Nodes that somebody has drained: what runs there goes on, and the next attempt takes others where it can.
@@ -301,7 +300,7 @@ def _begin(state: State, now_s: float) -> list[Action]:
     if attempt is not None:
         codes = [rank.exitcode for rank in attempt.ranks.values() if rank.exitcode not in (None, 0)]
         if codes and all(is_end_of_notice(state, code) for code in codes if code is not None):
-            actions += observe(state, FallsExplained(), now_s)  # the signal met the ranks first
+            actions += observe(state, ExitsExplained(), now_s)  # the signal met the ranks first
             if state.phase is Phase.STOPPING and attempt.ended_s is not None and not state.is_failing:
                 return actions + wind_up(state, now_s)  # their exits were being read: nothing else would come
     if state.phase is Phase.RUNNING:
@@ -336,7 +335,7 @@ def _stop(state: State, now_s: float) -> list[Action]:
 def _end_as_told(state: State, now_s: float) -> list[Action]:
     """A person ends the job: as by Ctrl-C."""
     state.signum, state.notice.cause = state.notice.signum, ""
-    actions = observe(state, FallsExplained(), now_s)
+    actions = observe(state, ExitsExplained(), now_s)
     if state.phase is Phase.RUNNING:
         return actions + stop(state, now_s, now_s)
     if state.phase is Phase.STOPPING and state.attempt is not None and state.attempt.ended_s is None:

@@ -11,8 +11,7 @@ from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Detected
 from guardrun.supervisor.engine.recovery.decide import report
 from guardrun.supervisor.engine.state.incidents import change
-from guardrun.supervisor.engine.state.preemption_state import TIME_LIMIT, Notice
-from guardrun.supervisor.engine.state.state import State, attempt_of
+from guardrun.supervisor.engine.state.state import TIME_LIMIT, Notice, State, attempt_of
 
 
 def report_preemption(state: State, now_s: float) -> list[Action]:

@@ -12,8 +12,7 @@ from guardrun.supervisor.engine.recovery import eviction
 from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.recovery.preemption_incident import report_preemption
 from guardrun.supervisor.engine.recovery.run_summary import finish, stop_words, summary
-from guardrun.supervisor.engine.state.preemption_state import TIME_LIMIT
-from guardrun.supervisor.engine.state.state import State, enter
+from guardrun.supervisor.engine.state.state import TIME_LIMIT, State, enter
 
 ANSWER_S = 30.0
 """A last look for a checkpoint, or a requeue, that nobody answered for this long is not waited for any more."""

@@ -22,7 +22,7 @@ from guardrun.supervisor.fleet.checks.check_rounds import Answer, What
 from guardrun.supervisor.fleet.checks.node_environment import read_facts
 from guardrun.supervisor.fleet.checks.reachability_probe import Echo, Met, call
 from guardrun.supervisor.fleet.protocol import messages as msg
-from guardrun.supervisor.preflight.full.device_trial import Trial, ask_all, hear_all
+from guardrun.supervisor.preflight.device_trial import Trial, ask_all, hear_all
 from guardrun.supervisor.wire.listening_addresses import Listen
 
 CALLERS = 32
@@ -32,7 +32,7 @@ READY_S = 90.0
 """For torch to be imported, and devices to be taken hold of."""
 SERVE_S = 10.0
 ADD_S = 30.0
-"""Above the process group's own timeout (launcher/device_trial/reduce.py)."""
+"""Above the process group's own timeout (launcher/device_trial/device.py)."""
 JOIN_S = 2.0
 
 
@@ -174,7 +174,7 @@ class _Worker:
 
     def _start_trials(self) -> None:
         from guardrun.supervisor.preflight.base.remark import Subject
-        from guardrun.supervisor.preflight.full.full_preflight import (
+        from guardrun.supervisor.preflight.full_preflight import (
             plan_trial,  # no run but one that wants this has a use for it
         )
 

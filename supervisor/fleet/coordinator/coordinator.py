@@ -16,6 +16,7 @@ from guardrun import __version__
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import SECRET, make_private, read_own, write_own
 from guardrun.supervisor.base.printable import encode_json, encode_msgpack
+from guardrun.supervisor.checkpoints.retention import elsewhere
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
@@ -38,17 +39,16 @@ from guardrun.supervisor.fleet.rendezvous.join_file import (
 )
 from guardrun.supervisor.fleet.rendezvous.start_failure_files import JoinRejections
 from guardrun.supervisor.fleet.transport import hub as hubs
-from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair, make_key_pair
+from guardrun.supervisor.fleet.transport.curve import KeyPair, make_key_pair
 from guardrun.supervisor.fleet.transport.envelopes import DECODE_ERRORS, Join
 from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
-from guardrun.supervisor.fleet.transport.joined_peers import Present, addresses_of, newer_if_gone, role_of, switches_of
+from guardrun.supervisor.fleet.transport.peers import Present, addresses_of, newer_if_gone, role_of, switches_of
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
 from guardrun.supervisor.node.run_context import CheckpointContext, DecidingContext
 from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
-from guardrun.supervisor.saving.resume_protection import elsewhere
 from guardrun.supervisor.wire.control_messages import Finish, Serving, Shares, Start, Stop, ToLauncher
 from guardrun.supervisor.wire.listening_addresses import (
     EVERYWHERE,

@@ -35,7 +35,7 @@ from guardrun.supervisor.fleet.rendezvous.introduction import IntroductionError,
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, JoinFile, NotThere, find_join_file
 from guardrun.supervisor.fleet.rendezvous.start_failure_files import began, find_refused, holds
 from guardrun.supervisor.fleet.transport import link as links
-from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair
+from guardrun.supervisor.fleet.transport.curve import KeyPair
 from guardrun.supervisor.fleet.transport.envelopes import DECODE_ERRORS
 from guardrun.supervisor.fleet.transport.link import Head, Link
 from guardrun.supervisor.node.node_supervisor import NodeSupervisor

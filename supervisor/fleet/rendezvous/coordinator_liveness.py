@@ -7,7 +7,7 @@ import time
 import zmq
 
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinFile
-from guardrun.supervisor.fleet.transport.curve_authenticator import Monitor
+from guardrun.supervisor.fleet.transport.curve import Monitor
 
 PATIENCE_S = 2.0
 """A host that is there answers in milliseconds; one that is gone, never."""

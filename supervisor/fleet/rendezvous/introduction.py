@@ -33,7 +33,7 @@ import zmq
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.fleet.rendezvous import munge
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, JoinFile, parse_join_file
-from guardrun.supervisor.fleet.transport.curve_sockets import Key, KeyPair, make_key_pair
+from guardrun.supervisor.fleet.transport.curve import Key, KeyPair, make_key_pair
 from guardrun.supervisor.fleet.transport.envelopes import DECODE_ERRORS
 from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, Listen, open_listener, open_listeners
 

@@ -26,7 +26,7 @@ import msgspec
 
 from guardrun.supervisor.base.own_files import SECRET, make_folders, write_file
 from guardrun.supervisor.base.printable import encode_json
-from guardrun.supervisor.fleet.transport.curve_sockets import Key, KeyPair
+from guardrun.supervisor.fleet.transport.curve import Key, KeyPair
 from guardrun.supervisor.fleet.transport.envelopes import PROTOCOL
 
 SCHEMA = 1

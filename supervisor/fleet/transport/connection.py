@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import zmq
 
-from guardrun.supervisor.fleet.transport.curve_authenticator import Monitor
-from guardrun.supervisor.fleet.transport.curve_sockets import Context, KeyPair, make_dealer
+from guardrun.supervisor.fleet.transport.curve import Context, KeyPair, Monitor, make_dealer
 
 _ENDS = frozenset(
     {

@@ -25,9 +25,7 @@ import msgspec
 import zmq
 
 from guardrun.supervisor.base.printable import encode_msgpack
-from guardrun.supervisor.fleet.transport.connection_limiter import ConnectionLimiter, raise_descriptor_limit
-from guardrun.supervisor.fleet.transport.curve_authenticator import CurveAuthenticator, Monitor
-from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair, make_router
+from guardrun.supervisor.fleet.transport.curve import CurveAuthenticator, KeyPair, Monitor, make_router
 from guardrun.supervisor.fleet.transport.envelopes import (
     DECODE_ERRORS,
     MAX_BODY_BYTES,
@@ -43,9 +41,10 @@ from guardrun.supervisor.fleet.transport.envelopes import (
     ToFollower,
     Welcome,
 )
-from guardrun.supervisor.fleet.transport.joined_peers import (
+from guardrun.supervisor.fleet.transport.peers import (
     Back,
     Body,
+    ConnectionLimiter,
     Counters,
     Decide,
     Dropped,
@@ -56,6 +55,7 @@ from guardrun.supervisor.fleet.transport.joined_peers import (
     Peers,
     What,
     newer_if_gone,
+    raise_descriptor_limit,
 )
 from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, Listen, bind_to
 

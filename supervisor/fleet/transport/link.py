@@ -34,7 +34,7 @@ from guardrun.supervisor.fleet.transport.connection import (
     Welcomed,
     What,
 )
-from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair
+from guardrun.supervisor.fleet.transport.curve import KeyPair
 from guardrun.supervisor.fleet.transport.envelopes import (
     DECODE_ERRORS,
     MAX_BODY_BYTES,

@@ -15,9 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from guardrun.supervisor.health.base.findings import Finding, Standing
+from guardrun.supervisor.health.base.findings import Finding, Standing, finding_id, host_finding
 from guardrun.supervisor.health.base.readings import Readout, Value
-from guardrun.supervisor.health.base.responses import finding_id, host_finding
 
 FORGET_S = 3600.0
 MAX_KEYS = 4096

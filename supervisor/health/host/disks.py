@@ -7,7 +7,7 @@ fault where the kernel's log says that it was an error.
 
 from __future__ import annotations
 
-from guardrun.supervisor.health.base.findings import Finding, Standing
+from guardrun.supervisor.health.base.findings import Finding, Standing, finding_id, host_finding
 from guardrun.supervisor.health.base.persistence import (
     Condition,
     LastCounts,
@@ -19,7 +19,6 @@ from guardrun.supervisor.health.base.persistence import (
     values_of,
 )
 from guardrun.supervisor.health.base.readings import Happening, Readout, Value
-from guardrun.supervisor.health.base.responses import finding_id, host_finding
 
 # Disk errors --------------------------------------------------------------------------------------------------------
 # What the kernel's log and disks' own counters say of disks that fail.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from guardrun.supervisor.health.base.findings import Finding, Standing
+from guardrun.supervisor.health.base.findings import Finding, Standing, finding_id, host_finding
 from guardrun.supervisor.health.base.persistence import Condition, Lasting, Moments, Said, clip, number, values_of
 from guardrun.supervisor.health.base.readings import Happening, Readout, Value
-from guardrun.supervisor.health.base.responses import finding_id, host_finding
 
 # Machine checks -----------------------------------------------------------------------------------------------------
 # The machine itself: machine checks, lockups, hung tasks, PCIe errors, limits that are nearly reached.

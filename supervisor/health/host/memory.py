@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.supervisor.health.base.findings import Finding, Standing
+from guardrun.supervisor.health.base.findings import Finding, Standing, finding_id, host_finding
 from guardrun.supervisor.health.base.persistence import Condition, LastCounts, Lasting, Moments, clip, number, values_of
 from guardrun.supervisor.health.base.readings import Happening, Readout, Value
-from guardrun.supervisor.health.base.responses import finding_id, host_finding
 
 CAUSE = "memory"
 LOW = 0.02

@@ -7,10 +7,9 @@ container's) come and go, and are not judged.
 
 from __future__ import annotations
 
-from guardrun.supervisor.health.base.findings import Finding, Standing
+from guardrun.supervisor.health.base.findings import Finding, Standing, finding_id, host_finding
 from guardrun.supervisor.health.base.persistence import Condition, LastCounts, Lasting, Moments, Said, clip, values_of
 from guardrun.supervisor.health.base.readings import Readout, Value
-from guardrun.supervisor.health.base.responses import finding_id, host_finding
 
 # Link flaps ---------------------------------------------------------------------------------------------------------
 # Links that go down and come up again: the second time within five minutes is a verdict.

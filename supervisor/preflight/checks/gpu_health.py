@@ -17,7 +17,7 @@ from guardrun.supervisor.collect.host.procfs import read_cmdline
 from guardrun.supervisor.health.base.findings import Finding, Response
 from guardrun.supervisor.health.base.readings import Readout, Value, parse_holders
 from guardrun.supervisor.health.gpu import thermal
-from guardrun.supervisor.health.gpu.gpu_judges import gpu_judges
+from guardrun.supervisor.health.judges import gpu_judges
 from guardrun.supervisor.preflight.base.remark import Remark, Severity, note, ok, plural, refuse, size_text, warn
 
 NAME = "gpus"

@@ -13,15 +13,15 @@ import pytest
 from guardrun.hooks.wire.board import Board, Field
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.host.procfs import parse_files_limit
-from guardrun.supervisor.collect.ranks.open_files import (
+from guardrun.supervisor.collect.ranks.sampler import (
     KINDS,
     MAX_NAME,
+    Sampler,
     count_descriptors,
     count_one_by_one,
     read_open_files,
     summarize,
 )
-from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model.events import OpenFiles, RankReport
 from tests.collect.conftest import StartScript
 

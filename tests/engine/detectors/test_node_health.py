@@ -6,7 +6,7 @@ import pytest
 
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.observation.step_rate import StepRate, slowdown
+from guardrun.supervisor.engine.observation.step_times import StepRate, slowdown
 from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.engine.conftest import Told, kinds
 

@@ -21,7 +21,7 @@ from guardrun.supervisor.fleet.rendezvous import introduction as module
 from guardrun.supervisor.fleet.rendezvous import munge
 from guardrun.supervisor.fleet.rendezvous.introduction import Introducer, IntroductionError, introduce
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinFile
-from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair, make_key_pair
+from guardrun.supervisor.fleet.transport.curve import KeyPair, make_key_pair
 from guardrun.supervisor.wire.listening_addresses import Listen
 from tests.fleet.ends import opened
 from tests.fleet.joins import made

@@ -23,7 +23,7 @@ from guardrun.supervisor.fleet.rendezvous.join_file import (
     remove_join_file,
     write_join_file,
 )
-from guardrun.supervisor.fleet.transport.curve_sockets import is_key, make_key_pair
+from guardrun.supervisor.fleet.transport.curve import is_key, make_key_pair
 from tests.fleet.joins import made
 
 

@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from guardrun.supervisor.fleet.protocol.lease import ranks_gone_s
-from guardrun.supervisor.fleet.transport.curve_sockets import KeyPair, make_key_pair
+from guardrun.supervisor.fleet.transport.curve import KeyPair, make_key_pair
 from guardrun.supervisor.fleet.transport.hub import Body, Dropped, Hub, HubSettings, Known
 from guardrun.supervisor.wire.listening_addresses import Listen
 

@@ -17,7 +17,7 @@ from guardrun.supervisor.fleet.protocol.leader_loss_policy import Obstacle
 from guardrun.supervisor.fleet.protocol.lease import boot_s
 from guardrun.supervisor.fleet.transport import hub as hub_module
 from guardrun.supervisor.fleet.transport import link as link_module
-from guardrun.supervisor.fleet.transport.curve_sockets import make_key_pair
+from guardrun.supervisor.fleet.transport.curve import make_key_pair
 from guardrun.supervisor.fleet.transport.envelopes import MAX_BODY_BYTES
 from guardrun.supervisor.fleet.transport.hub import Back, Body, Dropped, Joined, Known
 from guardrun.supervisor.fleet.transport.link import Head, Refused, Welcomed

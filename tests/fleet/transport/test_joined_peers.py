@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.fleet.transport.joined_peers import addresses_of
+from guardrun.supervisor.fleet.transport.peers import addresses_of
 from guardrun.supervisor.wire.listening_addresses import is_loopback, own_addresses, peer_addresses
 
 

@@ -13,7 +13,7 @@ import pytest
 from guardrun import __version__
 from guardrun.supervisor.fleet.protocol.messages import MAX_RAW_BYTES
 from guardrun.supervisor.fleet.rendezvous.join_file import read_join_file
-from guardrun.supervisor.fleet.transport.curve_sockets import make_key_pair
+from guardrun.supervisor.fleet.transport.curve import make_key_pair
 from tests.fleet_runs.jobs import QUICK, Job, flags
 
 pytestmark = pytest.mark.real("netns")

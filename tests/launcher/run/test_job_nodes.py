@@ -34,7 +34,7 @@ from guardrun.supervisor.fleet.rendezvous.join_file import (
     write_join_file,
 )
 from guardrun.supervisor.fleet.rendezvous.start_failure_files import Began, find_refused, heed_absences
-from guardrun.supervisor.fleet.transport.curve_sockets import make_key_pair
+from guardrun.supervisor.fleet.transport.curve import make_key_pair
 from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
 from guardrun.supervisor.wire.listening_addresses import Listen
 from tests.fleet.joins import made

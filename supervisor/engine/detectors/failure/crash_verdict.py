@@ -10,10 +10,9 @@ from guardrun.supervisor.engine.failures.mismatch_report import explain, last_ca
 from guardrun.supervisor.engine.failures.root_cause import Fall, RootCause, blame
 from guardrun.supervisor.engine.incidents.evidence import of_collectives
 from guardrun.supervisor.engine.incidents.sentences import who
-from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, attempt_of
+from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, attempt_of, wrong_with
 from guardrun.supervisor.engine.model.verdicts import Changed, Detected
 from guardrun.supervisor.engine.observation.collective_waits import match
-from guardrun.supervisor.engine.observation.rank_findings import wrong_with
 
 NO_TRACE = RootCause(
     cause="unknown",

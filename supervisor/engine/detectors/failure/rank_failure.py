@@ -12,7 +12,7 @@ from guardrun.supervisor.engine.detectors.failure.falls import falls_of
 from guardrun.supervisor.engine.detectors.failure.memory import Crash
 from guardrun.supervisor.engine.failures.root_cause import blame
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.derived_events import AttemptReplaced, ExitBooked, FallsExplained, TickBegan
+from guardrun.supervisor.engine.model.derived_events import AttemptReplaced, ExitBooked, ExitsExplained, TickBegan
 from guardrun.supervisor.engine.model.run_view import AttemptView, RankView, RunView, attempt_of
 from guardrun.supervisor.engine.model.transitions import Phase, PhaseChanged
 from guardrun.supervisor.engine.model.verdicts import ExceptionsCaught, ExitsWanted, Remark, StopWanted, Verdict
@@ -35,7 +35,7 @@ class RankFailure(msgspec.Struct, kw_only=True):
     """Has a rank failed, and what did it die of?
 
     Exits and exceptions are booked before they are seen here (engine/progress.py). A crash is forgotten untold where
-    others know why ranks fell (FallsExplained), and where the run comes to a phase in which it can't be told any more.
+    others know why ranks fell (ExitsExplained), and where the run comes to a phase in which it can't be told any more.
     """
 
     observes: ClassVar[tuple[type, ...]] = (
@@ -44,7 +44,7 @@ class RankFailure(msgspec.Struct, kw_only=True):
         ev.ExitsRead,
         ev.AttemptStopped,
         AttemptReplaced,
-        FallsExplained,
+        ExitsExplained,
         PhaseChanged,
         TickBegan,
         ev.HoldSet,
@@ -83,7 +83,7 @@ class RankFailure(msgspec.Struct, kw_only=True):
             self.crash = None
             falls = falls_of(view, crash)
             return [detected(view, crash, blame(falls, nodes=view.hosts), falls)] if falls else ()
-        elif isinstance(event, FallsExplained) or (isinstance(event, PhaseChanged) and not _may_tell(event.after)):
+        elif isinstance(event, ExitsExplained) or (isinstance(event, PhaseChanged) and not _may_tell(event.after)):
             self.crash = None
         return ()
 
@@ -150,9 +150,9 @@ class RankFailure(msgspec.Struct, kw_only=True):
         crash.disk_free_bytes, crash.readings = event.disk_free_bytes, event.readings
         crash.last_words = event.last_words
         crash.is_asked = False
-        return self._tell(crash, view, now_s)
+        return self._report_crash(crash, view, now_s)
 
-    def _tell(self, crash: Crash, view: RunView, now_s: float) -> Sequence[Verdict]:
+    def _report_crash(self, crash: Crash, view: RunView, now_s: float) -> Sequence[Verdict]:
         """Report the crash, once what is known says enough (or it is time)."""
         attempt = attempt_of(view)
         falls = falls_of(view, crash)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from guardrun import __version__
-from guardrun.supervisor.agent.metrics.metric_names import LABELS, PREFIX, SHOWN, Shown, kind_of
+from guardrun.supervisor.agent.metric_names import LABELS, PREFIX, SHOWN, Shown, kind_of
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.metrics_endpoint import MetricsServer, Series, ask_loop
 from guardrun.supervisor.health.base.findings import Finding

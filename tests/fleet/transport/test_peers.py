@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from guardrun.supervisor.fleet.transport.connection_limiter import (
+from guardrun.supervisor.fleet.transport.peers import (
     ENOUGH_DESCRIPTORS,
     ConnectionLimiter,
     raise_descriptor_limit,

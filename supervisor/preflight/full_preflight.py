@@ -17,12 +17,12 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from guardrun.supervisor.base.node_state import write_durably
+from guardrun.supervisor.preflight import device_trial
 from guardrun.supervisor.preflight.base.remark import Remark, Subject, note, ok, plural, warn
 from guardrun.supervisor.preflight.base.torch_files import find_torch
 from guardrun.supervisor.preflight.checks import gpu_health
 from guardrun.supervisor.preflight.checks.gpus import read_gpus
-from guardrun.supervisor.preflight.full import device_trial
-from guardrun.supervisor.preflight.full.device_trial import Answer, Trial, ask_all, hear_all
+from guardrun.supervisor.preflight.device_trial import Answer, Trial, ask_all, hear_all
 from guardrun.supervisor.sensors.gpu.device_presence import has_driver
 
 # Bandwidth history --------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from guardrun.supervisor.agent.metrics.metric_names import LABELS, NOT_SHOWN, PREFIX, SHOWN, kind_of
-from guardrun.supervisor.agent.metrics.metrics import AgentFigures, node_series, reason_series, sample_series
+from guardrun.supervisor.agent.metric_names import LABELS, NOT_SHOWN, PREFIX, SHOWN, kind_of
+from guardrun.supervisor.agent.metrics import AgentFigures, node_series, reason_series, sample_series
 from guardrun.supervisor.base import metrics_endpoint
 from guardrun.supervisor.base.metrics_endpoint import MetricsServer, NoAnswerError, Series, parse_listen
 from guardrun.supervisor.daemon.job_metrics import job_series, start_job_metrics
@@ -30,7 +30,7 @@ from tests.agent.bed import AgentBed
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
 
-DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 OWN = {"instance", "job"}
 """Labels that Prometheus itself gives every series."""
 

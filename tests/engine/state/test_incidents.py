@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.engine.incidents.recurrence import ordinal, place_of
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.state.incidents import ordinal, place_of
 from tests.engine.conftest import ERROR, Told, kinds
 
 PLACE = "exception ValueError in train (train.py)"

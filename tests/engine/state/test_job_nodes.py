@@ -10,8 +10,7 @@ import pytest
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.state.failure_attribution import CHANCE, MEMORY_S, Strike, attributed_failures, kept
-from guardrun.supervisor.engine.state.job_nodes import Standing
+from guardrun.supervisor.engine.state.job_nodes import CHANCE, MEMORY_S, Standing, Strike, attributed_failures, kept
 from tests.engine.conftest import Told
 
 DAY_S = 86400.0

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from guardrun.launcher.base.terminal_lines import NOT_FIT, QUARANTINED
-from guardrun.slurm.node_hooks import prolog
-from guardrun.slurm.node_hooks.epilog import find_left, run_epilog, sweep
-from guardrun.slurm.node_hooks.prolog import Refusal, find_refusal, run_prolog
+from guardrun.slurm import node_hooks
+from guardrun.slurm.node_hooks import Refusal, find_left, find_refusal, run_epilog, run_prolog, sweep
 from guardrun.supervisor.client.agent_client import ask
 from tests.agent.bed import AgentBed
 from tests.agent.callers import as_nobody
@@ -23,7 +22,7 @@ from tests.support.real import find_program
 from tests.support.slurmlab import SlurmLab
 from tests.support.waiting import wait_until
 
-SCRIPTS = Path(prolog.__file__).parents[1]
+SCRIPTS = Path(node_hooks.__file__).parent
 GUARDCTL = find_program("guardctl") or "guardctl"
 Wish = Callable[..., dict[str, str]]
 
@@ -62,23 +61,23 @@ def test_a_quarantined_node_is_refused_and_its_neighbour_is_not(tmp_path: Path, 
 
 
 def test_what_the_checks_refuse_is_refused(world: Wish, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prolog, "ask_checks", lambda: ["GPU 3 is lost.", "GPU 4 is lost."])
+    monkeypatch.setattr(node_hooks, "ask_checks", lambda: ["GPU 3 is lost.", "GPU 4 is lost."])
     environ = world(SLURMD_NODENAME="node-b", GUARDRUN_PREFLIGHT_LEVEL="quick")
     assert find_refusal(environ) == Refusal("GPU 3 is lost.; GPU 4 is lost.", NOT_FIT)
 
 
 def test_the_real_checks_answer_and_silent_ones_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(prolog.ask_checks(60.0), list)
-    monkeypatch.setattr(prolog, "CODE", "import time; time.sleep(600)")
-    assert prolog.ask_checks(0.2) == []
-    monkeypatch.setattr(prolog, "CODE", "print('no json')")
-    assert prolog.ask_checks(30.0) == []
+    assert isinstance(node_hooks.ask_checks(60.0), list)
+    monkeypatch.setattr(node_hooks, "CODE", "import time; time.sleep(600)")
+    assert node_hooks.ask_checks(0.2) == []
+    monkeypatch.setattr(node_hooks, "CODE", "print('no json')")
+    assert node_hooks.ask_checks(30.0) == []
 
 
 def test_a_broken_guardrun_lets_the_job_start(
     world: Wish, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prolog, "find_refusal", lambda environ: 1 / 0)
+    monkeypatch.setattr(node_hooks, "find_refusal", lambda environ: 1 / 0)
     assert run_prolog(world()) == 0
     assert "the job starts all the same: ZeroDivisionError" in capfd.readouterr().err
 

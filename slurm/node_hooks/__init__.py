@@ -1,1 +1,0 @@
-"""What Slurm runs on a node before and after a job."""

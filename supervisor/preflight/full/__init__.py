@@ -1,1 +1,0 @@
-"""The full pre-flight: every device is tried."""
