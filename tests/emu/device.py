@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,7 @@ def use() -> None:
     for module in (c10d, dist, torch._C._distributed_c10d):
         module.ProcessGroupNCCL = group  # type: ignore[attr-defined]
     c10d._NCCL_AVAILABLE = True
+    c10d.default_pg_nccl_timeout = timedelta(minutes=10)
     c10d.Backend.backend_capability["nccl"] = ["emu"]
     c10d.Backend.default_device_backend_map["emu"] = "nccl"
     torch._C._distributed_c10d._dump_nccl_trace = _library.dump_pickle  # type: ignore[attr-defined]
@@ -53,6 +55,8 @@ def _make_wire(store: Any, rank: int, size: int) -> Any:
 
 def _device_module() -> ModuleType:
     """What torch asks of `torch.emu`."""
+    import torch
+
     module = ModuleType("torch.emu")
     answers: dict[str, Any] = {
         "is_available": lambda: True,
@@ -64,6 +68,11 @@ def _device_module() -> ModuleType:
         "manual_seed_all": lambda seed: None,
         "get_amp_supported_dtype": list,
         "synchronize": lambda device=None: synchronize(),
+        "Stream": torch.Stream,
+        "Event": torch.Event,
+        "current_stream": lambda device=None: torch.accelerator.current_stream(),
+        "stream": lambda stream: stream,
+        "device": lambda device: nullcontext(),
     }
     for name, answer in answers.items():
         setattr(module, name, answer)

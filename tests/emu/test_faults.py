@@ -44,8 +44,9 @@ def test_who_never_issues_is_the_one_that_reports_no_timeout(start_ranks: StartR
     job = fault(start_ranks, "never_issues", TORCH_FR_DUMP_TEMP_FILE=str(tmp_path / "trace_"))
     assert [job.wait(rank) for rank in range(2)] == [-signal.SIGABRT] * 2
     waits, culprit = job.output(0), job.output(1)
-    assert f"{WATCHDOG}" in waits
-    assert "Stack trace of the failed collective: \n#0 " in waits
+    assert WATCHDOG in waits
+    # DDP's own reductions are issued where no Python runs.
+    assert "Stack trace of the failed collective not found" in waits
     assert "First PG on this rank to signal dumping." in waits
     assert TERMINATED in waits
     assert "Process group watchdog thread terminated with exception: [Rank 0] Watchdog caught" in waits
@@ -112,9 +113,10 @@ def test_a_query_that_hangs_stops_the_watchdog_and_the_monitor_ends_the_process(
 
 
 def test_a_rank_that_is_gone_is_a_network_error_to_the_others(start_ranks: StartRanks) -> None:
-    job = fault(start_ranks, "exits", "--timeout-s", "60")
+    job = fault(start_ranks, "exits", "--timeout-s", "60", "--layout", "uneven")
     assert job.wait(1) == 3
     assert job.wait(0) == -signal.SIGABRT
+    assert "Stack trace of the failed collective: \n#0 " in job.output(0)
     assert "ncclRemoteError" in job.output(0)
     assert TERMINATED in job.output(0)
 
@@ -126,9 +128,7 @@ def test_a_backward_pass_blocks_on_the_device_s_thread(start_ranks: StartRanks) 
     assert WATCHDOG not in job.output(1)
 
 
-def test_whoever_writes_into_the_pipe_gets_a_dump_and_training_goes_on(
-    start_ranks: StartRanks, tmp_path: Path
-) -> None:
+def test_whoever_writes_into_the_pipe_gets_a_dump_and_training_goes_on(start_ranks: StartRanks, tmp_path: Path) -> None:
     env = {
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe_"),
         "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_"),

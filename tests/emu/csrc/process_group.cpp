@@ -59,6 +59,9 @@ void carry_out(Comm& comm, const std::vector<WireOp>& ops, bool at_once) {
     }
   } catch (const std::exception& error) {
     const std::string what = error.what();
+    if (std::getenv("EMU_DEBUG") != nullptr) {
+      std::fprintf(stderr, "emu: what gloo says, and NCCL would not: %s\n", what.c_str());
+    }
     // A peer that is gone, NCCL notices. Of other sizes or operations it knows nothing: its kernels wait on.
     if (what.find("onnection") != std::string::npos) {
       comm.set_error(
@@ -325,11 +328,18 @@ void ProcessGroup::enqueue(
     ready.record(Device::get().current());
     ready.block(stream);
   }
+  // As NCCL does: what was issued to one communicator runs in that order, in whichever streams.
+  auto& last = issued->comm->last;
+  last.block(stream);
   if (issued->started) {
     issued->started->record(stream);
   }
   stream.launch([comm = issued->comm, ops = std::move(ops), at_once] { carry_out(*comm, ops, at_once); });
+  last.record(stream);
   issued->ended->record(stream);
+  if (blocks_) {
+    new auto(issued->ended); // No watchdog will retire it: the recorder borrows it for good.
+  }
   follow(issued);
 }
 

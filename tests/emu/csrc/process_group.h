@@ -25,6 +25,7 @@ using Tensors = std::vector<at::Tensor>;
 struct Comm {
   intrusive_ptr<c10d::Backend> wire;
   Stream* stream = nullptr;
+  Event last; // The end of the operation before.
   std::atomic<bool> is_aborted{false};
 
   // What NCCL would tell of itself (ncclCommGetAsyncError); empty: nothing.

@@ -31,16 +31,20 @@ const c10::Device THE_DEVICE(TYPE, 0);
 
 // Memory ------------------------------------------------------------------------------------------------------------
 
+// What is launched keeps the block, not the storage, which FSDP resizes to nothing once it has launched what needs it.
+using Block = std::shared_ptr<void>;
+
+void release(void* block) {
+  delete static_cast<Block*>(block);
+}
+
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     void* data = nullptr;
     if (size > 0) {
       TORCH_CHECK(posix_memalign(&data, 64, size) == 0, "CUDA out of memory.");
     }
-    return {data, data, &std::free, THE_DEVICE};
-  }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &std::free;
+    return {data, new Block(data, &std::free), &release, THE_DEVICE};
   }
   void copy_data(void* to, const void* from, size_t count) const override {
     std::memcpy(to, from, count);
@@ -125,7 +129,20 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
+void resize_storage(const c10::Storage& storage, size_t size) {
+  auto data = memory.allocate(size);
+  if (const size_t kept = std::min(size, storage.nbytes())) {
+    Device::get().synchronize();
+    std::memcpy(data.get(), storage.data(), kept);
+  }
+  storage.set_data_ptr_noswap(std::move(data));
+  storage.set_nbytes(size);
+}
+
 struct Hooks final : at::PrivateUse1HooksInterface {
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
+    resize_storage(storage, size);
+  }
   bool isBuilt() const override {
     return true;
   }
@@ -207,11 +224,7 @@ const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef size, std:
   const auto needed = at::detail::computeStorageNbytesContiguous(
       impl->sizes(), self.dtype().itemsize(), self.storage_offset());
   if (needed > self.storage().nbytes()) {
-    Device::get().current().synchronize();
-    auto data = memory.allocate(needed);
-    std::memcpy(data.get(), self.storage().data(), self.storage().nbytes());
-    self.storage().set_data_ptr_noswap(std::move(data));
-    self.storage().set_nbytes(needed);
+    resize_storage(self.storage(), needed);
   }
   return self;
 }
@@ -410,10 +423,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 } // namespace
 
 at::Tensor on_host(const at::Tensor& tensor) {
-  auto storage = tensor.storage();
-  auto* data = static_cast<char*>(const_cast<void*>(storage.data())) + tensor.storage_offset() * tensor.element_size();
+  const auto& memory = tensor.storage().data_ptr();
+  const auto block = *static_cast<Block*>(memory.get_context());
+  auto* data = static_cast<char*>(memory.get()) + tensor.storage_offset() * tensor.element_size();
   auto host = at::from_blob(
-      data, tensor.sizes(), tensor.strides(), [storage](void*) {}, tensor.options().device(c10::kCPU));
+      data, tensor.sizes(), tensor.strides(), [block](void*) {}, tensor.options().device(c10::kCPU));
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     host.unsafeGetTensorImpl()->set_wrapped_number(true);
   }

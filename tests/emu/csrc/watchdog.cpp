@@ -22,6 +22,13 @@ namespace emu {
 
 namespace {
 
+// As if it were raised there: its text has the place.
+std::exception_ptr backend_error(const char* function, int line, const std::string& message) {
+  constexpr auto file = "/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp";
+  const c10::SourceLocation place{function, file, static_cast<uint32_t>(line)};
+  return std::make_exception_ptr(c10::DistBackendError(place, message));
+}
+
 constexpr Millis WATCHDOG_SLEEP(100);
 constexpr auto DUMP_KEY = "exception_dump";
 constexpr int SKIP_CLEAN_UP = 3, CLEAN_UP_ONLY = 2, NO_HANDLING = 0;
@@ -137,7 +144,7 @@ void Issued::look_for_error() {
   const auto error = exception() ? "" : comm->error();
   if (!error.empty()) {
     TELL(ERROR, 714) << prefix() << "Collective " << text() << " raised the following async exception: " << error;
-    set_exception(std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, error)));
+    set_exception(backend_error("checkForNCCLErrorsInternal", 2960, error));
   }
 }
 
@@ -150,7 +157,7 @@ bool Issued::has_timed_out(std::optional<Millis> limit) {
       prefix(), "Watchdog caught collective operation timeout: ", text(), " ran for ", elapsed,
       " milliseconds before timing out.");
   TELL(ERROR, 757) << message;
-  set_exception(std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, message)));
+  set_exception(backend_error("checkTimeout", 760, message));
   return true;
 }
 
@@ -222,7 +229,7 @@ void ProcessGroup::watch() {
         c10::str(prefix(), "Process group watchdog thread terminated with exception: ", error.what());
     TELL(ERROR, 2221) << message;
     if (flag("TORCH_NCCL_RETHROW_CUDA_ERRORS", true)) {
-      throw C10_BUILD_ERROR(DistBackendError, message);
+      std::rethrow_exception(backend_error("run", 2227, message));
     }
   }
 }

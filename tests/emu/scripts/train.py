@@ -1,6 +1,6 @@
 """Training on the emulated device, with a fault of choice: what its tests and guardrun's run.
 
-    train.py --fault stuck_kernel --rank 1 --at 20
+train.py --fault stuck_kernel --rank 1 --at 20
 """
 
 from __future__ import annotations
