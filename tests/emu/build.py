@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -24,7 +25,7 @@ LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
 
 
 def load() -> ModuleType:
-    """The library as a module; built first where it has not been. torch must have been imported."""
+    """The library as a module, built first where it has not been. torch must have been imported."""
     spec = importlib.util.spec_from_file_location(NAME, build())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -34,9 +35,7 @@ def load() -> ModuleType:
 
 def build() -> Path:
     """Where the library is; about 90 CPU seconds where it is not yet."""
-    import torch
-
-    folder = Path(sys.prefix, "emu", _key(torch.__version__))
+    folder = Path(sys.prefix, "emu", _key(version("torch")))
     library = folder / f"{NAME}.so"
     if library.exists():
         return library

@@ -66,6 +66,17 @@ def test_ddp_reaches_the_numbers_of_one_process_while_the_host_runs_ahead(start_
     assert all(entry.is_done and entry.backend == "nccl" for entry in trace.entries)
 
 
+def test_fsdp_reaches_them_too_on_a_group_of_two_backends(start_ranks: StartRanks) -> None:
+    job = start_ranks("--layout", "fsdp", "--steps", str(STEPS), "--backend", "cpu:gloo,emu:nccl")
+    told = [job.told(rank) for rank in range(2)]
+    for each in told:
+        assert flat(each["parameters"]) == pytest.approx(flat(expected_parameters()), abs=1e-5)
+        assert each["thread"] not in ("", "MainThread")
+    names = Counter(entry["profiling_name"] for entry in entries_of(told[0]))
+    assert names["nccl:_reduce_scatter_base"] == 2 * STEPS
+    assert names["nccl:_all_gather_base"] >= 2 * STEPS
+
+
 def test_batches_of_sends_and_receives_are_recorded_as_nccl_s(start_ranks: StartRanks) -> None:
     job = start_ranks("--layout", "pipeline", "--steps", "3", ranks=3)
     told = [job.told(rank) for rank in range(3)]

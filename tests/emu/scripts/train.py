@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.emu import device as emu
@@ -28,7 +29,7 @@ Tensor = torch.Tensor
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--layout", default="ddp", choices=["ddp", "pipeline", "uneven"])
+    parser.add_argument("--layout", default="ddp", choices=["ddp", "fsdp", "pipeline", "uneven"])
     parser.add_argument("--backend", default="nccl")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sync-every", type=int, default=10, help="steps from one loss.item() to the next")
@@ -98,6 +99,27 @@ class Ddp:
         self.optimizer.step()
         return loss.detach()
 
+    def parameters(self) -> list[list[float]]:
+        """What it has learned."""
+        return [each.detach().cpu().tolist() for each in self.layers.parameters()]
+
+
+class Fsdp(Ddp):
+    """The same model in shards: gathers and reductions on streams of their own."""
+
+    def __init__(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(7)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).to("emu")
+        mesh = init_device_mesh("emu", (dist.get_world_size(),))
+        fully_shard(self.layers[0], mesh=mesh)
+        self.model = fully_shard(self.layers, mesh=mesh)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    def parameters(self) -> list[list[float]]:
+        return [each.full_tensor().cpu().tolist() for each in self.model.parameters()]
+
 
 class Pipeline:
     """Activations go down the ranks and gradients up, in batches of sends and receives."""
@@ -140,7 +162,7 @@ class Uneven:
         return total
 
 
-LAYOUTS = {"ddp": Ddp, "pipeline": Pipeline, "uneven": Uneven}
+LAYOUTS = {"ddp": Ddp, "fsdp": Fsdp, "pipeline": Pipeline, "uneven": Uneven}
 
 
 def main() -> None:
@@ -171,7 +193,7 @@ def main() -> None:
             "launched_s": launched_s,
             "synchronized_s": time.monotonic() - began_s,
             "thread": Backward.thread,
-            "parameters": [each.cpu().tolist() for each in job.layers.parameters()] if isinstance(job, Ddp) else [],
+            "parameters": job.parameters() if isinstance(job, Ddp) else [],
             "dump": json.loads(emu.dump()),
         }
         Path(arguments.out, f"rank{rank}.json").write_text(json.dumps(told))
