@@ -14,7 +14,11 @@ from typing import Any
 
 from tests.emu.build import load
 
-ILLEGAL_ACCESS = "CUDA error: an illegal memory access was encountered"
+ILLEGAL_ACCESS = (
+    "CUDA error: an illegal memory access was encountered\nSearch for `cudaErrorIllegalAddress' in"
+    " https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information."
+)
+"""As torch tells it (c10/cuda/CUDAException.cpp); the rest of its text is the same for every error."""
 FOREVER_S = 10.0**8
 
 _library: Any = None

@@ -15,7 +15,7 @@ from tests.emu.conftest import StartRanks
 from tests.emu.ranks import Ranks
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.real("g++"), pytest.mark.slow]
+pytestmark = pytest.mark.real("g++")
 
 TIMEOUT = ("--steps", "100000", "--timeout-s", "2", "--sync-every", "5")
 TERMINATED = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 PG GUID 0"

@@ -10,7 +10,7 @@ import pytest
 from tests.emu.ranks import QUICK, SCRIPT
 from tests.support.guardrun_run import Finished, GuardrunRun
 
-pytestmark = [pytest.mark.real("g++"), pytest.mark.slow]
+pytestmark = pytest.mark.real("g++")
 
 PATIENCE = """
 [hang]
