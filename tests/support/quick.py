@@ -66,6 +66,7 @@ PLACES = {
     "tests/diagnose/test_guarded.py": "a whole run, diagnosed from its beginning to its end",
     "tests/diagnose/test_torchrun.py": "a job of torchrun's that hangs in one way after the other",
     "tests/runs": "whole runs of guardrun",
+    "tests/emu": "a library is built, and jobs of several ranks train on it",
     "tests/faults": "whole runs of guardrun",
     "tests/fleet_runs": "whole runs on several nodes",
     "tests/gym": "whole runs with planted faults",

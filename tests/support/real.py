@@ -98,6 +98,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "py-spy": _needs_program("py-spy", "py-spy"),
     "gdb": _needs_program("gdb", "gdb"),
     "cc": _needs_program("cc", "gcc libc6-dev"),
+    "g++": _needs_program("g++", "g++"),
     "git": _needs_program("git", "git"),
     "chromium": _needs_chromium,
     "root": _needs_root,

@@ -1,0 +1,103 @@
+// A device that behaves as a GPU does towards the host: streams that carry out in order, later, what was launched.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace emu {
+
+using Op = std::function<void()>;
+
+class Stream {
+ public:
+  explicit Stream(int64_t id);
+
+  // Returns at once, as a kernel's launch does, unless the queue is full: then it spins until there is room.
+  void launch(Op op);
+  // Whether all that was launched has been carried out. Throws the device's error.
+  bool query();
+  // Spins, or sleeps where EMU_SPIN=0, until then. Throws the device's error.
+  void synchronize();
+
+  const int64_t id;
+
+ private:
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Op> queue_;
+  size_t pending_ = 0; // The one being carried out counts, too.
+};
+
+// As cudaEvent_t: recorded in a stream, done when the stream gets there. One that was never recorded is done.
+class Event {
+ public:
+  void record(Stream& stream);
+  void block(Stream& stream) const;
+  // Throws the device's error, and never returns where queries were made to hang.
+  bool query() const;
+  void synchronize() const;
+  // When the stream got there, in seconds of the steady clock; 0 before.
+  double reached_s() const;
+
+ private:
+  struct Mark {
+    std::atomic<bool> is_done{false};
+    double at_s = 0;
+  };
+  std::shared_ptr<Mark> mark() const;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<Mark> mark_;
+};
+
+// Faults and settings. One device a process, as jobs have it.
+struct Device {
+  static Device& get();
+
+  // Breaks it for good, as a CUDA context is after an error: streams stop, and every call throws this text.
+  void fail(const std::string& text);
+  // Throws the error that broke it, if there is one.
+  void check();
+  bool is_broken() const {
+    return is_broken_;
+  }
+  // Stays until the process ends, or `released` says so: how a kernel that never ends looks.
+  static void hang(const std::function<bool()>& released = nullptr);
+
+  Stream& stream(int64_t id);
+  Stream& new_stream();
+  Stream& current();
+  int64_t exchange_current(int64_t id);
+  void synchronize();
+
+  size_t queue_limit; // EMU_QUEUE: how many operations a stream takes before a launch blocks (CUDA: about 1024).
+  bool spins; // EMU_SPIN=0: waits sleep (cudaDeviceScheduleBlockingSync).
+  std::atomic<bool> launch_holds_gil{false}; // A launch that blocks keeps the GIL, as many a custom kernel's does.
+  std::atomic<bool> query_hangs{false}; // The driver's lock is held by another thread.
+  std::atomic<bool> link_is_dead{false}; // Collectives that start from now on never complete.
+  std::atomic<uint64_t> queries{0}; // How often anybody asked for an event's state.
+
+ private:
+  Device();
+
+  std::mutex mutex_;
+  std::deque<std::unique_ptr<Stream>> streams_;
+  std::atomic<bool> is_broken_{false};
+  std::string error_;
+};
+
+// Waits as the CUDA runtime does: at 100 % of a core.
+void wait_for(const std::function<bool()>& is_over);
+
+double now_s();
+
+} // namespace emu
