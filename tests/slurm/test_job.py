@@ -38,10 +38,10 @@ def test_nodes_that_share_no_folder_are_introduced_by_munge(slurm_lab: SlurmLab,
 
 
 def test_several_tasks_a_node_are_refused_with_the_way_out(slurm_lab: SlurmLab, tmp_path: Path) -> None:
-    """Long on a busy machine: four tasks are started by Slurm, and import torch."""
+    """By guardrun itself; client/test_steps.py shows that every node of several refuses."""
     (tmp_path / "train.py").write_text(SCRIPT)
     job = slurm_lab.submit(
-        f"srun --ntasks=4 --ntasks-per-node=2 {GUARDRUN} --nproc-per-node=1 {tmp_path}/train.py", "-N2", "--overcommit"
+        f"srun --ntasks=2 --ntasks-per-node=2 {GUARDRUN} --nproc-per-node=1 {tmp_path}/train.py", "-N1", "--overcommit"
     )
     slurm_lab.wait_state(job, "FAILED", timeout_s=60)
     assert "srun --ntasks-per-node=1" in slurm_lab.output(job)

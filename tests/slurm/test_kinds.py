@@ -100,7 +100,7 @@ def test_each_task_of_an_array_is_a_run_of_its_own(slurm_lab: SlurmLab, tmp_path
 HETEROGENEOUS = """#!/bin/bash
 #SBATCH -N1 --no-kill --requeue --open-mode=append
 #SBATCH hetjob
-#SBATCH -N2 --no-kill
+#SBATCH -N1 --no-kill
 srun --het-group=0,1 --no-kill --kill-on-bad-exit=0 --wait=0 \\
     {guardrun} --nproc-per-node=1 --guard-run-id=mixed {script} --marks {marks}
 """
@@ -108,21 +108,21 @@ srun --het-group=0,1 --no-kill --kill-on-bad-exit=0 --wait=0 \\
 
 @pytest.mark.timeout(240)
 def test_a_run_over_the_components_of_a_heterogeneous_job(slurm_lab: SlurmLab, tmp_path: Path) -> None:
-    """Long: three nodes, a hang and its patience, as Slurm starts them."""
+    """Long: a hang and its patience. A node each; client/test_steps.py shows how a component of two is counted."""
     (tmp_path / "guardrun.toml").write_text(QUICK)
     text = HETEROGENEOUS.format(guardrun=slurm_lab.programs / "guardrun", script=SCRIPT, marks=tmp_path / "marks")
     job = slurm_lab.submit(text, cwd=tmp_path)
     run = Part(tmp_path, "marks", "mixed", lambda: slurm_lab.output(job))
-    assert run.where(0, 3) == ["n1", "n2", "n3"]
+    assert run.where(0, 2) == ["n1", "n2"]
     run.advance(12)
-    run.hang(2)
+    run.hang(1)
     told = run.incident(1)
-    assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(2, "n3")]
-    assert run.where(1, 3) == ["n1", "n2", "n3"]
+    assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(1, "n2")]
+    assert run.where(1, 2) == ["n1", "n2"]
     run.mended(1, attempt=1)
 
     slurm_lab.run("scancel", "--signal=USR2", job)
-    run.starts_again(2, 3)
+    run.starts_again(2, 2)
     run.end()
     slurm_lab.wait_state(job, "COMPLETED", timeout_s=PATIENCE_S)
     assert run.summary()["outcome"] == "finished" and not left(slurm_lab)
@@ -167,17 +167,17 @@ def test_an_allocation_has_spares_and_ends_when_there_are_none_left(slurm_lab: S
 
 
 def test_steps_side_by_side_are_runs_of_their_own(slurm_lab: SlurmLab, tmp_path: Path) -> None:
-    """Two steps of two nodes each in one job, and then one of all four."""
+    """A step of two nodes and one of another node, in one job."""
     (tmp_path / "guardrun.toml").write_text(ITS_OWN)
     lines = [
-        f"srun -N2 {where} {slurm_lab.programs}/guardrun --nproc-per-node=1 --guard-run-id={name} {SCRIPT} "
+        f"srun {where} {slurm_lab.programs}/guardrun --nproc-per-node=1 --guard-run-id={name} {SCRIPT} "
         f"--marks {tmp_path}/{name} --out out-{name}"
-        for name, where in (("a", "-w n1,n2"), ("b", "-w n3,n4"))
+        for name, where in (("a", "-N2 -w n1,n2"), ("b", "-N1 -w n3"))
     ]
-    job = slurm_lab.submit(" &\n".join(lines) + " &\nwait", "-N4", cwd=tmp_path)
+    job = slurm_lab.submit(" &\n".join(lines) + " &\nwait", "-N3", cwd=tmp_path)
     a, b = (Part(tmp_path, name, name, lambda: slurm_lab.output(job)) for name in "ab")
-    assert (a.where(0, 2), b.where(0, 2)) == (["n1", "n2"], ["n3", "n4"])
-    pids = [mark["pid"] for mark in b.first_steps(0, 2)]
+    assert (a.where(0, 2), b.where(0, 1)) == (["n1", "n2"], ["n3"])
+    pids = [mark["pid"] for mark in b.first_steps(0, 1)]
     a.advance(12)
     a.hang(1)
     assert [one["node"] for one in a.incident(1)["culprits"]] == ["n2"]

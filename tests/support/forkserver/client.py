@@ -70,13 +70,15 @@ def install() -> None:
 def install_for_workers() -> None:
     """From now on, each worker of pytest-xdist that this process starts has a server, a fork of one that is made once.
 
-    Each would import for 3 s what its server has.
+    Each would import for 3 s what its server has, and is a fork itself, since it imports torch for the tests of what
+    imports torch; what is tested, and the tests, it imports from their files.
     """
 
     def execute_child(popen: subprocess.Popen[Any], *arguments: Any) -> None:
         started = Started(*arguments)
         is_worker = isinstance(started.args, list) and started.args[-1] == popen_bootstrapline
-        if not is_worker or cold or not started.is_plain() or not _ask(popen, started, dict(os.environ), True, True):
+        is_able = is_worker and started.is_plain() and _parse(started.args, dict(os.environ)) is not None
+        if not is_able or not _ask(popen, started, dict(os.environ), True, True):
             _execute(popen, *arguments)
 
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
@@ -214,7 +216,7 @@ def _fork(popen: subprocess.Popen[Any], started: Started) -> bool:
 def _ask(
     popen: subprocess.Popen[Any], started: Started, environment: dict[str, str], forks: bool, has_server: bool = False
 ) -> bool:
-    """Have the server start it. forks: its children, too. has_server: it is executed, beside a server of its own."""
+    """Have the server start it. forks: its children, too. has_server: it has a server of its own."""
     global _is_unable
     descriptors = started.descriptors()
     asked = {

@@ -61,7 +61,7 @@ FOR_ONE = (
     "guardrun.launcher.run.launch", "guardrun.supervisor.daemon.daemon", "guardrun.supervisor.fleet.follower.follower",
 )  # fmt: skip
 """What a single guardrun is worth: the rest is imported by those who need it."""
-GUARDRUN = "guardrun"
+GUARDRUN, TESTS = "guardrun", "tests"
 NAMESPACES = ("uts", "net", "mnt")
 READ_AGAIN: dict[str, Callable[[Any], object]] = {
     "torch.distributed": lambda module: module.set_debug_level_from_env(),
@@ -125,9 +125,6 @@ class Forker:
         return pid
 
     def _become_asked(self, asked: dict[str, Any], descriptors: list[int], ready: int) -> None:
-        numbers = asked["descriptors"]
-        if asked["has_server"]:
-            self._execute_beside_server(asked, dict(zip(numbers, descriptors, strict=True)))
         parsed = program.parse_command(asked["command"], asked["environment"])
         assert parsed is not None
         if asked["namespaces_of"]:
@@ -138,29 +135,28 @@ class Forker:
             cwd=asked["cwd"],
             umask=asked["umask"],
             is_new_session=asked["is_new_session"],
-            descriptors=dict(zip(numbers, descriptors, strict=True)),
+            descriptors=dict(zip(asked["descriptors"], descriptors, strict=True)),
             ready=ready,
         )
+        if asked["has_server"]:
+            request.environment[program.GIVEN_SERVER] = self._fork_server(request)
+            become(request, self._origin, self._stash, forget=(GUARDRUN, TESTS))
         if asked["forks"]:
             self._fork_children()
         become(request, self._origin, self._stash)
 
-    def _execute_beside_server(self, asked: dict[str, Any], descriptors: dict[str, int]) -> NoReturn:
-        """Be executed, with a server among one's children: what that forks can be a child of nobody else's."""
+    def _fork_server(self, request: Request) -> str:
+        """Have a server among one's children: what that forks can be a child of nobody else's. What names it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         server = os.fork()
         if server == 0:
             place_descriptors({number: number for number in range(3)}, {theirs.fileno()})
             self.serve(theirs)
             os._exit(0)
-        place_descriptors({int(number): here for number, here in descriptors.items()}, {ours.fileno()})
-        ours.set_inheritable(True)
-        os.chdir(asked["cwd"])
-        os.umask(asked["umask"])
-        for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(signum, signal.SIG_DFL)  # as Popen does
-        given = {program.GIVEN_SERVER: f"{ours.fileno()} {server}"}
-        os.execve(asked["command"][0], asked["command"], asked["environment"] | given)
+        theirs.close()
+        number = ours.detach()
+        request.kept.add(number)
+        return f"{number} {server}"
 
     def become(self, command: list[str]) -> NoReturn:
         """Be that program in this process, as it was started."""
