@@ -220,6 +220,15 @@ def test_its_end_is_this_process_s_to_take_and_its_parent_is_this_process() -> N
         assert process.wait(10) == -signal.SIGKILL
 
 
+def test_the_c_library_knows_the_number_of_its_thread() -> None:
+    """It keeps that since it forked, or was told so: a mutex whose owner has another's number is never free."""
+    code = (
+        "import ctypes, os\nwhere = ctypes.c_void_p()\nctypes.CDLL(None).prctl(40, ctypes.byref(where), 0, 0, 0)\n"
+        "print(ctypes.c_int.from_address(where.value).value == os.getpid())"
+    )
+    assert python(code) == (0, "True\n", "")
+
+
 def test_where_the_server_was_ended_another_one_takes_its_place() -> None:
     first = client.get_server()
     first._process.kill()
@@ -229,7 +238,7 @@ def test_where_the_server_was_ended_another_one_takes_its_place() -> None:
 
 
 WORKER = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from tests.support.processes import become_subreaper, own_children
 from tests.support.forkserver import client
@@ -241,13 +250,18 @@ said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=Tr
 print(said == [str(os.getpid()), "True", "False"])
 print(before == [client.get_server()._process.pid])
 print(sorted(os.listdir("/proc/self/fd"))[:3], "torch" in sys.modules, os.getcwd())
+began_s = time.process_time()
+import guardrun, torch
+print(time.process_time() - began_s < 0.5, type(guardrun.__spec__.loader).__name__)
 sys.stdout.flush()
 client.get_server().close()
 print(own_children())
 """
 
 
-def test_a_worker_is_executed_beside_a_server_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_has_a_server_of_its_own_and_imports_torch_from_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its children are forked there without anything having been imported once more, and are its own."""
     monkeypatch.setattr(subprocess.Popen, "_execute_child", client._execute)
     monkeypatch.chdir(tmp_path)
@@ -256,7 +270,10 @@ def test_a_worker_is_executed_beside_a_server_of_its_own(tmp_path: Path, monkeyp
     text = repr(WORKER.format(root=str(ROOT))) + "\n"
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["True", "True", f"['0', '1', '2'] False {tmp_path}", "[]"]
+    assert done.stdout.splitlines() == [
+        *("True", "True", f"['0', '1', '2'] False {tmp_path}"),
+        *("True SourceFileLoader", "[]"),
+    ]
 
 
 FORKS_BESIDE_LOOKUPS = """

@@ -43,7 +43,7 @@ cold = bool(os.environ.get("TEST_COLD"))
 """Execute everything."""
 
 UNABLE_WORDS = (
-    "tests: this kernel lets no process show another command line (CONFIG_CHECKPOINT_RESTORE): "
+    "tests: this kernel lets no process show another command line (CONFIG_CHECKPOINT_RESTORE), or has no clone3: "
     "every process is executed, which takes three times as long"
 )
 

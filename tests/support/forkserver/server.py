@@ -113,7 +113,7 @@ class Forker:
             connection.send(str(pid).encode())
 
     def _fork_for_parent(self, asked: dict[str, Any], descriptors: list[int]) -> int:
-        """Fork a child of our parent, and wait until it shows what it is to show."""
+        """Fork a child of our parent, and wait until it shows what it is to show. Its pid, or UNABLE."""
         shown, ready = os.pipe()
         pid = fork_sibling()
         if pid == 0:
@@ -251,7 +251,7 @@ class _CloneArgs(ctypes.Structure):
 
 
 def fork_sibling() -> int:
-    """Fork a process that is a child of this one's parent; 0 in that process.
+    """Fork a process that is a child of this one's parent; 0 in that process, UNABLE where the kernel lets nobody.
 
     A child's orphaned child is one, too, at twice the price, half of it for a process that does nothing. The C library
     does not hear of it, so nothing here may have threads; where it keeps the thread's number it is told by the kernel.
@@ -267,8 +267,6 @@ def fork_sibling() -> int:
         LIBC.PyOS_AfterFork_Child()
     else:
         LIBC.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(ctypes.get_errno(), "clone3(CLONE_PARENT)")
     return pid
 
 
