@@ -20,7 +20,7 @@ SOURCES = Path(__file__).with_name("csrc")
 NAME = "emu_device"
 KEPT = 2
 """Folders of other sources that stay: whoever goes back and forth need not build anew each time."""
-PARTS = (("device", "tensors", "module"), ("collectives", "process_group", "watchdog"))
+PARTS = (("device", "tensors", "module"), ("collectives", "process_group", "served", "watchdog"))
 """Sources that are compiled as one: most of the time goes to torch's headers."""
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-w", "-DFMT_HEADER_ONLY=1", f"-DTORCH_EXTENSION_NAME={NAME}")
 LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
@@ -66,7 +66,8 @@ def _compile(scratch: Path) -> Path:
     flags = [*FLAGS, *(f"-I{path}" for path in includes)]
 
     def compile_part(part: tuple[str, ...]) -> Path:
-        source, target = scratch / f"{part[0]}.cpp", scratch / f"{part[0]}.o"
+        # No source's own name: what is included is looked for beside it first.
+        source, target = scratch / f"with_{part[0]}.cpp", scratch / f"with_{part[0]}.o"
         source.write_text("".join(f'#include "{name}.cpp"\n' for name in part))
         _run(["g++", *flags, "-c", str(source), "-o", str(target)])
         return target

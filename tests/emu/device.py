@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from contextlib import nullcontext
 from datetime import timedelta
 from types import ModuleType
@@ -48,6 +49,7 @@ def use() -> None:
     c10d.Backend.default_device_backend_map["emu"] = "nccl"
     torch._C._distributed_c10d._dump_nccl_trace = _library.dump_pickle  # type: ignore[attr-defined]
     torch._C._distributed_c10d._dump_nccl_trace_json = _library.dump_json  # type: ignore[attr-defined]
+    _obey_environment()
 
 
 def _make_wire(store: Any, rank: int, size: int) -> Any:
@@ -149,3 +151,17 @@ FAULTS = {
 def inject(fault: str) -> None:
     """Have the fault, one of FAULTS. Those of a full queue, and of a wait with the GIL, do not return."""
     FAULTS[fault]()
+
+
+def _obey_environment() -> None:
+    """EMU_FAULT="dead_link:1:20": for scripts that know of none, rank 1 has it 20 seconds after `use()`."""
+    text = os.environ.get("EMU_FAULT", "")
+    if not text:
+        return
+    fault, rank, after_s = text.split(":")
+    if fault not in FAULTS:
+        raise ValueError(f"EMU_FAULT={text}: there is no fault {fault}, but {', '.join(FAULTS)}")
+    if os.environ.get("RANK", "0") == rank:
+        timer = threading.Timer(float(after_s), inject, [fault])
+        timer.daemon = True
+        timer.start()

@@ -2,6 +2,7 @@
 #include "process_group.h"
 
 #include "tensors.h"
+#include "words.h"
 
 #include <ATen/Functions.h>
 #include <c10/core/StreamGuard.h>
@@ -144,6 +145,55 @@ intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
 
 uint64_t Work::getSequencenumber() const {
   return issued_->seq;
+}
+
+// Issued ------------------------------------------------------------------------------------------------------------
+
+std::string Issued::text() const {
+  return c10::str(
+      "WorkNCCL(SeqNum=", seq, ", OpType=", c10d::opTypeToString(type), ", NumelIn=", numel_in, ", NumelOut=",
+      numel_out, ", Timeout(ms)=", timeout.count(), ")");
+}
+
+std::string Issued::prefix() const {
+  return c10::str("[Rank ", rank, "] ");
+}
+
+bool Issued::is_over() const {
+  return ended->query();
+}
+
+std::exception_ptr Issued::exception() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return exception_;
+}
+
+void Issued::set_exception(std::exception_ptr what) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (exception_ == nullptr) {
+    exception_ = std::move(what);
+  }
+}
+
+void Issued::look_for_error() {
+  const auto error = exception() ? "" : comm->error();
+  if (!error.empty()) {
+    TELL(ERROR, 714) << prefix() << "Collective " << text() << " raised the following async exception: " << error;
+    set_exception(backend_error("checkForNCCLErrorsInternal", 2960, error));
+  }
+}
+
+bool Issued::has_timed_out(std::optional<Millis> limit) {
+  const auto elapsed = millis_since(since);
+  if (elapsed < limit.value_or(timeout).count()) {
+    return false;
+  }
+  const auto message = c10::str(
+      prefix(), "Watchdog caught collective operation timeout: ", text(), " ran for ", elapsed,
+      " milliseconds before timing out.");
+  TELL(ERROR, 757) << message;
+  set_exception(backend_error("checkTimeout", 760, message));
+  return true;
 }
 
 // Issuing ---------------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 // The watchdog of each group, and the monitor that watches it: what ProcessGroupNCCL does, and says, where work hangs.
 #include "process_group.h"
 
+#include "words.h"
+
 #include <Python.h>
 
-#include <c10/util/Logging.h>
 #include <c10/util/thread_name.h>
-#include <torch/csrc/distributed/c10d/control_plane/Handlers.hpp>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -14,20 +14,9 @@
 #include <cstring>
 #include <future>
 
-// Lines of the file that users see these words come from.
-#define TELL(severity, line)                                                                                       \
-  c10::MessageLogger(c10::SourceLocation{__func__, "ProcessGroupNCCL.cpp", line}, c10::GLOG_##severity).stream()
-
 namespace emu {
 
 namespace {
-
-// As if it were raised there: its text has the place.
-std::exception_ptr backend_error(const char* function, int line, const std::string& message) {
-  constexpr auto file = "/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp";
-  const c10::SourceLocation place{function, file, static_cast<uint32_t>(line)};
-  return std::make_exception_ptr(c10::DistBackendError(place, message));
-}
 
 constexpr Millis WATCHDOG_SLEEP(100);
 constexpr auto DUMP_KEY = "exception_dump";
@@ -41,18 +30,6 @@ long number(const char* name, int unset) {
 
 bool flag(const char* name, bool unset) {
   return c10d::getCvarBool({name}, unset);
-}
-
-long millis_since(Clock::time_point since) {
-  return std::chrono::duration_cast<Millis>(Clock::now() - since).count();
-}
-
-std::string what_of(const std::exception_ptr& exception) {
-  try {
-    std::rethrow_exception(exception);
-  } catch (const std::exception& error) {
-    return error.what();
-  }
 }
 
 // The recorder's stack of an operation needs the GIL, which whoever hangs may hold.
@@ -111,55 +88,6 @@ struct ProcessGroup::Watch {
     last_change_ms = std::chrono::duration_cast<Millis>(Clock::now().time_since_epoch()).count();
   }
 };
-
-// Issued ------------------------------------------------------------------------------------------------------------
-
-std::string Issued::text() const {
-  return c10::str(
-      "WorkNCCL(SeqNum=", seq, ", OpType=", c10d::opTypeToString(type), ", NumelIn=", numel_in, ", NumelOut=",
-      numel_out, ", Timeout(ms)=", timeout.count(), ")");
-}
-
-std::string Issued::prefix() const {
-  return c10::str("[Rank ", rank, "] ");
-}
-
-bool Issued::is_over() const {
-  return ended->query();
-}
-
-std::exception_ptr Issued::exception() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return exception_;
-}
-
-void Issued::set_exception(std::exception_ptr what) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (exception_ == nullptr) {
-    exception_ = std::move(what);
-  }
-}
-
-void Issued::look_for_error() {
-  const auto error = exception() ? "" : comm->error();
-  if (!error.empty()) {
-    TELL(ERROR, 714) << prefix() << "Collective " << text() << " raised the following async exception: " << error;
-    set_exception(backend_error("checkForNCCLErrorsInternal", 2960, error));
-  }
-}
-
-bool Issued::has_timed_out(std::optional<Millis> limit) {
-  const auto elapsed = millis_since(since);
-  if (elapsed < limit.value_or(timeout).count()) {
-    return false;
-  }
-  const auto message = c10::str(
-      prefix(), "Watchdog caught collective operation timeout: ", text(), " ran for ", elapsed,
-      " milliseconds before timing out.");
-  TELL(ERROR, 757) << message;
-  set_exception(backend_error("checkTimeout", 760, message));
-  return true;
-}
 
 // The watchdog ------------------------------------------------------------------------------------------------------
 
@@ -446,42 +374,5 @@ bool ProcessGroup::dump(bool with_stacks, bool only_active) {
   c10d::DebugInfoWriter::getWriter(global_rank()).write(text);
   return true;
 }
-
-std::string dump_json(bool with_entries, bool only_active) {
-  return Recorder::get()->dump_json(std::nullopt, with_entries, only_active);
-}
-
-std::string dump_pickle(bool with_entries, bool with_stacks, bool only_active) {
-  return Recorder::get()->dump(std::nullopt, with_entries, with_stacks, only_active);
-}
-
-namespace {
-
-bool parameter(const c10d::control_plane::Request& request, const std::string& name, bool unset) {
-  const auto value = request.getParam(name);
-  return value.empty() ? unset : value == "true";
-}
-
-// torch's worker server finds them by these names, on CUDA builds those of ProcessGroupNCCL.
-const c10d::control_plane::RegisterHandler json_handler{
-    "dump_nccl_trace_json", [](const c10d::control_plane::Request& request, c10d::control_plane::Response& response) {
-      response.setContent(
-          dump_json(parameter(request, "includecollectives", true), parameter(request, "onlyactive", false)),
-          "application/json");
-      response.setStatus(200);
-    }};
-
-const c10d::control_plane::RegisterHandler pickle_handler{
-    "dump_nccl_trace_pickle", [](const c10d::control_plane::Request& request, c10d::control_plane::Response& response) {
-      response.setContent(
-          dump_pickle(
-              parameter(request, "includecollectives", true),
-              parameter(request, "includestacktraces", true),
-              parameter(request, "onlyactive", false)),
-          "application/octet-stream");
-      response.setStatus(200);
-    }};
-
-} // namespace
 
 } // namespace emu
