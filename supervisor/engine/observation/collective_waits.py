@@ -53,8 +53,6 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     frame: Frame | None = None
     is_on_device: bool = False
     """The call goes on in a device's own time, whatever the host does."""
-    timeout_s: float = 0.0
-    """That the script has given the group; 0: none, or not known."""
     not_started: list[int] = []
     """Ranks whose device has not begun with it, where devices of others tell that they have."""
 
@@ -95,7 +93,6 @@ class _Group:
         self.desc = ""
         self.backend = ""
         self.members: set[int] = set()
-        self.timeout_s = 0.0
         self.issued: dict[int, int] = {}
         self.calls: dict[int, dict[int, Call]] = {}
         """rank → number → call; without point-to-point."""
@@ -140,7 +137,6 @@ def _groups(looks: list[RankLook]) -> dict[Key, _Group]:
             group = groups.setdefault(key_of(told), _Group(told.name))
             group.desc = group.desc or told.desc
             group.backend = group.backend or told.backend
-            group.timeout_s = max(group.timeout_s, told.timeout_s)
             group.members.update(told.ranks, [look.global_rank])
             group.issued[look.global_rank] = told.issued
             group.calls[look.global_rank] = {call.seq: call for call in told.calls if not is_point_to_point(call)}
@@ -215,7 +211,6 @@ def _wait(look: RankLook, call: Call, group: _Group) -> Wait:
         op=call.op,
         frame=call.frame or _place(look),
         is_on_device=runs_on_device(group.backend),
-        timeout_s=group.timeout_s,
         not_started=[] if is_point_to_point(call) else group.not_started(call.seq),
     )
 

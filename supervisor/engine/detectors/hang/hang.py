@@ -48,13 +48,13 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
     if ended:
         why = f"rank {rank_list(ended)} had already ended, and the others still wait for it"
         return msgspec.structs.replace(base, cause="collective_mismatch", confidence=0.8, why_nobody=why)
+    if held := _held_by_devices(matched, ranks):
+        return _on_devices(base, held, settings)
     if elsewhere := [rank for rank in matched.roots if rank in ranks]:
         return _elsewhere(base, elsewhere, ranks)
     groups = Counter((j.waits_in, j.order) for j in living)
     if matched.is_all_in and {rank for wait in matched.waits for rank in wait.ranks}.issuperset(ranks):
         groups = Counter({("", 0): len(living)})  # sub-groups, each complete: their numbers need not be equal
-    if matched.is_all_in and all(wait.is_on_device for wait in matched.waits):
-        return _on_devices(base, matched.waits, settings)
     if len(groups) > 1 and any(j.waits_in in _POINT_TO_POINT for j in living):
         why = "they wait in point-to-point calls, which differ from rank to rank, so no rank can be named"
         return msgspec.structs.replace(base, why_nobody=why)
@@ -65,14 +65,22 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
     return msgspec.structs.replace(base, why_nobody=why, patience_s=settings.spin_patience_s)
 
 
+def _held_by_devices(matched: Match, ranks: list[int]) -> list[Wait]:
+    """The calls of devices that lack nobody, where all that the ranks wait for leads to these; else empty."""
+    held = [wait for wait in matched.waits if wait.is_on_device and not (wait.waits_for or wait.unseen)]
+    waiting = {rank for wait in matched.waits for rank in wait.ranks}
+    is_root = set(matched.roots) <= {rank for wait in held for rank in wait.ranks}
+    return held if is_root and waiting.issuperset(ranks) else []
+
+
 def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding:
     """Issued by all, completed by none: a link, or a device that is stuck in something else, and never a host.
 
     Nothing that the host shows tells it from a device that is busy with a kernel of minutes, or from the first call of
-    a group, which makes its connections: it is given as long as torch itself would have waited.
+    a group, which makes its connections: it is given as long as torch itself would have waited. (A timeout of the
+    script's own is a lower bound anyway.)
     """
-    patience_s = max([settings.spin_patience_s, *(wait.timeout_s or TORCH_TIMEOUT_S for wait in waits)])
-    found = msgspec.structs.replace(base, patience_s=patience_s)
+    found = msgspec.structs.replace(base, patience_s=max(settings.spin_patience_s, TORCH_TIMEOUT_S))
     late = sorted({rank for wait in waits for rank in wait.not_started})
     if late and len(late) * 2 < len(base.waiting):
         return msgspec.structs.replace(
@@ -82,7 +90,9 @@ def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding
             confidence=0.8,
             doing=RankActivity.WAITING,
         )
-    why = "all of them have issued theirs and none is completed, so it is a link or a device, and no rank can be named"
+    held = sorted({rank for wait in waits for rank in wait.ranks})
+    who = "all of them" if held == base.waiting else f"ranks {rank_list(held)}, which the others wait for,"
+    why = f"{who} have issued theirs and none is completed, so it is a link or a device, and no rank can be named"
     return msgspec.structs.replace(found, why_nobody=why)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from guardrun.supervisor.engine.detectors.hang.hang import find
@@ -22,7 +23,7 @@ def call(seq: int, state: str = "completed", op: str = "all_reduce", peer: int =
     return Call(seq, op, [[512]], "float32", state, float(seq), LINE, peer)
 
 
-def told(*calls: Call, issued: int = 0, backend: str = "nccl", timeout_s: float = 0.0) -> GroupLook:
+def told(*calls: Call, issued: int = 0, backend: str = "nccl") -> GroupLook:
     return GroupLook(
         name="0",
         desc="default_pg",
@@ -30,7 +31,6 @@ def told(*calls: Call, issued: int = 0, backend: str = "nccl", timeout_s: float 
         ranks=RANKS,
         issued=issued or max((one.seq for one in calls if one.peer < 0), default=0),
         calls=list(calls),
-        timeout_s=timeout_s,
     )
 
 
@@ -110,11 +110,6 @@ def test_issued_by_all_and_completed_by_none_names_nobody(backend: str) -> None:
     assert found.patience_s == 600, "torch would have waited as long"
 
 
-def test_a_group_that_the_script_gives_more_time_has_it() -> None:
-    group = told(call(52, "issued"), timeout_s=7200.0)
-    assert finding(dict.fromkeys(RANKS, group), {}).patience_s == 7200
-
-
 def attempt() -> Attempt:
     ranks = {n: RankState(rank=Rank(global_rank=n, local_rank=n, pid=n + 1, node="node-a")) for n in RANKS}
     return Attempt(number=0, started_s=1.0, ranks=ranks)
@@ -164,6 +159,9 @@ def test_both_sides_of_a_transfer_that_have_issued_it_blame_nobody() -> None:
     matched = match([look(rank, group) for rank, group in groups.items()])
     assert matched.mismatch is None
     assert {tuple(wait.ranks): wait.waits_for for wait in matched.waits} == {(0,): [], (1,): [], (2,): [1], (3,): [2]}
+    found = finding(groups, {})
+    assert (found.cause, found.culprits, found.waiting) == ("collective_timeout", [], RANKS)
+    assert found.why_nobody.startswith("ranks 0-1, which the others wait for, have issued theirs and none is completed")
 
 
 def test_an_exchange_of_two_is_no_circle() -> None:
@@ -173,6 +171,26 @@ def test_an_exchange_of_two_is_no_circle() -> None:
     }
     matched = match([look(rank, group) for rank, group in ring.items()])
     assert matched.mismatch is None and matched.is_all_in and matched.roots == []
+
+
+def test_whoever_waits_on_the_host_for_a_rank_whose_device_is_held_names_nobody() -> None:
+    """Rank 3 is in a barrier over gloo, for which rank 0 has not come: that waits for a loss of its device."""
+    barrier = told(call(1), call(2, "issued", "barrier"), backend="gloo", issued=2)
+    before = told(call(1), backend="gloo", issued=1)
+    groups = {rank: [before, PENDING] for rank in (0, 1, 2)} | {3: [barrier, PENDING]}
+    looks = [
+        RankLook(
+            global_rank=rank,
+            at_s=108.0,
+            process=ProcessLook(pid=1000 + rank),
+            groups=[msgspec.structs.replace(group, name=group.backend) for group in both],
+        )
+        for rank, both in groups.items()
+    ]
+    waits = [Judgement(global_rank=rank, doing=RankActivity.WAITING, reason="") for rank in RANKS]
+    found = find(waits, [], Settings(), match(looks))
+    assert found is not None and (found.cause, found.culprits) == ("collective_timeout", [])
+    assert found.why_nobody.startswith("ranks 0-2, which the others wait for")
 
 
 def test_a_peer_that_is_not_seen_is_waited_for() -> None:
