@@ -326,7 +326,9 @@ def _by_circle(waits: dict[int, Wait], looks: list[RankLook]) -> Mismatch | None
             circle = path[path.index(rank) :]
             sides = [CallVariant(ranks=[r], call=_call_of(waits[r]), group=waits[r].group) for r in circle]
             culprits, why = blamed(sides, looks)
-            return Mismatch(form=CIRCLE, sides=sides, culprits=culprits, why=why)
+            # Whoever waits in its device may still go on to what the others wait for.
+            is_certain = not any(waits[r].is_on_device for r in circle)
+            return Mismatch(form=CIRCLE, sides=sides, culprits=culprits, why=why, is_pending=is_certain)
     return None
 
 

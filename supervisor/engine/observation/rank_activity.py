@@ -89,6 +89,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     is_in_init: bool = False
     is_moving: bool = False
     """For WAITING: bytes move, or children work, all the same (a save in the background)."""
+    is_held_by_device: bool = False
+    """For BUSY: all that is seen is that its device works; its main thread has been in one place in all samples."""
     is_in_long_work: bool = False
     """It is saving, or its script has said that it is evaluating, loading or the like."""
     order: int = 0
@@ -208,6 +210,7 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         waits_in=_waits_in(after, stack) if doing is RankActivity.WAITING else "",
         is_in_init=bool(after.in_init_since_s) or fr.waits_in_init(stack),
         is_moving=doing is RankActivity.WAITING and bool(_bytes_move(before, after) or _children_work(before, after)),
+        is_held_by_device=reason == DEVICE_WORKS and len({*sampled(before), *sampled(after)}) == 1,
         is_in_long_work=bool(after.in_save_since_s) or after.phase in _LONG_PHASES,
         order=max(after.group_seq, after.collectives),
         is_in_doubt=doing is RankActivity.IDLE and _children_cpu(before, after) > IDLE_CHILD_CPU,

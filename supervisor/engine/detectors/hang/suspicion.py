@@ -25,7 +25,6 @@ from guardrun.supervisor.engine.observation.collective_waits import match, waits
 from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot, LookJudged
 from guardrun.supervisor.engine.observation.progress_gaps import FACTOR
 from guardrun.supervisor.engine.observation.rank_activity import (
-    DEVICE_WORKS,
     Judgement,
     RankActivity,
     judge,
@@ -361,7 +360,7 @@ def _with_waking(suspicion: Suspicion, judgement: Judgement) -> Judgement:
 def with_device(judgement: Judgement, before: RankLook, after: RankLook) -> Judgement:
     """The judgement, where what the rank really does is to wait for a collective of its device."""
     # A device is at work, too, while its kernels only wait for those of others.
-    may_wait = judgement.doing in _ON_DEVICE or judgement.reason == DEVICE_WORKS
+    may_wait = judgement.doing in _ON_DEVICE or judgement.is_held_by_device
     if may_wait and (op := waits_on_device(before, after)):
         reason = f"its device has not completed {op}"
         return msgspec.structs.replace(judgement, doing=RankActivity.WAITING, reason=reason, waits_in=op)

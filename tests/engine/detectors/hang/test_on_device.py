@@ -84,10 +84,25 @@ def test_a_process_that_is_stopped_moves_no_data(doing: RankActivity) -> None:
 
 def test_a_device_at_work_may_only_wait_for_others() -> None:
     """NCCL's kernels count as work while they wait; nothing else that moves is taken for waiting."""
-    assert judged(0, RankActivity.BUSY, PENDING, DEVICE_WORKS).doing is RankActivity.WAITING
-    assert judged(0, RankActivity.BUSY, BEHIND, DEVICE_WORKS).doing is RankActivity.BUSY
-    for reason in ("its frames change", "moves 4 MB/s", "its collectives advance"):
+    held = {"is_held_by_device": True}
+    assert judged(0, RankActivity.BUSY, PENDING, DEVICE_WORKS, **held).doing is RankActivity.WAITING
+    assert judged(0, RankActivity.BUSY, BEHIND, DEVICE_WORKS, **held).doing is RankActivity.BUSY
+    for reason in (DEVICE_WORKS, "its frames change", "moves 4 MB/s", "its collectives advance"):
         assert judged(0, RankActivity.BUSY, PENDING, reason).doing is RankActivity.BUSY
+
+
+@pytest.mark.parametrize(("others", "is_held"), [([], True), (["evaluate"], False)])
+def test_a_host_that_goes_about_is_not_held_by_its_device(others: list[str], is_held: bool) -> None:
+    """It evaluates on its device, say, with an asynchronous call pending that the others will come to."""
+    stack = [Frame("synchronize", "/x/site-packages/torch/cuda/__init__.py", 1000), LINE]
+    variety = [[Frame(name, "/home/me/train.py", 70)] for name in others]
+    looks = []
+    for at_s in (100.0, 108.0):
+        thread = ThreadLook(tid=1, is_main=True, frames=stack)
+        process = ProcessLook(pid=1, state="R", cpu_s=at_s, threads=[thread], variety=variety, source="py-spy")
+        looks.append(RankLook(global_rank=0, at_s=at_s, process=process, heart_s=at_s, gpu_busy=1.0))
+    found = judge(*looks)
+    assert (found.doing, found.reason, found.is_held_by_device) == (RankActivity.BUSY, DEVICE_WORKS, is_held)
 
 
 def test_a_call_that_gets_on_between_two_looks_is_none_to_wait_for() -> None:
@@ -191,6 +206,29 @@ def test_whoever_waits_on_the_host_for_a_rank_whose_device_is_held_names_nobody(
     found = find(waits, [], Settings(), match(looks))
     assert found is not None and (found.cause, found.culprits) == ("collective_timeout", [])
     assert found.why_nobody.startswith("ranks 0-2, which the others wait for")
+
+
+@pytest.mark.parametrize(("backend", "is_certain"), [("gloo", True), ("nccl", False)])
+def test_a_circle_through_a_device_may_be_left_again(backend: str, is_certain: bool) -> None:
+    """Rank 0 has gathered asynchronously before its barrier, rank 1 does so after it: no order is broken by that."""
+
+    def group(name: str, kind: str, *calls: Call) -> GroupLook:
+        return GroupLook(name=name, backend=kind, ranks=[0, 1], issued=max(one.seq for one in calls), calls=list(calls))
+
+    gathers = [group("data", backend, call(1), call(2, "issued", "all_gather")), group("save", "gloo", call(1))]
+    stands = [group("data", backend, call(1)), group("save", "gloo", call(1), call(2, "issued", "barrier"))]
+    looks = [
+        RankLook(global_rank=rank, at_s=108.0, process=ProcessLook(pid=1000 + rank), groups=groups)
+        for rank, groups in enumerate([gathers, stands])
+    ]
+    found = find(
+        [Judgement(global_rank=rank, doing=RankActivity.WAITING, reason="") for rank in (0, 1)],
+        [],
+        Settings(),
+        match(looks),
+    )
+    assert found is not None and (found.cause, found.is_certain) == ("collective_mismatch", is_certain)
+    assert found.patience_s == (Settings().mismatch_patience_s if is_certain else Settings().data_patience_s)
 
 
 def test_a_peer_that_is_not_seen_is_waited_for() -> None:
