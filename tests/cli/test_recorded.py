@@ -194,7 +194,7 @@ def test_replay_of_other_decisions_fails(ctl: Ctl, recorded: Path) -> None:
 def test_replay_of_another_versions_journal(ctl: Ctl, recorded: Path, version: int, theirs: str) -> None:
     set_version(recorded / NAME, version)
     ctl("replay", code=1)
-    said = f"events.jsonl: the journal {theirs}, and this guardrun reads version 1: replay it with the guardrun that "
+    said = f"events.jsonl: the journal {theirs}, and this guardrun reads version 2: replay it with the guardrun that "
     assert said + "wrote it" in ctl.err
     assert theirs in ctl.json("replay", code=1)["error"]
 
@@ -204,7 +204,7 @@ def test_replay_of_what_was_gone_on_with_by_another_version(ctl: Ctl, recorded: 
     record_journal(recorded)
     out = ctl("replay")
     assert "5 events replayed" in out
-    assert "the journal has version 9, and this guardrun reads version 1: 5 lines are left out" in out
+    assert "the journal has version 9, and this guardrun reads version 2: 5 lines are left out" in out
     data = ctl.json("replay")
     assert (data["events"], data["left_out"], data["mismatches"]) == (5, 5, [])
 

@@ -66,7 +66,7 @@ def test_a_journal_of_another_version(ctl: Ctl, recorded: Path) -> None:
     set_version(recorded / NAME, 9)
     ctl("report")
     text = check((recorded / "report.html").read_text())
-    said = "the journal has version 9, and this guardrun reads version 1: 5 lines are not replayed, and what guardrun"
+    said = "the journal has version 9, and this guardrun reads version 2: 5 lines are not replayed, and what guardrun"
     assert f"{said} decided is told by summary.json and the incidents alone" in text
     assert "guardrun gave up at step 80" in text and "001 rank_blocked" in text and "no timeline" not in text
     (recorded / "summary.json").unlink()

@@ -73,5 +73,5 @@ def test_a_rescue_says_where_a_journal_of_another_version_keeps_the_nodes_to_avo
     monkeypatch.setenv("SLURM_JOB_ID", "5")
     set_version(runs / "first" / NAME, 9)
     ctl("slurm", "rescue", "first", "--guard-dir", str(runs))
-    said = "the journal has version 9, and this guardrun reads version 1: which nodes the run did without is not known"
+    said = "the journal has version 9, and this guardrun reads version 2: which nodes the run did without is not known"
     assert said in ctl.err

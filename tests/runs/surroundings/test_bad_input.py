@@ -151,7 +151,7 @@ def test_a_run_killed_with_its_guardrun_is_continued_too(edge: EdgeRuns, is_upgr
     second = edge.run("plain.py", "--steps", str(newest + 20), flags=flags)
     assert second.returncode == 0
     assert f"rank 0: starts at step {newest} " in second.stdout
-    said = "the journal has version 9, and this guardrun reads version 1: it is not replayed"
+    said = "the journal has version 9, and this guardrun reads version 2: it is not replayed"
     assert any(line.startswith(said) for line in own_lines(second)) == is_upgraded
 
 

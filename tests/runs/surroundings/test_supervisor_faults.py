@@ -178,7 +178,7 @@ def test_a_supervisor_whose_journal_is_lost_takes_over_the_attempt_that_lives(ed
     run.send(signal.SIGTERM)
     finished = finish(run, 60)
     assert finished.returncode == 143
-    said = "the journal has version 9, and this guardrun reads version 1: it is not replayed"
+    said = "the journal has version 9, and this guardrun reads version 2: it is not replayed"
     assert any(line.startswith(said) for line in own_lines(finished)) == (how != "lost")
 
 
