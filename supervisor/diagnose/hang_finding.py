@@ -20,7 +20,7 @@ from guardrun.supervisor.engine.model.events import LookTaken
 from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.collective_waits import match
-from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot
 from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity, judge, unlooked
 from guardrun.supervisor.engine.state.state import Attempt, RankState
@@ -117,7 +117,7 @@ def _in_part(found: Finding | None, elsewhere: Sequence[int]) -> Finding | None:
     """What can still be said where only some of the ranks are seen: nobody is cleared of what others may have done."""
     if found is None or not elsewhere:
         return found
-    where = f"rank{'s' if len(elsewhere) > 1 else ''} {rank_list(list(elsewhere))} on other nodes"
+    where = f"{ranks_text(elsewhere)} on other nodes"
     if not found.culprits:
         why = f"all that are seen from here wait, so look at {where}"
         return msgspec.structs.replace(found, cause="unknown", confidence=0.5, why_nobody=why)

@@ -16,7 +16,7 @@ from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.diagnose.answer import Diagnosis, Next, Unseen
 from guardrun.supervisor.diagnose.hang_finding import Absent
 from guardrun.supervisor.diagnose.scene import GONE, Glance
-from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 from guardrun.supervisor.rundir.run_directory import RunFile
 
@@ -136,16 +136,12 @@ def tell_unseen(diagnosis: Diagnosis, seen: list[Glance], absent: Absent) -> Non
     """Note it all in the answer."""
     if absent.elsewhere:
         why = "on other nodes as it seems: none of them is below these processes; run guardctl diagnose there, too"
-        diagnosis.unseen.append(Unseen(what=_ranks(list(absent.elsewhere)), why=why))
+        diagnosis.unseen.append(Unseen(what=ranks_text(list(absent.elsewhere)), why=why))
     if absent.dead:
         why = "should be on this node by what the others were started with, and are not alive"
-        diagnosis.unseen.append(Unseen(what=_ranks(list(absent.dead)), why=why))
+        diagnosis.unseen.append(Unseen(what=ranks_text(list(absent.dead)), why=why))
     _tell_missing(diagnosis, seen)
     _tell_stacks(diagnosis, seen[-1])
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)}"
 
 
 def _tell_missing(diagnosis: Diagnosis, seen: list[Glance]) -> None:
@@ -154,7 +150,7 @@ def _tell_missing(diagnosis: Diagnosis, seen: list[Glance]) -> None:
         was_seen = told == GONE and any(rank in glance.ranks for glance in seen[:-1])
         by_why.setdefault("ended while it was looked at" if was_seen else told, []).append(rank)
     for why, ranks in by_why.items():
-        diagnosis.unseen.append(Unseen(what=_ranks(ranks), why=why))
+        diagnosis.unseen.append(Unseen(what=ranks_text(ranks), why=why))
 
 
 def _tell_stacks(diagnosis: Diagnosis, last: Glance) -> None:
@@ -168,7 +164,7 @@ def _tell_stacks(diagnosis: Diagnosis, last: Glance) -> None:
             why = f"{trouble}: {refusal_words()}"
         elif NOT_INSTALLED in trouble:
             why = f"{trouble}: pip install py-spy"
-        diagnosis.unseen.append(Unseen(what=f"stacks of {_ranks(ranks)}", why=why))
+        diagnosis.unseen.append(Unseen(what=f"stacks of {ranks_text(ranks)}", why=why))
     if any(REFUSED in trouble for trouble in by_trouble) and os.geteuid() != 0:
         pids = [str(line.pid) for line in diagnosis.ranks if line.doing != "exited"]
         command = ["sudo", "guardctl", "diagnose", *(word for pid in pids[:64] for word in ("--pid", pid))]

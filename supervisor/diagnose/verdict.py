@@ -28,7 +28,7 @@ from guardrun.supervisor.engine.model.hang_patience import NEVER_S
 from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.model.run_view import silence_began_s
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 from guardrun.supervisor.engine.observation.stack_grouping import group_data, group_looks
@@ -141,7 +141,7 @@ def _gets_on(case: Case) -> an.Diagnosis:
     if case.attempt.has_progress and case.silent_s <= max(RECENT_S, case.usual_s):
         return _advances(case)
     busy = {n: j.reason for n, j in case.judged.by_rank.items() if j.doing is RankActivity.BUSY or j.is_moving}
-    who = f"rank{'s' if len(busy) != 1 else ''} {rank_list(list(busy))}" if busy else "nobody"
+    who = ranks_text(list(busy)) if busy else "nobody"
     reason = next(iter(busy.values()), "nothing stands still that others wait for")
     if case.attempt.has_progress:
         told = f"Nothing has advanced for {duration(case.silent_s)}, but {who} gets somewhere: {reason}."
@@ -246,7 +246,7 @@ def _without_history(case: Case, found: Finding) -> an.Diagnosis:
         return _make_diagnosis(case, an.UNKNOWN, "What is seen changes from look to look.", 0.5, _seen_for(case))
     if is_doubtful(found) or (found.doing is RankActivity.UNSEEN and not found.waiting):
         reasons = "; ".join(sorted({case.judged.by_rank[rank].reason for rank in found.culprits}))
-        who = f"rank{'s' if len(found.culprits) > 1 else ''} {rank_list(found.culprits)}"
+        who = ranks_text(found.culprits)
         gets = "get" if len(found.culprits) > 1 else "gets"
         told = f"It cannot be told whether {who} {gets} anywhere: {reasons}."
         return _make_diagnosis(case, an.UNKNOWN, told, 0.5, _seen_for(case))

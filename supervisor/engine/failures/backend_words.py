@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.frames import ranks_text
 
 MAX_LINES = 6
 MAX_LINE_CHARS = 400
@@ -159,12 +159,12 @@ def _by_calls(words: Mapping[int, BackendWords], silent: list[int]) -> Waited | 
     first = words[waited[0]].timeout
     assert first is not None
     call = f"{op}, call {seq} of {group}"
-    until = f"in which {_ranks(sorted(waited))} waited until its timeout of {first.limit_s:.0f} s"
+    until = f"in which {ranks_text(sorted(waited))} waited until its timeout of {first.limit_s:.0f} s"
     if absent and len(absent) <= len(waited) and len(waited) > 1:
         verb = "had not issued" if behind else "said nothing of"
         return Waited(culprits=absent, confidence=0.9 if behind else 0.7, what=f"{verb} {call}, {until}", why_nobody="")
     if behind:
-        why = f"{_ranks(behind)} had not issued {call}, {until}: which of them is wrong cannot be told"
+        why = f"{ranks_text(behind)} had not issued {call}, {until}: which of them is wrong cannot be told"
     else:
         why = f"every rank that fell had waited in a collective until its timeout ({call}, {until})"
     return Waited(culprits=[], confidence=0.5, what="", why_nobody=why)
@@ -205,9 +205,5 @@ def _by_stuck_watchdogs(words: Mapping[int, BackendWords]) -> Waited | None:
     if len(stuck) == 1:
         what = "had its NCCL watchdog stuck in a call of NCCL or CUDA: its device does not answer"
         return Waited(culprits=stuck, confidence=0.7, what=what, why_nobody="")
-    why = f"the NCCL watchdogs of {_ranks(stuck)} were stuck in calls of NCCL or CUDA: a device or a link"
+    why = f"the NCCL watchdogs of {ranks_text(stuck)} were stuck in calls of NCCL or CUDA: a device or a link"
     return Waited(culprits=[], confidence=0.5, what="", why_nobody=why)
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)}"

@@ -11,7 +11,7 @@ from guardrun.supervisor.engine.model.events import ExitTrace
 from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook
 from guardrun.supervisor.engine.observation.collective_calls import call_text, group_text, place_text
 from guardrun.supervisor.engine.observation.collective_waits import CIRCLE, Match, Mismatch, Wait
-from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.frames import ranks_text
 
 _SILENT = frozenset({"abort"})
 """Causes that a backend leaves which has met a call of another size: gloo's own thread ends the process."""
@@ -44,7 +44,7 @@ def _absent(found: RootCause, wait: Wait, absent: list[int], verb: str) -> RootC
     """The verdict on ranks that were not in a call in which others waited: most are right."""
     told = (
         f"{verb} call {wait.seq} of {group_text(wait.group, wait.desc)}, "
-        f"{wait.op}{place_text(wait.frame)}, in which {_ranks(wait.ranks)} waited"
+        f"{wait.op}{place_text(wait.frame)}, in which {ranks_text(wait.ranks)} waited"
     )
     is_told = 1 < len(wait.ranks) >= len(absent)
     return msgspec.structs.replace(
@@ -54,7 +54,7 @@ def _absent(found: RootCause, wait: Wait, absent: list[int], verb: str) -> RootC
         confidence=0.8,
         key=f"collective_mismatch:{wait.group}:{wait.op}",
         what=told if is_told else found.what,
-        why_nobody=f"{_ranks(absent)} {told}; which of them called one too many or one too few cannot be told",
+        why_nobody=f"{ranks_text(absent)} {told}; which of them called one too many or one too few cannot be told",
     )
 
 
@@ -90,7 +90,7 @@ def mismatch_text(mismatch: Mismatch, *, is_past: bool = False) -> str:
     blamed = [side for side in mismatch.sides if set(side.ranks) <= set(mismatch.culprits)]
     others = [side for side in mismatch.sides if side not in blamed]
     texts = [
-        f"{_ranks(side.ranks)} {_in(side.ranks, is_past)} {call_text(side.call)}"
+        f"{ranks_text(side.ranks)} {_in(side.ranks, is_past)} {call_text(side.call)}"
         + (f" of {group_text(side.group)}" if mismatch.form == CIRCLE else "")
         for side in others[:4]
     ]
@@ -101,10 +101,6 @@ def mismatch_text(mismatch: Mismatch, *, is_past: bool = False) -> str:
         return rest
     mine = " and ".join(dict.fromkeys(call_text(side.call) for side in blamed))
     return f"{_in(mismatch.culprits, is_past)} {mine} while {rest}"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)}"
 
 
 def _in(ranks: list[int], is_past: bool) -> str:

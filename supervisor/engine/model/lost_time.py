@@ -19,7 +19,7 @@ OTHER = "other"
 
 
 class Ledger(msgspec.Struct):
-    """Seconds per use. One use is current at any moment; `spend` books up to now."""
+    """Seconds per use. One use is current at any moment; `switch` books up to now."""
 
     use: str = STARTING
     since_s: float = 0.0

@@ -211,6 +211,11 @@ def rank_list(ranks: list[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, or `ranks 0-6,8`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {rank_list(list(ranks))}"
+
+
 # Frame folding ------------------------------------------------------------------------------------------------------
 # Folding away what is not the user's code: whose a file is, and runs of library frames under one line.
 

@@ -1,8 +1,8 @@
 """What steps go to, rank by rank, over windows; and how fast the run steps, whether it has slowed down since a moment.
 
 Windows are what stragglers, waits for data and drops of throughput are seen by; the rate ties a node's trouble to
-training. A rank's report says now and then what its ordinary steps have gone to so far (`events.Spent`). A window is
-the difference between two of these, for each rank, per step:
+training. A rank's report says now and then what its ordinary steps have gone to so far (`events.StepBreakdown`). A
+window is the difference between two of these, for each rank, per step:
 
     step = own work + waiting for other ranks + waiting for data + collecting
 
@@ -201,7 +201,7 @@ class StepRate(msgspec.Struct, kw_only=True):
             del self.times_s[0], self.steps[0]
 
     def step_s(self, from_s: float, to_s: float) -> float | None:
-        """Median seconds a step in a stretch of time, from windows of WINDOW_S; None where there are too few.
+        """Median seconds a step in a stretch of time, from windows of RATE_WINDOW_S; None where there are too few.
 
         A window ends with a step: a pause makes one long one, which alone does not move the median.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.report.elements.quantities import duration
 from guardrun.supervisor.report.elements.scales import nice_seconds, percent, shorten
 from guardrun.supervisor.report.timeline.rank_track import Segment
@@ -150,7 +150,7 @@ def lay_out_strips(lines: Sequence[Line], scale: Scale, signs: Sequence[Sign], l
 
 def _name(line: Line) -> str:
     mark = "✖ " if line.is_culprit else ""
-    words = f"rank{'s' if len(line.ranks) > 1 else ''} {rank_list(line.ranks)}"
+    words = ranks_text(line.ranks)
     if len(words) > 14:
         words = f"{len(line.ranks)} ranks"
     return f"{mark}{words}"
