@@ -91,12 +91,14 @@ class NodeFeed:
 
     def step(self, using: Using) -> NodeFindingsReported | None:
         """Take in what there is to hear. None: nothing that the engine does not know."""
-        known = set(self._findings)
+        known = dict(self._findings)
         latest: dict[str, Finding] = {}
         """By id: one may be in several messages of the same second, and be over in the last."""
         for changed in self._hear(using):
             latest |= {finding.id: finding for finding in changed if self._concerns(finding, using)}
-        findings = [self._as_engine(one) for one in latest.values() if one.id in known or not one.is_over]
+        # A whole account and the news of the same moment may say the same.
+        news = [one for one in latest.values() if one != known.get(one.id) and (one.id in known or not one.is_over)]
+        findings = [self._as_engine(one) for one in news]
         devices = self._find_devices(using.pids)
         gauges = self._gauges_to_tell()
         if not (findings or devices or gauges):

@@ -135,6 +135,17 @@ def test_what_several_messages_say_in_one_second_is_told_once(
     assert told(feed) == [("is_hot/cpu", False), ("is_hot/gpu:A", True)]
 
 
+def test_what_an_agent_says_again_is_no_news(scripted: ScriptedAgent, make: Make, tmp_path: Path) -> None:
+    """Whoever subscribes between a finding and its news gets it in the whole account, and as news."""
+    feed = make(tmp_path / "scripted.sock")
+    feed.step(USING)
+    whole = told_hot("cpu", is_whole=True)
+    scripted.say(whole)
+    assert told(feed) == [("is_hot/cpu", False)]
+    scripted.say(Findings(at_s=whole.at_s, findings=[*whole.findings, *told_hot("gpu:A").findings]))
+    assert told(feed) == [("is_hot/gpu:A", False)]
+
+
 def told_hot(*subjects: str, is_whole: bool = False) -> Findings:
     now_s = time.monotonic()
     found = [
