@@ -91,6 +91,16 @@ def kernel(seconds: float, error: str = "") -> None:
     _library.kernel(seconds, error)
 
 
+def hold() -> None:
+    """Launch a kernel that runs until `release`: what is launched after it waits in the queue."""
+    _library.hold()
+
+
+def release() -> None:
+    """Let the device go on after `hold`."""
+    _library.release()
+
+
 def synchronize(holds_gil: bool = False) -> None:
     """Wait for all streams, at 100 % of a core; with the GIL, as some libraries do."""
     _library.synchronize(holds_gil)

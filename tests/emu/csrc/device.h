@@ -83,6 +83,7 @@ struct Device {
   bool spins; // EMU_SPIN=0: waits sleep (cudaDeviceScheduleBlockingSync).
   std::atomic<bool> launch_holds_gil{false}; // A launch that blocks keeps the GIL, as many a custom kernel's does.
   std::atomic<bool> query_hangs{false}; // The driver's lock is held by another thread.
+  std::atomic<bool> is_held{false}; // A kernel that was launched to hold its stream runs on for as long.
   std::atomic<bool> link_is_dead{false}; // Collectives that start from now on never complete.
   std::atomic<uint64_t> queries{0}; // How often anybody asked for an event's state.
 

@@ -23,6 +23,13 @@ void launch_kernel(double seconds, const std::string& error) {
   });
 }
 
+// A kernel that runs until the host lets go: what is launched after it waits, however slow the host is.
+void hold() {
+  auto& device = Device::get();
+  device.is_held = true;
+  device.current().launch([&device] { Device::hang([&device] { return !device.is_held; }); });
+}
+
 void synchronize(bool holds_gil) {
   std::optional<py::gil_scoped_release> released;
   if (!holds_gil) {
@@ -70,6 +77,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       py::arg("onlyActive") = false);
 
   module.def("kernel", &launch_kernel, py::arg("seconds"), py::arg("error") = "", without_gil);
+  module.def("hold", &hold, without_gil);
+  module.def("release", [] { Device::get().is_held = false; });
   module.def("synchronize", &synchronize, py::arg("holds_gil") = false);
   module.def("is_idle", [] { return Device::get().current().query(); }, without_gil);
   module.def("break_device", [](const std::string& error) { Device::get().fail(error); });

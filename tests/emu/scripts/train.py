@@ -34,6 +34,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sync-every", type=int, default=10, help="steps from one loss.item() to the next")
     parser.add_argument("--kernel-s", type=float, default=0.0, help="what the device takes for a step, besides")
+    parser.add_argument("--hold-from", type=int, default=-1, help="the device waits from this step until all are launched")
     parser.add_argument("--timeout-s", type=float, default=600.0)
     parser.add_argument("--fault", default="", help="never_issues, blocked_in_backward, exits, or one of emu.FAULTS")
     parser.add_argument("--rank", type=int, default=1, help="whom the fault befalls")
@@ -173,25 +174,24 @@ def main() -> None:
     job = LAYOUTS[arguments.layout]()
     losses: list[float] = []
     print(f"rank {rank} begins", flush=True)
-    launched_s = 0.0
     for number in range(arguments.steps):
         if arguments.fault and rank == arguments.rank and number == arguments.at:
             befall(arguments.fault)
-        began_s = time.monotonic()
+        if number == arguments.hold_from:
+            emu.hold()
         if arguments.kernel_s:
             emu.kernel(arguments.kernel_s)
         loss = job.step(number)
-        launched_s += time.monotonic() - began_s
         if (number + 1) % arguments.sync_every == 0:
             losses.append(loss.item())
             print(f"rank {rank} step {number + 1} loss {losses[-1]:.4f}", flush=True)
-    began_s = time.monotonic()
+    launched = json.loads(emu.dump())["pg_status"]
+    emu.release()
     emu.synchronize()
     if arguments.out:
         told = {
             "losses": losses,
-            "launched_s": launched_s,
-            "synchronized_s": time.monotonic() - began_s,
+            "launched": launched,
             "thread": Backward.thread,
             "parameters": job.parameters() if isinstance(job, Ddp) else [],
             "dump": json.loads(emu.dump()),
