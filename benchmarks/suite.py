@@ -28,7 +28,7 @@ from benchmarks.items.startup import StartupItem
 from benchmarks.items.stderr_pipe import StderrItem
 from benchmarks.items.step_hook import StepHookItem
 from benchmarks.items.supervisor_cost import SupervisorCostItem
-from benchmarks.items.throughput import ThroughputItem
+from benchmarks.items.throughput import EmuThroughputItem, ThroughputItem
 from benchmarks.machine import describe
 from benchmarks.report import Failure, Report
 from benchmarks.table import as_rich
@@ -41,6 +41,7 @@ ITEMS: tuple[Item, ...] = (
     StartupItem(),
     StderrItem(),
     ThroughputItem(),
+    EmuThroughputItem(),
     StepHookItem(),
     GcPolicyItem(),
     SupervisorCostItem(),

@@ -1,8 +1,7 @@
 """DDP steps over gloo that compute the same amount each, timed by rank 0 in chunks.
 
 --calibrate MS: finds the batch size with which a step takes so long, prints that as JSON, and ends.
---turns FOLDER: plays a chunk for each byte `c` from the FIFO `go` in that folder, and writes what it took to `done`, a
-line of JSON; an empty object once it is ready. Any other byte is the end.
+--turns FOLDER: plays chunks on demand (turns.py).
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from benchmarks.scripts.turns import take_turns
 
 WIDTH = 256
 SMALL, LARGE = 64, 512
@@ -63,24 +64,6 @@ def calibrate(training: Training) -> None:
         print("result:", json.dumps({"batch": min(max(size, 1), 16 * LARGE)}), flush=True)
 
 
-def take_turns(training: Training, folder: Path) -> None:
-    batch = torch.randn(arguments.batch, WIDTH)
-    training.run(batch, arguments.warmup)
-    is_first = os.environ["RANK"] == "0"
-    go, done = (os.open(folder / name, os.O_RDWR) for name in ("go", "done")) if is_first else (-1, -1)
-    result: dict[str, float] = {}
-    while True:
-        if is_first:
-            os.write(done, json.dumps(result).encode() + b"\n")
-        order = torch.tensor([float(is_first and os.read(go, 1) == b"c")])
-        dist.broadcast(order, 0)
-        if not order.item():
-            return
-        cpu_s = time.process_time()
-        step_s = training.run(batch, arguments.steps)
-        result = {"step_s": step_s, "cpu_s": (time.process_time() - cpu_s) / arguments.steps}
-
-
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -89,7 +72,9 @@ def main() -> None:
     if arguments.turns is None:
         calibrate(training)
     else:
-        take_turns(training, arguments.turns)
+        batch = torch.randn(arguments.batch, WIDTH)
+        training.run(batch, arguments.warmup)
+        take_turns(lambda steps: training.run(batch, steps), arguments.turns, arguments.steps)
     # Not by way of torch's own end: gloo's threads may abort a process whose peer has just left.
     dist.barrier()
     os._exit(0)

@@ -31,7 +31,7 @@ def of_hang(view: RunView, found: Finding, seen: JudgedSnapshot, lasted_s: float
         "stack": stack_of(looks, found.culprits or found.waiting),
     }
     evidence |= of_collectives(seen.matched, looks)
-    if wrong := wrong_with(view, found.culprits):
+    if wrong := wrong_with(view, found.culprits or (found.waiting if found.is_on_devices else [])):
         evidence["node_findings"] = wrong
     if batch := next((look.batch for look in looks if look.global_rank in found.culprits[:1] and look.batch), None):
         evidence["data"] = batch

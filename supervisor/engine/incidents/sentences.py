@@ -81,6 +81,8 @@ def _doing_text(found: Finding, has: str, spot: str, silent_s: float, detail: st
         RankActivity.LEAVING: f"{has} come to the end of the script, but not exited{inside} for {silent_s:.0f} s",
         RankActivity.WAITING: f"{has} waited {silent_s:.0f} s{inside}",
     }
+    if found.sensors:
+        return f"{has} not completed in {silent_s:.0f} s what all ranks have issued ({found.sensors})"
     if found.cause == "collective_timeout":
         return f"{has} a device that has not begun in {silent_s:.0f} s with what the others' devices have{at}"
     if found.cause == "collective_mismatch":

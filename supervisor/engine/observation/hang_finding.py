@@ -36,6 +36,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing of the culprits runs: they sleep, and do not wake up."""
     is_native: bool = False
     """What the culprits run is native code that computes: most likely work."""
+    is_on_devices: bool = False
+    """All have issued their calls, and devices or links complete none."""
+    sensors: str = ""
+    """What has broken under the culprits, in its judges' words."""
     proof: str = ""
     """Why nothing is left that could end the culprits' wait, as a clause."""
     told: str = ""

@@ -16,6 +16,8 @@ from guardrun.supervisor.engine.model.run_view import AttemptView
 
 DISK_FULL_BYTES = 1024 * 1024
 MAX_READINGS = 16
+TOLD_LATE = frozenset({"device_assert", "illegal_access", "launch_failure"})
+"""Errors of a kernel: whichever call asks for the device's state next raises them, steps later at worst."""
 _PATH = re.compile(r"'(/[^']+)'|\"(/[^\"]+)\"")
 _DEVICE_CAUSES = frozenset({"gpu_lost", "nccl_error", "cuda_oom", "abort", "exception"})
 
@@ -84,9 +86,10 @@ def words(found: RootCause, evidence: dict[str, Any]) -> str:
         return f"; it was loading {path}"
     if found.hint == "reading" and (device := next(iter(evidence.get("readings", [])), None)):
         return f"; {device['name']}: {device['note']}" if device["note"] else f"; {device['name']}"
+    late = "; CUDA tells it late: what caused it was launched before" if found.hint in TOLD_LATE else ""
     if wrong := evidence.get("node_findings"):
-        return f"; at that time: {wrong[0].rstrip('.')}"
-    return ""
+        return f"{late}; at that time: {wrong[0].rstrip('.')}"
+    return late
 
 
 def failed_load(attempt: AttemptView, found: RootCause) -> str:

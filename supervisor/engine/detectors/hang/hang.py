@@ -80,7 +80,8 @@ def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding
     a group, which makes its connections: it is given as long as torch itself would have waited. (A timeout of the
     script's own is a lower bound anyway.)
     """
-    found = msgspec.structs.replace(base, patience_s=max(settings.spin_patience_s, TORCH_TIMEOUT_S))
+    patience_s = max(settings.spin_patience_s, TORCH_TIMEOUT_S)
+    found = msgspec.structs.replace(base, patience_s=patience_s, is_on_devices=True)
     late = sorted({rank for wait in waits for rank in wait.not_started})
     if late and len(late) * 2 < len(base.waiting):
         return msgspec.structs.replace(

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from guardrun.supervisor.engine.detectors.hang import hang_verdicts, patience, stalls
+from guardrun.supervisor.engine.detectors.hang.device_findings import with_sensors
 from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL, find
 from guardrun.supervisor.engine.detectors.hang.memory import HangMemory, Suspicion
 from guardrun.supervisor.engine.model import events as ev
@@ -241,6 +242,7 @@ class Hang(HangMemory, kw_only=True):
         suspicion.places = {r: j.place for r, j in seen.by_rank.items() if j.place and j.doing is not waits}
         if found is None:
             return self._nothing_found(view, list(seen.by_rank.values()), now_s)
+        found = with_sensors(view, found)
         return self._found(view, found, JudgedSnapshot(seen.by_rank, seen.event, matched), now_s)
 
     def _found(self, view: RunView, found: Finding, seen: JudgedSnapshot, now_s: float) -> Sequence[Verdict]:

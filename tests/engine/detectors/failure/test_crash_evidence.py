@@ -70,6 +70,12 @@ def test_the_allocator_s_summary_is_data(told: Told) -> None:
         ("reading", {"readings": [{"name": "GPU 1", "note": ""}]}, "; GPU 1"),
         ("", {"readings": [{"name": "GPU 1", "note": "hot"}]}, ""),
         ("", {"node_findings": ["GPU 1 is throttled.", "A disk fails."]}, "; at that time: GPU 1 is throttled"),
+        ("illegal_access", {}, "; CUDA tells it late: what caused it was launched before"),
+        (
+            "launch_failure",
+            {"node_findings": ["GPU 1 has Xid 13."]},
+            "; CUDA tells it late: what caused it was launched before; at that time: GPU 1 has Xid 13",
+        ),
     ],
 )
 def test_the_sentence_says_what_is_known_beside_the_error(hint: str, evidence: dict[str, Any], said: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
@@ -67,3 +68,20 @@ def report(told: Told, rank: int, at_s: float, **fields: object) -> list[ac.Acti
     fields = {"progress": known.progress, "progress_s": known.progress_s, "step": known.step, **fields}
     reports = [ev.RankReport(global_rank=rank, **fields)]  # type: ignore[arg-type]
     return told.tell(ev.NodeReport(node="node-a", attempt=told.attempt, ranks=reports), at_s)
+
+
+def pass_time(
+    told: Told, *doings: Activity, until_s: float, is_enough: Callable[[], bool] | None = None, **shown: Any
+) -> list[ac.Action]:
+    """Whatever is due is done, and looks show the same over and over: until then, or until an incident."""
+    actions: list[ac.Action] = []
+    is_enough = is_enough or (lambda: bool(told.incidents))
+    while not is_enough():
+        due_s = told.engine.next_deadline_s()
+        if due_s is None or due_s > until_s:
+            break
+        for action in told.tick():
+            actions.append(action)
+            if isinstance(action, ac.TakeLook):
+                actions += look(told, *doings, at_s=told.now_s + 0.2, **shown)
+    return actions

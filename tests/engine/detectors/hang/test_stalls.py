@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from guardrun.supervisor.engine.model.hang_patience import patience
 from guardrun.supervisor.engine.model.looks import Call, GroupLook
 from guardrun.supervisor.engine.model.transitions import Phase
 from tests.engine.conftest import Told, kinds
-from tests.engine.detectors.hang.looks import look, report
+from tests.engine.detectors.hang.looks import look, pass_time, report
 from tests.sim import activity as act
 from tests.sim.activity import Activity
 
@@ -23,23 +22,6 @@ EAGER = {**NORMAL, "is_sure": False, **patience("eager")}
 PATIENT = {**NORMAL, **patience("patient")}
 POLLING = Activity("polling", "rank_blocked", act.HANG.stacks, wakes=0.2)
 PLACE = "fetch_vocabulary_update (train.py)"
-
-
-def pass_time(
-    told: Told, *doings: Activity, until_s: float, is_enough: Callable[[], bool] | None = None, **shown: Any
-) -> list[ac.Action]:
-    """Whatever is due is done, and looks show the same over and over: until then, or until an incident."""
-    actions: list[ac.Action] = []
-    is_enough = is_enough or (lambda: bool(told.incidents))
-    while not is_enough():
-        due_s = told.engine.next_deadline_s()
-        if due_s is None or due_s > until_s:
-            break
-        for action in told.tick():
-            actions.append(action)
-            if isinstance(action, ac.TakeLook):
-                actions += look(told, *doings, at_s=told.now_s + 0.2, **shown)
-    return actions
 
 
 def said(actions: list[ac.Action]) -> list[str]:
