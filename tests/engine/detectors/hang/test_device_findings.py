@@ -12,7 +12,7 @@ from guardrun.supervisor.engine.model.hang_patience import patience
 from guardrun.supervisor.engine.model.looks import Call, GroupLook
 from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.engine.conftest import Told
-from tests.engine.detectors.hang.looks import look, pass_time
+from tests.engine.detectors.hang.looks import pass_time
 from tests.sim import activity as act
 
 RANKS = 4
@@ -51,14 +51,15 @@ def test_the_rank_is_named_whose_device_broke_meanwhile(told: Told) -> None:
     assert (found.cause, [one.rank for one in found.culprits], found.confidence) == ("collective_timeout", [2], 0.75)
     assert found.summary.startswith("Rank 2 on node-a has not completed in 6")
     assert found.summary.endswith(
-        " s what all ranks have issued (GPU 2: 2 of 18 NVLinks went down (link 4,5)); 3 ranks wait for it in all_reduce."
+        " s what all ranks have issued (GPU 2: 2 of 18 NVLinks went down (link 4,5)); 3 ranks wait for it in"
+        " all_reduce."
     )
     assert found.evidence["node_findings"] == [DOWN]
 
 
 def test_sensors_do_not_make_it_less_patient(told: Told) -> None:
     """A link that is down slows what goes over it: it may be that alone."""
-    found = hang(told, broken(2, 12.0))
+    hang(told, broken(2, 12.0))
     assert told.now_s >= 602
 
 
