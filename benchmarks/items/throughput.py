@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from benchmarks.item import Bench, Figure, Target
 from benchmarks.items.results import read_result
@@ -18,12 +19,15 @@ from benchmarks.job import Job, Launcher
 from tests.emu.build import build
 
 STEP_MS = 5.0
-ROUNDS, QUICK_ROUNDS = 4, 1
-"""Each with new processes: some are quicker than others for as long as they live."""
-PAIRS, QUICK_PAIRS = 15, 4
-STEPS, QUICK_STEPS = 200, 50
-"""A turn: 200 are about a second, so that whatever guardrun does once a second happens in each."""
-EMU_STEPS = 100
+ROUNDS, QUICK_ROUNDS = 20, 1
+"""Each with new processes, at most: some are quicker than others for as long as they live."""
+LEAST_ROUNDS = 6
+PAIRS, QUICK_PAIRS = 4, 2
+STEPS, QUICK_STEPS = 100, 20
+"""A turn: 100 are about a second, so that whatever guardrun does once a second happens in each."""
+WIDTH = 0.003
+"""Of the interval: a target of half a per cent needs no more turns then."""
+RESAMPLES = 2000
 EMU_CALLS = 5
 """A step's of emu_loop.py."""
 PATIENCE_S = 120.0
@@ -42,7 +46,11 @@ class Turn:
 
     steps_per_s: float
     cpu_ms: float
-    """CPU time of rank 0, all its threads, a step: steadier than the speed where the machine has other work, too."""
+    """CPU time of all threads of all ranks, a step: steadier than the speed where the machine has other work, too."""
+
+
+Pair = tuple[Turn, Turn]
+"""torchrun's turn, and guardrun's, one right after the other."""
 
 
 class Player:
@@ -85,26 +93,23 @@ class Player:
         self._job.wait()
 
 
-Sides = tuple[list[Turn], list[Turn]]
-"""torchrun's turns, and guardrun's."""
+def _play(
+    bench: Bench, script: str, arguments: Sequence[str], environment: dict[str, str] | None = None
+) -> list[list[Pair]]:
+    """Play rounds of a script that takes turns, until the ratio is known well enough."""
+    core = max(os.sched_getaffinity(0)) if len(os.sched_getaffinity(0)) > 1 else -1
+    rounds: list[list[Pair]] = []
+    while len(rounds) < bench.choose(QUICK_ROUNDS, ROUNDS):
+        rounds.append(_play_round(bench, script, [*arguments, "--core", str(core)], environment))
+        low, high = interval([speed_ratios(pairs) for pairs in rounds])
+        bench.say(f"round {len(rounds)}: throughput ratio {low:.4f} to {high:.4f}")
+        if len(rounds) >= LEAST_ROUNDS and high - low <= WIDTH:
+            break
+    return rounds
 
 
-def _play(bench: Bench, script: str, arguments: Sequence[str], environment: dict[str, str] | None = None) -> Sides:
-    """Play all rounds of a script that takes turns."""
-    theirs: list[Turn] = []
-    ours: list[Turn] = []
-    for _ in range(bench.choose(QUICK_ROUNDS, ROUNDS)):
-        before = len(ours)
-        _play_round(bench, script, arguments, environment, (theirs, ours))
-        speeds = (median(turn.steps_per_s for turn in turns[before:]) for turns in (theirs, ours))
-        bench.say("torchrun {:.1f}, guardrun {:.1f} steps a second".format(*speeds))
-    return theirs, ours
-
-
-def _play_round(
-    bench: Bench, script: str, arguments: Sequence[str], environment: dict[str, str] | None, turns: Sides
-) -> None:
-    """Both are started anew, and their turns added."""
+def _play_round(bench: Bench, script: str, arguments: Sequence[str], environment: dict[str, str] | None) -> list[Pair]:
+    """Both are started anew, and take turns."""
     with ExitStack() as stack:
         players = [
             Player(launcher, script, arguments, stack, environment)
@@ -112,30 +117,60 @@ def _play_round(
         ]
         for player in players:
             player.wait()
-        sides = list(zip(players, turns, strict=True))
+        pairs: list[Pair] = []
         for number in range(bench.choose(QUICK_PAIRS, PAIRS)):
-            for player, played in sides if number % 2 else sides[::-1]:
-                played.append(player.play())
+            turns = [player.play() for player in (players if number % 2 else players[::-1])]
+            pairs.append((turns[0], turns[1]) if number % 2 else (turns[1], turns[0]))
         for player in players:
             player.end()
+    return pairs
 
 
-def _ratios(theirs: list[Turn], ours: list[Turn]) -> tuple[float, ...]:
-    return tuple(b.steps_per_s / a.steps_per_s for a, b in zip(theirs, ours, strict=True))
+def speed_ratios(pairs: Sequence[Pair]) -> list[float]:
+    """guardrun's speed over torchrun's, of each pair."""
+    return [ours.steps_per_s / theirs.steps_per_s for theirs, ours in pairs]
 
 
-def _figures(title: str, theirs: list[Turn], ours: list[Turn]) -> list[Figure]:
-    speeds_ours, speeds_theirs = (tuple(turn.steps_per_s for turn in turns) for turns in (ours, theirs))
-    cpu_ours, cpu_theirs = (tuple(turn.cpu_ms for turn in turns) for turns in (ours, theirs))
+def cpu_ratios(pairs: Sequence[Pair]) -> list[float]:
+    """guardrun's CPU time over torchrun's, of each pair."""
+    return [ours.cpu_ms / theirs.cpu_ms for theirs, ours in pairs]
+
+
+def interval(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Where the mean of the rounds' medians lies, with 95 % confidence.
+
+    Bootstrapped over rounds: the turns of one round share their processes, and are no independent samples.
+    """
+    medians = [median(each) for each in rounds]
+    chance = random.Random(0)
+    means = sorted(fmean(chance.choices(medians, k=len(medians))) for _ in range(RESAMPLES))
+    return means[RESAMPLES * 25 // 1000], means[RESAMPLES * 975 // 1000]
+
+
+def _ratio(name: str, rounds: Sequence[Sequence[float]], target: Target | None = None) -> Figure:
+    low, high = interval(rounds)
+    note = f"95 %: {low:.4f} to {high:.4f}, {len(rounds)} rounds"
+    return Figure(name, "", tuple(median(each) for each in rounds), target=target, note=note)
+
+
+def _figures(title: str, rounds: Sequence[Sequence[Pair]]) -> list[Figure]:
+    theirs, ours = ([pair[side] for pairs in rounds for pair in pairs] for side in (0, 1))
+    speeds_theirs, speeds_ours = (tuple(turn.steps_per_s for turn in turns) for turns in (theirs, ours))
+    cpu_theirs, cpu_ours = (tuple(turn.cpu_ms for turn in turns) for turns in (theirs, ours))
     return [
         Figure(title, "steps/s", speeds_ours, speeds_theirs),
-        Figure("… throughput ratio", "", _ratios(theirs, ours), target=Target(0.995, is_floor=True)),
-        Figure("… CPU time of a rank's step", "ms", cpu_ours, cpu_theirs),
+        _ratio("… throughput ratio", [speed_ratios(pairs) for pairs in rounds], Target(0.995, is_floor=True)),
+        Figure("… CPU time of all ranks, a step", "ms", cpu_ours, cpu_theirs),
+        _ratio("… ratio of these", [cpu_ratios(pairs) for pairs in rounds]),
     ]
 
 
 class ThroughputItem:
-    """Both are started, and then take turns of a second: a machine's speed drifts. Who is first changes by pairs."""
+    """Both are started, and then take turns of a second: a machine's speed drifts. Who is first changes by pairs.
+
+    Ranks of both share one core, where nothing else runs if the machine lets them: the speed is then what a step costs.
+    Launchers and supervisors run on the others.
+    """
 
     name = "throughput"
     title = "Throughput of a DDP loop of 5 ms steps"
@@ -143,7 +178,7 @@ class ThroughputItem:
     def measure(self, bench: Bench) -> list[Figure]:
         """Steps a second, and guardrun's over torchrun's."""
         arguments = ["--batch", str(calibrate()), "--steps", str(bench.choose(QUICK_STEPS, STEPS))]
-        return _figures("DDP loop of 5 ms steps, 2 ranks over gloo", *_play(bench, "ddp_loop.py", arguments))
+        return _figures("DDP loop of 5 ms steps, 2 ranks over gloo", _play(bench, "ddp_loop.py", arguments))
 
 
 class EmuThroughputItem:
@@ -155,10 +190,10 @@ class EmuThroughputItem:
     def measure(self, bench: Bench) -> list[Figure]:
         """Steps a second, guardrun's over torchrun's, and how many reductions a second that is."""
         build()
-        arguments = ["--steps", str(bench.choose(QUICK_STEPS, EMU_STEPS))]
-        theirs, ours = _play(bench, "emu_loop.py", arguments, {"EMU_SPIN": "0"})
-        calls = tuple(EMU_CALLS * turn.steps_per_s for turn in ours)
+        arguments = ["--steps", str(bench.choose(QUICK_STEPS, STEPS))]
+        rounds = _play(bench, "emu_loop.py", arguments, {"EMU_SPIN": "0"})
+        calls = tuple(EMU_CALLS * ours.steps_per_s for pairs in rounds for _, ours in pairs)
         return [
-            *_figures("emulated device, a reduction a layer, 2 ranks", theirs, ours),
+            *_figures("emulated device, a reduction a layer, 2 ranks", rounds),
             Figure("… reductions of a rank", "1/s", calls),
         ]

@@ -25,6 +25,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch", type=int, default=SMALL)
 parser.add_argument("--warmup", type=int, default=100)
 parser.add_argument("--turns", type=Path)
+parser.add_argument("--core", type=int, default=-1, help="where all ranks run; -1: anywhere")
 parser.add_argument("--steps", type=int, default=200, help="a chunk")
 parser.add_argument("--calibrate", type=float, default=0.0, metavar="MS")
 arguments = parser.parse_args()
@@ -74,7 +75,7 @@ def main() -> None:
     else:
         batch = torch.randn(arguments.batch, WIDTH)
         training.run(batch, arguments.warmup)
-        take_turns(lambda steps: training.run(batch, steps), arguments.turns, arguments.steps)
+        take_turns(lambda steps: training.run(batch, steps), arguments.turns, arguments.steps, arguments.core)
     # Not by way of torch's own end: gloo's threads may abort a process whose peer has just left.
     dist.barrier()
     os._exit(0)

@@ -19,13 +19,14 @@ from tests.emu import device as emu
 
 LAYERS = 5
 """Each with one reduction a step."""
-SIZE = 256
+SIZE = 160
 """Of a layer's matrix: with it, about 500 reductions a second."""
 SYNC_EVERY = 10
 """Steps from one wait for the device to the next, as for a loss that is printed."""
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--turns", type=Path, required=True)
+parser.add_argument("--core", type=int, default=-1, help="where all ranks run; -1: anywhere")
 parser.add_argument("--steps", type=int, default=100, help="a chunk")
 parser.add_argument("--warmup", type=int, default=50)
 arguments = parser.parse_args()
@@ -59,7 +60,7 @@ def main() -> None:
     dist.init_process_group("cpu:gloo,emu:nccl")
     training = Training()
     training.run(arguments.warmup)
-    take_turns(training.run, arguments.turns, arguments.steps)
+    take_turns(training.run, arguments.turns, arguments.steps, arguments.core)
     dist.barrier()
     os._exit(0)
 
