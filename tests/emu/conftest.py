@@ -15,7 +15,7 @@ StartRanks = Callable[..., Ranks]
 
 @pytest.fixture(scope="session")
 def library() -> Path:
-    """The device's library: its first build takes a minute of a CPU."""
+    """The device's library: its first build takes half a minute of a CPU."""
     return build()
 
 

@@ -28,7 +28,6 @@ ProcessGroup::MakeWire ProcessGroup::make_wire;
 namespace {
 
 std::atomic<size_t> groups_made{0};
-const c10::Device THE_DEVICE(c10::DeviceType::PrivateUse1, 0);
 
 size_t numel(const Tensors& tensors) {
   return std::accumulate(tensors.begin(), tensors.end(), size_t{0}, [](size_t sum, const auto& each) {

@@ -27,7 +27,6 @@ namespace emu {
 namespace {
 
 constexpr auto TYPE = c10::DeviceType::PrivateUse1;
-const c10::Device THE_DEVICE(TYPE, 0);
 
 // Memory ------------------------------------------------------------------------------------------------------------
 
