@@ -8,6 +8,9 @@ from guardrun.supervisor.collect.collectives.process_groups import LAST_CALLS
 from tests.support.recorder_dumps import Job
 
 
+BLIND = "blind"
+
+
 @dataclass(frozen=True)
 class Case:
     """One job, at two looks."""
@@ -33,7 +36,8 @@ class Case:
     ring: int = 2000
     last: int = LAST_CALLS
     alone: str | None = None
-    """The cause, where the recorder alone, without the hooks' calls, tells less; None: the same is found."""
+    """The cause, where the recorder alone, without the hooks' calls, tells less (BLIND: nothing at all of
+    some rank); None: the same is found."""
     unlike: str = ""
     """Why torch's analyser rightly or wrongly says otherwise of who is missing, or what doesn't match."""
 

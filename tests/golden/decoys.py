@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.golden.cases import Case
+from tests.golden.cases import BLIND, Case
 from tests.golden.faults import MIXED, TWO_BY_TWO
 
 TORCHS_TIMEOUT_S = 600.0
@@ -197,7 +197,7 @@ BY_NOBODY = [
         all: all_reduce[64]*5
         all: all_reduce[64]?
         """,
-        hosts={3: "sync, unread"}, **NOBODY,
+        hosts={3: "sync, unread"}, alone=BLIND, **NOBODY,
     ),
 ]
 

@@ -127,6 +127,7 @@ NEVER_ISSUED = [
         """,
         "collective_mismatch", (), "Collectives that can never meet", groups={"late": "0-3"},
         backends=MIXED | {"late": "cpu:gloo,cuda:nccl"},
+        alone="collective_timeout",
         unlike="the group has no entry at all in one dump: torch knows neither it nor its members there",
     ),
     Case(
@@ -330,7 +331,7 @@ PIPELINES = [
         0: {send>1 recv<1}?
         1: {recv<0}
         """,
-        "rank_blocked", (1,), "rank 0 waits for it in irecv", ranks=2, hosts={1: "asleep"},
+        "rank_blocked", (1,), "rank 0 waits for it in isend", ranks=2, hosts={1: "asleep"},
         unlike="torch takes a closing entry for a collective",
     ),
     Case(

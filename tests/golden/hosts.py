@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from guardrun.supervisor.collect.collectives.flight_recorder import parse_trace
+from guardrun.supervisor.collect.collectives.flight_recorder import merge_traces, parse_trace
 from guardrun.supervisor.collect.collectives.process_groups import LAST_CALLS, join
 from guardrun.supervisor.diagnose.hang_finding import Judged, judge_seen
 from guardrun.supervisor.diagnose.scene import Glance
@@ -91,7 +91,7 @@ def groups_of(job: Job, rank: int, look: int = SECOND, *, has_page: bool = True,
         assert trace.trouble == ""
         if job.uses_gloo(rank):
             gloo = parse_trace(job.dump(rank, look, "gloo"))
-            trace = type(trace)(entries=[*gloo.entries, *trace.entries], members=trace.members)
+            trace = merge_traces([gloo, trace])
     return join(page, trace, at_ns=lambda ns: ns / 1e9, wall_ns=WALL_NS, last=last)
 
 
