@@ -57,7 +57,6 @@ MOVING = [
         all: all_reduce[64]?
         """,
         hosts={0: "late"},
-        unlike="torch does not know when a dump was taken",
     ),
 ]
 
@@ -125,7 +124,6 @@ BY_NOBODY = [
         1-3: broadcast[64]?
         0: all_reduce[64]?
         """,
-        unlike="torch calls missing who has not issued the next, though they wait for the one before",
         **NOBODY,
     ),
     Case(
@@ -144,7 +142,7 @@ BY_NOBODY = [
         0: {send>1 recv<1}*4 {send>1 recv<1}?
         1: {send>0 recv<0}*4 {send>0 recv<0}?
         """,
-        ranks=2, unlike="torch takes a closing entry for a collective", **NOBODY,
+        ranks=2, **NOBODY,
     ),
     Case(
         "a pipeline whose link is dead between two stages",
@@ -163,7 +161,6 @@ BY_NOBODY = [
         1: all_gather[5,6,7,8]*3 all_to_all_single[7] all_to_all_single[3]?
         2,3: all_gather[5,6,7,8]*3 all_to_all_single[9] all_to_all_single[12]?
         """,
-        unlike="torch adds up what goes in and comes out of an all_to_all",
         **NOBODY,
     ),
     Case(
@@ -218,7 +215,7 @@ OTHER_GROUPS = [
         0-2: gloo.gather*2
         all: all_reduce[64]?
         """,
-        backends=MIXED, unlike="torch's analyser was given NCCL's dumps", **NOBODY,
+        backends=MIXED, **NOBODY,
     ),
     Case(
         "a receive that was posted for later, on a rank that saves",
@@ -253,7 +250,6 @@ OTHER_GROUPS = [
         all: all_reduce[64]?
         """,
         ranks=2, last=3,
-        unlike="torch compares sends and receives of one number, and these are not of one",
         **(NOBODY | {"says": "all of them have issued theirs"}),
     ),
     Case(

@@ -28,8 +28,10 @@ def analyse(job: Job, read: set[int]) -> list[Problem] | str:
 
     That some have completed what others have pending is none: those are not done yet.
     """
-    from torch.distributed.flight_recorder.components import builder
+    from torch.distributed.flight_recorder.components import builder, utils
 
+    # It lays its tables by a package that it can do without, but for this one name.
+    utils.tabulate = getattr(utils, "tabulate", lambda rows, **_: "")
     details: dict[str, dict[str, Any]] = {}
     for rank in sorted(read):
         dump = job.raw_dump(rank)

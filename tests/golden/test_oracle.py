@@ -22,7 +22,7 @@ from tests.golden.oracle import Problem, analyse
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
     """It tells its findings in lines of its log."""
-    logging.getLogger("FlightRecorderLogger").setLevel(logging.CRITICAL)
+    logging.getLogger("Flight Recorder").setLevel(logging.CRITICAL)
 
 
 def guardruns(case: Case) -> list[Problem]:
@@ -50,5 +50,5 @@ def guardruns(case: Case) -> list[Problem]:
 @pytest.mark.parametrize("case", [*FAULTS, *DECOYS], ids=lambda case: case.name)
 def test_torchs_analyser_says_the_same(case: Case) -> None:
     read = {rank for rank in range(case.ranks) if HOSTS[case.hosts.get(rank, "sync")].is_read}
-    is_same = analyse(case.job(), read) == guardruns(case)
-    assert is_same == (not case.unlike), (analyse(case.job(), read), guardruns(case))
+    torchs, ours = analyse(case.job(), read), guardruns(case)
+    assert (torchs == ours) == (not case.unlike), (torchs, ours)

@@ -142,6 +142,7 @@ class Job:
         self.timing = timing
         self.ring = ring
         self._lines = parse_script(script)
+        self._records: dict[tuple[int, int], _Record] = {}
 
     def dump(self, rank: int, look: int = SECOND, backend: str = "nccl") -> bytes:
         """What a rank's worker server answers: dump_nccl_trace_json, or fr_trace_json for gloo."""
@@ -204,6 +205,11 @@ class Job:
     # Issuing -----------------------------------------------------------------------------------------------
 
     def _record(self, rank: int, look: int) -> _Record:
+        if (rank, look) not in self._records:
+            self._records[rank, look] = self._replay(rank, look)
+        return self._records[rank, look]
+
+    def _replay(self, rank: int, look: int) -> _Record:
         record = _Record(rank)
         for line in self._lines:
             group = self.groups[line.group]

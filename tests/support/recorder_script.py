@@ -106,7 +106,7 @@ def _items(token: str) -> list[Item]:
         item = Item("coalesced", parts=parts, state=batch["state"])
         return [_marked(item, batch["marks"])] * int(batch["count"] or 1)
     told = _ITEM.fullmatch(token)
-    if told is None:
+    if told is None or (told["name"] in ("send", "recv")) != bool(told["way"]):
         raise ValueError(f"{token!r} is not in the notation")
     item = Item(
         told["name"],
