@@ -42,6 +42,8 @@ class Host:
     """Collectives that its heart counts between the looks."""
     is_read: bool = True
     """Its flight recorder could be."""
+    is_garbled: bool = False
+    """The last entry of its dump can't be read."""
     is_late: bool = False
     """Its dump of the second look is that of the first."""
 
@@ -49,7 +51,9 @@ class Host:
 HOSTS = {
     "sync": Host(state="R", cpu=1.0),  # Spins in a synchronisation: `loss.item()`.
     "sync, unread": Host(state="R", cpu=1.0, is_read=False),
+    "sync, garbled": Host(state="R", cpu=1.0, is_garbled=True),
     "asleep": Host((SLEEPS, TRAIN)),
+    "asleep, unread": Host((SLEEPS, TRAIN), is_read=False),
     "spins": Host((Frame("wait_for_flag", SCRIPT, 80), TRAIN), "R", 1.0),
     "launch": Host((TRAIN,), "R", 1.0, has_gil=False),  # Keeps the GIL in a launch on a full queue.
     "driver": Host((TRAIN,), "D"),
@@ -76,44 +80,48 @@ def verdict(job: Job, hosts: dict[int, str], *, has_page: bool = True, last: int
         ranks={n: RankState(rank=Rank(global_rank=n, local_rank=n, pid=1000 + n, node="a")) for n in range(job.ranks)},
     )
     state = State(phase=Phase.RUNNING, settings=Settings(), world_size=job.ranks, attempt=attempt)
-    glances = [_glance(job, hosts, look, state, has_page, last) for look in (FIRST, SECOND)]
+    glances = []
+    for look, at_s in ((FIRST, BEFORE_S), (SECOND, AFTER_S)):
+        ranks = {}
+        for rank in range(job.ranks):
+            host = HOSTS[hosts.get(rank, "sync")]
+            told = groups_of(job, rank, host, look, has_page=has_page, last=last)
+            ranks[rank] = _look(job, rank, host, look, told)
+        glances.append(Glance(state, ranks, {}, at_s, at_s))
     judged = judge_seen(*glances)
     found = judged.found
     return judged, "" if found is None else hang_sentence(attempt, found, judged.by_rank, 40)
 
 
-def groups_of(job: Job, rank: int, look: int = SECOND, *, has_page: bool = True, is_read: bool = True, last: int = LAST_CALLS) -> list[GroupLook]:
+def groups_of(
+    job: Job, rank: int, host: Host, look: int = SECOND, *, has_page: bool = True, last: int = LAST_CALLS
+) -> list[GroupLook]:
     """A rank's own account of its groups, as a look has it."""
-    page = job.page(rank, look) if has_page else None
     trace = None
-    if is_read:
-        trace = parse_trace(job.dump(rank, look))
-        assert trace.trouble == ""
-        if job.uses_gloo(rank):
-            gloo = parse_trace(job.dump(rank, look, "gloo"))
-            trace = merge_traces([gloo, trace])
+    if host.is_read:
+        backends = ["nccl", "gloo"] if job.uses_gloo(rank) else ["nccl"]
+        dumps = [job.dump(rank, FIRST if host.is_late else look, backend) for backend in backends]
+        if host.is_garbled:
+            head, _, tail = dumps[0].rpartition(b'"state": "')
+            dumps[0] = head + b'"state": "un' + tail
+        trace = merge_traces(parse_trace(dump) for dump in dumps)
+        assert bool(trace.trouble) == host.is_garbled
+    page = job.page(rank, look) if has_page else None
     return join(page, trace, at_ns=lambda ns: ns / 1e9, wall_ns=WALL_NS, last=last)
 
 
-def _glance(job: Job, hosts: dict[int, str], look: int, state: State, has_page: bool, last: int) -> Glance:
+def _look(job: Job, rank: int, host: Host, look: int, told: list[GroupLook]) -> RankLook:
     at_s = AFTER_S if look == SECOND else BEFORE_S
-    ranks = {}
-    for rank in range(job.ranks):
-        host = HOSTS[hosts.get(rank, "sync")]
-        told = groups_of(
-            job, rank, FIRST if host.is_late else look, has_page=has_page, is_read=host.is_read, last=last
-        )
-        page = job.page(rank, look)
-        ranks[rank] = RankLook(
-            global_rank=rank,
-            at_s=at_s,
-            process=_process(rank, host, at_s),
-            heart_s=at_s if host.has_gil else 10.0,
-            group_seq=sum(group.issued_by_heart for group in page.groups) + (host.advances if look == SECOND else 0),
-            groups=told,
-            **host.looks,
-        )
-    return Glance(state, ranks, {}, at_s, at_s)
+    counted = sum(group.issued_by_heart for group in job.page(rank, look).groups)
+    return RankLook(
+        global_rank=rank,
+        at_s=at_s,
+        process=_process(rank, host, at_s),
+        heart_s=at_s if host.has_gil else 10.0,
+        group_seq=counted + (host.advances if look == SECOND else 0),
+        groups=told,
+        **host.looks,
+    )
 
 
 def _process(rank: int, host: Host, at_s: float) -> ProcessLook:

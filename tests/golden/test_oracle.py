@@ -9,12 +9,11 @@ import logging
 
 import pytest
 
+from guardrun.supervisor.engine.model.looks import Call, ProcessLook, RankLook
 from guardrun.supervisor.engine.observation.collective_calls import is_point_to_point
 from guardrun.supervisor.engine.observation.collective_waits import SIDES, match
-from guardrun.supervisor.engine.model.looks import Call, ProcessLook, RankLook
-from tests.golden.cases import Case
-from tests.golden.decoys import DECOYS
-from tests.golden.faults import FAULTS
+from tests.golden.cases.all_cases import DECOYS, FAULTS
+from tests.golden.cases.case import Case
 from tests.golden.hosts import HOSTS, groups_of
 from tests.golden.oracle import Problem, analyse
 
@@ -30,11 +29,8 @@ def guardruns(case: Case) -> list[Problem]:
     job = case.job()
     looks = []
     for rank in range(case.ranks):
-        is_read = HOSTS[case.hosts.get(rank, "sync")].is_read
-        process = ProcessLook(pid=1 + rank)
-        looks.append(
-            RankLook(global_rank=rank, at_s=1.0, process=process, groups=groups_of(job, rank, is_read=is_read))
-        )
+        groups = groups_of(job, rank, HOSTS[case.hosts.get(rank, "sync")])
+        looks.append(RankLook(global_rank=rank, at_s=1.0, process=ProcessLook(pid=1 + rank), groups=groups))
     found = match(looks)
     problems = {
         wait.group: Problem(wait.group, wait.seq, tuple(wait.waits_for))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.golden.cases import BLIND, Case
-from tests.golden.decoys import DECOYS
-from tests.golden.faults import FAULTS
+from tests.golden.cases.all_cases import DECOYS, FAULTS
+from tests.golden.cases.case import BLIND, Case
 from tests.golden.hosts import verdict
-
 
 TOLD = [case for case in [*FAULTS, *DECOYS] if case.alone != BLIND]
 

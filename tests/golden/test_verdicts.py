@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.golden.cases import Case
-from tests.golden.decoys import DECOYS
-from tests.golden.faults import FAULTS
+from tests.golden.cases.all_cases import DECOYS, FAULTS
+from tests.golden.cases.case import Case
 from tests.golden.hosts import verdict
 
 ALL = [*FAULTS, *DECOYS]
@@ -24,7 +23,9 @@ def test_there_are_as_many_decoys_as_faults() -> None:
 def test_the_verdict(case: Case) -> None:
     judged, sentence = verdict(case.job(), case.hosts, last=case.last)
     found = judged.found
-    assert (found.cause if found else "", tuple(found.culprits if found else ())) == (case.cause, case.culprits), sentence
+    assert (found.cause if found else "", tuple(found.culprits if found else ())) == (case.cause, case.culprits), (
+        sentence
+    )
     assert case.says in sentence
     if found is not None:
         assert found.patience_s >= case.patience_s

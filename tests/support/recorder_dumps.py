@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 from guardrun.supervisor.collect.collectives.calls_page import CallsPage, PageCall, PageGroup
 from guardrun.supervisor.engine.model.looks import Frame
-from tests.support.recorder_script import SECOND, WORLD, Item, Line, parse_ranks, parse_script
+from tests.support.recorder_operations import Shapes, operation_of, parts_of
+from tests.support.recorder_script import SECOND, WORLD, Item, parse_ranks, parse_script
 
 WALL_NS = 1_700_000_000_000_000_000
 """What the monotonic clock is behind the wall clock."""
@@ -52,18 +53,7 @@ RELEASES = {
 }
 """By the release whose sources have the dump's version so; those in between write one of these."""
 
-_NAMES = {
-    "all_gather_into_tensor": "_all_gather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "barrier": "all_reduce_barrier",
-    "all_reduce_coalesced": "allreduce_coalesced",
-    "all_to_all_single": "all_to_all",
-}
-_UNEVEN = {"all_gather": ("_broadcast_oop", "ALLGATHER"), "reduce_scatter": ("_reduce_oop", "REDUCE_SCATTER")}
 _DTYPES = {"Float": "float32", "BFloat16": "bfloat16", "Double": "float64", "Long": "int64"}
-
-Shape = tuple[int, ...]
-Shapes = tuple[Shape, ...]
 
 
 @dataclass(frozen=True)
@@ -106,6 +96,19 @@ class _Record:
         return self.counts.setdefault((group.name, backend), _Counts())
 
 
+class _Issue(NamedTuple):
+    """One item that a rank issues."""
+
+    record: _Record
+    group: Group
+    item: Item
+    state: str
+    """At the look."""
+    line: int
+    """Of the script."""
+    at_ns: int
+
+
 class Job:
     """A job's ranks, groups and calls."""
 
@@ -124,7 +127,8 @@ class Job:
         """groups: their ranks, besides the world. backends: of those that have others than NCCL alone.
 
         names: torch's, where that is not the group's number: groups without a common member may share one, and so may
-        one that is made after another was destroyed (an item `destroy`). torch: one of RELEASES. Raises ValueError for a script that is not in the notation.
+        one that is made after another was destroyed (an item `destroy`). torch: one of RELEASES. Raises ValueError for
+        a script that is not in the notation.
         """
         told = {WORLD: f"0-{ranks - 1}", **(groups or {})}
         kinds, own_names = backends or {}, names or {}
@@ -216,16 +220,16 @@ class Job:
             if rank in (line.ranks if line.ranks is not None else group.ranks) and line.look <= look:
                 for index, item in enumerate(line.items):
                     at_ns = line.number * _LINE_NS + index * _ITEM_NS + rank * _RANK_NS
-                    self._issue(record, group, item, line, look, at_ns)
+                    self._issue(_Issue(record, group, item, item.state_at(look), line.number, at_ns))
         return record
 
-    def _issue(self, record: _Record, group: Group, item: Item, line: Line, look: int, at_ns: int) -> None:
+    def _issue(self, issue: _Issue) -> None:
+        record, group, item, state, _, at_ns = issue
         if item.name == "destroy":
             record.destroyed[group.name], record.made_ns[group.name] = group, at_ns
             record.counts = {key: count for key, count in record.counts.items() if key[0] != group.name}
             record.calls = [call for call in record.calls if call.group.name != group.name]
             return
-        state = item.state_at(look)
         counts, counted = record.count(group, item.backend), record.count(group, _counted(group))
         before = counted.collectives
         if state != "+":
@@ -234,50 +238,33 @@ class Job:
             else:
                 counts.collectives += 1
                 counts.done += not state
-            self._write(record, group, item, counts, state, at_ns)
+            self._write(issue, counts)
         if item.is_torchs:
             return
         # What a coalescing manager keeps back, until it issues all of it, is none when it returns.
         is_kept_back = bool(item.parts) or item.name == "all_reduce_coalesced"
         after = -1 if item.is_open or state == "+" else before if is_kept_back else counted.collectives
         for part in item.parts or (item,):
-            record.calls.append(_call(record, group, part, item, line, (before, after), at_ns, state))
+            record.calls.append(_call(issue, part, before, after))
         record.last_issued[group.name] = counted.collectives
 
-    def _write(self, record: _Record, group: Group, item: Item, counts: _Counts, state: str, at_ns: int) -> None:
+    def _write(self, issue: _Issue, counts: _Counts) -> None:
         """The entries of one call."""
-        parts, closing = self._parts(group, item)
+        item, release = issue.item, self.release
+        parts, closing = parts_of(item)
         is_batch = closing != "" and item.name != "all_reduce_coalesced"
         for part in parts:
             counts.ops += 1
-            if not is_batch or self.release.has_parts or item.is_p2p:
-                name, into, out = _operation(part, group, record.rank)
-                own = "part" if is_batch else state
-                self._entry(record, group, part, (name, into, out), counts, own, at_ns)
+            if not is_batch or release.has_parts or item.is_p2p:
+                shown = issue._replace(item=part, state="part" if is_batch else issue.state)
+                self._entry(shown, operation_of(part, issue.group.ranks, issue.record.rank), counts)
         if closing:
-            name = closing if self.release.has_parts else "coalesced"
-            self._entry(record, group, Item(name), (name, (), ()), counts, state, at_ns)
+            name = closing if release.has_parts else "coalesced"
+            self._entry(issue._replace(item=Item(name)), (name, (), ()), counts)
 
-    def _parts(self, group: Group, item: Item) -> tuple[tuple[Item, ...], str]:
-        """What is recorded of a call, and its closing entry's name; empty where it has none."""
-        if item.parts:
-            return item.parts, "coalesced"
-        if item.name in _UNEVEN and len(item.sizes) > 1:
-            part, closing = _UNEVEN[item.name]
-            return tuple(Item(part, (size,), item.dtype) for size in item.sizes), f"{closing}_coalesced"
-        return (item,), "coalesced" if item.name == "all_reduce_coalesced" else ""
-
-    def _entry(
-        self,
-        record: _Record,
-        group: Group,
-        item: Item,
-        operation: tuple[str, Shapes, Shapes],
-        counts: _Counts,
-        state: str,
-        at_ns: int,
-    ) -> None:
-        """One entry. state: as Item has it, or `part` of a batch."""
+    def _entry(self, issue: _Issue, operation: tuple[str, Shapes, Shapes], counts: _Counts) -> None:
+        """One entry; its state is `part` where it is one of a batch."""
+        record, group, item, state, _, at_ns = issue
         name, into, out = operation
         entries = record.entries[item.backend]
         created_ns = WALL_NS + at_ns + len(entries)
@@ -310,35 +297,9 @@ class Job:
         entries.append(entry)
 
 
-def _operation(item: Item, group: Group, rank: int) -> tuple[str, Shapes, Shapes]:
-    """(name, what goes in, what comes out) of an entry."""
-    name, sizes, members = item.name, item.sizes, len(group.ranks)
-    first = sizes[0]
-    if item.peer >= 0:
-        me, peer = group.ranks.index(rank), group.ranks.index(item.peer)
-        return f"{name} {me}{'->' if name == 'send' else '<-'}{peer}", sizes, sizes
-    if name == "all_gather_into_tensor":
-        return _NAMES[name], sizes, ((first[0] * members, *first[1:]),)
-    if name == "reduce_scatter_tensor":
-        return _NAMES[name], sizes, ((first[0] // members, *first[1:]),)
-    if name == "all_gather":
-        return name, sizes, ((members, *first),)
-    if name == "reduce_scatter":
-        return name, ((members, *first),), sizes
-    return (name if item.backend == "gloo" else _NAMES.get(name, name)), sizes, sizes
-
-
-def _call(
-    record: _Record,
-    group: Group,
-    part: Item,
-    item: Item,
-    line: Line,
-    numbers: tuple[int, int],
-    at_ns: int,
-    state: str,
-) -> PageCall:
+def _call(issue: _Issue, part: Item, before: int, after: int) -> PageCall:
     """The hooks' record of a call, or of a part of a batch."""
+    record, group, item, state, line, at_ns = issue
     is_p2p, is_async = part.peer >= 0, item.is_async or (item.is_p2p and bool(item.parts))
     is_open = item.is_open or state == "+"
     number = 0
@@ -346,20 +307,20 @@ def _call(
         way = (group.name, part.peer, part.name == "send")
         record.ways[way] += 1
         number = record.ways[way]
-    own = part.sizes[group.ranks.index(record.rank) % len(part.sizes)]
     is_gathered = part.name == "all_gather" and len(part.sizes) > 1
+    sizes = part.sizes[group.ranks.index(record.rank) :][:1] if is_gathered else part.sizes
     return PageCall(
         number=len(record.calls) + 1,
         op=f"i{part.name}" if is_p2p and is_async else part.name.removesuffix("_coalesced"),
         group=PageGroup(group.name, group.desc, list(group.ranks), group.backend, 0, 0, 1, False),
-        before=numbers[0],
-        after=numbers[1],
+        before=before,
+        after=after,
         at_ns=at_ns,
         done_ns=0 if is_open or is_async else at_ns + 1,
-        frame=Frame("train", SCRIPT, 100 + line.number),
+        frame=Frame("train", SCRIPT, 100 + line),
         peer=part.peer,
         p2p_number=number,
-        sizes=[list(own)] if is_gathered else [list(shape) for shape in part.sizes],
+        sizes=[list(shape) for shape in sizes],
         dtype=_DTYPES.get(part.dtype, part.dtype.lower()),
         is_async=is_async,
         has_returned=not is_open,

@@ -78,8 +78,7 @@ def parse_script(text: str) -> list[Line]:
     """Raises ValueError for what is not in the notation."""
     lines: list[Line] = []
     look = FIRST
-    for number, line in enumerate(text.strip().splitlines(), 1):
-        line = line.strip()
+    for number, line in enumerate(map(str.strip, text.strip().splitlines()), 1):
         if line == "---":
             look = SECOND
         elif line:
@@ -110,7 +109,11 @@ def _items(token: str) -> list[Item]:
         raise ValueError(f"{token!r} is not in the notation")
     item = Item(
         told["name"],
-        sizes=_sizes(told["sizes"]) if told["sizes"] is not None else ((1,),) if told["name"] == "barrier" else ((16,),),
+        sizes=_sizes(told["sizes"])
+        if told["sizes"] is not None
+        else ((1,),)
+        if told["name"] == "barrier"
+        else ((16,),),
         dtype=told["dtype"] or "Float",
         peer=int(told["way"][1:]) if told["way"] else -1,
         backend="gloo" if told["gloo"] else "nccl",

@@ -24,7 +24,7 @@ from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.collectives.calls_page import CallsPage, PageCall, PageGroup, read_calls
 from guardrun.supervisor.collect.collectives.flight_recorder import Entry, Trace, TraceError, fetch_trace
 from guardrun.supervisor.engine.model.looks import Call, GroupLook
-from guardrun.supervisor.engine.observation.collective_calls import direction
+from guardrun.supervisor.engine.observation.collective_calls import direction, runs_on_device
 
 MAX_GROUPS = 32
 MAX_PENDING = 8
@@ -218,6 +218,8 @@ class _Joiner:
     def _issued(self) -> int:
         if self.group is None:
             return 0
+        if runs_on_device(self.backend):  # which counts sends and receives apart
+            return max(0, self.group.issued, self.group.issued_by_heart)
         if self.entries or any(call.p2p_number and not call.has_returned for call in self.calls):
             return max(0, self.group.issued)
         return max(0, self.group.issued, self.group.issued_by_heart)

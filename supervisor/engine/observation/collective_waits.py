@@ -61,7 +61,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     not_started: list[int] = []
     """Ranks whose device has not begun with it, where devices of others tell that they have."""
     untold: list[int] = []
-    """Members that have counted as many calls, and of whose device nothing is told: their recorder was not read."""
+    """Members that have counted as many calls, and whose recorder does not tell of this one, or was not read."""
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +112,11 @@ class _Group:
         """Whether a rank has issued this call, and it is not completed."""
         call = self.calls[rank].get(seq)
         return call is not None and call.state != "completed"
+
+    def is_untold(self, rank: int, seq: int) -> bool:
+        """Whether a rank has counted so many calls, and what its device makes of this one is not known."""
+        newest = 0 if rank in self.unread else max(self.calls[rank], default=0)
+        return newest < seq <= self.issued[rank]
 
     def not_started(self, seq: int) -> list[int]:
         """Members whose device has not begun with a call, where some tell that theirs has."""
@@ -215,7 +220,7 @@ def _wait(look: RankLook, calls: list[Call], group: _Group) -> Wait:
         )
         waits_for = sorted(m for m in group.members if group.issued.get(m, call.seq) < call.seq)
         unseen = sorted(group.members - group.issued.keys())
-        untold = sorted(rank for rank in group.unread - {look.global_rank} if group.issued[rank] >= call.seq)
+        untold = sorted(rank for rank in group.calls if rank != look.global_rank and group.is_untold(rank, call.seq))
     return Wait(
         ranks=[look.global_rank],
         waits_for=waits_for,

@@ -54,7 +54,9 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
     if elsewhere := [rank for rank in matched.roots if rank in ranks]:
         return _elsewhere(base, elsewhere, ranks)
     if unseen := sorted({rank for wait in matched.waits if wait.is_on_device for rank in wait.unseen}):
-        why = f"nothing is known of the calls of {ranks_text(unseen)}, for which others may wait, so no rank can be named"
+        why = (
+            f"nothing is known of the calls of {ranks_text(unseen)}, for which others may wait, so no rank can be named"
+        )
         return msgspec.structs.replace(base, why_nobody=why, patience_s=max(patience_s, TORCH_TIMEOUT_S))
     groups = Counter((j.waits_in, j.order) for j in living)
     if matched.is_all_in and {rank for wait in matched.waits for rank in wait.ranks}.issuperset(ranks):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from guardrun.supervisor.collect.collectives.process_groups import LAST_CALLS
 from tests.support.recorder_dumps import Job
 
-
 BLIND = "blind"
+TWO_BY_TWO = {"tp0": "0,1", "tp1": "2,3", "dp0": "0,2", "dp1": "1,3"}
+MIXED = {"world": "cpu:gloo,cuda:nccl"}
+TORCHS_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -52,3 +55,11 @@ class Case:
             timing=self.timing,
             ring=self.ring,
         )
+
+
+NOBODY: dict[str, Any] = {
+    "cause": "collective_timeout",
+    "says": "no rank can be named",
+    "patience_s": TORCHS_TIMEOUT_S,
+}
+"""A call that all have issued, and that none has completed: nothing is done before torch itself would do it."""

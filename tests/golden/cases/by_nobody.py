@@ -1,12 +1,8 @@
-"""Jobs that only look as if they hung, or that hang by nobody's fault: nobody may be named, and nothing done in haste."""
+"""Decoys: jobs that get on, and such as hang by nobody's fault, or only take their time."""
 
 from __future__ import annotations
 
-from tests.golden.cases import BLIND, Case
-from tests.golden.faults import MIXED, TWO_BY_TWO
-
-TORCHS_TIMEOUT_S = 600.0
-NOBODY = {"cause": "collective_timeout", "says": "no rank can be named", "patience_s": TORCHS_TIMEOUT_S}
+from tests.golden.cases.case import BLIND, NOBODY, Case
 
 MOVING = [
     Case(
@@ -67,7 +63,8 @@ BY_NOBODY = [
         all: all_reduce[64]*5
         all: all_reduce[64]?
         """,
-        hosts={2: "launch", 3: "driver"}, **NOBODY,
+        hosts={2: "launch", 3: "driver"},
+        **NOBODY,
     ),
     Case(
         "a dead link, and a host that sleeps after all that it has issued",
@@ -75,7 +72,8 @@ BY_NOBODY = [
         all: all_reduce[64]*5
         all: all_reduce[64]?
         """,
-        hosts={2: "asleep"}, **NOBODY,
+        hosts={2: "asleep"},
+        **NOBODY,
     ),
     Case(
         "torch has given up on what all have issued",
@@ -114,7 +112,8 @@ BY_NOBODY = [
         0,1: all_reduce[64]>
         2,3: all_reduce[64]?
         """,
-        timing=True, **NOBODY,
+        timing=True,
+        **NOBODY,
     ),
     Case(
         "one rank's device is done with it, and waits in the next that the others' have not reached",
@@ -134,7 +133,9 @@ BY_NOBODY = [
         1/b: ~all_reduce[8]?
         1/a: ~all_reduce[8]?
         """,
-        ranks=2, groups={"a": "0-1", "b": "0-1"}, **NOBODY,
+        ranks=2,
+        groups={"a": "0-1", "b": "0-1"},
+        **NOBODY,
     ),
     Case(
         "an exchange that both sides have issued",
@@ -142,7 +143,8 @@ BY_NOBODY = [
         0: {send>1 recv<1}*4 {send>1 recv<1}?
         1: {send>0 recv<0}*4 {send>0 recv<0}?
         """,
-        ranks=2, **NOBODY,
+        ranks=2,
+        **NOBODY,
     ),
     Case(
         "a pipeline whose link is dead between two stages",
@@ -152,7 +154,8 @@ BY_NOBODY = [
         2: {recv<1}*5 {send>3}*5 {recv<1}?
         3: {recv<2}*5 {recv<2}?
         """,
-        unlike="torch takes a closing entry for a collective", **NOBODY,
+        unlike="torch takes a closing entry for a collective",
+        **NOBODY,
     ),
     Case(
         "uneven gathers of other sizes on each rank are legal over NCCL",
@@ -178,14 +181,18 @@ BY_NOBODY = [
         0,1: all_reduce[64] all_gather[5,6,7,8] all_reduce[64]?
         2,3: all_reduce[64] ~all_gather[5,6,7,8] all_reduce[64]?
         """,
-        torch="2.6", **NOBODY,
+        torch="2.6",
+        **NOBODY,
     ),
     Case(
         "the first call of a group makes its communicator, which takes its time",
         """
         all: all_reduce[64]@+
         """,
-        hosts=dict.fromkeys(range(4), "creates"), cause="collective_timeout", says="no rank can be named", alone="collective_timeout",
+        hosts=dict.fromkeys(range(4), "creates"),
+        cause="collective_timeout",
+        says="no rank can be named",
+        alone="collective_timeout",
         patience_s=120.0,
     ),
     Case(
@@ -194,96 +201,27 @@ BY_NOBODY = [
         all: all_reduce[64]*5
         all: all_reduce[64]?
         """,
-        hosts={3: "sync, unread"}, alone=BLIND, **NOBODY,
+        hosts={3: "sync, unread"},
+        alone=BLIND,
+        **NOBODY,
+    ),
+    Case(
+        "the last entry of one rank's dump could not be read",
+        """
+        all: ~all_reduce[64]*5
+        all: ~all_reduce[64]?
+        """,
+        hosts={3: "sync, garbled"},
+        alone=BLIND,
+        **NOBODY,
+    ),
+    Case(
+        "with torch 2.8, a batch of several kinds that all have issued",
+        """
+        all: {all_reduce[4] broadcast[9]}*3
+        all: {all_reduce[4] broadcast[9]}?
+        """,
+        torch="2.8",
+        **NOBODY,
     ),
 ]
-
-OTHER_GROUPS = [
-    Case(
-        "a group that has been idle for hours, with numbers of its own, blames nobody",
-        """
-        all/eval: all_reduce[8]*3
-        all: all_reduce[64]*200
-        all: all_reduce[64]?
-        """,
-        groups={"eval": "0-3"}, **NOBODY,
-    ),
-    Case(
-        "gloo's half of a group is behind on one rank, and nobody waits there",
-        """
-        all: all_reduce[64]*5 gloo.gather*3
-        0-2: gloo.gather*2
-        all: all_reduce[64]?
-        """,
-        backends=MIXED, **NOBODY,
-    ),
-    Case(
-        "a receive that was posted for later, on a rank that saves",
-        """
-        all: all_reduce[64]*5
-        0: {recv<1}?
-        1-3: all_reduce[64]?
-        """,
-        "collective_mismatch", (), patience_s=300.0, hosts={0: "saves"},
-        unlike="torch takes a closing entry for a collective",
-    ),
-    Case(
-        "a batch whose beginning the ring has lost is no collective of its number",
-        """
-        all/pp: ~all_reduce[8]*2
-        0/pp: {send>1}*2
-        1/pp: {recv<0}*2
-        all: ~all_reduce[64]*26
-        all/pp: all_reduce[8]?
-        """,
-        ranks=3, groups={"pp": "0-2"}, ring=28,
-        unlike="torch aligns the rings by record, and these ranks have recorded other numbers of them",
-        **NOBODY,
-    ),
-    Case(
-        "a send of long ago, of which the last calls say nothing any more",
-        """
-        0: send>1*5
-        1: recv<0*4
-        1: recv<0?
-        all: all_reduce[64]*9
-        all: all_reduce[64]?
-        """,
-        ranks=2, last=3,
-        **(NOBODY | {"says": "all of them have issued theirs"}),
-    ),
-    Case(
-        "a group that was destroyed, with what was pending in it",
-        """
-        all/old: all_reduce[8]*6
-        0,1/old: all_reduce[8]?
-        all/old: destroy
-        all: all_reduce[64]*5 all_reduce[64]?
-        """,
-        groups={"old": "0-3"}, alone="collective_timeout",
-        unlike="torch does not know that the group was destroyed",
-        **NOBODY,
-    ),
-    Case(
-        "a group that has the name of one that was destroyed",
-        """
-        all/old: all_reduce[8]*6
-        0,1/old: all_reduce[8]*3
-        all/old: destroy
-        all/new: all_reduce[8]*2 all_reduce[8]?
-        """,
-        groups={"old": "0-3", "new": "0-3"}, names={"old": "1", "new": "1"},
-        unlike="torch takes the two for one",
-        **NOBODY,
-    ),
-    Case(
-        "tensor groups of one name",
-        """
-        all/tp0: all_reduce[8]*6 all_reduce[8]?
-        all/tp1: all_reduce[8]*4 all_reduce[8]?
-        """,
-        groups=TWO_BY_TWO, names={"tp0": "1", "tp1": "1"}, **NOBODY,
-    ),
-]
-
-DECOYS = [*MOVING, *BY_NOBODY, *OTHER_GROUPS]
