@@ -14,7 +14,7 @@ import re
 import socket
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -24,6 +24,8 @@ from guardrun.supervisor.engine.observation.collective_calls import runs_on_devi
 MAX_BYTES = 8 * 1024 * 1024
 """2000 entries, torch's default, are 1.2 MB."""
 MAX_HEAD_BYTES = 64 * 1024
+MAX_NAME = 400
+"""Characters of a group's or an operation's name."""
 MAX_ENTRIES = 600
 """The last ones are read: what is pending is among them."""
 SPARE_DESCRIPTORS = 8
@@ -60,7 +62,8 @@ _OPS = {
     "all_reduce_barrier": "barrier",
 }
 """Names that backends give their operations to torch's functions; the others are equal."""
-_P2P_NAME = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+_P2P_NAME = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
+_RANKS = re.compile(r"\[(\d{1,9}(, ?\d{1,9})*)?\]")
 
 
 class TraceError(Exception):
@@ -97,6 +100,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Oldest first; of each group those since it was made (names are used again)."""
     members: dict[str, list[int]] = {}
     """Global ranks by the group's name, as far as it tells."""
+    lost: list[str] = []
+    """Backends of whose entries there were more once: the ring has lost them, or they were not read."""
     trouble: str = ""
 
 
@@ -108,19 +113,26 @@ class _Raw(msgspec.Struct):
     version: Any = None
 
 
+_Number = Annotated[int, msgspec.Meta(ge=-1, le=1 << 53)]
+_Shape = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]], msgspec.Meta(max_length=64)]
+"""torch allows a tensor 64 dimensions."""
+
+
 class _RawEntry(msgspec.Struct):
     process_group: list[str]
     profiling_name: str
-    collective_seq_id: int = -1
-    seq_id: int = -1
+    record_id: _Number = 0
+    """Of all that the recorder has had, from 0."""
+    collective_seq_id: _Number = -1
+    seq_id: _Number = -1
     """Before version 2.2 of the dump."""
-    p2p_seq_id: int = 0
+    p2p_seq_id: _Number = 0
     is_p2p: bool = False
-    input_sizes: list[list[int]] = []
+    input_sizes: list[_Shape] = []
     input_dtypes: list[str] = []
-    state: str = ""
+    state: Literal["", "scheduled", "started", "completed"] = ""
     retired: bool = False
-    time_created_ns: int = 0
+    time_created_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
 
 _DECODER = msgspec.json.Decoder(_Raw)
@@ -129,20 +141,28 @@ _ENTRY_DECODER = msgspec.json.Decoder(_RawEntry)
 
 def parse_trace(data: bytes) -> Trace:
     """Read a dump. What can't be read is left out and counted in `trouble`; never raises."""
+    if len(data) > MAX_BYTES:
+        return Trace(trouble=f"the flight recorder's dump is not read: {_too_long(len(data), MAX_BYTES)}")
     try:
         raw = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         return Trace(trouble=f"the flight recorder's dump can't be read ({error})")
-    entries = []
+    pairs = []
     unread = 0
     for each in raw.entries[-MAX_ENTRIES:]:
         try:
             entry = _ENTRY_DECODER.decode(each)
-            entries.append((entry, _entry(entry)))
+            pairs.append((entry, _entry(entry)))
         except (msgspec.MsgspecError, UnicodeError, ValueError):
             unread += 1
-    trouble = f"{unread} entries of the flight recorder can't be read (its version: {raw.version})" if unread else ""
-    return Trace(entries=_since_made(_closed(entries)), members=_members(raw.pg_config), trouble=trouble)
+    is_cut = len(raw.entries) > MAX_ENTRIES or bool(pairs and pairs[0][0].record_id > 0)
+    version = raw.version[:20] if isinstance(raw.version, str) else "none"
+    return Trace(
+        entries=_since_made(_closed(pairs, is_cut=is_cut)),
+        members=_members(raw.pg_config),
+        lost=sorted({entry.backend for _, entry in pairs}) if is_cut else [],
+        trouble=f"{unread} entries of the flight recorder can't be read (its version: {version})" if unread else "",
+    )
 
 
 def _entry(raw: _RawEntry) -> Entry:
@@ -153,16 +173,16 @@ def _entry(raw: _RawEntry) -> Entry:
         raise ValueError("no group, or no number")
     p2p = _P2P_NAME.fullmatch(name)
     return Entry(
-        group=raw.process_group[0],
-        desc=raw.process_group[1] if len(raw.process_group) > 1 else "",
-        backend=backend,
-        op=p2p[1] if p2p else _OPS.get(name, name),
+        group=raw.process_group[0][:MAX_NAME],
+        desc=raw.process_group[1][:MAX_NAME] if len(raw.process_group) > 1 else "",
+        backend=backend[:MAX_NAME],
+        op=p2p[1] if p2p else _OPS.get(name, name[:MAX_NAME]),
         seq=seq,
         is_p2p=raw.is_p2p or p2p is not None,
         p2p_seq=raw.p2p_seq_id,
         peer=int(p2p[3]) if p2p else -1,
         sizes=raw.input_sizes,
-        dtype=_dtype(raw.input_dtypes[0]) if raw.input_dtypes else "",
+        dtype=_dtype(raw.input_dtypes[0][:MAX_NAME]) if raw.input_dtypes else "",
         # Over gloo the state stays "scheduled". A device's backend retires what has timed out, too.
         is_done=raw.state == "completed" or (raw.retired and not runs_on_device(backend)),
         is_started=raw.state == "started",
@@ -170,23 +190,31 @@ def _entry(raw: _RawEntry) -> Entry:
     )
 
 
-def _closed(pairs: list[tuple[_RawEntry, Entry]]) -> list[Entry]:
+def _closed(pairs: list[tuple[_RawEntry, Entry]], *, is_cut: bool) -> list[Entry]:
     """Batches as their closing entries tell them.
 
     NCCL's coalesced operations (`batch_isend_irecv`, an uneven all_gather, a coalescing manager's) have no events of
     their own and stay "scheduled" for good; an entry after them, without sizes, tells their state. It is no operation,
-    and after sends and receives its number is that of the collective before them (seen on an H100, torch 2.11).
+    and after sends and receives its number is that of the collective before them (seen on an H100, torch 2.11). Until
+    torch 2.7 the parts of coalesced collectives have no entries, so that it stands for them.
+
+    is_cut: there were entries before the first. A closing entry at a group's beginning has lost its parts then.
     """
     kept: list[Entry] = []
+    known: set[tuple[str, str]] = set()
     for raw, entry in pairs:
-        batch = [] if raw.input_sizes or not entry.op.lower().endswith("coalesced") else _batch(kept, entry)
-        if not batch:
+        is_closing = not raw.input_sizes and entry.op.lower().endswith("coalesced")
+        batch = _batch(kept, entry) if is_closing else []
+        is_lost = is_closing and is_cut and (entry.group, entry.backend) not in known
+        known.add((entry.group, entry.backend))
+        if not batch and not is_lost:
             kept.append(entry)
         name = entry.op.lower().removesuffix("coalesced").removesuffix("_")
+        began_ns = kept[batch[-1]].created_ns if batch else 0
         for index in batch:
             op = kept[index].op if kept[index].is_p2p or not name else _OPS.get(name, name)
             kept[index] = msgspec.structs.replace(
-                kept[index], is_done=entry.is_done, is_started=entry.is_started, op=op
+                kept[index], is_done=entry.is_done, is_started=entry.is_started, op=op, created_ns=began_ns
             )
     return kept
 
@@ -228,8 +256,8 @@ def _members(config: object) -> dict[str, list[int]]:
     members = {}
     for name, about in config.items() if isinstance(config, dict) else ():
         ranks = about.get("ranks") if isinstance(about, dict) else None
-        if name and isinstance(ranks, str) and re.fullmatch(r"\[[\d, ]*\]", ranks):
-            members[str(name)] = [int(rank) for rank in re.findall(r"\d+", ranks)]
+        if name and isinstance(ranks, str) and _RANKS.fullmatch(ranks):
+            members[str(name)[:MAX_NAME]] = [int(rank) for rank in re.findall(r"\d+", ranks)]
     return members
 
 
@@ -252,14 +280,16 @@ def fetch_trace(path: str, pid: int, listener: tuple[int, int], timeout_s: float
         raise TraceError(f"the flight recorder could not be read: {reason}") from error
     if not traces:
         raise TraceError("this torch's worker server has no flight recorder")
-    return _merged(traces)
+    return merge_traces(traces)
 
 
-def _merged(traces: Iterable[Trace]) -> Trace:
+def merge_traces(traces: Iterable[Trace]) -> Trace:
+    """Put together what the recorders of several backends have told."""
     traces = list(traces)
     return Trace(
         entries=[entry for trace in traces for entry in trace.entries],
         members={name: ranks for trace in traces for name, ranks in trace.members.items()},
+        lost=sorted({backend for trace in traces for backend in trace.lost}),
         trouble="; ".join(dict.fromkeys(trace.trouble for trace in traces if trace.trouble)),
     )
 
@@ -328,5 +358,9 @@ def _read_head(data: bytearray, max_bytes: int) -> tuple[int, int]:
     if status[1] != "200":
         raise ValueError(f"it answers with status {status[1]}")
     if int(length[1]) > max_bytes:
-        raise ValueError(f"its dump is {int(length[1]) >> 20} MB long, and at most {max_bytes >> 20} MB are read")
+        raise ValueError(_too_long(int(length[1]), max_bytes))
     return end + 4, int(length[1])
+
+
+def _too_long(size_bytes: int, max_bytes: int) -> str:
+    return f"its dump is {size_bytes >> 20} MB long, and at most {max_bytes >> 20} MB are read"

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+import msgspec
 
 from guardrun.hooks.wire.board import MAGIC, Field, Milestone
 from guardrun.hooks.wire.calls_page import calls_name, recorder_name
@@ -22,10 +24,12 @@ from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.collectives.calls_page import CallsPage, PageCall, PageGroup, read_calls
 from guardrun.supervisor.collect.collectives.flight_recorder import Entry, Trace, TraceError, fetch_trace
 from guardrun.supervisor.engine.model.looks import Call, GroupLook
-from guardrun.supervisor.engine.observation.collective_calls import direction
+from guardrun.supervisor.engine.observation.collective_calls import direction, runs_on_device
 
 MAX_GROUPS = 32
 MAX_PENDING = 8
+MAX_COLLECTIVES = 1024
+"""Of one call: objects take two; gloo's scattered reductions one a member."""
 LAST_CALLS = 32
 """Some steps' worth: who left the order of calls is told by how it was before."""
 LAST_CALLS_OF_MANY = 3
@@ -107,9 +111,11 @@ def join(
     names = list(known) if known else list(entries)
     members = trace.members if trace is not None else {}
     looks = [
-        joiner.look(name, members.get(name, []), last)
+        joiner.look(name, last)
         for name in names
-        for joiner in _joiners(known.get(name), calls[name], entries[name], at_ns, wall_ns)
+        for joiner in _joiners(
+            _Account(known.get(name), calls[name], entries[name], members.get(name, [])), trace, at_ns, wall_ns
+        )
     ]
     looks.sort(key=lambda look: (not _is_pending(look), -max((call.at_s for call in look.calls), default=0.0)))
     return looks[:MAX_GROUPS]
@@ -119,27 +125,46 @@ def _is_pending(look: GroupLook) -> bool:
     return any(call.state != COMPLETED for call in look.calls)
 
 
-def _joiners(
-    group: PageGroup | None, calls: list[PageCall], entries: list[Entry], at_ns: AtNs, wall_ns: int
-) -> list[_Joiner]:
-    """One for each backend of a group that a recorder tells of: each counts its own calls.
+class _Account(NamedTuple):
+    """What there is of one group."""
+
+    group: PageGroup | None
+    calls: list[PageCall]
+    entries: list[Entry]
+    members: list[int]
+    """As the recorder has them."""
+
+
+def _joiners(account: _Account, trace: Trace | None, at_ns: AtNs, wall_ns: int) -> list[_Joiner]:
+    """One for each backend of a group: each counts its own calls.
 
     The page counts those of torch's default backend, and has calls to all. One that another backend's recorder has as
-    under way is that one's: NCCL's return at once.
+    under way is that one's: NCCL's return at once. A backend of which a recorder has nothing has issued nothing, where
+    that recorder has lost nothing: others may wait there for its first call.
     """
-    backends = list(dict.fromkeys(entry.backend for entry in entries))
-    if not backends or len({*_backends(group), *backends}) < 2:
-        return [_Joiner(group, calls, entries, at_ns, wall_ns)]
-    counted = _counted({*_backends(group), *backends})
-    by_backend = {name: [entry for entry in entries if entry.backend == name] for name in [counted, *backends]}
-    is_elsewhere = any(not entry.is_done for name, told in by_backend.items() if name != counted for entry in told)
+    group, calls, entries, _ = account
+    known = {*_backends(group), *(entry.backend for entry in entries)}
+    if len(known) < 2 or not (entries or (trace is not None and not trace.trouble)):
+        return [_Joiner(account, at_ns, wall_ns)]
+    counted = _counted(known)
+    lost = trace.lost if trace is not None else []
+    told = [backend for backend in sorted(known) if backend != counted and backend not in lost]
+    by_backend: dict[str, list[Entry]] = {name: [] for name in [counted, *told]}
+    for entry in entries:
+        by_backend.setdefault(entry.backend, []).append(entry)
+    is_elsewhere = any(not entry.is_done for name, of_it in by_backend.items() if name != counted for entry in of_it)
     own = [call for call in calls if call.has_returned or not is_elsewhere]
     uncounted = group._replace(issued=0, issued_by_heart=0) if group is not None else None
     return [
-        _Joiner(group, own, told, at_ns, wall_ns, part=name)
-        if name == counted
-        else _Joiner(uncounted, [], told, at_ns, wall_ns, part=name)
-        for name, told in by_backend.items()
+        _Joiner(
+            account._replace(group=group, calls=own, entries=of_it)
+            if name == counted
+            else account._replace(group=uncounted, calls=[], entries=of_it),
+            at_ns,
+            wall_ns,
+            part=name,
+        )
+        for name, of_it in by_backend.items()
     ]
 
 
@@ -159,39 +184,30 @@ def _counted(backends: set[str]) -> str:
 class _Joiner:
     """One group, or one backend's part of it."""
 
-    def __init__(
-        self,
-        group: PageGroup | None,
-        calls: list[PageCall],
-        entries: list[Entry],
-        at_ns: AtNs,
-        wall_ns: int,
-        *,
-        part: str = "",
-    ) -> None:
+    def __init__(self, account: _Account, at_ns: AtNs, wall_ns: int, *, part: str = "") -> None:
         """part: the backend, where the group has others besides."""
-        self.group = group
-        self.calls = calls
-        self.entries = entries
+        self.group, self.calls, self.entries, members = account
+        self.members = (self.group.ranks if self.group is not None else []) or members
         self.at_ns = at_ns
         self.wall_ns = wall_ns
         self.part = part
-        self.backend = part or _backend(group, entries)
+        self.backend = part or _backend(self.group, self.entries)
 
-    def look(self, name: str, members: list[int], last: int) -> GroupLook:
+    def look(self, name: str, last: int) -> GroupLook:
         group = self.group
         collectives = self._collectives()
         found = sorted([*collectives.values(), *self._p2p()], key=lambda call: (call.at_s, call.seq))
         pending = [call for call in found if call.state != COMPLETED]
         issued = max([self._issued(), *collectives])
-        wanted = [*pending[:MAX_PENDING], *[call for call in found if call.state == COMPLETED][-last:]]
+        done = [call for call in found if call.state == COMPLETED]
+        wanted = [*pending[:MAX_PENDING], *_last_of_ways(done[:-last]), *done[-last:]]
         desc = group.desc if group is not None else self.entries[-1].desc if self.entries else ""
         return GroupLook(
             name=name,
             desc="" if desc == "undefined" else desc,
             backend=self.backend,
             part=self.part,
-            ranks=(group.ranks if group is not None else []) or members,
+            ranks=self.members,
             issued=issued,
             completed=self._completed(collectives, issued),
             calls=sorted(wanted, key=lambda call: (call.at_s, call.seq)),
@@ -202,6 +218,8 @@ class _Joiner:
     def _issued(self) -> int:
         if self.group is None:
             return 0
+        if runs_on_device(self.backend):  # which counts sends and receives apart
+            return max(0, self.group.issued, self.group.issued_by_heart)
         if self.entries or any(call.p2p_number and not call.has_returned for call in self.calls):
             return max(0, self.group.issued)
         return max(0, self.group.issued, self.group.issued_by_heart)
@@ -231,13 +249,10 @@ class _Joiner:
 
     def _numbers(self, call: PageCall, newest: int) -> Iterable[int]:
         """Which collectives a call was: none within a coalescing manager, several for objects; the last may be open."""
-        if call.before < 0:
+        if call.before < 0 or (call.after < 0 and call.has_returned):
             return ()
-        if call.after >= 0:
-            return range(call.before + 1, call.after + 1)
-        if call.has_returned:
-            return ()
-        return range(call.before + 1, max(call.before + 1, newest) + 1)
+        last = call.after if call.after >= 0 else max(call.before + 1, newest)
+        return range(call.before + 1, min(last, call.before + MAX_COLLECTIVES) + 1)
 
     def _of_entry(self, entry: Entry, before: Call | None) -> Call:
         """Several entries of one number were coalesced: pending if one of them is."""
@@ -283,11 +298,26 @@ class _Joiner:
     def _p2p(self) -> list[Call]:
         """Sends and receives: the page's, which counts them by peer; the recorder's where there is no page."""
         if self.group is None:
-            return [self._of_entry(entry, None) for entry in self.entries if entry.is_p2p]
+            return self._counted_by_peer([self._of_entry(entry, None) for entry in self.entries if entry.is_p2p])
         calls = [call for call in self.calls if call.p2p_number]
         entries = self._entries_of(calls) if self.backend != "gloo" else {}
         found = [self._of_call(call, call.p2p_number, entries.get(call.number)) for call in calls]
         return [call for call in found if call is not None]
+
+    def _counted_by_peer(self, told: list[Call]) -> list[Call]:
+        """The recorder's sends and receives, numbered as the page does; without a peer where the first ones are lost.
+
+        Its own numbers are those of all of a rank's, which differ from the other side's.
+        """
+        if told and min(call.seq for call in told) > 1:
+            return [msgspec.structs.replace(call, peer=-1) for call in told]
+        count: Counter[tuple[str, int]] = Counter()
+        numbered = []
+        for call in told:
+            way = direction(call), call.peer
+            count[way] += 1
+            numbered.append(msgspec.structs.replace(call, seq=count[way]))
+        return numbered
 
     def _entries_of(self, calls: list[PageCall]) -> dict[int, Call]:
         """The recorder's entries of sends and receives, by the page's number of the call.
@@ -307,8 +337,13 @@ class _Joiner:
         }
 
     def _global(self, member: int) -> int:
-        ranks = self.group.ranks if self.group is not None else []
-        return ranks[member] if 0 <= member < len(ranks) else member
+        return self.members[member] if 0 <= member < len(self.members) else member
+
+
+def _last_of_ways(calls: list[Call]) -> list[Call]:
+    """The last send to and the last receive from each peer: who waits for its other side is told by their numbers."""
+    ways = {(direction(call), call.peer): call for call in calls if call.peer >= 0}
+    return list(ways.values())[-MAX_PENDING:]
 
 
 def _backend(group: PageGroup | None, entries: list[Entry]) -> str:

@@ -17,6 +17,9 @@ _LISTS = frozenset({"all_gather", "reduce_scatter"})
 _SUFFIXES = ("_object_list", "_object", "_coalesced", "_into_tensor", "_tensor", "_single", "_base")
 
 
+UNNAMED = "coalesced"
+"""A batch of which only the closing entry is known: of which operations, nobody has told."""
+
 _HOST_BACKENDS = frozenset({"gloo", "mpi", "ucc", ""})
 """Those whose calls the host carries out; "" is one that nobody knows. Any other is taken for a device's."""
 
@@ -29,6 +32,21 @@ def runs_on_device(backend: str) -> bool:
 def pending(told: GroupLook) -> Call | None:
     """The call of this group that a rank waits in: the first that is not completed."""
     return next((call for call in told.calls if call.state != "completed"), None)
+
+
+def pending_batch(told: GroupLook) -> list[Call]:
+    """The call that a rank waits in, with the other sends and receives of its batch; empty where it waits in none.
+
+    One that is done says nothing of the others: a batch may send at once and receive much later.
+    """
+    first = pending(told)
+    if first is None or not is_point_to_point(first):
+        return [first] if first is not None else []
+    return [
+        call
+        for call in told.calls
+        if call.state != "completed" and is_point_to_point(call) and (call is first or call.at_s == first.at_s > 0)
+    ]
 
 
 def is_point_to_point(call: Call) -> bool:
@@ -102,6 +120,8 @@ def group_text(name: str, desc: str = "") -> str:
 OFTEN = 3
 """Times that a call has been seen before what follows on it counts as its order."""
 
+CANNOT_BE_TOLD = "which of them is wrong cannot be told"
+
 Step = tuple[object, ...]
 
 
@@ -126,7 +146,7 @@ def blamed(sides: list[CallVariant], looks: list[RankLook]) -> tuple[list[int], 
     odd = sorted(rank for rank, found in known.items() if found - shared)
     if odd and len(odd) * 2 <= len(known):
         return odd, "until then, other calls followed there"
-    return [], "which of them is wrong cannot be told"
+    return [], CANNOT_BE_TOLD
 
 
 def departures(look: RankLook) -> set[tuple[Step, Step]] | None:

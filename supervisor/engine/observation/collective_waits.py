@@ -21,6 +21,8 @@ import msgspec
 
 from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, RankLook
 from guardrun.supervisor.engine.observation.collective_calls import (
+    CANNOT_BE_TOLD,
+    UNNAMED,
     CallVariant,
     blamed,
     direction,
@@ -28,12 +30,15 @@ from guardrun.supervisor.engine.observation.collective_calls import (
     may_be_uneven,
     meet,
     pending,
+    pending_batch,
     runs_on_device,
 )
 from guardrun.supervisor.engine.observation.frames import active_stack, is_users, user_frame
 
 CIRCLE = "circle"
 SIDES = "sides"
+HOOKS = "hooks"
+"""GroupLook's source where there is no recorder."""
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +60,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """The call goes on in a device's own time, whatever the host does."""
     not_started: list[int] = []
     """Ranks whose device has not begun with it, where devices of others tell that they have."""
+    untold: list[int] = []
+    """Members that have counted as many calls, and whose recorder does not tell of this one, or was not read."""
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +103,8 @@ class _Group:
         self.issued: dict[int, int] = {}
         self.calls: dict[int, dict[int, Call]] = {}
         """rank → number → call; without point-to-point."""
+        self.unread: set[int] = set()
+        """Ranks of which the hooks alone have told."""
         self.exchanged: dict[int, Counter[tuple[str, int]]] = {}
         """rank → how many it has (sent or received, with which rank)."""
 
@@ -103,6 +112,11 @@ class _Group:
         """Whether a rank has issued this call, and it is not completed."""
         call = self.calls[rank].get(seq)
         return call is not None and call.state != "completed"
+
+    def is_untold(self, rank: int, seq: int) -> bool:
+        """Whether a rank has counted so many calls, and what its device makes of this one is not known."""
+        newest = 0 if rank in self.unread else max(self.calls[rank], default=0)
+        return newest < seq <= self.issued[rank]
 
     def not_started(self, seq: int) -> list[int]:
         """Members whose device has not begun with a call, where some tell that theirs has."""
@@ -139,6 +153,8 @@ def _groups(looks: list[RankLook]) -> dict[Key, _Group]:
             group.backend = group.backend or told.backend
             group.members.update(told.ranks, [look.global_rank])
             group.issued[look.global_rank] = told.issued
+            if told.source == HOOKS:
+                group.unread.add(look.global_rank)
             group.calls[look.global_rank] = {call.seq: call for call in told.calls if not is_point_to_point(call)}
             exchanged = group.exchanged[look.global_rank] = Counter()
             for call in told.calls:
@@ -179,27 +195,32 @@ def _waits(looks: list[RankLook], groups: dict[Key, _Group]) -> dict[int, Wait]:
     for look in looks:
         mine = []
         for told in look.groups:
-            call = pending(told)
-            if call is not None:
-                mine.append((call.at_s, _wait(look, call, groups[key_of(told)])))
+            calls = pending_batch(told)
+            if calls:
+                mine.append((calls[0].at_s, _wait(look, calls, groups[key_of(told)])))
         if mine:
             lacking = [pair for pair in mine if pair[1].waits_for]
             waits[look.global_rank] = min(lacking or mine, key=lambda pair: pair[0])[1]
     return waits
 
 
-def _wait(look: RankLook, call: Call, group: _Group) -> Wait:
+def _wait(look: RankLook, calls: list[Call], group: _Group) -> Wait:
+    """The wait in a call, or in a batch of sends and receives."""
+    call, elsewhere, untold = calls[0], [], []
     if is_point_to_point(call):
-        waits_for, unseen = _peer(look, call, group)
-        elsewhere: list[int] = []
+        sides = [(each, *_peer(look, each, group)) for each in calls]
+        waits_for = sorted({rank for _, lacking, _ in sides for rank in lacking})
+        unseen = sorted({rank for *_, unknown in sides for rank in unknown})
+        call = next((each for each, lacking, _ in sides if lacking), call)
     else:
         elsewhere = sorted(
             rank
-            for rank, calls in group.calls.items()
-            if group.issued[rank] >= call.seq and call.seq not in calls and any(seq < call.seq for seq in calls)
+            for rank, known in group.calls.items()
+            if group.issued[rank] >= call.seq and call.seq not in known and any(seq < call.seq for seq in known)
         )
         waits_for = sorted(m for m in group.members if group.issued.get(m, call.seq) < call.seq)
         unseen = sorted(group.members - group.issued.keys())
+        untold = sorted(rank for rank in group.calls if rank != look.global_rank and group.is_untold(rank, call.seq))
     return Wait(
         ranks=[look.global_rank],
         waits_for=waits_for,
@@ -212,6 +233,7 @@ def _wait(look: RankLook, call: Call, group: _Group) -> Wait:
         frame=call.frame or _place(look),
         is_on_device=runs_on_device(group.backend),
         not_started=[] if is_point_to_point(call) else group.not_started(call.seq),
+        untold=untold,
     )
 
 
@@ -223,6 +245,8 @@ def _peer(look: RankLook, call: Call, group: _Group) -> tuple[list[int], list[in
     if known is None:
         return [call.peer], []
     other_way = ("recv" if direction(call) == "send" else "send"), look.global_rank
+    if not known[other_way] and call.seq > 1:
+        return [], [call.peer]  # It must have issued those before this one; what it tells does not go back so far.
     return ([], []) if known[other_way] >= call.seq else ([call.peer], [])
 
 
@@ -246,9 +270,10 @@ def _merged(waits: dict[int, Wait]) -> list[Wait]:
 
 
 def _roots(waits: dict[int, Wait]) -> list[int]:
-    """Who is waited for, and waits for nobody."""
+    """Who is waited for, and waits for nobody: neither for one of whom something is known, nor for another."""
     waited_for = {rank for wait in waits.values() for rank in wait.waits_for}
-    return sorted(rank for rank in waited_for if rank not in waits or not waits[rank].waits_for)
+    held_up = {rank for rank, wait in waits.items() if wait.waits_for or wait.unseen}
+    return sorted(waited_for - held_up)
 
 
 # Mismatches --------------------------------------------------------------------------------------------
@@ -297,10 +322,9 @@ def _is_held(group: _Group, side: CallVariant, seq: int) -> bool:
 
 def _sides(group: _Group, seq: int) -> list[CallVariant]:
     sides: list[tuple[Call, list[int]]] = []
-    for rank in sorted(group.calls):
-        call = group.calls[rank].get(seq)
-        if call is None:
-            continue
+    told = {rank: group.calls[rank][seq] for rank in sorted(group.calls) if seq in group.calls[rank]}
+    named = {rank: call for rank, call in told.items() if call.op != UNNAMED}
+    for rank, call in (named or told).items():
         for known, ranks in sides:
             if meet(known, call, group.backend):
                 ranks.append(rank)
@@ -325,9 +349,10 @@ def _by_circle(waits: dict[int, Wait], looks: list[RankLook]) -> Mismatch | None
         else:
             circle = path[path.index(rank) :]
             sides = [CallVariant(ranks=[r], call=_call_of(waits[r]), group=waits[r].group) for r in circle]
-            culprits, why = blamed(sides, looks)
-            # Whoever waits in its device may still go on to what the others wait for.
+            # Whoever waits in its device may still go on to what the others wait for: a receive is often issued early.
             is_certain = not any(waits[r].is_on_device for r in circle)
+            is_early = not is_certain and any(is_point_to_point(side.call) for side in sides)
+            culprits, why = ([], CANNOT_BE_TOLD) if is_early else blamed(sides, looks)
             return Mismatch(form=CIRCLE, sides=sides, culprits=culprits, why=why, is_pending=is_certain)
     return None
 

@@ -12,7 +12,7 @@ import msgspec
 from guardrun.supervisor.engine.failures.mismatch_report import mismatch_text
 from guardrun.supervisor.engine.model.events import Settings
 from guardrun.supervisor.engine.observation.collective_waits import Match, Mismatch, Wait
-from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.engine.observation.rank_activity import STUCK, Judgement, RankActivity
 
@@ -30,9 +30,10 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
     if any(j.is_moving for j in living):
         return None
     ranks = sorted(j.global_rank for j in living)
-    base = Finding(
-        cause="collective_timeout", culprits=[], waiting=ranks, confidence=0.6, patience_s=settings.data_patience_s
-    )
+    patience_s = settings.data_patience_s
+    if any(j.is_in_long_work for j in living):  # which a call that its device has pending may hide
+        patience_s = max(patience_s, settings.save_patience_s)
+    base = Finding(cause="collective_timeout", culprits=[], waiting=ranks, confidence=0.6, patience_s=patience_s)
     alone = [j for j in living if j.is_in_init]
     if len(alone) == 1 < len(living) and alone[0].global_rank in matched.roots and not ended:
         return _alone_in_init(base, alone[0], settings)
@@ -52,6 +53,11 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
         return _on_devices(base, held, settings)
     if elsewhere := [rank for rank in matched.roots if rank in ranks]:
         return _elsewhere(base, elsewhere, ranks)
+    if unseen := sorted({rank for wait in matched.waits if wait.is_on_device for rank in wait.unseen}):
+        why = (
+            f"nothing is known of the calls of {ranks_text(unseen)}, for which others may wait, so no rank can be named"
+        )
+        return msgspec.structs.replace(base, why_nobody=why, patience_s=max(patience_s, TORCH_TIMEOUT_S))
     groups = Counter((j.waits_in, j.order) for j in living)
     if matched.is_all_in and {rank for wait in matched.waits for rank in wait.ranks}.issuperset(ranks):
         groups = Counter({("", 0): len(living)})  # sub-groups, each complete: their numbers need not be equal
@@ -67,10 +73,15 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
 
 def _held_by_devices(matched: Match, ranks: list[int]) -> list[Wait]:
     """The calls of devices that lack nobody, where all that the ranks wait for leads to these; else empty."""
-    held = [wait for wait in matched.waits if wait.is_on_device and not (wait.waits_for or wait.unseen)]
-    waiting = {rank for wait in matched.waits for rank in wait.ranks}
+    held = _complete_on_devices(matched)
+    waiting = {rank for wait in matched.waits for rank in [*wait.ranks, *wait.untold]}
     is_root = set(matched.roots) <= {rank for wait in held for rank in wait.ranks}
     return held if is_root and waiting.issuperset(ranks) else []
+
+
+def _complete_on_devices(matched: Match) -> list[Wait]:
+    """The calls of devices that every member has issued."""
+    return [wait for wait in matched.waits if wait.is_on_device and not (wait.waits_for or wait.unseen)]
 
 
 def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding:
@@ -91,7 +102,7 @@ def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding
             confidence=0.8,
             doing=RankActivity.WAITING,
         )
-    held = sorted({rank for wait in waits for rank in wait.ranks})
+    held = sorted({rank for wait in waits for rank in [*wait.ranks, *wait.untold]})
     who = "all of them" if held == base.waiting else f"ranks {rank_list(held)}, which the others wait for,"
     why = f"{who} have issued theirs and none is completed, so it is a link or a device, and no rank can be named"
     return msgspec.structs.replace(found, why_nobody=why)
@@ -158,6 +169,8 @@ def _elsewhere(base: Finding, elsewhere: list[int], ranks: list[int]) -> Finding
 
 DOUBTFUL = frozenset({RankActivity.CHURNING, RankActivity.UNLOOKED})
 """Neither seen to get somewhere nor seen to stand still: only the hard limit ends the doubt."""
+_MAY_WAIT = STUCK - {RankActivity.STOPPED, RankActivity.TRACED} | {RankActivity.CHURNING}
+"""How a host may look whose device waits for those of others."""
 LEAVING_PATIENCE_S = 300.0
 """torchrun's exit barrier (`exit_barrier_timeout` of its agent's WorkerSpec)."""
 
@@ -197,6 +210,7 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
     matched: what their collectives say. None: somebody gets somewhere, or there is nothing to judge.
     """
     matched = matched or Match()
+    judged = _in_company(judged, matched)
     living = [j for j in judged if j.doing is not RankActivity.GONE]
     proven = [j for j in living if j.doing is RankActivity.STOPPED] or [
         j for j in living if j.doing is RankActivity.TRACED
@@ -222,6 +236,20 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
     is_alone = not (waiting or by_waits)
     found = _of([j for j in rivals if j.doing is first], rivals, _numbers(held_up), settings, is_alone=is_alone)
     return _as_init(found, living)
+
+
+def _in_company(judged: list[Judgement], matched: Match) -> list[Judgement]:
+    """The same, where ranks whose recorder was not read have issued all that the others' devices have pending.
+
+    Whatever such a rank's host does, its device may well be in there with theirs.
+    """
+    ops = {rank: wait.op for wait in _complete_on_devices(matched) for rank in wait.untold}
+    return [
+        msgspec.structs.replace(j, doing=RankActivity.WAITING, waits_in=ops[j.global_rank])
+        if j.global_rank in ops and j.doing in _MAY_WAIT
+        else j
+        for j in judged
+    ]
 
 
 def _numbers(judged: list[Judgement]) -> list[int]:
