@@ -87,6 +87,7 @@ class NodeRelations:
 
     def _step(self) -> NodeFindingsReported | None:
         from guardrun.supervisor.node.node_feed import NodeFeed, Using
+        from guardrun.supervisor.node.rank_devices import RankSaid
         from guardrun.supervisor.wire.agent_messages import RegisterJob
 
         context, run = self._context, self._context.run_file
@@ -99,8 +100,11 @@ class NodeRelations:
                 token=run.token,
             )
             self._feed = NodeFeed(run.node, context.clock, job)
-        pids = {rank.global_rank: rank.pid for rank in context.ingest.ranks.values()}
-        return self._feed.step(Using(pids=pids, mounts=self._mounts, links=self._links if run.fleet else None))
+        ingest = context.ingest
+        pids = {rank.global_rank: rank.pid for rank in ingest.ranks.values()}
+        said = RankSaid(ingest.device_variables, ingest.devices)
+        links = self._links if run.fleet else None
+        return self._feed.step(Using(pids=pids, mounts=self._mounts, links=links, said=said))
 
     def _links(self) -> Iterable[str]:
         from guardrun.supervisor.node.rank_interfaces import links_of_job

@@ -460,8 +460,10 @@ class NodeFindingsReported(_Event, frozen=True, kw_only=True, tag="node_told"):
 
     node: str
     findings: list[Finding]
-    devices: dict[int, Device] = {}
-    """Per global rank, where that is known."""
+    devices: dict[int, Device | None] = {}
+    """Per global rank, where that has changed; None: it is not known any more."""
+    unsensed: dict[str, list[int]] = {}
+    """Types of devices (`xpu`, `hip`, …) of which nothing is sensed → ranks that train on one; told once."""
     gauges: list[Gauge] = []
     """Of parts of which something is told, from a while before that on."""
 

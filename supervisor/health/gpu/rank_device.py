@@ -47,7 +47,7 @@ class Gpu(NamedTuple):
 
     @property
     def uuid(self) -> str:
-        """`GPU-…`"""
+        """`GPU-…`."""
         return self.subject.removeprefix(PREFIX)
 
 
@@ -80,6 +80,8 @@ class Answer(NamedTuple):
 
     subject: str
     why: str = ""
+    is_contradiction: bool = False
+    """What is known says two things, or that it is no device of the list: an earlier answer is not kept."""
 
 
 def find_device(
@@ -91,17 +93,24 @@ def find_device(
     trusted; own: those of them that no other rank of the run holds any of.
     """
     if told.kind not in ("", NVIDIA):
-        return Answer("", f"it trains on a device of type {told.kind}, of which nothing is sensed")
+        return _contradicted(f"it trains on a device of type {told.kind}, of which nothing is sensed")
     if not told.is_alone:
-        return Answer("", "it trains on several devices")
+        return _contradicted("it trains on several devices")
     if not inventory.gpus:
         return Answer("", "no list of devices is there")
-    for found, source in ((_by_torch(told, inventory), "torch"), (_by_environment(told, environ, inventory), "it")):
+    for found, source in (
+        (_by_torch(told, inventory), "torch"),
+        (_by_environment(told, environ, inventory), "its environment"),
+    ):
         if found.subject and held and found.subject not in held:
-            return Answer("", f"{source} names another device than the one whose memory it holds")
+            return _contradicted(f"{source} names another device than the one whose memory it holds")
         if found.subject or found.why:
             return found
     return _by_memory(held, own)
+
+
+def _contradicted(why: str) -> Answer:
+    return Answer("", why, is_contradiction=True)
 
 
 def trusts_pids(namespace: int | None, here: int, holders: Collection[int], ranks: Collection[int]) -> bool:
@@ -131,8 +140,8 @@ def _by_torch(told: Told, inventory: Inventory) -> Answer:
     if len(by_bus) == 1 and not by_uuid and (not uuid or by_bus[0].is_mig):
         return Answer(by_bus[0].subject)
     if by_uuid and by_bus:
-        return Answer("", "torch's UUID and PCI address are those of two devices")
-    return Answer("", "torch's device is not among those that NVML lists")
+        return _contradicted("torch's UUID and PCI address are those of two devices")
+    return _contradicted("torch's device is not among those that NVML lists")
 
 
 def _bare(uuid: str) -> str:
@@ -247,4 +256,6 @@ def _by_memory(held: Collection[str], own: Collection[str]) -> Answer:
     for these in (own, held):
         if len(these) == 1:
             return Answer(next(iter(these)))
-    return Answer("", "it holds memory of several devices" if held else "nothing says which device it trains on")
+    if held:
+        return _contradicted("it holds memory of several devices, and nothing says which of them it trains on")
+    return Answer("", "nothing says which device it trains on")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -63,6 +64,8 @@ class Session:
         self.devices: list[Device] = []
         self._unusable: dict[int, str] = {}
         self._hidden = 0
+        self._pid_namespace = os.stat("/proc/self/ns/pid").st_ino
+        """That of this process: process ids that NVML answers with are its, or the host's."""
         self._find_devices()
 
     def turn(self, tiers: list[str]) -> list[Sample]:
@@ -120,6 +123,7 @@ class Session:
             known("gpus_missing", " ".join(missing)),
             known("gpus_unusable", "; ".join(f"{index}: {why}" for index, why in self._unusable.items())),
             known("gpus_hidden", self._hidden),
+            known("pid_namespace", self._pid_namespace),
         ]
 
     def _count(self) -> int:
