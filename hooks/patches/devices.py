@@ -67,7 +67,7 @@ class DeviceReporter:
             kind = "hip"
         elif kind == "cuda" and index >= 0 and torch.cuda.is_initialized():
             uuid, bus = read_identity(torch.cuda.get_device_properties(index))
-        self._rank.send("DeviceTold", kind=kind, index=index, uuid=uuid, bus=bus, is_alone=is_alone)
+        self._rank.send("DeviceTold", device_type=kind, index=index, uuid=uuid, bus=bus, is_alone=is_alone)
 
 
 def find_devices(optimizer: Any) -> set[tuple[str, int]]:
@@ -87,10 +87,10 @@ def read_identity(properties: Any) -> tuple[str, str]:
     """UUID and PCI address of torch's properties of a CUDA device; empty where this torch does not tell them."""
     uuid = str(getattr(properties, "uuid", "") or "")
     place = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if any(part is None for part in place):
+    known = [int(part) for part in place if part is not None]
+    if len(known) < len(place):
         return uuid, ""
-    domain, bus, device = map(int, place)
-    return uuid, f"{domain:04x}:{bus:02x}:{device:02x}"
+    return uuid, "{:04x}:{:02x}:{:02x}".format(*known)
 
 
 def reporter(rank: Rank) -> DeviceObserver:
@@ -117,6 +117,4 @@ def install(module: Any, rank: Rank) -> None:
 
 def install_optimizers(module: Any, rank: Rank) -> None:
     """Register the hook; torch.optim. Raises AttributeError before torch 2.2."""
-    sys.modules[f"{module.__name__}.optimizer"].register_optimizer_step_post_hook(  # type: ignore[attr-defined]
-        reporter(rank).on_step
-    )
+    sys.modules[f"{module.__name__}.optimizer"].register_optimizer_step_post_hook(reporter(rank).on_step)

@@ -52,8 +52,8 @@ class Beat(_Message, frozen=True, kw_only=True, tag="beat"):
 class DeviceTold(_Message, frozen=True, kw_only=True, tag="device"):
     """The device that this rank trains on, as torch knows it; again when it is another."""
 
-    kind: str
-    """torch's type: `cuda`, `xpu`, `npu`, …; `hip` for ROCm's, which torch calls `cuda`."""
+    device_type: str
+    """As torch names it: `cuda`, `xpu`, `npu`, …; `hip` for ROCm's, which torch calls `cuda`."""
     index: int
     """As torch counts in this process; -1 unknown."""
     uuid: str = ""

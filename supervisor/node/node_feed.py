@@ -24,7 +24,7 @@ from guardrun.supervisor.base.log import log
 from guardrun.supervisor.client.agent_client import AgentClient
 from guardrun.supervisor.collect.host.node_readings import parse_cgroup
 from guardrun.supervisor.collect.host.procfs import read_bytes
-from guardrun.supervisor.engine.model.events import Gauge, NodeFindingsReported
+from guardrun.supervisor.engine.model.events import Device, Gauge, NodeFindingsReported
 from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.readings import Readout
 from guardrun.supervisor.health.gpu.gpu_inventory import number
@@ -90,6 +90,11 @@ class NodeFeed:
     def has_local_sensors(self) -> bool:
         """It reads the node by itself, for want of an agent."""
         return self._local_sensors is not None
+
+    @property
+    def devices(self) -> list[Device]:
+        """Those that ranks are known to train on."""
+        return list(self._devices.known.values())
 
     def step(self, using: Using) -> NodeFindingsReported | None:
         """Take in what there is to hear. None: nothing that the engine does not know."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.collect.host.file_systems import mount_of, read_mounts
 from guardrun.supervisor.engine.model import actions as ac
-from guardrun.supervisor.engine.model.events import NodeFindingsReported, NodeReleased, NotIsolated
+from guardrun.supervisor.engine.model.events import Device, NodeFindingsReported, NodeReleased, NotIsolated
 from guardrun.supervisor.node.run_context import EventLoop, LoopContext, RunContext
 
 if TYPE_CHECKING:
@@ -69,6 +69,11 @@ class NodeRelations:
     def __init__(self, context: NodeContext, role: RelationsRole) -> None:
         self._context, self._role = context, role
         self._feed: NodeFeed | None = None
+
+    @property
+    def devices(self) -> list[Device]:
+        """Those that ranks of this node are known to train on."""
+        return self._feed.devices if self._feed is not None else []
 
     def sample(self) -> None:
         """Once a second: tell the engine what is new of the node. Never raises: training does not depend on it."""

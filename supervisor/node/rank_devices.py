@@ -8,7 +8,7 @@ them is decided by supervisor/health/gpu/rank_device.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from guardrun.hooks.wire.messages import DeviceTold
@@ -77,7 +77,8 @@ class RankDevices:
         inventory = Inventory(tuple(self._gpus.values()), self._is_complete, self._is_own_view)
         holders = self._trusted_holders(pids)
         for rank, pid in pids.items():
-            if self._pids.get(rank) != pid and self.known.pop(rank, None):
+            if self._pids.get(rank) != pid and rank in self.known:
+                del self.known[rank]
                 changed[rank] = None
             answer = find_device(
                 _told(said.devices.get(rank)),
@@ -101,8 +102,8 @@ class RankDevices:
         """Types of devices of which no sensor tells anything → ranks that train on one; each type once."""
         kinds: dict[str, list[int]] = {}
         for rank, told in sorted(said.devices.items()):
-            if told.kind != NVIDIA and told.kind not in self._unsensed:
-                kinds.setdefault(told.kind, []).append(rank)
+            if told.device_type != NVIDIA and told.device_type not in self._unsensed:
+                kinds.setdefault(told.device_type, []).append(rank)
         self._unsensed |= kinds.keys()
         return kinds
 
@@ -131,7 +132,7 @@ def _gpu(subject: str, of: Mapping[str, object]) -> Gpu:
     assert isinstance(index, int)
     return Gpu(
         subject=subject,
-        index=index,
+        place=index,
         bus=bus if isinstance(bus, str) else "",
         is_mig=of.get("mig_enabled") is True,
         instances=tuple(instances.split()) if isinstance(instances, str) else (),
@@ -141,12 +142,10 @@ def _gpu(subject: str, of: Mapping[str, object]) -> Gpu:
 def _told(said: DeviceTold | None) -> Told:
     if said is None:
         return Told()
-    return Told(kind=said.kind, index=said.index, uuid=said.uuid, bus=said.bus, is_alone=said.is_alone)
+    return Told(kind=said.device_type, place=said.index, uuid=said.uuid, bus=said.bus, is_alone=said.is_alone)
 
 
-def _held(
-    pid: int, holders: Mapping[str, frozenset[int]], pids: Mapping[int, int]
-) -> tuple[Iterable[str], Iterable[str]]:
+def _held(pid: int, holders: Mapping[str, frozenset[int]], pids: Mapping[int, int]) -> tuple[list[str], list[str]]:
     """Devices that a process holds memory of, and those of them that no other rank does."""
     held = [subject for subject, by in holders.items() if pid in by]
     others = set(pids.values()) - {pid}

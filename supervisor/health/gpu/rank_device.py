@@ -36,8 +36,8 @@ class Gpu(NamedTuple):
 
     subject: str
     """`gpu:GPU-…`"""
-    index: int
-    """NVML's."""
+    place: int
+    """NVML's index."""
     bus: str
     """`0000:3b:00`; empty where it is not known."""
     is_mig: bool = False
@@ -66,8 +66,8 @@ class Told(NamedTuple):
 
     kind: str = ""
     """torch's type of it: `cuda`, `xpu`, …; empty: nothing has been told yet."""
-    index: int = -1
-    """As this process counts; -1 unknown."""
+    place: int = -1
+    """Its index, as this process counts; -1 unknown."""
     uuid: str = ""
     """Of the device, or of its MIG instance; with or without `GPU-` and `MIG-`."""
     bus: str = ""
@@ -161,9 +161,9 @@ class Visible(NamedTuple):
 
 def _by_environment(told: Told, environ: Mapping[str, str], inventory: Inventory) -> Answer:
     visible = parse_visible(environ, inventory)
-    if told.index < 0:
+    if told.place < 0:
         return Answer(visible.subjects[0] if visible.is_whole and len(visible.subjects) == 1 else "")
-    return Answer(visible.subjects[told.index] if told.index < len(visible.subjects) else "")
+    return Answer(visible.subjects[told.place] if told.place < len(visible.subjects) else "")
 
 
 def parse_visible(environ: Mapping[str, str], inventory: Inventory) -> Visible:

@@ -56,7 +56,7 @@ def read_vitals(ask: Asker) -> list[Sample]:
         _clock(ask, "memory_clock_hz", CLOCK_MEM),
         ask.number("power_w", "nvmlDeviceGetPowerUsage", low=0, high=MAX_POWER_MW, scale=1e-3),
         _utilization(ask),
-        *_memory(ask),
+        *read_memory(ask),
     ]
 
 
@@ -98,7 +98,8 @@ def _utilization(ask: Asker) -> Sample:
         return ask.unknown(name, reason)
 
 
-def _memory(ask: Asker) -> list[Sample]:
+def read_memory(ask: Asker) -> list[Sample]:
+    """Bytes in use, and in all."""
     try:
         info = _memory_info(ask)
         total = sane(info.total, 1, MAX_MEMORY_BYTES)
@@ -347,7 +348,7 @@ def read_processes(ask: Asker) -> list[Sample]:
 
 
 def _holders(ask: Asker) -> dict[int, int | None]:
-    """Of a divided GPU whose processes are not for this user to know, those of its instances. Raises UnreadableError."""
+    """Of a divided GPU whose processes this user may not know, those of its instances. Raises UnreadableError."""
     try:
         return _ask_processes(ask, COMPUTE)
     except UnreadableError:

@@ -15,6 +15,7 @@ from guardrun.supervisor.sensors.gpu.device_presence import read_expected
 from guardrun.supervisor.sensors.gpu.device_readings import (
     read_health,
     read_identity,
+    read_memory,
     read_nvlink,
     read_pcie,
     read_processes,
@@ -29,7 +30,7 @@ from guardrun.supervisor.sensors.gpu.nvml_calls import (
     UnreadableError,
     Watch,
 )
-from guardrun.supervisor.sensors.gpu.nvml_wire import FAST, MEDIUM, SLOW
+from guardrun.supervisor.sensors.gpu.nvml_wire import FAST, MEDIUM, MEMORY, SLOW
 
 NODE = "node"
 
@@ -75,7 +76,7 @@ class Session:
         samples: list[Sample] = []
         for device in self.devices:
             samples += self._read(device, tiers)
-        return [*samples, *self._node_samples()] if MEDIUM in tiers or SLOW in tiers else samples
+        return samples if tiers == [FAST] else [*samples, *self._node_samples()]
 
     def _look_again(self) -> None:
         """Raise SessionOverError where other devices may be there than when NVML was initialised.
@@ -98,7 +99,7 @@ class Session:
         samples: list[Sample] = []
         try:
             # Asked first, so that the reasons of others can name it.
-            ask.is_mig = _is_mig(ask) if SLOW in tiers else ask.is_mig
+            ask.is_mig = _is_mig(ask) if SLOW in tiers or MEMORY in tiers else ask.is_mig
             if SLOW in tiers:
                 samples += read_identity(ask, device.index, device.name, device.bus)
             if FAST in tiers:
@@ -106,6 +107,8 @@ class Session:
             if MEDIUM in tiers:
                 for read in (read_health, read_pcie, read_nvlink, read_processes):
                     samples += read(ask)
+            if MEMORY in tiers:
+                samples += [*read_memory(ask), *read_processes(ask)]
         except LostError as lost:
             device.is_lost = True
             return [*samples, Sample(subject=ask.subject, name="is_lost", value=True, trouble=str(lost))]

@@ -241,8 +241,17 @@ class Devices:
         samples += [Sample(subject=f"gpu:{x}", name="bus", value=f"0000:0{x.lower()}:00") for x in "AB"]
         self.devices.note(Readout(sensor="gpu", at_s=0.0, samples=samples, is_partial=True), is_own_view=True)
 
-    def tell(self, rank: int, kind: str = "cuda", **fields: object) -> None:
-        self.said[rank] = DeviceTold(attempt=0, global_rank=rank, pid=self.pids[rank], kind=kind, index=0, **fields)  # type: ignore[arg-type]
+    def tell(self, rank: int, kind: str = "cuda", *, uuid: str = "", bus: str = "", is_alone: bool = True) -> None:
+        self.said[rank] = DeviceTold(
+            attempt=0,
+            global_rank=rank,
+            pid=self.pids[rank],
+            device_type=kind,
+            index=0,
+            uuid=uuid,
+            bus=bus,
+            is_alone=is_alone,
+        )
 
     def changes(self) -> dict[int, Device | None]:
         return self.devices.changes(self.pids, RankSaid(self.variables, self.said))
