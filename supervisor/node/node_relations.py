@@ -107,7 +107,7 @@ class NodeRelations:
             self._feed = NodeFeed(run.node, context.clock, job)
         ingest = context.ingest
         pids = {rank.global_rank: rank.pid for rank in ingest.ranks.values()}
-        said = RankSaid(ingest.device_variables, ingest.devices)
+        said = RankSaid(ingest.device_variables, ingest.devices, ingest.attempt)
         links = self._links if run.fleet else None
         return self._feed.step(Using(pids=pids, mounts=self._mounts, links=links, said=said))
 

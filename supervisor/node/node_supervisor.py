@@ -205,9 +205,7 @@ class NodeSupervisor:
 
     def send(self, order: control_messages.ToLauncher) -> None:
         """Give the launcher an order; it is asked for again by the engine's deadlines where it gets lost."""
-        if not isinstance(order, control_messages.Start):
-            self._gate.cancel()
-        elif self._gate.holds(order):
+        if self._gate.holds(order):
             return
         if self._launcher is not None:
             self.send_to(self._launcher, order)

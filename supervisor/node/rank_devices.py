@@ -24,6 +24,7 @@ class RankSaid(NamedTuple):
 
     variables: Mapping[int, Mapping[str, str]] = {}
     devices: Mapping[int, DeviceTold] = {}
+    attempt: int = 0
 
 
 class RankDevices:
@@ -77,9 +78,10 @@ class RankDevices:
         inventory = Inventory(tuple(self._gpus.values()), self._is_complete, self._is_own_view)
         holders = self._trusted_holders(pids)
         for rank, pid in pids.items():
-            if self._pids.get(rank) != pid and rank in self.known:
-                del self.known[rank]
-                changed[rank] = None
+            if self._pids.get(rank) != pid:
+                # What the engine has is of a process that is gone, which may have been on another node.
+                if self.known.pop(rank, None) is not None or (said.attempt > 0 and inventory.gpus):
+                    changed[rank] = None
             answer = find_device(
                 _told(said.devices.get(rank)),
                 said.variables.get(rank, {}),

@@ -18,7 +18,7 @@ from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.engine.model.events import Device, MemoryWait
 from guardrun.supervisor.health.gpu.memory_release import MemoryRelease, Owner, Verdict
 from guardrun.supervisor.node.rank_devices import read_pid_namespace
-from guardrun.supervisor.wire.control_messages import Start
+from guardrun.supervisor.wire.control_messages import Finish, Start, Stop, ToLauncher
 
 POLL_S = 0.25
 FIRST_S = 2.0
@@ -57,9 +57,13 @@ class StartGate:
             )
             self._wait = _Wait(release, lambda wait: self._post(lambda: self._decided(wait)))
 
-    def holds(self, order: Start) -> bool:
-        """Whether the order has to wait: it is sent by itself, later."""
-        if self._wait is None or self._wait.verdict is not None:
+    def holds(self, order: ToLauncher) -> bool:
+        """Whether an order that is about to be sent has to wait: it is sent by itself, later. Only starts ever do."""
+        if isinstance(order, Finish) or (
+            isinstance(order, Stop) and self._order and order.attempt >= self._order.attempt
+        ):
+            self.cancel()  # what is held is not wanted any more
+        if not isinstance(order, Start) or self._wait is None or self._wait.verdict is not None:
             return False
         self._order = order
         self._held_s = self._held_s or time.monotonic()
@@ -84,7 +88,7 @@ class StartGate:
         ]
 
     def cancel(self) -> None:
-        """Nothing is to be started any more, as far as is known: what was held is not sent."""
+        """Nothing is to be started any more: what was held is not sent."""
         self._order, self._held_s = None, 0.0
         if self._wait is not None:
             self._wait.end()

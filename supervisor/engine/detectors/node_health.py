@@ -51,12 +51,7 @@ UNSEEN_S = 300.0
 class NodeHealth(msgspec.Struct, kw_only=True):
     """What is wrong with which part of which node, and whether this run's training has to do with it."""
 
-    observes: ClassVar[tuple[type, ...]] = (
-        ev.NodeFindingsReported,
-        ev.NodeReport,
-        ev.AttemptStarted,
-        ev.RunContinued,
-    )
+    observes: ClassVar[tuple[type, ...]] = (ev.NodeFindingsReported, ev.NodeReport, ev.RunContinued)
     findings: dict[str, Finding] = {}
     """`NODE/ID` → what is wrong there right now."""
     reported: dict[str, str] = {}
@@ -73,15 +68,9 @@ class NodeHealth(msgspec.Struct, kw_only=True):
     """They are not held against training again before this, however many nodes report meanwhile."""
 
     def observe(
-        self,
-        event: ev.NodeFindingsReported | ev.NodeReport | ev.AttemptStarted | ev.RunContinued,
-        view: RunView,
-        now_s: float,
+        self, event: ev.NodeFindingsReported | ev.NodeReport | ev.RunContinued, view: RunView, now_s: float
     ) -> Sequence[Verdict]:
         """Note what is said of nodes; report what follows as soon as ranks run."""
-        if isinstance(event, ev.AttemptStarted):
-            self.devices = {}  # of processes that are gone: their nodes say anew who trains on which
-            return ()
         if isinstance(event, ev.RunContinued):
             self._forget(view)
             return ()

@@ -231,6 +231,7 @@ class Devices:
     def __init__(self, namespace: int = INITIAL_PID_NAMESPACE, *, is_own_view: bool = True) -> None:
         self.devices = RankDevices(INITIAL_PID_NAMESPACE)
         self.pids = dict(PIDS)
+        self.attempt = 0
         self.said: dict[int, DeviceTold] = {}
         self.variables: dict[int, dict[str, str]] = {}
         self.hold("", "")
@@ -254,7 +255,7 @@ class Devices:
         )
 
     def changes(self) -> dict[int, Device | None]:
-        return self.devices.changes(self.pids, RankSaid(self.variables, self.said))
+        return self.devices.changes(self.pids, RankSaid(self.variables, self.said, self.attempt))
 
 
 ON_A, ON_B = Device(subject="gpu:A", index=0), Device(subject="gpu:B", index=1)
@@ -296,10 +297,17 @@ def test_a_rank_that_has_ended_keeps_its_device_and_the_next_process_has_none() 
     assert node.changes() == {0: ON_A, 1: ON_B}
     node.hold("", "")
     assert node.changes() == {}, "what is found of the device right afterwards is to reach its rank"
-    node.pids = {0: 4251, 1: 4252}
+    node.pids, node.attempt = {0: 4251, 1: 4252}, 1
     assert node.changes() == {0: None, 1: None}
     node.hold("4251=5", "4252=5")
     assert node.changes() == {0: ON_A, 1: ON_B}
+
+
+def test_a_rank_that_comes_from_another_node_brings_no_device_along() -> None:
+    node = Devices()
+    node.attempt = 1
+    assert node.changes() == {0: None, 1: None}
+    assert node.changes() == {}
 
 
 def test_the_hosts_process_ids_are_nobodys_in_a_container() -> None:
