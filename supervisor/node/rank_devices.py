@@ -78,10 +78,11 @@ class RankDevices:
         inventory = Inventory(tuple(self._gpus.values()), self._is_complete, self._is_own_view)
         holders = self._trusted_holders(pids)
         for rank, pid in pids.items():
-            if self._pids.get(rank) != pid:
-                # What the engine has is of a process that is gone, which may have been on another node.
-                if self.known.pop(rank, None) is not None or (said.attempt > 0 and inventory.gpus):
-                    changed[rank] = None
+            # What the engine has is of a process that is gone, which may have been on another node.
+            is_new = self._pids.get(rank) != pid
+            if is_new and (rank in self.known or (said.attempt > 0 and inventory.gpus)):
+                self.known.pop(rank, None)
+                changed[rank] = None
             answer = find_device(
                 _told(said.devices.get(rank)),
                 said.variables.get(rank, {}),
@@ -97,7 +98,8 @@ class RankDevices:
             elif known is not None and answer.is_contradiction:
                 del self.known[rank]
                 changed[rank] = None
-        self._pids = dict(pids)
+        if inventory.gpus:
+            self._pids = dict(pids)
         return changed
 
     def news_unsensed(self, said: RankSaid) -> dict[str, list[int]]:
