@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 import msgspec
 
@@ -16,6 +17,19 @@ LINGER_S = 0.1
 """At the end: how long the last messages may take, where a supervisor is there and does not read."""
 MAX_ARGUMENTS = 100
 MAX_ARGUMENT_CHARS = 500
+
+
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES")
+MAX_VARIABLE_CHARS = 1000
+"""Sixteen UUIDs are 650."""
+TOO_LONG = "?"
+"""In place of one that is longer: a part of it would name other devices, and so would none."""
+
+
+def read_device_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those that are set."""
+    values = {name: environ[name] for name in DEVICE_VARIABLES if name in environ}
+    return {name: value if len(value) <= MAX_VARIABLE_CHARS else TOO_LONG for name, value in values.items()}
 
 
 class Sender:
@@ -38,6 +52,7 @@ class Sender:
                 "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
                 "python": sys.version.split()[0],
                 "argv": argv,
+                "devices": read_device_variables(os.environ),
             },
         )
 

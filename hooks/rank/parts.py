@@ -39,3 +39,13 @@ class StepObserver(Protocol):
 
     def add_replica(self, model: Any) -> None:
         """This rank has made a model whose gradients are reduced among the ranks (DistributedDataParallel)."""
+
+
+class DeviceObserver(Protocol):
+    """Hears on which device the rank trains."""
+
+    def after_set_device(self, cuda: Any) -> None:
+        """The thread that asks has another current device. cuda: torch's module."""
+
+    def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """An optimizer has stepped. Never raises."""

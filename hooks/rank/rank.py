@@ -16,7 +16,7 @@ from guardrun.hooks.wire.board import PHASES, SIZE_BYTES, Field, Milestone
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from guardrun.hooks.calls.collective_calls import CallsPage
-    from guardrun.hooks.rank.parts import BatchRecord, CollectionPolicy, StepObserver
+    from guardrun.hooks.rank.parts import BatchRecord, CollectionPolicy, DeviceObserver, StepObserver
     from guardrun.hooks.wire.board import Board
 
 
@@ -140,6 +140,8 @@ class Rank:
         """None until torch's data loaders are imported."""
         self.spent: StepObserver | None = None
         """None until torch's optimizers are imported."""
+        self.devices: DeviceObserver | None = None
+        """None until torch.cuda or the optimizers are imported."""
         self._milestone_lock = allocate_lock()
         self._failed: set[str] = set()
         self._has_spoken = False

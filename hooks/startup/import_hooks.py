@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Hooks for a module that a version of torch lacks just never run.
 HOOKS = {
     "torch": "guardrun.hooks.patches.torch_import",
+    "torch.cuda": "guardrun.hooks.patches.devices",
+    "torch.optim": "guardrun.hooks.patches.devices:install_optimizers",
     "torch.optim.optimizer": "guardrun.hooks.patches.steps",
     "torch.utils.data.dataloader": "guardrun.hooks.patches.dataloaders",
     "torch.serialization": "guardrun.hooks.saves.torch_files",

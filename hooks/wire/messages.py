@@ -33,6 +33,8 @@ class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
     node: str
     python: str
     argv: list[str]
+    devices: dict[str, str] = {}
+    """The variables that say which devices this process may use, as they are by then."""
 
 
 class Beat(_Message, frozen=True, kw_only=True, tag="beat"):
@@ -45,6 +47,21 @@ class Beat(_Message, frozen=True, kw_only=True, tag="beat"):
     """Messages this rank could not send so far."""
     data: dict[str, Any] = {}
     """Once a silence: the batch at which training stands, as hooks.dataloaders.Batches.describe_still has it."""
+
+
+class DeviceTold(_Message, frozen=True, kw_only=True, tag="device"):
+    """The device that this rank trains on, as torch knows it; again when it is another."""
+
+    device_type: str
+    """As torch names it: `cuda`, `xpu`, `npu`, …; `hip` for ROCm's, which torch calls `cuda`."""
+    index: int
+    """As torch counts in this process; -1 unknown."""
+    uuid: str = ""
+    """Of the device, or of its MIG instance, without `GPU-` or `MIG-`; empty where torch does not tell it."""
+    bus: str = ""
+    """`0000:3b:00`; likewise."""
+    is_alone: bool = True
+    """False: there are several, and index, uuid and bus say nothing."""
 
 
 class CheckpointSaved(_Message, frozen=True, kw_only=True, tag="saved"):
@@ -133,6 +150,7 @@ class Noted(_Message, frozen=True, kw_only=True, tag="noted"):
 RankMessage = (
     Hello
     | Beat
+    | DeviceTold
     | CheckpointSaved
     | SaveFailed
     | LoadFailed

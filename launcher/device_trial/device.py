@@ -17,6 +17,8 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from guardrun.hooks.patches.devices import read_identity
+
 
 class Device:
     """`cuda:3`, or `cpu:5`: the process is then bound to that core, with one thread."""
@@ -34,6 +36,13 @@ class Device:
             os.sched_setaffinity(0, {self.index})
             torch.set_num_threads(1)
             self.torch = torch.device("cpu")
+
+    def identity(self) -> dict[str, str]:
+        """`uuid` and `bus` of a GPU, as torch tells them: its number is this process's own. Empty for a core."""
+        if not self.is_cuda:
+            return {}
+        uuid, bus = read_identity(torch.cuda.get_device_properties(self.index))
+        return {"uuid": uuid, "bus": bus}
 
     def synchronize(self) -> None:
         """Wait until the GPU has finished what was launched; at once on a CPU, which runs nothing later."""

@@ -25,11 +25,11 @@ def main(arguments: list[str]) -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # What libraries print is not for whoever reads the answers.
     try:
-        parts = _load(name, rank, ranks, store)
+        parts, identity = _load(name, rank, ranks, store)
     except Exception as error:
         _write_answer(answers, {"part": "ready", "error": f"{type(error).__name__}: {error}"})
         return 1
-    _write_answer(answers, {"part": "ready"})
+    _write_answer(answers, {"part": "ready", **identity})
     for line in sys.stdin:
         part, *more = line.split()
         try:
@@ -40,14 +40,16 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _load(name: str, rank: int, ranks: int, store: str) -> dict[str, Callable[..., dict[str, Any]]]:
-    """Import torch, take hold of the device: both may take seconds, or fail."""
+def _load(
+    name: str, rank: int, ranks: int, store: str
+) -> tuple[dict[str, Callable[..., dict[str, Any]]], dict[str, str]]:
+    """Import torch, take hold of the device: both may take seconds, or fail. What it can do, and which it is."""
     from guardrun.launcher.device_trial.device import Device, Pairing, try_copies, try_pattern, try_product, try_reduce
 
     device = Device(name)
     device.synchronize()
     pairing = Pairing(device)
-    return {
+    parts: dict[str, Callable[..., dict[str, Any]]] = {
         "serve": pairing.serve,
         "add": pairing.add,
         "product": lambda: try_product(device),
@@ -55,6 +57,7 @@ def _load(name: str, rank: int, ranks: int, store: str) -> dict[str, Callable[..
         "copies": lambda: try_copies(device, ranks),
         "reduce": lambda: try_reduce(device, store, rank, ranks),
     }
+    return parts, device.identity()
 
 
 def _write_answer(answers: Any, answer: dict[str, Any]) -> None:

@@ -73,6 +73,8 @@ class RestartTable(_Table, frozen=True, kw_only=True):
     max_no_progress: Count = _ENGINE.max_no_progress
     stop_grace_s: Seconds = _ENGINE.stop_grace_s
     """Between SIGTERM and SIGKILL."""
+    gpu_memory_s: Seconds = _ENGINE.gpu_memory_s
+    """Until the ended ranks' memory of GPUs is free, where NVML tells of it; 0: the next attempt waits for none."""
 
 
 class LauncherTable(_Table, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from guardrun.supervisor.engine.model.derived_events import AttemptReplaced
 from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.progress import note_exit
-from guardrun.supervisor.engine.recovery import operator_restart, preemption, requeue, resumption
+from guardrun.supervisor.engine.recovery import held_memory, operator_restart, preemption, requeue, resumption
 from guardrun.supervisor.engine.recovery.decide import announce, end_order, observe
 from guardrun.supervisor.engine.recovery.graceful_leave import ending, leave, may_leave
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
@@ -80,11 +80,12 @@ def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> 
     )
     state.restart_by = ""
     state.is_restart = False
+    told = held_memory.tell(state, event.memory)
     if state.signum:
         enter(state, Phase.ENDING)
-        return []
+        return told
     enter(state, Phase.RUNNING)
-    return lost_meanwhile(state, now_s)
+    return [*told, *lost_meanwhile(state, now_s)]
 
 
 def on_attempt_not_started(state: State, event: ev.AttemptNotStarted, now_s: float) -> list[Action]:

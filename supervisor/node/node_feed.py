@@ -26,9 +26,10 @@ from guardrun.supervisor.collect.host.node_readings import parse_cgroup
 from guardrun.supervisor.collect.host.procfs import read_bytes
 from guardrun.supervisor.engine.model.events import Device, Gauge, NodeFindingsReported
 from guardrun.supervisor.health.base.findings import Finding
-from guardrun.supervisor.health.base.readings import Readout, parse_holders
-from guardrun.supervisor.health.gpu.gpu_inventory import GpuBook, number
+from guardrun.supervisor.health.base.readings import Readout
+from guardrun.supervisor.health.gpu.gpu_inventory import number
 from guardrun.supervisor.health.quarantine_rules import AUTOMATIC
+from guardrun.supervisor.node.rank_devices import RankDevices, RankSaid
 from guardrun.supervisor.wire.agent_messages import Facts, Findings, QuarantineIs, RegisterJob, Welcome
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Using(NamedTuple):
     """Mount points of the folders that it works in; asked for when something is said of one."""
     links: Callable[[], Iterable[str]] | None = None
     """Interfaces by which it reaches its other nodes, likewise; None: it has this node alone."""
+    said: RankSaid = RankSaid()
+    """By its ranks, of their devices."""
 
 
 class NodeFeed:
@@ -67,15 +70,14 @@ class NodeFeed:
         *,
         path: Path | None = None,
         patience_s: float = PATIENCE_S,
+        pid_namespace: int | None = None,
     ) -> None:
-        """path: of the agent's socket, in place of the usual one."""
+        """path: of the agent's socket, in place of the usual one. pid_namespace: the ranks', as RankDevices has it."""
         self._node, self._clock, self._patience_s = node, clock, patience_s
         self._client = AgentClient(job, path)
         self._local_sensors: LocalSensors | None = None
         self._began_s = time.monotonic()
-        self._book = GpuBook()
-        self._holders: dict[str, frozenset[int]] = {}
-        self._devices: dict[int, Device] = {}
+        self._devices = RankDevices(pid_namespace)
         self._findings: dict[str, Finding] = {}
         """Those that the engine knows of."""
         self._isolations: dict[str, Finding] = {}
@@ -89,6 +91,11 @@ class NodeFeed:
         """It reads the node by itself, for want of an agent."""
         return self._local_sensors is not None
 
+    @property
+    def devices(self) -> list[Device]:
+        """Those that ranks are known to train on."""
+        return list(self._devices.known.values())
+
     def step(self, using: Using) -> NodeFindingsReported | None:
         """Take in what there is to hear. None: nothing that the engine does not know."""
         known = dict(self._findings)
@@ -99,11 +106,14 @@ class NodeFeed:
         # A whole account and the news of the same moment may say the same.
         news = [one for one in latest.values() if one != known.get(one.id) and (one.id in known or not one.is_over)]
         findings = [self._as_engine(one) for one in news]
-        devices = self._find_devices(using.pids)
+        devices = self._devices.changes(using.pids, using.said)
         gauges = self._gauges_to_tell()
-        if not (findings or devices or gauges):
+        unsensed = self._devices.news_unsensed(using.said)
+        if not (findings or devices or gauges or unsensed):
             return None
-        return NodeFindingsReported(node=self._node, findings=findings, devices=devices, gauges=gauges)
+        return NodeFindingsReported(
+            node=self._node, findings=findings, devices=devices, unsensed=unsensed, gauges=gauges
+        )
 
     def close(self, is_over: bool) -> None:
         """is_over: the run is, and not only this supervisor."""
@@ -124,7 +134,7 @@ class NodeFeed:
             elif isinstance(news, QuarantineIs):
                 yield self._isolated(news.quarantine)
             elif isinstance(news, Facts):
-                self._note_readouts(news.readouts)
+                self._note_readouts(news.readouts, is_own_view=False)
             elif isinstance(news, Findings):
                 yield self._all_of(news)
         if not self._client.is_connected and time.monotonic() - self._began_s > self._patience_s:
@@ -160,7 +170,7 @@ class NodeFeed:
             self._local_sensors = LocalSensors(list(using.pids.values()))
             log.info("senses_of_its_own", why=self._client.trouble)
         readouts, findings = self._local_sensors.judge_new_readouts()
-        self._note_readouts(readouts)
+        self._note_readouts(readouts, is_own_view=True)
         return findings
 
     def _end_local_sensors(self) -> None:
@@ -168,12 +178,9 @@ class NodeFeed:
             self._local_sensors.close()
             self._local_sensors = None
 
-    def _note_readouts(self, readouts: Iterable[Readout]) -> None:
+    def _note_readouts(self, readouts: Iterable[Readout], is_own_view: bool) -> None:
         for readout in readouts:
-            for subject, values in self._book.update(readout).items():
-                held = values.get("holders")
-                if isinstance(held, str):
-                    self._holders[subject] = frozenset(parse_holders(held))
+            for subject, values in self._devices.note(readout, is_own_view).items():
                 for name in GAUGES:
                     value = number(values, name)
                     if value is not None:
@@ -188,24 +195,6 @@ class NodeFeed:
             ring.popleft()
 
     # What is told ------------------------------------------------------------------------------------------------
-
-    def _find_devices(self, pids: Mapping[int, int]) -> dict[int, Device]:
-        """Which device each rank holds memory of; only what has changed.
-
-        A rank may hold some of several (peer copies): it is the one that no other rank of this run holds alone, or the
-        first.
-        """
-        found: dict[int, Device] = {}
-        for rank, pid in pids.items():
-            held = sorted((s for s, holders in self._holders.items() if pid in holders), key=self._book.index)
-            if not held:
-                continue
-            own = [subject for subject in held if not (self._holders[subject] - {pid}) & set(pids.values())]
-            subject = (own or held)[0]
-            device = Device(subject=subject, index=self._book.index(subject))
-            if self._devices.get(rank) != device:
-                found[rank] = self._devices[rank] = device
-        return found
 
     def _concerns(self, finding: Finding, using: Using) -> bool:
         """Whether the engine should know; notes what it does."""
@@ -237,7 +226,7 @@ class NodeFeed:
     def _gauges_to_tell(self) -> list[Gauge]:
         """Readings of devices of this run with which something is wrong, from BEFORE_S before that on."""
         now_s = self._clock.now()
-        ours = {device.subject for device in self._devices.values()}
+        ours = {device.subject for device in self._devices.known.values()}
         told: list[Gauge] = []
         for subject in sorted({finding.subject for finding in self._findings.values()} & ours):
             since_s = self._told_s.get(subject, 0.0)

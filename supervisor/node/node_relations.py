@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.collect.host.file_systems import mount_of, read_mounts
 from guardrun.supervisor.engine.model import actions as ac
-from guardrun.supervisor.engine.model.events import NodeFindingsReported, NodeReleased, NotIsolated
+from guardrun.supervisor.engine.model.events import Device, NodeFindingsReported, NodeReleased, NotIsolated
 from guardrun.supervisor.node.run_context import EventLoop, LoopContext, RunContext
 
 if TYPE_CHECKING:
@@ -70,6 +70,11 @@ class NodeRelations:
         self._context, self._role = context, role
         self._feed: NodeFeed | None = None
 
+    @property
+    def devices(self) -> list[Device]:
+        """Those that ranks of this node are known to train on."""
+        return self._feed.devices if self._feed is not None else []
+
     def sample(self) -> None:
         """Once a second: tell the engine what is new of the node. Never raises: training does not depend on it."""
         context = self._context
@@ -87,6 +92,7 @@ class NodeRelations:
 
     def _step(self) -> NodeFindingsReported | None:
         from guardrun.supervisor.node.node_feed import NodeFeed, Using
+        from guardrun.supervisor.node.rank_devices import RankSaid
         from guardrun.supervisor.wire.agent_messages import RegisterJob
 
         context, run = self._context, self._context.run_file
@@ -99,8 +105,11 @@ class NodeRelations:
                 token=run.token,
             )
             self._feed = NodeFeed(run.node, context.clock, job)
-        pids = {rank.global_rank: rank.pid for rank in context.ingest.ranks.values()}
-        return self._feed.step(Using(pids=pids, mounts=self._mounts, links=self._links if run.fleet else None))
+        ingest = context.ingest
+        pids = {rank.global_rank: rank.pid for rank in ingest.ranks.values()}
+        said = RankSaid(ingest.device_variables, ingest.devices, ingest.attempt)
+        links = self._links if run.fleet else None
+        return self._feed.step(Using(pids=pids, mounts=self._mounts, links=links, said=said))
 
     def _links(self) -> Iterable[str]:
         from guardrun.supervisor.node.rank_interfaces import links_of_job

@@ -36,6 +36,7 @@ from guardrun.supervisor.node.node_relations import NodeRelations, Releases
 from guardrun.supervisor.node.node_role import NodeRole
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
 from guardrun.supervisor.node.slurm_drain import Drains
+from guardrun.supervisor.node.start_gate import StartGate
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.wire import control_messages
 
@@ -89,6 +90,7 @@ class NodeSupervisor:
         self._launcher: bytes | None = None
         self._launcher_process = _open_launcher(run)
         self._stand_in = LauncherTakeover(self, role.give_up_launcher) if run.fleet is not None else None
+        self._gate = StartGate(run.node, self.post, self.send, settings.gpu_memory_s)
         self._next_sample = 0.0
         self.malformed = 0
 
@@ -133,6 +135,7 @@ class NodeSupervisor:
 
     def close(self) -> None:
         """Let go of everything; waits a moment for what is still to be said, sent or drained."""
+        self._gate.cancel()
         self.drains.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
         self._beats.close(linger=0)
@@ -202,6 +205,8 @@ class NodeSupervisor:
 
     def send(self, order: control_messages.ToLauncher) -> None:
         """Give the launcher an order; it is asked for again by the engine's deadlines where it gets lost."""
+        if self._gate.holds(order):
+            return
         if self._launcher is not None:
             self.send_to(self._launcher, order)
             if self._stand_in is not None and isinstance(order, control_messages.Start | control_messages.Stop):
@@ -295,6 +300,9 @@ class NodeSupervisor:
                 )
             )
         elif isinstance(message, control_messages.Stopped):
+            if message.stopped_by_us or any(message.exitcodes.values()):
+                pids = {rank.pid: rank.global_rank for rank in self.ingest.ranks.values()}
+                self._gate.attempt_stopped(pids, self.relations.devices, message.survivors)
             self.feed(
                 ev.AttemptStopped(
                     attempt=message.attempt,
@@ -326,7 +334,14 @@ class NodeSupervisor:
             return
         self.note_files(message)
         self.watch(message.attempt, message.ranks, message.checkpoint)
-        self.feed(ev.AttemptStarted(attempt=message.attempt, ranks=message.ranks, resumed_from=message.checkpoint))
+        self.feed(
+            ev.AttemptStarted(
+                attempt=message.attempt,
+                ranks=message.ranks,
+                resumed_from=message.checkpoint,
+                memory=self._gate.take_outcome(),
+            )
+        )
         self._feed_all(self.ingest.take_early())
 
     def _opened(self, message: control_messages.Opened) -> None:

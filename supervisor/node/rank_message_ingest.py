@@ -56,6 +56,10 @@ class RankMessageIngest:
         self.hooked: set[int] = set()
         self.last_beat_s: dict[int, float] = {}
         self.group_seqs: dict[int, dict[str, int]] = {}
+        self.device_variables: dict[int, dict[str, str]] = {}
+        """Per rank of this attempt, what its environment says of the devices that it may use."""
+        self.devices: dict[int, msg.DeviceTold] = {}
+        """Per rank of this attempt, what it last said of the one that it trains on."""
         self.batches: dict[int, dict[str, Any]] = {}
         """Per rank of this attempt, the batch at which it stood when it was last still."""
         self.failed_hooks: list[str] = []
@@ -83,6 +87,7 @@ class RankMessageIngest:
         self.checkpoint = checkpoint
         self.hooked, self.last_beat_s, self.group_seqs, self._steps = set(), {}, {}, {}
         self.failed_saves, self.failed_loads, self.batches = {}, {}, {}
+        self.device_variables, self.devices = {}, {}
         self._has_told_missing = False
 
     def knows(self, attempt: int, ranks: list[ev.Rank]) -> bool:
@@ -120,6 +125,10 @@ class RankMessageIngest:
             self.group_seqs[rank] = message.group_seqs
             if message.data:
                 self.batches[rank] = message.data
+        elif isinstance(message, msg.Hello):
+            self.device_variables[rank] = message.devices
+        elif isinstance(message, msg.DeviceTold):
+            self.devices[rank] = message
         elif isinstance(message, msg.CheckpointSaved):
             return self._saved(message)
         elif isinstance(message, msg.SaveFailed):

@@ -17,6 +17,8 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from guardrun.supervisor.base.node_state import write_durably
+from guardrun.supervisor.health.gpu import rank_device
+from guardrun.supervisor.health.gpu.rank_device import Inventory, Told, find_device
 from guardrun.supervisor.preflight import device_trial
 from guardrun.supervisor.preflight.base.remark import Remark, Subject, note, ok, plural, warn
 from guardrun.supervisor.preflight.base.torch_files import find_torch
@@ -112,6 +114,8 @@ class Plan(NamedTuple):
     keys: dict[str, str]
     """By title: whose history of bandwidths."""
     remarks: list[Remark]
+    gpus: tuple[gpu_health.Gpu, ...] = ()
+    """In NVML's order, which need not be that of torch's numbers."""
 
 
 def plan_trial(subject: Subject) -> Plan:
@@ -123,14 +127,48 @@ def plan_trial(subject: Subject) -> Plan:
         gpus = gpu_health.visible(gpu_health.gpus_of(readout), subject.environ.get("CUDA_VISIBLE_DEVICES"))
         if gpus:
             devices = tuple(f"cuda:{place}" for place in range(len(gpus)))
-            titles = dict(zip(devices, (gpu.title for gpu in gpus), strict=True))
-            models = {gpu.title: str(gpu.samples.get("model") or "") for gpu in gpus}
-            return Plan(devices, titles, models, {gpu.title: gpu.uuid for gpu in gpus}, [])
+            return name_devices(Plan(devices, {}, {}, {}, [], tuple(gpus)), {}, subject.environ)
     cores = _spread(sorted(os.sched_getaffinity(0)), MAX_CORES)
     devices = tuple(f"cpu:{core}" for core in cores)
     titles = {device: f"CPU {core}" for device, core in zip(devices, cores, strict=True)}
     absence = device_trial.judge_absence(is_driven, torch.cuda if torch else "")
     return Plan(devices, titles, dict.fromkeys(titles.values(), "CPU"), {t: t for t in titles.values()}, [absence])
+
+
+def name_devices(plan: Plan, told: Mapping[str, Mapping[str, object]], environ: Mapping[str, str]) -> Plan:
+    """The plan with each of torch's devices called by the GPU that it is; by torch's number where that is not known.
+
+    told: what the device's process says of it (uuid, bus), by device.
+    """
+    gpus = {f"gpu:{gpu.uuid}": gpu for gpu in plan.gpus}
+    inventory = Inventory(tuple(_listed(subject, gpu) for subject, gpu in gpus.items()))
+    all_models = {_model(gpu) for gpu in plan.gpus}
+    only_model = min(all_models) if len(all_models) == 1 else ""
+    titles, models, keys = {}, {}, {}
+    for place, device in enumerate(plan.devices):
+        said = told.get(device, {})
+        mine = Told("cuda", place, uuid=str(said.get("uuid", "")), bus=str(said.get("bus", "")))
+        gpu = gpus.get(find_device(mine, environ, inventory).subject)
+        title = titles[device] = gpu.title if gpu is not None else f"the GPU that torch calls {device}"
+        # Those whose model is not known are compared with no others.
+        models[title] = _model(gpu) if gpu is not None else only_model or title
+        keys[title] = gpu.uuid if gpu is not None else device
+    return plan._replace(titles=titles, models=models, keys=keys)
+
+
+def _model(gpu: gpu_health.Gpu) -> str:
+    return str(gpu.samples.get("model") or "")
+
+
+def _listed(subject: str, gpu: gpu_health.Gpu) -> rank_device.Gpu:
+    instances = str(gpu.samples.get("mig_instances") or "").split()
+    return rank_device.Gpu(
+        subject,
+        gpu.index,
+        str(gpu.samples.get("bus") or ""),
+        is_mig=gpu.samples.get("mig_enabled") is True,
+        instances=tuple(instances),
+    )
 
 
 def _spread(cores: Sequence[int], most: int) -> list[int]:
@@ -176,6 +214,8 @@ def _try(trials: Sequence[Trial], plan: Plan, subject: Subject, log: IO[bytes]) 
         return good
 
     ready = hear_all(trials, "ready", LIMITS_S["ready"])
+    if plan.gpus:
+        plan = name_devices(plan, {device: answer.data for device, answer in ready.items()}, subject.environ)
     sort("ready", ready)
     alive = [trial for trial in trials if not ready[trial.device].error]
     for part, judge in (

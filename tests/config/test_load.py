@@ -53,7 +53,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
     config = load(cwd)
     assert config.as_dict() | {"hang": {}} == {
         "checkpoint": {"dir": "", "format": "auto", "resume_args": [], "resume_env": {}, "resume_first": False},
-        "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0},
+        "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0, "gpu_memory_s": 20.0},
         "launcher": {"agent": "guardrun", "linger_s": 60.0, "keep_stderr": True},
         "hang": {},
         "policy": {"act": True, "responses": {}},

@@ -9,7 +9,9 @@ import pytest
 
 from guardrun.supervisor.preflight import device_trial, full_preflight
 from guardrun.supervisor.preflight.base.remark import Severity
+from guardrun.supervisor.preflight.checks.gpu_health import Gpu
 from guardrun.supervisor.preflight.device_trial import Answer
+from guardrun.supervisor.preflight.full_preflight import Plan, name_devices
 
 OK, NOTE, WARN, REFUSE = Severity
 
@@ -104,3 +106,39 @@ def test_history_is_kept_and_bounded(tmp_path: Path) -> None:
     (tmp_path / "state" / full_preflight.BANDWIDTHS_FILE).write_text("{")
     assert full_preflight.read_bandwidths(folder) == {}
     full_preflight.keep_bandwidths("/proc/none", {}, {"GPU-a": {"to_device": 1.0}})
+
+
+FAST, SLOW_ONE = "NVIDIA H100", "NVIDIA A2"
+
+
+def plan_of(*models: str) -> Plan:
+    """GPUs in NVML's order."""
+    gpus = [
+        Gpu(f"GPU-{place}", {"index": place, "model": model, "bus": f"0000:0{place}:00"})
+        for place, model in enumerate(models)
+    ]
+    devices = tuple(f"cuda:{place}" for place in range(len(gpus)))
+    return Plan(devices, {}, {}, {}, [], tuple(gpus))
+
+
+def test_torchs_numbers_are_not_nvmls() -> None:
+    """By default CUDA has the fastest first: the device that computes wrongly must not be another one in the report."""
+    told = {"cuda:0": {"uuid": "1", "bus": "0000:01:00"}, "cuda:1": {"uuid": "0", "bus": ""}}
+    named = name_devices(plan_of(SLOW_ONE, FAST), told, {})
+    assert named.titles == {"cuda:0": f"GPU 1 ({FAST})", "cuda:1": f"GPU 0 ({SLOW_ONE})"}
+    assert named.models == {f"GPU 1 ({FAST})": FAST, f"GPU 0 ({SLOW_ONE})": SLOW_ONE}
+    assert named.keys[f"GPU 1 ({FAST})"] == "GPU-1"
+
+
+@pytest.mark.parametrize("told", [{}, {"cuda:0": {"uuid": "unheard-of"}, "cuda:1": {"uuid": "0", "bus": "0000:01:00"}}])
+def test_a_device_that_nobody_can_name_is_called_by_torchs_number(told: dict[str, dict[str, object]]) -> None:
+    named = name_devices(plan_of(SLOW_ONE, FAST), told, {})
+    assert named.titles == {device: f"the GPU that torch calls {device}" for device in ("cuda:0", "cuda:1")}
+    assert len(set(named.models.values())) == 2, "whose model is not known is compared with nobody"
+    assert set(name_devices(plan_of(FAST, FAST), told, {}).models.values()) == {FAST}
+
+
+def test_without_a_word_of_torchs_numbers_do_where_their_order_is_known() -> None:
+    assert name_devices(plan_of(FAST), {}, {}).titles == {"cuda:0": f"GPU 0 ({FAST})"}
+    named = name_devices(plan_of(FAST, FAST), {}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    assert named.titles == {"cuda:0": f"GPU 0 ({FAST})", "cuda:1": f"GPU 1 ({FAST})"}

@@ -10,27 +10,42 @@
  *
  * -DOLD_DRIVER leaves out what drivers before R470 or so do not export.
  */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 /* nvmlReturn_t: "Device Enums". */
 enum {
-    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
+    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10,
     GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25,
 };
 
 #define MAX_GPUS 16
 #define EXPORT __attribute__((visibility("default")))
 
-typedef struct { int index; } Device;
+typedef struct { int index, part; } Device; /* part: of a MIG instance, from 1; 0: the GPU itself. */
 typedef int Return;
 
-static Device devices[MAX_GPUS] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}};
+#define MAX_PARTS 8
+
+static Device devices[MAX_GPUS], parts[MAX_GPUS][MAX_PARTS];
+
+__attribute__((constructor)) static void number_devices(void) {
+    int index, part;
+    for (index = 0; index < MAX_GPUS; index++) {
+        devices[index] = (Device){index, 0};
+        for (part = 0; part < MAX_PARTS; part++) parts[index][part] = (Device){index, part + 1};
+    }
+}
 
 /* Reading the file. */
 
@@ -55,7 +70,8 @@ static int find(const char *key, char *value, size_t size) {
 static int find_of(const Device *device, const char *key, char *value, size_t size) {
     char full[256];
     if (!device) return find(key, value, size);
-    snprintf(full, sizeof full, "%d.%s", device->index, key);
+    if (device->part) snprintf(full, sizeof full, "%d/%d.%s", device->index, device->part - 1, key);
+    else snprintf(full, sizeof full, "%d.%s", device->index, key);
     return find(full, value, size);
 }
 
@@ -173,6 +189,23 @@ EXPORT Return nvmlDeviceGetPciInfo_v3(Device *device, PciInfo *out) {
     text(device, "bus", usual, bus, sizeof bus);
     memset(out, 0, sizeof *out);
     memcpy(out->bus_id, bus, sizeof bus);
+    return SUCCESS;
+}
+
+/* "Multi Instance GPU Management": `0.mig_places 3`, of which those that have a UUID (`0/1.uuid MIG-…`) are taken.
+ * "… NOT_FOUND if no valid MIG device was found at index" */
+EXPORT Return nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned int *out) {
+    ENTER(device);
+    *out = (unsigned int)number(device, "mig_places", 0);
+    return SUCCESS;
+}
+
+EXPORT Return nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned int index, Device **out) {
+    char uuid[128];
+    ENTER(device);
+    if (index >= MAX_PARTS || index >= number(device, "mig_places", 0)) return INVALID_ARGUMENT;
+    if (!find_of(&parts[device->index][index], "uuid", uuid, sizeof uuid)) return NOT_FOUND;
+    *out = &parts[device->index][index];
     return SUCCESS;
 }
 
@@ -372,17 +405,64 @@ NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, "pcie_width_max", 16)
 NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned int, "pcie_replays", 0)
 
 /* "Device Queries": processes, `processes 4242=512000000 4243=?`. "?" is NVML_VALUE_NOT_AVAILABLE. Asked for the size
- * first: SUCCESS where there are none, else INSUFFICIENT_SIZE. Versions 2 and 3 have one layout. */
+ * first: SUCCESS where there are none, else INSUFFICIENT_SIZE. Versions 2 and 3 have one layout.
+ *
+ * "In MIG mode, if device handle is provided, the API returns aggregate information, only if the caller has appropriate
+ * privileges": `0.unprivileged 1`.
+ *
+ * `process_folder PATH`: those as well whose ids are names of files there, with the bytes as content. The memory of one
+ * that has ended is freed `frees_ms` later, by a file `ID.ended` that is made when that is seen first. */
 typedef struct {
     unsigned int pid;
     unsigned long long used;
     unsigned int gpu_instance, compute_instance;
 } Process;
 
+static int is_freed(const char *folder, const char *id, unsigned long long frees_ms) {
+    char path[4096];
+    struct stat seen;
+    struct timespec now;
+    int made;
+    if (!kill((pid_t)strtol(id, NULL, 10), 0) || errno != ESRCH) return 0;
+    snprintf(path, sizeof path, "%s/%s.ended", folder, id);
+    if ((made = open(path, O_CREAT | O_RDONLY | O_CLOEXEC, 0600)) < 0) return 0;
+    fstat(made, &seen);
+    close(made);
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (unsigned long long)((now.tv_sec - seen.st_mtim.tv_sec) * 1000 +
+                                (now.tv_nsec - seen.st_mtim.tv_nsec) / 1000000) >= frees_ms;
+}
+
+/* Adds ` ID=BYTES` to list for each process in the folder that still holds memory. */
+static void add_processes(const Device *device, char *list, size_t size) {
+    char folder[2048], path[4096], used[32];
+    struct dirent *entry;
+    size_t length;
+    FILE *file;
+    DIR *open_folder;
+    text(device, "process_folder", "", folder, sizeof folder);
+    if (!*folder || !(open_folder = opendir(folder))) return;
+    while ((entry = readdir(open_folder))) {
+        if (entry->d_name[strspn(entry->d_name, "0123456789")] || is_freed(folder, entry->d_name, number(device, "frees_ms", 0)))
+            continue;
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        if (!(file = fopen(path, "re"))) continue;
+        if (fgets(used, sizeof used, file)) {
+            used[strcspn(used, "\n")] = 0;
+            length = strlen(list);
+            snprintf(list + length, size - length, " %s=%s", entry->d_name, used);
+        }
+        fclose(file);
+    }
+    closedir(open_folder);
+}
+
 static Return processes(const Device *device, const char *key, unsigned int *count, Process *out) {
     char list[4096], *rest = list, *one;
     unsigned int room = *count, have = 0;
+    if (!device->part && number(device, "mig", 0) && number(device, "unprivileged", 0)) return NO_PERMISSION;
     text(device, key, "", list, sizeof list);
+    if (!strcmp(key, "processes")) add_processes(device, list, sizeof list);
     while ((one = strsep(&rest, " "))) {
         char *used = strchr(one, '=');
         if (!used) continue;

@@ -59,6 +59,14 @@ class NvmlStub:
         paths = [str(self._library), os.environ.get("LD_LIBRARY_PATH", "")]
         return {"LD_LIBRARY_PATH": ":".join(filter(None, paths)), STATE_VARIABLE: str(self._state)}
 
+    def divide(self, gpu: int, *uuids: str, **processes: str) -> None:
+        """Give a GPU MIG instances, with the places before and between them free; processes: `p1="4242=7"`."""
+        self.set(gpu=gpu, mig=1, mig_places=2 * len(uuids))
+        for place, uuid in enumerate(uuids):
+            self._values[f"{gpu}/{2 * place + 1}.uuid"] = uuid
+            self._values[f"{gpu}/{2 * place + 1}.processes"] = processes.get(f"p{place}", "")
+        self._write()
+
     def set(self, gpu: int | None = None, **values: Value) -> None:
         """Answer these from now on. reasons: names as the sensor tells them, with commas between."""
         for key, value in values.items():

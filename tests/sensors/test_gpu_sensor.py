@@ -90,6 +90,7 @@ def test_the_first_turn_tells_everything(stub: NvmlStub, gpu_sensor: Make) -> No
         "model": "NVIDIA H100 80GB HBM3",
         "bus": "0000:3c:00",
         "mig_enabled": False,
+        "mig_instances": "",
         "ecc_enabled": True,
         "temperature_shutdown_c": 92,
         "temperature_slowdown_c": 89,
@@ -142,6 +143,7 @@ def test_the_first_turn_tells_everything(stub: NvmlStub, gpu_sensor: Make) -> No
         "gpus_missing": "",
         "gpus_unusable": "",
         "gpus_hidden": 0,
+        "pid_namespace": os.stat("/proc/self/ns/pid").st_ino,
     }
     assert trouble(readout, "retired_pages_pending") == "not supported by this device"
 
@@ -228,6 +230,28 @@ def test_with_mig_it_says_what_cannot_be_read(stub: NvmlStub, gpu_sensor: Make) 
     assert values(readout)["mig_enabled"] is True
     assert trouble(readout, "utilization_ratio") == "not supported by this device while MIG is on"
     assert trouble(readout, "remap_failed") == "not supported by this device while MIG is on"
+
+
+def test_of_a_divided_gpu_instances_and_their_processes_are_told(stub: NvmlStub, gpu_sensor: Make) -> None:
+    """What the whole GPU's list says is for administrators."""
+    stub.divide(0, "MIG-aa", "MIG-bb", p0="4242=7 4243=1", p1="4242=5")
+    stub.set(gpu=0, unprivileged=1, processes="9=9")
+    told = values(read(gpu_sensor()))
+    assert told["mig_instances"] == "MIG-aa MIG-bb"
+    assert told["holders"] == "4242=12 4243=1"
+    stub.set(gpu=0, unprivileged=0)
+    assert values(read(gpu_sensor()))["holders"] == "9=9"
+
+
+def test_what_nobody_may_know_of_a_divided_gpu_is_unknown(stub: NvmlStub, gpu_sensor: Make) -> None:
+    stub.set(gpu=0, mig=1, unprivileged=1, processes="9=9")
+    readout = read(gpu_sensor())
+    assert values(readout)["mig_instances"] == ""
+    assert trouble(readout, "holders") == "no permission to read it"
+
+
+def test_it_says_whose_process_ids_these_are(stub: NvmlStub, gpu_sensor: Make) -> None:
+    assert values(read(gpu_sensor()), "node")["pid_namespace"] == os.stat("/proc/self/ns/pid").st_ino
 
 
 def test_no_library_is_no_error_and_keeps_no_process(tmp_path: Path, gpu_sensor: Make) -> None:

@@ -1,7 +1,7 @@
 """NCCL's own account of its communicators, by its RAS socket: it answers while the host side of a job is stuck.
 
-The protocol is lines of text on TCP (NCCL's src/ras/client.cc and client_support.cc): a handshake, a timeout, from
-2.28 on a format, then STATUS, which is answered until the server closes the connection. Several jobs of a node share
+The protocol is lines of text on TCP (NCCL's src/ras/client.cc and client_support.cc): a handshake, from 2.28 on
+a format, then STATUS, which is answered until the server closes the connection. Several jobs of a node share
 the port: what is told of processes that aren't ours is left out, where it can be told (in JSON).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Set
@@ -22,9 +23,16 @@ PORT = 28028
 VARIABLE = "NCCL_RAS_ADDR"
 PROTOCOL = 2
 """The server says its own, and ignores ours (client_support.cc)."""
-PATIENCE_S = 2
-"""How long the process that is asked waits for the others."""
 LIMIT_S = 4.0
+"""A look waits for it no longer."""
+NEEDS_S = 20.0
+"""So long NCCL may take: for the connections, then the communicators, 5 s until it looks whose connection is delayed,
+and as long again for those behind others (ras_internal.h, RAS_COLLECTIVE_LEG_TIMEOUT and its EXTRA). Who asks for less
+(its command TIMEOUT) hears nothing of ranks that do not answer, and only these make it take so long."""
+FACTOR_VARIABLE = "NCCL_RAS_TIMEOUT_FACTOR"
+MAX_FACTOR = 30
+STALE_S = 60.0
+"""An answer that nobody came for is as good as none: ranks have gone on since."""
 MAX_BYTES = 4 * 1024 * 1024
 MAX_LINE_BYTES = 4096
 MAX_READINGS = 8
@@ -72,7 +80,6 @@ def ask_ras(address: tuple[str, int], limit_s: float = LIMIT_S) -> str:
         talk = _Talk(connection, deadline)
         if not talk.ask(f"CLIENT PROTOCOL {PROTOCOL}").upper().startswith("SERVER PROTOCOL "):
             raise ValueError("what answers is not NCCL")
-        talk.ask(f"TIMEOUT {PATIENCE_S}")
         talk.ask("SET FORMAT json")  # An error where it knows only text.
         talk.send("STATUS")
         return talk.read_to_end()
@@ -158,12 +165,78 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {some}"
 
 
+class Inquiry:
+    """One question to NCCL. It takes as long as it takes; who wants the answer comes back for it."""
+
+    def __init__(self, address: tuple[str, int], limit_s: float) -> None:
+        self._address, self._limit_s = address, limit_s
+        self._answer: str | Exception = ""
+        self._began_s = time.monotonic()
+        self._done_s = 0.0
+        self._done = threading.Event()
+        threading.Thread(target=self._ask, name="guardrun-ras", daemon=True).start()
+
+    def wait(self, wait_s: float) -> bool:
+        """Whether it is answered, or has failed, within wait_s."""
+        return self._done.wait(max(0.0, wait_s))
+
+    @property
+    def spent_s(self) -> float:
+        """Since it was asked."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def is_stale(self) -> bool:
+        """Its answer came so long ago that it says nothing of now."""
+        return self._done.is_set() and time.monotonic() - self._done_s > STALE_S
+
+    def take(self) -> str:
+        """The answer. Raises what ask_ras raises."""
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    def _ask(self) -> None:
+        try:
+            self._answer = ask_ras(self._address, self._limit_s)
+        except (OSError, ValueError) as error:
+            self._answer = error
+        self._done_s = time.monotonic()
+        self._done.set()
+
+
+_inquiries: dict[tuple[str, int], Inquiry] = {}
+"""Those whose answer nobody has heard yet."""
+_lock = threading.Lock()
+
+
 def read_ras(
     pids: Set[int], environ: Mapping[str, str] = os.environ, limit_s: float = LIMIT_S
 ) -> tuple[str, list[Reading]]:
-    """NCCL's answer, and what is odd in it; where it doesn't answer, that is the one reading. Never raises."""
+    """NCCL's answer, and what is odd in it; where it doesn't answer, that is the one reading. Never raises.
+
+    Waits at most limit_s. Where NCCL needs longer, the question stands, and whoever asks next is given its answer.
+    """
+    name = "NCCL's RAS socket"
     try:
-        text = ask_ras(read_address(environ.get(VARIABLE, "")), limit_s)
+        address = read_address(environ.get(VARIABLE, ""))
+        needs_s = _needs_s(environ)
+        with _lock:
+            if (asked := _inquiries.get(address)) is None or asked.is_stale:
+                asked = _inquiries[address] = Inquiry(address, needs_s)
+        if not asked.wait(limit_s):
+            note = f"no answer within {asked.spent_s:.0f} s; where ranks are stuck, NCCL may take {needs_s:.0f} s"
+            return "", [Reading(name=name, value=0, note=note)]
+        with _lock:
+            if _inquiries.get(address) is asked:
+                del _inquiries[address]
+        text = asked.take()
         return text, parse_status(text, pids)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        return "", [Reading(name="NCCL's RAS socket", value=0, note=f"no answer: {error}")]
+        return "", [Reading(name=name, value=0, note=f"no answer: {error}")]
+
+
+def _needs_s(environ: Mapping[str, str]) -> float:
+    """NEEDS_S, or what the user has made of it; and a little for the way."""
+    text = environ.get(FACTOR_VARIABLE, "")
+    return NEEDS_S * (min(MAX_FACTOR, max(1, int(text))) if text.isdigit() else 1) + 1.0

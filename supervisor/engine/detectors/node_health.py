@@ -62,6 +62,8 @@ class NodeHealth(msgspec.Struct, kw_only=True):
     """Of incidents."""
     unfelt: list[str] = []
     """Ids of findings of which it was said that training does not feel them."""
+    unsensed: list[str] = []
+    """Types of devices of which it was said that nothing is sensed."""
     next_s: float = 0.0
     """They are not held against training again before this, however many nodes report meanwhile."""
 
@@ -76,8 +78,11 @@ class NodeHealth(msgspec.Struct, kw_only=True):
             is_due = self.findings and now_s >= self.next_s
             is_current = view.attempt is not None and event.attempt == view.attempt.number
             return self._consider_all(view, now_s) if is_due and is_current else ()
-        self.devices.update(event.devices)
-        verdicts: list[Verdict] = []
+        for rank, device in event.devices.items():
+            self.devices.pop(rank, None)
+            if device is not None:
+                self.devices[rank] = device
+        verdicts: list[Verdict] = list(self._note_unsensed(event, view))
         for finding in event.findings:
             key = f"{event.node}/{finding.id}"
             if not finding.is_over:
@@ -90,9 +95,19 @@ class NodeHealth(msgspec.Struct, kw_only=True):
             return [*verdicts, *self._while_stopping(view, now_s)]
         return [*verdicts, *self._consider_all(view, now_s)]
 
+    def _note_unsensed(self, event: ev.NodeFindingsReported, view: RunView) -> Sequence[Verdict]:
+        """Devices that have no sensors here are named once a run, whichever node has them."""
+        said = []
+        for kind, ranks in sorted(event.unsensed.items()):
+            if kind not in self.unsensed and view.attempt is not None:
+                self.unsensed.append(kind)
+                whose = who(view.attempt, ranks)
+                said.append(Remark(text=f"{whose}: nothing is sensed of {kind} devices (heat, errors, links: Unknown)"))
+        return said
+
     def _forget(self, view: RunView) -> None:
         """A new guardrun: its nodes say anew what is wrong now. One that was isolated may have been repaired since."""
-        self.findings = {}
+        self.findings, self.devices = {}, {}
         known = {key: view.incident_of(name) for key, name in self.reported.items()}
         isolated = {key for key, incident in known.items() if incident and incident.action == "isolate_node"}
         self.reported = {key: name for key, name in self.reported.items() if key not in isolated}

@@ -12,6 +12,7 @@ import msgspec
 
 from guardrun.supervisor.engine.model.looks import Frame, GroupLook, RankLook, Reading
 from guardrun.supervisor.health.base.findings import Finding
+from guardrun.supervisor.health.gpu.memory_release import MemoryHolder
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -35,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int = 10
     max_no_progress: int = 3
     stop_grace_s: float = 10.0
+    gpu_memory_s: float = 20.0
     floor_s: float = 10.0
     hard_timeout_s: float = 1800.0
     look_gap_s: float = 3.0
@@ -164,12 +166,27 @@ class TimeSkipped(_Event, frozen=True, kw_only=True, tag="time_skipped"):
     gap_s: float
 
 
+class MemoryWait(msgspec.Struct, frozen=True, kw_only=True):
+    """What ranks of a node were started into: how long the memory of those before was waited for, and what is held."""
+
+    node: str
+    waited_s: float
+    """For which the start was delayed."""
+    why: str
+    """`free`, `limit` (they did not become free in time), `unknown`."""
+    asked_s: float = 0.0
+    """From the end of those before to the last look at it."""
+    holders: list[MemoryHolder] = []
+
+
 class AttemptStarted(_Event, frozen=True, kw_only=True, tag="attempt_started"):
     """An attempt's ranks run. resumed_from: None where it begins anew."""
 
     attempt: int
     ranks: list[Rank]
     resumed_from: Checkpoint | None = None
+    memory: list[MemoryWait] = []
+    """Per node, where there is something to tell."""
 
 
 class AttemptNotStarted(_Event, frozen=True, kw_only=True, tag="attempt_not_started"):
@@ -460,8 +477,10 @@ class NodeFindingsReported(_Event, frozen=True, kw_only=True, tag="node_told"):
 
     node: str
     findings: list[Finding]
-    devices: dict[int, Device] = {}
-    """Per global rank, where that is known."""
+    devices: dict[int, Device | None] = {}
+    """Per global rank, where that has changed; None: it is not known any more."""
+    unsensed: dict[str, list[int]] = {}
+    """Types of devices (`xpu`, `hip`, …) of which nothing is sensed → ranks that train on one; told once."""
     gauges: list[Gauge] = []
     """Of parts of which something is told, from a while before that on."""
 

@@ -363,7 +363,12 @@ class EventAggregator:
             return [ev.AttemptNotStarted(attempt=current.order.attempt, error=error)]
         current.is_told = True
         ranks = [rank for node in nodes if node in current.started for rank in current.started[node].ranks]
-        started = ev.AttemptStarted(attempt=current.order.attempt, ranks=ranks, resumed_from=current.order.checkpoint)
+        started = ev.AttemptStarted(
+            attempt=current.order.attempt,
+            ranks=ranks,
+            resumed_from=current.order.checkpoint,
+            memory=[wait for node in nodes if node in current.started for wait in current.started[node].memory],
+        )
         held, current.held = current.held, []
         left: list[ev.Event] = [
             ev.NodeLeft(node=node, why=f"it could not start its ranks: {why}", is_unfit=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from guardrun.supervisor.health.base.readings import Sample, write_holders
 from guardrun.supervisor.health.gpu.xids import RECOVERY_ACTIONS
+from guardrun.supervisor.sensors.gpu.mig_instances import open_instances, read_instances
 from guardrun.supervisor.sensors.gpu.nvml_calls import UNKNOWN_32, UNKNOWN_64, Asker, UnreadableError, sane
 
 # Device vitals ------------------------------------------------------------------------------------------------------
@@ -55,7 +56,7 @@ def read_vitals(ask: Asker) -> list[Sample]:
         _clock(ask, "memory_clock_hz", CLOCK_MEM),
         ask.number("power_w", "nvmlDeviceGetPowerUsage", low=0, high=MAX_POWER_MW, scale=1e-3),
         _utilization(ask),
-        *_memory(ask),
+        *read_memory(ask),
     ]
 
 
@@ -97,7 +98,8 @@ def _utilization(ask: Asker) -> Sample:
         return ask.unknown(name, reason)
 
 
-def _memory(ask: Asker) -> list[Sample]:
+def read_memory(ask: Asker) -> list[Sample]:
+    """Bytes in use, and in all."""
     try:
         info = _memory_info(ask)
         total = sane(info.total, 1, MAX_MEMORY_BYTES)
@@ -222,6 +224,7 @@ def read_identity(ask: Asker, index: int, name: str, bus: str) -> list[Sample]:
         ask.known("model", name),
         ask.known("bus", bus),
         _mode(ask, "mig_enabled", "nvmlDeviceGetMigMode"),
+        read_instances(ask),
         _mode(ask, "ecc_enabled", "nvmlDeviceGetEccMode"),
         _threshold(ask, "temperature_shutdown_c", SHUTDOWN),
         _threshold(ask, "temperature_slowdown_c", SLOWDOWN),
@@ -323,8 +326,8 @@ def _counter(ask: Asker, name: str, value: float | UnreadableError | None) -> Sa
 # Which processes hold a device's memory.
 
 
-KINDS = (
-    "nvmlDeviceGetComputeRunningProcesses_v3|nvmlDeviceGetComputeRunningProcesses_v2",
+COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3|nvmlDeviceGetComputeRunningProcesses_v2"
+OTHERS = (
     "nvmlDeviceGetMPSComputeRunningProcesses_v3|nvmlDeviceGetMPSComputeRunningProcesses_v2",
     "nvmlDeviceGetGraphicsRunningProcesses_v3|nvmlDeviceGetGraphicsRunningProcesses_v2",
 )
@@ -332,15 +335,36 @@ KINDS = (
 
 def read_processes(ask: Asker) -> list[Sample]:
     """`holders`: pids with the bytes each holds. In a PID namespace of its own, NVML may see none of them."""
-    held: dict[int, int | None] = {}
-    reasons: list[str] = []
-    for functions in KINDS:
+    try:
+        held = _holders(ask)
+    except UnreadableError as reason:
+        return [ask.unknown("holders", reason)]
+    for functions in OTHERS:
         try:
-            for process in ask.call(functions):
-                used = process.usedGpuMemory
-                held[int(process.pid)] = None if used is None or used == UNKNOWN_64 else int(used)
-        except UnreadableError as reason:
-            reasons.append(str(reason))
-    if len(reasons) == len(KINDS):
-        return [ask.unknown("holders", reasons[0])]
+            held |= _ask_processes(ask, functions)
+        except UnreadableError:
+            continue
     return [ask.known("holders", write_holders(held))]
+
+
+def _holders(ask: Asker) -> dict[int, int | None]:
+    """Of a divided GPU whose processes this user may not know, those of its instances. Raises UnreadableError."""
+    try:
+        return _ask_processes(ask, COMPUTE)
+    except UnreadableError:
+        if not (parts := open_instances(ask)):
+            raise
+    held: dict[int, int | None] = {}
+    for part in parts:
+        for pid, used in _ask_processes(part, COMPUTE).items():
+            known = held.get(pid, 0)
+            held[pid] = None if used is None or known is None else known + used
+    return held
+
+
+def _ask_processes(ask: Asker, functions: str) -> dict[int, int | None]:
+    found: dict[int, int | None] = {}
+    for process in ask.call(functions):
+        used = process.usedGpuMemory
+        found[int(process.pid)] = None if used is None or used == UNKNOWN_64 else int(used)
+    return found

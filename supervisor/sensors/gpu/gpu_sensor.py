@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from guardrun.supervisor.health.base.readings import Happening, Readout, Sample
@@ -71,14 +71,19 @@ class GpuSensor:
         patience_s: float = PATIENCE_S,
         init_patience_s: float = INIT_PATIENCE_S,
         first_pause_s: float = FIRST_PAUSE_S,
+        tiers: Sequence[str] = (),
     ) -> None:
-        """environment: the process's own, where it is not ours (LD_LIBRARY_PATH decides which driver library)."""
+        """environment: the process's own, where it is not ours (LD_LIBRARY_PATH decides which driver library).
+
+        tiers: read these at each turn, and never others.
+        """
         self.period_s = period_s
         self.timeout_s = patience_s + 2 * WHERE_S + 1
         self.doing = ""
         self._patience_s = patience_s
         self._init_patience_s = init_patience_s
         self._first_pause_s = first_pause_s
+        self._only = list(tiers)
         self._root = root
         self._environment = os.environ if environment is None else environment
         self._process: NvmlProcess | None = None
@@ -169,6 +174,8 @@ class GpuSensor:
         return isinstance(frame, TurnAnswer) and frame.seq == self._seq
 
     def _tiers(self, now_s: float) -> list[str]:
+        if self._only:
+            return self._only
         is_medium = now_s - self._medium_s >= MEDIUM_S - self.period_s / 2
         is_slow = now_s - self._slow_s >= SLOW_S - self.period_s / 2
         return [FAST, *([MEDIUM] if is_medium else []), *([SLOW] if is_slow else [])]

@@ -112,6 +112,12 @@ class Asker:
                 self._watch.end()
         raise UnreadableError(reason)
 
+    def part(self, handle: Any, label: str) -> Asker:
+        """One to ask of a part of this device (a MIG instance), about the same subject."""
+        part = Asker(self._nvml, self._watch, self.subject, handle, label)
+        part.driver = self.driver
+        return part
+
     def struct(self, name: str) -> Any:
         """A struct of pynvml's by name; None where the installed one has none."""
         return getattr(self._nvml, name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ from guardrun.supervisor.sensors.gpu.device_presence import read_expected
 from guardrun.supervisor.sensors.gpu.device_readings import (
     read_health,
     read_identity,
+    read_memory,
     read_nvlink,
     read_pcie,
     read_processes,
@@ -28,7 +30,7 @@ from guardrun.supervisor.sensors.gpu.nvml_calls import (
     UnreadableError,
     Watch,
 )
-from guardrun.supervisor.sensors.gpu.nvml_wire import FAST, MEDIUM, SLOW
+from guardrun.supervisor.sensors.gpu.nvml_wire import FAST, MEDIUM, MEMORY, SLOW
 
 NODE = "node"
 
@@ -63,6 +65,8 @@ class Session:
         self.devices: list[Device] = []
         self._unusable: dict[int, str] = {}
         self._hidden = 0
+        self._pid_namespace = os.stat("/proc/self/ns/pid").st_ino
+        """That of this process: process ids that NVML answers with are its, or the host's."""
         self._find_devices()
 
     def turn(self, tiers: list[str]) -> list[Sample]:
@@ -72,7 +76,7 @@ class Session:
         samples: list[Sample] = []
         for device in self.devices:
             samples += self._read(device, tiers)
-        return [*samples, *self._node_samples()] if MEDIUM in tiers or SLOW in tiers else samples
+        return samples if tiers == [FAST] else [*samples, *self._node_samples()]
 
     def _look_again(self) -> None:
         """Raise SessionOverError where other devices may be there than when NVML was initialised.
@@ -95,7 +99,7 @@ class Session:
         samples: list[Sample] = []
         try:
             # Asked first, so that the reasons of others can name it.
-            ask.is_mig = _is_mig(ask) if SLOW in tiers else ask.is_mig
+            ask.is_mig = _is_mig(ask) if SLOW in tiers or MEMORY in tiers else ask.is_mig
             if SLOW in tiers:
                 samples += read_identity(ask, device.index, device.name, device.bus)
             if FAST in tiers:
@@ -103,6 +107,8 @@ class Session:
             if MEDIUM in tiers:
                 for read in (read_health, read_pcie, read_nvlink, read_processes):
                     samples += read(ask)
+            if MEMORY in tiers:
+                samples += [*read_memory(ask), *read_processes(ask)]
         except LostError as lost:
             device.is_lost = True
             return [*samples, Sample(subject=ask.subject, name="is_lost", value=True, trouble=str(lost))]
@@ -120,6 +126,7 @@ class Session:
             known("gpus_missing", " ".join(missing)),
             known("gpus_unusable", "; ".join(f"{index}: {why}" for index, why in self._unusable.items())),
             known("gpus_hidden", self._hidden),
+            known("pid_namespace", self._pid_namespace),
         ]
 
     def _count(self) -> int:

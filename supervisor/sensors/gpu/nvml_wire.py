@@ -27,7 +27,7 @@ class Turn(_Frame, frozen=True, kw_only=True, tag="turn"):
 
     seq: int
     tiers: list[str]
-    """Which of FAST, MEDIUM, SLOW."""
+    """Which of FAST, MEDIUM, SLOW; or MEMORY."""
 
 
 class Where(_Frame, frozen=True, kw_only=True, tag="where"):
@@ -73,6 +73,8 @@ FAST = "fast"
 MEDIUM = "medium"
 SLOW = "slow"
 TIERS = (FAST, MEDIUM, SLOW)
+MEMORY = "memory"
+"""Memory in use and who holds it, and nothing else: for whoever waits until it is freed."""
 
 ToProcess = Turn | Where
 ToSensor = Ready | TurnAnswer | Happened | Here | Over

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from guardrun.hooks.wire.messages import DeviceTold
 from guardrun.supervisor.base.clock import EngineClock
-from guardrun.supervisor.engine.model.events import NodeFindingsReported
+from guardrun.supervisor.engine.model.events import Device, NodeFindingsReported
 from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.readings import Readout, Sample
+from guardrun.supervisor.health.gpu.rank_device import INITIAL_PID_NAMESPACE
 from guardrun.supervisor.node.node_feed import BEFORE_S, NodeFeed, Using
+from guardrun.supervisor.node.rank_devices import RankDevices, RankSaid
 from guardrun.supervisor.wire.agent_messages import (
     PROTOCOL,
     Facts,
@@ -70,7 +73,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
             token="0",
         )
         clock = EngineClock(SKEW_S, 0.0)
-        feeds.append(NodeFeed("node-a", clock, job, path=path, patience_s=patience_s))
+        feed = NodeFeed("node-a", clock, job, path=path, patience_s=patience_s, pid_namespace=INITIAL_PID_NAMESPACE)
+        feeds.append(feed)
         return feeds[-1]
 
     yield make
@@ -179,6 +183,17 @@ def test_a_person_who_isolates_the_node_meanwhile_is_named(agent: AgentBed, make
     assert told(feed) == [(found.id, True)]
 
 
+def listed(at_s: float, *uuids: str, namespace: int = INITIAL_PID_NAMESPACE) -> Readout:
+    """What NVML says of the node, and in whose process ids."""
+    told = {"gpus": " ".join(uuids), "gpus_hidden": 0, "pid_namespace": namespace}
+    return Readout(
+        sensor="gpu",
+        at_s=at_s,
+        is_partial=True,
+        samples=[Sample(subject="node", name=name, value=value) for name, value in told.items()],
+    )
+
+
 def gpu(subject: str, index: int, held: str, at_s: float, temperature_c: float) -> list[Sample]:
     values = {"index": index, "holders": held, "temperature_c": temperature_c}
     return [Sample(subject=subject, name=name, value=value) for name, value in values.items()]
@@ -189,6 +204,7 @@ def test_ranks_are_known_by_the_memory_that_they_hold_and_gauges_by_what_is_wron
 ) -> None:
     feed, now_s = make(tmp_path / "scripted.sock"), time.monotonic()
     feed.step(USING)
+    scripted.say(Facts(at_s=now_s, readouts=[listed(now_s, "A", "B")]))
     for back_s in range(200, 0, -10):
         samples = gpu("gpu:A", 0, "4241=5 9=1", now_s, 50) + gpu("gpu:B", 1, "4242=5 4241=1", now_s, 60 + back_s)
         scripted.say(Facts(at_s=now_s, readouts=[Readout(sensor="gpu", at_s=now_s - back_s, samples=samples)]))
@@ -207,3 +223,113 @@ def test_ranks_are_known_by_the_memory_that_they_hold_and_gauges_by_what_is_wron
     times = [gauge.at_s for gauge in news.gauges]
     assert times == sorted(times) and len(times) == 20 and BEFORE_S > max(times) - min(times) > 180
     assert news.gauges[-1].value == 70 and abs(news.gauges[-1].at_s - (now_s + SKEW_S - 10)) < 0.01
+
+
+class Devices:
+    """A node with GPUs A and B, its ranks' processes, and what they say."""
+
+    def __init__(self, namespace: int = INITIAL_PID_NAMESPACE, *, is_own_view: bool = True) -> None:
+        self.devices = RankDevices(INITIAL_PID_NAMESPACE)
+        self.pids = dict(PIDS)
+        self.attempt = 0
+        self.said: dict[int, DeviceTold] = {}
+        self.variables: dict[int, dict[str, str]] = {}
+        self.hold("", "")
+        self.devices.note(listed(0.0, "A", "B", namespace=namespace), is_own_view)
+
+    def hold(self, a: str, b: str) -> None:
+        samples = [*gpu("gpu:A", 0, a, 0.0, 50), *gpu("gpu:B", 1, b, 0.0, 50)]
+        samples += [Sample(subject=f"gpu:{x}", name="bus", value=f"0000:0{x.lower()}:00") for x in "AB"]
+        self.devices.note(Readout(sensor="gpu", at_s=0.0, samples=samples, is_partial=True), is_own_view=True)
+
+    def tell(self, rank: int, kind: str = "cuda", *, uuid: str = "", bus: str = "", is_alone: bool = True) -> None:
+        self.said[rank] = DeviceTold(
+            attempt=0,
+            global_rank=rank,
+            pid=self.pids[rank],
+            device_type=kind,
+            index=0,
+            uuid=uuid,
+            bus=bus,
+            is_alone=is_alone,
+        )
+
+    def changes(self) -> dict[int, Device | None]:
+        return self.devices.changes(self.pids, RankSaid(self.variables, self.said, self.attempt))
+
+
+ON_A, ON_B = Device(subject="gpu:A", index=0), Device(subject="gpu:B", index=1)
+
+
+def test_what_a_rank_says_of_its_device_counts_whatever_its_number_there() -> None:
+    """Rank 0 trains on the second one: LOCAL_RANK says nothing."""
+    node = Devices()
+    assert node.changes() == {}
+    node.tell(0, uuid="b")
+    node.tell(1, bus="0000:0a:00")
+    assert node.changes() == {0: ON_B, 1: ON_A}
+    assert node.changes() == {}, "it is told once"
+
+
+def test_a_rank_that_goes_to_another_device_is_followed_there() -> None:
+    node = Devices()
+    node.tell(0, uuid="a")
+    assert node.changes() == {0: ON_A}
+    node.tell(0, uuid="b")
+    assert node.changes() == {0: ON_B}
+    node.tell(0, uuid="b", is_alone=False)
+    assert node.changes() == {0: None}
+
+
+def test_what_contradicts_itself_is_taken_back() -> None:
+    node = Devices()
+    node.tell(0, uuid="a")
+    assert node.changes() == {0: ON_A}
+    node.hold("", "4241=5")
+    assert node.changes() == {0: None}
+    node.hold("4241=5", "4241=1")
+    assert node.changes() == {0: ON_A}
+
+
+def test_a_rank_that_has_ended_keeps_its_device_and_the_next_process_has_none() -> None:
+    node = Devices()
+    node.hold("4241=5", "4242=5")
+    assert node.changes() == {0: ON_A, 1: ON_B}
+    node.hold("", "")
+    assert node.changes() == {}, "what is found of the device right afterwards is to reach its rank"
+    node.pids, node.attempt = {0: 4251, 1: 4252}, 1
+    assert node.changes() == {0: None, 1: None}
+    node.hold("4251=5", "4252=5")
+    assert node.changes() == {0: ON_A, 1: ON_B}
+
+
+def test_a_rank_that_comes_from_another_node_brings_no_device_along() -> None:
+    node = Devices()
+    node.attempt = 1
+    assert node.changes() == {0: None, 1: None}
+    assert node.changes() == {}
+
+
+def test_the_hosts_process_ids_are_nobodys_in_a_container() -> None:
+    node = Devices(namespace=4026532000)
+    node.hold("4242=5", "77=5")
+    assert node.changes() == {}, "4242 is another process of the host's"
+    node.hold("4242=5", "4241=5")
+    assert node.changes() == {1: ON_A, 0: ON_B}, "a driver that translates"
+
+
+def test_numbers_count_where_the_ranks_are() -> None:
+    for is_own_view, expected in ((True, {0: ON_B}), (False, {})):
+        node = Devices(is_own_view=is_own_view)
+        node.variables[0] = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        assert node.changes() == expected
+
+
+def test_devices_without_sensors_are_named_once() -> None:
+    node = Devices()
+    node.tell(0, kind="xpu")
+    node.tell(1, kind="xpu")
+    said = RankSaid(devices=node.said)
+    assert node.devices.news_unsensed(said) == {"xpu": [0, 1]}
+    assert node.devices.news_unsensed(said) == {}
+    assert node.changes() == {}

@@ -42,7 +42,10 @@ def status(counts: dict[int, int], missing: tuple[int, ...] = ()) -> str:
 
 
 @contextmanager
-def ras(answer: str, *, knows_json: bool = True, hangs: bool = False) -> Iterator[tuple[str, int]]:
+def ras(
+    answer: str, *, knows_json: bool = True, hangs: bool = False, waits_for: threading.Event | None = None
+) -> Iterator[tuple[str, int]]:
+    """waits_for: it gathers its answer until then, as NCCL does where ranks do not answer."""
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
@@ -56,12 +59,14 @@ def ras(answer: str, *, knows_json: bool = True, hangs: bool = False) -> Iterato
                 command = line.strip().lower()
                 if command.startswith("client protocol "):
                     lines.write("SERVER PROTOCOL 2\n")
-                elif command.startswith("timeout ") or (command == "set format json" and knows_json):
+                elif command == "set format json" and knows_json:
                     lines.write("OK\n")
                 elif command == "status":
                     if hangs:
                         over.wait(10)
                         return
+                    if waits_for is not None:
+                        waits_for.wait(10)
                     lines.write(answer)
                     return
                 else:
@@ -98,6 +103,38 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
 def test_equal_ranks_and_other_jobs_are_nothing_odd() -> None:
     assert parse_status(status({0: 5, 1: 5}), {100}) == []
     assert parse_status(status({0: 5, 1: 6}), {7}) == []
+
+
+def test_what_takes_nccl_longer_than_a_look_is_heard_by_the_next() -> None:
+    """A rank that is stopped: NCCL waits 5 s for it, and as long again; a look has less."""
+    gathered = threading.Event()
+    with ras(status({0: 5, 1: 5}, missing=(2,)), waits_for=gathered) as (host, port):
+        where = {"NCCL_RAS_ADDR": f"{host}:{port}"}
+        text, [reading] = read_ras({100}, where, limit_s=0.05)
+        assert (text, reading.is_odd) == ("", False)
+        assert "NCCL may take 21 s" in reading.note
+        read_ras({100}, where, limit_s=0.05)  # the question stands, and is not asked again: nobody would answer that
+        gathered.set()
+        text, [reading] = read_ras({100}, where, limit_s=10.0)
+    assert json.loads(text)["communicators_count"] == 1
+    assert reading.note == "no answer from rank 2"
+
+
+def test_the_next_question_is_a_new_one() -> None:
+    for count in (5, 6):
+        with ras(status({0: 5, 1: count})) as (host, port):
+            _, odd = read_ras({100}, {"NCCL_RAS_ADDR": f"{host}:{port}"}, limit_s=10.0)
+        assert len(odd) == count - 5
+
+
+def test_who_gives_nccl_more_time_has_guardrun_wait_as_well() -> None:
+    never = threading.Event()
+    with ras("", waits_for=never) as (host, port):
+        where = {"NCCL_RAS_ADDR": f"{host}:{port}", "NCCL_RAS_TIMEOUT_FACTOR": "3"}
+        _, [reading] = read_ras({100}, where, limit_s=0.0)
+        never.set()
+        read_ras({100}, where, limit_s=10.0)
+    assert "NCCL may take 61 s" in reading.note
 
 
 def test_an_older_nccl_answers_in_text() -> None:
