@@ -72,7 +72,7 @@ SHARED: list[Any] = [0] * 1000
     ids=["empty", "torn", "no dump", "an object", "deep", "large where it is written out"],
 )
 def test_what_torch_does_not_write_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # of every sort
+    with pytest.raises(ValueError):  # of every sort
         convert_dump(data)
 
 

@@ -18,6 +18,7 @@ from guardrun.supervisor.collect.collectives import recorder_reader as rr
 from guardrun.supervisor.collect.collectives.calls_page import CallsPage
 from guardrun.supervisor.collect.collectives.flight_recorder import TraceError
 from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReader, RecorderReaders
+from tests.collect.collectives.test_dump_pipe import dump, entry
 
 NUMBERS, ENTRIES, HOST = (
     "/handler/dump_nccl_trace_json?includecollectives=false",
@@ -282,6 +283,52 @@ def test_what_stays_unread_is_said() -> None:
     assert trouble(NO_SERVER._replace(recorder_trouble="too little room")) == "too little room"
     with pytest.raises(TraceError, match="too little room; torch's own dump waits for the GIL"):
         trouble(NO_SERVER._replace(recorder_trouble="too little room", pipe="/x/pipe-", dump="/x/dump-"))
+
+
+def test_torch_s_own_dump_serves_where_there_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same rule, but that only the hooks tell whether the rank moves; one dump serves for a while."""
+    monkeypatch.setattr(rr, "LEAST_GAP_S", 0.0)
+    stem, prefix = f"{tmp_path}/pipe-", f"{tmp_path}/dump-"
+    os.mkfifo(f"{stem}0.pipe")
+    fd = os.open(f"{stem}0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    board, reader, over, dumped = Board(), RecorderReader(), threading.Event(), []
+    page = NO_SERVER._replace(recorder_trouble="too little room", pipe=stem, dump=prefix)
+
+    def monitor() -> None:
+        while not over.wait(0.01):
+            if os.read(fd, 128):
+                dumped.append(board.words[Field.READING_NS] > 0)
+                Path(f"{prefix}0").write_bytes(dump(entry(1, "completed"), entry(2, "scheduled")))
+
+    def read() -> rr.Reading:
+        board.words[Field.HEART_NS] = time.monotonic_ns()
+        return reader.read(os.getpid(), board, page, "", 20.0)
+
+    thread = threading.Thread(target=monitor)
+    thread.start()
+    try:
+        with pytest.raises(TraceError, match=rr.FIRST):
+            read()
+        for _ in range(2):
+            told = read()
+            assert told.trace is not None
+            assert [each.is_done for each in told.trace.entries] == [True, False]
+            assert told.counts == {"0": [2, -1, 1]}
+        assert dumped == [True]
+        board.words[Field.PULSES] += 1
+        with pytest.raises(TraceError, match=rr.MOVED):
+            read()
+        read()
+        assert dumped == [True, True], "what was dumped before it moved is of no use"
+        board.words[Field.CAPTURES], board.words[Field.PULSES] = 1, 0
+        for trouble in (rr.MOVED, rr.CAPTURING):
+            with pytest.raises(TraceError, match=trouble):
+                read()
+    finally:
+        over.set()
+        thread.join()
+        os.close(fd)
+    assert len(dumped) == 2
 
 
 def test_readers_are_kept_over_looks_and_not_over_attempts() -> None:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -164,6 +165,72 @@ ctypes.PyDLL(None).sleep(60)
     board.close()
     assert trace is not None
     assert [(entry.op, entry.sizes, entry.is_done) for entry in trace.entries] == [("all_reduce", [[2]], True)]
+
+
+class Page:
+    """What a calls page was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def set_pipe(self, pipe: str, dump: str) -> None:
+        self.told.append((pipe, dump))
+
+    def forbid_entries(self, trouble: str) -> None:
+        self.told.append((trouble,))
+
+
+DUMP = {"TORCH_FR_DUMP_TEMP_FILE": "/x/rank-"}
+PIPE = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/y/pipe-"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "torch", "is_made"),
+    [
+        (DUMP, (True, "too little room"), True),
+        (DUMP, (True, ""), False),
+        (DUMP, (False, "too little room"), False),
+        (DUMP | PIPE, (True, "too little room"), False),
+        ({}, (True, "too little room"), False),
+        (DUMP | {"TORCH_FR_BUFFER_SIZE": "0"}, (True, "too little room"), False),
+    ],
+    ids=["needed", "a server can be had", "no NCCL", "the user's own", "no place for dumps", "no recorder"],
+)
+def test_torch_s_pipe_is_made_where_it_is_needed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    torch: tuple[bool, str],
+    is_made: bool,
+) -> None:
+    """torch: whether it has NCCL, and why there can be no server."""
+    has_nccl, obstacle = torch
+    for name in (*flight_recorder.SIZE_VARIABLES, *flight_recorder.DUMP_VARIABLES, flight_recorder.PIPE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    monkeypatch.setattr(flight_recorder, "_has_prepared", False)
+    monkeypatch.setattr(flight_recorder, "find_obstacle", lambda: obstacle)
+    rank = SimpleNamespace(sockets=str(tmp_path), attempt=2, global_rank=5, fail=pytest.fail)
+    module, page = SimpleNamespace(_NCCL_AVAILABLE=has_nccl), Page()
+    flight_recorder.prepare(rank, page, module)  # type: ignore[arg-type]
+    stem = f"{tmp_path}/pipe-2-5-"
+    assert page.told == ([(stem, "/x/rank-")] if is_made else [])
+    assert [path.is_fifo() for path in tmp_path.iterdir()] == [True] * is_made
+    assert dict(os.environ) == before | ({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": stem} if is_made else {})
+    monkeypatch.delenv(flight_recorder.PIPE_VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize(("value", "is_told"), [("1", True), ("True", True), ("0", False), ("", False)])
+def test_nobody_asks_for_entries_where_torch_has_no_watchdog(
+    monkeypatch: pytest.MonkeyPatch, value: str, is_told: bool
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", value)
+    monkeypatch.setattr(flight_recorder, "_has_prepared", True)
+    page = Page()
+    flight_recorder.prepare(SimpleNamespace(fail=pytest.fail), page, None)  # type: ignore[arg-type]
+    assert page.told == [("torch waits for NCCL by itself (TORCH_NCCL_BLOCKING_WAIT)",)] * is_told
 
 
 def test_room_for_threads_is_reckoned_with(monkeypatch: pytest.MonkeyPatch) -> None:
