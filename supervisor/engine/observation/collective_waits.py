@@ -165,7 +165,8 @@ def waits_on_device(before: RankLook, after: RankLook) -> str:
     """
     old = {(key_of(told), call.op, call.seq) for told in before.groups if (call := pending(told))}
     # A look that found other numbers than the one before it has no calls: equal ones say that they were the same.
-    was_same = bool(pending_groups(after.device_counts)) and is_still(before.device_counts, after.device_counts)
+    counts = after.device_counts
+    was_same = bool(counts) and bool(pending_groups(counts)) and is_still(before.device_counts, counts)
     for told in after.groups:
         call = pending(told)
         if not runs_on_device(told.backend) or call is None:

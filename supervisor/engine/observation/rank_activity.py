@@ -244,7 +244,7 @@ def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[RankA
         )
     if after.collectives > before.collectives or after.group_seq > before.group_seq:
         return RankActivity.BUSY, "its collectives advance"
-    if gets_on(before.device_counts, after.device_counts):
+    if after.device_counts and gets_on(before.device_counts, after.device_counts):
         return RankActivity.BUSY, "its device completes collectives"
     if _is_waiting(before, after, stack):
         return RankActivity.WAITING, f"waits in {_waits_in(after, stack)}"
