@@ -108,6 +108,8 @@ class Heartbeat:
         if (asked := words[Field.STACKS_ASKED]) != words[Field.STACKS_GIVEN]:
             self._give_stacks()
             words[Field.STACKS_GIVEN] = asked
+        if words[Field.SERVER_ASKED] != words[Field.SERVER_GIVEN] and words[Field.GROUPS]:
+            self._start_server()
         if self._rank.gc_policy is not None:
             self._rank.gc_policy.on_beat(now_ns)
         seqs = {} if self._rank.is_ended else read_group_seqs()
@@ -133,6 +135,17 @@ class Heartbeat:
             stack_dumps.give(self._rank)
         except Exception as error:
             self._rank.fail("stacks", error)
+
+    def _start_server(self) -> None:
+        """Somebody asks for torch's worker server; there are process groups."""
+        rank = self._rank
+        if rank.calls is None or rank.is_ended:
+            return
+        asked = rank.words[Field.SERVER_ASKED]
+        from guardrun.hooks.patches import flight_recorder  # imported with torch's groups, and by nobody else
+
+        flight_recorder.start(rank, rank.calls)
+        rank.words[Field.SERVER_GIVEN] = asked
 
     def _total(self, seqs: dict[str, int]) -> int:
         """Collectives so far that say that training advances: a check of health goes on while it stands still."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from _thread import RLock
+
 from guardrun.hooks.wire.calls_page import MAX_STRINGS, MAX_TEXT_BYTES, STRINGS_AT, TEXT_AT, Head
 
 TYPE_CHECKING = False
@@ -36,6 +38,8 @@ class Strings:
         self._bytes = data
         self._words = words
         self._numbers: dict[str, int] = {"": 0}
+        # The heart's thread adds strings, too. A signal's handler may call a collective in the middle of it.
+        self._lock = RLock()
         words[Head.STRINGS] = 1
 
     def close(self) -> None:
@@ -47,6 +51,12 @@ class Strings:
         number = self._numbers.get(text)
         if number is not None:
             return number
+        with self._lock:
+            return self._add(text)
+
+    def _add(self, text: str) -> int:
+        if text in self._numbers:
+            return self._numbers[text]
         words = self._words
         data = text.encode("utf-8", "backslashreplace")
         count, used = words[Head.STRINGS], words[Head.TEXT_BYTES]

@@ -114,7 +114,7 @@ class Slot:
 
 
 class CallsPage:
-    """The writer. The training thread calls all but note_seqs(), which is the heart's."""
+    """The writer. The training thread calls all but note_seqs() and set_recorder(), which are the heart's."""
 
     def __init__(self, rank: CallingRank, module: Any) -> None:
         """Make the file and map it; module is torch.distributed.distributed_c10d. Raises OSError."""
@@ -158,6 +158,17 @@ class CallsPage:
         words[Head.RECORDER_TROUBLE] = self._intern(trouble)
         words[Head.RECORDER_INODE] = inode
         words[Head.RECORDER_FD] = fd
+
+    def forbid_entries(self, trouble: str) -> None:
+        """Say why nobody may ask the recorder for its entries, from now on."""
+        self._words[Head.ENTRIES_TROUBLE] = self._intern(trouble)
+
+    def set_pipe(self, pipe: str, dump: str) -> None:
+        """Say by which pipe torch is asked for a dump, and into which file it writes that."""
+        number = self._intern(dump)
+        if number:
+            self._words[Head.DUMP] = number
+            self._words[Head.PIPE] = self._intern(pipe)
 
     def enter(self, op: int, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], now_ns: int) -> int:
         """A call begins: answer where its (last) record is, for leave(); -1 where there is none. Never raises."""

@@ -184,6 +184,8 @@ def _timed_init(make: Callable[[], Any], rank: Rank, timeout_ns: int) -> Any:
     words = rank.words
     if words[Field.INIT_SINCE_NS]:
         return make()
+    if rank.calls is not None:
+        flight_recorder.prepare(rank, rank.calls, sys.modules.get("torch.distributed.distributed_c10d"))
     words[Field.INIT_SINCE_NS] = since_ns = monotonic_ns()
     try:
         result = make()
@@ -193,7 +195,6 @@ def _timed_init(make: Callable[[], Any], rank: Rank, timeout_ns: int) -> Any:
     words[Field.PROGRESS_NS] = monotonic_ns()
     if rank.calls is not None:
         rank.calls.note_groups(since_ns, timeout_ns)
-        flight_recorder.start(rank, rank.calls)
     return result
 
 

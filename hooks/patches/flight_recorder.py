@@ -1,12 +1,20 @@
-"""torch's own worker server: a thread in C++ that tells what the flight recorder has, whatever holds the GIL.
+"""torch's own worker server: threads in C++ that tell what the flight recorder has, whatever holds the GIL.
 
-Started with the first process group, on a Unix socket in the run's folder. What would make it a danger to training:
+Started by the hooks' thread once the supervisor asks for it, on a Unix socket in the run's folder: it has eight idle
+threads at least. What would make it a danger to training:
 
 - It ends the process (an uncaught exception in its thread) where it can't start its threads, so there must be plenty
   of room for them; and where it accepts a connection on a descriptor that the script has closed. So the calls page
   names descriptor and inode, and nobody connects before having seen that they are still one (supervisor/collect).
 - Its destructor waits and writes: it is never destroyed. Its threads end with the process.
 - It logs a line when it is made: torch's log level is raised for that moment.
+
+Where it can't be had, torch's own dump is: its monitor of NCCL opens a named pipe, and dumps when somebody writes into
+it. That monitor ends the process where it can't make the pipe. So it is told to only where it is needed, and where a
+pipe has just been made at that very place.
+
+Where torch waits for NCCL itself (TORCH_NCCL_BLOCKING_WAIT), no watchdog takes events from the recorder's entries
+before they are freed: whoever asks for these reads freed memory. Then nobody does.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ import os
 import signal
 import sys
 
-from guardrun.hooks.wire.calls_page import recorder_name
+from guardrun.hooks.wire.calls_page import pipe_name, recorder_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,24 +43,31 @@ MAX_ENTRIES = 12_000
 """A dump's JSON is made in the rank's memory, some kilobytes an entry, and read up to 8 MB."""
 ERROR_LEVEL = 2
 """c10's log levels: INFO 0, WARNING 1, ERROR 2."""
+BLOCKING_VARIABLES = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_TRUE = ("y", "yes", "1", "t", "true")
+"""getCvarBool of torch/csrc/distributed/c10d/Utils.hpp, in lower case."""
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 
 _server: Any = None
+_has_prepared = False
 
 
 def start(rank: Rank, calls: CallsPage) -> None:
-    """Start the server, once; where it can't be, the calls page says why. Never raises."""
+    """Start the server, once; where it can't be, the calls page says why. The hooks' thread calls it. Never raises."""
     global _server
     if _server is not None:
         return
     _server = False
     try:
-        trouble = find_obstacle()
+        trouble = find_recorder_trouble() or find_obstacle()
         if not trouble:
             path = os.path.join(rank.sockets, recorder_name(rank.attempt, rank.global_rank))
-            _server = _make_server(path)
-            fd, inode = find_listener(path)
-            rank.hold_recorder(fd)
+            with rank.import_lock:  # A child that is forked meanwhile would keep the socket.
+                _server = _make_server(path)
+                fd, inode = find_listener(path)
+                rank.hold_recorder(fd)
             calls.set_recorder(fd, inode)
             return
     except Exception as error:
@@ -60,17 +75,51 @@ def start(rank: Rank, calls: CallsPage) -> None:
     calls.set_recorder(-1, 0, trouble)
 
 
-def find_obstacle() -> str:
-    """Why the server can't or should not be started; empty where it should."""
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    if not hasattr(c10d, "_WorkerServer"):
-        return "this torch has no worker server"
+def prepare(rank: Rank, calls: CallsPage, module: Any) -> None:
+    """A group is about to be made (module: distributed_c10d): see how its calls can be read. Never raises."""
+    global _has_prepared
+    try:
+        if any(os.environ.get(name, "").lower() in _TRUE for name in BLOCKING_VARIABLES):
+            calls.forbid_entries("torch waits for NCCL by itself (TORCH_NCCL_BLOCKING_WAIT)")
+        if _has_prepared:
+            return
+        _has_prepared = True
+        if getattr(module, "_NCCL_AVAILABLE", False) and not find_recorder_trouble() and find_obstacle():
+            _prepare_pipe(rank, calls)
+    except Exception as error:
+        rank.fail("recorder", error)
+
+
+def _prepare_pipe(rank: Rank, calls: CallsPage) -> None:
+    """Have torch open a pipe, unless the user has it open one; torch appends the rank to both names."""
+    prefix = next((os.environ[name] for name in DUMP_VARIABLES if os.environ.get(name)), "")
+    if PIPE_VARIABLE in os.environ or not prefix:
+        return
+    stem = os.path.join(rank.sockets, pipe_name(rank.attempt, rank.global_rank))
+    path = f"{stem}{rank.global_rank}.pipe"
+    if os.path.exists(path):
+        os.unlink(path)  # Of an earlier Python of the same rank.
+    os.mkfifo(path, 0o600)
+    os.environ[PIPE_VARIABLE] = stem
+    calls.set_pipe(stem, prefix)
+
+
+def find_recorder_trouble() -> str:
+    """Why there is nothing to be asked for; empty where there is."""
     for name in SIZE_VARIABLES:
         size = os.environ.get(name, "")
         if size == "0":
             return f"the flight recorder is off ({name}=0)"
         if size.isdigit() and int(size) > MAX_ENTRIES:
             return f"the flight recorder is too large to be asked for all it has ({name}={size})"
+    return ""
+
+
+def find_obstacle() -> str:
+    """Why the server can't or should not be started; empty where it should."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    if not hasattr(c10d, "_WorkerServer"):
+        return "this torch has no worker server"
     # cpp-httplib's CPPHTTPLIB_THREAD_POOL_COUNT, and the thread that listens.
     threads = max(8, (os.cpu_count() or 1) - 1) + 1
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)

@@ -33,6 +33,7 @@ HOOKS = {
     "torch.distributed.checkpoint.state_dict_loader": "guardrun.hooks.saves.dcp:install_load",
     "torch.distributed.distributed_c10d": "guardrun.hooks.patches.collectives",
     "torch.distributed._functional_collectives": "guardrun.hooks.patches.torch_import:install_remaps",
+    "torch.cuda.graphs": "guardrun.hooks.patches.graph_capture",
     "torch.nn.parallel.distributed": "guardrun.hooks.patches.steps:install_ddp",
     "torch._dynamo.trace_rules": "guardrun.hooks.patches.torch_import:install_trace_rules",
     "safetensors.torch": "guardrun.hooks.saves.torch_files:install_safetensors",

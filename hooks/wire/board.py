@@ -97,6 +97,14 @@ class Field(IntEnum):
     """Written by the supervisor: a number of its own, upon which the heart's thread writes this process's stacks; …"""
     STACKS_GIVEN = 43
     """… when it has, the same number."""
+    SERVER_ASKED = 44
+    """Written by the supervisor: a number, upon which the heart's thread starts torch's worker server if it may; …"""
+    SERVER_GIVEN = 45
+    """… when it has, or has said on the calls page why not, the same number."""
+    CAPTURES = 46
+    """Captures of device graphs under way. Nobody may ask a device for anything meanwhile; …"""
+    READING_NS = 47
+    """… and written by the supervisor: since when it is asking, for which a capture that begins waits a moment."""
 
 
 class Milestone(IntEnum):

@@ -41,6 +41,12 @@ class Head(IntEnum):
     """String: why there is no worker server; 0 while nobody has tried."""
     WAITING = 9
     """The number of the record whose handle is being waited for; 0 none, or one without a record."""
+    ENTRIES_TROUBLE = 10
+    """String: why nobody may ask the recorder for its entries, ever; 0 where one may."""
+    PIPE = 11
+    """String: the named pipe by which torch is asked for a dump, where there can be no worker server; 0 none."""
+    DUMP = 12
+    """String: the file into which torch writes it."""
 
 
 class Group(IntEnum):
@@ -128,6 +134,11 @@ def calls_name(attempt: int, global_rank: int) -> str:
 def recorder_name(attempt: int, global_rank: int) -> str:
     """The file name of the socket on which torch answers about a rank, in the same folder."""
     return f"fr-{attempt}-{global_rank}"
+
+
+def pipe_name(attempt: int, global_rank: int) -> str:
+    """The beginning of the name of the pipe by which torch's own dump is asked for, in the same folder."""
+    return f"pipe-{attempt}-{global_rank}-"
 
 
 def pack_ranks(ranks: list[int]) -> str:

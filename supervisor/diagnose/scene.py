@@ -17,6 +17,7 @@ import msgspec
 from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.client.supervisor_client import ask
+from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReaders
 from guardrun.supervisor.collect.ranks.boards import (
     BLANK,
     BoardReader,
@@ -84,6 +85,7 @@ class DirectLooker:
         hooks = hooks_of(found)
         self._sockets, self.attempt = hooks or ("", 0)
         self._boards: dict[int, BoardReader] = {}
+        self._recorders = RecorderReaders()
         if hooks is not None:
             self._boards = open_boards(self._sockets, self.attempt, (each.rank.global_rank for each in found))
 
@@ -96,6 +98,7 @@ class DirectLooker:
             clock=self._clock,
             sockets_dir=self._sockets or os.devnull,
             folder=None,
+            recorders=self._recorders,
         )
         looks = {look.global_rank: look for look in result.ranks}
         for each in self._found:

@@ -26,6 +26,7 @@ from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.base.log import Terminal, log
 from guardrun.supervisor.base.printable import encode_msgpack
+from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReaders
 from guardrun.supervisor.collect.host.oom_kills import OomWatch
 from guardrun.supervisor.collect.host.process_table import end_run
 from guardrun.supervisor.collect.ranks.sampler import Sampler
@@ -68,6 +69,7 @@ class NodeSupervisor:
             self.clock, self.sockets, run.launcher_pid, settings.window_s, files_window_s=settings.files_window_s
         )
         self.oom = OomWatch()
+        self.recorders = RecorderReaders()
         self.is_over = False
         self.error_files: dict[int, str] = {}
         self.stderr_files: dict[int, str] = {}

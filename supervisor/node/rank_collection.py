@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReaders
 from guardrun.supervisor.collect.host.oom_kills import OomWatch
 from guardrun.supervisor.collect.ranks.exits import SharedLog, read_exits
 from guardrun.supervisor.collect.ranks.look import LookResult, take_look
@@ -30,6 +31,10 @@ class RankContext(LoopContext, Protocol):
     @property
     def sampler(self) -> Sampler:
         """Has their boards."""
+
+    @property
+    def recorders(self) -> RecorderReaders:
+        """What looks know of their flight recorders."""
 
     @property
     def sockets(self) -> Path:
@@ -102,7 +107,15 @@ def look_now(node: RankContext, ranks: list[ev.Rank], samples: int) -> Callable[
 def _look_by(node: RankContext, attempt: int, ranks: list[ev.Rank]) -> partial[LookResult]:
     """take_look, with what the supervisor knows now; a worker thread says the rest, and calls it."""
     boards = dict(node.sampler.boards)
-    return partial(take_look, attempt, ranks, boards=boards, clock=node.clock, sockets_dir=node.sockets)
+    return partial(
+        take_look,
+        attempt,
+        ranks,
+        boards=boards,
+        clock=node.clock,
+        sockets_dir=node.sockets,
+        recorders=node.recorders,
+    )
 
 
 def begin_exits(

@@ -77,6 +77,11 @@ class CallsPage(NamedTuple):
     recorder_inode: int
     recorder_trouble: str
     """Why there is no worker server; empty also while nobody has tried."""
+    entries_trouble: str = ""
+    """Why nobody may ask the recorder for entries, ever."""
+    pipe: str = ""
+    """What the path of torch's own pipe begins with, and that of its dump; empty where there is none."""
+    dump: str = ""
 
 
 def read_calls(path: str) -> CallsPage:
@@ -106,6 +111,9 @@ def parse_calls(data: bytes) -> CallsPage:
         recorder_fd=words[Head.RECORDER_FD],
         recorder_inode=words[Head.RECORDER_INODE],
         recorder_trouble=_at(strings, words[Head.RECORDER_TROUBLE]),
+        entries_trouble=_at(strings, words[Head.ENTRIES_TROUBLE]),
+        pipe=_at(strings, words[Head.PIPE]),
+        dump=_at(strings, words[Head.DUMP]),
     )
 
 

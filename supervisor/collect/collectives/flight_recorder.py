@@ -1,7 +1,4 @@
-"""torch's flight recorder, as its worker server inside a rank tells it: fetched over a Unix socket, read with doubt.
-
-The server is a thread of the rank in C++, and answers whatever holds the GIL. Whoever connects must not harm the rank
-(hooks/patches/flight_recorder.py): never where the script has closed the server's descriptor, or has none left.
+"""torch's flight recorder: its dumps, read with doubt.
 
 The JSON is unversioned in practice: keys come and go (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, version
 2.10 in torch 2.13). What an entry doesn't say, or says otherwise, is left out.
@@ -9,28 +6,19 @@ The JSON is unversioned in practice: keys come and go (torch/csrc/distributed/c1
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import time
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from guardrun.supervisor.collect.host.procfs import parse_files_limit
+from guardrun.supervisor.collect.collectives.worker_server import MAX_BYTES, too_long
 from guardrun.supervisor.engine.observation.collective_calls import runs_on_device
 
-MAX_BYTES = 8 * 1024 * 1024
-"""2000 entries, torch's default, are 1.2 MB."""
-MAX_HEAD_BYTES = 64 * 1024
 MAX_NAME = 400
 """Characters of a group's or an operation's name."""
 MAX_ENTRIES = 600
 """The last ones are read: what is pending is among them."""
-SPARE_DESCRIPTORS = 8
-HANDLERS = ("fr_trace_json", "dump_nccl_trace_json")
-"""Those that give the recorder: of all backends but NCCL, and of NCCL (before 2.7 that one only). Separate memories."""
 
 _DTYPES = {
     "Float": "float32",
@@ -105,6 +93,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
+class _RawCounts(msgspec.Struct):
+    """A dump without entries."""
+
+    pg_status: dict[str, dict[str, int]] = {}
+
+
 class _Raw(msgspec.Struct):
     """The outermost level of a dump; entries stay bytes, since only the last are wanted."""
 
@@ -137,12 +131,26 @@ class _RawEntry(msgspec.Struct):
 
 _DECODER = msgspec.json.Decoder(_Raw)
 _ENTRY_DECODER = msgspec.json.Decoder(_RawEntry)
+_COUNTS_DECODER = msgspec.json.Decoder(_RawCounts, strict=False)
+_COUNTED = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
+
+
+def parse_counts(data: bytes) -> dict[str, list[int]]:
+    """Read what a dump counts, by torch's number of the group, as observation.device_counts has it.
+
+    Raises ValueError where it can't be read. torch writes the numbers as strings.
+    """
+    try:
+        status = _COUNTS_DECODER.decode(data).pg_status
+        return {group: [told[name] for name in _COUNTED] for group, told in status.items()}
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, KeyError) as error:
+        raise ValueError(f"what the flight recorder counts can't be read ({error})") from error
 
 
 def parse_trace(data: bytes) -> Trace:
     """Read a dump. What can't be read is left out and counted in `trouble`; never raises."""
     if len(data) > MAX_BYTES:
-        return Trace(trouble=f"the flight recorder's dump is not read: {_too_long(len(data), MAX_BYTES)}")
+        return Trace(trouble=f"the flight recorder's dump is not read: {too_long(len(data), MAX_BYTES)}")
     try:
         raw = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -261,28 +269,6 @@ def _members(config: object) -> dict[str, list[int]]:
     return members
 
 
-def fetch_trace(path: str, pid: int, listener: tuple[int, int], timeout_s: float) -> Trace:
-    """Ask a rank's worker server, listener being its descriptor and inode in process pid, for what it has.
-
-    Takes timeout_s at most. Raises TraceError.
-    """
-    obstacle = find_obstacle(pid, *listener)
-    if obstacle:
-        raise TraceError(obstacle)
-    deadline = time.monotonic() + timeout_s
-    try:
-        known = msgspec.json.decode(request(path, "GET", "/handler/", deadline), type=list[str])
-        traces = [
-            parse_trace(request(path, "POST", f"/handler/{name}", deadline)) for name in HANDLERS if name in known
-        ]
-    except (OSError, ValueError) as error:
-        reason = "it did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        raise TraceError(f"the flight recorder could not be read: {reason}") from error
-    if not traces:
-        raise TraceError("this torch's worker server has no flight recorder")
-    return merge_traces(traces)
-
-
 def merge_traces(traces: Iterable[Trace]) -> Trace:
     """Put together what the recorders of several backends have told."""
     traces = list(traces)
@@ -292,75 +278,3 @@ def merge_traces(traces: Iterable[Trace]) -> Trace:
         lost=sorted({backend for trace in traces for backend in trace.lost}),
         trouble="; ".join(dict.fromkeys(trace.trouble for trace in traces if trace.trouble)),
     )
-
-
-def find_obstacle(pid: int, fd: int, inode: int) -> str:
-    """Why nobody may connect to a worker server now; empty where one may. The server ends the rank otherwise."""
-    closed = "the script has closed the flight recorder's socket"
-    try:
-        if os.readlink(f"/proc/{pid}/fd/{fd}") != f"socket:[{inode}]":
-            return closed
-        with open(f"/proc/{pid}/limits", encoding="ascii", errors="replace") as file:
-            limit = parse_files_limit(file.read())
-        if limit is not None and len(os.listdir(f"/proc/{pid}/fd")) + SPARE_DESCRIPTORS > limit:
-            return "the rank has no descriptor left with which its flight recorder could answer"
-    except FileNotFoundError:
-        return closed
-    except OSError as error:
-        return f"the flight recorder's socket could not be looked at: {error.strerror}"
-    return ""
-
-
-def request(path: str, method: str, target: str, deadline: float, max_bytes: int = MAX_BYTES) -> bytes:
-    """One HTTP request over a Unix socket; answers the body. deadline is time.monotonic()'s.
-
-    Raises OSError (TimeoutError where the deadline has passed), ValueError for an answer that is none, or too long.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        _wait_until(connection, deadline)
-        connection.connect(path)
-        head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-        connection.sendall(head.encode())
-        data = bytearray()
-        body_at = size = -1
-        while size < 0 or len(data) < body_at + size:
-            _wait_until(connection, deadline)
-            part = connection.recv(1 << 18)
-            if not part:
-                break
-            data += part
-            if size < 0:
-                body_at, size = _read_head(data, max_bytes)
-    if size < 0 or len(data) < body_at + size:
-        raise ValueError("its answer ended early")
-    return bytes(data[body_at : body_at + size])
-
-
-def _wait_until(connection: socket.socket, deadline: float) -> None:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    connection.settimeout(left)
-
-
-def _read_head(data: bytearray, max_bytes: int) -> tuple[int, int]:
-    """Where the body begins, and how long it is; -1, -1 while the head is incomplete. Raises ValueError."""
-    end = data.find(b"\r\n\r\n")
-    if end < 0:
-        if len(data) > MAX_HEAD_BYTES:
-            raise ValueError("its answer is no HTTP")
-        return -1, -1
-    head = data[:end].decode("latin-1")
-    status = re.match(r"HTTP/1\.[01] (\d{3})", head)
-    length = re.search(r"^content-length:\s*(\d{1,15})\s*$", head, re.IGNORECASE | re.MULTILINE)
-    if status is None or length is None:
-        raise ValueError("its answer is no HTTP, or doesn't say how long it is")
-    if status[1] != "200":
-        raise ValueError(f"it answers with status {status[1]}")
-    if int(length[1]) > max_bytes:
-        raise ValueError(_too_long(int(length[1]), max_bytes))
-    return end + 4, int(length[1])
-
-
-def _too_long(size_bytes: int, max_bytes: int) -> str:
-    return f"its dump is {size_bytes >> 20} MB long, and at most {max_bytes >> 20} MB are read"

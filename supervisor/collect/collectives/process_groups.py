@@ -22,7 +22,13 @@ from guardrun.hooks.wire.board import MAGIC, Field, Milestone
 from guardrun.hooks.wire.calls_page import calls_name, recorder_name
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.collectives.calls_page import CallsPage, PageCall, PageGroup, read_calls
-from guardrun.supervisor.collect.collectives.flight_recorder import Entry, Trace, TraceError, fetch_trace
+from guardrun.supervisor.collect.collectives.flight_recorder import Entry, Trace, TraceError
+from guardrun.supervisor.collect.collectives.recorder_reader import (
+    RankBoard,
+    Reading,
+    RecorderReader,
+    is_heart_stale,
+)
 from guardrun.supervisor.engine.model.looks import Call, GroupLook
 from guardrun.supervisor.engine.observation.collective_calls import direction, runs_on_device
 
@@ -35,7 +41,7 @@ LAST_CALLS = 32
 LAST_CALLS_OF_MANY = 3
 MANY_RANKS = 32
 """From this world size on, fewer calls of each rank are kept: there, most are right."""
-FETCH_S = 1.0
+NO_HOOKS = "no hooks in this rank"
 _MADE_MARGIN_NS = 1_000_000
 
 RECORDER, HOOKS, BOTH = "flight recorder", "hooks", "both"
@@ -51,46 +57,63 @@ class Asked(NamedTuple):
     state: str
     """The process's."""
     words: list[int]
-    """Its board."""
+    """Its board, …"""
+    board: RankBoard
+    """… and that itself."""
     sockets_dir: str
     attempt: int
     global_rank: int
 
 
-def read_groups(asked: Asked, clock: EngineClock, *, limit_s: float, last: int) -> tuple[list[GroupLook], str]:
-    """A rank's groups, and why they say less than they might. Takes limit_s at most.
+class GroupsRead(NamedTuple):
+    """What a rank tells of its calls."""
+
+    groups: list[GroupLook] = []  # noqa: RUF012
+    trouble: str = ""
+    """Why they say less than they might."""
+    counts: dict[str, list[int]] = {}  # noqa: RUF012
+    """As observation.device_counts has them."""
+    is_unread: bool = False
+    """As RankLook has it."""
+
+
+def read_groups(asked: Asked, reader: RecorderReader, clock: EngineClock, *, limit_s: float, last: int) -> GroupsRead:
+    """A rank's groups. reader: what earlier looks know of its recorder. Takes limit_s at most.
 
     last: how many calls of each group, besides those that are pending.
     """
     if asked.words[Field.MAGIC] != MAGIC or asked.words[Field.PID] != asked.pid:
-        return [], "no hooks in this rank"
+        return GroupsRead(trouble=NO_HOOKS)
+    deadline = time.monotonic() + limit_s
     path = os.path.join(asked.sockets_dir, calls_name(asked.attempt, asked.global_rank))
-    trace, trouble = None, ""
+    reading, trouble = Reading(), ""
     try:
         page = read_calls(path)
         if asked.state in "Tt":
             trouble = "a stopped process can't tell what its flight recorder has"
         elif asked.words[Field.MILESTONES] & Milestone.ENDED:
             trouble = "its script has ended: its flight recorder is not asked any more"
-        elif page.recorder_fd >= 0:
-            listener = (page.recorder_fd, page.recorder_inode)
-            socket = os.path.join(asked.sockets_dir, recorder_name(asked.attempt, asked.global_rank))
-            trace = fetch_trace(socket, asked.pid, listener, min(FETCH_S, limit_s))
-            trouble = trace.trouble
         else:
-            trouble = page.recorder_trouble
+            reader.wait_for_server(asked.board, limit_s)
+            page = read_calls(path)
+            socket = os.path.join(asked.sockets_dir, recorder_name(asked.attempt, asked.global_rank))
+            reading = reader.read(asked.pid, asked.board, page, socket, deadline - time.monotonic())
+            trouble = reading.trouble
     except FileNotFoundError:
-        return [], ""  # torch.distributed has not been imported.
+        return GroupsRead()  # torch.distributed has not been imported.
     except TraceError as error:
         trouble = str(error)
     except (OSError, ValueError) as error:
-        return [], f"what it has called can't be read: {error}"
+        return GroupsRead(trouble=f"what it has called can't be read: {error}")
     try:
         page = read_calls(path)  # Anew: no older than what the recorder told.
     except (OSError, ValueError):
         pass
     wall_ns = time.time_ns() - time.monotonic_ns()
-    return join(page, trace, at_ns=clock.at_ns, wall_ns=wall_ns, last=last), trouble
+    groups = join(page, reading.trace, at_ns=clock.at_ns, wall_ns=wall_ns, last=last)
+    on_device = any(runs_on_device(backend) for group in page.groups for backend in _backends(group))
+    is_unread = on_device and not reading.counts and is_heart_stale(asked.words)
+    return GroupsRead(groups, trouble, reading.counts, is_unread)
 
 
 def join(

@@ -23,9 +23,12 @@ from guardrun.supervisor.collect.collectives.process_groups import (
     LAST_CALLS,
     LAST_CALLS_OF_MANY,
     MANY_RANKS,
+    NO_HOOKS,
     Asked,
+    GroupsRead,
     read_groups,
 )
+from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReaders
 from guardrun.supervisor.collect.host.blocked_calls import Background, explain
 from guardrun.supervisor.collect.host.process_table import ProcessTable
 from guardrun.supervisor.collect.host.procfs import (
@@ -56,7 +59,6 @@ from guardrun.supervisor.engine.model.events import Rank
 from guardrun.supervisor.engine.model.looks import (
     PYSPY,
     Frame,
-    GroupLook,
     ProcessLook,
     RankLook,
     Reading,
@@ -101,8 +103,7 @@ class Target:
     kernel_stack: str = ""
     at_s: float = 0.0
     """When its counters were read."""
-    groups: list[GroupLook] = field(default_factory=list)
-    groups_trouble: str = ""
+    groups: GroupsRead = field(default_factory=GroupsRead)
     standstill: Standstill = NONE
 
 
@@ -119,6 +120,7 @@ class Effort(NamedTuple):
     """How many completed calls of each process group to keep."""
     table: ProcessTable
     may_pause: bool
+    recorders: RecorderReaders
 
 
 def limit_s(ranks: int) -> float:
@@ -139,21 +141,27 @@ def take_look(
     write: Callable[[Callable[[], object]], object] = lambda work: work(),
     folders: Sequence[str] = (),
     may_pause: bool = False,
+    recorders: RecorderReaders | None = None,
 ) -> LookResult:
     """Look at every rank and all below it; takes limit_s(len(ranks)) at most.
 
     Raw stacks go to folder, where it can be written, by way of write: it is given the work, and may do it later.
     boards are Sampler.boards. pyspy is the program to run, found where None. folders: those whose file systems are
     asked as well. may_pause: a rank that seems to stand still for ever may be paused for a moment, once, for native
-    frames: that is how it is proven.
+    frames: that is how it is proven. recorders: what earlier looks at these ranks know of their flight recorders; None:
+    there was none.
     """
     began = time.monotonic()
     deadline = began + limit_s(len(ranks))
     calls = LAST_CALLS if len(ranks) < MANY_RANKS else LAST_CALLS_OF_MANY
     table = ProcessTable.read()
-    effort = Effort(deadline, samples, os.fspath(sockets_dir), attempt, pyspy, calls, table, may_pause)
+    recorders = recorders or RecorderReaders()
+    effort = Effort(deadline, samples, os.fspath(sockets_dir), attempt, pyspy, calls, table, may_pause, recorders)
     tcp = read_tcp_bytes()
     targets, missing = _find_targets(ranks, boards, table)
+    for target in targets:
+        if target.is_rank and target.board is not None and target.stat.state not in "Tt":
+            recorders.of(attempt, target.rank.global_rank).ask_for_server(target.words, target.board)
     beside = Background(folders, [target.stat.pid for target in targets][:MAX_ASKED], table)
     answers = run_bounded(
         [lambda target=target: _look_at(target, clock, effort) for target in targets],  # type: ignore[misc]
@@ -233,10 +241,14 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
     began = time.monotonic()
     dump = _dump(target, effort)
     variety = _sample(target, stat, began, dump, effort) if target.is_rank else []
-    if target.is_rank:
-        asked = Asked(pid, stat.state, target.words, effort.sockets_dir, effort.attempt, target.rank.global_rank)
+    if target.is_rank and target.board is not None:
+        number = target.rank.global_rank
+        asked = Asked(pid, stat.state, target.words, target.board, effort.sockets_dir, effort.attempt, number)
+        reader = effort.recorders.of(effort.attempt, number)
         left_s = effort.deadline - time.monotonic()
-        target.groups, target.groups_trouble = read_groups(asked, clock, limit_s=left_s, last=effort.calls)
+        target.groups = read_groups(asked, reader, clock, limit_s=left_s, last=effort.calls)
+    elif target.is_rank:
+        target.groups = GroupsRead(trouble=NO_HOOKS)
     return ProcessLook(
         pid=pid,
         ppid=stat.ppid,
@@ -371,6 +383,8 @@ def _join(
         gc_share=gc_share,
         standstill=target.standstill.why,
         standstill_key=target.standstill.key,
-        groups=target.groups,
-        groups_trouble=target.groups_trouble,
+        groups=target.groups.groups,
+        groups_trouble=target.groups.trouble,
+        device_counts=target.groups.counts,
+        is_unread=target.groups.is_unread,
     )

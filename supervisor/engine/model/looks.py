@@ -177,6 +177,10 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What each of its threads waits for: equal in two looks, it was the same standstill in between."""
     groups_trouble: str = ""
     """Why `groups` is empty or says less than it might."""
+    device_counts: dict[str, list[int]] = {}
+    """As observation.device_counts has them; empty where no recorder of a device's calls has answered."""
+    is_unread: bool = False
+    """It has groups of a device whose calls nobody could read, and its hooks don't run: `issued` is a lower bound."""
     data_share: float = -1.0
     """Share of the attempt's time in which its training thread waited for data; -1 unknown."""
     gc_share: float = -1.0

@@ -33,6 +33,7 @@ from guardrun.supervisor.engine.observation.collective_calls import (
     pending_batch,
     runs_on_device,
 )
+from guardrun.supervisor.engine.observation.device_counts import is_still, pending_groups
 from guardrun.supervisor.engine.observation.frames import active_stack, is_users, user_frame
 
 CIRCLE = "circle"
@@ -179,9 +180,14 @@ def waits_on_device(before: RankLook, after: RankLook) -> str:
     synchronisation) says nothing of torch.distributed.
     """
     old = {(key_of(told), call.op, call.seq) for told in before.groups if (call := pending(told))}
+    # A look that found other numbers than the one before it has no calls: equal ones say that they were the same.
+    counts = after.device_counts
+    was_same = bool(counts) and bool(pending_groups(counts)) and is_still(before.device_counts, counts)
     for told in after.groups:
         call = pending(told)
-        if runs_on_device(told.backend) and call is not None and (key_of(told), call.op, call.seq) in old:
+        if not runs_on_device(told.backend) or call is None:
+            continue
+        if was_same or (key_of(told), call.op, call.seq) in old:
             return call.op
     return ""
 

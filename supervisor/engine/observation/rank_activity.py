@@ -23,6 +23,7 @@ from guardrun.supervisor.engine.observation.dataloader_workers import (
     mount_words,
     workers_of,
 )
+from guardrun.supervisor.engine.observation.device_counts import gets_on
 
 
 class RankActivity(str, Enum):
@@ -110,6 +111,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """For DATA: a worker is dead or stopped, so that no batch will come from it."""
     proof: str = ""
     """Why nothing is left that could end its wait, as a clause; empty where something may."""
+    is_unread: bool = False
+    """What it has issued to its device is known by its hooks alone, which don't run any more."""
 
 
 _LINGERING = frozenset(
@@ -220,6 +223,7 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         is_starved=after.process.state == "R" and _cpu(before, after) < STARVED_CPU,
         detail=mount_words(after.process) if doing is RankActivity.IO_BLOCKED else clause(workers),
         is_broken=cannot_deliver(workers, before),
+        is_unread=after.is_unread,
         proof=_proof(before, after) if doing in (RankActivity.IDLE, RankActivity.DATA) else "",
     )
 
@@ -240,6 +244,8 @@ def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[RankA
         )
     if after.collectives > before.collectives or after.group_seq > before.group_seq:
         return RankActivity.BUSY, "its collectives advance"
+    if after.device_counts and gets_on(before.device_counts, after.device_counts):
+        return RankActivity.BUSY, "its device completes collectives"
     if _is_waiting(before, after, stack):
         return RankActivity.WAITING, f"waits in {_waits_in(after, stack)}"
     moving = _bytes_move(before, after) or _children_work(before, after)

@@ -1,14 +1,8 @@
-"""The flight recorder's dumps, recorded and made by hand; and a server that answers badly."""
+"""The flight recorder's dumps, recorded and made by hand."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guardrun.supervisor.collect.collectives.flight_recorder import (
-    TraceError,
-    fetch_trace,
-    find_obstacle,
-    parse_trace,
-    request,
-)
+from guardrun.supervisor.collect.collectives.flight_recorder import parse_counts, parse_trace
 from guardrun.supervisor.collect.collectives.process_groups import join
 from guardrun.supervisor.engine.model.looks import Call, GroupLook
 
@@ -211,121 +199,20 @@ def test_a_group_of_the_same_name_starts_anew() -> None:
     assert (told.issued, len(told.calls)) == (2, 2)
 
 
-# The server ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def server(path: Path, *answers: bytes, hangs: bool = False) -> Iterator[str]:
-    """Answer one connection after another with these bytes; then stay silent, if hangs."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen()
-    over = threading.Event()
-
-    def serve() -> None:
-        for answer in answers:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.recv(65536)
-                try:
-                    connection.sendall(answer)
-                except OSError:
-                    pass
-                if hangs:
-                    over.wait(10)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield str(path)
-    finally:
-        over.set()
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
-
-
-def http(body: bytes, status: str = "200 OK", length: int | None = None) -> bytes:
-    size = len(body) if length is None else length
-    return f"HTTP/1.1 {status}\r\nContent-Length: {size}\r\nContent-Type: x\r\n\r\n".encode() + body
-
-
-def ask(path: str, timeout_s: float = 5.0) -> bytes:
-    return request(path, "GET", "/handler/", time.monotonic() + timeout_s)
-
-
-def test_an_answer_is_read_whole(tmp_path: Path) -> None:
-    body = os.urandom(3_000_000)
-    with server(tmp_path / "s", http(body)) as path:
-        assert ask(path) == body
+def test_what_is_counted_is_read_from_numbers_and_from_words() -> None:
+    """torch writes words into JSON, and numbers into its own dumps."""
+    names = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
+    for numbers in (("12", "-1", "11"), (12, -1, 11)):
+        status = dict(zip(names, numbers, strict=True))
+        dump = {"version": "2.10", "pg_status": {"0": status}, "entries": [{"anything": 1}]}
+        assert parse_counts(json.dumps(dump).encode()) == {"0": [12, -1, 11]}
+    assert parse_counts(b"{}") == {}
+    assert parse_counts(read("nccl-h100-pending-0"))["0"] == [10, -1, 9]
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (b"", "ended early"),
-        (b"HTTP/1.1 200 OK\r\n", "ended early"),
-        (http(b"short", length=1000), "ended early"),
-        (http(b"", status="404 Not Found"), "status 404"),
-        (http(b"", length=100_000_000), "95 MB long"),
-        (b"hello\r\n\r\n", "no HTTP"),
-        (b"HTTP/1.1 200 OK\r\n\r\nbody without a length", "no HTTP"),
-        (b"x" * 100_000, "no HTTP"),
-    ],
+    "data", [b"", b"[]", b'{"pg_status": {"0": {}}}', b'{"pg_status": {"0": {"last_enqueued_collective": "x"}}}']
 )
-def test_a_bad_answer_is_refused(tmp_path: Path, answer: bytes, error: str) -> None:
-    with server(tmp_path / "s", answer) as path, pytest.raises(ValueError, match=error):
-        ask(path)
-
-
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\n", http(b"part", length=1000)])
-def test_a_silent_server_is_left(tmp_path: Path, answer: bytes) -> None:
-    with server(tmp_path / "s", answer, hangs=True) as path:
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            ask(path, timeout_s=0.2)
-        assert time.monotonic() - began < 30
-
-
-def test_nobody_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        ask(str(tmp_path / "none"))
-
-
-@contextmanager
-def listening(path: str) -> Iterator[tuple[int, int]]:
-    """A listener of this process, as (descriptor, inode)."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        yield listener.fileno(), os.fstat(listener.fileno()).st_ino
-
-
-def test_both_memories_are_asked_for_where_there_are_two(tmp_path: Path) -> None:
-    names = http(json.dumps(["ping", "dump_nccl_trace_json", "fr_trace_json"]).encode())
-    answers = [names, http(read("gloo-skip-0")), http(read("nccl-mismatch-0"))]
-    with listening(str(tmp_path / "own")) as own, server(tmp_path / "s", *answers) as path:
-        trace = fetch_trace(path, os.getpid(), own, 5.0)
-    assert {entry.backend for entry in trace.entries} == {"gloo", "nccl"}
-    assert trace.members == {"0": [0, 1], "1": [0, 1]}
-
-
-@pytest.mark.parametrize(
-    ("names", "error"), [(b'["ping"]', "no flight recorder"), (b"{}", "could not be read"), (b"[1]", "could not be")]
-)
-def test_a_server_without_a_recorder_is_said(tmp_path: Path, names: bytes, error: str) -> None:
-    own, answers = listening(str(tmp_path / "own")), server(tmp_path / "s", http(names))
-    with own as listener, answers as path, pytest.raises(TraceError, match=error):
-        fetch_trace(path, os.getpid(), listener, 5.0)
-
-
-def test_nobody_connects_where_the_descriptor_is_another(tmp_path: Path) -> None:
-    pid = os.getpid()
-    with listening(str(tmp_path / "s")) as (fd, inode):
-        assert find_obstacle(pid, fd, inode) == ""
-        assert "has closed" in find_obstacle(pid, fd, inode + 1)
-    assert "has closed" in find_obstacle(pid, fd, inode)
-    with pytest.raises(TraceError, match="has closed"):
-        fetch_trace(str(tmp_path / "s"), pid, (fd, inode), 1.0)
+def test_counts_that_can_t_be_read_raise(data: bytes) -> None:
+    with pytest.raises(ValueError, match="can't be read"):
+        parse_counts(data)

@@ -7,20 +7,38 @@ import os
 import resource
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from guardrun.hooks.patches import flight_recorder
+from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.calls_page import calls_name
 from guardrun.supervisor.collect.collectives.calls_page import read_calls
-from guardrun.supervisor.collect.collectives.flight_recorder import fetch_trace
+from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReader
+from guardrun.supervisor.collect.ranks.boards import open_boards
 from tests.hooks.bed import Bed, finish, run_plain
 
 ALONE = str(Path(__file__).parents[1] / "ranks" / "alone.py")
+WAIT = """
+import time
+from guardrun.hooks.rank import rank
+from guardrun.hooks.wire.board import Field
+while rank.active.words[Field.SERVER_GIVEN] != rank.active.words[Field.SERVER_ASKED]:
+    time.sleep(0.01)
+"""
+"""Until the hooks have answered whoever asks for the server."""
+
+
+def ask(bed: Bed) -> None:
+    """Ask for the server of a rank that is about to start."""
+    bed.make_board()
+    bed.board().words[Field.SERVER_ASKED] = 1
 
 
 def test_a_rank_s_output_and_end_are_as_without_it(bed: Bed, tmp_path: Path) -> None:
     plain = run_plain([ALONE, str(tmp_path / "plain"), "3"], dict(os.environ))
+    ask(bed)
     done = finish(bed.start([ALONE, str(tmp_path / "seen"), "3"]))
     assert plain.stdout == "trained\n"
     assert (done.returncode, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr) != (0, "", "")
@@ -33,6 +51,7 @@ def test_a_rank_s_output_and_end_are_as_without_it(bed: Bed, tmp_path: Path) -> 
 
 
 def test_its_threads_take_no_signal(bed: Bed, tmp_path: Path) -> None:
+    ask(bed)
     assert finish(bed.start([ALONE, str(tmp_path / "seen")])).returncode == 0
     threads = json.loads((tmp_path / "seen").read_text())["threads"]
     assert len(threads) == max(8, (os.cpu_count() or 1) - 1) + 1, "as hooks/patches/flight_recorder.py reckons"
@@ -41,6 +60,23 @@ def test_its_threads_take_no_signal(bed: Bed, tmp_path: Path) -> None:
         for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD, signal.SIGALRM):
             assert blocked >> (each - 1) & 1
         assert not blocked >> (signal.SIGSEGV - 1) & 1
+
+
+def test_nobody_asks_and_there_is_none(bed: Bed, tmp_path: Path) -> None:
+    code = f"""
+import os, time, torch, torch.distributed as dist
+from guardrun.hooks.rank import rank
+from guardrun.hooks.wire.board import Field
+dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+beat = rank.active.words[Field.HEART_NS]
+while rank.active.words[Field.HEART_NS] == beat:
+    time.sleep(0.01)
+print(sum("pt_workerserver" in open(f"/proc/self/task/{{tid}}/comm").read() for tid in os.listdir("/proc/self/task")))
+"""
+    done = bed.run(code)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    page = read_calls(str(bed.sockets / calls_name(0, 0)))
+    assert (page.recorder_fd, page.recorder_trouble) == (-1, "")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +97,9 @@ def test_where_there_is_none_the_page_says_why(
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
 dist.all_reduce(torch.ones(2))
+{WAIT}
 """
+    ask(bed)
     done = bed.run(code, **more)
     assert (done.returncode, done.stderr) == (0, "")
     page = read_calls(str(bed.sockets / calls_name(0, 0)))
@@ -100,9 +138,12 @@ import ctypes, os, signal, torch, torch.distributed as dist
 level = ctypes.c_int.in_dll(ctypes.CDLL(os.path.dirname(torch.__file__) + "/lib/libc10.so"), "FLAGS_caffe2_log_level")
 before = level.value, signal.pthread_sigmask(signal.SIG_BLOCK, [])
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+{WAIT}
 print(before == (level.value, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 """
+    ask(bed)
     assert bed.run(code).stdout == "True\n"
+    assert read_calls(str(bed.sockets / calls_name(0, 0))).recorder_fd >= 0
 
 
 def test_it_answers_while_the_gil_is_held(bed: Bed, tmp_path: Path) -> None:
@@ -110,15 +151,86 @@ def test_it_answers_while_the_gil_is_held(bed: Bed, tmp_path: Path) -> None:
 import ctypes, torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
 dist.all_reduce(torch.ones(2))
+{WAIT}
 print("ready", flush=True)
 ctypes.PyDLL(None).sleep(60)
 """
+    ask(bed)
     rank = bed.start(["-c", code])
     assert rank.stdout is not None
     assert rank.stdout.readline() == "ready\n"
     page = read_calls(str(bed.sockets / calls_name(0, 0)))
-    trace = fetch_trace(str(bed.sockets / "fr-0-0"), rank.pid, (page.recorder_fd, page.recorder_inode), 5.0)
+    board = open_boards(bed.sockets, 0, [0])[0]
+    trace = RecorderReader().read(rank.pid, board, page, str(bed.sockets / "fr-0-0"), 5.0).trace
+    board.close()
+    assert trace is not None
     assert [(entry.op, entry.sizes, entry.is_done) for entry in trace.entries] == [("all_reduce", [[2]], True)]
+
+
+class Page:
+    """What a calls page was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def set_pipe(self, pipe: str, dump: str) -> None:
+        self.told.append((pipe, dump))
+
+    def forbid_entries(self, trouble: str) -> None:
+        self.told.append((trouble,))
+
+
+DUMP = {"TORCH_FR_DUMP_TEMP_FILE": "/x/rank-"}
+PIPE = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/y/pipe-"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "torch", "is_made"),
+    [
+        (DUMP, (True, "too little room"), True),
+        (DUMP, (True, ""), False),
+        (DUMP, (False, "too little room"), False),
+        (DUMP | PIPE, (True, "too little room"), False),
+        ({}, (True, "too little room"), False),
+        (DUMP | {"TORCH_FR_BUFFER_SIZE": "0"}, (True, "too little room"), False),
+    ],
+    ids=["needed", "a server can be had", "no NCCL", "the user's own", "no place for dumps", "no recorder"],
+)
+def test_torch_s_pipe_is_made_where_it_is_needed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    torch: tuple[bool, str],
+    is_made: bool,
+) -> None:
+    """torch: whether it has NCCL, and why there can be no server."""
+    has_nccl, obstacle = torch
+    for name in (*flight_recorder.SIZE_VARIABLES, *flight_recorder.DUMP_VARIABLES, flight_recorder.PIPE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    monkeypatch.setattr(flight_recorder, "_has_prepared", False)
+    monkeypatch.setattr(flight_recorder, "find_obstacle", lambda: obstacle)
+    rank = SimpleNamespace(sockets=str(tmp_path), attempt=2, global_rank=5, fail=pytest.fail)
+    module, page = SimpleNamespace(_NCCL_AVAILABLE=has_nccl), Page()
+    flight_recorder.prepare(rank, page, module)  # type: ignore[arg-type]
+    stem = f"{tmp_path}/pipe-2-5-"
+    assert page.told == ([(stem, "/x/rank-")] if is_made else [])
+    assert [path.is_fifo() for path in tmp_path.iterdir()] == [True] * is_made
+    assert dict(os.environ) == before | ({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": stem} if is_made else {})
+    monkeypatch.delenv(flight_recorder.PIPE_VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize(("value", "is_told"), [("1", True), ("True", True), ("0", False), ("", False)])
+def test_nobody_asks_for_entries_where_torch_has_no_watchdog(
+    monkeypatch: pytest.MonkeyPatch, value: str, is_told: bool
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", value)
+    monkeypatch.setattr(flight_recorder, "_has_prepared", True)
+    page = Page()
+    flight_recorder.prepare(SimpleNamespace(fail=pytest.fail), page, None)  # type: ignore[arg-type]
+    assert page.told == [("torch waits for NCCL by itself (TORCH_NCCL_BLOCKING_WAIT)",)] * is_told
 
 
 def test_room_for_threads_is_reckoned_with(monkeypatch: pytest.MonkeyPatch) -> None:

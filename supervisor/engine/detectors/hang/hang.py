@@ -167,6 +167,8 @@ def _elsewhere(base: Finding, elsewhere: list[int], ranks: list[int]) -> Finding
 # Hang ---------------------------------------------------------------------------------------------------------------
 
 
+UNREAD_CONFIDENCE = 0.6
+"""In whom nobody could ask what it has issued: it may have issued more since its hooks last ran."""
 DOUBTFUL = frozenset({RankActivity.CHURNING, RankActivity.UNLOOKED})
 """Neither seen to get somewhere nor seen to stand still: only the hard limit ends the doubt."""
 _MAY_WAIT = STUCK - {RankActivity.STOPPED, RankActivity.TRACED} | {RankActivity.CHURNING}
@@ -229,6 +231,9 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
         if not waiting:
             return _lingering(leaving)
         return all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched)
+    if waiting and all(j.is_unread for j in stuck) and _lacks_nobody(matched):
+        # They keep the GIL, in a launch on a full queue perhaps, and have issued what the others wait in.
+        return all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched)
     by_waits = _by_waits(stuck, waiting, matched)
     rivals, held_up = by_waits or _split(stuck, waiting)
     first = min(rivals, key=lambda j: _PRECEDENCE.index(j.doing)).doing
@@ -252,6 +257,11 @@ def _in_company(judged: list[Judgement], matched: Match) -> list[Judgement]:
     ]
 
 
+def _lacks_nobody(matched: Match) -> bool:
+    """Whether all that is waited in has been issued by everybody."""
+    return bool(matched.waits) and not any(wait.waits_for or wait.unseen for wait in matched.waits)
+
+
 def _numbers(judged: list[Judgement]) -> list[int]:
     return [j.global_rank for j in judged]
 
@@ -265,6 +275,8 @@ def _of(
     """
     doing = culprits[0].doing
     cause, confidence = _CAUSE[doing]
+    if any(rival.is_unread for rival in rivals):
+        confidence = min(confidence, UNREAD_CONFIDENCE)
     return Finding(
         cause=cause,
         culprits=sorted(_numbers(culprits)),
@@ -291,6 +303,8 @@ def _patience_s(rival: Judgement, nobody_waits: bool, settings: Settings) -> flo
         patience_s = max(patience_s, settings.native_patience_s)
     if rival.is_awake:
         patience_s = max(patience_s, settings.awake_patience_s)
+    if rival.is_unread and rival.doing is RankActivity.GIL_HELD:
+        patience_s = max(patience_s, TORCH_TIMEOUT_S)
     if rival.is_in_long_work and rival.doing in _LONG_WORK:
         return max(patience_s, settings.save_patience_s)
     return max(patience_s, settings.spin_patience_s) if rival.is_in_doubt else patience_s

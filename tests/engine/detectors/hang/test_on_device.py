@@ -111,6 +111,53 @@ def test_a_call_that_gets_on_between_two_looks_is_none_to_wait_for() -> None:
     assert with_device(plain, before, after).doing is RankActivity.SPINNING
 
 
+STANDING = {"0": [52, -1, 51]}
+
+
+def test_equal_numbers_say_that_it_was_pending_before() -> None:
+    """The look before had no calls of the device, which are asked for only where two looks agree."""
+    plain = Judgement(global_rank=0, doing=RankActivity.SPINNING, reason="")
+    after = look(0, PENDING, device_counts=STANDING)
+
+    def doing(before: RankLook) -> RankActivity:
+        return with_device(plain, before, after).doing
+
+    assert doing(look(0, told(issued=52), 100.0, device_counts=STANDING)) is RankActivity.WAITING
+    assert doing(look(0, told(issued=52), 100.0, device_counts={"0": [52, -1, 50]})) is RankActivity.SPINNING
+    assert doing(look(0, told(issued=52), 100.0)) is RankActivity.SPINNING
+
+
+@pytest.mark.parametrize(("completed", "expected"), [(60, RankActivity.BUSY), (51, RankActivity.SPINNING)])
+def test_a_device_that_works_off_what_its_host_has_launched_gets_somewhere(
+    completed: int, expected: RankActivity
+) -> None:
+    """The host spins in `.item()`, hundreds of steps ahead, and counts nothing."""
+    stack = [Frame("read", "/home/me/train.py", 70)]
+    looks = []
+    for at_s, counts in ((100.0, [500, -1, 51]), (108.0, [500, -1, completed])):
+        thread = ThreadLook(tid=1, is_main=True, frames=stack, cpu_s=at_s)
+        process = ProcessLook(pid=1, state="R", cpu_s=at_s, threads=[thread], variety=[stack], source="py-spy")
+        looks.append(RankLook(global_rank=0, at_s=at_s, process=process, heart_s=at_s, device_counts={"0": counts}))
+    assert judge(*looks).doing is expected
+
+
+@pytest.mark.parametrize(
+    ("issued", "cause", "culprits"),
+    [(51, "gil_held", [3]), (52, "collective_timeout", [])],
+    ids=["behind", "with them"],
+)
+def test_who_keeps_the_gil_and_could_not_be_read_is_given_as_long_as_torch_would(
+    issued: int, cause: str, culprits: list[int]
+) -> None:
+    """torch's server starts when somebody asks, by a thread that needs the GIL."""
+    looks = [look(rank, PENDING) for rank in (0, 1, 2)] + [look(3, told(issued=issued), is_unread=True)]
+    all_judged = [judged(rank, RankActivity.SPINNING, PENDING) for rank in (0, 1, 2)]
+    all_judged.append(Judgement(global_rank=3, doing=RankActivity.GIL_HELD, reason="", is_unread=True))
+    found = find(all_judged, [], Settings(gil_patience_s=60.0), match(looks))
+    assert found is not None
+    assert (found.cause, found.culprits, found.patience_s, found.confidence) == (cause, culprits, 600, 0.6)
+
+
 def test_what_the_host_carries_out_says_nothing_of_a_device() -> None:
     group = told(call(52, "issued"), backend="gloo")
     assert judged(0, RankActivity.SPINNING, group).doing is RankActivity.SPINNING
