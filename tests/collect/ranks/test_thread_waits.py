@@ -196,6 +196,18 @@ def ask(pid: int) -> Standstill:
     return read_standstill(pid, ProcessTable.read(), deadline=time.monotonic() + 20)
 
 
+def said(pid: int, what: str) -> Standstill:
+    """The next answer that says something: of a look for which py-spy was too slow none does."""
+
+    def answer() -> Standstill | None:
+        found = ask(pid)
+        return found if found.why else None
+
+    found = wait_until(answer, 30, what)
+    assert found is not None
+    return found
+
+
 def is_still(pid: int) -> bool:
     """Its main thread sleeps, and did not wake up for a while."""
 
@@ -211,8 +223,7 @@ def is_still(pid: int) -> bool:
 @pytest.mark.parametrize("name", FAULTS)
 def test_nothing_is_left_to_end_it(start_script: StartScript, tmp_path: object, name: str) -> None:
     script = start_script(HEAD + FAULTS[name], str(tmp_path), ends_asleep=False)
-    wait_until(lambda: bool(ask(script.pid).why), 30, name)
-    first, again = ask(script.pid), ask(script.pid)
+    first, again = said(script.pid, name), said(script.pid, name)
     assert first == again
     assert first.key
 
@@ -245,8 +256,7 @@ def test_who_goes_on_is_another_standstill_than_before(start_script: StartScript
         "lock.acquire()",
         ends_asleep=False,
     )
-    wait_until(lambda: bool(ask(script.pid).why), 30, "a standstill")
-    before = ask(script.pid)
+    before = said(script.pid, "a standstill")
     os.kill(script.pid, signal.SIGUSR1)
     wait_until(lambda: ask(script.pid).key not in ("", before.key), 30, "another")
 
@@ -255,13 +265,11 @@ def test_who_goes_on_is_another_standstill_than_before(start_script: StartScript
 def test_a_child_that_is_stopped_and_let_run_by_turns_is_another_each_time(start_script: StartScript) -> None:
     """As under cpulimit."""
     script = start_script(HEAD + FAULTS["a process that is stopped"], ends_asleep=False)
-    wait_until(lambda: bool(ask(script.pid).why), 30, "a standstill")
-    before = ask(script.pid)
+    before = said(script.pid, "a standstill")
     [below] = [stat.pid for stat in ProcessTable.read().stats.values() if stat.ppid == script.pid]
     os.kill(below, signal.SIGCONT)
     os.kill(below, signal.SIGSTOP)
-    wait_until(lambda: bool(ask(script.pid).why), 30, "the next standstill")
-    assert ask(script.pid).key != before.key
+    assert said(script.pid, "the next standstill").key != before.key
 
 
 @pytest.mark.real("py-spy")
