@@ -232,7 +232,7 @@ def test_time_in_which_we_did_not_run_is_nobodys_silence() -> None:
         assert process.stdout.readline() == "False\n"
     finally:
         process.stdin.close()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
 
 
@@ -291,7 +291,7 @@ def test_without_threads_for_all_some_are_trouble_until_there_are(tmp_path: Path
             assert process.poll() is None
     finally:
         process.stdin.close()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
         wait_until(lambda: not (group / "cgroup.procs").read_text(), 5, "the group to be empty")
         group.rmdir()

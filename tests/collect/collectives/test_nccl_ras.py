@@ -60,7 +60,7 @@ def ras(answer: str, *, knows_json: bool = True, hangs: bool = False) -> Iterato
                     lines.write("OK\n")
                 elif command == "status":
                     if hangs:
-                        over.wait(10)
+                        over.wait(60)
                         return
                     lines.write(answer)
                     return

@@ -130,7 +130,7 @@ def test_an_hour_in_the_queue(edge: EdgeRuns) -> None:
     run = start(edge, "--save-every", "10")
     wait_until((edge.folder / "out/ckpt_50.safetensors").exists, 30, "a checkpoint")
     run.send(signal.SIGKILL)
-    run.process.wait(10)
+    run.process.wait(60)
     wait_until(lambda: not run.alive(), 20, "the end of all that it has started")
     assert run.run_dir is not None
     first = read_run_file(run.run_dir)

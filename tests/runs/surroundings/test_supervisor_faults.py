@@ -274,7 +274,7 @@ def test_what_guardctl_sends_wrongly_is_answered_and_harms_nothing(edge: EdgeRun
     run_dir = wait_until(lambda: run.run_dir, 10, "the run directory")
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
-    socket.set(zmq.RCVTIMEO, 10_000)
+    socket.set(zmq.RCVTIMEO, 60_000)
     socket.connect(f"ipc://{read_run_file(run_dir).socket_dir}/control")
     try:
         for asked, said in [
