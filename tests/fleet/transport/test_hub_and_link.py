@@ -70,6 +70,28 @@ def test_a_link_waits_for_a_hub_that_is_not_there_yet(ends: Bench) -> None:
     assert isinstance(ends.got[link][0], Welcomed)
 
 
+def test_a_head_that_does_not_run_is_told_from_one_that_is_not_there(
+    ends: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is stopped: its kernel takes the connection, and nobody answers."""
+    monkeypatch.setattr(link_module, "WELCOME_S", 0.3)
+    port = ends.open_hub().port
+    stopped, ends.hubs = ends.hubs, []
+    link = ends.open_link("a", port=port, server=ends.server.public)
+    assert not link.is_unanswered
+    ends.until(lambda: link.is_unanswered)
+    ends.until(lambda: link.failures > 1)
+    for _ in range(20):
+        ends.turn()
+        assert link.is_unanswered, "between two connections, too"
+    ends.hubs = stopped
+    ends.joined("a")
+    assert not link.is_unanswered
+    ends.close_hub()
+    ends.until(lambda: link.failures > 1)
+    assert link.obstacle is Obstacle.NOBODY and not link.is_unanswered
+
+
 def test_a_dead_deputy_is_known_at_once(ends: Bench) -> None:
     ends.open_hub()
     link = ends.open_link("a")
