@@ -190,7 +190,7 @@ def test_a_cable_that_is_pulled_twice(namespace: str) -> None:
             run("ip", "-n", namespace, "link", "set", "far0", "up")
             hear("link_up net:near0")
         hear("counted")
-        assert time.monotonic() - began_s < 8, "waited on, not polled"
+        assert time.monotonic() - began_s < 25, "waited on, not polled four times, ten seconds apart"
         assert "found network/net:near0/flapping isolate" in lines
         assert not any("far0/flapping" in line or line.startswith("trouble") for line in lines), lines
     finally:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -246,6 +247,28 @@ def test_a_look_for_a_person_pauses_nobody(start_script: StartScript) -> None:
     table = ProcessTable.read()
     assert read_standstill(script.pid, table, deadline=time.monotonic() + 20, may_pause=False) == Standstill()
     assert NATIVE.pauses(script.pid) == 0
+
+
+@pytest.mark.real("py-spy")
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_what_was_read_before_a_pause_is_not_told_after_it(
+    start_script: StartScript, monkeypatch: pytest.MonkeyPatch, is_paused: bool
+) -> None:
+    """A pause wakes its threads: by their counters, it would be told as another standstill than the next look's."""
+    script = start_script(HEAD + FAULTS["a lock taken twice"], ends_asleep=False)
+    standstill = said(script.pid, "the lock")
+    ask_native = NATIVE.ask
+
+    def ask_and_pause(pid: int, *arguments: Any, **more: Any) -> bool | None:
+        if is_paused:
+            NATIVE._pauses[pid] += 2
+        return ask_native(pid, *arguments, **more)
+
+    monkeypatch.setattr(NATIVE, "ask", ask_and_pause)
+    if is_paused:
+        assert ask(script.pid) == Standstill()
+    else:
+        assert said(script.pid, "the lock") == standstill
 
 
 @pytest.mark.real("py-spy")
