@@ -125,8 +125,9 @@ class Daemon:
         """Hears other nodes, and ticks the engine where a deadline has passed."""
         if self.fleet is not None and self._early is None:
             self.fleet.turn(ready)
+        now_s = self.node.judging_s()
         due_s = self.due_s()
-        if due_s is not None and self.node.clock.now() >= due_s:
+        if due_s is not None and now_s >= due_s:
             has_failed = not self.feed(ev.Ticked())
             self._pace.ticked(self.node.clock.now(), has_failed, self.engine.next_deadline_s())
 
@@ -189,7 +190,7 @@ class Daemon:
         """The engine and the other nodes' leases must not take the gap for silence."""
         log.warning("time_skipped", gap_s=round(gap_s, 1))
         if self.fleet is not None:
-            self.fleet.skipped()
+            self.fleet.skipped(gap_s)
         if self._early is None:
             self.feed(ev.TimeSkipped(gap_s=gap_s))
 
@@ -211,7 +212,7 @@ class Daemon:
         if isinstance(event, ev.RankExited):
             self.saving.note_answers()
         event = without_secrets(event)
-        now_s = self.node.clock.now()
+        now_s = self.node.judging_s()
         self.timeline.feed(event, now_s)
         if isinstance(event, ev.PreemptionNoticed):
             event = msgspec.structs.replace(event, is_why_asked=self.schedule.is_asked)

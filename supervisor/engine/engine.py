@@ -184,8 +184,8 @@ def _on_time_skipped(state: State, event: ev.TimeSkipped, now_s: float) -> list[
         attempt.stopped = dict.fromkeys(attempt.stopped, now_s)
         attempt.collecting = dict.fromkeys(attempt.collecting, now_s)
     state.ordered_s = min(state.ordered_s + event.gap_s, now_s)
-    for member in state.fleet.silent if state.fleet else ():
-        member.since_s = member.dropped_s = now_s
+    if state.fleet is not None:
+        node_silence.skip(state.fleet, event.gap_s, now_s)
     state.nodes.awaited = {node: at_s + event.gap_s for node, at_s in state.nodes.awaited.items()}
     state.ledger.reclassify(OTHER, now_s - event.gap_s, now_s)
     return []

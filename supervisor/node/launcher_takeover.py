@@ -132,9 +132,9 @@ class LauncherTakeover:
         elif isinstance(message, control_messages.Stopped):
             self.outstanding.stopped(message.attempt)
 
-    def step(self) -> None:
-        """Once a second."""
-        order, now_s = self.outstanding.order, time.monotonic()
+    def step(self, now_s: float) -> None:
+        """Once a second. now_s: of CLOCK_MONOTONIC, from before which no skip is untold."""
+        order = self.outstanding.order
         if order is None or self._is_ending:
             self._kill_s = None
             return

@@ -23,7 +23,7 @@ from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES
 from guardrun.launcher.base.processes import ProcessHandle
 from guardrun.launcher.base.socket_folder import Occupied, ensure_socket_folder
 from guardrun.supervisor.base.background_work import BackgroundWriter
-from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.base.clock import EngineClock, SkipDetector
 from guardrun.supervisor.base.log import Terminal, log
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReaders
@@ -42,8 +42,6 @@ from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.wire import control_messages
 
 SAMPLE_S = 1.0
-SKIP_S = 5.0
-"""A loop that wakes this much later than it asked for was not running: frozen, stopped, or the machine was."""
 BEATS_A_TURN = 2000
 """Frames taken from the ranks' socket before the other work gets its turn."""
 WORKERS = 3
@@ -94,6 +92,7 @@ class NodeSupervisor:
         self._stand_in = LauncherTakeover(self, role.give_up_launcher) if run.fleet is not None else None
         self._gate = StartGate(run.node, self.post, self.send, settings.gpu_memory_s)
         self._next_sample = 0.0
+        self._skips = SkipDetector(time.monotonic())
         self.malformed = 0
 
     # The loop ------------------------------------------------------------------------------------------------
@@ -108,16 +107,12 @@ class NodeSupervisor:
         if launcher is not None and launcher.fileno is not None:
             poller.register(launcher.fileno, zmq.POLLIN)
         self._role.register(poller)
-        last = time.monotonic()
+        self._skips = SkipDetector(time.monotonic())
         while not self.is_over:
             wait_s = self._wait_s()
             ready: dict[object, int] = dict(poller.poll(math.ceil(wait_s * 1000)))
             now = time.monotonic()
-            if now - last - wait_s > SKIP_S:
-                self._role.skipped(now - last)
-                if self._stand_in is not None:
-                    self._stand_in.outstanding.skipped(now - last)
-            last = now
+            self._heed_skip(now, wait_s)
             # Without a descriptor: at each turn, which is once a second at least.
             if launcher is None or (launcher.fileno in ready if launcher.fileno is not None else launcher.has_ended()):
                 self._launcher_died()
@@ -132,8 +127,21 @@ class NodeSupervisor:
                 self._sample(now)
                 self._role.sampled()
                 if self._stand_in is not None:
-                    self._stand_in.step()
+                    self._stand_in.step(now)
             self._role.turn(ready)
+
+    def judging_s(self) -> float:
+        """The engine's time now, for whoever judges by it: the role has been told of all time that did not run."""
+        now_ns = time.monotonic_ns()
+        self._heed_skip(now_ns / 1e9)
+        return self.clock.at_ns(now_ns)
+
+    def _heed_skip(self, now: float, waited_s: float = 0.0) -> None:
+        gap_s = self._skips.skipped_s(now, waited_s)
+        if gap_s:
+            if self._stand_in is not None:
+                self._stand_in.outstanding.skipped(gap_s)
+            self._role.skipped(gap_s)
 
     def close(self) -> None:
         """Let go of everything; waits a moment for what is still to be said, sent or drained."""

@@ -126,7 +126,7 @@ class AgentBed:
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
-                process.wait(10)
+                process.wait(60)
         self.notify.close()
 
 
@@ -139,4 +139,4 @@ def children_end(process: subprocess.Popen[Any]) -> None:
     """End a child of the test's own, and reap it."""
     if process.poll() is None:
         os.kill(process.pid, signal.SIGKILL)
-    process.wait(10)
+    process.wait(60)

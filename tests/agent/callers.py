@@ -27,7 +27,7 @@ class Raw:
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(10)
+        self._socket.settimeout(60)
         self._socket.connect(str(path))
         self._unpacker = Unpacker(MAX_FROM_AGENT_BYTES)
         self._frames: list[bytes] = []
@@ -78,7 +78,7 @@ def as_nobody(code: str, path: Path) -> str:
     preload += "import guardrun.supervisor.agent.command as command, guardrun.supervisor.wire.agent_messages as wire\n"
     preload += "import pwd, socket, select, time\n"  # now: a user may not be let through to the interpreter's library
     done = subprocess.run(
-        [sys.executable, "-c", preload + program, str(path)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", preload + program, str(path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

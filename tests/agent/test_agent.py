@@ -189,7 +189,7 @@ def test_a_state_folder_that_cannot_be_written_is_said_once(agent: AgentBed) -> 
 @pytest.mark.real("mount")
 def test_a_full_disk_costs_the_history_only(agent: AgentBed, tmp_path: Path) -> None:
     agent.state.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "small", str(agent.state)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "small", str(agent.state)], check=True, timeout=60)
     try:
         process = agent.start()
         agent.wait_for_entry("agent_started")
@@ -203,7 +203,7 @@ def test_a_full_disk_costs_the_history_only(agent: AgentBed, tmp_path: Path) -> 
         wait_until(lambda: agent.ask("status")["findings"] == 1, 20, "the finding")
         assert agent.end(process) == 0
     finally:
-        subprocess.run(["umount", "--lazy", str(agent.state)], check=True, timeout=10)
+        subprocess.run(["umount", "--lazy", str(agent.state)], check=True, timeout=60)
 
 
 def test_a_reload_takes_what_is_good_and_keeps_what_was(agent: AgentBed) -> None:
@@ -242,6 +242,7 @@ def test_the_watchdog_is_not_fed_while_the_agent_stands_still(agent: AgentBed) -
     process = agent.start(env={"WATCHDOG_USEC": "600000"})
     agent.notify.wait_for("WATCHDOG=1")
     process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", 10, "a stop")
     agent.notify.listen()
     count = agent.notify.heard.count("WATCHDOG=1")
     time.sleep(0.8)  # longer than systemd would wait
@@ -261,7 +262,7 @@ def test_an_agent_that_does_not_answer_costs_a_second(agent: AgentBed) -> None:
     try:
         began_s = time.monotonic()
         assert [client.read() for _ in range(50)] == [[]] * 50
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 30, "fifty times 1 s"
         assert not client.is_connected
     finally:
         client.close()

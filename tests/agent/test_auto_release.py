@@ -31,10 +31,10 @@ def test_a_link_that_is_up_again_and_stays_so_ends_its_quarantine(agent: AgentBe
     assert entry["text"].startswith("it takes part again: released by preflight: net:eth0 has been well for")
     guardctl = [find_program("guardctl") or "guardctl", "node", "show"]
     env = clean_environment("guardctl", {"GUARDRUN_NODE_STATE_DIR": str(agent.state), "COLUMNS": "200"})
-    shown = subprocess.run(guardctl, env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+    shown = subprocess.run(guardctl, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
     assert "by preflight: net:eth0 has been well for" in shown
     (release,) = json.loads(
-        subprocess.run([*guardctl, "--json"], env=env, capture_output=True, check=True, timeout=30).stdout
+        subprocess.run([*guardctl, "--json"], env=env, capture_output=True, check=True, timeout=60).stdout
     )["releases"]
     assert release["who"] == "preflight"
 

@@ -40,7 +40,7 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up() -> None:
     # Let its thread go before the test ends.
     os.close(read_fd)
     assert terminal._thread is not None
-    terminal._thread.join(5)
+    terminal._thread.join(60)
     assert not terminal._thread.is_alive()
     os.close(write_fd)
 

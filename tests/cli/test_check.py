@@ -83,7 +83,7 @@ def isolate(state: Path, finding: str, age_s: float = 3600.0) -> None:
 def link() -> Iterator[str]:
     """A network interface that is up."""
     name = f"grd{os.getpid() % 100000}"
-    run = partial(subprocess.run, check=True, capture_output=True, timeout=10)
+    run = partial(subprocess.run, check=True, capture_output=True, timeout=60)
     run(["ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}p"])
     try:
         for end in (name, f"{name}p"):
@@ -110,7 +110,7 @@ def test_a_link_that_is_up_again_ends_its_quarantine(ctl: Ctl, state: Path, link
 @pytest.mark.real("root")
 @pytest.mark.real("netns")
 def test_a_link_that_is_down_stays_isolated(ctl: Ctl, state: Path, link: str) -> None:
-    subprocess.run(["ip", "link", "set", f"{link}p", "down"], check=True, timeout=10)
+    subprocess.run(["ip", "link", "set", f"{link}p", "down"], check=True, timeout=60)
     isolate(state, f"network/net:{link}/down")
     out = ctl("check", code=1)
     assert f"{link} is lowerlayerdown" in out or f"{link} is down" in out

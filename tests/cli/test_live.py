@@ -71,7 +71,7 @@ def test_watch_ends_quietly_with_ctrl_c(live: FakeSupervisor, tmp_path: Path) ->
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["state"] == "training"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "", "")
 
 

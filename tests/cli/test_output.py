@@ -44,7 +44,7 @@ def on_terminal(cwd: Path, *arguments: str, columns: int = 100, **changes: str) 
             if not data:
                 break
             found += data
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     finally:
         os.close(ours)
     assert process.returncode == 0, errors.decode()
@@ -56,7 +56,7 @@ def test_colours_on_a_terminal_only(recorded: Path, tmp_path: Path) -> None:
     assert "\x1b[" in on_terminal(tmp_path, "status")
     assert "\x1b[3" not in on_terminal(tmp_path, "status", NO_COLOR="1")
     piped = subprocess.run(
-        [*GUARDCTL, "status"], cwd=tmp_path, env=environment(), capture_output=True, check=True, timeout=30
+        [*GUARDCTL, "status"], cwd=tmp_path, env=environment(), capture_output=True, check=True, timeout=60
     ).stdout.decode()
     assert "\x1b" not in piped
     assert not any(line.endswith(" ") for line in piped.splitlines())
@@ -96,7 +96,7 @@ def test_a_reader_that_leaves(recorded: Path, tmp_path: Path) -> None:
     process.stdout.close()
     errors = process.stderr.read()
     process.stderr.close()
-    assert process.wait(timeout=20) == 1
+    assert process.wait(timeout=60) == 1
     assert errors == b""
 
 
@@ -106,7 +106,7 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
         "import sys; from guardrun.supervisor.cli.guardctl import main; main(['config', '--json']); "
         "sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=30, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60, stdout=subprocess.DEVNULL)
 
 
 def test_templates_are_loaded_for_a_page_alone(recorded: Path, tmp_path: Path) -> None:

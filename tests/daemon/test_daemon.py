@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from guardrun.supervisor.daemon.daemon import Daemon
 from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.fleet.coordinator.event_aggregator import SILENT_S
 from guardrun.supervisor.fleet.protocol.messages import Down
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinFile
 from guardrun.supervisor.fleet.transport.link import Body, Head, Link
@@ -27,6 +29,7 @@ from guardrun.supervisor.wire import control_messages
 from tests.cli.conftest import record_journal
 from tests.report.samples import run_file
 from tests.support.journals import set_version
+from tests.support.waiting import SOON_S, wait_until
 
 EARLY = ev.HistoryLoaded(places=[])
 NODE, OTHER = "node-a", "node-b"
@@ -38,6 +41,7 @@ HELLO = control_messages.LauncherHello(pid=1, world_size=2, attempt=-1, alive=[]
 def daemon_of(folder: Path, **changes: Any) -> Iterator[Daemon]:
     """A supervisor of the run in folder, without its loop."""
     (folder / "s").mkdir(exist_ok=True)
+    changes = {"config": {"node": {"state_dir": str(folder / "state")}}, **changes}  # not this machine's own
     run: RunFile = run_file(run_id=folder.name, socket_dir=str(folder / "s"), clock_mono_s=time.monotonic(), **changes)
     with ExitStack() as stack:
         writer = BackgroundWriter()
@@ -114,6 +118,117 @@ def test_a_supervisor_that_is_started_again_is_not_held_up_for_long(
         assert daemon.due_s() is not None
         daemon.greeted(HELLO)
     assert told(tmp_path)[len(before) :] == ["SupervisorRestarted", "HistoryLoaded"]
+
+
+@dataclass
+class Stoppable:
+    """This process as the supervisor has it, which can be stopped for a while at any place in its code."""
+
+    stopped_s: float = 0.0
+
+    def stop(self, seconds: float) -> None:
+        """Clocks go on, and nothing else does."""
+        self.stopped_s += seconds
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Stoppable:
+    process, now, now_ns = Stoppable(), time.monotonic, time.monotonic_ns
+    monkeypatch.setattr(time, "monotonic", lambda: now() + process.stopped_s)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns() + round(process.stopped_s * 1e9))
+    return process
+
+
+STOPPED_S = 40.0
+"""Longer than a node may be silent."""
+
+
+@pytest.mark.parametrize("where", ["before others are judged", "while they are", "before the engine is asked"])
+def test_time_in_which_the_head_was_stopped_is_no_nodes_silence(
+    tmp_path: Path, process: Stoppable, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """As by scontrol suspend. It goes on in the middle of a turn, with what it had heard before: there is no saying
+    where a process is stopped."""
+    record_fleet(tmp_path, is_started=True)
+    with head_of(tmp_path) as (daemon, pump):
+        daemon.greeted(HELLO)
+        pump(lambda: OTHER in joined(tmp_path))
+        assert daemon.fleet is not None
+        daemon.sampled()
+        if where == "while they are":
+            tick = daemon.fleet.aggregator.tick
+
+            def judge(now_s: float) -> list[ev.Event]:
+                """The node was last heard almost long enough ago to be called silent."""
+                events = tick(now_s + SILENT_S)
+                process.stop(STOPPED_S)
+                return events
+
+            monkeypatch.setattr(daemon.fleet.aggregator, "tick", judge)
+            daemon.sampled()
+            monkeypatch.setattr(daemon.fleet.aggregator, "tick", tick)
+        elif where == "before others are judged":
+            process.stop(STOPPED_S)
+            daemon.sampled()
+        else:
+            daemon.fleet.pass_on(daemon.fleet.aggregator.tick(daemon.node.clock.now() + SILENT_S))
+            assert OTHER in silent(daemon)
+            process.stop(STOPPED_S)
+        daemon.turn({})
+        assert daemon.engine.state.phase is Phase.RUNNING and not daemon.engine.state.incidents
+        assert told(tmp_path).count("TimeSkipped") == 1
+        pump(lambda: not silent(daemon))
+        assert daemon.engine.state.phase is Phase.RUNNING and not daemon.engine.state.incidents
+
+
+def test_a_node_that_stays_silent_after_the_head_was_stopped_is_lost(tmp_path: Path, process: Stoppable) -> None:
+    record_fleet(tmp_path, is_started=True)
+    with head_of(tmp_path) as (daemon, pump):
+        daemon.greeted(HELLO)
+        pump(lambda: OTHER in joined(tmp_path))
+        process.stop(STOPPED_S)
+        for _ in range(10):  # It runs now, and that node does not.
+            process.stop(3.0)
+            daemon.sampled()
+            daemon.turn({})
+        assert [one.cause for one in daemon.engine.state.incidents.values()] == ["node_lost"]
+
+
+def silent(daemon: Daemon) -> list[str]:
+    """Nodes that the engine holds to be silent."""
+    assert daemon.engine.state.fleet is not None
+    return daemon.engine.state.fleet.quiet
+
+
+@contextmanager
+def head_of(folder: Path) -> Iterator[tuple[Daemon, Callable[[Callable[[], bool]], None]]]:
+    """A head, without its loop, that another node joins; and what lets both talk until something is so."""
+    fleet = FleetFile(
+        is_head=True, slot=0, join_file=str(folder / "join"), plan=PLAN, key="job", address="127.0.0.1", work="w"
+    )
+    with daemon_of(folder, fleet=fleet, clock_base_s=10.0) as daemon:
+        poller = zmq.Poller()
+        daemon.register(poller)
+        join = msgspec.json.decode((folder / "join").read_bytes(), type=JoinFile)
+        assert join.client is not None
+        info = {"version": __version__, "work": "w", "ranks": 1, "attempt": 0}
+        link = Link(Head(join.addresses, join.port, join.server_key), join.client, OTHER, slot=1, info=info)
+
+        def until(is_so: Callable[[], bool]) -> None:
+            def talk() -> bool:
+                ready = dict(poller.poll(20))
+                daemon.turn(ready)
+                daemon.sampled()
+                link.read(ready)
+                return is_so()
+
+            wait_until(talk, 10.0, "both to have talked", every_s=SOON_S)
+
+        try:
+            link.register(poller)
+            yield daemon, until
+        finally:
+            link.close()
 
 
 @pytest.mark.parametrize("seen", [Phase.RUNNING, Phase.STARTING])

@@ -163,7 +163,7 @@ class Bare:
     def close(self) -> None:
         left = kill_marked(MARK, self.mark)
         for process in self.started:
-            process.wait(10)
+            process.wait(60)
             assert process.stdout is not None
             process.stdout.close()
         reap(left)

@@ -100,7 +100,7 @@ def killed(job: Commanded) -> None:
     [supervisor] = job.run.find("guardrund")
     os.kill(supervisor.pid, signal.SIGKILL)
     os.kill(job.run.pid, signal.SIGKILL)
-    job.run.process.wait(10)
+    job.run.process.wait(60)
     wait_until(lambda: not set(ranks) & {process.pid for process in job.run.alive()}, 20, "the ranks' end")
     said = ask(job, run_dir.name)
     told = said.told

@@ -62,7 +62,7 @@ def test_ranks_here_of_a_run_that_another_node_leads(bare: Bare, ask: Ask, tmp_p
 def test_a_rank_of_this_node_that_is_not_alive(bare: Bare, ask: Ask) -> None:
     pids = bare.ranks(SLEEP, 3)
     os.kill(pids[1], signal.SIGKILL)
-    bare.started[1].wait(10)
+    bare.started[1].wait(60)
     told = ask("--pid", pids[0], "--gap", 0.3).told
     assert [line.rank for line in told.ranks] == [0, 2]
     assert [u.why for u in told.unseen if u.what == "rank 1"] == [

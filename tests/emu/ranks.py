@@ -69,4 +69,4 @@ class Ranks:
     def close(self) -> None:
         kill_marked(MARK, self._mark)
         for process in self.processes:
-            process.wait(10)
+            process.wait(60)

@@ -24,8 +24,8 @@ def on_tmpfs(bed: Bed, options: str) -> Path:
     """Where the run keeps its record."""
     folder = bed.folder / "small"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "small", str(folder)], check=True, timeout=10)
-    bed.stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "small", str(folder)], check=True, timeout=60)
+    bed.stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=True, timeout=60)
     bed.env["GUARDRUN_DIR"] = str(folder)
     return folder
 

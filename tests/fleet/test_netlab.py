@@ -28,7 +28,7 @@ while True:
 ASK = """
 import socket, sys
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-udp.settimeout(0.5)
+udp.settimeout(2.0)
 udp.sendto(sys.argv[2].encode(), (sys.argv[1], 7000))
 try:
     print(udp.recv(100).decode())
@@ -111,10 +111,10 @@ def test_a_slow_link_is_slow(lab: Lab, echo: subprocess.Popen[str]) -> None:
         "import socket, time; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
         "began = time.monotonic()\n"
         "for _ in range(40): s.sendto(bytes(1000), ('head', 7001))\n"
-        "s.sendto(b'last', ('head', 7000)); s.settimeout(5); s.recv(10); print(time.monotonic() - began)"
+        "s.sendto(b'last', ('head', 7000)); s.settimeout(60); s.recv(10); print(time.monotonic() - began)"
     )
     # 40 kB less the bucket of 16 kB, at 8 kB/s.
-    assert 1.5 < float(node2.python(code)) < 5
+    assert 1.5 < float(node2.python(code)) < 30
 
 
 def test_nothing_is_left(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.support.netlab import Lab
 TERM_S = 3.0
 STOPPED_S = 5.0
 """Longer than a deputy waits for an answer."""
-BUSY_S = 2.0
+BUSY_S = 8.0
 """What a machine on which others are at work adds."""
 
 
@@ -124,7 +124,7 @@ def test_links_that_are_cut(start: Start, tmp_path: Path) -> None:
             lab.restore(lab.host(node))
         for node in nodes:
             back = links[node].wait_for("lease", "held", after_s=restored_s, timeout_s=30)
-            assert back.at_s - restored_s < 20
+            assert back.at_s - restored_s < 45
         for node in nodes:
             count = sent(links[node])
             assert journalled(tmp_path, node) == [str(number) for number in range(count)], node

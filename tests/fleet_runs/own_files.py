@@ -31,7 +31,7 @@ def are_others_further():
     text = "".join(open(path).read() for path in glob.glob("{runs}/*/events.jsonl"))
     return any(int(bits) & {past} for bits in re.findall(r'"milestones":(\\d+)', text))
 
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 60
 while not are_others_further() and time.monotonic() < deadline:
     time.sleep(0.05)
 import nobody_has_this

@@ -19,8 +19,8 @@ from tests.fleet_runs.training import MAX_LOST
 
 pytestmark = pytest.mark.real("netns")
 
-VERDICT_S = 30.0
-"""From a cut: the time that a switch needs to fail over."""
+VERDICT_S = 45.0
+"""From a cut: the time that a switch needs to fail over, and by how much a busy machine is late."""
 GUARDRUN_S = 15.0
 """From the verdict to the next start: leases that have to end. What ranks take to start is the script's."""
 
@@ -105,7 +105,9 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     assert time.monotonic() - cut_s < VERDICT_S
     assert (told["kind"], told["cause"], told["action"]) == ("node", "node_lost", "isolate_node")
     assert [(one["rank"], one["node"]) for one in told["culprits"]] == [(1, "node1")]
-    assert told["summary"].startswith("node1 and its rank 1 cannot be reached: nothing has been heard of it for 2")
+    assert re.match(
+        r"node1 and its rank 1 cannot be reached: nothing has been heard of it for (2[5-9]|3\d) s", told["summary"]
+    )
     gone_s = job.gone([rank.pid], 10.0, "the cut node's rank")
     first = job.first_steps(2, 3)
     assert [mark["node"] for mark in first] == ["head", "node3", "node2"]

@@ -148,8 +148,8 @@ class Bed:
                 raise AssertionError(f"no {kind.__name__} came; heard: {self.heard}")
 
     def hear_all(self, kind: type[MessageT]) -> list[MessageT]:
-        """All messages of a kind that have come so far."""
-        while self._hear(0.1):
+        """All messages of a kind that have come so far: those of a rank that has ended, too, once the last is read."""
+        while self._hear(0.5):
             pass
         return [message for message in self.heard if isinstance(message, kind)]
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,11 @@ def test_what_does_not_end_in_that_time_is_named_and_ended(
 def test_ctrl_c_ends_the_waiting_for_what_is_left(launcher: GuardrunStarter, tmp_path: Path) -> None:
     run = launcher.start(["--nproc-per-node=2"], script=UPLOAD)
     run.wait_for_output("training has ended; waiting up to 60 s")
+    began_s = time.monotonic()
     run.send(signal.SIGINT)
     done = run.wait(30)
     assert (done.returncode, "ending what training left running" in done.stderr) == (0, True), "training had ended well"
-    assert done.took_s < 30
+    assert time.monotonic() - began_s < 45
     assert not (tmp_path / "uploaded").exists()
 
 
@@ -272,7 +274,7 @@ def test_unfinished_run_is_continued_and_a_living_one_is_not(launcher: GuardrunS
     refused = launcher.run(["--guard-run-id=job"], script=wait)
     assert refused.returncode == 2 and f"is running, by process {run.pid}" in refused.stderr, refused
     run.send(signal.SIGKILL)
-    run.process.wait(10)
+    run.process.wait(60)
     os.kill(pid, signal.SIGKILL)  # here no hooks and no real supervisor end it
     assert run.run_dir is not None
     first = json.loads((run.run_dir / "run.json").read_text())
@@ -284,7 +286,7 @@ def test_unfinished_run_is_continued_and_a_living_one_is_not(launcher: GuardrunS
     file: dict[str, Any] = json.loads((run.run_dir / "run.json").read_text())
     assert (file["session"], file["clock_base_s"]) == (1, 41.5)
     again.send(signal.SIGINT)
-    assert again.wait(30).returncode == 130
+    assert again.wait(60).returncode == 130
     assert not Path(first["socket_dir"]).exists()  # which the guardrun that was killed left
     seqs = [fact["seq"] for fact in read_facts(run.run_dir)]
     assert seqs == sorted(set(seqs)) and seqs[-1] > 1_000_000

@@ -106,18 +106,18 @@ def test_ranks_are_asked_then_ended_and_the_node_is_out(bed: Bed, is_stopped: bo
         bed.launcher.send_signal(signal.SIGSTOP)
         wait_until(lambda: getattr(read_stat(bed.launcher.pid), "state", "") == "T", 10, "the launcher to stop")
     stand_in = bed.stand_in(control_messages.Stop(attempt=0, grace_s=0.5), age_s)
-    stand_in.step()
+    stand_in.step(time.monotonic())
     wait_until(lambda: getattr(read_stat(bed.pids[0]), "state", "") == "Z", 10, "the rank that heeds SIGTERM to end")
     assert not bed.fed
     time.sleep(0.5)  # the grace
-    stand_in.step()
+    stand_in.step(time.monotonic())
     left, stopped = bed.fed
     assert left == ev.NodeLeft(node="n1", why=f"its guardrun {words}, and did not obey", is_unfit=not is_stopped)
     assert stopped == ev.AttemptStopped(attempt=0, exitcodes={0: -15, 1: -9}, stopped_by_us=[0, 1])
     assert bed.has_left and bed.launcher.poll() is None
     assert bed.sent == [control_messages.Stop(attempt=0, grace_s=0.0)]
     assert bed.said == [f"guardrun {words}, and was ordered to stop its ranks: ending them without it"]
-    stand_in.step()
+    stand_in.step(time.monotonic())
     assert len(bed.fed) == 2
 
 
@@ -125,9 +125,9 @@ def test_a_launcher_that_goes_on_in_time_does_it_itself(bed: Bed) -> None:
     bed.launcher.send_signal(signal.SIGSTOP)
     wait_until(lambda: getattr(read_stat(bed.launcher.pid), "state", "") == "T", 10, "the launcher to stop")
     stand_in = bed.stand_in(control_messages.Stop(attempt=0, grace_s=0.2), 6.0)
-    stand_in.step()
+    stand_in.step(time.monotonic())
     stand_in.on_message(control_messages.LauncherHello(pid=1, world_size=2, attempt=0, alive=[], is_first=False))
     time.sleep(0.2)
-    stand_in.step()
+    stand_in.step(time.monotonic())
     assert not bed.fed
     assert getattr(read_stat(bed.pids[1]), "state", "") == "S"

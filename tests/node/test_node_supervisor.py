@@ -138,7 +138,7 @@ def test_each_message_comes_before_the_roles_turn_and_in_order(
             for message in messages:
                 peer.send(msgspec.msgpack.encode(message))
             node.run()
-            acknowledged = [peer.recv() for _ in range(3) if peer.poll(5000)]
+            acknowledged = [peer.recv() for _ in range(3) if peer.poll(60_000)]
     told = [call for call in role.calls if call not in {"sampled", "turn"}]
     assert told == ["register", "greeted", "serving", "feed", "answer"]
     assert role.calls[0] == "register" and role.calls[-1] == "turn"

@@ -34,11 +34,11 @@ def subject(tmp_path: Path) -> Callable[..., Subject]:
 def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "small", str(folder)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "small", str(folder)], check=True, timeout=60)
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=10)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=60)
 
 
 @pytest.fixture(scope="session")

@@ -207,7 +207,7 @@ def test_a_full_and_a_read_only_file_system(subject: Make, small_tmpfs: Path) ->
     said = " ".join(one.summary for one in remarks if one.severity is WARN)
     assert "0 B left of 8 MiB" in said and "The run's record cannot be written" in said and "Checkpoints cannot" in said
     (small_tmpfs / "fill").unlink()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_tmpfs)], check=True, timeout=10)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_tmpfs)], check=True, timeout=60)
     said = " ".join(one.summary for one in folders.run(subject(checkpoint_dir=str(small_tmpfs / "out"))))
     assert "Read-only file system" in said
 

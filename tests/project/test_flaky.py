@@ -139,7 +139,7 @@ def test_asked_to_end_it_ends_all_that_it_started(tmp_path: Path) -> None:
             wait_until((tmp_path / "in").exists, 30, "the test to run")
         finally:
             run.send_signal(signal.SIGTERM)
-        output, _ = run.communicate(timeout=30)
+        output, _ = run.communicate(timeout=60)
     assert run.returncode == 143, output
     # Whatever was left would be a child of this process by now: the leak guard says so.
 

@@ -32,7 +32,7 @@ class Guest:
 
     def leave(self) -> None:
         self._leave.set()
-        self._thread.join(20)
+        self._thread.join(60)
 
 
 @pytest.fixture

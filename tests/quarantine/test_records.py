@@ -283,7 +283,7 @@ def test_a_dead_shared_folder_is_not_waited_for(tmp_path: Path, monkeypatch: pyt
 def join_readers() -> None:
     for thread in threading.enumerate():
         if thread.name == "collect":
-            thread.join(5)
+            thread.join(60)
 
 
 # Several writers ------------------------------------------------------------------------------------------------

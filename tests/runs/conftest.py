@@ -27,11 +27,11 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for next to nothing."""
     folder = tmp_path / "small"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "small", str(folder)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "small", str(folder)], check=True, timeout=60)
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=10)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=60)
 
 
 @pytest.fixture

@@ -51,10 +51,11 @@ def test_a_hang_is_explained_and_nothing_is_touched(edge: EdgeRuns) -> None:
 
 
 def test_hold_keeps_hands_off_a_live_run_and_unhold_lets_it_be_mended(edge: EdgeRuns) -> None:
-    run = edge.start("plain.py", "--plan", "0:stop@100:1", "--steps", "200", "--step-s", "0.02", config=RESUME)
+    run = edge.start("plain.py", "--when", "now:stop", "--steps", "800", "--step-s", "0.02", config=RESUME)
     run.wait_for_output("starts at step 0")
     wait_until(lambda: run.run_dir, 10, "the run directory")
     assert "held" in run.guardctl("hold", "latest").lower()
+    (run.folder / "now").touch()
     wait_for_incident(run)
     incident = run.incidents()[0]
     assert (incident["cause"], incident["action"]) == ("rank_stopped", "none")

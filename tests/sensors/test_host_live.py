@@ -190,12 +190,12 @@ def test_a_cable_that_is_pulled_twice(namespace: str) -> None:
             run("ip", "-n", namespace, "link", "set", "far0", "up")
             hear("link_up net:near0")
         hear("counted")
-        assert time.monotonic() - began_s < 8, "waited on, not polled"
+        assert time.monotonic() - began_s < 25, "waited on, not polled four times, ten seconds apart"
         assert "found network/net:near0/flapping isolate" in lines
         assert not any("far0/flapping" in line or line.startswith("trouble") for line in lines), lines
     finally:
         process.stdin.close()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
 
 
@@ -260,7 +260,7 @@ def test_a_kill_for_want_of_memory_is_named_with_its_group() -> None:
         eater = subprocess.Popen([sys.executable, "-c", EATER], stdin=subprocess.PIPE)
         try:
             (group / "cgroup.procs").write_text(str(eater.pid))
-            eater.communicate(b"go\n", timeout=30)
+            eater.communicate(b"go\n", timeout=60)
             readout = log.read(10.0)
         finally:
             eater.kill()

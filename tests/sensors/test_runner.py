@@ -210,7 +210,7 @@ STOPPED = """
 import sys, time
 from tests.sensors.plain_sensor import Plain
 from guardrun.supervisor.sensors.base.sensor_runner import Runner
-slow = Plain("slow", lambda _: time.sleep(1.5), timeout_s=2.0)
+slow = Plain("slow", lambda _: time.sleep(1.5), timeout_s=4.0)
 runner = Runner([slow], lambda readout: print(readout.is_silent, flush=True))
 runner.start()
 print("ready", flush=True)
@@ -227,12 +227,12 @@ def test_time_in_which_we_did_not_run_is_nobodys_silence() -> None:
     try:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(2.6)  # The stop itself: longer than the call may take.
+        time.sleep(4.6)  # The stop itself: longer than the call may take.
         process.send_signal(signal.SIGCONT)
         assert process.stdout.readline() == "False\n"
     finally:
         process.stdin.close()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
 
 
@@ -291,7 +291,7 @@ def test_without_threads_for_all_some_are_trouble_until_there_are(tmp_path: Path
             assert process.poll() is None
     finally:
         process.stdin.close()
-        process.wait(10)
+        process.wait(60)
         process.stdout.close()
         wait_until(lambda: not (group / "cgroup.procs").read_text(), 5, "the group to be empty")
         group.rmdir()

@@ -167,7 +167,7 @@ def drained_meanwhile(fake_slurm: FakeSlurm, folder: Path, undrain: str, drain: 
     wait_until(asked.exists, 10, "the order")
     bed.drains.withdraw("n3", "003")
     go_on.touch()
-    thread.join(20)
+    thread.join(60)
     return bed, said[0]
 
 

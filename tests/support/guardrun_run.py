@@ -163,7 +163,7 @@ class GuardrunRun:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -194,7 +194,7 @@ class GuardrunRun:
     def close(self) -> list[Process]:
         """End what is left of the run; what had to be ended, guardrun first."""
         left = kill_marked(MARK, self.mark)
-        self.process.wait(10)
+        self.process.wait(60)
         return left
 
 

@@ -15,7 +15,7 @@ from tests.support.processes import Process, kill, reap, reap_children
 
 KINDS = ("process", "thread", "fd")
 
-SETTLE_S = 3.0
+SETTLE_S = 20.0
 """How long something that is just ending may take to be gone."""
 
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"

@@ -95,7 +95,7 @@ def version_of(python: str) -> str | None:
     """ "3.11" of an interpreter that can make environments; None where there is none by that name."""
     asks = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
     try:
-        done = subprocess.run([python, "-c", asks], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([python, "-c", asks], capture_output=True, text=True, timeout=60, check=False)
     except OSError:
         return None
     return done.stdout.strip() or None
@@ -104,7 +104,7 @@ def version_of(python: str) -> str | None:
 def find_older(name: str) -> str:
     """The interpreter that is meant by a name such as python3.10: on the PATH, or among those that pyenv keeps."""
     if version_of(name) is None and (pyenv := shutil.which("pyenv")) is not None:
-        done = subprocess.run([pyenv, "root"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([pyenv, "root"], capture_output=True, text=True, timeout=60, check=False)
         number = name.removeprefix("python")
         for found in Path(done.stdout.strip()).glob(f"versions/{number}.*/bin/python"):
             return str(found)

@@ -26,7 +26,7 @@ def shell_as(uid: int, script: str, cwd: Path) -> str:
     """Run a shell's script as a user; its output."""
     user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     done = subprocess.run(
-        [*user, "sh", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=30, check=False
+        [*user, "sh", "-euc", script], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -26,7 +26,7 @@ from tests.support.processes import Process, kill, read_all, reap
 PREFIX = "10.77.0"
 """Addresses exist inside the lab's namespaces only."""
 INSIDE = "eth0"
-COMMAND_TIMEOUT_S = 20.0
+COMMAND_TIMEOUT_S = 60.0
 _ALL = ["--net", "--uts", "--mount"]
 
 

@@ -126,7 +126,7 @@ def kill(process: Process, timeout_s: float = 5.0) -> bool:
         os.close(pidfd)
 
 
-def kill_marked(name: str, value: str, timeout_s: float = 10.0) -> list[Process]:
+def kill_marked(name: str, value: str, timeout_s: float = 60.0) -> list[Process]:
     """End every process that carries the mark, those that appear meanwhile too; return what had to be ended.
 
     Raises TimeoutError where some are left.

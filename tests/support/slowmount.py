@@ -31,7 +31,7 @@ def slow_mount(
 
     def is_mounted() -> bool:
         assert mount.poll() is None, f"sshfs has ended with {mount.returncode}"
-        return subprocess.run([*within, "mountpoint", "-q", str(at)], check=False, timeout=20.0).returncode == 0
+        return subprocess.run([*within, "mountpoint", "-q", str(at)], check=False, timeout=60).returncode == 0
 
     try:
         wait_until(is_mounted, 20.0, f"{at} to be mounted", every_s=0.05)
@@ -41,7 +41,7 @@ def slow_mount(
         subprocess.run([*within, "umount", "--lazy", str(at)], check=False)
         mount.terminate()
         try:
-            mount.wait(10.0)
+            mount.wait(60)
         except subprocess.TimeoutExpired:
             mount.kill()
             mount.wait()

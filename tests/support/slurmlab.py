@@ -30,8 +30,8 @@ from tests.support.slurmlab_conf import LabSettings, render_conf
 from tests.support.waiting import wait_until
 
 KEEPER = Path(__file__).with_name("slurmlab_keeper.py")
-START_S = 30.0
-CALL_S = 20.0
+START_S = 60.0
+CALL_S = 60.0
 
 
 class SlurmLab:

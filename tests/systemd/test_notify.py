@@ -19,7 +19,7 @@ def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[s
     address = str(tmp_path / "notify") if request.param == "path" else f"@guardrun-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind("\0" + address[1:] if address.startswith("@") else address)
-        end.settimeout(5)
+        end.settimeout(60)
         yield end, address
 
 
@@ -74,7 +74,7 @@ def test_journal_entries_carry_fields_whatever_they_hold(tmp_path: Path) -> None
     address = str(tmp_path / "journal")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(address)
-        end.settimeout(5)
+        end.settimeout(60)
         journal = Journal("guardrund", address)
         journal.send("one\ntwo", "warning", {field_name("run id"): "a=b"})
         data = end.recv(65536)

@@ -75,6 +75,6 @@ def test_a_killed_launcher_leaves_no_rank(beside: Beside) -> None:
     for run in runs:
         wait_for_probes(run, world_size=2)
         run.send(signal.SIGKILL)
-        run.process.wait(10)
+        run.process.wait(60)
     wait_until(lambda: runs[0].alive() == [], 20, "guardrun's ranks and supervisor to end")
     assert len(runs[1].find("probe.py")) == 2

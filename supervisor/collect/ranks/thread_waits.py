@@ -117,7 +117,7 @@ def read_standstill(
 
     Never raises because something vanished: then nothing is said.
     """
-    machine = os.uname().machine
+    machine, pauses = os.uname().machine, NATIVE.pauses(pid)
     if parse_call(read_call(pid, pid), machine).waits is Waits.OPEN or _has_alarm(pid):
         return NONE
     pids = [pid, *table.descendants(pid, MAX_PROCESSES + 1)]
@@ -138,6 +138,8 @@ def read_standstill(
     )
     if not NATIVE.ask(pid, locks, pyspy, may_pause=may_pause):
         return NONE
+    if NATIVE.pauses(pid) != pauses:
+        return NONE  # it was paused since: the next look's would be another standstill, by its counters
     return Standstill(why(waiters, pid), key(waiters))
 
 

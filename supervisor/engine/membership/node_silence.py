@@ -39,12 +39,23 @@ def on_node_suspected(state: State, event: ev.NodeSuspected, now_s: float) -> li
     if fleet is None or member is None or member.standing not in (Standing.READY, Standing.SILENT):
         return []
     fleet.set_standing(member, Standing.SILENT)
-    member.since_s, member.is_dropped, member.dropped_s = event.since_s, event.is_dropped, now_s
+    # What was seen before the head was stopped may be told after it.
+    since_s = max(event.since_s, fleet.ran_s)
+    member.since_s, member.is_dropped, member.dropped_s = since_s, event.is_dropped, now_s
     return []
+
+
+def skip(fleet: Fleet, gap_s: float, now_s: float) -> None:
+    """The head did not run for gap_s: whoever was silent then is silent from now on, spares and waits included."""
+    fleet.ran_s = now_s
+    fleet.since_s = min(fleet.since_s + gap_s, now_s)
+    for node in fleet.quiet:
+        fleet.members[node].since_s = fleet.members[node].dropped_s = now_s
 
 
 def forgive_silence(fleet: Fleet, now_s: float) -> None:
     """A supervisor that was started anew has listened to nobody yet: silence counts from now on."""
+    fleet.ran_s = now_s
     for node in fleet.quiet:
         member = fleet.members[node]
         member.since_s, member.is_dropped = now_s, False

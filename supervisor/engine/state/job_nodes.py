@@ -162,6 +162,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     """Those that stand as SILENT: they are asked for with every event, and there may be thousands of nodes."""
     since_s: float = 0.0
     """Since when nodes have been waited for, where they are."""
+    ran_s: float = 0.0
+    """Since when the head has run without a break: no silence began before."""
     say_s: float = 0.0
     """When it is said (again) for whom the run waits."""
     longest_s: float = 0.0

@@ -95,6 +95,9 @@ class CoordinatorNode(RankContext, IsolationContext, Protocol):
     def send(self, order: ToLauncher) -> None:
         """Give this node's launcher an order."""
 
+    def judging_s(self) -> float:
+        """The run's seconds, once `skipped` has been told of all time in which the loop did not run."""
+
 
 class CoordinatorContext(DecidingContext, CheckpointContext, Protocol):
     """What it uses of the daemon."""
@@ -216,7 +219,7 @@ class Coordinator:
 
     def sampled(self) -> None:
         """Once a second."""
-        now_s = self._node.clock.now()
+        now_s = self._node.judging_s()
         present = 1
         events = [] if self.has_left else self.aggregator.on_contact(self._me, now_s)
         for node in self.hub.nodes:
@@ -269,9 +272,9 @@ class Coordinator:
     def _is_fresh(self, node: str, now_s: float) -> bool:
         return now_s - self.hub.heard_s(node) < 2.0
 
-    def skipped(self) -> None:
-        """The daemon's loop did not run for a while."""
-        self.aggregator.skipped(self._node.clock.now())
+    def skipped(self, gap_s: float) -> None:
+        """The daemon's loop did not run for so long."""
+        self.aggregator.skipped(self._node.clock.now(), gap_s)
 
     def close(self) -> None:
         """Remove the join file if the run is over, and let go of the sockets.

@@ -313,9 +313,20 @@ class EventAggregator:
                 out.append(ev.NodeSuspected(node=node, since_s=at_s))
         return out + self._progress(now_s) + self._overdue(now_s)
 
-    def skipped(self, now_s: float) -> None:
-        """The head itself did not run for a while: that is nobody's silence."""
+    def skipped(self, now_s: float, gap_s: float) -> None:
+        """The head itself did not run for gap_s: nobody was silent meanwhile, nor late with an answer."""
         self._heard_s = dict.fromkeys(self._heard_s, now_s)
+        self._silent = {node: now_s if closed_s else 0.0 for node, closed_s in self._silent.items()}
+        for asked in (self._look, self._exits):
+            if asked is not None:
+                asked[1].by_s += gap_s
+        current = self._attempt
+        if current is not None:
+            current.last_stopped_s = min(current.last_stopped_s + gap_s, now_s)
+            if current.start_moved_s is not None:
+                current.start_moved_s = min(current.start_moved_s + gap_s, now_s)
+            if current.stop_s is not None:
+                current.stop_s = min(current.stop_s + gap_s, now_s)
 
     def forget(self, node: str) -> None:
         """It has said that it ends, and that its ranks have."""

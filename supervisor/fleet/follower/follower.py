@@ -146,9 +146,10 @@ class Follower:
             self._read_join_file()
             self._heed_refusal()
         boot = boot_s()
-        if not self._waking.turn(boot, self._contact_lost_s(boot)):
+        is_head_still = self._link is not None and self._link.is_unanswered and self._still.is_joint
+        if not self._waking.turn(boot, self._contact_lost_s(boot), is_head_still=is_head_still):
             self._keep_lease(boot)
-            self._miss_head(now)
+            self._miss_head(now, boot)
         if self.is_running:
             self._asking.sample(self.node.sampler.boards)
             self._tell_answers()
@@ -344,7 +345,7 @@ class Follower:
         self._headless.unusable()
         self._say_once(why, "bad")
 
-    def _miss_head(self, now: float) -> None:
+    def _miss_head(self, now: float, boot: float) -> None:
         """Without a head for too long, and nothing left alive here: end, so that the job can be started anew."""
         if self._farewell_by_s is not None or self._attempt >= 0 or self._is_rescuing:
             return
@@ -354,7 +355,7 @@ class Follower:
                 now,
                 place=f"{link.head.addresses[0]}:{link.head.port}",
                 is_joined=link.is_joined,
-                lost_s=link.contact_lost_s(),
+                lost_s=link.lease.contact_lost_s(boot),
                 has_file=self._has_join_file,
                 exit_code=None if self._has_join_file else self._read_exit_code(),
                 obstacle=link.obstacle,

@@ -32,7 +32,9 @@ What the argument asks of its users:
 - The rule is only as good as who acts on it. A supervisor that is itself stopped or killed acts on nothing: the
   launcher replaces it (launcher/control/supervision.py), and all that must be done within END_MARGIN_S. A node that did
   not run as a whole asks for WAKE_S whether its ranks are still meant (`Waking`): they are alive for so long, but have
-  nobody to train with.
+  nobody to train with. It asks for HEAD_WAKE_S where the head's host takes its connection, and no process answers: as
+  where the whole job was suspended, and the head is continued last. That is for ranks alone that were seen to work
+  with those of other nodes, and so get nowhere without them.
 - A head that was started anew does not know what its predecessor received last: it counts every node from its own
   start, which is later than whatever that one can have answered, and takes MOST_STILL_S for still_s.
 - The term is one for the whole run: a head that would shorten it would have to wait for the longer one first.
@@ -139,6 +141,11 @@ class ProgressTimeout:
         return moved_s
 
     @property
+    def is_joint(self) -> bool:
+        """Whether the ranks have been seen to do anything together with those of other nodes."""
+        return any(self._joint.values())
+
+    @property
     def limit_s(self) -> float:
         """So long without progress is none."""
         if self._is_partial and len(self._gaps_s) < KEPT:
@@ -155,6 +162,8 @@ ASLEEP_S = 2.0
 """Between two turns of a loop that turns once a second: it, or all of its node, was frozen, suspended or starved."""
 WAKE_S = 5.0
 """A node that did not run asks for so long whether its ranks are still meant, before it goes by what it missed."""
+HEAD_WAKE_S = 30.0
+"""Likewise where the head does not run, either: nodes of a job are continued one after the other."""
 
 
 class Waking:
@@ -163,14 +172,17 @@ class Waking:
     def __init__(self, now_s: float) -> None:
         """now_s: as everywhere here, of `boot_s`."""
         self._turned_s = now_s
-        self._asks_until_s = now_s
+        self._woken_s = -math.inf
 
-    def turn(self, now_s: float, lost_s: float) -> bool:
-        """To be called at each turn of the loop. lost_s: how long ago the lease ended; 0: it is held."""
+    def turn(self, now_s: float, lost_s: float, *, is_head_still: bool = False) -> bool:
+        """To be called at each turn of the loop. lost_s: how long ago the lease ended; 0: it is held.
+
+        is_head_still: the head does not run, as far as can be seen, and the ranks get nowhere without other nodes.
+        """
         if now_s - self._turned_s > ASLEEP_S and now_s - lost_s > self._turned_s:
-            self._asks_until_s = now_s + WAKE_S
+            self._woken_s = now_s
         self._turned_s = now_s
-        return now_s < self._asks_until_s
+        return now_s < self._woken_s + (HEAD_WAKE_S if is_head_still else WAKE_S)
 
 
 def boot_s() -> float:

@@ -193,6 +193,13 @@ class Link:
         return self._lease.contact_lost_s(boot_s())
 
     @property
+    def is_unanswered(self) -> bool:
+        """The head's host takes connections, and nothing comes: no process that knows us runs there just now."""
+        if self.is_joined or self._connection is None:
+            return not self.is_joined and self.obstacle is Obstacle.UNANSWERED
+        return self._connection.is_reached or self.obstacle is Obstacle.UNANSWERED
+
+    @property
     def offset(self) -> Offset:
         """The run's seconds less this host's CLOCK_MONOTONIC."""
         return self._offset

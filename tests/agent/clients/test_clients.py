@@ -59,7 +59,7 @@ def register(pid, run_id):
     return AgentClient(job, path)
 
 def read(client, until):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not until() and time.monotonic() < end:
         client.read()
         time.sleep(0.02)

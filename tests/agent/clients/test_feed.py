@@ -46,7 +46,7 @@ class ScriptedAgent:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
-        self._listener.settimeout(10)
+        self._listener.settimeout(60)
         self._peer: socket.socket | None = None
 
     def say(self, *messages: FromAgent) -> None:

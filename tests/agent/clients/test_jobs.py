@@ -48,7 +48,7 @@ def start() -> Iterator[Start]:
     for process in processes:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def registration(process: subprocess.Popen[bytes], run_id: str = "r1", token: str = MARK) -> RegisterJob:
@@ -80,7 +80,7 @@ def test_what_a_killed_launcher_left_is_ended_and_told(agent: AgentBed, start: S
         assert agent.ask("jobs")["jobs"][0]["run_id"] == "r1"
         assert "token" not in agent.ask("jobs")["jobs"][0]
         launcher.kill()
-        launcher.wait(10)
+        launcher.wait(60)
         entry = agent.wait_for_entry("leftovers_ended", what="job")
         assert entry["data"]["pids"] == [child]
         assert entry["subject"] == "job:r1"
@@ -108,7 +108,7 @@ def test_a_launcher_that_dies_while_no_agent_is_there_is_buried_all_the_same(
         client.close()
     agent.end(first, signal.SIGKILL)
     launcher.kill()
-    launcher.wait(10)
+    launcher.wait(60)
     agent.start("--patience", "0.5")
     agent.wait_for_entry("leftovers_ended")
     assert not is_running(child)
@@ -123,7 +123,7 @@ def test_policy_act_false_only_tells(agent: AgentBed, start: Start, tmp_path: Pa
     try:
         wait_until(lambda: [n for n in client.read() if isinstance(n, Facts)], 20, "an answer")
         launcher.kill()
-        launcher.wait(10)
+        launcher.wait(60)
         entry = agent.wait_for_entry("leftover", what="finding")
         assert f"1 process behind: {child}" in entry["text"]
         assert is_running(child)
@@ -170,7 +170,7 @@ def test_a_job_said_to_be_over_is_left_to_its_launcher_while_that_lives(jobs: Jo
     jobs.end("r1", uid=own, own_uid=own, now_s=0.0)
     assert jobs.due(1000.0, patience_s=1.0) == []
     launcher.kill()
-    launcher.wait(10)
+    launcher.wait(60)
     assert [job.run_id for job in jobs.due(1000.0, patience_s=1.0)] == ["r1"]
 
 
@@ -246,7 +246,7 @@ def test_the_mark_of_a_living_job_protects_whatever_bears_it(start: Start) -> No
     assert bearer.poll() is None
     found, left = sweep(job, [], may_end=True)
     assert ([one.pid for one in found], left) == ([bearer.pid], [])
-    assert bearer.wait(10) == -signal.SIGKILL
+    assert bearer.wait(60) == -signal.SIGKILL
 
 
 def test_another_users_process_with_the_same_mark_is_not_the_jobs(start: Start) -> None:
@@ -272,7 +272,7 @@ def test_what_could_not_be_ended_is_looked_at_again_later(jobs: Jobs, start: Sta
     own = os.getuid()
     job, _ = jobs.register(registration(launcher), uid=own, own_uid=own)
     launcher.kill()
-    launcher.wait(10)
+    launcher.wait(60)
     jobs.launcher_gone(job, 0.0)
     jobs.swept(job, [Left(pid=9, start=9, command="stuck", state="D")], ["gpu:a"], 10.0)
     assert jobs.due(40.0, patience_s=1.0) == []

@@ -25,7 +25,7 @@ OWNER = """
 path = Path(sys.argv[1])
 start = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
 job = RegisterJob(run_id="mine", run_dir="", launcher_pid=os.getpid(), launcher_start=start, token="mine")
-client, end_s = AgentClient(job, path), time.monotonic() + 20
+client, end_s = AgentClient(job, path), time.monotonic() + 60
 while not any(one["uid"] == os.getuid() for one in ask("jobs", path=path, timeout_s=30)["jobs"]):
     assert time.monotonic() < end_s
     client.read()

@@ -135,7 +135,7 @@ while True:
             break
     process.send_signal(signal.SIGKILL)
     process.stdout.close()
-    process.wait(10)
+    process.wait(60)
     history = History(path)
     times = [e["wall_s"] for e in history.read(Query(limit=10_000))["entries"]]
     assert times[: last + 1] == [float(n) for n in range(last + 1)]

@@ -105,7 +105,7 @@ while True:
     for inside in descendants(process.pid):
         subprocess.run(["kill", "-KILL", str(inside.pid)], check=False)
     process.kill()
-    process.wait(10)
+    process.wait(60)
 
 
 def test_install_starts_it_as_a_user_of_its_own_and_it_says_ready(installed: Booted) -> None:

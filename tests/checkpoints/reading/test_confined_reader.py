@@ -24,7 +24,7 @@ from tests.checkpoints.conftest import Write, safetensors_bytes
 from tests.support.waiting import wait_until
 
 BEGAN = 1_700_000_000
-LIMIT_S = 5.0
+LIMIT_S = 30.0
 """After which the chooser is to have gone on to the next older checkpoint."""
 SPRUNG = frozenset(("hash_bomb", "deep_key"))
 """Those that would be the end of the script, too; the others are harmless once nobody falls for them."""
@@ -321,7 +321,7 @@ def test_one_that_is_killed_over_a_file_has_not_judged_it(tmp_path: Path, judge:
         wait_until(judge._lock.locked, 30, "the question")
         os.kill(pid, signum)
         os.kill(pid, signal.SIGCONT)
-        asking.join(30)
+        asking.join(60)
         assert found[0].unjudged and found[0].is_final is is_final
 
 
@@ -350,7 +350,7 @@ def test_what_is_judged_at_leisure_gives_way_to_a_choice(tmp_path: Path, judge: 
     asking.start()
     wait_until(judge._lock.locked, 30, "the question")
     patience.hurry()
-    asking.join(30)
+    asking.join(60)
     assert not found[0].is_final
 
 

@@ -63,7 +63,7 @@ def ras(
                     lines.write("OK\n")
                 elif command == "status":
                     if hangs:
-                        over.wait(10)
+                        over.wait(60)
                         return
                     if waits_for is not None:
                         waits_for.wait(10)

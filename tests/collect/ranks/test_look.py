@@ -247,7 +247,7 @@ def test_a_rank_in_uninterruptible_wait_is_looked_at_and_not_touched(
         assert looker.look(script, pyspy="").ranks[0].process.trouble.endswith("it can't write its stacks in state D")
     finally:
         with (tmp_path / "pipe").open("wb"):
-            script.process.wait(10)
+            script.process.wait(60)
 
 
 def test_what_the_hooks_cost_is_not_the_ranks(

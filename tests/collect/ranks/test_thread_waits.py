@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -196,6 +197,18 @@ def ask(pid: int) -> Standstill:
     return read_standstill(pid, ProcessTable.read(), deadline=time.monotonic() + 20)
 
 
+def said(pid: int, what: str) -> Standstill:
+    """The next answer that says something: of a look for which py-spy was too slow none does."""
+
+    def answer() -> Standstill | None:
+        found = ask(pid)
+        return found if found.why else None
+
+    found = wait_until(answer, 30, what)
+    assert found is not None
+    return found
+
+
 def is_still(pid: int) -> bool:
     """Its main thread sleeps, and did not wake up for a while."""
 
@@ -211,8 +224,7 @@ def is_still(pid: int) -> bool:
 @pytest.mark.parametrize("name", FAULTS)
 def test_nothing_is_left_to_end_it(start_script: StartScript, tmp_path: object, name: str) -> None:
     script = start_script(HEAD + FAULTS[name], str(tmp_path), ends_asleep=False)
-    wait_until(lambda: bool(ask(script.pid).why), 30, name)
-    first, again = ask(script.pid), ask(script.pid)
+    first, again = said(script.pid, name), said(script.pid, name)
     assert first == again
     assert first.key
 
@@ -238,6 +250,28 @@ def test_a_look_for_a_person_pauses_nobody(start_script: StartScript) -> None:
 
 
 @pytest.mark.real("py-spy")
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_what_was_read_before_a_pause_is_not_told_after_it(
+    start_script: StartScript, monkeypatch: pytest.MonkeyPatch, is_paused: bool
+) -> None:
+    """A pause wakes its threads: by their counters, it would be told as another standstill than the next look's."""
+    script = start_script(HEAD + FAULTS["a lock taken twice"], ends_asleep=False)
+    standstill = said(script.pid, "the lock")
+    ask_native = NATIVE.ask
+
+    def ask_and_pause(pid: int, *arguments: Any, **more: Any) -> bool | None:
+        if is_paused:
+            NATIVE._pauses[pid] += 2
+        return ask_native(pid, *arguments, **more)
+
+    monkeypatch.setattr(NATIVE, "ask", ask_and_pause)
+    if is_paused:
+        assert ask(script.pid) == Standstill()
+    else:
+        assert said(script.pid, "the lock") == standstill
+
+
+@pytest.mark.real("py-spy")
 def test_who_goes_on_is_another_standstill_than_before(start_script: StartScript) -> None:
     """Stopped and let run, or woken by a signal: what was seen before does not count for what is seen now."""
     script = start_script(
@@ -245,8 +279,7 @@ def test_who_goes_on_is_another_standstill_than_before(start_script: StartScript
         "lock.acquire()",
         ends_asleep=False,
     )
-    wait_until(lambda: bool(ask(script.pid).why), 30, "a standstill")
-    before = ask(script.pid)
+    before = said(script.pid, "a standstill")
     os.kill(script.pid, signal.SIGUSR1)
     wait_until(lambda: ask(script.pid).key not in ("", before.key), 30, "another")
 
@@ -255,13 +288,11 @@ def test_who_goes_on_is_another_standstill_than_before(start_script: StartScript
 def test_a_child_that_is_stopped_and_let_run_by_turns_is_another_each_time(start_script: StartScript) -> None:
     """As under cpulimit."""
     script = start_script(HEAD + FAULTS["a process that is stopped"], ends_asleep=False)
-    wait_until(lambda: bool(ask(script.pid).why), 30, "a standstill")
-    before = ask(script.pid)
+    before = said(script.pid, "a standstill")
     [below] = [stat.pid for stat in ProcessTable.read().stats.values() if stat.ppid == script.pid]
     os.kill(below, signal.SIGCONT)
     os.kill(below, signal.SIGSTOP)
-    wait_until(lambda: bool(ask(script.pid).why), 30, "the next standstill")
-    assert ask(script.pid).key != before.key
+    assert said(script.pid, "the next standstill").key != before.key
 
 
 @pytest.mark.real("py-spy")

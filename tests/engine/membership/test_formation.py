@@ -68,6 +68,17 @@ def test_for_whom_a_run_waits_is_said_soon_and_then_rarely(told: Told) -> None:
     assert [at_s for at_s, text in said if "are there" in text] == [10, 60, 360, 660, 960]
 
 
+def test_time_in_which_the_head_did_not_run_is_none_that_nodes_were_waited_for(told: Told) -> None:
+    told.opened(2, ev.FleetPlan(least=2, most=2), join_timeout_s=60.0)
+    told.joined("n0", 0)
+    told.tell(ev.TimeSkipped(gap_s=600.0), 610.1)
+    told.tell(ev.Ticked(), 650.0)
+    assert told.phase is Phase.GATHERING
+    while told.phase is Phase.GATHERING:
+        told.tick()
+    assert told.now_s == pytest.approx(660.1, abs=0.1)
+
+
 def test_too_few_nodes_end_the_run_unfinished(told: Told) -> None:
     told.opened(2, ev.FleetPlan(least=2, most=2), join_timeout_s=60.0)
     told.joined("n0", 0)

@@ -309,6 +309,36 @@ def test_a_lost_node_that_comes_back_is_the_next_spare(told: Told) -> None:
     assert start.nodes == ["n2", "n0"]
 
 
+# The head did not run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_told_before", [True, False])
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_silence_from_before_the_head_was_stopped_counts_from_its_waking(
+    told: Told, is_told_before: bool, is_dropped: bool
+) -> None:
+    """A process that was stopped goes on where it was: what it had seen may be told after it has noticed."""
+    running(told)
+    events: list[ev.Event] = [ev.NodeSuspected(node="n1", since_s=3.0, is_dropped=is_dropped)]
+    for event in [*events, ev.TimeSkipped(gap_s=40.0)] if is_told_before else [ev.TimeSkipped(gap_s=40.0), *events]:
+        told.tell(event, 8.0 if is_told_before and event in events else 48.0)
+    told.tell(ev.Ticked(), 48.0 + min(told.state.settings.lost_s, DROPPED_S) - 0.5)
+    assert not told.state.incidents
+    told.tick()
+    assert incident(told).cause == "node_lost", "it is silent all the same"
+    assert told.now_s == pytest.approx(48.0 + (DROPPED_S if is_dropped else told.state.settings.lost_s), abs=0.1)
+    assert incident(told).evidence["silent_s"] < 30.0
+
+
+@pytest.mark.parametrize("skipped_s", [30.0, 3600.0])
+def test_a_spare_is_not_lost_in_time_that_the_head_did_not_run(told: Told, skipped_s: float) -> None:
+    running(told)
+    told.tell(ev.NodeSuspected(node="n2", since_s=3.0), 8.0)
+    told.tell(ev.TimeSkipped(gap_s=skipped_s), 9.0 + skipped_s)
+    told.tell(ev.Ticked(), 9.0 + skipped_s + told.state.settings.lost_s - 1.0)
+    assert told.state.fleet is not None and told.state.fleet.members["n2"].standing is Standing.SILENT
+
+
 # Which are lost together -------------------------------------------------------------------------------
 
 

@@ -76,6 +76,11 @@ class Job:
         codes = {rank.global_rank: code for rank in self.ranks_of(node)}
         self.tell(node, ev.AttemptStopped(attempt=attempt, exitcodes=codes, stopped_by_us=list(codes)))
 
+    def skip(self, seconds: float) -> None:
+        """The head does not run for so long, and says so when it does."""
+        self.now_s += seconds
+        self.aggregator.skipped(self.now_s, seconds)
+
     def pass_s(self, seconds: float, *heard: str) -> None:
         """So much time goes by, and only these are heard."""
         end_s = self.now_s + seconds
@@ -482,12 +487,52 @@ def test_a_head_that_was_started_anew_waits_for_leases_from_its_own_start_on() -
 
 def test_time_that_the_head_itself_lost_is_nobodys_silence() -> None:
     job = Job().running()
-    job.now_s += 60.0
-    job.aggregator.skipped(job.now_s)
+    job.skip(60.0)
     job.pass_s(1.0)
     assert not job.told(ev.NodeSuspected)
     job.pass_s(SILENT_S)
     assert len(job.told(ev.NodeSuspected)) == 3
+
+
+def test_time_that_the_head_itself_lost_makes_nobody_late_to_start() -> None:
+    """The whole job was suspended while it started. Who does not start afterwards, either, is left out as ever."""
+    job = Job()
+    job.order()
+    job.aggregator.serving(0, "10.0.0.1", 4000)
+    job.starts("a")
+    job.skip(2 * START_LIMIT_S)
+    job.pass_s(START_LIMIT_S - 1.0, *NODES)
+    assert not job.told(ev.NodeLeft) and not job.told(ev.AttemptStarted)
+    job.starts("b")
+    job.pass_s(START_LIMIT_S + 1.0, *NODES)
+    assert [left.node for left in job.told(ev.NodeLeft) if isinstance(left, ev.NodeLeft)] == ["c"]
+
+
+def test_time_that_the_head_itself_lost_makes_nobody_late_to_stop() -> None:
+    job = Job().running()
+    job.stop()
+    job.stops("a")
+    job.pass_s(1.0, *NODES)
+    job.skip(10 * STOP_LIMIT_S)
+    job.pass_s(STOP_LIMIT_S - 2.0, *NODES)
+    assert not job.told(ev.NodeLeft) and not job.told(ev.AttemptStopped)
+    job.stops("b")
+    job.pass_s(STOP_LIMIT_S + GRACES * 3.0 + 1.0, *NODES)
+    assert [left.node for left in job.told(ev.NodeLeft) if isinstance(left, ev.NodeLeft)] == ["c"]
+
+
+def test_a_node_whose_connection_was_closed_before_the_head_was_stopped_may_still_start() -> None:
+    job = Job()
+    job.order()
+    job.aggregator.serving(0, "10.0.0.1", 4000)
+    job.starts("a")
+    job.starts("c")
+    job.events += job.aggregator.dropped("b", job.now_s)
+    job.skip(60.0)
+    job.pass_s(DROPPED_S + SETTLE_S - 1.0, "a", "c")
+    assert not job.told(ev.AttemptStarted)
+    job.pass_s(2.0, "a", "c")
+    assert job.told(ev.AttemptStarted)
 
 
 # Looks and exits -------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from guardrun.supervisor.engine.model.events import RankReport
 from guardrun.supervisor.fleet.protocol.lease import (
     CLOCK_RATE,
     END_MARGIN_S,
+    HEAD_WAKE_S,
     KEPT,
     MOST_STILL_S,
     STEPS,
@@ -287,6 +288,34 @@ def test_a_node_that_did_not_run_asks_before_it_goes_by_its_lease() -> None:
     assert waking.turn(140.0, lost_s=11.5), "it was in contact in between, and frozen again before the next turn"
     assert waking.turn(140.0 + WAKE_S - 0.1, lost_s=16.4)
     assert not waking.turn(140.0 + WAKE_S, lost_s=16.5)
+
+
+def test_it_asks_for_longer_where_the_head_does_not_run_either() -> None:
+    """Nodes of a job that was suspended are continued one after the other, and the head may be the last."""
+    waking = Waking(100.0)
+    assert waking.turn(120.0, lost_s=12.0)
+    assert waking.turn(120.0 + WAKE_S + 1.0, lost_s=18.0, is_head_still=True)
+    assert waking.turn(120.0 + HEAD_WAKE_S - 0.1, lost_s=41.9, is_head_still=True)
+    assert not waking.turn(120.0 + HEAD_WAKE_S, lost_s=42.0, is_head_still=True)
+
+
+def test_a_node_that_ran_all_the_time_heeds_its_lease_though_its_head_does_not_run() -> None:
+    waking = Waking(100.0)
+    assert not any(waking.turn(100.0 + n, lost_s=max(0.0, n - 8.0), is_head_still=True) for n in range(1, 60))
+
+
+def test_a_head_that_cannot_be_reached_is_not_asked_for_longer() -> None:
+    waking = Waking(100.0)
+    assert waking.turn(120.0, lost_s=12.0, is_head_still=True)
+    assert not waking.turn(120.0 + WAKE_S, lost_s=17.0)
+
+
+def test_ranks_are_joint_once_they_did_anything_with_those_of_other_nodes() -> None:
+    still = ProgressTimeout()
+    still.note(moved(1.0, 1, 0, progress=9))
+    assert not still.is_joint
+    still.note(moved(2.0, 2, 1))
+    assert still.is_joint
 
 
 def test_a_loop_that_is_always_late_heeds_its_lease_all_the_same() -> None:

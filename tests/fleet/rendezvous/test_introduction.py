@@ -65,7 +65,7 @@ class Reception:
 
     def ask(self, credential: bytes) -> bytes:
         """What is said to whoever sends this."""
-        with closing(socket.create_connection(("127.0.0.1", self.port), timeout=10)) as connection:
+        with closing(socket.create_connection(("127.0.0.1", self.port), timeout=60)) as connection:
             connection.sendall(struct.pack("!I", len(credential)) + credential)
             answer = b""
             try:
@@ -114,7 +114,7 @@ def test_it_introduces_itself_where_it_is_to_and_at_more_when_asked(munged: str)
             except IntroductionError as error:
                 found.append(str(error).rpartition(": ")[2])
             if len(found) == 3:
-                is_asked.wait(10)
+                is_asked.wait(60)
 
     is_asked = threading.Event()
     thread = threading.Thread(target=ask)
@@ -233,11 +233,11 @@ def test_strangers_that_hold_the_line_are_in_nobodys_way(
 
 def test_who_is_late_or_says_too_much_is_cut_off(reception: Reception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.3)
-    with closing(socket.create_connection(("127.0.0.1", reception.port), timeout=5)) as silent:
+    with closing(socket.create_connection(("127.0.0.1", reception.port), timeout=60)) as silent:
         silent.sendall(b"\0\0")
         assert silent.recv(10) == b""
     for data in (b"\xff\xff\xff\xff", b"\0\0\0\0", b"\0\0\0\2" + b"xxx", b"GET / HTTP/1.1\r\n\r\n"):
-        with closing(socket.create_connection(("127.0.0.1", reception.port), timeout=5)) as stranger:
+        with closing(socket.create_connection(("127.0.0.1", reception.port), timeout=60)) as stranger:
             stranger.sendall(data)
             try:
                 assert stranger.recv(10) == b""

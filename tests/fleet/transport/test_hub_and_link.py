@@ -23,6 +23,7 @@ from guardrun.supervisor.fleet.transport.hub import Back, Body, Dropped, Joined,
 from guardrun.supervisor.fleet.transport.link import Head, Refused, Welcomed
 from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from tests.fleet.ends import Bench, kinds, opened
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -69,6 +70,28 @@ def test_a_link_waits_for_a_hub_that_is_not_there_yet(ends: Bench) -> None:
     assert isinstance(ends.got[link][0], Welcomed)
 
 
+def test_a_head_that_does_not_run_is_told_from_one_that_is_not_there(
+    ends: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that is stopped: its kernel takes the connection, and nobody answers."""
+    monkeypatch.setattr(link_module, "WELCOME_S", 0.3)
+    port = ends.open_hub().port
+    stopped, ends.hubs = ends.hubs, []
+    link = ends.open_link("a", port=port, server=ends.server.public)
+    assert not link.is_unanswered
+    ends.until(lambda: link.is_unanswered)
+    ends.until(lambda: link.failures > 1)
+    for _ in range(20):
+        ends.turn()
+        assert link.is_unanswered, "between two connections, too"
+    ends.hubs = stopped
+    ends.joined("a")
+    assert not link.is_unanswered
+    ends.close_hub()
+    ends.until(lambda: link.failures > 1)
+    assert link.obstacle is Obstacle.NOBODY and not link.is_unanswered
+
+
 def test_a_dead_deputy_is_known_at_once(ends: Bench) -> None:
     ends.open_hub()
     link = ends.open_link("a")
@@ -77,7 +100,7 @@ def test_a_dead_deputy_is_known_at_once(ends: Bench) -> None:
     began_s = time.monotonic()
     ends.close_link(link)
     ends.until(lambda: ("a", "Dropped") in kinds(ends.seen))
-    assert time.monotonic() - began_s < 10.0, "and not for its silence"
+    assert time.monotonic() - began_s < 30.0, "and not for its silence"
     assert ends.bodies("a") == [b"last words"]
     assert not ends.hub.is_connected("a")
     assert ends.hub.nodes == ["a"]
@@ -349,9 +372,7 @@ def test_what_is_heard_in_one_turn_is_not_heard_at_one_time(ends: Bench, monkeyp
     for link in links:
         link.send(b"x")
     ends.until(lambda: len(ends.hub._unanswered) == len(nodes))
-    before_s, now = {node: ends.hub.heard_s(node) for node in nodes}, ends.hub._now
-    for link in links:
-        link.send(b"y")
+    now = ends.hub._now
 
     def late() -> float:
         """As where each frame takes a hundredth of a second to deal with."""
@@ -359,8 +380,15 @@ def test_what_is_heard_in_one_turn_is_not_heard_at_one_time(ends: Bench, monkeyp
         return now()
 
     monkeypatch.setattr(ends.hub, "_now", late)
-    time.sleep(0.2)  # all of them are there
-    ends.turn()
-    times_s = sorted(heard_s for node in nodes if (heard_s := ends.hub.heard_s(node)) > before_s[node])
-    assert len(times_s) > 1
-    assert all(later_s - sooner_s >= 0.01 for sooner_s, later_s in pairwise(times_s))
+
+    def heard_in_a_turn() -> list[float]:
+        """When each was heard of those whose next words are read in one turn."""
+        before_s = {node: ends.hub.heard_s(node) for node in nodes}
+        for link in links:
+            link.send(b"y")
+        time.sleep(0.2)  # most of them are there, mostly
+        ends.turn()
+        return sorted(heard_s for node in nodes if (heard_s := ends.hub.heard_s(node)) > before_s[node])
+
+    times_s = wait_until(lambda: len(found := heard_in_a_turn()) > 1 and found, 60.0, "two in one turn")
+    assert times_s and all(later_s - sooner_s >= 0.01 for sooner_s, later_s in pairwise(times_s))

@@ -30,7 +30,6 @@ def test_the_head_dies_and_comes_back(job: Job) -> None:
     job["head"].host.crash()
     step = job.at()["step"]
     job.gone([rank.pid], 20.0, "node2's rank")  # its peer is gone: it falls, or its lease is over
-    assert time.monotonic() - died_s < 20.0
     assert [job[name].process.poll() for name in ("node1", "node2")] == [None, None]
 
     back_s = time.monotonic()

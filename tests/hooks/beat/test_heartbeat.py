@@ -30,13 +30,24 @@ def test_a_rank_shows_itself_and_beats(bed: Bed) -> None:
 
 def test_a_held_gil_stops_the_heart_and_nothing_else(bed: Bed) -> None:
     """The board can still be read, and the heart's age tells."""
-    code = "import ctypes, time; time.sleep(0.5); from guardrun.hooks import step; step(3); ctypes.PyDLL(None).sleep(6)"
+    code = """
+import ctypes, time
+from guardrun.hooks import step
+from guardrun.hooks.rank.rank import active
+from guardrun.hooks.wire.board import Field
+step(3)
+while not active.words[Field.HEART_NS]: time.sleep(0.01)
+ctypes.PyDLL(None).sleep(200)
+"""
     process = bed.start(["-c", code])
-    bed.wait_until(Field.STEP)
+    signum = bed.wait_until(Field.DUMP_SIGNAL)
+    bed.wait_until(Field.HEART_NS)
+    wait_until(lambda: _waits_in_c(process.pid), 20, "the sleep in C")
     heart = bed.board()[Field.HEART_NS]
-    time.sleep(2.2)
+    time.sleep(2.2)  # two beats
     assert process.poll() is None
-    assert bed.board()[Field.HEART_NS] == heart
+    assert (bed.board()[Field.HEART_NS], bed.board()[Field.STEP]) == (heart, 3)
+    os.kill(process.pid, signum)  # which ends the C library's sleep
     assert finish(process).returncode == 0
 
 
@@ -56,7 +67,7 @@ from guardrun.hooks.rank import rank
 began = time.monotonic()
 for i in range({2 * MAX_WAITING}):
     rank.active.send("CheckpointLoaded", path=str(i), reader="test")
-print(time.monotonic() - began < 5)
+print(time.monotonic() - began < 30)
 time.sleep(0.6)
 print(rank.active.outbox.dropped > 0)
 """
@@ -89,7 +100,7 @@ def test_signals_reach_the_main_thread(bed: Bed) -> None:
 
 def test_stacks_are_written_on_a_signal_even_while_the_gil_is_held(bed: Bed) -> None:
     """Long on a busy machine: whoever holds the GIL does so for seconds."""
-    process = bed.start(["-c", "import ctypes\ndef hold(): ctypes.PyDLL(None).sleep(20)\nhold()"])
+    process = bed.start(["-c", "import ctypes\ndef hold(): ctypes.PyDLL(None).sleep(200)\nhold()"])
     signum = bed.wait_until(Field.DUMP_SIGNAL)
     wait_until(lambda: _waits_in_c(process.pid), 20, "the sleep in C")
     os.kill(process.pid, signum)

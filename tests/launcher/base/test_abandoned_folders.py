@@ -65,7 +65,7 @@ def owner(tmp_path: Path) -> Iterator[Start]:
 
 def kill(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.wait(10)
+    process.wait(60)
 
 
 def sweep(parent: Path) -> list[Path]:

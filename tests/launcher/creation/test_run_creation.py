@@ -113,10 +113,10 @@ def test_a_run_that_is_continued_has_aged_meanwhile(opener: Opener, age_s: float
     first.file.created_wall_s -= age_s
     dead_owner(first)
     file = opener.open("job").file
-    assert file.clock_base_s == pytest.approx(base_s, abs=5.0) and file.clock_base_s >= 12.5
+    assert file.clock_base_s == pytest.approx(base_s, abs=60.0) and file.clock_base_s >= 12.5
     assert file.created_wall_s == first.file.created_wall_s
     if age_s > 12.5:
-        assert file.date_s(file.clock_base_s) == pytest.approx(time.time(), abs=5.0)
+        assert file.date_s(file.clock_base_s) == pytest.approx(time.time(), abs=60.0)
 
 
 @pytest.mark.parametrize("outcome", ["finished", "failed", "gave_up"])

@@ -93,7 +93,7 @@ def test_guardctl_replay_reaches_the_same_decisions(every_crash: Finished) -> No
     guardctl = find_program("guardctl")
     assert guardctl is not None
     command = [guardctl, "replay", str(every_crash.run_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"\d+ events replayed, \d+ decisions reached again", done.stdout)
 

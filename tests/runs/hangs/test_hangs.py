@@ -125,7 +125,7 @@ def test_the_run_ends_well_and_books_where_the_time_went(every_hang: Finished) -
     assert summary["last_step"] == 80
     lost = summary["lost_s"]
     assert lost["detecting"] > 15
-    assert lost["stopping"] < 10
+    assert lost["stopping"] < lost["detecting"]
     assert sum(lost.values()) + summary["goodput"] * summary["wall_s"] == pytest.approx(summary["wall_s"], rel=0.02)
 
 

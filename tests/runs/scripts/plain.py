@@ -113,7 +113,7 @@ def enter(what: str, step: int) -> None:
 def wait_to_be_watched() -> None:
     """Save nothing before guardrun knows what was there: without torch, a rank may be quicker than its supervisor."""
     run = Path("guardrun-runs") / os.environ.get("GUARDRUN_RUN_ID", "none")
-    until_s = time.monotonic() + 3.0
+    until_s = time.monotonic() + 10.0
     while ATTEMPT == "0" and run.is_dir() and not (run / "events.jsonl").exists() and time.monotonic() < until_s:
         time.sleep(0.005)
 

@@ -104,7 +104,7 @@ def tell_end() -> None:
 
 
 def wait_for(name: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not os.path.exists(name) and time.monotonic() < deadline:
         time.sleep(0.01)
 

@@ -81,10 +81,10 @@ def check_quarantine(edge: EdgeRuns, env: dict[str, str | None]) -> None:
     guardctl = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", "node"]
     own = clean_environment("guardctl", env)
     shown = subprocess.run(
-        [*guardctl, "list", "--json"], env=own, capture_output=True, text=True, check=True, timeout=30
+        [*guardctl, "list", "--json"], env=own, capture_output=True, text=True, check=True, timeout=60
     )
     assert NODE in json.dumps(json.loads(shown.stdout))
-    subprocess.run([*guardctl, "release", NODE], env=own, capture_output=True, check=True, timeout=30)
+    subprocess.run([*guardctl, "release", NODE], env=own, capture_output=True, check=True, timeout=60)
     (edge.folder / "end").touch()
     assert edge.run(str(edge.folder / "train.py"), env=env).returncode == 0
 

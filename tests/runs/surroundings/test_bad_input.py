@@ -142,7 +142,7 @@ def test_a_run_killed_with_its_guardrun_is_continued_too(edge: EdgeRuns, is_upgr
     first = edge.start("plain.py", "--steps", "100000", flags=flags)
     wait_until((edge.folder / "out/ckpt_20.safetensors").exists, 60, "a checkpoint")
     first.send(signal.SIGKILL)
-    first.wait(10)
+    first.wait(60)
     wait_until(lambda: not first.alive(), 15, "everything to be gone")
     assert first.run_dir is not None
     if is_upgraded:
@@ -195,7 +195,7 @@ def without_pyspy(tmp_path: Path) -> Iterator[list[str]]:
     hidden = {os.path.realpath(one) for one in (pyspy, *others) if one}
     mounts = " && ".join(f"mount --bind /dev/null {one}" for one in sorted(hidden))
     hide = f'{mounts} && exec {make_programs(tmp_path / "venv")}/guardrun "$@"'
-    probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=10, check=False)
+    probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=60, check=False)
     if probe.returncode != 0:
         pytest.skip("real part mount: no mount namespace can be made")
     yield ["unshare", "--mount", "sh", "-c", hide, "sh"]

@@ -219,15 +219,9 @@ def test_a_run_stopped_as_a_whole_and_continued_later_is_nobody_s_hang(edge: Edg
 # The socket that ranks speak on ------------------------------------------------------------------------------------
 
 
-def steps_a_second(folder: Path, during: Callable[[], object]) -> float:
-    """How fast training goes during a call, by its checkpoints."""
-
-    def newest() -> int:
-        return max(int(path.stem.split("_")[1]) for path in folder.glob("out/*.safetensors"))
-
-    before, began_s = newest(), time.monotonic()
-    during()
-    return (newest() - before) / (time.monotonic() - began_s)
+def newest_step(folder: Path) -> int:
+    """How far training is, by its checkpoints."""
+    return max(int(path.stem.split("_")[1]) for path in folder.glob("out/*.safetensors"))
 
 
 def test_ten_thousand_malformed_messages_and_a_huge_one_are_counted_and_dropped(edge: EdgeRuns) -> None:
@@ -238,19 +232,17 @@ def test_ten_thousand_malformed_messages_and_a_huge_one_are_counted_and_dropped(
     daemon = supervisor_of(run)
     wait_until((edge.folder / "out/ckpt_100.safetensors").exists, 60, "a hundred steps")
     frames = hostile_frames()
-    usual = steps_a_second(edge.folder, lambda: time.sleep(1.5))
+    before = newest_step(edge.folder)
     flood = threading.Thread(target=send_frames, args=(zmq.PUSH, f"ipc://{sockets}/beats", frames))
     huge = threading.Thread(target=send_frames, args=(zmq.PUSH, f"ipc://{sockets}/beats", [bytes(8 << 20)]))
     asked = threading.Thread(target=send_frames, args=(zmq.DEALER, f"ipc://{sockets}/control", frames[:1000]))
 
-    def attack() -> None:
-        for thread in (flood, huge, asked):
-            thread.start()
-        for thread in (flood, huge, asked):
-            thread.join()
-        time.sleep(1.0)  # while the supervisor is still at it
-
-    assert steps_a_second(edge.folder, attack) > 0.2 * usual
+    for thread in (flood, huge, asked):
+        thread.start()
+    for thread in (flood, huge, asked):
+        thread.join()
+    time.sleep(2.0)  # while the supervisor is still at it
+    assert newest_step(edge.folder) > before, "training goes on meanwhile"
 
     def dropped() -> dict[str, int]:
         status: dict[str, dict[str, int]] = msgspec.json.decode(run.guardctl("status", "latest", "--json"))
@@ -274,7 +266,7 @@ def test_what_guardctl_sends_wrongly_is_answered_and_harms_nothing(edge: EdgeRun
     run_dir = wait_until(lambda: run.run_dir, 10, "the run directory")
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
-    socket.set(zmq.RCVTIMEO, 10_000)
+    socket.set(zmq.RCVTIMEO, 60_000)
     socket.connect(f"ipc://{read_run_file(run_dir).socket_dir}/control")
     try:
         for asked, said in [
