@@ -28,7 +28,7 @@ def runs(tmp_path: Path) -> Iterator[EdgeRuns]:
 
 
 def test_a_rank_that_becomes_slow_is_told_while_training_goes_on(runs: EdgeRuns) -> None:
-    """Twice as long as the others and more: told before three windows are over. Long: what is usual is learned first."""
+    """Twice as long as the others: told before three windows are over. Long: what is usual is learned first."""
     finished = runs.run("slow.py", "--steps=530", "--slow=2@380:0.09", config=LONG_WINDOWS, ranks=3, timeout_s=150)
     assert finished.returncode == 0, finished
     incident = only(finished)
