@@ -33,6 +33,7 @@ _SINCE, _OP, _COUNT = int(Field.COLLECTIVE_SINCE_NS), int(Field.COLLECTIVE_OP), 
 _PROGRESS_NS, _TOTAL = int(Field.PROGRESS_NS), int(Field.COLLECTIVE_TOTAL_NS)
 
 NOT_FUNCTIONS = ("none", "wait")
+RETURN_AT_ONCE = ("isend", "irecv", "batch_isend_irecv")
 GROUP_MAKERS = ("new_group", "split_group")
 TIMEOUT = "NCCL_TIMEOUT"
 USUAL_TIMEOUT, USUAL_NCCL_TIMEOUT = timedelta(minutes=30), timedelta(minutes=10)
@@ -42,6 +43,10 @@ _MOST_NS = 1 << 62
 
 def install(module: Any, rank: Rank) -> None:
     """Wrap distributed_c10d's functions, before the package imports them from there."""
+    if rank.settings.get("device_timing"):
+        from guardrun.hooks.patches.device_timing import DeviceTimer
+
+        rank.device_timer = DeviceTimer(rank)
     package = (sys.modules.get("torch.distributed"),)
     try:
         rank.calls = CallsPage(rank, module)
@@ -63,6 +68,8 @@ def install(module: Any, rank: Rank) -> None:
 def wrap_collective(original: Function, rank: Rank, op: int) -> Function:
     """Wrap a call that communicates; about three microseconds, most of them for its record on the calls page."""
     signature = read_signature(original)
+    # On the device it is timed in any thread: backward passes have one of their own.
+    run = original if rank.device_timer is None or OPS[op] in RETURN_AT_ONCE else rank.device_timer.wrap(original)
 
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
@@ -71,14 +78,14 @@ def wrap_collective(original: Function, rank: Rank, op: int) -> Function:
         if not is_owner or rank.aside:
             _note_user(rank, signature, args, kwargs, is_owner)
         if words[_SINCE] or not is_owner:
-            return original(*args, **kwargs)
+            return run(*args, **kwargs)
         words[_OP] = op
         words[_SINCE] = began_ns = monotonic_ns()
         calls = rank.calls
         at = -1 if calls is None else calls.enter(op, signature, args, kwargs, began_ns)
         result, has_raised = None, True
         try:
-            result = original(*args, **kwargs)
+            result = run(*args, **kwargs)
             has_raised = False
         finally:
             now_ns = monotonic_ns()
@@ -127,12 +134,13 @@ def _parameters(function: Function) -> list[str]:
 def _wrap_wait(original: Function, rank: Rank) -> Function:
     """Work.wait: no call of its own, but a rank may stand in it. It is C++: dynamo can inline neither it nor us."""
     op = OPS.index("wait")
+    run = original if rank.device_timer is None else rank.device_timer.wrap(original)
 
     @functools.wraps(original)
     def wait(*args: Any, **kwargs: Any) -> Any:
         words = rank.words
         if words[_SINCE] or get_ident() != rank.owner_ident:
-            return original(*args, **kwargs)
+            return run(*args, **kwargs)
         words[_OP] = op
         words[_SINCE] = began_ns = monotonic_ns()
         calls = rank.calls if args else None
@@ -140,7 +148,7 @@ def _wrap_wait(original: Function, rank: Rank) -> Function:
         try:
             if calls is not None:
                 calls.wait_begins(args[0])
-            result = original(*args, **kwargs)
+            result = run(*args, **kwargs)
             has_raised = False
         finally:
             now_ns = monotonic_ns()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
 from _thread import get_ident
 from time import monotonic_ns
@@ -14,7 +15,7 @@ from guardrun.hooks.wire.board import PHASES, Field, Milestone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from guardrun.hooks.rank.parts import StepObserver
+    from guardrun.hooks.rank.parts import DeviceTimer, StepObserver
 
 
 # Step breakdown -----------------------------------------------------------------------------------------------------
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 # every hundredth by itself, with events of the device, and is left alone. Reading it takes 4 µs, so that is done at
 # most every 20 ms.
 #
-# What cannot be told: a device's time inside of collectives that are not DDP's. It then counts as the rank's own, of
-# every rank alike. SPENT_WAITED_NS can be too small, never too large.
+# What cannot be told: a device's time inside of collectives that are not DDP's, unless the user has it timed
+# (hooks/patches/device_timing.py): then the sums are of steps timed there. Else it counts as the rank's own, of every
+# rank alike, and WAITS_UNSEEN says so. SPENT_WAITED_NS can be too small, never too large.
 
 
 PUBLISH_NS = 1_000_000_000
@@ -43,6 +45,7 @@ READ_NS = 20_000_000
 ODD = 5
 """A step that takes so many times as long as those before it is none to count."""
 MAX_REPLICAS = 8
+MAX_GROUPS = 16
 
 _COLLECTIVE_TOTAL = int(Field.COLLECTIVE_TOTAL_NS)
 _DATA_TOTAL, _GC_TOTAL = int(Field.DATA_TOTAL_NS), int(Field.GC_TOTAL_NS)
@@ -65,6 +68,7 @@ class StepBreakdown:
         """Since the base."""
         self._base = (0, 0, 0, 0)
         """Now, waited, data, gc: as they were where the sum goes on from."""
+        self._is_unseen = False
 
     def add_replica(self, model: Any) -> None:
         """A DDP model of this rank."""
@@ -73,6 +77,11 @@ class StepBreakdown:
 
     def on_step(self, now_ns: int) -> None:
         """A step is done. A quarter of a microsecond; four now and then. Never raises."""
+        timer = self._rank.device_timer
+        if timer is not None and not self._replicas and timer.on_step():
+            if now_ns >= self._due_ns:
+                self._publish_timed(timer, now_ns)
+            return
         took_ns, self._last_ns = now_ns - self._last_ns, now_ns
         if took_ns > self._limit_ns:
             self._exclude_step(now_ns)
@@ -117,15 +126,49 @@ class StepBreakdown:
         words, steps = self._rank.words, self._steps
         took_ns = now_ns - began_ns
         in_calls_ns = words[_COLLECTIVE_TOTAL] - waited_ns
-        words[_TAIL] = 0
-        words[_NS] += took_ns
-        words[_WAITED] += min(in_calls_ns + int(sum(waits) * steps), took_ns)
-        words[_DATA] += words[_DATA_TOTAL] - data_ns
-        words[_GC] += words[_GC_TOTAL] - gc_ns
-        words[_STEPS] += steps
-        words[_TAIL] = words[_STEPS]
+        waited_ns = min(in_calls_ns + int(sum(waits) * steps), took_ns)
+        self._add(steps, took_ns, waited_ns, words[_DATA_TOTAL] - data_ns, words[_GC_TOTAL] - gc_ns)
+        timer = self._rank.device_timer
+        is_untimed = not self._replicas and (timer is None or timer.is_off)
+        if is_untimed and not self._is_unseen and waits_on_device():
+            self._say_unseen()
         self._limit_ns = ODD * took_ns // steps
         self._begin(now_ns)
+
+    def _publish_timed(self, timer: DeviceTimer, now_ns: int) -> None:
+        self._due_ns = now_ns + PUBLISH_NS
+        sums = timer.pop_sums()
+        if not sums[0]:
+            return
+        self._add(*sums)
+        if not timer.has_seen_waits and not self._is_unseen:
+            self._say_unseen()
+
+    def _add(self, steps: int, took_ns: int, waited_ns: int, data_ns: int, gc_ns: int) -> None:
+        words = self._rank.words
+        words[_TAIL] = 0
+        words[_NS] += took_ns
+        words[_WAITED] += waited_ns
+        words[_DATA] += data_ns
+        words[_GC] += gc_ns
+        words[_STEPS] += steps
+        words[_TAIL] = words[_STEPS]
+
+    def _say_unseen(self) -> None:
+        self._is_unseen = True
+        self._rank.mark(Milestone.WAITS_UNSEEN)
+
+
+def waits_on_device() -> bool:
+    """Whether ranks communicate on a device that is in use: the host sees nothing of what they wait there."""
+    try:
+        device = sys.modules["torch"].accelerator.current_accelerator()
+        if device is None or not getattr(sys.modules["torch"], device.type).is_initialized():
+            return False
+        groups = list(sys.modules["torch.distributed.distributed_c10d"]._world.pg_map)[:MAX_GROUPS]
+        return any(kind.type == device.type for group in groups if group.size() > 1 for kind in group._device_types)
+    except Exception:  # A torch that does not tell, a group that is being destroyed.
+        return False
 
 
 class Replica:

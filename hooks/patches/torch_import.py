@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.saves.checkpoint_files import replace
 from guardrun.hooks.wire.board import Milestone
 
 
@@ -29,3 +30,5 @@ def install_remaps(module: Any, rank: Rank) -> None:
     """
     for function in module.traceable_collective_remaps:
         function.__dict__.pop("_torchdynamo_inline", None)
+    if rank.device_timer is not None:
+        replace(module, "wait_tensor", rank.device_timer.wrap)  # by which DTensor waits for its results

@@ -49,3 +49,27 @@ class DeviceObserver(Protocol):
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped. Never raises."""
+
+
+class DeviceTimer(Protocol):
+    """Times this rank's steps, and what they wait for others, on the device."""
+
+    def wrap(self, original: Any) -> Any:
+        """The same function, which makes the device wait for other ranks, with that timed."""
+
+    def on_step(self) -> bool:
+        """A training step is done; False where the device is not timed. Never raises."""
+
+    def pop_sums(self) -> list[int]:
+        """Sums since the last time: steps, and nanoseconds that they took, waited, waited for data, collected."""
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it has been turned off, for good."""
+
+    @property
+    def has_seen_waits(self) -> bool:
+        """Whether anything was seen to wait for other ranks."""
+
+    def stop(self) -> None:
+        """Time nothing more, as in a forked child."""

@@ -16,7 +16,7 @@ from guardrun.hooks.wire.board import PHASES, SIZE_BYTES, Field, Milestone
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from guardrun.hooks.calls.collective_calls import CallsPage
-    from guardrun.hooks.rank.parts import BatchRecord, CollectionPolicy, DeviceObserver, StepObserver
+    from guardrun.hooks.rank.parts import BatchRecord, CollectionPolicy, DeviceObserver, DeviceTimer, StepObserver
     from guardrun.hooks.wire.board import Board
 
 
@@ -142,6 +142,8 @@ class Rank:
         """None until torch's optimizers are imported."""
         self.devices: DeviceObserver | None = None
         """None until torch.cuda or the optimizers are imported."""
+        self.device_timer: DeviceTimer | None = None
+        """None unless the user wants it, and until torch.distributed is imported."""
         self._milestone_lock = allocate_lock()
         self._failed: set[str] = set()
         self._has_spoken = False
@@ -259,6 +261,8 @@ class Rank:
         active = None
         if self.gc_policy is not None:
             self.gc_policy.give_back()
+        if self.device_timer is not None:
+            self.device_timer.stop()
         self.words = private_words()
         self.calls = None
         self.held = ()  # nobody could tell it that it may save

@@ -121,6 +121,8 @@ class Milestone(IntEnum):
     """The script counts its steps itself, by step()."""
     API_NUMBERS = 256
     """It says their numbers, which count from the run's beginning: STEP_BASE is not added, whenever it is written."""
+    WAITS_UNSEEN = 512
+    """Ranks wait for each other on devices, where nobody times that (hooks/patches/device_timing.py)."""
 
 
 PHASES: tuple[str, ...] = ("start", "train", "eval", "data", "save", "load", "init", "compile", "other")

@@ -136,6 +136,8 @@ class SlowdownTable(_Table, frozen=True, kw_only=True):
 
     window_s: Annotated[float, Meta(ge=3)] = _ENGINE.window_s
     """What ranks' steps go to is compared over windows of this length: longer ones are surer, and later."""
+    device_timing: bool = False
+    """Waits for other ranks are timed on the device, too (hooks/patches/device_timing.py): for stragglers over NCCL."""
 
 
 class LeaksTable(_Table, frozen=True, kw_only=True):
@@ -282,7 +284,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             goes_past_limit=self.preemption.requeue in ("time_limit", "always"),
             gc_policy=self.gc.policy,
             check_nodes=self.preflight.level,
-            **msgspec.structs.asdict(self.slowdown),
+            window_s=self.slowdown.window_s,
             **msgspec.structs.asdict(self.leaks),
             is_torchrun_agent=self.launcher.agent == "torchrun",
         )

@@ -58,7 +58,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "hang": {},
         "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "every_steps": 100},
-        "slowdown": {"window_s": 20.0},
+        "slowdown": {"window_s": 20.0, "device_timing": False},
         "leaks": {"files_window_s": 120.0},
         "node": {"state_dir": "", "shared_dir": "", "trust_jobs": False},
         "preflight": {"level": "quick"},

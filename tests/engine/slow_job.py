@@ -10,7 +10,8 @@ from tests.engine.conftest import Told
 
 Work = Callable[[int, int], float]
 """(rank, step) → seconds."""
-TELLS_S = 10.0
+TELLS_S = 4.0
+"""As the sampler does (supervisor/collect/ranks/sampler.py)."""
 
 
 class SlowJob:

@@ -37,6 +37,8 @@ class Bed:
         self.processes: list[subprocess.Popen[str]] = []
         self.gc: dict[str, object] = {}
         """The table [gc] of the configuration."""
+        self.times_devices = False
+        """[slowdown] device_timing."""
         self.held: list[str] = []
         """Checkpoints that are not to be written over before one has been opened."""
         self.heard: list[messages.RankMessage] = []
@@ -73,6 +75,7 @@ class Bed:
             "token": "t",
             "pythonpath": pythonpath,
             "gc": self.gc,
+            "device_timing": self.times_devices,
             **({"held": self.held} if self.held else {}),
         }
 

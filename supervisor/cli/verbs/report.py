@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.hooks.wire.board import Milestone
 from guardrun.supervisor.base.own_files import name_user
 from guardrun.supervisor.cli.base.verb import (
     OK,
@@ -35,6 +36,11 @@ from guardrun.supervisor.report.timeline.story import RunIncident, Story, run_st
 from guardrun.supervisor.report.timeline.timeline import Timeline
 from guardrun.supervisor.rundir.journal import describe_versions, recover
 from guardrun.supervisor.rundir.run_directory import RunFile
+
+UNSEEN = (
+    "stragglers: ranks wait for each other on devices, where nothing is seen of it; [slowdown] device_timing = true "
+    "times most of it (docs/accelerators.md)"
+)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +93,8 @@ def read_story(run_dir: Path, run: RunFile, node: str) -> tuple[dict[str, Any], 
             troubles.append(f"{said}, and {kept}")
         if result.mismatches:
             troubles.append(f"{len(result.mismatches)} events mean nothing to this version of guardrun")
+    if state.attempt and any(rank.milestones & Milestone.WAITS_UNSEEN for rank in state.attempt.ranks.values()):
+        troubles.append(UNSEEN)
     if timeline.trouble:
         troubles.append(f"the timeline is not whole: {timeline.trouble}")
     incidents = [short_incident(record) for record in read_incidents(run_dir)]

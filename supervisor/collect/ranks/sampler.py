@@ -32,12 +32,13 @@ from guardrun.supervisor.collect.ranks.boards import (
     waits_since_ns,
 )
 from guardrun.supervisor.engine.model.events import OpenFiles, Rank, RankReport, Settings, StepBreakdown
+from guardrun.supervisor.engine.observation.step_times import BRIEF
 
 HEART_STALE_S = 3.0
 SPENT_EVERY_S = 9.5
-"""A rank's sums are told so often, in reports that have other reasons: a second later at most."""
-SPENT_IN_WINDOW = 2.1
-"""And so often in a window over which they are compared, where those are shorter."""
+"""A rank's sums are told so often at least, in reports that have other reasons: a second later at most."""
+SPENT_IN_BRIEF = 1.05
+"""And so often in a brief window, the shortest over which they are compared (engine/observation/step_times.py)."""
 FILES_IN_WINDOW = 4
 """A rank's open files are counted so often in the shortest window in which they are compared: every half minute."""
 FILES_BUDGET_S = 0.005
@@ -117,7 +118,7 @@ class Sampler:
         files_window_s: float = Settings().files_window_s,
     ) -> None:
         self._files_every_s = files_window_s / FILES_IN_WINDOW
-        self._spent_every_s = min(SPENT_EVERY_S, slow_window_s / SPENT_IN_WINDOW)
+        self._spent_every_s = min(SPENT_EVERY_S, slow_window_s / BRIEF / SPENT_IN_BRIEF)
         self._clock = clock
         self._sockets_dir = sockets_dir
         stat = read_stat(launcher_pid) if launcher_pid else None

@@ -249,7 +249,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gc_total_s: float = 0.0
     """Time in collections so far; by itself no reason for a report."""
     spent: StepBreakdown | None = None
-    """Every ten seconds or so; by itself no reason for a report."""
+    """Every four seconds or so; by itself no reason for a report."""
     open_files: OpenFiles | None = None
     """Every half minute or so, where they can be counted; by itself no reason for a report."""
     joint: int = 0

@@ -82,6 +82,8 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     """Of a line on the terminal that says its summary anew, as Say has it; empty: nothing is said."""
     stops_since_s: float | None = None
     """As Detected has it."""
+    node: str = ""
+    """Likewise."""
     is_uneven: bool = False
     """Likewise."""
     exit_code: int | None = None

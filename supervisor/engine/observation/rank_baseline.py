@@ -60,6 +60,8 @@ class RankBaseline(msgspec.Struct, kw_only=True):
     """Ranks' usual places."""
 
     world_size: int = 0
+    learns_from: int = EARLY
+    """Windows."""
     early: list[dict[int, float]] = []
     early_steps_s: list[float] = []
     excess: dict[int, float] = {}
@@ -118,13 +120,14 @@ class RankBaseline(msgspec.Struct, kw_only=True):
     def _learn_early(self, window: Window, excess: dict[int, float]) -> None:
         self.early.append(excess)
         self.early_steps_s.append(window.parts.step_s)
-        if len(self.early) < EARLY:
+        if len(self.early) < self.learns_from:
             return
         self.excess = {rank: middle([each.get(rank, excess[rank]) for each in self.early]) for rank in excess}
         moves = [abs(each[rank] - usual) for rank, usual in self.excess.items() for each in self.early if rank in each]
         self.noise = _upper_middle(moves) * math.sqrt(window.steps)
         self.step_s = middle(self.early_steps_s)
-        self.early, self.early_steps_s, self.windows = [], [], EARLY
+        self.windows = min(len(self.early), NOISE_WINDOWS)
+        self.early, self.early_steps_s = [], []
 
 
 def excesses(window: Window) -> dict[int, float]:

@@ -10,6 +10,8 @@ In step with others `step` is the same for all; what differs is how it is divide
 (`Parts`) follows from the ranks that have most of each: the slowest rank's own work, what data and the collector add to
 it, and what is left, which goes to communication.
 
+Brief windows, a fifth as long, go on beside them: they tell soon who is far behind (engine/observation/far_behind.py).
+
 Taking a report in costs the same for any number of ranks; closing a window looks at each once.
 """
 
@@ -32,6 +34,8 @@ RANK_STEPS = 3
 """Fewer say nothing about a rank."""
 MOST = 0.8
 """Of the ranks must be known, else the window goes on: devices are timed every hundredth step only."""
+BRIEF = 5
+"""A brief window is so many times shorter, in seconds and in steps."""
 MAX_WINDOWS = 200
 """A window that is so many times as long as it should be is given up."""
 MANY_RANKS = 100
@@ -87,9 +91,17 @@ class Window(NamedTuple):
     """Of the median rank."""
 
 
+class BriefWindow(Window):
+    """A closed one that was BRIEF times shorter."""
+
+    __slots__ = ()
+
+
 class StepTimes(msgspec.Struct, kw_only=True):
     """The window under way."""
 
+    brief: int = 1
+    """BRIEF, for brief windows."""
     attempt: int = -1
     began_s: float = 0.0
     """0: no step has been seen."""
@@ -104,8 +116,9 @@ class StepTimes(msgspec.Struct, kw_only=True):
     def observe(self, event: ev.NodeReport, attempt: int, step: int, window_s: float, now_s: float) -> Window | None:
         """Take a report of the current attempt in; the window that is closed by it, those of WARM_UP left out.
 
-        step: the attempt's furthest.
+        step: the attempt's furthest. window_s: of windows that are not brief.
         """
+        window_s /= self.brief
         if event.attempt != attempt:
             return None
         if self.attempt != attempt:
@@ -119,7 +132,7 @@ class StepTimes(msgspec.Struct, kw_only=True):
         if not self.is_due(now_s, step):
             return None
         window = self.close(now_s, step, window_s)
-        return window if self.closed > WARM_UP else None
+        return window if self.closed > WARM_UP * self.brief else None
 
     def add_report(self, event: ev.NodeReport) -> None:
         """Note what a node tells of its ranks."""
@@ -135,7 +148,7 @@ class StepTimes(msgspec.Struct, kw_only=True):
 
     def is_due(self, now_s: float, step: int) -> bool:
         """Whether it may be closed."""
-        return now_s >= self.due_s and step - self.first_step >= WINDOW_STEPS
+        return now_s >= self.due_s and step - self.first_step >= WINDOW_STEPS // self.brief
 
     def close(self, now_s: float, step: int, window_s: float) -> Window | None:
         """Close it and begin the next; None where too few ranks are known, and it goes on (or began anew)."""
@@ -147,8 +160,12 @@ class StepTimes(msgspec.Struct, kw_only=True):
             self.due_s = now_s + window_s / 2
             return None
         steps = middle([last.steps - self.first[rank].steps for rank, last in self.last.items() if rank in shares])
-        window = Window(began_s, now_s, shares, parts_of(list(shares.values())), steps)
+        kind, due_s = Window if self.brief == 1 else BriefWindow, self.due_s
+        window = kind(began_s, now_s, shares, parts_of(list(shares.values())), steps)
         self.begin(now_s, step, window_s)
+        if self.brief > 1:
+            # Reports come once a second: of seconds that are waited for one each time, a fifth would be lost.
+            self.due_s = max(due_s + window_s, now_s + window_s / 2)
         self.closed += 1
         return window
 

@@ -45,11 +45,10 @@ def observe(state: State, event: object, now_s: float) -> list[Action]:
         if verdicts := detector.observe(event, state, now_s):
             actions += decide(state, verdicts, now_s)
     if isinstance(event, ev.NodeReport) and state.phase is Phase.RUNNING and state.attempt is not None:
-        window = state.step_times.observe(
-            event, state.attempt.number, state.attempt.step, state.settings.window_s, now_s
-        )
-        if window is not None:
-            actions += observe(state, window, now_s)
+        number, step, window_s = state.attempt.number, state.attempt.step, state.settings.window_s
+        for times in (state.step_times, state.brief_times):
+            if (window := times.observe(event, number, step, window_s, now_s)) is not None:
+                actions += observe(state, window, now_s)
     return actions
 
 
@@ -102,7 +101,8 @@ def report(state: State, found: Detected, now_s: float) -> tuple[Incident, list[
     said = announce(f"incident {incident.id}: {sentences}", found.level)
     actions: list[Action] = [said, write(state, incident.id, is_new=True)]
     if found.node:
-        actions += _isolate_for(state, found, incident, now_s)
+        evidence_s = now_s if found.evidence_s is None else found.evidence_s
+        actions += _isolate_for(state, found.node, incident, evidence_s, found.finding)
     if found.exit_code is not None:
         state.verdict_incident, state.exit_code = incident.id, found.exit_code
     if found.stops_since_s is not None:
@@ -165,6 +165,8 @@ def _change(state: State, verdict: Changed, now_s: float) -> list[Action]:
     actions = [change(state, incident_id, **changes)]
     if verdict.level:
         actions.insert(0, announce(f"incident {incident_id}: {state.incidents[incident_id].summary}", verdict.level))
+    if verdict.node:
+        actions += _isolate_for(state, verdict.node, state.incidents[incident_id], now_s)
     if verdict.stops_since_s is not None:
         actions += stop_for(state, incident_id, onset_s=verdict.stops_since_s, now_s=now_s)
     return actions
@@ -187,19 +189,18 @@ def _avoid(state: State, path: str) -> None:
 # Nodes -----------------------------------------------------------------------------------------------------------
 
 
-def _isolate_for(state: State, found: Detected, incident: Incident, now_s: float) -> list[Action]:
-    """Keep the node from what comes, where the verdict says so, or the user has for its cause."""
+def _isolate_for(state: State, node: str, incident: Incident, evidence_s: float, finding: str = "") -> list[Action]:
+    """Keep the node from what comes, where the incident says so, or the user has for its cause."""
     actions: list[Action] = []
-    if found.action != "isolate_node":
-        is_wanted = state.settings.responses.get(found.cause) == Response.ISOLATE.value
-        if not is_wanted or not state.settings.act or state.is_held or found.node in state.nodes.isolated:
+    if incident.action != "isolate_node":
+        is_wanted = state.settings.responses.get(incident.cause) == Response.ISOLATE.value
+        if not is_wanted or not state.settings.act or state.is_held or node in state.nodes.isolated:
             return []
         actions.append(change(state, incident.id, action="isolate_node"))
-    state.nodes.isolated[found.node] = incident.id
-    evidence_s = now_s if found.evidence_s is None else found.evidence_s
-    isolated = isolate(state, found.node, incident.id, evidence_s=evidence_s, finding=found.finding)
+    state.nodes.isolated[node] = incident.id
+    isolated = isolate(state, node, incident.id, evidence_s=evidence_s, finding=finding)
     then = "training goes on, and" if state.phase is Phase.RUNNING else "training"
-    said = announce(f"{found.node} is put under quarantine: {then} is not started again there", "warn")
+    said = announce(f"{node} is put under quarantine: {then} is not started again there", "warn")
     return [*actions, isolated, said]
 
 

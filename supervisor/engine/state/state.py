@@ -13,7 +13,7 @@ from guardrun.supervisor.engine.model.events import Checkpoint, ErrorRecord, Pas
 from guardrun.supervisor.engine.model.lost_time import Ledger
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.progress_gaps import Gaps
-from guardrun.supervisor.engine.observation.step_times import StepRate, StepTimes
+from guardrun.supervisor.engine.observation.step_times import BRIEF, StepRate, StepTimes
 from guardrun.supervisor.engine.state.job_nodes import Fleet
 
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
@@ -208,6 +208,7 @@ class State(msgspec.Struct, kw_only=True):
     """Checkpoints that the script could not load: they look whole, and are not."""
     nodes: Nodes = msgspec.field(default_factory=Nodes)
     step_times: StepTimes = msgspec.field(default_factory=StepTimes)
+    brief_times: StepTimes = msgspec.field(default_factory=lambda: StepTimes(brief=BRIEF))
     detectors: Detectors = msgspec.field(default_factory=Detectors)
     detected: dict[str, str] = {}
     """Keys of detectors' verdicts → the incidents that they opened."""

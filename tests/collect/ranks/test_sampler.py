@@ -85,7 +85,7 @@ def test_what_steps_go_to_is_told_now_and_then_and_never_by_itself(
     script = start_script(SLEEP)
     sums = {"SPENT_NS": 4 * 10**9, "SPENT_WAITED_NS": 10**9, "SPENT_DATA_NS": 5 * 10**8, "SPENT_GC_NS": 10**7}
     board = make_board(0, 0, script.pid, SPENT_STEPS=8, SPENT_TAIL=8, STEP=9, **sums)
-    sampler = Sampler(clock, tmp_path, slow_window_s=4.0)
+    sampler = Sampler(clock, tmp_path, slow_window_s=10.0)
     sampler.attempt_started(0, [script.rank()])
     try:
         (report,) = sampler.sample()

@@ -29,12 +29,13 @@ Tensor = torch.Tensor
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--layout", default="ddp", choices=["ddp", "fsdp", "pipeline", "uneven"])
+    parser.add_argument("--layout", default="ddp", choices=["ddp", "fsdp", "tensor", "pipeline", "uneven"])
     parser.add_argument("--backend", default="nccl")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sync-every", type=int, default=10, help="steps from one loss.item() to the next")
     parser.add_argument("--kernel-s", type=float, default=0.0, help="what the device takes for a step, besides")
     parser.add_argument("--hold-from", type=int, default=-1, help="the device waits from here until all are launched")
+    parser.add_argument("--slow-s", type=float, default=0.0, help="how much longer --rank's device takes from --at on")
     parser.add_argument("--timeout-s", type=float, default=600.0)
     parser.add_argument("--fault", default="", help="never_issues, blocked_in_backward, exits, or one of emu.FAULTS")
     parser.add_argument("--rank", type=int, default=1, help="whom the fault befalls")
@@ -122,12 +123,52 @@ class Fsdp(Ddp):
         return [each.full_tensor().cpu().tolist() for each in self.model.parameters()]
 
 
+class Shared(torch.autograd.Function):
+    """What every rank has alike: its gradient is the sum of the ranks' parts. As Megatron's tensor parallel has it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        return grad
+
+
+class Summed(torch.autograd.Function):
+    """The sum of what the ranks have computed in part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class TensorParallel(Ddp):
+    """Each rank has half of every layer; sums in the stream that computes, forward and backward."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(7)
+        size = dist.get_world_size()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16 // size), torch.nn.Linear(16 // size, 4)).to("emu")
+        self.model = lambda x: Summed.apply(self.layers(Shared.apply(x)))
+        self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=0.01)
+
+
 class Pipeline:
     """Activations go down the ranks and gradients up, in batches of sends and receives."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.state = torch.zeros(16, device="emu")
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(16, device="emu"))])
 
     def step(self, number: int) -> Tensor:
         before, after = self.rank - 1, self.rank + 1
@@ -139,6 +180,7 @@ class Pipeline:
         self._exchange([(dist.irecv, grad, after)])
         self._exchange([(dist.isend, grad, before)])
         self.state = self.state + grad
+        self.optimizer.step()
         return self.state.mean()
 
     def _exchange(self, ops: list[tuple[Any, Tensor, int]]) -> None:
@@ -163,7 +205,7 @@ class Uneven:
         return total
 
 
-LAYOUTS = {"ddp": Ddp, "fsdp": Fsdp, "pipeline": Pipeline, "uneven": Uneven}
+LAYOUTS = {"ddp": Ddp, "fsdp": Fsdp, "tensor": TensorParallel, "pipeline": Pipeline, "uneven": Uneven}
 
 
 def main() -> None:
@@ -181,6 +223,8 @@ def main() -> None:
             emu.hold()
         if arguments.kernel_s:
             emu.kernel(arguments.kernel_s)
+        if arguments.slow_s and rank == arguments.rank and number >= arguments.at:
+            emu.kernel(arguments.slow_s)
         loss = job.step(number)
         if (number + 1) % arguments.sync_every == 0:
             losses.append(loss.item())

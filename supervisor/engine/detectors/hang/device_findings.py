@@ -20,9 +20,7 @@ CONFIDENCE = 0.75
 
 
 def with_sensors(view: RunView, found: Finding) -> Finding:
-    """The finding, with the ranks named whose device, or whose node's network, has broken meanwhile."""
-    if not found.is_on_devices or found.culprits:
-        return found
+    """A finding on devices that names nobody, with the ranks whose device, or node's network, has broken meanwhile."""
     broken = _broken(view, found.waiting)
     if not broken or len(broken) * 2 >= len(found.waiting):
         return found

@@ -242,7 +242,8 @@ class Hang(HangMemory, kw_only=True):
         suspicion.places = {r: j.place for r, j in seen.by_rank.items() if j.place and j.doing is not waits}
         if found is None:
             return self._nothing_found(view, list(seen.by_rank.values()), now_s)
-        found = with_sensors(view, found)
+        if found.is_on_devices and not found.culprits:
+            found = with_sensors(view, found)
         return self._found(view, found, JudgedSnapshot(seen.by_rank, seen.event, matched), now_s)
 
     def _found(self, view: RunView, found: Finding, seen: JudgedSnapshot, now_s: float) -> Sequence[Verdict]:

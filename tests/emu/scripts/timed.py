@@ -1,0 +1,113 @@
+"""What device timing sums up, layout by layout, while the devices are alike and while rank 1's is slower; or its cost.
+
+timed.py --out FOLDER
+timed.py --blocks 100 --layouts fsdp     # steps with it and without take turns; on rank 0's stdout
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import torch.distributed as dist
+
+from guardrun import hooks
+from guardrun.hooks.patches import steps
+from guardrun.hooks.rank import rank as hooked
+from tests.emu import device as emu
+from tests.emu.scripts.train import LAYOUTS
+
+KERNEL_S = 0.04
+SLOW_S = 0.1
+STEPS = 15
+WARM_UP = 4
+BLOCK_STEPS = 20
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--layouts", default="fsdp,tensor,pipeline")
+    parser.add_argument("--blocks", type=int, default=0, help="measure what it costs, in so many of each kind")
+    parser.add_argument("--kernel-s", type=float, default=KERNEL_S)
+    parser.add_argument("--out", default="")
+    return parser.parse_args()
+
+
+def train(job: Any, count: int, kernel_s: float) -> None:
+    """The host is some steps ahead of the device at most, as where a loss is read now and then."""
+    for number in range(count):
+        emu.kernel(kernel_s)
+        job.step(number)
+        hooks.step()
+        if number % 5 == 4:
+            emu.synchronize()
+
+
+def sums_of(timer: Any, job: Any, kernel_s: float) -> list[int]:
+    train(job, WARM_UP, kernel_s)
+    emu.synchronize()
+    timer.pop_sums()
+    train(job, STEPS, kernel_s)
+    emu.synchronize()
+    timer.on_step()
+    sums: list[int] = timer.pop_sums()
+    return sums
+
+
+def measure(timer: Any, job: Any, kernel_s: float, blocks: int) -> dict[str, Any]:
+    """Milliseconds a step, with it and without: on the clock, and of all of this process's threads."""
+    train(job, 100, kernel_s)
+    took: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for number in range(2 * blocks):
+        is_timed = number % 4 in (0, 3)
+        timer.is_off = not is_timed
+        train(job, 2, kernel_s)
+        emu.synchronize()
+        clock_s, cpu_s = time.perf_counter(), time.process_time()
+        train(job, BLOCK_STEPS, kernel_s)
+        emu.synchronize()
+        parts = (time.perf_counter() - clock_s, time.process_time() - cpu_s)
+        took[is_timed].append((1000 * parts[0] / BLOCK_STEPS, 1000 * parts[1] / BLOCK_STEPS))
+        if not is_timed:
+            timer.stop()
+    ratios = sorted(on[0] / off[0] for on, off in zip(took[True], took[False], strict=True))
+    return {
+        "step_ms": {kind: round(median(each[0] for each in took[kind == "on"]), 4) for kind in ("on", "off")},
+        "cpu_ms": {kind: round(median(each[1] for each in took[kind == "on"]), 4) for kind in ("on", "off")},
+        "ratio": [round(ratios[len(ratios) * place // 100], 5) for place in (25, 50, 75)],
+        "every": timer._every,
+    }
+
+
+def main() -> None:
+    arguments = parse()
+    emu.use()
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    active: Any = hooked.active
+    timer = active.device_timer
+    steps.PUBLISH_NS = 1 << 60
+    told: dict[str, Any] = {}
+    for name in arguments.layouts.split(","):
+        job = LAYOUTS[name]()
+        if arguments.blocks:
+            told[name] = measure(timer, job, arguments.kernel_s, arguments.blocks)
+            continue
+        alike = sums_of(timer, job, arguments.kernel_s)
+        told[name] = [alike, sums_of(timer, job, arguments.kernel_s + (SLOW_S if rank == 1 else 0.0))]
+    if arguments.out:
+        Path(arguments.out, f"rank{rank}.json").write_text(json.dumps(told))
+    elif rank == 0:
+        print(json.dumps(told), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
