@@ -231,9 +231,6 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
         if not waiting:
             return _lingering(leaving)
         return all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched)
-    if waiting and all(j.is_unread for j in stuck) and _lacks_nobody(matched):
-        # They keep the GIL, in a launch on a full queue perhaps, and have issued what the others wait in.
-        return all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched)
     by_waits = _by_waits(stuck, waiting, matched)
     rivals, held_up = by_waits or _split(stuck, waiting)
     first = min(rivals, key=lambda j: _PRECEDENCE.index(j.doing)).doing
@@ -255,11 +252,6 @@ def _in_company(judged: list[Judgement], matched: Match) -> list[Judgement]:
         else j
         for j in judged
     ]
-
-
-def _lacks_nobody(matched: Match) -> bool:
-    """Whether all that is waited in has been issued by everybody."""
-    return bool(matched.waits) and not any(wait.waits_for or wait.unseen for wait in matched.waits)
 
 
 def _numbers(judged: list[Judgement]) -> list[int]:
