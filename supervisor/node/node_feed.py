@@ -25,8 +25,11 @@ from guardrun.supervisor.client.agent_client import AgentClient
 from guardrun.supervisor.collect.host.node_readings import parse_cgroup
 from guardrun.supervisor.collect.host.procfs import read_bytes
 from guardrun.supervisor.engine.model.events import Device, Gauge, NodeFindingsReported
+from guardrun.supervisor.engine.model.looks import Reading
+from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.readings import Readout
+from guardrun.supervisor.health.gpu.device_power import PowerBook
 from guardrun.supervisor.health.gpu.gpu_inventory import number
 from guardrun.supervisor.health.quarantine_rules import AUTOMATIC
 from guardrun.supervisor.node.rank_devices import RankDevices, RankSaid
@@ -36,7 +39,8 @@ if TYPE_CHECKING:
     from guardrun.supervisor.sensors.local_sensors import LocalSensors
 
 PATIENCE_S = 5.0
-GAUGES = ("temperature_c", "sm_clock_hz", "power_w")
+POWER = "power_w"
+GAUGES = ("temperature_c", "sm_clock_hz", POWER)
 GAUGE_S = 2.0
 BEFORE_S = 300.0
 """So far back a device's readings are told, once there is something to tell of it."""
@@ -85,6 +89,7 @@ class NodeFeed:
         self._began_wall_s = time.time()
         self._rings: dict[tuple[str, str], deque[Gauge]] = {}
         self._told_s: dict[str, float] = {}
+        self._power = PowerBook()
 
     @property
     def has_local_sensors(self) -> bool:
@@ -114,6 +119,22 @@ class NodeFeed:
         return NodeFindingsReported(
             node=self._node, findings=findings, devices=devices, unsensed=unsensed, gauges=gauges
         )
+
+    def power_readings(self) -> list[Reading]:
+        """What the ranks' devices draw right now, beside what they usually do; for a look."""
+        ranks: dict[str, list[int]] = {}
+        for rank, device in sorted(self._devices.known.items()):
+            ranks.setdefault(device.subject, []).append(rank)
+        return [
+            Reading(
+                name=f"power of GPU {self._devices.book.index(each.subject)} ({ranks_text(ranks[each.subject])})",
+                value=round(each.watts, 1),
+                unit="W",
+                is_odd=each.is_odd,
+                note=f"usually {each.usual_watts:.0f} W" + (", unlike the others" if each.is_odd else ""),
+            )
+            for each in self._power.compare(list(ranks))
+        ]
 
     def close(self, is_over: bool) -> None:
         """is_over: the run is, and not only this supervisor."""
@@ -184,6 +205,8 @@ class NodeFeed:
                 for name in GAUGES:
                     value = number(values, name)
                     if value is not None:
+                        if name == POWER:
+                            self._power.note(subject, readout.at_s, value)
                         self._keep(Gauge(self._clock.at_ns(int(readout.at_s * 1e9)), subject, name, value))
 
     def _keep(self, gauge: Gauge) -> None:

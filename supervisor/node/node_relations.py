@@ -17,6 +17,7 @@ from guardrun.supervisor.base.log import log
 from guardrun.supervisor.collect.host.file_systems import mount_of, read_mounts
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model.events import Device, NodeFindingsReported, NodeReleased, NotIsolated
+from guardrun.supervisor.engine.model.looks import Reading
 from guardrun.supervisor.node.run_context import EventLoop, LoopContext, RunContext
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class NodeRelations:
     def devices(self) -> list[Device]:
         """Those that ranks of this node are known to train on."""
         return self._feed.devices if self._feed is not None else []
+
+    def power_readings(self) -> list[Reading]:
+        """What these draw, for a look."""
+        return self._feed.power_readings() if self._feed is not None else []
 
     def sample(self) -> None:
         """Once a second: tell the engine what is new of the node. Never raises: training does not depend on it."""

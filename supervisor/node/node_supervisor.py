@@ -31,6 +31,7 @@ from guardrun.supervisor.collect.host.oom_kills import OomWatch
 from guardrun.supervisor.collect.host.process_table import end_run
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.looks import Reading
 from guardrun.supervisor.fleet.transport.curve import ENDED_LINGER_MS
 from guardrun.supervisor.node.launcher_takeover import LauncherTakeover
 from guardrun.supervisor.node.node_relations import NodeRelations, Releases
@@ -135,6 +136,10 @@ class NodeSupervisor:
         now_ns = time.monotonic_ns()
         self._heed_skip(now_ns / 1e9)
         return self.clock.at_ns(now_ns)
+
+    def power_readings(self) -> list[Reading]:
+        """What the devices of this node's ranks draw right now."""
+        return self.relations.power_readings()
 
     def _heed_skip(self, now: float, waited_s: float = 0.0) -> None:
         gap_s = self._skips.skipped_s(now, waited_s)

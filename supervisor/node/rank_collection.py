@@ -16,7 +16,7 @@ from guardrun.supervisor.collect.ranks.look import LookResult, take_look
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.engine.model.looks import RankLook, Reading
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
 from guardrun.supervisor.node.run_context import LoopContext
 
@@ -52,6 +52,9 @@ class RankContext(LoopContext, Protocol):
     def stderr_files(self) -> Mapping[int, str]:
         """As error_files."""
 
+    def power_readings(self) -> list[Reading]:
+        """What their devices draw right now."""
+
     @property
     def stderr_from(self) -> int:
         """Where the attempt's part of the log that ranks share begins; -1: there is none."""
@@ -78,6 +81,7 @@ def begin_look(
     ranks = list(node.ingest.ranks.values())
     take = _look_by(node, action.attempt, ranks)
     batches = dict(node.ingest.batches)
+    power = node.power_readings()
 
     def work() -> ev.Event:
         result = take(folder=folder, folders=folders, write=write, may_pause=True)
@@ -89,7 +93,7 @@ def begin_look(
             missing=result.missing,
             took_s=round(result.took_s, 3),
             folder=look_name(action.attempt, action.look),
-            readings=list(result.readings),
+            readings=[*result.readings, *power],
         )
 
     def instead(error: str) -> ev.Event:

@@ -225,6 +225,28 @@ def test_ranks_are_known_by_the_memory_that_they_hold_and_gauges_by_what_is_wron
     assert news.gauges[-1].value == 70 and abs(news.gauges[-1].at_s - (now_s + SKEW_S - 10)) < 0.01
 
 
+def test_a_look_is_told_what_ranks_devices_draw_beside_what_they_usually_do(
+    scripted: ScriptedAgent, make: Make, tmp_path: Path
+) -> None:
+    """A device that nobody of the run trains on is not in it."""
+    feed, now_s = make(tmp_path / "scripted.sock"), time.monotonic()
+    feed.step(USING)
+    assert feed.power_readings() == []
+    scripted.say(Facts(at_s=now_s, readouts=[listed(now_s, "A", "B", "C")]))
+    for back_s in range(200, -1, -10):
+        watts = {"A": 600.0, "B": 400.0 if back_s else 150.0, "C": 300.0}
+        held = {"A": "4241=5", "B": "4242=5", "C": "9=1"}
+        samples = [one for at, x in enumerate("ABC") for one in gpu(f"gpu:{x}", at, held[x], now_s, 50)]
+        samples += [Sample(subject=f"gpu:{x}", name="power_w", value=value) for x, value in watts.items()]
+        scripted.say(Facts(at_s=now_s, readouts=[Readout(sensor="gpu", at_s=now_s - back_s, samples=samples)]))
+    hear(feed)
+    told = {reading.name: (reading.value, reading.unit, reading.note) for reading in feed.power_readings()}
+    assert told == {
+        "power of GPU 0 (rank 0)": (600.0, "W", "usually 600 W"),
+        "power of GPU 1 (rank 1)": (150.0, "W", "usually 400 W"),
+    }
+
+
 class Devices:
     """A node with GPUs A and B, its ranks' processes, and what they say."""
 
