@@ -69,7 +69,7 @@ def answer(command: list[str], folder: Path, **variables: str) -> str:
     """What a command that ends well writes."""
     environment = clean_environment("cold", {**variables})
     return subprocess.run(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=240, check=True
     ).stdout
 
 

@@ -38,7 +38,7 @@ def test_a_collection_is_seen_while_it_runs(bed: Bed) -> None:
 
 
 def test_collections_that_hold_up_a_step_are_told_once(bed: Bed) -> None:
-    code = SLOW + "step(7)\nfor _ in range(8): collect(0.2)\nstep(8); collect(0.2)\nstep(9); collect(1.1)\nstep(10)"
+    code = SLOW + "step(7)\nfor _ in range(4): collect(0.4)\nstep(8); collect(0.4)\nstep(9); collect(1.1)\nstep(10)"
     finish(bed.start(["-c", code + "; time.sleep(0.2)"]))
     held = bed.hear_all(GcHeld)
     assert [message.step for message in held] == [7, 9]
