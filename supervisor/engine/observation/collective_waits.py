@@ -206,7 +206,7 @@ def _waits(looks: list[RankLook], groups: dict[Key, _Group]) -> tuple[dict[int, 
                 key = key_of(told)
                 wait = _wait(look, calls, groups[key])
                 mine.append((calls[0].at_s, wait))
-                if wait.is_on_device and not is_point_to_point(calls[0]):
+                if wait.is_on_device and told.source != HOOKS and not is_point_to_point(calls[0]):
                     in_calls.setdefault((key, wait.seq), wait)
         if mine:
             lacking = [pair for pair in mine if pair[1].waits_for]
