@@ -88,7 +88,7 @@ def verdict(job: Job, hosts: dict[int, str], *, has_page: bool = True, last: int
             told = groups_of(job, rank, host, look, has_page=has_page, last=last)
             ranks[rank] = _look(job, rank, host, look, told)
         glances.append(Glance(state, ranks, {}, at_s, at_s))
-    judged = judge_seen(*glances)
+    judged = judge_seen(glances[0], glances[1])
     found = judged.found
     return judged, "" if found is None else hang_sentence(attempt, found, judged.by_rank, 40)
 

@@ -51,7 +51,8 @@ RELEASES = {
     "2.8": Release("2.7", "nccl_version", has_threads=False),
     "2.13": Release("2.10"),
 }
-"""By the release whose sources have the dump's version so; those in between write one of these."""
+"""Of dumps that were seen (2.10: torch 2.11 and 2.13) or whose header was read (2.4 to 2.7, which say what their
+entries have); the releases in between may have moved a key that nobody here reads."""
 
 _DTYPES = {"Float": "float32", "BFloat16": "bfloat16", "Double": "float64", "Long": "int64"}
 

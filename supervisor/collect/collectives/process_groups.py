@@ -167,9 +167,14 @@ def _joiners(account: _Account, trace: Trace | None, at_ns: AtNs, wall_ns: int) 
     """
     group, calls, entries, _ = account
     known = {*_backends(group), *(entry.backend for entry in entries)}
-    if len(known) < 2 or not (entries or (trace is not None and not trace.trouble)):
+    if len(known) < 2:
         return [_Joiner(account, at_ns, wall_ns)]
     counted = _counted(known)
+    if not entries and (trace is None or trace.trouble):
+        # Whose the calls are, nobody has told; the count is the default backend's, and others compare theirs with it.
+        is_counted = group is not None and max(group.issued, group.issued_by_heart) >= 0
+        count = [_Joiner(account._replace(calls=[], entries=[]), at_ns, wall_ns, part=counted)] if is_counted else []
+        return [_Joiner(account, at_ns, wall_ns), *count]
     lost = trace.lost if trace is not None else []
     told = [backend for backend in sorted(known) if backend != counted and backend not in lost]
     by_backend: dict[str, list[Entry]] = {name: [] for name in [counted, *told]}

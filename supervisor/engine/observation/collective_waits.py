@@ -61,8 +61,6 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """The call goes on in a device's own time, whatever the host does."""
     not_started: list[int] = []
     """Ranks whose device has not begun with it, where devices of others tell that they have."""
-    untold: list[int] = []
-    """Members that have counted as many calls, and whose recorder does not tell of this one, or was not read."""
 
 
 class Mismatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +87,9 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     mismatch: Mismatch | None = None
     is_all_in: bool = False
     """Everybody who waits has company: every member of its group that is known has issued the same call."""
+    untold: list[int] = []
+    """Ranks that count as waiting because others' devices are in a call that they have counted, too: their own
+    recorder does not tell of it, or was not read."""
     is_uneven: bool = False
     """Some of the calls may have other sizes on each rank, which torch's own comparison takes for a mistake."""
 
@@ -134,13 +135,14 @@ def match(looks: Iterable[RankLook]) -> Match:
     """Put together what every rank tells. Where nobody tells anything, an empty answer."""
     looks = list(looks)
     groups = _groups(looks)
-    waits = _waits(looks, groups)
+    waits, untold = _waits(looks, groups)
     mismatch = _by_sides(groups, looks) or _by_circle(waits, looks)
     return Match(
         waits=_merged(waits),
         roots=_roots(waits),
         mismatch=mismatch,
         is_all_in=bool(waits) and not any(wait.waits_for or wait.unseen for wait in waits.values()),
+        untold=untold,
         is_uneven=any(group.is_uneven() for group in groups.values()),
     )
 
@@ -195,24 +197,39 @@ def waits_on_device(before: RankLook, after: RankLook) -> str:
 # Waits -------------------------------------------------------------------------------------------------
 
 
-def _waits(looks: list[RankLook], groups: dict[Key, _Group]) -> dict[int, Wait]:
-    """Per rank, the wait that holds it up: the earliest of its pending calls that lacks somebody, else the earliest."""
+def _waits(looks: list[RankLook], groups: dict[Key, _Group]) -> tuple[dict[int, Wait], list[int]]:
+    """Per rank, the wait that holds it up: the earliest of its pending calls that lacks somebody, else the earliest.
+
+    And the ranks that are in one for all that they have counted: nothing tells what their own device makes of it.
+    """
     waits = {}
+    in_calls: dict[tuple[Key, int], Wait] = {}
     for look in looks:
         mine = []
         for told in look.groups:
             calls = pending_batch(told)
             if calls:
-                mine.append((calls[0].at_s, _wait(look, calls, groups[key_of(told)])))
+                key = key_of(told)
+                wait = _wait(look, calls, groups[key])
+                mine.append((calls[0].at_s, wait))
+                if wait.is_on_device and told.source != HOOKS and not is_point_to_point(calls[0]):
+                    in_calls.setdefault((key, wait.seq), wait)
         if mine:
             lacking = [pair for pair in mine if pair[1].waits_for]
             waits[look.global_rank] = min(lacking or mine, key=lambda pair: pair[0])[1]
-    return waits
+    untold: dict[int, Wait] = {}
+    for (key, seq), wait in sorted(in_calls.items(), key=lambda item: not item[1].waits_for):
+        group = groups[key]
+        for rank in group.calls.keys() - waits.keys() - untold.keys():
+            if group.is_untold(rank, seq):
+                untold[rank] = msgspec.structs.replace(wait, ranks=[rank])
+    return waits | untold, sorted(untold)
 
 
 def _wait(look: RankLook, calls: list[Call], group: _Group) -> Wait:
     """The wait in a call, or in a batch of sends and receives."""
-    call, elsewhere, untold = calls[0], [], []
+    call = calls[0]
+    elsewhere: list[int] = []
     if is_point_to_point(call):
         sides = [(each, *_peer(look, each, group)) for each in calls]
         waits_for = sorted({rank for _, lacking, _ in sides for rank in lacking})
@@ -226,7 +243,6 @@ def _wait(look: RankLook, calls: list[Call], group: _Group) -> Wait:
         )
         waits_for = sorted(m for m in group.members if group.issued.get(m, call.seq) < call.seq)
         unseen = sorted(group.members - group.issued.keys())
-        untold = sorted(rank for rank in group.calls if rank != look.global_rank and group.is_untold(rank, call.seq))
     return Wait(
         ranks=[look.global_rank],
         waits_for=waits_for,
@@ -239,7 +255,6 @@ def _wait(look: RankLook, calls: list[Call], group: _Group) -> Wait:
         frame=call.frame or _place(look),
         is_on_device=runs_on_device(group.backend),
         not_started=[] if is_point_to_point(call) else group.not_started(call.seq),
-        untold=untold,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.golden.cases.case import BLIND, NOBODY, Case
+from tests.golden.cases.case import BLIND, MIXED, NOBODY, TWO_BY_TWO, Case
 
 MOVING = [
     Case(
@@ -203,6 +203,29 @@ BY_NOBODY = [
         """,
         hosts={3: "sync, unread"},
         alone=BLIND,
+        **NOBODY,
+    ),
+    Case(
+        "the recorder of one rank could not be read, in groups of two backends",
+        """
+        all: all_reduce[64]*5
+        all: all_reduce[64]?
+        """,
+        hosts={3: "sync, unread"},
+        backends=MIXED,
+        alone=BLIND,
+        **NOBODY,
+    ),
+    Case(
+        "the recorder of one rank could not be read, and it waits for ranks whose link is dead",
+        """
+        all/tp0: all_reduce[8]*3 all_reduce[8]?
+        2,3: all_reduce[64]?
+        """,
+        hosts={3: "sync, unread"},
+        groups=TWO_BY_TWO,
+        alone=BLIND,
+        unlike="torch has no dump of that rank",
         **NOBODY,
     ),
     Case(

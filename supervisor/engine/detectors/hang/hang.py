@@ -73,15 +73,10 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
 
 def _held_by_devices(matched: Match, ranks: list[int]) -> list[Wait]:
     """The calls of devices that lack nobody, where all that the ranks wait for leads to these; else empty."""
-    held = _complete_on_devices(matched)
-    waiting = {rank for wait in matched.waits for rank in [*wait.ranks, *wait.untold]}
+    held = [wait for wait in matched.waits if wait.is_on_device and not (wait.waits_for or wait.unseen)]
+    waiting = {rank for wait in matched.waits for rank in wait.ranks}
     is_root = set(matched.roots) <= {rank for wait in held for rank in wait.ranks}
     return held if is_root and waiting.issuperset(ranks) else []
-
-
-def _complete_on_devices(matched: Match) -> list[Wait]:
-    """The calls of devices that every member has issued."""
-    return [wait for wait in matched.waits if wait.is_on_device and not (wait.waits_for or wait.unseen)]
 
 
 def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding:
@@ -102,7 +97,7 @@ def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding
             confidence=0.8,
             doing=RankActivity.WAITING,
         )
-    held = sorted({rank for wait in waits for rank in [*wait.ranks, *wait.untold]})
+    held = sorted({rank for wait in waits for rank in wait.ranks})
     who = "all of them" if held == base.waiting else f"ranks {rank_list(held)}, which the others wait for,"
     why = f"{who} have issued theirs and none is completed, so it is a link or a device, and no rank can be named"
     return msgspec.structs.replace(found, why_nobody=why)
@@ -241,11 +236,11 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
 
 
 def _in_company(judged: list[Judgement], matched: Match) -> list[Judgement]:
-    """The same, where ranks whose recorder was not read have issued all that the others' devices have pending.
+    """The same, where a rank whose recorder was not read has counted what the others' devices have pending.
 
-    Whatever such a rank's host does, its device may well be in there with theirs.
+    Whatever its host does, its device may well be in there with theirs.
     """
-    ops = {rank: wait.op for wait in _complete_on_devices(matched) for rank in wait.untold}
+    ops = {rank: wait.op for wait in matched.waits for rank in wait.ranks if rank in matched.untold}
     return [
         msgspec.structs.replace(j, doing=RankActivity.WAITING, waits_in=ops[j.global_rank])
         if j.global_rank in ops and j.doing in _MAY_WAIT

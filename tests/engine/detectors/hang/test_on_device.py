@@ -283,6 +283,63 @@ def test_a_peer_that_is_not_seen_is_waited_for() -> None:
     assert matched.waits[0].waits_for == [3]
 
 
+def test_of_a_batch_the_receive_may_lack_its_other_side_when_the_send_does_not() -> None:
+    batch = [msgspec.structs.replace(call(7, "issued", op, 1), at_s=9.0) for op in ("isend", "irecv")]
+    received = [call(6, "completed", "isend", 0), call(7, "completed", "irecv", 0)]
+    matched = match([look(0, told(*batch, issued=1)), look(1, told(*received, issued=1))])
+    assert (matched.roots, matched.waits[0].op) == ([1], "irecv")
+
+
+def test_a_side_that_goes_back_too_far_to_be_told_is_not_waited_for() -> None:
+    matched = match([look(0, told(call(7, "issued", "irecv", 1), issued=1)), look(1, told(call(9), issued=9))])
+    assert (matched.waits[0].waits_for, matched.waits[0].unseen, matched.roots) == ([], [1], [])
+
+
+def test_a_receive_that_was_issued_early_makes_nobody_a_culprit() -> None:
+    """Rank 0 saves, and its device has a receive pending that rank 1 will send after the next reduction."""
+    early = told(call(1), call(1, "issued", "irecv", 1), issued=1)
+    later = told(call(1), call(2, "issued"))
+    saves = judged(0, RankActivity.IO_BLOCKED, early, is_in_long_work=True)
+    waits = [judged(rank, RankActivity.SPINNING, later) for rank in (1, 2, 3)]
+    looks = [look(0, early), *(look(rank, later) for rank in (1, 2, 3))]
+    found = find([saves, *waits], [], Settings(), match(looks))
+    assert found is not None and (found.cause, found.culprits) == ("collective_mismatch", [])
+    assert found.patience_s == Settings().save_patience_s
+
+
+# Recorders that were not read ----------------------------------------------------------------------------------------
+
+
+def unread(issued: int) -> GroupLook:
+    return msgspec.structs.replace(told(issued=issued), source="hooks")
+
+
+def test_whoever_has_counted_what_is_pending_waits_there_too() -> None:
+    found = finding(dict.fromkeys((0, 1, 2), PENDING) | {3: unread(52)}, {})
+    assert (found.cause, found.culprits, found.waiting) == ("collective_timeout", [], RANKS)
+    assert found.patience_s == 600
+    found = finding(dict.fromkeys((0, 1, 2), PENDING) | {3: unread(51)}, {})
+    assert (found.cause, found.culprits) == ("rank_spinning", [3])
+
+
+def test_of_a_member_of_which_nothing_is_known_nobody_is_made_the_culprit() -> None:
+    waits = [Judgement(global_rank=rank, doing=RankActivity.WAITING, reason="", order=rank) for rank in RANKS]
+    looks = [look(rank, PENDING) for rank in (0, 1, 2)]
+    nothing = RankLook(global_rank=3, at_s=108.0, process=ProcessLook(pid=1003))
+    found = find(waits, [], Settings(), match([*looks, nothing]))
+    assert found is not None and (found.cause, found.culprits, found.patience_s) == ("collective_timeout", [], 600)
+    assert found.why_nobody.startswith("nothing is known of the calls of rank 3")
+
+
+def test_a_batch_that_is_not_named_meets_any_call() -> None:
+    """Until torch 2.7 the recorder has the closing entry alone, and the hooks may not know it either."""
+    unnamed, named = told(call(51), call(52, "issued", "coalesced")), told(call(51), call(52, "issued", "all_gather"))
+    assert match([look(0, unnamed), look(1, named)]).mismatch is None
+    odd = told(call(51), call(52, "issued", "broadcast"))
+    mismatch = match([look(0, unnamed), *(look(rank, named) for rank in (1, 2)), look(3, odd)]).mismatch
+    assert mismatch is not None and mismatch.culprits == [3]
+
+
 # The backward pass ---------------------------------------------------------------------------------------------------
 
 ENGINE = [
