@@ -37,7 +37,7 @@ class DeviceReporter:
         """The thread that asks uses another device of torch.cuda from now on."""
         if not (self._rank.is_owner() and cuda.is_initialized()):
             return
-        self._tell("cuda", {int(cuda.current_device())})
+        self._report("cuda", {int(cuda.current_device())})
         self._steps_left = STEPS  # where the parameters are says more, once there are any
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -50,12 +50,12 @@ class DeviceReporter:
             if found and self._rank.is_owner():
                 self._steps_left = 0
                 kind = min(kind for kind, _ in found)
-                self._tell(kind, {index for each, index in found if each == kind}, len(found) == 1)
+                self._report(kind, {index for each, index in found if each == kind}, len(found) == 1)
         except Exception as error:
             self._steps_left = 0
             self._rank.fail("device", error)
 
-    def _tell(self, kind: str, indexes: set[int], is_alone: bool = True) -> None:
+    def _report(self, kind: str, indexes: set[int], is_alone: bool = True) -> None:
         is_alone = is_alone and len(indexes) == 1
         index = min(indexes) if is_alone else -1
         if self._told == (kind, index, is_alone):
@@ -67,7 +67,7 @@ class DeviceReporter:
             kind = "hip"
         elif kind == "cuda" and index >= 0 and torch.cuda.is_initialized():
             uuid, bus = read_identity(torch.cuda.get_device_properties(index))
-        self._rank.send("DeviceTold", device_type=kind, index=index, uuid=uuid, bus=bus, is_alone=is_alone)
+        self._rank.send("DeviceReported", device_type=kind, index=index, uuid=uuid, bus=bus, is_alone=is_alone)
 
 
 def find_devices(optimizer: Any) -> set[tuple[str, int]]:

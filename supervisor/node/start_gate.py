@@ -107,7 +107,7 @@ class _Wait:
     """A thread that asks until it knows."""
 
     def __init__(self, release: MemoryRelease, decided: Callable[[_Wait], None]) -> None:
-        self._release, self._tell = release, decided
+        self._release, self._report_end = release, decided
         self._is_ended = threading.Event()
         self.verdict: Verdict | None = None
         self.began_s = time.monotonic()
@@ -128,7 +128,7 @@ class _Wait:
         self.decided_s = time.monotonic()
         self.verdict = verdict
         if not self._is_ended.is_set():
-            self._tell(self)
+            self._report_end(self)
 
     def _ask(self) -> Verdict:
         from guardrun.supervisor.sensors.gpu.gpu_sensor import GpuSensor  # only where there are devices

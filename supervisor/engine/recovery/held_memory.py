@@ -18,7 +18,7 @@ MAX_HOLDERS = 32
 """Noted of one node."""
 
 
-def tell(state: State, waits: Sequence[MemoryWait]) -> list[Action]:
+def report_memory(state: State, waits: Sequence[MemoryWait]) -> list[Action]:
     """Note what was waited for and what is held; say what may be felt."""
     if not waits:
         return []

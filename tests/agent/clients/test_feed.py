@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.wire.messages import DeviceTold
+from guardrun.hooks.wire.messages import DeviceReported
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.engine.model.events import Device, NodeFindingsReported
 from guardrun.supervisor.health.base.findings import Finding
@@ -232,7 +232,7 @@ class Devices:
         self.devices = RankDevices(INITIAL_PID_NAMESPACE)
         self.pids = dict(PIDS)
         self.attempt = 0
-        self.said: dict[int, DeviceTold] = {}
+        self.said: dict[int, DeviceReported] = {}
         self.variables: dict[int, dict[str, str]] = {}
         self.hold("", "")
         self.devices.note(listed(0.0, "A", "B", namespace=namespace), is_own_view)
@@ -243,7 +243,7 @@ class Devices:
         self.devices.note(Readout(sensor="gpu", at_s=0.0, samples=samples, is_partial=True), is_own_view=True)
 
     def tell(self, rank: int, kind: str = "cuda", *, uuid: str = "", bus: str = "", is_alone: bool = True) -> None:
-        self.said[rank] = DeviceTold(
+        self.said[rank] = DeviceReported(
             attempt=0,
             global_rank=rank,
             pid=self.pids[rank],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from guardrun.hooks.beat.message_sender import MAX_VARIABLE_CHARS, TOO_LONG, read_device_variables
-from guardrun.hooks.wire.messages import DeviceTold, Hello, HookFailed
+from guardrun.hooks.wire.messages import DeviceReported, Hello, HookFailed
 from tests.hooks.bed import Bed, finish
 
 SCRIPT = str(Path(__file__).parents[1] / "ranks" / "devices.py")
@@ -17,7 +17,7 @@ SEVERAL = ("cuda", -1, "", "", False)
 
 def said(bed: Bed) -> list[tuple[str, int, str, str, bool]]:
     assert bed.hear_all(HookFailed) == []
-    return [(t.device_type, t.index, t.uuid, t.bus, t.is_alone) for t in bed.hear_all(DeviceTold)]
+    return [(t.device_type, t.index, t.uuid, t.bus, t.is_alone) for t in bed.hear_all(DeviceReported)]
 
 
 @pytest.mark.parametrize(
