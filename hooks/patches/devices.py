@@ -23,6 +23,8 @@ STEPS = 16
 """So many steps of optimizers are looked at until one is of a device: some have a part on the host."""
 MAX_PARAMETERS = 512
 """Looked at in one step."""
+CHANGES = 8
+"""By set_device. A script that goes to and fro all the time works on several devices, and pays nothing for it here."""
 
 
 class DeviceReporter:
@@ -32,13 +34,23 @@ class DeviceReporter:
         self._rank = rank
         self._told: tuple[object, ...] = ()
         self._steps_left = STEPS
+        self._changes_left = CHANGES
+        self._current = -1
+        """As set_device last left it."""
+        self._is_by_parameters = False
 
     def after_set_device(self, cuda: Any) -> None:
         """The thread that asks uses another device of torch.cuda from now on."""
-        if not (self._rank.is_owner() and cuda.is_initialized()):
+        if not (self._changes_left and self._rank.is_owner() and cuda.is_initialized()):
             return
-        self._report("cuda", {int(cuda.current_device())})
+        index = int(cuda.current_device())
+        if index == self._current:
+            return
+        self._current = index
+        self._changes_left -= 1
         self._steps_left = STEPS  # where the parameters are says more, once there are any
+        if not self._is_by_parameters:
+            self._report("cuda", {index}, is_alone=bool(self._changes_left))
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch's post hook of every optimizer. 50 ns once the device is known. Never raises."""
@@ -48,7 +60,7 @@ class DeviceReporter:
             self._steps_left -= 1
             found = find_devices(optimizer)
             if found and self._rank.is_owner():
-                self._steps_left = 0
+                self._steps_left, self._is_by_parameters = 0, True
                 kind = min(kind for kind, _ in found)
                 self._report(kind, {index for each, index in found if each == kind}, len(found) == 1)
         except Exception as error:
