@@ -43,6 +43,11 @@ def test_what_was_freed_in_time_is_said_where_it_took_long(told: Told) -> None:
     assert restart(told, wait) == ["node-a: the start waited 3.2 s for GPU memory"]
 
 
+def test_a_driver_that_did_not_answer_is_noted_only(told: Told) -> None:
+    assert restart(told, ev.MemoryWait(node="node-a", waited_s=2.1, why="unknown")) == []
+    assert [wait["why"] for wait in noted(told)] == ["unknown"]
+
+
 def test_a_moment_and_others_memory_are_noted_only(told: Told) -> None:
     assert restart(told, ev.MemoryWait(node="node-a", waited_s=0.3, why="free", holders=[BOBS])) == []
     assert noted(told)
