@@ -43,7 +43,9 @@ def entries_of(told: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_ddp_reaches_the_numbers_of_one_process_while_the_host_runs_ahead(start_ranks: StartRanks) -> None:
-    job = start_ranks("--steps", str(STEPS), "--sync-every", "1000", "--hold-from", str(HOLD_FROM), env={"EMU_QUEUE": "100000"})
+    job = start_ranks(
+        "--steps", str(STEPS), "--sync-every", "1000", "--hold-from", str(HOLD_FROM), env={"EMU_QUEUE": "100000"}
+    )
     told = [job.told(rank) for rank in range(2)]
     expected = flat(expected_parameters())
     for each in told:

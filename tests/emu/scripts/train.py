@@ -34,7 +34,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sync-every", type=int, default=10, help="steps from one loss.item() to the next")
     parser.add_argument("--kernel-s", type=float, default=0.0, help="what the device takes for a step, besides")
-    parser.add_argument("--hold-from", type=int, default=-1, help="the device waits from this step until all are launched")
+    parser.add_argument(
+        "--hold-from", type=int, default=-1, help="the device waits from this step until all are launched"
+    )
     parser.add_argument("--timeout-s", type=float, default=600.0)
     parser.add_argument("--fault", default="", help="never_issues, blocked_in_backward, exits, or one of emu.FAULTS")
     parser.add_argument("--rank", type=int, default=1, help="whom the fault befalls")
