@@ -181,7 +181,9 @@ def tell(world: World, node: Node, rank: int) -> None:
     if finding is None or not node.is_heard or node.told_session == world.session:
         return
     node.told_session = world.session
-    devices = {rank: ev.Device(subject=finding.subject, index=0)} if finding.subject.startswith("gpu:") else {}
+    devices: dict[int, ev.Device | None] = {}
+    if finding.subject.startswith("gpu:"):
+        devices[rank] = ev.Device(subject=finding.subject, index=0)
     world.feed(ev.NodeFindingsReported(node=node.name, findings=[finding], devices=devices))
 
 

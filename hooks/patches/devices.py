@@ -23,6 +23,8 @@ STEPS = 16
 """So many steps of optimizers are looked at until one is of a device: some have a part on the host."""
 MAX_PARAMETERS = 512
 """Looked at in one step."""
+CHANGES = 8
+"""By set_device. A script that goes to and fro all the time works on several devices, and pays nothing for it here."""
 
 
 class DeviceReporter:
@@ -32,13 +34,23 @@ class DeviceReporter:
         self._rank = rank
         self._told: tuple[object, ...] = ()
         self._steps_left = STEPS
+        self._changes_left = CHANGES
+        self._current = -1
+        """As set_device last left it."""
+        self._is_by_parameters = False
 
     def after_set_device(self, cuda: Any) -> None:
         """The thread that asks uses another device of torch.cuda from now on."""
-        if not (self._rank.is_owner() and cuda.is_initialized()):
+        if not (self._changes_left and self._rank.is_owner() and cuda.is_initialized()):
             return
-        self._tell("cuda", {int(cuda.current_device())})
+        index = int(cuda.current_device())
+        if index == self._current:
+            return
+        self._current = index
+        self._changes_left -= 1
         self._steps_left = STEPS  # where the parameters are says more, once there are any
+        if not self._is_by_parameters:
+            self._report("cuda", {index}, is_alone=bool(self._changes_left))
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """torch's post hook of every optimizer. 50 ns once the device is known. Never raises."""
@@ -48,14 +60,14 @@ class DeviceReporter:
             self._steps_left -= 1
             found = find_devices(optimizer)
             if found and self._rank.is_owner():
-                self._steps_left = 0
+                self._steps_left, self._is_by_parameters = 0, True
                 kind = min(kind for kind, _ in found)
-                self._tell(kind, {index for each, index in found if each == kind}, len(found) == 1)
+                self._report(kind, {index for each, index in found if each == kind}, len(found) == 1)
         except Exception as error:
             self._steps_left = 0
             self._rank.fail("device", error)
 
-    def _tell(self, kind: str, indexes: set[int], is_alone: bool = True) -> None:
+    def _report(self, kind: str, indexes: set[int], is_alone: bool = True) -> None:
         is_alone = is_alone and len(indexes) == 1
         index = min(indexes) if is_alone else -1
         if self._told == (kind, index, is_alone):
@@ -67,7 +79,7 @@ class DeviceReporter:
             kind = "hip"
         elif kind == "cuda" and index >= 0 and torch.cuda.is_initialized():
             uuid, bus = read_identity(torch.cuda.get_device_properties(index))
-        self._rank.send("DeviceTold", device_type=kind, index=index, uuid=uuid, bus=bus, is_alone=is_alone)
+        self._rank.send("DeviceReported", device_type=kind, index=index, uuid=uuid, bus=bus, is_alone=is_alone)
 
 
 def find_devices(optimizer: Any) -> set[tuple[str, int]]:

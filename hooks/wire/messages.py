@@ -49,7 +49,7 @@ class Beat(_Message, frozen=True, kw_only=True, tag="beat"):
     """Once a silence: the batch at which training stands, as hooks.dataloaders.Batches.describe_still has it."""
 
 
-class DeviceTold(_Message, frozen=True, kw_only=True, tag="device"):
+class DeviceReported(_Message, frozen=True, kw_only=True, tag="device"):
     """The device that this rank trains on, as torch knows it; again when it is another."""
 
     device_type: str
@@ -150,7 +150,7 @@ class Noted(_Message, frozen=True, kw_only=True, tag="noted"):
 RankMessage = (
     Hello
     | Beat
-    | DeviceTold
+    | DeviceReported
     | CheckpointSaved
     | SaveFailed
     | LoadFailed

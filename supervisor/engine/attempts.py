@@ -80,7 +80,7 @@ def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> 
     )
     state.restart_by = ""
     state.is_restart = False
-    told = held_memory.tell(state, event.memory)
+    told = held_memory.report_memory(state, event.memory)
     if state.signum:
         enter(state, Phase.ENDING)
         return told

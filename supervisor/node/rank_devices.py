@@ -11,19 +11,30 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from guardrun.hooks.wire.messages import DeviceTold
+from guardrun.hooks.wire.messages import DeviceReported
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.engine.model.events import Device
 from guardrun.supervisor.health.base.readings import Readout, parse_holders
 from guardrun.supervisor.health.gpu.gpu_inventory import GpuBook, of_node
-from guardrun.supervisor.health.gpu.rank_device import NVIDIA, Answer, Gpu, Inventory, Told, find_device, trusts_pids
+from guardrun.supervisor.health.gpu.rank_device import (
+    NVIDIA,
+    Answer,
+    Gpu,
+    Inventory,
+    TorchDevice,
+    find_device,
+    trusts_pids,
+)
+
+MAX_TYPE_CHARS = 40
+"""Of what is told of a type of device: it is the script's word."""
 
 
 class RankSaid(NamedTuple):
     """What ranks of the current attempt have said, by global rank."""
 
     variables: Mapping[int, Mapping[str, str]] = {}
-    devices: Mapping[int, DeviceTold] = {}
+    devices: Mapping[int, DeviceReported] = {}
     attempt: int = 0
 
 
@@ -84,7 +95,7 @@ class RankDevices:
                 self.known.pop(rank, None)
                 changed[rank] = None
             answer = find_device(
-                _told(said.devices.get(rank)),
+                _torch_device(said.devices.get(rank)),
                 said.variables.get(rank, {}),
                 inventory,
                 *_held(pid, holders, pids),
@@ -106,8 +117,9 @@ class RankDevices:
         """Types of devices of which no sensor tells anything → ranks that train on one; each type once."""
         kinds: dict[str, list[int]] = {}
         for rank, told in sorted(said.devices.items()):
-            if told.device_type != NVIDIA and told.device_type not in self._unsensed:
-                kinds.setdefault(told.device_type, []).append(rank)
+            kind = told.device_type[:MAX_TYPE_CHARS]
+            if kind != NVIDIA and kind not in self._unsensed:
+                kinds.setdefault(kind, []).append(rank)
         self._unsensed |= kinds.keys()
         return kinds
 
@@ -143,10 +155,10 @@ def _gpu(subject: str, of: Mapping[str, object]) -> Gpu:
     )
 
 
-def _told(said: DeviceTold | None) -> Told:
+def _torch_device(said: DeviceReported | None) -> TorchDevice:
     if said is None:
-        return Told()
-    return Told(kind=said.device_type, place=said.index, uuid=said.uuid, bus=said.bus, is_alone=said.is_alone)
+        return TorchDevice()
+    return TorchDevice(kind=said.device_type, place=said.index, uuid=said.uuid, bus=said.bus, is_alone=said.is_alone)
 
 
 def _held(pid: int, holders: Mapping[str, frozenset[int]], pids: Mapping[int, int]) -> tuple[list[str], list[str]]:

@@ -58,7 +58,7 @@ class RankMessageIngest:
         self.group_seqs: dict[int, dict[str, int]] = {}
         self.device_variables: dict[int, dict[str, str]] = {}
         """Per rank of this attempt, what its environment says of the devices that it may use."""
-        self.devices: dict[int, msg.DeviceTold] = {}
+        self.devices: dict[int, msg.DeviceReported] = {}
         """Per rank of this attempt, what it last said of the one that it trains on."""
         self.batches: dict[int, dict[str, Any]] = {}
         """Per rank of this attempt, the batch at which it stood when it was last still."""
@@ -127,7 +127,7 @@ class RankMessageIngest:
                 self.batches[rank] = message.data
         elif isinstance(message, msg.Hello):
             self.device_variables[rank] = message.devices
-        elif isinstance(message, msg.DeviceTold):
+        elif isinstance(message, msg.DeviceReported):
             self.devices[rank] = message
         elif isinstance(message, msg.CheckpointSaved):
             return self._saved(message)

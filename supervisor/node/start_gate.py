@@ -73,6 +73,8 @@ class StartGate:
         """What the attempt that now runs was started into; told once."""
         wait, self._wait = self._wait, None
         held_s, self._held_s = self._held_s, 0.0
+        if wait is not None:
+            wait.end()
         if wait is None or wait.verdict is None or not (wait.verdict.holders or held_s):
             return []
         waited_s = round(wait.decided_s - held_s, 3) if held_s else 0.0
@@ -95,9 +97,9 @@ class StartGate:
             self._wait = None
 
     def _decided(self, wait: _Wait) -> None:
-        order, self._order = self._order, None
         if wait is not self._wait or wait.verdict is None:
-            return
+            return  # of an attempt before: what is held now waits for its own
+        order, self._order = self._order, None
         log.info("gpu_memory", why=wait.verdict.why, holders=len(wait.verdict.holders), is_held=order is not None)
         if order is not None:
             self._send(order)
@@ -107,7 +109,7 @@ class _Wait:
     """A thread that asks until it knows."""
 
     def __init__(self, release: MemoryRelease, decided: Callable[[_Wait], None]) -> None:
-        self._release, self._tell = release, decided
+        self._release, self._report_end = release, decided
         self._is_ended = threading.Event()
         self.verdict: Verdict | None = None
         self.began_s = time.monotonic()
@@ -128,7 +130,7 @@ class _Wait:
         self.decided_s = time.monotonic()
         self.verdict = verdict
         if not self._is_ended.is_set():
-            self._tell(self)
+            self._report_end(self)
 
     def _ask(self) -> Verdict:
         from guardrun.supervisor.sensors.gpu.gpu_sensor import GpuSensor  # only where there are devices

@@ -18,7 +18,7 @@ import msgspec
 
 from guardrun.supervisor.base.node_state import write_durably
 from guardrun.supervisor.health.gpu import rank_device
-from guardrun.supervisor.health.gpu.rank_device import Inventory, Told, find_device
+from guardrun.supervisor.health.gpu.rank_device import Inventory, TorchDevice, find_device
 from guardrun.supervisor.preflight import device_trial
 from guardrun.supervisor.preflight.base.remark import Remark, Subject, note, ok, plural, warn
 from guardrun.supervisor.preflight.base.torch_files import find_torch
@@ -147,7 +147,7 @@ def name_devices(plan: Plan, told: Mapping[str, Mapping[str, object]], environ: 
     titles, models, keys = {}, {}, {}
     for place, device in enumerate(plan.devices):
         said = told.get(device, {})
-        mine = Told("cuda", place, uuid=str(said.get("uuid", "")), bus=str(said.get("bus", "")))
+        mine = TorchDevice("cuda", place, uuid=str(said.get("uuid", "")), bus=str(said.get("bus", "")))
         gpu = gpus.get(find_device(mine, environ, inventory).subject)
         title = titles[device] = gpu.title if gpu is not None else f"the GPU that torch calls {device}"
         # Those whose model is not known are compared with no others.

@@ -8,7 +8,7 @@ from guardrun.supervisor.health.gpu.rank_device import (
     INITIAL_PID_NAMESPACE,
     Gpu,
     Inventory,
-    Told,
+    TorchDevice,
     find_device,
     trusts_pids,
 )
@@ -21,37 +21,37 @@ AGENTS = Inventory(GPUS, is_ranks_view=False)
 ONE = Inventory(GPUS[:1])
 DIVIDED = Inventory((GPUS[0], Gpu(B, 1, "0000:5e:00", is_mig=True, instances=("MIG-11aa", "MIG-22bb"))))
 PCI = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-NOBODY = Told()
+NOBODY = TorchDevice()
 
 
 def visible(text: str, **more: str) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": text, **more}
 
 
-def on(index: int) -> Told:
+def on(index: int) -> TorchDevice:
     """Of a torch that cannot tell more."""
-    return Told("cuda", index)
+    return TorchDevice("cuda", index)
 
 
 @pytest.mark.parametrize(
     ("told", "environ", "inventory", "device"),
     [
         # What torch says of the device itself counts, whatever the numbers are.
-        (Told("cuda", 0, uuid="aaaa2222-0"), visible("1", LOCAL_RANK="0"), HERE, B),
-        (Told("cuda", 0, uuid="GPU-AAAA2222-0"), {}, AGENTS, B),
-        (Told("cuda", 5, bus="00000000:5E:00.0"), {}, HERE, B),
-        (Told("cuda", 5, uuid="aaaa2222-0", bus="0000:5e:00.0"), visible("0"), HERE, B),
-        (Told("cuda", 0, uuid="22bb"), {}, DIVIDED, B),
-        (Told("cuda", 0, uuid="MIG-22bb", bus="0000:5e:00"), {}, DIVIDED, B),
-        (Told("cuda", 0, uuid="an-instance-not-listed", bus="0000:5e:00"), {}, DIVIDED, B),
+        (TorchDevice("cuda", 0, uuid="aaaa2222-0"), visible("1", LOCAL_RANK="0"), HERE, B),
+        (TorchDevice("cuda", 0, uuid="GPU-AAAA2222-0"), {}, AGENTS, B),
+        (TorchDevice("cuda", 5, bus="00000000:5E:00.0"), {}, HERE, B),
+        (TorchDevice("cuda", 5, uuid="aaaa2222-0", bus="0000:5e:00.0"), visible("0"), HERE, B),
+        (TorchDevice("cuda", 0, uuid="22bb"), {}, DIVIDED, B),
+        (TorchDevice("cuda", 0, uuid="MIG-22bb", bus="0000:5e:00"), {}, DIVIDED, B),
+        (TorchDevice("cuda", 0, uuid="an-instance-not-listed", bus="0000:5e:00"), {}, DIVIDED, B),
         # … and where it says two things, or something that nobody knows, nothing does.
-        (Told("cuda", 0, uuid="aaaa2222-0", bus="0000:3b:00"), visible("GPU-aaaa1111-0"), HERE, ""),
-        (Told("cuda", 0, uuid="ffff"), visible("GPU-aaaa1111-0"), HERE, ""),
-        (Told("cuda", 0, uuid="ffff", bus="0000:3b:00"), {}, HERE, ""),
-        (Told("cuda", 0, bus="0000:99:00"), {}, HERE, ""),
-        (Told("cuda", 0, uuid="aaaa2222-0", is_alone=False), {}, HERE, ""),
-        (Told("xpu", 0, uuid="aaaa2222-0"), {}, HERE, ""),
-        (Told("hip", 0), visible("0"), ONE, ""),
+        (TorchDevice("cuda", 0, uuid="aaaa2222-0", bus="0000:3b:00"), visible("GPU-aaaa1111-0"), HERE, ""),
+        (TorchDevice("cuda", 0, uuid="ffff"), visible("GPU-aaaa1111-0"), HERE, ""),
+        (TorchDevice("cuda", 0, uuid="ffff", bus="0000:3b:00"), {}, HERE, ""),
+        (TorchDevice("cuda", 0, bus="0000:99:00"), {}, HERE, ""),
+        (TorchDevice("cuda", 0, uuid="aaaa2222-0", is_alone=False), {}, HERE, ""),
+        (TorchDevice("xpu", 0, uuid="aaaa2222-0"), {}, HERE, ""),
+        (TorchDevice("hip", 0), visible("0"), ONE, ""),
         # A UUID in the environment.
         (NOBODY, visible("GPU-aaaa2222-0"), AGENTS, B),
         (NOBODY, visible("GPU-c"), AGENTS, C),
@@ -115,7 +115,7 @@ def on(index: int) -> Told:
         (NOBODY, {}, Inventory(), ""),
     ],
 )
-def test_the_device_or_nothing(told: Told, environ: dict[str, str], inventory: Inventory, device: str) -> None:
+def test_the_device_or_nothing(told: TorchDevice, environ: dict[str, str], inventory: Inventory, device: str) -> None:
     found = find_device(told, environ, inventory)
     assert found.subject == device
     assert device or found.why, "what is unknown has a reason"
@@ -129,21 +129,21 @@ def test_the_device_or_nothing(told: Told, environ: dict[str, str], inventory: I
         (NOBODY, {}, [A, B], [B], B),  # the other way round
         (NOBODY, {}, [A, B], [], ""),  # peers' buffers everywhere
         (NOBODY, {}, [A, B], [A, B], ""),
-        (Told("cuda", 0, uuid="aaaa2222-0"), {}, [A, B], [], B),
-        (Told("cuda", 0, uuid="aaaa2222-0"), {}, [A], [A], ""),
+        (TorchDevice("cuda", 0, uuid="aaaa2222-0"), {}, [A, B], [], B),
+        (TorchDevice("cuda", 0, uuid="aaaa2222-0"), {}, [A], [A], ""),
         (NOBODY, visible("GPU-cccc"), [C], [], C),
         (NOBODY, visible("GPU-cccc"), [A], [A], ""),
-        (Told("xpu", 0), {}, [A], [A], ""),
+        (TorchDevice("xpu", 0), {}, [A], [A], ""),
     ],
 )
 def test_memory_decides_where_nothing_else_does_and_contradicts(
-    told: Told, environ: dict[str, str], held: list[str], own: list[str], device: str
+    told: TorchDevice, environ: dict[str, str], held: list[str], own: list[str], device: str
 ) -> None:
     assert find_device(told, environ, HERE, held, own).subject == device
 
 
 def test_two_ranks_may_share_a_device() -> None:
-    told = Told("cuda", 0, uuid="cccc3333-0")
+    told = TorchDevice("cuda", 0, uuid="cccc3333-0")
     assert find_device(told, {}, HERE, [C], []).subject == find_device(told, {}, HERE).subject == C
 
 

@@ -157,6 +157,22 @@ def test_an_order_that_is_not_wanted_any_more_is_never_sent(make: Make, stub: Nv
     assert not bed.turn() and bed.gate.take_outcome() == []
 
 
+def test_what_is_heard_too_late_of_an_earlier_attempt_lets_nothing_pass(make: Make, stub: NvmlStub, dead: int) -> None:
+    """It was posted before that attempt was forgotten, and is read after the next has ended."""
+    bed = make(60.0)
+    bed.gate.attempt_stopped({1: 0}, [GPU])
+    assert bed.gate.holds(ORDER)
+    wait_until(lambda: not asking(), 20, "the first answer, which is posted by then")
+    stub.set(gpu=0, frees_ms=NEVER_MS)
+    bed.gate.attempt_stopped({dead: 0}, [GPU])
+    later = Start(attempt=2)
+    assert bed.gate.holds(later)
+    assert not bed.turn()
+    stub.set(gpu=0, frees_ms=0)
+    wait_until(bed.turn, 20, "the order")
+    assert bed.sent == [later]
+
+
 def test_who_a_process_is_of() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:

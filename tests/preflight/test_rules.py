@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 
 from guardrun.supervisor.collect.host.file_systems import Answers, Room
 from guardrun.supervisor.health.base.readings import Readout, Sample, Value
+from guardrun.supervisor.health.gpu.rank_device import INITIAL_PID_NAMESPACE
 from guardrun.supervisor.preflight.base.remark import Remark, Severity, ok, size_text, warn, worst
 from guardrun.supervisor.preflight.base.torch_files import Torch, find_torch, parse_pins, parse_version_file
 from guardrun.supervisor.preflight.checks import (
@@ -373,6 +375,17 @@ def named(pid: int) -> Holder:
 def test_strangers(changes: dict[str, Value], severities: list[Severity], said: str) -> None:
     remarks: list[Remark] = gpu_health.judge_memory(gpu_health.gpus_of(readout(changes)), named)
     assert [one.severity for one in remarks] == severities and said in remarks[0].summary
+
+
+def test_the_hosts_process_ids_name_nobody_in_a_container() -> None:
+    """Ours is another process there: it must not be the one that somebody is told to end."""
+    inside: dict[str, Value]
+    outside: dict[str, Value]
+    inside, outside = [{"pid_namespace": inode} for inode in (4026532000, INITIAL_PID_NAMESPACE)]
+    pid = os.getpid()
+    assert gpu_health.reader_of(readout(node=inside))(pid) == Holder(pid, "", "a process as the host counts")
+    assert gpu_health.reader_of(readout(node=outside))(pid) == gpu_health.read_holder(pid)
+    assert gpu_health.reader_of(readout())(pid) == gpu_health.read_holder(pid)
 
 
 @pytest.mark.parametrize(

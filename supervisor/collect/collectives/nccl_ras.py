@@ -190,7 +190,7 @@ class Inquiry:
         """Its answer came so long ago that it says nothing of now."""
         return self._done.is_set() and time.monotonic() - self._done_s > STALE_S
 
-    def take(self) -> str:
+    def result(self) -> str:
         """The answer. Raises what ask_ras raises."""
         if isinstance(self._answer, Exception):
             raise self._answer
@@ -230,7 +230,7 @@ def read_ras(
         with _lock:
             if _inquiries.get(address) is asked:
                 del _inquiries[address]
-        text = asked.take()
+        text = asked.result()
         return text, parse_status(text, pids)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         return "", [Reading(name=name, value=0, note=f"no answer: {error}")]

@@ -18,7 +18,7 @@ MAX_HOLDERS = 32
 """Noted of one node."""
 
 
-def tell(state: State, waits: Sequence[MemoryWait]) -> list[Action]:
+def report_memory(state: State, waits: Sequence[MemoryWait]) -> list[Action]:
     """Note what was waited for and what is held; say what may be felt."""
     if not waits:
         return []
@@ -31,7 +31,7 @@ def tell(state: State, waits: Sequence[MemoryWait]) -> list[Action]:
             held = "; ".join(_words(holder) for holder in wait.holders[:4])
             text = f"{wait.node}: GPU memory of the last attempt was not freed within {wait.asked_s:.0f} s: {held}"
             actions.append(announce(text, "warn"))
-        elif wait.waited_s >= WORTH_TELLING_S:
+        elif wait.why == "free" and wait.waited_s >= WORTH_TELLING_S:
             actions.append(announce(f"{wait.node}: the start waited {wait.waited_s:.1f} s for GPU memory", "info"))
     return actions
 

@@ -61,7 +61,7 @@ class Inventory(NamedTuple):
     """It was asked from where the ranks live: with their rights, in their cgroup and container."""
 
 
-class Told(NamedTuple):
+class TorchDevice(NamedTuple):
     """What a rank's process says of the device that it trains on."""
 
     kind: str = ""
@@ -85,7 +85,11 @@ class Answer(NamedTuple):
 
 
 def find_device(
-    told: Told, environ: Mapping[str, str], inventory: Inventory, held: Collection[str] = (), own: Collection[str] = ()
+    told: TorchDevice,
+    environ: Mapping[str, str],
+    inventory: Inventory,
+    held: Collection[str] = (),
+    own: Collection[str] = (),
 ) -> Answer:
     """Which of the inventory's devices a rank trains on.
 
@@ -128,7 +132,7 @@ def trusts_pids(namespace: int | None, here: int, holders: Collection[int], rank
 # By what torch says -------------------------------------------------------------------------------------------------
 
 
-def _by_torch(told: Told, inventory: Inventory) -> Answer:
+def _by_torch(told: TorchDevice, inventory: Inventory) -> Answer:
     uuid, bus = _bare(told.uuid), normal_bus(told.bus) if told.bus else ""
     if not (uuid or bus):
         return Answer("")
@@ -159,7 +163,7 @@ class Visible(NamedTuple):
     """There are no others."""
 
 
-def _by_environment(told: Told, environ: Mapping[str, str], inventory: Inventory) -> Answer:
+def _by_environment(told: TorchDevice, environ: Mapping[str, str], inventory: Inventory) -> Answer:
     visible = parse_visible(environ, inventory)
     if told.place < 0:
         return Answer(visible.subjects[0] if visible.is_whole and len(visible.subjects) == 1 else "")

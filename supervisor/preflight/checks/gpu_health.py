@@ -17,6 +17,7 @@ from guardrun.supervisor.collect.host.procfs import read_cmdline
 from guardrun.supervisor.health.base.findings import Finding, Response
 from guardrun.supervisor.health.base.readings import Readout, Value, parse_holders
 from guardrun.supervisor.health.gpu import thermal
+from guardrun.supervisor.health.gpu.rank_device import INITIAL_PID_NAMESPACE
 from guardrun.supervisor.health.judges import gpu_judges
 from guardrun.supervisor.preflight.base.remark import Remark, Severity, note, ok, plural, refuse, size_text, warn
 
@@ -201,6 +202,12 @@ def read_holder(pid: int) -> Holder:
     except KeyError:
         user = f"uid {uid}"
     return Holder(pid, user, command)
+
+
+def reader_of(readout: Readout) -> Callable[[int], Holder]:
+    """How to read a holder: in a PID namespace of its own, most drivers give the host's ids, which are others' here."""
+    is_hosts = node_samples(readout).get("pid_namespace") not in (None, INITIAL_PID_NAMESPACE)
+    return (lambda pid: Holder(pid, "", "a process as the host counts")) if is_hosts else read_holder
 
 
 def visible(gpus: Sequence[Gpu], chosen: str | None) -> list[Gpu]:

@@ -35,7 +35,7 @@ def run(subject: Subject) -> list[Remark]:
 
     readout = read_gpus(subject.environ, PATIENCE_S)
     seen = gpu_health.visible(gpu_health.gpus_of(readout), subject.environ.get("CUDA_VISIBLE_DEVICES"))
-    return [*gpu_health.judge_health(readout), *gpu_health.judge_memory(seen)]
+    return [*gpu_health.judge_health(readout), *gpu_health.judge_memory(seen, gpu_health.reader_of(readout))]
 
 
 CHECK = Check(NAME, run)

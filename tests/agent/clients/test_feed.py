@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.hooks.wire.messages import DeviceTold
+from guardrun.hooks.wire.messages import DeviceReported
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.engine.model.events import Device, NodeFindingsReported
 from guardrun.supervisor.health.base.findings import Finding
-from guardrun.supervisor.health.base.readings import Readout, Sample
+from guardrun.supervisor.health.base.readings import Readout, Sample, Value
 from guardrun.supervisor.health.gpu.rank_device import INITIAL_PID_NAMESPACE
 from guardrun.supervisor.node.node_feed import BEFORE_S, NodeFeed, Using
 from guardrun.supervisor.node.rank_devices import RankDevices, RankSaid
@@ -185,7 +185,7 @@ def test_a_person_who_isolates_the_node_meanwhile_is_named(agent: AgentBed, make
 
 def listed(at_s: float, *uuids: str, namespace: int = INITIAL_PID_NAMESPACE) -> Readout:
     """What NVML says of the node, and in whose process ids."""
-    told = {"gpus": " ".join(uuids), "gpus_hidden": 0, "pid_namespace": namespace}
+    told: dict[str, Value] = {"gpus": " ".join(uuids), "gpus_hidden": 0, "pid_namespace": namespace}
     return Readout(
         sensor="gpu",
         at_s=at_s,
@@ -195,7 +195,7 @@ def listed(at_s: float, *uuids: str, namespace: int = INITIAL_PID_NAMESPACE) -> 
 
 
 def gpu(subject: str, index: int, held: str, at_s: float, temperature_c: float) -> list[Sample]:
-    values = {"index": index, "holders": held, "temperature_c": temperature_c}
+    values: dict[str, Value] = {"index": index, "holders": held, "temperature_c": temperature_c}
     return [Sample(subject=subject, name=name, value=value) for name, value in values.items()]
 
 
@@ -209,10 +209,7 @@ def test_ranks_are_known_by_the_memory_that_they_hold_and_gauges_by_what_is_wron
         samples = gpu("gpu:A", 0, "4241=5 9=1", now_s, 50) + gpu("gpu:B", 1, "4242=5 4241=1", now_s, 60 + back_s)
         scripted.say(Facts(at_s=now_s, readouts=[Readout(sensor="gpu", at_s=now_s - back_s, samples=samples)]))
     news = hear(feed)
-    assert {rank: (device.subject, device.index) for rank, device in news.devices.items()} == {
-        0: ("gpu:A", 0),
-        1: ("gpu:B", 1),
-    }
+    assert news.devices == {0: Device(subject="gpu:A", index=0), 1: Device(subject="gpu:B", index=1)}
     assert news.gauges == [], "nothing is wrong yet"
     finding = Finding(
         id="throttle/gpu:B", cause="throttle", subject="gpu:B", since_s=now_s - 50, told_s=now_s, summary="x"
@@ -254,7 +251,7 @@ class Devices:
         self.devices = RankDevices(INITIAL_PID_NAMESPACE)
         self.pids = dict(PIDS)
         self.attempt = 0
-        self.said: dict[int, DeviceTold] = {}
+        self.said: dict[int, DeviceReported] = {}
         self.variables: dict[int, dict[str, str]] = {}
         self.hold("", "")
         self.devices.note(listed(0.0, "A", "B", namespace=namespace), is_own_view)
@@ -265,7 +262,7 @@ class Devices:
         self.devices.note(Readout(sensor="gpu", at_s=0.0, samples=samples, is_partial=True), is_own_view=True)
 
     def tell(self, rank: int, kind: str = "cuda", *, uuid: str = "", bus: str = "", is_alone: bool = True) -> None:
-        self.said[rank] = DeviceTold(
+        self.said[rank] = DeviceReported(
             attempt=0,
             global_rank=rank,
             pid=self.pids[rank],

@@ -225,3 +225,29 @@ def test_a_node_that_was_not_isolated_is_used_on(told: Told) -> None:
     assert told.incidents["001"].action == "none"
     told.crashed(rank=0)
     assert told.incidents["002"].action == "restart"
+
+
+def test_a_device_that_is_not_known_any_more_is_nobodys(told: Told) -> None:
+    """Its rank was found to train on another one, or on nobody knows which: blaming it would be a guess."""
+    told.running()
+    told.step(1, 2.0)
+    say(told, at_s=2.0)
+    told.tell(ev.NodeFindingsReported(node="node-a", findings=[], devices={1: None}), 2.5)
+    assert kinds(say(told, finding("gpu_xid"), at_s=3.0, known=False)) == []
+    told.tell(ev.NodeFindingsReported(node="node-a", findings=[], devices={0: DEVICES[1]}), 4.0)
+    [incident] = told.incidents.values()
+    assert [(c.rank, c.gpu) for c in incident.culprits] == [(0, 1)]
+
+
+def test_devices_without_sensors_are_named_once_a_run(told: Told) -> None:
+    told.running()
+
+    def tell(at_s: float, unsensed: dict[str, list[int]]) -> list[str]:
+        event = ev.NodeFindingsReported(node="node-a", findings=[], unsensed=unsensed)
+        return [action.text for action in told.tell(event, at_s) if isinstance(action, ac.Say)]
+
+    assert tell(2.0, {"xpu": [0, 1]}) == [
+        "Ranks 0-1 on node-a: nothing is sensed of xpu devices (heat, errors, links: Unknown)"
+    ]
+    assert tell(3.0, {"xpu": [1]}) == [], "another node says so, too"
+    assert len(tell(4.0, {"hip": [1]})) == 1

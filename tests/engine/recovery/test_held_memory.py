@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.health.gpu.memory_release import FOREIGN, OURS, MemoryHolder
@@ -21,9 +23,9 @@ def restart(told: Told, *waits: ev.MemoryWait) -> list[str]:
     return [action.text for action in actions if isinstance(action, ac.Say)]
 
 
-def noted(told: Told) -> object:
+def noted(told: Told) -> list[dict[str, Any]]:
     [incident] = told.incidents.values()
-    return incident.evidence.get("gpu_memory")
+    return list(incident.evidence.get("gpu_memory", []))
 
 
 def test_what_was_not_freed_is_named_and_noted(told: Told) -> None:
@@ -32,13 +34,18 @@ def test_what_was_not_freed_is_named_and_noted(told: Told) -> None:
         "node-a: GPU memory of the last attempt was not freed within 20 s: 60.0 GiB of GPU 3 by process 4242 (rank 1), "
         "which has ended; memory of GPU 3 by process 77 (python) of user bob, which is none of this run"
     ]
-    [one] = noted(told)  # type: ignore[misc]
+    [one] = noted(told)
     assert (one["node"], one["waited_s"], [holder["pid"] for holder in one["holders"]]) == ("node-a", 19.2, [4242, 77])
 
 
 def test_what_was_freed_in_time_is_said_where_it_took_long(told: Told) -> None:
     wait = ev.MemoryWait(node="node-a", waited_s=3.25, why="free", asked_s=4.0)
     assert restart(told, wait) == ["node-a: the start waited 3.2 s for GPU memory"]
+
+
+def test_a_driver_that_did_not_answer_is_noted_only(told: Told) -> None:
+    assert restart(told, ev.MemoryWait(node="node-a", waited_s=2.1, why="unknown")) == []
+    assert [wait["why"] for wait in noted(told)] == ["unknown"]
 
 
 def test_a_moment_and_others_memory_are_noted_only(told: Told) -> None:
@@ -48,7 +55,7 @@ def test_a_moment_and_others_memory_are_noted_only(told: Told) -> None:
 
 def test_nothing_to_tell_is_nothing(told: Told) -> None:
     assert restart(told) == []
-    assert noted(told) is None
+    assert noted(told) == []
 
 
 def test_a_process_that_cannot_be_ended_and_memory_of_nobody(told: Told) -> None:

@@ -162,6 +162,18 @@ def test_the_engine_hears_of_all_ranks_at_once_and_first(order: list[str]) -> No
 ERROR = ev.ErrorRecord(error="ValueError", message="x", at_s=1.0)
 
 
+def test_what_each_node_was_started_into_is_told_of_all() -> None:
+    job = Job()
+    job.order()
+    waits = {node: ev.MemoryWait(node=node, waited_s=1.0, why="free") for node in job.nodes[:2]}
+    job.aggregator.serving(0, "10.0.0.1", 4000)
+    for node in job.nodes:
+        memory = [waits[node]] if node in waits else []
+        job.tell(node, ev.AttemptStarted(attempt=0, ranks=job.ranks_of(node), memory=memory))
+    [started] = job.told(ev.AttemptStarted)
+    assert isinstance(started, ev.AttemptStarted) and started.memory == list(waits.values())
+
+
 def test_a_node_that_cannot_start_leaves_the_others_to_be_stopped() -> None:
     job = Job()
     job.order()

@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from guardrun.hooks.beat.message_sender import MAX_VARIABLE_CHARS, TOO_LONG, read_device_variables
-from guardrun.hooks.wire.messages import DeviceTold, Hello, HookFailed
+from guardrun.hooks.wire.messages import DeviceReported, Hello, HookFailed
 from tests.hooks.bed import Bed, finish
 
 SCRIPT = str(Path(__file__).parents[1] / "ranks" / "devices.py")
 THIRD = ("cuda", 3, "uuid-3", "0000:3e:00", True)
+FIFTH = ("cuda", 5, "uuid-5", "0000:40:00", True)
 SEVERAL = ("cuda", -1, "", "", False)
 
 
 def said(bed: Bed) -> list[tuple[str, int, str, str, bool]]:
     assert bed.hear_all(HookFailed) == []
-    return [(t.device_type, t.index, t.uuid, t.bus, t.is_alone) for t in bed.hear_all(DeviceTold)]
+    return [(t.device_type, t.index, t.uuid, t.bus, t.is_alone) for t in bed.hear_all(DeviceReported)]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,11 @@ def said(bed: Bed) -> list[tuple[str, int, str, str, bool]]:
     [
         # By where its parameters lie; what it is set to meanwhile, and comes back from, says less.
         ("set=3 step=cuda:3", [THIRD]),
-        ("set=3 set=5 set=3 step=cuda:3 step=cuda:3", [THIRD, ("cuda", 5, "uuid-5", "0000:40:00", True), THIRD]),
+        ("set=3 set=3 set=5 set=3 step=cuda:3 step=cuda:3", [THIRD, FIFTH, THIRD]),
+        ("set=3 step=cuda:3 set=5 step=cuda:3 set=3", [THIRD]),
+        ("set=3 step=cuda:3 set=5 step=cuda:5", [THIRD, FIFTH]),
+        (" ".join(["set=3", "set=5"] * 20), [*[THIRD, FIFTH] * 3, THIRD, SEVERAL]),
+        (" ".join(["set=3", "set=5"] * 20) + " step=cuda:5", [*[THIRD, FIFTH] * 3, THIRD, SEVERAL, FIFTH]),
         ("set=0 step=cuda:3", [("cuda", 0, "uuid-0", "0000:3b:00", True), THIRD]),
         ("set=3 step=cpu step=cuda:3+cpu", [THIRD]),
         ("set=3 step=cuda:3+cuda:4", [THIRD, SEVERAL]),

@@ -42,7 +42,7 @@ def test_memory_that_is_freed_late_delays_the_restart_and_what_is_not_freed_is_n
         stub.set(gpu=gpu, process_folder=str(edge.folder / f"gpu-{gpu}"), frees_ms=FREED_MS, memory_used=0)
     script = edge.folder / "train.py"
     script.write_text(SCRIPT)
-    env = {**stub.variables, "GUARDRUN_AGENT_SOCKET": str(edge.folder / "no-agent.sock")}
+    env: dict[str, str | None] = {**stub.variables, "GUARDRUN_AGENT_SOCKET": str(edge.folder / "no-agent.sock")}
     run = edge.start(str(script), config=CONFIG, env=env)
 
     def devices_told() -> int:
