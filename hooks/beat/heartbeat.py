@@ -60,6 +60,8 @@ class Heartbeat:
         """Per group that only other threads use: its count when training was first seen to advance without it."""
         self._still_ns = 0
         """Its progress when it told its batch."""
+        self._has_raised = False
+        """Timeouts of groups."""
 
     def run(self) -> None:
         """Beat until told to stop; whatever fails ends the beats, and nothing else."""
@@ -110,6 +112,8 @@ class Heartbeat:
             words[Field.STACKS_GIVEN] = asked
         if words[Field.SERVER_ASKED] != words[Field.SERVER_GIVEN] and words[Field.GROUPS]:
             self._start_server()
+        if words[Field.TIMEOUT_RAISED] and not self._has_raised and words[Field.GROUPS]:
+            self._raise_timeouts()
         if self._rank.gc_policy is not None:
             self._rank.gc_policy.on_beat(now_ns)
         seqs = {} if self._rank.is_ended else read_group_seqs()
@@ -146,6 +150,13 @@ class Heartbeat:
 
         flight_recorder.start(rank, rank.calls)
         rank.words[Field.SERVER_GIVEN] = asked
+
+    def _raise_timeouts(self) -> None:
+        """Of the groups that there are; those that are made later see the board."""
+        from guardrun.hooks.patches import timeouts  # as above
+
+        self._has_raised = True
+        timeouts.raise_timeouts(self._rank)
 
     def _total(self, seqs: dict[str, int]) -> int:
         """Collectives so far that say that training advances: a check of health goes on while it stands still."""

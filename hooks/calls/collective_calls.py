@@ -267,6 +267,11 @@ class CallsPage:
         except Exception as error:
             self._rank.fail("calls", error)
 
+    def own_timeout_ns(self, name: str) -> int:
+        """The timeout that the script itself gave the group of that name; 0 none, -1 where there is no such group."""
+        slot = self._by_name.get(name)
+        return -1 if slot is None else int(self._words[slot.at + Group.TIMEOUT_NS])
+
     def note_seqs(self, seqs: dict[str, int]) -> None:
         """What the heart has read: torch's counts by the groups' names."""
         for name, seq in seqs.items():

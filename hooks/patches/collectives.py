@@ -1,4 +1,4 @@
-"""torch.distributed: calls that communicate, the making of groups, and NCCL_TIMEOUT.
+"""torch.distributed: calls that communicate, and the making of groups.
 
 A wrapper shows on the board which call the training thread is in, and since when; the outermost call counts. DDP's
 and FSDP's own collectives don't pass here: torch's sequence numbers, which the heart reads, count those too.
@@ -11,20 +11,15 @@ What dynamo inlines instead it must inline without us: `_torchdynamo_inline` lea
 from __future__ import annotations
 
 import functools
-import math
-import os
 import sys
 from _thread import get_ident
 from collections.abc import Callable
-from datetime import timedelta
 from inspect import isfunction, unwrap
 from time import monotonic_ns
-from types import FrameType
 from typing import Any
 
-from guardrun.hooks.calls.call_places import Place
 from guardrun.hooks.calls.collective_calls import CallsPage, Signature
-from guardrun.hooks.patches import flight_recorder
+from guardrun.hooks.patches import flight_recorder, timeouts
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.saves.checkpoint_files import Function, replace
 from guardrun.hooks.wire.board import OPS, Field, Milestone
@@ -35,10 +30,6 @@ _PROGRESS_NS, _TOTAL = int(Field.PROGRESS_NS), int(Field.COLLECTIVE_TOTAL_NS)
 NOT_FUNCTIONS = ("none", "wait")
 RETURN_AT_ONCE = ("isend", "irecv", "batch_isend_irecv")
 GROUP_MAKERS = ("new_group", "split_group")
-TIMEOUT = "NCCL_TIMEOUT"
-USUAL_TIMEOUT, USUAL_NCCL_TIMEOUT = timedelta(minutes=30), timedelta(minutes=10)
-"""default_pg_timeout and default_pg_nccl_timeout of torch (distributed/constants.py)."""
-_MOST_NS = 1 << 62
 
 
 def install(module: Any, rank: Rank) -> None:
@@ -59,7 +50,7 @@ def install(module: Any, rank: Rank) -> None:
     for name in GROUP_MAKERS:
         replace(module, name, functools.partial(_wrap_group_maker, rank=rank), package)
     replace(module, "destroy_process_group", functools.partial(_wrap_destroyer, rank=rank), package)
-    replace(module, "_get_default_timeout", functools.partial(_wrap_timeout, rank=rank))
+    replace(module, "_get_default_timeout", functools.partial(timeouts.wrap_default, rank=rank))
     work = getattr(module, "Work", None)
     if work is not None:
         work.wait = _wrap_wait(work.wait, rank)
@@ -167,7 +158,7 @@ def _wrap_group_maker(original: Function, rank: Rank) -> Function:
 
     @functools.wraps(original)
     def make_group(*args: Any, **kwargs: Any) -> Any:
-        timeout_ns = _own_timeout_ns(_argument(args, kwargs, at), sys._getframe(1))
+        timeout_ns = timeouts.own_timeout_ns(_argument(args, kwargs, at), sys._getframe(1), rank)
         return _timed_init(functools.partial(original, *args, **kwargs), rank, timeout_ns)
 
     return make_group
@@ -180,7 +171,7 @@ def _wrap_init(original: Function, rank: Rank) -> Function:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         rank.owner_ident = get_ident()  # Whoever makes the process group trains, main thread or not.
         rank.mark(Milestone.INIT_ENTERED)
-        timeout_ns = _own_timeout_ns(_argument(args, kwargs, at), sys._getframe(1))
+        timeout_ns = timeouts.own_timeout_ns(_argument(args, kwargs, at), sys._getframe(1), rank)
         result = _timed_init(functools.partial(original, *args, **kwargs), rank, timeout_ns)
         rank.mark(Milestone.INIT_DONE)
         return result
@@ -217,15 +208,6 @@ def _position(function: Function, name: str) -> int:
     return parameters.index(name) if name in parameters else -1
 
 
-def _own_timeout_ns(timeout: object, caller: FrameType) -> int:
-    """A timeout that somebody has thought about; torch's defaults, which frameworks pass on, in the user's own line."""
-    if not isinstance(timeout, timedelta):
-        return 0
-    if timeout in (USUAL_TIMEOUT, USUAL_NCCL_TIMEOUT) and not Place(caller.f_code).is_users:
-        return 0
-    return min(int(timeout.total_seconds() * 1e9), _MOST_NS)
-
-
 def _wrap_destroyer(original: Function, rank: Rank) -> Function:
     @functools.wraps(original)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
@@ -235,34 +217,3 @@ def _wrap_destroyer(original: Function, rank: Rank) -> Function:
         return result
 
     return destroy_process_group
-
-
-def _wrap_timeout(original: Function, rank: Rank) -> Callable[..., Any]:
-    """Make NCCL_TIMEOUT (seconds) the default of every backend; neither torch nor NCCL reads it."""
-
-    @functools.wraps(original)
-    def default_timeout(*args: Any, **kwargs: Any) -> Any:
-        try:
-            timeout_s = read_timeout_s()
-        except ValueError as error:
-            rank.fail(TIMEOUT, error)
-            timeout_s = None
-        return original(*args, **kwargs) if timeout_s is None else timedelta(seconds=timeout_s)
-
-    # A compiled monitored_barrier asks for it: one graph more would end there.
-    default_timeout._torchdynamo_inline = original  # type: ignore[attr-defined]
-    return default_timeout
-
-
-def read_timeout_s() -> float | None:
-    """Read NCCL_TIMEOUT; None where it is unset. Raises ValueError unless it is a positive number."""
-    text = os.environ.get(TIMEOUT, "")
-    if not text:
-        return None
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        timeout_s = math.nan
-    if not 0 < timeout_s < 10**9:
-        raise ValueError(f'{TIMEOUT}="{text}" is not a positive number of seconds')
-    return timeout_s

@@ -105,6 +105,8 @@ class Field(IntEnum):
     """Captures of device graphs under way. Nobody may ask a device for anything meanwhile; …"""
     READING_NS = 47
     """… and written by the supervisor: since when it is asking, for which a capture that begins waits a moment."""
+    TIMEOUT_RAISED = 48
+    """Written by the supervisor: it can read what devices do, and explain a hang before torch's own timeout."""
 
 
 class Milestone(IntEnum):

@@ -150,11 +150,13 @@ def hook_environment(
     first_attempt: int = 0,
     *,
     held: Sequence[str] = (),
+    nccl_timeout: str | None = None,
 ) -> dict[str, str | None]:
     """What brings the hooks into a rank, and marks it.
 
     attempt: None where torchrun's agent numbers them; its first one is first_attempt here. held: checkpoints that are
-    not to be written over before one has been opened.
+    not to be written over before one has been opened. nccl_timeout: what guardrun sets NCCL_TIMEOUT to; None where the
+    user has set it, or nobody does.
     """
     before = environ.get("PYTHONPATH")
     hooks = {
@@ -168,6 +170,7 @@ def hook_environment(
         "device_timing": bool(run.file.config.get("slowdown", {}).get("device_timing")),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
         **({"held": list(held)} if held else {}),
+        **({"nccl_timeout": nccl_timeout} if nccl_timeout else {}),
     }
     return {
         "GUARDRUN_HOOKS": json.dumps(hooks),
@@ -196,11 +199,9 @@ def run_environment(
         is_torchrun_agent=attempt is None,
         torch=(int(major), int(minor)),
     )
-    return {
-        **rank_defaults(subject, environ),
-        **resume_environment(config.checkpoint.resume_env, checkpoint),
-        **hook_environment(run, attempt, environ, first_attempt, held=held),
-    }
+    defaults = rank_defaults(subject, environ)
+    hooks = hook_environment(run, attempt, environ, first_attempt, held=held, nccl_timeout=defaults.get("NCCL_TIMEOUT"))
+    return {**defaults, **resume_environment(config.checkpoint.resume_env, checkpoint), **hooks}
 
 
 def _has_working_folder() -> bool:

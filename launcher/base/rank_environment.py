@@ -68,7 +68,9 @@ DEFAULTS: tuple[Default, ...] = (
         _nccl_timeout,
         "`hang.hard_timeout_s` + 300 (unset where that is 0)",
         "The timeout, in seconds, of process groups that name none. Neither torch nor NCCL reads it: the hooks make it "
-        "true. Later than the hard limit, so that guardrun explains a hang before a watchdog aborts the rank.",
+        "true. Later than the hard limit, so that guardrun explains a hang before a watchdog aborts the rank. Over "
+        "NCCL and other devices torch's own ten minutes stand until guardrun has read the flight recorders of all "
+        "ranks. A value of yours counts everywhere.",
     ),
     Default(
         (DEBUG,),

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from guardrun.hooks.wire.board import Field
 from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReaders
 from guardrun.supervisor.collect.host.oom_kills import OomWatch
 from guardrun.supervisor.collect.ranks.exits import SharedLog, read_exits
@@ -17,6 +18,7 @@ from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import RankLook, Reading
+from guardrun.supervisor.engine.observation.device_counts import reads_all
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
 from guardrun.supervisor.node.run_context import LoopContext
 
@@ -82,9 +84,13 @@ def begin_look(
     take = _look_by(node, action.attempt, ranks)
     batches = dict(node.ingest.batches)
     power = node.power_readings()
+    boards = dict(node.sampler.boards)
 
     def work() -> ev.Event:
         result = take(folder=folder, folders=folders, write=write, may_pause=True)
+        if node.run_file.settings.act and not result.missing and reads_all(result.ranks):
+            for board in boards.values():
+                board.write(Field.TIMEOUT_RAISED, 1)
         done()
         return ev.LookTaken(
             look=action.look,

@@ -44,11 +44,14 @@ def asked(library: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_numbers_cost_the_device_nothing_and_entries_a_query_each(asked: subprocess.Popen[str], tmp_path: Path) -> None:
+    """One rank for all of it: timeouts that were raised, and torch's own dump with and without the GIL."""
     assert asked.stdout is not None and asked.stdin is not None
     told = json.loads(asked.stdout.readline())
     print(told)
     assert told["numbers"]["queries"] == 0
     assert told["entries"]["queries"] == CALLS
+    # A group's timeout counts for what is issued after it was set.
+    assert told["timeouts_s"] == [600] + [2100] * CALLS
 
     stem, prefix = str(tmp_path / "pipe-"), str(tmp_path / "dump-")
     wait_until(lambda: find_pipe(asked.pid, stem), 20, "torch's pipe")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from guardrun.hooks.wire.board import Field
+from guardrun.supervisor.collect.ranks.boards import open_boards
+from guardrun.supervisor.rundir.run_directory import read_run_file
 from tests.emu.ranks import QUICK, SCRIPT
 from tests.support.guardrun_run import Finished, GuardrunRun
 
@@ -31,11 +35,35 @@ def test_a_healthy_job_is_left_alone(run_guardrun: Callable[..., Finished], libr
 def test_who_has_not_issued_is_named_while_its_peer_s_host_is_far_ahead(
     start_guardrun: Callable[..., GuardrunRun], library: Path
 ) -> None:
-    """Rank 0 waits for its loss, in no call of torch.distributed: only the recorder tells for whom."""
+    """Rank 0 waits for its loss, in no call of torch.distributed: only the recorder tells for whom.
+
+    That was read, by servers that looks had asked for: so torch's own timeout may be raised.
+    """
     arguments = ["--nproc-per-node=2", str(SCRIPT), "--steps", "100000", "--fault", "never_issues", "--at", "60"]
     run = start_guardrun(arguments, config=PATIENCE, env=dict(QUICK))
     run.wait_for_output("in fetch_batch (train.py:")
-    assert "rank 0 waits for it in all_reduce." in run.stdout + run.stderr
+    said = run.stdout + run.stderr
+    assert "rank 0 waits for it in all_reduce." in said
+    assert "blind" not in said
+    assert run.run_dir is not None
+    boards = open_boards(read_run_file(run.run_dir).socket_dir, 0, range(2))
+    for board in boards.values():
+        words = board.read()
+        assert words is not None
+        assert (words[Field.SERVER_GIVEN], words[Field.TIMEOUT_RAISED], words[Field.READING_NS]) == (1, 1, 0)
+        board.close()
+
+
+def test_where_nobody_can_read_it_nobody_is_named_for_being_alike(
+    start_guardrun: Callable[..., GuardrunRun], library: Path
+) -> None:
+    """A device stands still, both hosts wait, and torch has no watchdog: it says that it is blind, and waits."""
+    arguments = ["--nproc-per-node=2", str(SCRIPT), "--steps", "100000", "--fault", "dead_link", "--at", "60"]
+    env = {**QUICK, "TORCH_NCCL_BLOCKING_WAIT": "1"}
+    run = start_guardrun(arguments, config=PATIENCE, env=env)
+    run.wait_for_output("blind: what the devices of rank 0-1 do can't be read (torch waits for NCCL by itself")
+    assert re.search(r"guardrun acts in 5\d\d s", run.stdout + run.stderr), "not 12, as this configuration has it"
+    assert run.incidents() == []
 
 
 def test_a_pipeline_whose_first_stage_does_not_send_has_its_root_there(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -15,10 +16,17 @@ import threading
 import time
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from guardrun.launcher.attempt.attempt_start import environment, resume_arguments, resume_environment
+from guardrun.launcher.attempt.attempt_start import (
+    environment,
+    resume_arguments,
+    resume_environment,
+    run_environment,
+)
 from guardrun.launcher.attempt.attempt_stop import Stopping, Sweeper, reap_orphans
 from guardrun.launcher.base.processes import parse_stat, read_children, read_stat, wait_for_end
 from guardrun.launcher.base.rank_environment import DEFAULTS, Subject, rank_defaults, render_table
@@ -37,6 +45,7 @@ from guardrun.launcher.control.supervision import (
 from guardrun.launcher.creation.run_creation import make_run_id
 from guardrun.launcher.main import may_end_early
 from guardrun.launcher.run.command_line import Flags, parse_flags
+from guardrun.supervisor.config import Config
 from guardrun.supervisor.engine.model.events import Checkpoint, Rank
 from guardrun.supervisor.rundir.journal_end import parse_last_second
 from guardrun.supervisor.wire.control_messages import Finish, Start, Stop
@@ -134,6 +143,18 @@ def test_the_users_own_settings_win_by_any_of_their_names() -> None:
     assert not {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "NCCL_TIMEOUT"} & set(theirs)
     agent = rank_defaults(Subject(0, Path("/run"), None, is_torchrun_agent=True), {})
     assert agent["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1" and "NCCL_TIMEOUT" not in agent
+
+
+@pytest.mark.parametrize(("users", "mark"), [(None, "2100"), ("2100", None), ("77", None)])
+def test_hooks_know_whose_timeout_it_is(monkeypatch: pytest.MonkeyPatch, users: str | None, mark: str | None) -> None:
+    monkeypatch.delenv("NCCL_TIMEOUT", raising=False)
+    if users is not None:
+        monkeypatch.setenv("NCCL_TIMEOUT", users)
+    file = SimpleNamespace(socket_dir="/s", launcher_pid=1, token="t", run_id="r", config={})
+    run: Any = SimpleNamespace(file=file, path=Path("/run"))
+    found = run_environment(run, Config(), 0, None)
+    assert found.get("NCCL_TIMEOUT") == mark
+    assert json.loads(str(found["GUARDRUN_HOOKS"])).get("nccl_timeout") == mark
 
 
 def test_documentation_has_the_table() -> None:

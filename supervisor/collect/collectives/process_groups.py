@@ -23,12 +23,7 @@ from guardrun.hooks.wire.calls_page import calls_name, recorder_name
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.collectives.calls_page import CallsPage, PageCall, PageGroup, read_calls
 from guardrun.supervisor.collect.collectives.flight_recorder import Entry, Trace, TraceError
-from guardrun.supervisor.collect.collectives.recorder_reader import (
-    RankBoard,
-    Reading,
-    RecorderReader,
-    is_heart_stale,
-)
+from guardrun.supervisor.collect.collectives.recorder_reader import RankBoard, Reading, RecorderReader
 from guardrun.supervisor.engine.model.looks import Call, GroupLook
 from guardrun.supervisor.engine.observation.collective_calls import direction, runs_on_device
 
@@ -112,8 +107,7 @@ def read_groups(asked: Asked, reader: RecorderReader, clock: EngineClock, *, lim
     wall_ns = time.time_ns() - time.monotonic_ns()
     groups = join(page, reading.trace, at_ns=clock.at_ns, wall_ns=wall_ns, last=last)
     on_device = any(runs_on_device(backend) for group in page.groups for backend in _backends(group))
-    is_unread = on_device and not reading.counts and is_heart_stale(asked.words)
-    return GroupsRead(groups, trouble, reading.counts, is_unread)
+    return GroupsRead(groups, trouble, reading.counts, is_unread=on_device and not reading.is_read)
 
 
 def join(

@@ -84,6 +84,8 @@ class Reading(NamedTuple):
     counts: dict[str, list[int]] = {}  # noqa: RUF012
     trouble: str = ""
     """Why it says less than it might."""
+    is_read: bool = False
+    """What a device does is known, or will be as soon as two looks agree."""
 
 
 def why_no_entries(before: Observation | None, now: Observation) -> str:
@@ -178,7 +180,8 @@ class RecorderReader:
         except (OSError, ValueError) as error:
             raise TraceError(_reason(error)) from error
         whole = merge_traces(traces)
-        return Reading(whole, counts, "; ".join(filter(None, (whole.trouble, trouble))))
+        is_read = DEVICE in known and not page.entries_trouble and not self._silent
+        return Reading(whole, counts, "; ".join(filter(None, (whole.trouble, trouble))), is_read)
 
     def _entries(self, board: RankBoard, socket: str, deadline: float) -> Trace:
         """The entries of a device's recorder. Raises OSError, ValueError; TraceError where a capture is under way."""
@@ -203,7 +206,7 @@ class RecorderReader:
             if data is None:
                 self._silent = "torch's monitor did not dump the flight recorder: it is not asked again"
                 raise TraceError(self._silent)
-            self._dump = time.monotonic(), Reading(parse_trace(data), parse_counts(data))
+            self._dump = time.monotonic(), Reading(parse_trace(data), parse_counts(data), is_read=True)
         return self._dump[1]
 
 

@@ -180,7 +180,8 @@ class RankLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     device_counts: dict[str, list[int]] = {}
     """As observation.device_counts has them; empty where no recorder of a device's calls has answered."""
     is_unread: bool = False
-    """It has groups of a device whose calls nobody could read, and its hooks don't run: `issued` is a lower bound."""
+    """It has groups of a device whose calls nobody can read: what is known of them its hooks have counted, while the
+    GIL let them."""
     data_share: float = -1.0
     """Share of the attempt's time in which its training thread waited for data; -1 unknown."""
     gc_share: float = -1.0

@@ -59,6 +59,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     frame: Frame | None = None
     is_on_device: bool = False
     """The call goes on in a device's own time, whatever the host does."""
+    size: int = 0
+    """How many members the group has."""
     not_started: list[int] = []
     """Ranks whose device has not begun with it, where devices of others tell that they have."""
 
@@ -254,6 +256,7 @@ def _wait(look: RankLook, calls: list[Call], group: _Group) -> Wait:
         op=call.op,
         frame=call.frame or _place(look),
         is_on_device=runs_on_device(group.backend),
+        size=len(group.members),
         not_started=[] if is_point_to_point(call) else group.not_started(call.seq),
     )
 

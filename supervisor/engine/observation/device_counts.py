@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from guardrun.supervisor.engine.model.looks import RankLook
+
 Counts = Mapping[str, Sequence[int]]
 
 
@@ -36,3 +38,13 @@ def gets_on(before: Counts, after: Counts) -> bool:
     """
     both = [(before[group], told) for group, told in after.items() if group in before]
     return any(list(old[1:]) != list(new[1:]) and (is_pending(old) or is_pending(new)) for old, new in both)
+
+
+def reads_all(looks: Sequence[RankLook]) -> bool:
+    """Say whether looks show all that there is of devices: every rank's recorder has answered, every group is known."""
+    told = [look for look in looks if look.device_counts]
+    return (
+        bool(told)
+        and len(told) == len(looks)
+        and not any(look.is_unread or not all(group.ranks for group in look.groups) for look in looks)
+    )

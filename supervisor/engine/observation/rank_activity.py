@@ -112,7 +112,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     proof: str = ""
     """Why nothing is left that could end its wait, as a clause; empty where something may."""
     is_unread: bool = False
-    """What it has issued to its device is known by its hooks alone, which don't run any more."""
+    """What it has issued to its device is known by its hooks alone, and nothing of what that does."""
 
 
 _LINGERING = frozenset(

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,14 @@ def main() -> None:
     tensor = torch.ones(4, device="emu")
     dist.all_reduce(tensor)
     tensor.cpu()
+    # What torch calls for `_set_pg_timeout`, which knows no device but CUDA.
+    dist.group.WORLD._get_backend(tensor.device).set_timeout(timedelta(seconds=2100))
     emu.hold()
     works = [dist.all_reduce(tensor, async_op=True) for _ in range(CALLS)]
     server = torch._C._distributed_c10d._WorkerServer(SOCKET)  # type: ignore[attr-defined]
     handler = "/handler/dump_nccl_trace_json"
     told: dict[str, Any] = {"numbers": measure(f"{handler}?includecollectives=false"), "entries": measure(handler)}
+    told["timeouts_s"] = [entry["timeout_ms"] // 1000 for entry in json.loads(emu.dump())["entries"]]
     print(json.dumps(told), flush=True)
     seconds = int(sys.stdin.readline())
     print("holds", flush=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from guardrun.supervisor.engine.observation.device_counts import Counts, gets_on, is_still
+from guardrun.supervisor.engine.model.looks import GroupLook, ProcessLook, RankLook
+from guardrun.supervisor.engine.observation.device_counts import Counts, gets_on, is_still, reads_all
 
 BEFORE = {"0": [52, -1, 51], "1": [9, -1, 9]}
 
@@ -32,3 +33,28 @@ def test_of_what_was_not_known_before_nothing_is_said() -> None:
     assert not is_still({}, BEFORE)
     assert is_still({}, {"1": [9, -1, 9]})
     assert not gets_on({}, BEFORE)
+
+
+def look(rank: int, **fields: object) -> RankLook:
+    group = GroupLook(name="0", backend="nccl", ranks=[0, 1])
+    known = {"groups": [group], "device_counts": BEFORE, **fields}
+    return RankLook(global_rank=rank, at_s=1.0, process=ProcessLook(pid=1), **known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("other", "is_read"),
+    [
+        ({}, True),
+        ({"is_unread": True}, False),
+        ({"device_counts": {}}, False),
+        ({"groups": [GroupLook(name="1", backend="nccl")]}, False),
+    ],
+    ids=["all", "entries that nobody may ask for", "no answer", "a group whose members nobody knows"],
+)
+def test_a_job_is_read_where_every_rank_and_group_is(other: dict[str, object], is_read: bool) -> None:
+    assert reads_all([look(0), look(1, **other)]) is is_read
+
+
+def test_gloo_s_jobs_have_no_devices_to_be_read() -> None:
+    assert not reads_all([look(rank, device_counts={}) for rank in range(2)])
+    assert not reads_all([])

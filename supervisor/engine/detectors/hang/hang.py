@@ -6,6 +6,7 @@ Pure: judgements in, a finding out. The culprits are those that the waiting rank
 from __future__ import annotations
 
 from collections import Counter
+from typing import TypeVar
 
 import msgspec
 
@@ -16,12 +17,16 @@ from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.engine.observation.rank_activity import STUCK, Judgement, RankActivity
 
+FoundT = TypeVar("FoundT", Finding, Finding | None)
+
 # Global stall -------------------------------------------------------------------------------------------------------
 # A job in which every living rank waits for the others: for what, and whether they can ever meet.
 
 
 TORCH_TIMEOUT_S = 600.0
 """Of a group over NCCL whose script names none (torch/distributed/constants.py)."""
+FIRST_CALL_S = 0.05
+"""A member: a group's first call makes its connections, which takes the longer, the more there are."""
 _POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait"})
 
 
@@ -86,7 +91,8 @@ def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding
     a group, which makes its connections: it is given as long as torch itself would have waited. (A timeout of the
     script's own is a lower bound anyway.)
     """
-    patience_s = max(settings.spin_patience_s, TORCH_TIMEOUT_S)
+    first_s = FIRST_CALL_S * max((wait.size for wait in waits if wait.seq == 1), default=0)
+    patience_s = max(settings.spin_patience_s, TORCH_TIMEOUT_S + first_s)
     found = msgspec.structs.replace(base, patience_s=patience_s, is_on_devices=True)
     late = sorted({rank for wait in waits for rank in wait.not_started})
     if late and len(late) * 2 < len(base.waiting):
@@ -225,14 +231,21 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
     if not stuck:
         if not waiting:
             return _lingering(leaving)
-        return all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched)
+        return _as_torch(all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched), living)
     by_waits = _by_waits(stuck, waiting, matched)
     rivals, held_up = by_waits or _split(stuck, waiting)
     first = min(rivals, key=lambda j: _PRECEDENCE.index(j.doing)).doing
     # Who stands elsewhere, or has been in fewer collectives, may be waited for: that they are, nobody has seen.
     is_alone = not (waiting or by_waits)
     found = _of([j for j in rivals if j.doing is first], rivals, _numbers(held_up), settings, is_alone=is_alone)
-    return _as_init(found, living)
+    return _as_init(_as_torch(found, living) if is_alone else found, living)
+
+
+def _as_torch(found: FoundT, living: list[Judgement]) -> FoundT:
+    """The same, as patient as torch, where all look alike and nobody can read what devices do. Proof needs none."""
+    if found is None or found.is_certain or found.is_proof or not any(j.is_unread for j in living):
+        return found
+    return msgspec.structs.replace(found, patience_s=max(found.patience_s, TORCH_TIMEOUT_S))
 
 
 def _in_company(judged: list[Judgement], matched: Match) -> list[Judgement]:
@@ -262,7 +275,7 @@ def _of(
     """
     doing = culprits[0].doing
     cause, confidence = _CAUSE[doing]
-    if any(rival.is_unread for rival in rivals):
+    if any(rival.is_unread and rival.doing is RankActivity.GIL_HELD for rival in rivals):
         confidence = min(confidence, UNREAD_CONFIDENCE)
     return Finding(
         cause=cause,

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from guardrun.supervisor.engine.detectors.hang.memory import HangMemory
 from guardrun.supervisor.engine.incidents.evidence import of_hang
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence
+from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.model.run_view import RunView, attempt_of, is_near_end
 from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Remark, Verdict
+from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.hang_finding import Finding, JudgedSnapshot
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 
@@ -77,6 +79,7 @@ def verdict(
             is_uneven=seen.matched.is_uneven,
         )
         verdicts += [detected, *_tell_stack_trouble(memory, evidence.get("stack_troubles", []))]
+        verdicts += tell_blind(memory, seen.event.ranks)
     if not may_act:
         suspicion.next_look_s = now_s + WATCHED_LOOK_S
         verdicts.append(Remark(text=f"nothing is changed: {_why_not(view)}"))
@@ -87,6 +90,18 @@ def _why_not(view: RunView) -> str:
     if view.is_held:
         return "held by a person"
     return "[policy] act = false" if not view.settings.act else "a rank has come to its end, so the run is near its own"
+
+
+def tell_blind(memory: HangMemory, looks: Sequence[RankLook]) -> Sequence[Verdict]:
+    """Once a run: what nobody can read of devices, so that torch's own timeouts stand."""
+    unread = [look for look in looks if look.is_unread]
+    if not unread or memory.has_told_blind:
+        return ()
+    memory.has_told_blind = True
+    ranks = rank_list(sorted(look.global_rank for look in unread))
+    why = next((look.groups_trouble for look in unread if look.groups_trouble), "no flight recorder of them answers")
+    text = f"blind: what the devices of rank {ranks} do can't be read ({why}); torch's own timeouts stand"
+    return [Remark(text=text, level="warn")]
 
 
 def _tell_stack_trouble(memory: HangMemory, troubles: Sequence[str]) -> Sequence[Verdict]:

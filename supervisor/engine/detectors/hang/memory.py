@@ -95,5 +95,7 @@ class HangMemory(msgspec.Struct, kw_only=True):
     """How often the run has been stopped for a hang at a place."""
     count: int = 0
     """Of incidents."""
+    has_told_blind: bool = False
+    """That nobody can read what devices do has been said."""
     has_told_trouble: bool = False
     """That stacks are not as good as they could be has been said."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL
+from guardrun.supervisor.engine.detectors.hang.hang_verdicts import tell_blind
 from guardrun.supervisor.engine.detectors.hang.memory import HangMemory, Stall, Suspicion
 from guardrun.supervisor.engine.detectors.hang.patience import short
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence, who
@@ -79,7 +80,8 @@ def on_found(
         return []
     memory.told_places = [*memory.told_places, place][-_KEPT:]
     stall.is_said = True
-    return [Remark(text=f"stall: {summary} {outlook(view, stall, now_s)}", level="warn")]
+    said = Remark(text=f"stall: {summary} {outlook(view, stall, now_s)}", level="warn")
+    return [said, *tell_blind(memory, seen.event.ranks)] if any(look.is_unread for look in seen.event.ranks) else [said]
 
 
 def outlook(view: RunView, stall: Stall, now_s: float) -> str:

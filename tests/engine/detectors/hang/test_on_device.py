@@ -6,10 +6,13 @@ import msgspec
 import pytest
 
 from guardrun.supervisor.engine.detectors.hang.hang import find
+from guardrun.supervisor.engine.detectors.hang.hang_verdicts import tell_blind
+from guardrun.supervisor.engine.detectors.hang.memory import HangMemory
 from guardrun.supervisor.engine.detectors.hang.suspicion import with_device
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence
 from guardrun.supervisor.engine.model.events import Rank, Settings
 from guardrun.supervisor.engine.model.looks import Call, Frame, GroupLook, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.model.verdicts import Remark
 from guardrun.supervisor.engine.observation.collective_waits import match
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.engine.observation.rank_activity import DEVICE_WORKS, Judgement, RankActivity, judge
@@ -156,6 +159,53 @@ def test_who_keeps_the_gil_and_could_not_be_read_is_given_as_long_as_torch_would
     found = find(all_judged, [], Settings(gil_patience_s=60.0), match(looks))
     assert found is not None
     assert (found.cause, found.culprits, found.patience_s, found.confidence) == (cause, culprits, 600, 0.6)
+
+
+@pytest.mark.parametrize("doing", [RankActivity.SPINNING, RankActivity.IDLE, RankActivity.WAITING])
+@pytest.mark.parametrize(("is_unread", "least_s"), [(True, 600), (False, 0)], ids=["blind", "read"])
+def test_blind_and_all_alike_ends_no_job_before_torch_would(
+    doing: RankActivity, is_unread: bool, least_s: float
+) -> None:
+    settings = Settings(spin_patience_s=120.0, idle_patience_s=30.0, data_patience_s=60.0)
+    alike = [Judgement(global_rank=n, doing=doing, reason="", place="a:b", is_unread=is_unread) for n in RANKS]
+    found = find(alike, [], settings, match([]))
+    assert found is not None
+    assert found.patience_s >= least_s
+    assert is_unread or found.patience_s <= 120
+
+
+def test_who_has_not_come_is_named_as_soon_by_what_hooks_have_counted() -> None:
+    """Blind, and not alike: one has issued less, and sleeps in a call of its own. So is one that is stopped."""
+    looks = [look(rank, PENDING, is_unread=True) for rank in (0, 1, 2)] + [look(3, BEHIND, is_unread=True)]
+    waiting = [Judgement(global_rank=n, doing=RankActivity.WAITING, reason="", is_unread=True) for n in (0, 1, 2)]
+    for doing, patience_s in ((RankActivity.IDLE, 30), (RankActivity.STOPPED, 3)):
+        odd = Judgement(global_rank=3, doing=doing, reason="", is_unread=True)
+        settings = Settings(idle_patience_s=30.0, stopped_patience_s=3.0)
+        found = find([*waiting, odd], [], settings, match(looks))
+        assert found is not None
+        assert (found.culprits, found.patience_s) == ([3], patience_s)
+        assert found.confidence >= 0.95
+
+
+def test_a_group_s_first_call_is_given_time_by_its_size() -> None:
+    """It makes the group's connections."""
+    many = list(range(2000))
+    first, later = (msgspec.structs.replace(told(call(seq, "issued"), issued=seq), ranks=many) for seq in (1, 2))
+    patience = [finding(dict.fromkeys(many, group), {}).patience_s for group in (first, later)]
+    assert patience == [700, 600]
+
+
+def test_that_nobody_can_read_devices_is_said_once() -> None:
+    memory = HangMemory()
+    read = [look(0, PENDING), look(1, PENDING)]
+    unread = [look(n, PENDING, is_unread=True, groups_trouble="the flight recorder is off") for n in (2, 3)]
+    assert list(tell_blind(memory, read)) == []
+    [said] = tell_blind(memory, [*read, *unread])
+    assert isinstance(said, Remark)
+    assert said.text == (
+        "blind: what the devices of rank 2-3 do can't be read (the flight recorder is off); torch's own timeouts stand"
+    )
+    assert list(tell_blind(memory, unread)) == []
 
 
 def test_what_the_host_carries_out_says_nothing_of_a_device() -> None:
