@@ -35,7 +35,7 @@ from guardrun.hooks.wire.board import Field
 SHARE = 0.002
 """Of a step's time, that timing may cost the host."""
 MAX_EVERY = 1000
-MAX_EVENTS = 4096
+MAX_EVENTS = 16_384
 MAX_WAITING = 16
 """Steps that the host is ahead of the device and that are timed; those after them are not."""
 MAX_FULL = 3

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from guardrun.hooks.patches.device_timing import FSDP1, FSDP2
 from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.hooks.wire.messages import HookFailed
 from guardrun.supervisor.cli.base.verb import read_run
@@ -43,8 +44,9 @@ def test_a_device_that_is_slower_is_told_from_those_that_wait_for_it(library: Pa
         assert bed.hear_all(HookFailed) == []
         assert not any(bed.board(rank)[Field.MILESTONES] & Milestone.WAITS_UNSEEN for rank in range(2))
     told: list[dict[str, Any]] = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
-    for layout in told[0]:
-        (alike, slow), (other_alike, other_slow) = (each[layout] for each in told)
+    assert set(told[0]["functions"]) == {"wait_tensor", *FSDP1, *(name for names in FSDP2.values() for name in names)}
+    for layout in told[0]["layouts"]:
+        (alike, slow), (other_alike, other_slow) = (each["layouts"][layout] for each in told)
         assert own_s(other_alike) == pytest.approx(own_s(alike), abs=SLOW_S / 3), layout
         assert own_s(other_slow) - own_s(slow) == pytest.approx(SLOW_S, abs=SLOW_S / 3), layout
 

@@ -23,6 +23,8 @@ from guardrun.supervisor.engine.observation.step_times import BriefWindow
 FAR = 1.75
 """Times the slowest of the others: who takes twice as long does so in most windows, not in each."""
 WINDOWS = 7
+MAX_RANKS = 10_000
+"""Of a job that is compared so often: closing a window looks at each of them."""
 LEARNS_FROM = 10
 """Brief windows, after those of warm-up: the usual places are known after a minute."""
 

@@ -30,6 +30,7 @@ from guardrun.supervisor.engine.model.verdicts import (
     StopWanted,
     Verdict,
 )
+from guardrun.supervisor.engine.observation import far_behind
 from guardrun.supervisor.engine.observation.hang_finding import LookJudged
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, told_again, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
@@ -46,7 +47,8 @@ def observe(state: State, event: object, now_s: float) -> list[Action]:
             actions += decide(state, verdicts, now_s)
     if isinstance(event, ev.NodeReport) and state.phase is Phase.RUNNING and state.attempt is not None:
         number, step, window_s = state.attempt.number, state.attempt.step, state.settings.window_s
-        for times in (state.step_times, state.brief_times):
+        is_small = len(state.attempt.ranks) <= far_behind.MAX_RANKS
+        for times in (state.step_times, state.brief_times) if is_small else (state.step_times,):
             if (window := times.observe(event, number, step, window_s, now_s)) is not None:
                 actions += observe(state, window, now_s)
     return actions

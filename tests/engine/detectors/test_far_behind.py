@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.observation import far_behind
 from tests.engine.conftest import Told
 from tests.engine.slow_job import SlowJob, Work, noisy, slower
 
@@ -80,6 +81,17 @@ def test_a_node_whose_ranks_all_take_twice_as_long_is_told_whole(told: Told) -> 
     job = SlowJob(told, ranks=16, ranks_a_node=4).train(LEARNED_S, work)
     assert until_told(job, slower(work, dict.fromkeys(range(4, 8), 2.2)))[0] <= SOON_S
     assert only(job).evidence["ranks"] == "4-7"
+
+
+def test_of_more_ranks_than_can_be_compared_so_often_it_is_told_later(
+    monkeypatch: pytest.MonkeyPatch, told: Told
+) -> None:
+    """The limit holds until the fixture has replayed what was told, too: it is set first."""
+    monkeypatch.setattr(far_behind, "MAX_RANKS", 7)
+    work = noisy(12)
+    job = SlowJob(told).train(LEARNED_S, work)
+    assert SOON_S < until_told(job, slower(work, {5: 3.0}))[0] < 100
+    assert only(job).confidence == 0.75
 
 
 # Telling is not acting -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from guardrun.hooks.patches.steps import ODD, PUBLISH_NS, StepBreakdown
 from guardrun.hooks.rank.rank import private_words
+from guardrun.hooks.wire.board import Milestone
 from guardrun.hooks.wire.messages import HookFailed
 from guardrun.supervisor.collect.ranks.boards import spent_of
 from guardrun.supervisor.engine.model import events as ev
@@ -65,11 +66,32 @@ def test_evaluations_and_saves_are_left_out() -> None:
     assert own_s(spent[0]) == pytest.approx(own_s(spent[1]), abs=0.015), spent
 
 
+class _Timer:
+    """A device's, for as long as it is on: steps of 100 ms, of which 40 are waits."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.is_off = self.has_seen_waits = False
+
+    def on_step(self) -> bool:
+        self.steps += not self.is_off
+        return not self.is_off
+
+    def pop_sums(self) -> list[int]:
+        steps, self.steps = self.steps, 0
+        return [steps, 100 * MS * steps, 40 * MS * steps, 2 * MS * steps, MS * steps]
+
+
 class _Rank:
     """As much of a rank as sums need."""
 
     def __init__(self) -> None:
         self.words = private_words()
+        self.device_timer: _Timer | None = None
+        self.marked: list[Milestone] = []
+
+    def mark(self, milestone: Milestone) -> None:
+        self.marked.append(milestone)
 
     def fail(self, hook: str, error: BaseException) -> None:
         raise error
@@ -128,3 +150,24 @@ def test_a_page_that_is_being_written_is_not_read() -> None:
     words = steps.rank.words.tolist()
     words[words.index(10, 33, 39)] = 9
     assert spent_of(words) is None
+
+
+def test_sums_are_the_device_s_where_that_is_timed_and_the_host_s_once_it_is_not() -> None:
+    """The host is ahead at times and waits at others: its steps say nothing."""
+    steps = _Steps()
+    steps.rank.device_timer = timer = _Timer()  # type: ignore[assignment]  # as much of a timer as it needs
+    timer.has_seen_waits = True
+    steps.take(*[MS] * 30, *[1000 * MS] * 2)
+    spent = spent_of(steps.rank.words.tolist())
+    assert spent == ev.StepBreakdown(32, 3.2, 1.28, 0.064, 0.032)
+    timer.is_off = True
+    steps.take(*[200 * MS] * 12)
+    assert steps.told() == (32 + 10, 3200 + 2000), "the first two are odd, and what they are measured by"
+    assert steps.rank.marked == []
+
+
+def test_where_the_device_sees_no_waits_that_is_said_once() -> None:
+    steps = _Steps()
+    steps.rank.device_timer = _Timer()  # type: ignore[assignment]
+    steps.take(*[1000 * MS] * 5)
+    assert steps.rank.marked == [Milestone.WAITS_UNSEEN]
