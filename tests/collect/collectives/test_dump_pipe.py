@@ -14,30 +14,7 @@ import pytest
 from guardrun.supervisor.collect.collectives.dump_pipe import MAX_VALUES, convert_dump, dump_by_pipe, find_pipe
 from guardrun.supervisor.collect.collectives.flight_recorder import parse_counts, parse_trace
 from guardrun.supervisor.collect.collectives.process_groups import join
-
-COUNTED = {"last_enqueued_collective": 2, "last_started_collective": -1, "last_completed_collective": 1}
-FRAME = {"name": "step", "filename": "/home/me/train.py", "line": 7}
-
-
-def entry(seq: int, state: str) -> dict[str, Any]:
-    return {
-        "frames": [FRAME] * 30,
-        "process_group": ("0", "default_pg"),
-        "profiling_name": "nccl:all_reduce",
-        "collective_seq_id": seq,
-        "input_sizes": [[4, 3]],
-        "input_dtypes": ["Float"],
-        "state": state,
-        "retired": state == "completed",
-        "duration_ms": 0.25,
-        "time_discovered_started_ns": None,
-    }
-
-
-def dump(*entries: dict[str, Any]) -> bytes:
-    members = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
-    whole = {"version": "2.10", "pg_config": members, "pg_status": {"0": COUNTED}, "entries": list(entries)}
-    return pickle.dumps(whole, protocol=2)
+from tests.collect.collectives.dumps import dump, entry
 
 
 def test_a_dump_says_what_the_server_would_have_said() -> None:

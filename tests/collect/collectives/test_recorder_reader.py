@@ -18,7 +18,7 @@ from guardrun.supervisor.collect.collectives import recorder_reader as rr
 from guardrun.supervisor.collect.collectives.calls_page import CallsPage
 from guardrun.supervisor.collect.collectives.flight_recorder import TraceError
 from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReader, RecorderReaders
-from tests.collect.collectives.test_dump_pipe import dump, entry
+from tests.collect.collectives.dumps import dump, entry
 
 NUMBERS, ENTRIES, HOST = (
     "/handler/dump_nccl_trace_json?includecollectives=false",
