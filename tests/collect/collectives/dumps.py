@@ -1,4 +1,4 @@
-"""Dumps as torch writes them itself: pickles, with stacks."""
+"""Dumps as torch itself writes them into a file: pickles, with every call's Python stack."""
 
 from __future__ import annotations
 
