@@ -45,6 +45,9 @@ def use() -> None:
         module.ProcessGroupNCCL = group  # type: ignore[attr-defined]
     c10d._NCCL_AVAILABLE = True
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)
+    if scale := float(os.environ.get("EMU_TIMEOUT_SCALE", "0")):
+        c10d.default_pg_nccl_timeout *= scale
+        c10d.default_pg_timeout *= scale
     c10d.Backend.backend_capability["nccl"] = ["emu"]
     c10d.Backend.default_device_backend_map["emu"] = "nccl"
     torch._C._distributed_c10d._dump_nccl_trace = _library.dump_pickle  # type: ignore[attr-defined]
@@ -99,6 +102,26 @@ def hold() -> None:
 def release() -> None:
     """Let the device go on after `hold`."""
     _library.release()
+
+
+class Capture:
+    """A CUDA graph: what is launched within `with` is not carried out then, but by each `replay`, as one launch."""
+
+    def __enter__(self) -> Capture:
+        _library.begin_capture()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._graph = _library.end_capture()
+
+    def replay(self) -> None:
+        """Launch all of it in the current stream. Neither the recorder nor the watchdog hears of it."""
+        _library.replay(self._graph)
+
+
+def set_communicator_s(seconds: float) -> None:
+    """Have the host wait so long for each communicator that is made from now on, when all members have come."""
+    _library.set_comm_s(seconds)
 
 
 def synchronize(holds_gil: bool = False) -> None:

@@ -82,6 +82,9 @@ void Stream::run() {
 void Stream::launch(Op op) {
   auto& device = Device::get();
   device.check();
+  if (device.capture(op)) {
+    return;
+  }
   auto has_room = [&] {
     device.check();
     std::lock_guard<std::mutex> lock(mutex_);
@@ -172,6 +175,7 @@ double Event::reached_s() const {
 
 Device::Device() : queue_limit(setting("EMU_QUEUE", 1024)), spins(setting("EMU_SPIN", 1) != 0) {
   launch_holds_gil = setting("EMU_LAUNCH_GIL", 0) != 0;
+  comm_s = static_cast<double>(setting("EMU_COMM_S", 0));
 }
 
 Device& Device::get() {
@@ -204,6 +208,42 @@ void Device::check() {
             " might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
             "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n");
   }
+}
+
+// Streams and the order among them are those of the launches: replayed one after the other in one stream, every
+// operation has what it waits for behind it.
+void Device::begin_capture() {
+  check();
+  synchronize();
+  std::lock_guard<std::mutex> lock(mutex_);
+  graph_ = std::make_shared<Graph>();
+  is_capturing_ = true;
+}
+
+std::shared_ptr<Graph> Device::end_capture() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  is_capturing_ = false;
+  return std::exchange(graph_, nullptr);
+}
+
+bool Device::capture(Op& op) {
+  if (!is_capturing_) {
+    return false;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (graph_ == nullptr) {
+    return false;
+  }
+  graph_->ops.push_back(std::move(op));
+  return true;
+}
+
+void Device::replay(std::shared_ptr<Graph> graph) {
+  current().launch([graph = std::move(graph)] {
+    for (const auto& op : graph->ops) {
+      op();
+    }
+  });
 }
 
 Stream& Device::stream(int64_t id) {

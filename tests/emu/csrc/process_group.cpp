@@ -249,6 +249,10 @@ std::shared_ptr<Comm> ProcessGroup::comm(const std::string& key, int rank, int s
               " store by key '", key, "', but store->get('", key, "') got error: ", error.what()));
     }
   }
+  if (const double seconds = Device::get().comm_s; seconds > 0) {
+    const double end_s = now_s() + seconds;
+    Device::hang([end_s] { return now_s() >= end_s; });
+  }
   auto made = std::make_shared<Comm>();
   made->wire = make_wire(c10::make_intrusive<c10d::PrefixStore>("wire/" + key, store_), rank, size);
   made->stream = &Device::get().new_stream();
@@ -274,6 +278,10 @@ std::shared_ptr<Issued> ProcessGroup::issue(OpType type, bool is_p2p, std::share
 // issued: none for what is part of a batch, whose entries have no events, so that their state never changes.
 Recorder::TraceIdentifier ProcessGroup::record(
     const std::string& title, const Tensors& in, const Tensors& out, const Issued* issued, bool is_p2p) {
+  // As ProcessGroupNCCL: what is captured has a number, and neither recorder nor watchdog hears of its replays.
+  if (Device::get().is_capturing()) {
+    return {};
+  }
   return Recorder::get()->recordWithResetEnabled(
       local_id_,
       {pg_uid_, pg_desc_},
@@ -377,6 +385,11 @@ void ProcessGroup::enqueue(
     Event ready; // What the tensors hold is computed in the current stream.
     ready.record(Device::get().current());
     ready.block(stream);
+  }
+  if (Device::get().is_capturing()) {
+    stream.launch([comm = issued->comm, ops = std::move(ops), at_once] { carry_out(*comm, ops, at_once); });
+    issued->ended->record(stream);
+    return;
   }
   // As NCCL does: what was issued to one communicator runs in that order, in whichever streams.
   auto& last = issued->comm->last;
