@@ -89,8 +89,11 @@ def beside_python(name: str) -> Path:
     return Path(sys.executable).with_name(name)
 
 
-def guardrun_at(patience: Patience) -> Launcher:
-    return Launcher("guardrun", beside_python("guardrun"), patience.flags(), "--master-port={}", patience=patience)
+def guardrun_at(patience: Patience, environment: dict[str, str] | None = None) -> Launcher:
+    program = beside_python("guardrun")
+    return Launcher(
+        "guardrun", program, patience.flags(), "--master-port={}", environment=environment or {}, patience=patience
+    )
 
 
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
