@@ -29,12 +29,14 @@ Tensor = torch.Tensor
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--layout", default="ddp", choices=["ddp", "fsdp", "pipeline", "uneven"])
+    parser.add_argument("--layout", default="ddp", choices=["ddp", "fsdp", "pipeline", "uneven", "graph"])
     parser.add_argument("--backend", default="nccl")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sync-every", type=int, default=10, help="steps from one loss.item() to the next")
     parser.add_argument("--kernel-s", type=float, default=0.0, help="what the device takes for a step, besides")
-    parser.add_argument("--hold-from", type=int, default=-1, help="the device waits from this step until all are launched")
+    parser.add_argument(
+        "--hold-from", type=int, default=-1, help="the device waits from this step until all are launched"
+    )
     parser.add_argument("--timeout-s", type=float, default=600.0)
     parser.add_argument("--fault", default="", help="never_issues, blocked_in_backward, exits, or one of emu.FAULTS")
     parser.add_argument("--rank", type=int, default=1, help="whom the fault befalls")
@@ -163,7 +165,27 @@ class Uneven:
         return total
 
 
-LAYOUTS = {"ddp": Ddp, "fsdp": Fsdp, "pipeline": Pipeline, "uneven": Uneven}
+class Graph:
+    """A step captured once, as a CUDA graph: its sum over all ranks is in each replay, and no call is made for it."""
+
+    def __init__(self) -> None:
+        self.x = torch.zeros(4, device="emu")
+        self.total = torch.zeros(4, device="emu")
+        dist.all_reduce(torch.zeros(4, device="emu"))  # Communicators are made before, as for a real one.
+        with emu.Capture() as self.graph:
+            y = self.x * 2 + 1
+            dist.all_reduce(y)
+            work = dist.all_reduce(self.x.clone(), async_op=True)
+            work.wait()
+            self.total += y
+
+    def step(self, number: int) -> Tensor:
+        self.x.fill_(float(number + dist.get_rank()))
+        self.graph.replay()
+        return self.total.mean()
+
+
+LAYOUTS = {"ddp": Ddp, "fsdp": Fsdp, "pipeline": Pipeline, "uneven": Uneven, "graph": Graph}
 
 
 def main() -> None:
@@ -192,6 +214,7 @@ def main() -> None:
         told = {
             "losses": losses,
             "launched": launched,
+            "counted": dist.group.WORLD._get_sequence_number_for_group(),
             "thread": Backward.thread,
             "parameters": job.parameters() if isinstance(job, Ddp) else [],
             "dump": json.loads(emu.dump()),
