@@ -94,8 +94,8 @@ class Case:
     """The ranks in which the script plants it."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables of its own."""
-    steps_after: int = 45
-    """How long the script trains on after the step of the planting."""
+    steps_after: int = 0
+    """How long the script trains on after the step of the planting; 0: as long as others."""
 
     @property
     def world_size(self) -> int:

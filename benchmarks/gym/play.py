@@ -43,9 +43,11 @@ RESTARTED_CAP_S = 60.0
 """More, for a run that was restarted before its cap: to train to its end."""
 SETTLE_S = 1.0
 """After a launcher's end, before what is left counts as left."""
-PLANTED_AT = (120, 160)
+PLANTED_AT, EMU_PLANTED_AT = (120, 160), (60, 80)
 """Some six seconds into training. Sooner, the start is most of what guardrun knows of this run's usual gaps, and on a
 busy machine it lasts long: what is three times as long is told late."""
+STEPS_AFTER, EMU_STEPS_AFTER = 45, 30
+"""On the emulated device steps are half as many, and last twice as long: each costs more."""
 TAIL_CHARS = 4000
 AT_THE_START = (
     "init", "import_error", "first_step", "long_load", "new_group", "emu_new_group", "emu_first_call", "emu_fsdp_first"
@@ -88,7 +90,9 @@ class Turn:
         """At which it is planted; the same for every launcher."""
         if self.case.name in AT_THE_START:
             return 0
-        return random.Random(f"{self.seed} {self.repeat} {self.case.name}").randint(*PLANTED_AT)
+        return random.Random(f"{self.seed} {self.repeat} {self.case.name}").randint(
+            *(EMU_PLANTED_AT if self.case.workload.is_emu else PLANTED_AT)
+        )
 
     @property
     def plan(self) -> list[str]:
@@ -102,7 +106,8 @@ class Turn:
     def steps(self) -> int:
         """How long the script trains."""
         between = self.case.steps_apart * len(self.plan) if isinstance(self.case, Chain) else 0
-        return self.step + between + self.case.steps_after
+        usual = EMU_STEPS_AFTER if self.case.workload.is_emu else STEPS_AFTER
+        return self.step + between + (self.case.steps_after or usual)
 
     @property
     def script(self) -> Path:

@@ -10,6 +10,8 @@ BLOCKED = ("rank_blocked",)
 MISMATCH = ("collective_mismatch",)
 DEVICE = ("collective_timeout",)
 TIMED = (("TORCH_NCCL_ENABLE_TIMING", "1"),)
+COMPARED = (("EMU_COMPARE", "1"),)
+"""gloo, which carries the numbers, would end the process; NCCL waits."""
 
 HOSTS = (
     Fault("emu_sleep", DDP, "a request without a timeout", causes=BLOCKED),
@@ -36,13 +38,17 @@ HOSTS = (
     Fault("emu_mixed_metrics", MIXED, "a request without a timeout, while the other waits over gloo", causes=BLOCKED),
     Fault("emu_mixed_upload", MIXED, "rank 0's asynchronous checkpoint is never written", causes=BLOCKED,
           planted_in=(0,)),
-    Fault("emu_graph_sleep", GRAPH, "a request without a timeout, while others replay a graph", causes=BLOCKED),
+    Fault("emu_graph_sleep", GRAPH, "a request without a timeout, while others replay a graph", causes=BLOCKED,
+          doubt=Doubt.ALONE),
 )  # fmt: skip
 
 CALLS = (
-    Fault("emu_skip", DDP, "an all_reduce skipped", ranks=3, kind="", causes=MISMATCH, doubt=Doubt.MISMATCH),
-    Fault("emu_shape", DDP, "an all_reduce of another size", ranks=3, causes=MISMATCH, doubt=Doubt.MISMATCH),
-    Fault("emu_broadcast", DDP, "broadcast in place of all_reduce", ranks=3, causes=MISMATCH, doubt=Doubt.MISMATCH),
+    Fault("emu_skip", DDP, "an all_reduce skipped", ranks=3, kind="", causes=MISMATCH, doubt=Doubt.MISMATCH,
+          environment=COMPARED),
+    Fault("emu_shape", DDP, "an all_reduce of another size", ranks=3, causes=MISMATCH, doubt=Doubt.MISMATCH,
+          environment=COMPARED),
+    Fault("emu_broadcast", DDP, "broadcast in place of all_reduce", ranks=3, causes=MISMATCH, doubt=Doubt.MISMATCH,
+          environment=COMPARED),
     Fault("emu_early_exit", DDP, "a rank ends early, with 0", kind="",
           causes=("exception", "nccl_error", *MISMATCH), may_name_nobody=True, doubt=Doubt.MISMATCH, has_line=False),
     Fault("emu_fsdp_uneven", FSDP, "a rank with a batch less", causes=MISMATCH, doubt=Doubt.MISMATCH,

@@ -98,6 +98,8 @@ struct Device {
 
   size_t queue_limit; // EMU_QUEUE: how many operations a stream takes before a launch blocks (CUDA: about 1024).
   bool spins; // EMU_SPIN=0: waits sleep (cudaDeviceScheduleBlockingSync).
+  // EMU_COMPARE=1: ranks compare collectives before gloo meets what it does not expect, and ends the process for it.
+  bool compares;
   std::atomic<bool> launch_holds_gil{false}; // A launch that blocks keeps the GIL, as many a custom kernel's does.
   std::atomic<bool> query_hangs{false}; // The driver's lock is held by another thread.
   std::atomic<bool> is_held{false}; // A kernel that was launched to hold its stream runs on for as long.
@@ -117,6 +119,9 @@ struct Device {
 
 // Waits as the CUDA runtime does: at 100 % of a core.
 void wait_for(const std::function<bool()>& is_over);
+
+// The same asleep.
+void sleep_until(const std::function<bool()>& is_over);
 
 double now_s();
 

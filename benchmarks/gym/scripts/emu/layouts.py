@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -226,10 +227,27 @@ class Mixed(Ddp):
             self.saving.result()  # here: emu_mixed_upload
         is_never = planted.is_due("emu_mixed_upload", step)
         slow = planted.take("emu_async_save", step) or planted.take("emu_async_wait", step)
-        writer = _writer(f"async/{step}", 3600.0 if is_never else slow.seconds if slow else 0.0, is_asleep=is_never)
+        writer = _writer(f"out/ckpt_{step}", 3600.0 if is_never else slow.seconds if slow else 0.0, is_asleep=is_never)
         self.saving = checkpoint.async_save(self.state(), storage_writer=writer)
         if slow is not None and slow.name == "emu_async_wait":
             self.saving.result()
+
+    def load_newest(self, path: str) -> int:
+        """From a checkpoint that is whole, the one that is named or the newest; its step."""
+        from torch.distributed import checkpoint
+
+        found = sorted((each.parent for each in Path("out").glob("ckpt_*/.metadata")), key=_step_of)
+        chosen = Path(path) if path else found[-1] if found else None
+        if chosen is None:
+            return 0
+        content = self.state()
+        checkpoint.load(content, checkpoint_id=chosen)
+        self.load(content)
+        return _step_of(chosen)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.split("_")[1])
 
 
 def _writer(path: str, seconds: float, *, is_asleep: bool) -> Any:
@@ -248,12 +266,15 @@ def _writer(path: str, seconds: float, *, is_asleep: bool) -> Any:
 
 
 class Graph(Ddp):
-    """A step is captured once: gradients are reduced within it, and neither torch nor the hooks hear of it again."""
+    """A step is captured after some that warm up: gradients are reduced within it, and nobody hears of it again."""
+
+    WARM_UP = 3
 
     def __init__(self) -> None:
         super().__init__()
         self.batch = sample()
-        self.loss = self._step()
+        for _ in range(self.WARM_UP):
+            self._step()
         with emu.Capture() as self.graph:
             self.loss = self._step()
 
@@ -262,11 +283,11 @@ class Graph(Ddp):
 
     def _step(self) -> Tensor:
         loss: Tensor = self.stack(self.batch).square().mean()
-        grads = torch.autograd.grad(loss, list(self.stack.parameters()))
-        with torch.no_grad():
-            for parameter, grad in zip(self.stack.parameters(), grads, strict=True):
-                dist.all_reduce(grad, op=dist.ReduceOp.AVG)
-                parameter.sub_(RATE * grad)
+        self.optimizer.zero_grad()
+        loss.backward()
+        for parameter in self.stack.parameters():
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
+        self.optimizer.step()
         return loss.detach()
 
     def train(self, step: int) -> Tensor:

@@ -13,17 +13,18 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from benchmarks.gym.scripts import planted  # noqa: E402
-from benchmarks.gym.scripts.emu.layouts import LAYOUTS, Probe  # noqa: E402
+from benchmarks.gym.scripts.emu.layouts import LAYOUTS, Mixed, Probe  # noqa: E402
 from benchmarks.gym.scripts.emu.suffering import suffer  # noqa: E402
 from tests.emu import device as emu  # noqa: E402
 
 STEPS = int(os.environ["GYM_STEPS"])
 LAYOUT = os.environ["GYM_WORKLOAD"]
-STEP_S, KERNEL_S = 0.03, 0.02
-EVERY = 15
+STEP_S, KERNEL_S = 0.07, 0.02
+EVERY = 10
 """Steps from one evaluation and save to the next."""
 LOOK_EVERY = 5
 """Steps from one look at the loss to the next: between them hosts run ahead."""
+REPLAY_S = 0.25
 AHEAD_STEPS = 500
 """For how many steps they do, where that is what is played."""
 LATE_GROUPS = ("emu_lazy_comm", "emu_lazy_groups")
@@ -57,20 +58,23 @@ def evaluate(step: int) -> None:
 
 
 def save(trained: Any, step: int) -> None:
+    if isinstance(trained, Mixed):
+        trained.save_later(step)
+        return
     content = {"model": trained.state(), "step": step}
     if RANK == 0:
         suffer("save", step)
         os.makedirs("out", exist_ok=True)
         torch.save(content, f"out/ckpt_{step}.pt")
     dist.barrier()
-    if LAYOUT == "emu mixed":
-        trained.save_later(step)
 
 
 def load(trained: Any) -> int:
     """Resume where there is something to resume from; the step from which to go on."""
     found = sorted(Path("out").glob("ckpt_*.pt"), key=lambda path: int(path.stem.split("_")[1]))
     path = os.environ.get("GUARDRUN_RESUME_FROM") or (str(found[-1]) if found else "")
+    if isinstance(trained, Mixed):
+        return trained.load_newest(path)
     if not path:
         return 0
     content = torch.load(path)
@@ -79,9 +83,9 @@ def load(trained: Any) -> int:
 
 
 def replay_on(trained: Any, seconds: float) -> None:
-    """Graphs for so long, as in a long rollout: nothing else of the script's is called."""
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
+    """Graphs for so long, as in a long rollout: nothing else of the script's is called, as often in every rank."""
+    for _ in range(round(seconds / REPLAY_S)):
+        emu.kernel(REPLAY_S)
         trained.train(0).item()
 
 
