@@ -121,6 +121,8 @@ class Fault(Case):
     ends_by_itself: bool = False
     """Training goes on in the same attempt: nothing must be restarted."""
     every_attempt: bool = False
+    is_only_told: bool = False
+    """By its policy guardrun reports it, and never ends it."""
 
     @property
     def to_name(self) -> tuple[int, ...]:

@@ -140,6 +140,18 @@ def read_stalls(runs: Path) -> list[str]:
     return [stall["summary"] for stall in json.loads(path.read_text()).get("stalls", [])] if path.exists() else []
 
 
+def told_by_stall(stall: dict[str, Any], now_s: float) -> Told:
+    """What `guardctl status --json` says of a stall that is reported, in the gym's words. now_s: Unix time."""
+    return Told(
+        at=now_s - stall["told_s_ago"],
+        kind="hang",
+        cause=stall["cause"],
+        culprits=[one["rank"] for one in stall["who"]],
+        summary=stall["summary"],
+        action="none",
+    )
+
+
 def told_by_incident(incident: dict[str, Any], line: str) -> Told:
     """An incident.json in the gym's words."""
     words = str([incident["summary"], incident["evidence"], incident["advice"]])

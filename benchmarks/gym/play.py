@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.gym.case import Case, Chain, Decoy, Doubt, Fault
-from benchmarks.gym.launchers import FAILED, ROOT, Launcher, limit_s, with_heartbeats
+from benchmarks.gym.launchers import FAILED, ROOT, Launcher, ask_stall, limit_s, with_heartbeats
 from benchmarks.gym.observation import (
     Observation,
     Told,
@@ -173,6 +173,7 @@ def read_run(seen: Observation, run: _Run, line: str) -> None:
     seen.output_tail = output[-TAIL_CHARS:]
     if run.launcher.name == "guardrun":
         seen.told = read_incidents(run.folder / "runs", line)
+        seen.told += [] if seen.told else run.reported
         seen.stalls = read_stalls(run.folder / "runs")
     elif run.noticed_at is not None:
         seen.told = [told_by_output(output, run.launcher, run.noticed_at, line)]
@@ -192,6 +193,8 @@ class _Run:
         self.noticed_at: float | None = None
         self.ended_at: float | None = None
         """When the first rank of attempt 0 was seen to have ended; POLL_S late at most."""
+        self.reported: list[Told] = []
+        """What guardrun had reported, and not acted on, when the gym ended it."""
         self._pids: list[int] = []
         self._output = folder / "output.txt"
         self._read = 0
@@ -266,6 +269,8 @@ class _Run:
 
     def _end(self) -> None:
         """As a person would: ask the launcher, and wait for it to end its ranks."""
+        if self.launcher.patience is not None:
+            self.reported = ask_stall(self.folder / "runs")
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(END_GRACE_S)

@@ -144,6 +144,8 @@ def _is_told_late(one: Played) -> bool:
 
 def _is_acted_on_late(one: Played) -> bool:
     patience, acted_s = one.seen.patience, one.score.acted_s
+    if one.fault.is_only_told:
+        return False
     return patience is None or acted_s is None or acted_s > patience.acts_within_s(one.fault.doubt)
 
 

@@ -53,12 +53,13 @@ CALLS = (
           causes=("exception", "nccl_error", *MISMATCH), may_name_nobody=True, doubt=Doubt.MISMATCH, has_line=False),
     Fault("emu_fsdp_uneven", FSDP, "a rank with a batch less", causes=MISMATCH, doubt=Doubt.MISMATCH,
           may_name_nobody=True),
+    # The hosts run on and issue all of it: what cannot meet is the order in which the devices come to it.
     Fault("emu_pp_skip", PIPELINE, "the first stage does not send once", causes=(*MISMATCH, *DEVICE), planted_in=(0,),
-          may_name_nobody=True, doubt=Doubt.UNMET),
+          may_name_nobody=True, doubt=Doubt.DEVICE),
     Fault("emu_pp_order", PIPELINE, "a stage receives its gradient before it sends its activation",
-          causes=(*MISMATCH, *DEVICE), may_name_nobody=True, doubt=Doubt.UNMET),
+          causes=(*MISMATCH, *DEVICE), may_name_nobody=True, doubt=Doubt.DEVICE),
     Fault("emu_cp_order", CONTEXT, "a rank hands on the other way round", causes=(*MISMATCH, *DEVICE),
-          may_name_nobody=True, doubt=Doubt.UNMET),
+          may_name_nobody=True, doubt=Doubt.DEVICE),
     Fault("emu_mixed_skip", MIXED, "an all_reduce over gloo skipped", causes=MISMATCH, may_name_nobody=True,
           doubt=Doubt.UNMET),
 )  # fmt: skip
@@ -79,8 +80,9 @@ DEVICES = (
           doubt=Doubt.DEVICE, has_line=False),
     Fault("emu_pp_link", PIPELINE, "a dead link at the middle stage", causes=DEVICE, may_name_nobody=True,
           doubt=Doubt.DEVICE, has_line=False),
+    # Nothing tells the ranks apart, and nothing is recorded: all that stand in that line, or none.
     Fault("emu_graph_stuck", GRAPH, "a device is stuck while graphs are replayed", causes=(*BLOCKED, *DEVICE),
-          may_name_nobody=True, doubt=Doubt.ALONE, has_line=False),
+          culprits=(0, 1, 2), may_name_nobody=True, doubt=Doubt.ALONE, has_line=False, is_only_told=True),
 )  # fmt: skip
 
 CRASH = Doubt.CRASH

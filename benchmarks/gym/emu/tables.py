@@ -85,7 +85,7 @@ def fault_table(played: Sequence[Played], launchers: Sequence[str]) -> str:
                 ", ".join(dict.fromkeys(s.cause for s in scores if s.found)) or "–",
                 ", ".join(dict.fromkeys(_whom(s.culprits) for s in scores if s.found)) or "–",
                 seconds_text([s.verdict_s for s in scores], digits),
-                seconds_text([s.acted_s for s in scores], digits),
+                "reported only" if fault.is_only_told else seconds_text([s.acted_s for s in scores], digits),
                 seconds_text([s.recover_s for s in scores]),
                 ", ".join(short) or ("" if mine else "not played"),
                 *(

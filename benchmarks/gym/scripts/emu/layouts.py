@@ -205,10 +205,12 @@ class Uneven(Ddp):
 
 
 class Mixed(Ddp):
-    """DDP in a group of two backends. What is the host's goes over gloo: metrics, and checkpoints in the background."""
+    """DDP in a group of two backends, whose gloo has asynchronous checkpoints; metrics have a group of their own, since
+    the thread that saves and the one that trains must not meet others in one order."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.metrics = dist.new_group(backend="gloo")
         self.saving: Future[Any] | None = None
 
     def train(self, step: int) -> Tensor:
@@ -216,7 +218,7 @@ class Mixed(Ddp):
         if step % 5 == 0:
             suffer("metrics", step)
             if not planted.is_due("emu_mixed_skip", step):
-                dist.all_reduce(torch.tensor([float(step)]))  # here: emu_mixed_skip
+                dist.all_reduce(torch.tensor([float(step)]), group=self.metrics)  # here: emu_mixed_skip
         return loss
 
     def save_later(self, step: int) -> None:

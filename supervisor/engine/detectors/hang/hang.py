@@ -92,7 +92,10 @@ def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding
         )
     held = sorted({rank for wait in waits for rank in wait.ranks})
     who = "all of them" if held == base.waiting else f"ranks {rank_list(held)}, which the others wait for,"
-    why = f"{who} have issued theirs and none is completed, so it is a link or a device, and no rank can be named"
+    # Hosts run on: both sides of a transfer may be issued, and each device be held by one that comes before.
+    is_ordered = not any(wait.op in _POINT_TO_POINT for wait in waits)
+    what = "a link or a device" if is_ordered else "a link, a device or the order of sends and receives"
+    why = f"{who} have issued theirs and none is completed, so it is {what}, and no rank can be named"
     return msgspec.structs.replace(found, why_nobody=why)
 
 

@@ -179,6 +179,20 @@ def test_both_sides_of_a_transfer_that_have_issued_it_blame_nobody() -> None:
     assert found.why_nobody.startswith("ranks 0-1, which the others wait for, have issued theirs and none is completed")
 
 
+def test_an_order_of_sends_and_receives_that_cannot_meet_is_not_taken_for_a_link() -> None:
+    """Hosts run on and issue both sides; their devices come to them in an order in which neither is ever there."""
+    groups = {
+        rank: told(call(7, "issued", "irecv", 1 - rank), call(7, "issued", "isend", 1 - rank), issued=1)
+        for rank in (0, 1)
+    }
+    found = finding(groups, {})
+    assert (found.cause, found.culprits) == ("collective_timeout", [])
+    assert found.why_nobody.endswith(
+        "so it is a link, a device or the order of sends and receives, and no rank can be named"
+    )
+    assert "order" not in finding(dict.fromkeys(RANKS, PENDING), {}).why_nobody
+
+
 def test_an_exchange_of_two_is_no_circle() -> None:
     ring = {
         rank: told(call(7, "issued", "isend", 1 - rank), call(7, "issued", "irecv", 1 - rank), issued=1)
