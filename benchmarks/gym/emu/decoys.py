@@ -55,6 +55,8 @@ EMU_DECOYS = (
     Decoy("emu_async_save", MIXED, "an asynchronous checkpoint is written while training goes on", seconds=MINUTES),
     Decoy("emu_async_wait", MIXED, "the next save waits for the checkpoint that is still being written",
           seconds=MINUTES),
+    Decoy("emu_async_peer", MIXED, "rank 0 waits for its checkpoint, whose thread waits over gloo for rank 1's upload",
+          seconds=MINUTES, planted_in=ALL),
     Decoy("emu_gather_objects", MIXED, "rank 1 prepares what is gathered over gloo", seconds=MINUTES,
           planted_in=(1,)),
 )  # fmt: skip

@@ -227,11 +227,16 @@ class Mixed(Ddp):
 
         if self.saving is not None:
             self.saving.result()  # here: emu_mixed_upload
-        is_never = planted.is_due("emu_mixed_upload", step)
+        seconds, works_s = 3600.0 if planted.is_due("emu_mixed_upload", step) else 0.0, 0.0
+        peer = planted.take("emu_async_peer", step)
+        if peer is not None and RANK == 1:
+            seconds = peer.seconds
         slow = planted.take("emu_async_save", step) or planted.take("emu_async_wait", step)
-        writer = _writer(f"out/ckpt_{step}", 3600.0 if is_never else slow.seconds if slow else 0.0, is_asleep=is_never)
+        if slow is not None:
+            works_s = slow.seconds
+        writer = _writer(f"out/ckpt_{step}", seconds, works_s)
         self.saving = checkpoint.async_save(self.state(), storage_writer=writer)
-        if slow is not None and slow.name == "emu_async_wait":
+        if (peer is not None and RANK == 0) or (slow is not None and slow.name == "emu_async_wait"):
             self.saving.result()
 
     def load_newest(self, path: str) -> int:
@@ -252,16 +257,15 @@ def _step_of(path: Path) -> int:
     return int(path.name.split("_")[1])
 
 
-def _writer(path: str, seconds: float, *, is_asleep: bool) -> Any:
+def _writer(path: str, asleep_s: float, works_s: float) -> Any:
     """Writes files, after so long: asleep in a request, or busy with the disk."""
     from torch.distributed.checkpoint import FileSystemWriter
 
     class Writer(FileSystemWriter):  # type: ignore[misc]
         def write_data(self, plan: Any, planner: Any) -> Any:
-            if is_asleep:
-                time.sleep(seconds)
-            elif seconds:
-                pauses.write_for_long(seconds)
+            time.sleep(asleep_s)
+            if works_s:
+                pauses.write_for_long(works_s)
             return super().write_data(plan, planner)
 
     return Writer(path)
