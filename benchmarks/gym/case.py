@@ -16,7 +16,7 @@ class Workload(str, Enum):
     LOADER = "loader"
     """DDP, fed by DataLoader workers."""
 
-    # On the emulated device (tests/emu), from here on; scripts/emu/layouts.py has each.
+    # On the emulated device (tests/emu), from here on; scripts/emu/train.py has each.
     EMU_DDP = "emu ddp"
     EMU_FSDP = "emu fsdp"
     EMU_PIPELINE = "emu pipeline"

@@ -33,7 +33,7 @@ from tests.support.processes import is_alive, kill_marked, marked
 
 SCRIPTS = ROOT / "benchmarks" / "gym" / "scripts"
 MARKED = (SCRIPTS / "hangs.py", SCRIPTS / "crashes.py")
-EMU_MARKED = (SCRIPTS / "emu" / "hangs.py", SCRIPTS / "emu" / "layouts.py")
+EMU_MARKED = tuple(SCRIPTS / "emu" / name for name in ("hangs.py", "layouts.py", "mixed.py"))
 POLL_S = 0.1
 START_CAP_S = 120.0
 """For a rank to get to the planting."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from types import ModuleType
@@ -42,7 +43,7 @@ def use() -> None:
     # As in a torch that was built with NCCL: the same code makes its groups, and hooks find the same name.
     group = _library.ProcessGroupNCCL
     for module in (c10d, dist, torch._C._distributed_c10d):
-        module.ProcessGroupNCCL = group  # type: ignore[attr-defined]
+        module.ProcessGroupNCCL = group
     c10d._NCCL_AVAILABLE = True
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)
     if scale := float(os.environ.get("EMU_TIMEOUT_SCALE", "0")):
@@ -50,8 +51,8 @@ def use() -> None:
         c10d.default_pg_timeout *= scale
     c10d.Backend.backend_capability["nccl"] = ["emu"]
     c10d.Backend.default_device_backend_map["emu"] = "nccl"
-    torch._C._distributed_c10d._dump_nccl_trace = _library.dump_pickle  # type: ignore[attr-defined]
-    torch._C._distributed_c10d._dump_nccl_trace_json = _library.dump_json  # type: ignore[attr-defined]
+    torch._C._distributed_c10d._dump_nccl_trace = _library.dump_pickle
+    torch._C._distributed_c10d._dump_nccl_trace_json = _library.dump_json
     _obey_environment()
 
 
@@ -168,7 +169,12 @@ def _break_later() -> None:
     kernel(float(os.environ.get("EMU_ERROR_AFTER_S", "0.5")), ILLEGAL_ACCESS)
 
 
-FAULTS = {
+def _wait_with_gil() -> None:
+    _stick()
+    synchronize(holds_gil=True)
+
+
+FAULTS: dict[str, Callable[[], object]] = {
     "stuck_kernel": _stick,
     "dead_link": lambda: _library.set_link_is_dead(True),
     "sticky_error": lambda: _library.break_device(ILLEGAL_ACCESS),
@@ -176,7 +182,7 @@ FAULTS = {
     "queue_full": _fill_queue,
     "queue_full_with_gil": _fill_queue_with_gil,
     "query_hangs": lambda: _library.set_query_hangs(True),
-    "gil_in_sync": lambda: (_stick(), synchronize(holds_gil=True)),
+    "gil_in_sync": _wait_with_gil,
 }
 """What befalls the device of the process that calls it."""
 

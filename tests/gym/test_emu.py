@@ -54,7 +54,7 @@ def test_there_are_enough_cases_in_every_layout() -> None:
 def test_every_case_is_planted_somewhere_and_its_line_is_marked_once(case: Fault | Decoy) -> None:
     by_name = {**suffering.FAULTS, **suffering.PAUSES}
     folder = SCRIPTS / "emu"
-    scripts = "".join((folder / name).read_text() for name in ("train.py", "layouts.py"))
+    scripts = "".join((folder / name).read_text() for name in ("train.py", "layouts.py", "mixed.py"))
     assert case.name in by_name or f'"{case.name}"' in scripts
     has_line = isinstance(case, Fault) and case.has_line
     assert bool(Turn(case, GUARDRUN, 0, 1).line) == has_line

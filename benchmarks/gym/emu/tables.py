@@ -38,7 +38,8 @@ def as_markdown(played: Sequence[Played], decoys: Sequence[PlayedDecoy], launche
 
 def scaling(own: Sequence[Played], decoys: Sequence[PlayedDecoy]) -> str:
     """How much shorter all was than in earnest."""
-    scale = next((one.seen.patience.scale for one in [*own, *decoys] if one.seen.patience is not None), 0.1)
+    seen = [p.seen for p in own] + [d.seen for d in decoys]
+    scale = next((one.patience.scale for one in seen if one.patience is not None), 0.1)
     torchs = ", ".join(f"`{name}={value}`" for name, value in device_environment(scale).items() if name[:5] == "TORCH")
     return (
         f"Everything but `hang.tell_s`, `hang.floor_s` and the times with proof is {scale:g} of what it is by default: "

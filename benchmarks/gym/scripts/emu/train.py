@@ -13,10 +13,20 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from benchmarks.gym.scripts import planted  # noqa: E402
-from benchmarks.gym.scripts.emu.layouts import LAYOUTS, Mixed, Probe  # noqa: E402
+from benchmarks.gym.scripts.emu.layouts import Context, Ddp, Fsdp, Graph, Pipeline, Probe, Uneven  # noqa: E402
+from benchmarks.gym.scripts.emu.mixed import Mixed  # noqa: E402
 from benchmarks.gym.scripts.emu.suffering import suffer  # noqa: E402
 from tests.emu import device as emu  # noqa: E402
 
+LAYOUTS: dict[str, type[Ddp]] = {
+    "emu ddp": Ddp,
+    "emu fsdp": Fsdp,
+    "emu pipeline": Pipeline,
+    "emu context": Context,
+    "emu uneven": Uneven,
+    "emu mixed": Mixed,
+    "emu graph": Graph,
+}
 STEPS = int(os.environ["GYM_STEPS"])
 LAYOUT = os.environ["GYM_WORKLOAD"]
 STEP_S, KERNEL_S = 0.07, 0.02
@@ -50,11 +60,11 @@ def use_late_group(group: Any, step: int) -> None:
         dist.all_reduce(torch.ones(8, device="emu"), group=group)
 
 
-def evaluate(step: int) -> None:
+def evaluate(trained: Any, step: int) -> None:
     """Rank 0 evaluates, the others wait."""
     if RANK == 0:
         suffer("eval", step)
-    dist.barrier()
+    dist.barrier(group=trained.hosts)
 
 
 def save(trained: Any, step: int) -> None:
@@ -101,7 +111,9 @@ def main() -> None:
     start = load(trained)
     note("resumed", start)
     if planted.find("emu_new_group") and not planted.is_due("emu_new_group", 0):
-        dist.new_group([0, 1])  # here: emu_new_group
+        pair = dist.new_group([0, 1])
+        if RANK == 0:
+            dist.all_reduce(torch.ones(8, device="emu"), group=pair)  # here: emu_new_group
     ahead_until = 0
     for step in range(start + 1, STEPS + 1):
         Probe.step = step
@@ -122,9 +134,11 @@ def main() -> None:
         if step >= ahead_until and step % LOOK_EVERY == 0:
             loss.item()
         if step >= ahead_until and step % EVERY == 0:
-            evaluate(step)
+            evaluate(trained, step)
             save(trained, step)
     note("done", STEPS)
+    if isinstance(trained, Mixed):
+        trained.finish()
     dist.barrier()
     dist.destroy_process_group()
 

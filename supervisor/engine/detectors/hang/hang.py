@@ -11,8 +11,9 @@ import msgspec
 
 from guardrun.supervisor.engine.failures.mismatch_report import mismatch_text
 from guardrun.supervisor.engine.model.events import Settings
+from guardrun.supervisor.engine.observation.collective_calls import group_text
 from guardrun.supervisor.engine.observation.collective_waits import Match, Mismatch, Wait
-from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.engine.observation.rank_activity import STUCK, Judgement, RankActivity
 
@@ -51,7 +52,7 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
     if held := _held_by_devices(matched, ranks):
         return _on_devices(base, held, settings)
     if elsewhere := [rank for rank in matched.roots if rank in ranks]:
-        return _elsewhere(base, elsewhere, ranks)
+        return _unmade(base, elsewhere, matched) or _elsewhere(base, elsewhere, ranks)
     groups = Counter((j.waits_in, j.order) for j in living)
     if matched.is_all_in and {rank for wait in matched.waits for rank in wait.ranks}.issuperset(ranks):
         groups = Counter({("", 0): len(living)})  # sub-groups, each complete: their numbers need not be equal
@@ -153,6 +154,20 @@ def _elsewhere(base: Finding, elsewhere: list[int], ranks: list[int]) -> Finding
         waiting=[rank for rank in ranks if rank not in elsewhere],
         confidence=0.85,
     )
+
+
+def _unmade(base: Finding, elsewhere: list[int], matched: Match) -> Finding | None:
+    """One of these waits in a group for a rank that tells of its own groups, and of none like that; None: none does."""
+    told = {rank for wait in matched.waits for rank in wait.ranks}
+    for wait in matched.waits:
+        unmade = sorted(told & set(wait.unseen))
+        if unmade and set(wait.ranks) & set(elsewhere):
+            who = f"{ranks_text(wait.ranks)} {'waits' if len(wait.ranks) == 1 else 'wait'} in {wait.op}"
+            have = "has" if len(unmade) == 1 else "have"
+            group = group_text(wait.group, wait.desc)
+            why = f"{who} of {group}, which {ranks_text(unmade)} {have} not made: who is wrong cannot be told"
+            return msgspec.structs.replace(base, cause="collective_mismatch", confidence=0.8, why_nobody=why)
+    return None
 
 
 # Hang ---------------------------------------------------------------------------------------------------------------

@@ -222,6 +222,28 @@ def test_whoever_waits_on_the_host_for_a_rank_whose_device_is_held_names_nobody(
     assert found.why_nobody.startswith("ranks 0-2, which the others wait for")
 
 
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_group_that_its_other_member_has_not_made_names_nobody(knows: bool) -> None:
+    """Rank 0 waits for rank 1 in a group of these two, of which rank 1 tells nothing: it has made no such group."""
+
+    def pair(*calls: Call) -> GroupLook:
+        return GroupLook(name="1", backend="nccl", ranks=[0, 1], issued=len(calls), calls=list(calls))
+
+    in_pair = [told(call(3)), pair(call(1, "issued"))]
+    made = [pair()] if knows else []
+    groups = {0: in_pair, 1: [told(call(3), call(4, "issued")), *made], 2: [told(call(3), call(4, "issued"))]}
+    looks = [
+        RankLook(global_rank=rank, at_s=108.0, process=ProcessLook(pid=1000 + rank), groups=own)
+        for rank, own in groups.items()
+    ]
+    waits = [Judgement(global_rank=rank, doing=RankActivity.WAITING, reason="") for rank in groups]
+    found = find(waits, [], Settings(), match(looks))
+    assert found is not None
+    assert (found.cause, found.culprits, found.patience_s) == ("collective_mismatch", [], Settings().data_patience_s)
+    why = "rank 0 waits in all_reduce of group 1, which rank 1 has not made: who is wrong cannot be told"
+    assert (found.why_nobody == why) is not knows
+
+
 @pytest.mark.parametrize(("backend", "is_certain"), [("gloo", True), ("nccl", False)])
 def test_a_circle_through_a_device_may_be_left_again(backend: str, is_certain: bool) -> None:
     """Rank 0 has gathered asynchronously before its barrier, rank 1 does so after it: no order is broken by that."""
