@@ -18,8 +18,8 @@ from benchmarks.gym.scripts.emu.suffering import suffer
 
 
 class Mixed(Ddp):
-    """DDP in a group of two backends, whose gloo has asynchronous checkpoints; metrics and barriers have a group of their
-    own: the thread that saves and the one that trains must not share one order of calls."""
+    """DDP in a group of two backends, whose gloo has asynchronous checkpoints; metrics and barriers have a group of
+    their own: the thread that saves and the one that trains must not share one order of calls."""
 
     def __init__(self) -> None:
         super().__init__()
