@@ -17,9 +17,10 @@ from benchmarks.gym.emu.decoys import EMU_DECOYS
 from benchmarks.gym.emu.faults import EMU_FAULTS
 from benchmarks.gym.emu.launchers import NCCL_TIMEOUT_S, device_environment, launchers_on_devices
 from benchmarks.gym.launchers import BY_NAME
-from benchmarks.gym.observation import Observation
+from benchmarks.gym.observation import Observation, told_by_stall
 from benchmarks.gym.patience import played_at, played_on_devices
 from benchmarks.gym.play import SCRIPTS, Turn, told_by_output
+from benchmarks.gym.score import score_fault
 from benchmarks.gym.scripts.emu import suffering
 from benchmarks.gym.suite import CASES, DOCS, EMU_CASES, choose_turns, patience_of
 from benchmarks.gym.summary import score_all
@@ -159,3 +160,20 @@ def test_it_is_played_where_it_is_asked_for() -> None:
     assert patience_of(arguments, "guardrun") == DRILL
     assert patience_of(arguments, "torchrun") is None
     assert BY_NAME["torchrun"].flags != TORCHRUN.flags
+
+
+def test_what_is_only_reported_is_found_by_that_and_need_not_be_acted_on() -> None:
+    fault = next(fault for fault in EMU_FAULTS if fault.is_only_told)
+    stall = {
+        "cause": "rank_blocked",
+        "who": [{"rank": rank} for rank in fault.to_name],
+        "summary": "…",
+        "told_s_ago": 30.0,
+    }
+    told = told_by_stall(stall, 191.0)
+    assert (told.at, told.acted_at, told.kind) == (161.0, None, "hang")
+    score = score_fault(
+        fault, observation("guardrun", case=fault.name, told=[msgspec.to_builtins(told)], returncode=None)
+    )
+    assert (score.verdict_s, score.recovered, score.misses(fault, DRILL)) == (61.0, None, [])
+    assert score_fault(fault, observation("guardrun", case=fault.name)).misses(fault, DRILL) == ["not found"]
