@@ -16,9 +16,30 @@ class Workload(str, Enum):
     LOADER = "loader"
     """DDP, fed by DataLoader workers."""
 
+    # On the emulated device (tests/emu), from here on; scripts/emu/train.py has each.
+    EMU_DDP = "emu ddp"
+    EMU_FSDP = "emu fsdp"
+    EMU_PIPELINE = "emu pipeline"
+    """Three stages; activations and gradients in batches of sends and receives."""
+    EMU_CONTEXT = "emu context"
+    """Context parallel: three ranks hand keys and values round a ring of sends and receives."""
+    EMU_UNEVEN = "emu uneven"
+    """all_gather of parts of unequal sizes, and reductions in one batch."""
+    EMU_MIXED = "emu mixed"
+    """DDP in a group of two backends, `cpu:gloo,cuda:nccl`: metrics and asynchronous checkpoints go over gloo."""
+    EMU_GRAPH = "emu graph"
+    """A step is captured once and replayed, as a CUDA graph: no call of torch.distributed, and no record."""
+
+    @property
+    def is_emu(self) -> bool:
+        """Whether it trains on the emulated device."""
+        return self.value.startswith("emu ")
+
     @property
     def ranks(self) -> int:
         """How many, where a case does not say otherwise."""
+        if self in (Workload.EMU_PIPELINE, Workload.EMU_CONTEXT, Workload.EMU_GRAPH):
+            return 3
         return 4 if self is Workload.GROUPS else 2
 
 
@@ -38,6 +59,9 @@ class Doubt(Enum):
     GIL = ("a held GIL", "gil_patience_s", 0.0)
     SPINNING = ("a rank that runs in the same few lines", "spin_patience_s", 0.0)
     COMPUTING = ("native code that computes", "native_patience_s", 0.0)
+    UNMET = ("calls that seem not to meet", "data_patience_s", 0.0)
+    DEVICE = ("issued by all, completed by none", "spin_patience_s", 0.0)
+    """A device or a link. As patient as torch's own timeout at least."""
     ALONE = ("nobody waits for it", "", 0.0)
     """All ranks are idle in their own code: that is a pause, for all that can be seen."""
 
@@ -68,6 +92,10 @@ class Case:
     """World size; 0: the workload's own."""
     planted_in: tuple[int, ...] = (1,)
     """The ranks in which the script plants it."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables of its own."""
+    steps_after: int = 0
+    """How long the script trains on after the step of the planting; 0: as long as others."""
 
     @property
     def world_size(self) -> int:
@@ -93,6 +121,8 @@ class Fault(Case):
     ends_by_itself: bool = False
     """Training goes on in the same attempt: nothing must be restarted."""
     every_attempt: bool = False
+    is_only_told: bool = False
+    """By its policy guardrun reports it, and never ends it."""
 
     @property
     def to_name(self) -> tuple[int, ...]:

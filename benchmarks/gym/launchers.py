@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.gym.case import Case, Chain, Fault
 from benchmarks.gym.decoys import LONGEST_S
+from benchmarks.gym.observation import Told, told_by_stall
 from benchmarks.gym.patience import Patience, played_at
 from guardrun.supervisor.engine.detectors.hang.patience import SECOND_STOP
 
@@ -89,8 +93,19 @@ def beside_python(name: str) -> Path:
     return Path(sys.executable).with_name(name)
 
 
-def guardrun_at(patience: Patience) -> Launcher:
-    return Launcher("guardrun", beside_python("guardrun"), patience.flags(), "--master-port={}", patience=patience)
+def guardrun_at(patience: Patience, environment: dict[str, str] | None = None) -> Launcher:
+    program = beside_python("guardrun")
+    return Launcher(
+        "guardrun", program, patience.flags(), "--master-port={}", environment=environment or {}, patience=patience
+    )
+
+
+def ask_stall(runs: Path) -> list[Told]:
+    """What guardrun has reported of a run, and not acted on; empty where that is nothing, or it does not answer."""
+    command = [str(beside_python("guardctl")), "status", "--json", "--guard-dir", str(runs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    stall = json.loads(done.stdout).get("stall") if done.returncode == 0 else None
+    return [told_by_stall(stall, time.time())] if stall else []
 
 
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from pathlib import Path
@@ -69,6 +70,8 @@ class Observation(msgspec.Struct, kw_only=True):
     cap_s: float = 0.0
     patience: Patience | None = None
     """guardrun's; None: another launcher."""
+    stalls: list[str] = []
+    """What guardrun reported, and did nothing about, since it ended by itself."""
     left: list[str] = []
     """What was alive after the launcher had ended."""
     load_1m: float = 0.0
@@ -120,6 +123,33 @@ def find_line(marker: str, scripts: list[Path]) -> str:
     if len(found) != 1:
         raise ValueError(f"# here: {marker} is marked {len(found)} times")
     return found[0]
+
+
+def read_incidents(runs: Path, line: str) -> list[Told]:
+    """What guardrun wrote, in order."""
+    found = []
+    for path in sorted(runs.glob("latest/incidents/*/incident.json")):
+        incident = json.loads(path.read_text())
+        found.append(told_by_incident(incident, line))
+    return found
+
+
+def read_stalls(runs: Path) -> list[str]:
+    """What it reported, and saw end by itself; empty where it wrote no summary."""
+    path = runs / "latest" / "summary.json"
+    return [stall["summary"] for stall in json.loads(path.read_text()).get("stalls", [])] if path.exists() else []
+
+
+def told_by_stall(stall: dict[str, Any], now_s: float) -> Told:
+    """What `guardctl status --json` says of a stall that is reported, in the gym's words. now_s: Unix time."""
+    return Told(
+        at=now_s - stall["told_s_ago"],
+        kind="hang",
+        cause=stall["cause"],
+        culprits=[one["rank"] for one in stall["who"]],
+        summary=stall["summary"],
+        action="none",
+    )
 
 
 def told_by_incident(incident: dict[str, Any], line: str) -> Told:

@@ -6,6 +6,7 @@ import msgspec
 
 from benchmarks.gym.case import Doubt
 from guardrun.supervisor.config.tables import HangTable
+from guardrun.supervisor.engine.detectors.hang.hang import TORCH_TIMEOUT_S
 from guardrun.supervisor.engine.detectors.hang.stalls import ALONE, COMPUTING
 from guardrun.supervisor.engine.model.hang_patience import Sensitivity
 from guardrun.supervisor.engine.model.hang_patience import patience as policy
@@ -52,7 +53,10 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
         if doubt is Doubt.ALONE:
             # Where somebody watches, what nobody waits for gets what a silent source of data gets.
             return float(times["data_patience_s"]) if self.sensitivity == "eager" else self.hard_timeout_s
-        return min(float(times[doubt.setting]), self.hard_timeout_s) if doubt.setting else 0.0
+        wanted_s = float(times[doubt.setting]) if doubt.setting else 0.0
+        # What a device holds up gets as long as torch itself would wait, which nothing scales.
+        wanted_s = max(wanted_s, TORCH_TIMEOUT_S) if doubt is Doubt.DEVICE else wanted_s
+        return min(wanted_s, self.hard_timeout_s)
 
     def acts_within_s(self, doubt: Doubt) -> float:
         """The target for it."""
@@ -79,4 +83,11 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 def played_at(sensitivity: Sensitivity, scale: float) -> Patience:
     """A drill's patience. The hard limit is shortened as the rest is, as far as telling lets it."""
     hard_s = HARD_TIMEOUT_S if scale == 1 else max(HARD_TIMEOUT_S * scale, SHORTEST_HARD_S)
+    return Patience(sensitivity=sensitivity, scale=scale, hard_timeout_s=hard_s)
+
+
+def played_on_devices(sensitivity: Sensitivity, scale: float) -> Patience:
+    """The same on the emulated device: the hard limit is what makes torch's own timeout, of which guardrun scales
+    nothing, so many times shorter. What computes natively, and is told late, is not played there."""
+    hard_s = HARD_TIMEOUT_S if scale == 1 else TORCH_TIMEOUT_S * scale
     return Patience(sensitivity=sensitivity, scale=scale, hard_timeout_s=hard_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -17,15 +16,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.gym.case import Case, Chain, Decoy, Doubt, Fault
-from benchmarks.gym.launchers import ROOT, Launcher, limit_s, with_heartbeats
+from benchmarks.gym.launchers import FAILED, ROOT, Launcher, ask_stall, limit_s, with_heartbeats
 from benchmarks.gym.observation import (
     Observation,
     Told,
     find_line,
     names_line,
     read_entries,
+    read_incidents,
+    read_stalls,
     read_times,
-    told_by_incident,
 )
 from benchmarks.job import free_port
 from tests.support.guardrun_run import MARK, clean_environment
@@ -33,6 +33,7 @@ from tests.support.processes import is_alive, kill_marked, marked
 
 SCRIPTS = ROOT / "benchmarks" / "gym" / "scripts"
 MARKED = (SCRIPTS / "hangs.py", SCRIPTS / "crashes.py")
+EMU_MARKED = tuple(SCRIPTS / "emu" / name for name in ("hangs.py", "layouts.py", "mixed.py"))
 POLL_S = 0.1
 START_CAP_S = 120.0
 """For a rank to get to the planting."""
@@ -42,12 +43,15 @@ RESTARTED_CAP_S = 60.0
 """More, for a run that was restarted before its cap: to train to its end."""
 SETTLE_S = 1.0
 """After a launcher's end, before what is left counts as left."""
-PLANTED_AT = (120, 160)
+PLANTED_AT, EMU_PLANTED_AT = (120, 160), (60, 80)
 """Some six seconds into training. Sooner, the start is most of what guardrun knows of this run's usual gaps, and on a
 busy machine it lasts long: what is three times as long is told late."""
-STEPS_AFTER = 45
+STEPS_AFTER, EMU_STEPS_AFTER = 45, 30
+"""On the emulated device steps are half as many, and last twice as long: each costs more."""
 TAIL_CHARS = 4000
-AT_THE_START = ("init", "import_error", "first_step", "long_load", "new_group")
+AT_THE_START = (
+    "init", "import_error", "first_step", "long_load", "new_group", "emu_new_group", "emu_first_call", "emu_fsdp_first"
+)  # fmt: skip
 """Cases that come before the first step."""
 
 _SIGNS = {
@@ -86,7 +90,9 @@ class Turn:
         """At which it is planted; the same for every launcher."""
         if self.case.name in AT_THE_START:
             return 0
-        return random.Random(f"{self.seed} {self.repeat} {self.case.name}").randint(*PLANTED_AT)
+        return random.Random(f"{self.seed} {self.repeat} {self.case.name}").randint(
+            *(EMU_PLANTED_AT if self.case.workload.is_emu else PLANTED_AT)
+        )
 
     @property
     def plan(self) -> list[str]:
@@ -100,7 +106,19 @@ class Turn:
     def steps(self) -> int:
         """How long the script trains."""
         between = self.case.steps_apart * len(self.plan) if isinstance(self.case, Chain) else 0
-        return self.step + between + STEPS_AFTER
+        usual = EMU_STEPS_AFTER if self.case.workload.is_emu else STEPS_AFTER
+        return self.step + between + (self.case.steps_after or usual)
+
+    @property
+    def script(self) -> Path:
+        return SCRIPTS / "emu" / "train.py" if self.case.workload.is_emu else SCRIPTS / "train.py"
+
+    @property
+    def line(self) -> str:
+        """FILE:LINE that a good verdict names; empty: there is none."""
+        if not isinstance(self.case, Fault) or not self.case.has_line:
+            return ""
+        return find_line(self.case.name, [self.script, *(EMU_MARKED if self.case.workload.is_emu else MARKED)])
 
 
 def planting(case: Case, step: int) -> str:
@@ -133,10 +151,8 @@ def play(turn: Turn, folder: Path, *, keep: bool = False, stop: threading.Event 
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "log").mkdir(parents=True)
     script = folder / "train.py"
-    text = (SCRIPTS / "train.py").read_text()
+    text = turn.script.read_text()
     script.write_text(with_heartbeats(text) if launcher.gives_heartbeats else text)
-    has_line = isinstance(case, Fault) and case.has_line
-    line = find_line(case.name, [script, *MARKED]) if has_line else ""
     run = _Run(turn, folder, script)
     try:
         seen.returncode = run.watch(seen.cap_s, stop or threading.Event())
@@ -145,7 +161,7 @@ def play(turn: Turn, folder: Path, *, keep: bool = False, stop: threading.Event 
     finally:
         kill_marked(MARK, run.mark)
         run.process.wait(10)
-    read_run(seen, run, line)
+    read_run(seen, run, turn.line)
     if not keep:
         shutil.rmtree(folder, ignore_errors=True)
     return seen
@@ -157,6 +173,8 @@ def read_run(seen: Observation, run: _Run, line: str) -> None:
     seen.output_tail = output[-TAIL_CHARS:]
     if run.launcher.name == "guardrun":
         seen.told = read_incidents(run.folder / "runs", line)
+        seen.told += [] if seen.told else run.reported
+        seen.stalls = read_stalls(run.folder / "runs")
     elif run.noticed_at is not None:
         seen.told = [told_by_output(output, run.launcher, run.noticed_at, line)]
     seen.ended_at = run.ended_at
@@ -175,6 +193,8 @@ class _Run:
         self.noticed_at: float | None = None
         self.ended_at: float | None = None
         """When the first rank of attempt 0 was seen to have ended; POLL_S late at most."""
+        self.reported: list[Told] = []
+        """What guardrun had reported, and not acted on, when the gym ended it."""
         self._pids: list[int] = []
         self._output = folder / "output.txt"
         self._read = 0
@@ -189,6 +209,7 @@ class _Run:
             "GYM_STEPS": str(turn.steps),
             "GYM_LOG": str(folder / "log"),
             **turn.launcher.environment,
+            **dict(turn.case.environment),
         }
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
@@ -248,6 +269,8 @@ class _Run:
 
     def _end(self) -> None:
         """As a person would: ask the launcher, and wait for it to end its ranks."""
+        if self.launcher.patience is not None:
+            self.reported = ask_stall(self.folder / "runs")
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(END_GRACE_S)
@@ -255,26 +278,18 @@ class _Run:
             pass
 
 
-def read_incidents(runs: Path, line: str) -> list[Told]:
-    """What guardrun wrote, in order."""
-    found = []
-    for path in sorted(runs.glob("latest/incidents/*/incident.json")):
-        incident = json.loads(path.read_text())
-        found.append(told_by_incident(incident, line))
-    return found
-
-
 def told_by_output(output: str, launcher: Launcher, at: float, line: str) -> Told:
     """What a person can read in the output of a launcher that knows exit codes, or heartbeats, and no causes."""
     matches = [match for pattern in launcher.findings for match in re.finditer(pattern, output)]
     first = min(matches, key=lambda match: match.start())
     same = [match for match in matches if match.re is first.re]
-    is_heartbeat = "heartbeat" in first.group()
-    blamed = sorted({int(match["rank"]) for match in same}) if is_heartbeat else [int(first["rank"])]
-    causes = [] if is_heartbeat else [cause for cause, sign in _SIGNS.items() if re.search(sign, output)]
+    # A rank that ended; else what somebody has waited for in vain: heartbeats, or, torch's watchdog, a collective.
+    is_end = first.re.pattern == FAILED
+    blamed = [int(first["rank"])] if is_end else sorted({int(match["rank"]) for match in same})
+    causes = [cause for cause, sign in _SIGNS.items() if re.search(sign, output)] if is_end else []
     return Told(
         at=at,
-        kind="hang" if is_heartbeat else "crash",
+        kind="crash" if is_end else "hang",
         cause=" ".join(causes),
         culprits=blamed,
         summary=first.group(),

@@ -60,7 +60,7 @@ class FaultScore:
         told_within_s = patience.told_within_s(fault.doubt)
         if self.verdict_s > told_within_s:
             missed.append(f"told later than {told_within_s:g} s")
-        if fault.ends_by_itself:
+        if fault.ends_by_itself or fault.is_only_told:
             return missed if self.acted_s is None else [*missed, "acted on"]
         acts_within_s = patience.acts_within_s(fault.doubt)
         if self.acted_s is None:
@@ -92,7 +92,7 @@ def score_fault(fault: Fault, seen: Observation) -> FaultScore:
     """Judge it."""
     told = choose(fault, seen.told)
     left = len(seen.left)
-    needs_restart = fault.recovers and not fault.ends_by_itself
+    needs_restart = fault.recovers and not (fault.ends_by_itself or fault.is_only_told)
     recovered = seen.recovered_at is not None if needs_restart else None
     if told is None:
         return FaultScore(found=False, left=left, recovered=recovered)

@@ -62,7 +62,8 @@ def as_markdown(played: Sequence[Played], decoys: Sequence[PlayedDecoy], launche
     return "\n".join(parts)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def as_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
     lines = ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
     lines += ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
@@ -92,7 +93,7 @@ def overall(played: Sequence[Played], decoys: Sequence[PlayedDecoy], launchers: 
         row("decoys killed", {n: share([d.killed for d in unharmed[n]]) for n in launchers}),
         row("decoys called a hang", {n: share([bool(d.incidents) for d in unharmed[n]]) for n in launchers}),
     ]
-    return _table(["", *launchers], rows)
+    return as_table(["", *launchers], rows)
 
 
 def _lines(launcher: str, played: Sequence[Played]) -> list[bool]:
@@ -130,7 +131,7 @@ def targets(played: Sequence[Played], decoys: Sequence[PlayedDecoy]) -> str:
         is_met = middle_s <= TOLD_MEDIAN_S
         rows.append([f"told: median ≤ {TOLD_MEDIAN_S:g} s", f"{middle_s:.1f} s of {len(told)}", _met(is_met)])
     rows += [row for title, wanted, late in _IN_TIME if (row := _in_time(title, wanted, late, played))]
-    return _table(["target", "measured", ""], rows)
+    return as_table(["target", "measured", ""], rows)
 
 
 TOLD_MEDIAN_S = 20.0
@@ -143,6 +144,8 @@ def _is_told_late(one: Played) -> bool:
 
 def _is_acted_on_late(one: Played) -> bool:
     patience, acted_s = one.seen.patience, one.score.acted_s
+    if one.fault.is_only_told:
+        return False
     return patience is None or acted_s is None or acted_s > patience.acts_within_s(one.fault.doubt)
 
 
@@ -194,11 +197,11 @@ def class_table(played: Sequence[Played]) -> str:
             told = [p.score.verdict_s for p in own]
             acted = [p.score.acted_s for p in own]
             digits = 2 if doubt is Doubt.CRASH else 1
-            told_cells = [_seconds(told, digits), _longest(told, digits)]
-            acted_cells = [_seconds(acted, digits), _longest(acted, digits)]
+            told_cells = [seconds_text(told, digits), _longest(told, digits)]
+            acted_cells = [seconds_text(acted, digits), _longest(acted, digits)]
             rows.append([doubt.label, str(len(own)), *told_cells, *acted_cells, _why_acted(own[-1])])
     headings = ["class", "faults", "told, median", "longest", "acted on, median", "longest", "acted on by"]
-    return _table(headings, rows)
+    return as_table(headings, rows)
 
 
 def _why_acted(one: Played) -> str:
@@ -228,7 +231,7 @@ def patience_table(played: Sequence[Played]) -> str:
         scaled = f"{patience.acts_s(doubt):g} s" if doubt.needs_patience else "–"
         rows.append([doubt.label, _whole(told_s), scaled, _whole(acted_s), _whole(full_s), _whole(waits_s)])
     headings = ["class", "told", "patience as played", "acted on", "acted on without scaling", "of it after telling"]
-    return _table(headings, rows)
+    return as_table(headings, rows)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -255,24 +258,25 @@ def fault_table(played: Sequence[Played], launchers: Sequence[str]) -> str:
     for fault in faults:
         mine = [p for p in played if p.fault is fault and p.seen.launcher == "guardrun"]
         scores = [p.score for p in mine]
-        short = [f"**{text}**" for text in dict.fromkeys(text for p in mine for text in _misses(p))]
+        short = [f"**{text}**" for text in dict.fromkeys(text for p in mine for text in misses(p))]
         digits = 2 if fault.doubt is Doubt.CRASH else 1
         row = [
             f"`{fault.name}`",
             f"{fault.what} ({fault.workload.value})",
             fault.doubt.label,
-            _seconds([score.verdict_s for score in scores], digits),
-            _seconds([score.acted_s for score in scores], digits),
-            _seconds([score.recover_s for score in scores]),
+            seconds_text([score.verdict_s for score in scores], digits),
+            seconds_text([score.acted_s for score in scores], digits),
+            seconds_text([score.recover_s for score in scores]),
             middle([score.steps_lost for score in scores], 0),
             ", ".join(short) or ("" if mine else "not played"),
         ]
         by_other = [[p for p in played if p.fault is fault and p.seen.launcher == name] for name in others]
         rows.append(row + [_other(there) for there in by_other])
-    return _table(headings, rows)
+    return as_table(headings, rows)
 
 
-def _misses(played: Played) -> list[str]:
+def misses(played: Played) -> list[str]:
+    """What falls short, in words."""
     if played.seen.trouble:
         return [played.seen.trouble]
     if not played.score.found:
@@ -280,7 +284,7 @@ def _misses(played: Played) -> list[str]:
     return played.score.misses(played.fault, played.seen.patience)
 
 
-def _seconds(values: Sequence[float | None], digits: int = 1) -> str:
+def seconds_text(values: Sequence[float | None], digits: int = 1) -> str:
     text = middle(values, digits)
     return text if text == "–" else f"{text} s"
 
@@ -294,9 +298,9 @@ def _other(there: Sequence[Played]) -> str:
         cap_s = max(p.seen.cap_s for p in there)
         ended = all(p.seen.returncode is not None for p in there)
         return "not noticed" if ended else f"not within {cap_s:g} s"
-    noticed = _seconds([p.score.verdict_s for p in there])
+    noticed = seconds_text([p.score.verdict_s for p in there])
     again = [p for p in there if p.score.recovered]
-    new = _seconds([p.score.recover_s for p in again]) if again else "never" if there[0].fault.recovers else "–"
+    new = seconds_text([p.score.recover_s for p in again]) if again else "never" if there[0].fault.recovers else "–"
     return f"{noticed} / {new}" + (f" ({lost} of {len(there)} not noticed)" if lost else "")
 
 
@@ -307,12 +311,13 @@ def decoy_table(decoys: Sequence[PlayedDecoy], launchers: Sequence[str]) -> str:
         cells = []
         for name in launchers:
             there = [d for d in decoys if d.decoy is decoy and d.seen.launcher == name]
-            cells.append(_decoy_cell(there))
+            cells.append(decoy_cell(there))
         rows.append([f"`{decoy.name}`", f"{decoy.what} ({decoy.workload.value})", f"{decoy.seconds:g} s", *cells])
-    return _table(["decoy", "what", "lasts", *launchers], rows)
+    return as_table(["decoy", "what", "lasts", *launchers], rows)
 
 
-def _decoy_cell(there: Sequence[PlayedDecoy]) -> str:
+def decoy_cell(there: Sequence[PlayedDecoy]) -> str:
+    """What was done to one decoy."""
     if not there:
         return "not played"
     bad = [d for d in there if not d.score.is_clean]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from types import ModuleType
@@ -45,6 +46,9 @@ def use() -> None:
         module.ProcessGroupNCCL = group
     c10d._NCCL_AVAILABLE = True
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)
+    if scale := float(os.environ.get("EMU_TIMEOUT_SCALE", "0")):
+        c10d.default_pg_nccl_timeout *= scale
+        c10d.default_pg_timeout *= scale
     c10d.Backend.backend_capability["nccl"] = ["emu"]
     c10d.Backend.default_device_backend_map["emu"] = "nccl"
     torch._C._distributed_c10d._dump_nccl_trace = _library.dump_pickle
@@ -101,6 +105,26 @@ def release() -> None:
     _library.release()
 
 
+class Capture:
+    """A CUDA graph: what is launched within `with` is not carried out then, but by each `replay`, as one launch."""
+
+    def __enter__(self) -> Capture:
+        _library.begin_capture()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._graph = _library.end_capture()
+
+    def replay(self) -> None:
+        """Launch all of it in the current stream. Neither the recorder nor the watchdog hears of it."""
+        _library.replay(self._graph)
+
+
+def set_communicator_s(seconds: float) -> None:
+    """Have the host wait so long for each communicator that is made from now on, when all members have come."""
+    _library.set_comm_s(seconds)
+
+
 def synchronize(holds_gil: bool = False) -> None:
     """Wait for all streams, at 100 % of a core; with the GIL, as some libraries do."""
     _library.synchronize(holds_gil)
@@ -150,7 +174,12 @@ def _break_later() -> None:
     kernel(float(os.environ.get("EMU_ERROR_AFTER_S", "0.5")), ILLEGAL_ACCESS)
 
 
-FAULTS = {
+def _wait_with_gil() -> None:
+    _stick()
+    synchronize(holds_gil=True)
+
+
+FAULTS: dict[str, Callable[[], object]] = {
     "stuck_kernel": _stick,
     "dead_link": lambda: _library.set_link_is_dead(True),
     "sticky_error": lambda: _library.break_device(ILLEGAL_ACCESS),

@@ -117,3 +117,17 @@ def test_uneven_gathers_and_coalesced_reductions_are_recorded_as_nccl_s(start_ra
     trace = parse_trace(json.dumps(told[0]["dump"]).encode())
     assert all(entry.is_done for entry in trace.entries)
     assert "all_gather" in {entry.op for entry in trace.entries}
+
+
+def test_what_was_captured_is_replayed_and_neither_recorder_nor_watchdog_hears_of_it(start_ranks: StartRanks) -> None:
+    """The communicator before it takes a second, for which the host waits."""
+    job = start_ranks("--layout", "graph", "--steps", "3", "--sync-every", "1", env={"EMU_COMM_S": "1"})
+    told = [job.told(rank) for rank in range(2)]
+    # Each step adds 2 x + 1 of both ranks, whose x are the step's number and one more.
+    assert [each["losses"] for each in told] == [[4.0, 12.0, 24.0]] * 2
+    for each in told:
+        names = [entry["profiling_name"] for entry in entries_of(each)]
+        assert names == ["nccl:all_reduce"], "that before the capture"
+        # The numbers of what was captured are gone all the same.
+        assert each["launched"]["0"]["last_enqueued_collective"] == "1"
+        assert each["counted"] == 3

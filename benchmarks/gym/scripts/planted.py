@@ -74,18 +74,28 @@ def going_on(name: str, step: int) -> Planting | None:
     return due
 
 
+Faults = dict[str, tuple[str, Callable[[], object]]]
+Pauses = dict[str, tuple[str, Callable[[float], object]]]
+
+
 def suffer(place: str, step: int) -> None:
     """Have happen what is due at this place of the script."""
+    happen(place, step, FAULTS, PAUSES)
     for name in {planting.name for planting in PLAN}:
-        if name in FAULTS and FAULTS[name][0] == place and is_due(name, step):
-            FAULTS[name][1]()
-        if name in PAUSES and PAUSES[name][0] == place and (due := take(name, step)):
-            PAUSES[name][1](due.seconds)
         if name in EACH_STEP and EACH_STEP[name][0] == place and (due := going_on(name, step)):
             EACH_STEP[name][1](due.seconds)
 
 
-FAULTS: dict[str, tuple[str, Callable[[], object]]] = {
+def happen(place: str, step: int, faults: Faults, pauses: Pauses) -> None:
+    """The same, of these tables: of what happens once."""
+    for name in {planting.name for planting in PLAN}:
+        if name in faults and faults[name][0] == place and is_due(name, step):
+            faults[name][1]()
+        if name in pauses and pauses[name][0] == place and (due := take(name, step)):
+            pauses[name][1](due.seconds)
+
+
+FAULTS: Faults = {
     "sleep": ("data", hangs.fetch_vocabulary_update),
     "lock": ("data", hangs.update_statistics),
     "socket": ("data", hangs.ask_feature_store),
@@ -131,7 +141,7 @@ FAULTS: dict[str, tuple[str, Callable[[], object]]] = {
 }
 """What happens once: where in train.py, and what."""
 
-PAUSES: dict[str, tuple[str, Callable[[float], object]]] = {
+PAUSES: Pauses = {
     "long_save": ("save", pauses.write_for_long),
     "compile": ("data", pauses.compile_kernels),
     "prepare": ("data", pauses.build_index),
@@ -144,7 +154,7 @@ PAUSES: dict[str, tuple[str, Callable[[float], object]]] = {
     "worker_pause": ("item", pauses.pause),
 }
 
-EACH_STEP: dict[str, tuple[str, Callable[[float], object]]] = {
+EACH_STEP: Pauses = {
     "slower_steps": ("data", pauses.slow_down),
     "uneven": ("data", pauses.pause),
     "slow_workers": ("item", pauses.pause),

@@ -29,7 +29,7 @@ from guardrun.supervisor.collect.host.procfs import (
 from guardrun.supervisor.collect.host.socket_traffic import read_unix_peers
 from guardrun.supervisor.collect.ranks.stack_dumps import TIMEOUT_S, dump_pyspy
 from guardrun.supervisor.engine.model.looks import Frame
-from guardrun.supervisor.engine.observation.deadlock import Waiter, Waits, is_closed, key, may_go_on, why
+from guardrun.supervisor.engine.observation.deadlock import Waiter, Waits, is_closed, is_monitor, key, may_go_on, why
 from guardrun.supervisor.engine.observation.frames import communication, is_in_backward
 
 MAX_PROCESSES = 32
@@ -149,7 +149,7 @@ def _with_frames(waiters: list[Waiter], pid: int, stacks: Mapping[int, list[Fram
         msgspec.structs.replace(
             one,
             is_python=one.tid in stacks,
-            is_monitor=any(_is_monitors(frame.file) for frame in stacks.get(one.tid, ())),
+            is_monitor=is_monitor(stacks.get(one.tid, [])),
         )
         if one.pid == pid
         else one
@@ -160,11 +160,6 @@ def _with_frames(waiters: list[Waiter], pid: int, stacks: Mapping[int, list[Fram
 def _has_alarm(pid: int) -> bool:
     status = read_status(pid)
     return status is None or any(status.catches(signum) for signum in _ALARMS)
-
-
-def _is_monitors(file: str) -> bool:
-    """Threads of Python that look after something, and have no lock of the script's."""
-    return "/guardrun/hooks/" in file or file.endswith("/tqdm/_monitor.py")
 
 
 def _read_waiters(pids: list[int], machine: str, table: ProcessTable, deadline: float) -> list[Waiter]:

@@ -9,9 +9,12 @@ may not be looked into) may end it, and then nothing is said: it costs patience,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 import msgspec
+
+from guardrun.supervisor.engine.model.looks import Frame
 
 
 class Waits(str, Enum):
@@ -58,6 +61,18 @@ HELPERS = (
 )
 """Threads that move what collectives wait for, and enter no Python (names as torch, gloo, NCCL and CUDA set them; the
 kernel keeps 15 characters). Who waits in a collective is not judged here."""
+
+
+def is_monitor(frames: Sequence[Frame]) -> bool:
+    """Whether a thread, by its stack (innermost first), only looks after something, and has no lock of the script's.
+
+    What it was started with tells: guardrun's wrappers are in the stacks of the script's own threads, too, wherever
+    these save, or wait in a collective for another rank.
+    """
+    started_with = next((frame for frame in reversed(frames) if not frame.file.endswith("/threading.py")), None)
+    return started_with is not None and (
+        "/guardrun/hooks/" in started_with.file or started_with.file.endswith("/tqdm/_monitor.py")
+    )
 
 
 def is_closed(threads: list[Waiter], main: int) -> bool:

@@ -6,6 +6,7 @@
 #include <c10/util/thread_name.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -25,15 +26,22 @@ long setting(const char* name, long unset) {
 
 } // namespace
 
+// Asks ever more seldom: what has taken long may be seen a twentieth of that later, and costs nothing meanwhile.
+void sleep_until(const std::function<bool()>& is_over) {
+  const double began_s = now_s();
+  while (!is_over()) {
+    const double wait_s = std::clamp((now_s() - began_s) / 20, 1e-4, 2e-2);
+    std::this_thread::sleep_for(std::chrono::duration<double>(wait_s));
+  }
+}
+
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 void wait_for(const std::function<bool()>& is_over) {
   if (!Device::get().spins) {
-    while (!is_over()) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    sleep_until(is_over);
     return;
   }
   for (unsigned round = 1; !is_over(); ++round) {
@@ -82,6 +90,9 @@ void Stream::run() {
 void Stream::launch(Op op) {
   auto& device = Device::get();
   device.check();
+  if (device.capture(op)) {
+    return;
+  }
   auto has_room = [&] {
     device.check();
     std::lock_guard<std::mutex> lock(mutex_);
@@ -137,11 +148,7 @@ void Event::block(Stream& stream) const {
   if (mark == nullptr || mark->is_done) {
     return;
   }
-  stream.launch([mark] {
-    while (!mark->is_done) {
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-    }
-  });
+  stream.launch([mark] { sleep_until([&] { return mark->is_done.load(); }); });
 }
 
 bool Event::query() const {
@@ -172,6 +179,8 @@ double Event::reached_s() const {
 
 Device::Device() : queue_limit(setting("EMU_QUEUE", 1024)), spins(setting("EMU_SPIN", 1) != 0) {
   launch_holds_gil = setting("EMU_LAUNCH_GIL", 0) != 0;
+  comm_s = static_cast<double>(setting("EMU_COMM_S", 0));
+  compares = setting("EMU_COMPARE", 0) != 0;
 }
 
 Device& Device::get() {
@@ -180,9 +189,7 @@ Device& Device::get() {
 }
 
 void Device::hang(const std::function<bool()>& released) {
-  while (released == nullptr || !released()) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  sleep_until([&] { return released != nullptr && released(); });
 }
 
 void Device::fail(const std::string& text) {
@@ -204,6 +211,42 @@ void Device::check() {
             " might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
             "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n");
   }
+}
+
+// Streams and the order among them are those of the launches: replayed one after the other in one stream, every
+// operation has what it waits for behind it.
+void Device::begin_capture() {
+  check();
+  synchronize();
+  std::lock_guard<std::mutex> lock(mutex_);
+  graph_ = std::make_shared<Graph>();
+  is_capturing_ = true;
+}
+
+std::shared_ptr<Graph> Device::end_capture() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  is_capturing_ = false;
+  return std::exchange(graph_, nullptr);
+}
+
+bool Device::capture(Op& op) {
+  if (!is_capturing_) {
+    return false;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (graph_ == nullptr) {
+    return false;
+  }
+  graph_->ops.push_back(std::move(op));
+  return true;
+}
+
+void Device::replay(std::shared_ptr<Graph> graph) {
+  current().launch([graph = std::move(graph)] {
+    for (const auto& op : graph->ops) {
+      op();
+    }
+  });
 }
 
 Stream& Device::stream(int64_t id) {

@@ -10,10 +10,16 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace emu {
 
 using Op = std::function<void()>;
+
+// What was launched while it was captured, to be launched again as one, with the same memory: a CUDA graph.
+struct Graph {
+  std::vector<Op> ops;
+};
 
 class Stream {
  public:
@@ -73,6 +79,17 @@ struct Device {
   // Stays until the process ends, or `released` says so: how a kernel that never ends looks.
   static void hang(const std::function<bool()>& released = nullptr);
 
+  // Launches of all streams and threads go into a graph from now on, until end_capture has it.
+  void begin_capture();
+  std::shared_ptr<Graph> end_capture();
+  bool is_capturing() const {
+    return is_capturing_;
+  }
+  // Takes the operation where launches are captured: then it is not carried out.
+  bool capture(Op& op);
+  // One launch, in the current stream: what was captured, in the order in which it was launched.
+  void replay(std::shared_ptr<Graph> graph);
+
   Stream& stream(int64_t id);
   Stream& new_stream();
   Stream& current();
@@ -81,23 +98,30 @@ struct Device {
 
   size_t queue_limit; // EMU_QUEUE: how many operations a stream takes before a launch blocks (CUDA: about 1024).
   bool spins; // EMU_SPIN=0: waits sleep (cudaDeviceScheduleBlockingSync).
+  // EMU_COMPARE=1: ranks compare collectives before gloo meets what it does not expect, and ends the process for it.
+  bool compares;
   std::atomic<bool> launch_holds_gil{false}; // A launch that blocks keeps the GIL, as many a custom kernel's does.
   std::atomic<bool> query_hangs{false}; // The driver's lock is held by another thread.
   std::atomic<bool> is_held{false}; // A kernel that was launched to hold its stream runs on for as long.
   std::atomic<bool> link_is_dead{false}; // Collectives that start from now on never complete.
   std::atomic<uint64_t> queries{0}; // How often anybody asked for an event's state.
+  std::atomic<double> comm_s; // EMU_COMM_S: how long the host waits for each new communicator, all members there.
 
  private:
   Device();
 
   std::mutex mutex_;
   std::deque<std::unique_ptr<Stream>> streams_;
-  std::atomic<bool> is_broken_{false};
+  std::atomic<bool> is_broken_{false}, is_capturing_{false};
   std::string error_;
+  std::shared_ptr<Graph> graph_;
 };
 
 // Waits as the CUDA runtime does: at 100 % of a core.
 void wait_for(const std::function<bool()>& is_over);
+
+// The same asleep.
+void sleep_until(const std::function<bool()>& is_over);
 
 double now_s();
 

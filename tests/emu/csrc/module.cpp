@@ -76,6 +76,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       py::arg("includeStackTraces") = true,
       py::arg("onlyActive") = false);
 
+  py::class_<emu::Graph, std::shared_ptr<emu::Graph>>(module, "Graph");
+  module.def("begin_capture", [] { Device::get().begin_capture(); }, without_gil);
+  module.def("end_capture", [] { return Device::get().end_capture(); }, without_gil);
+  module.def("replay", [](std::shared_ptr<emu::Graph> graph) { Device::get().replay(std::move(graph)); }, without_gil);
+  module.def("set_comm_s", [](double seconds) { Device::get().comm_s = seconds; });
   module.def("kernel", &launch_kernel, py::arg("seconds"), py::arg("error") = "", without_gil);
   module.def("hold", &hold, without_gil);
   module.def("release", [] { Device::get().is_held = false; });

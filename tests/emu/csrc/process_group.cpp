@@ -8,6 +8,7 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <algorithm>
 #include <numeric>
 
 namespace c10d {
@@ -35,13 +36,34 @@ size_t numel(const Tensors& tensors) {
   });
 }
 
+// Whether all members are about to do the same: NCCL's kernels of other sizes or kinds wait for each other for good.
+bool is_agreed(Comm& comm, int64_t signature) {
+  Tensors mine{at::full({1}, signature, at::kLong)};
+  std::vector<Tensors> all{{}};
+  for (int member = 0; member < comm.wire->getSize(); ++member) {
+    all[0].push_back(at::zeros({1}, at::kLong));
+  }
+  comm.wire->allgather(all, mine, {})->wait();
+  return std::all_of(all[0].begin(), all[0].end(), [&](const at::Tensor& each) { return each.equal(mine[0]); });
+}
+
+// The operation, and how much of it, where that must be equal; 0: nothing that could be compared.
+int64_t signature_of(OpType type, const Tensors& inputs) {
+  const bool is_sized = type == OpType::ALLREDUCE || type == OpType::BROADCAST || type == OpType::REDUCE ||
+      type == OpType::_ALLGATHER_BASE || type == OpType::_REDUCE_SCATTER_BASE;
+  return static_cast<int64_t>(type) + 1 + (is_sized ? 1000 * static_cast<int64_t>(numel(inputs)) : 0);
+}
+
 // What a communication kernel does: it ends when all have come, or never.
-void carry_out(Comm& comm, const std::vector<WireOp>& ops, bool at_once) {
+void carry_out(Comm& comm, const std::vector<WireOp>& ops, bool at_once, int64_t signature) {
   auto released = [&comm] { return comm.is_aborted.load(); };
   if (Device::get().link_is_dead) {
     Device::hang(released);
   }
   try {
+    if (signature != 0 && Device::get().compares && !is_agreed(comm, signature)) {
+      Device::hang(released);
+    }
     std::vector<intrusive_ptr<c10d::Work>> works;
     for (const auto& op : ops) {
       works.push_back(op.start(*comm.wire));
@@ -248,6 +270,10 @@ std::shared_ptr<Comm> ProcessGroup::comm(const std::string& key, int rank, int s
               " store by key '", key, "', but store->get('", key, "') got error: ", error.what()));
     }
   }
+  if (const double seconds = Device::get().comm_s; seconds > 0) {
+    const double end_s = now_s() + seconds;
+    Device::hang([end_s] { return now_s() >= end_s; });
+  }
   auto made = std::make_shared<Comm>();
   made->wire = make_wire(c10::make_intrusive<c10d::PrefixStore>("wire/" + key, store_), rank, size);
   made->stream = &Device::get().new_stream();
@@ -273,6 +299,10 @@ std::shared_ptr<Issued> ProcessGroup::issue(OpType type, bool is_p2p, std::share
 // issued: none for what is part of a batch, whose entries have no events, so that their state never changes.
 Recorder::TraceIdentifier ProcessGroup::record(
     const std::string& title, const Tensors& in, const Tensors& out, const Issued* issued, bool is_p2p) {
+  // As ProcessGroupNCCL: what is captured has a number, and neither recorder nor watchdog hears of its replays.
+  if (Device::get().is_capturing()) {
+    return {};
+  }
   return Recorder::get()->recordWithResetEnabled(
       local_id_,
       {pg_uid_, pg_desc_},
@@ -313,6 +343,7 @@ ProcessGroup::W ProcessGroup::collective(
   issued->trace = record(call.title, inputs, outputs, issued.get(), false);
   issued->numel_in = numel(inputs);
   issued->numel_out = numel(outputs);
+  issued->signature = signature_of(call.type, inputs);
   enqueue(issued, call.is_async ? *comm->stream : Device::get().current(), std::move(ops), false);
   return call.is_async ? c10::make_intrusive<Work>(issued, outputs, blocks_) : nullptr;
 }
@@ -377,13 +408,22 @@ void ProcessGroup::enqueue(
     ready.record(Device::get().current());
     ready.block(stream);
   }
+  if (Device::get().is_capturing()) {
+    stream.launch([comm = issued->comm, ops = std::move(ops), at_once, signature = issued->signature] {
+    carry_out(*comm, ops, at_once, signature);
+  });
+    issued->ended->record(stream);
+    return;
+  }
   // As NCCL does: what was issued to one communicator runs in that order, in whichever streams.
   auto& last = issued->comm->last;
   last.block(stream);
   if (issued->started) {
     issued->started->record(stream);
   }
-  stream.launch([comm = issued->comm, ops = std::move(ops), at_once] { carry_out(*comm, ops, at_once); });
+  stream.launch([comm = issued->comm, ops = std::move(ops), at_once, signature = issued->signature] {
+    carry_out(*comm, ops, at_once, signature);
+  });
   last.record(stream);
   issued->ended->record(stream);
   if (blocks_) {

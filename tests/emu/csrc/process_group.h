@@ -63,6 +63,7 @@ struct Issued {
   std::shared_ptr<Event> ended = std::make_shared<Event>();
   std::shared_ptr<Comm> comm;
   size_t numel_in = 0, numel_out = 0;
+  int64_t signature = 0; // What must be equal on all members; 0: not compared.
   Recorder::TraceIdentifier trace;
 
  private:

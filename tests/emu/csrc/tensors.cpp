@@ -380,14 +380,14 @@ bool run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     computed.push_back(made.defined() ? on_host(made) : at::Tensor());
     results.emplace_back(std::move(made));
   }
-  Device::get().current().launch([op, host = std::move(host), computed = std::move(computed)]() mutable {
-    op.callBoxed(&host);
+  Device::get().current().launch([op, host = std::move(host), computed = std::move(computed)] {
+    auto stack = host; // A graph is replayed with the same arguments.
+    op.callBoxed(&stack);
     for (size_t index = 0; index < computed.size(); ++index) {
-      if (computed[index].defined() && host[index].toTensor().defined()) {
-        computed[index].copy_(host[index].toTensor());
+      if (computed[index].defined() && stack[index].toTensor().defined()) {
+        computed[index].copy_(stack[index].toTensor());
       }
     }
-    host.clear();
   });
   torch::jit::drop(*stack, count);
   stack->insert(stack->end(), results.begin(), results.end());

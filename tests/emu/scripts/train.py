@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--layout", default="ddp", choices=["ddp", "fsdp", "tensor", "pipeline", "uneven"])
+    parser.add_argument("--layout", default="ddp", choices=sorted(LAYOUTS))
     parser.add_argument("--backend", default="nccl")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sync-every", type=int, default=10, help="steps from one loss.item() to the next")
@@ -205,7 +205,34 @@ class Uneven:
         return total
 
 
-LAYOUTS = {"ddp": Ddp, "fsdp": Fsdp, "tensor": TensorParallel, "pipeline": Pipeline, "uneven": Uneven}
+class Graph:
+    """A step captured once, as a CUDA graph: its sum over all ranks is in each replay, and no call is made for it."""
+
+    def __init__(self) -> None:
+        self.x = torch.zeros(4, device="emu")
+        self.total = torch.zeros(4, device="emu")
+        dist.all_reduce(torch.zeros(4, device="emu"))  # Communicators are made before, as for a real one.
+        with emu.Capture() as self.graph:
+            y = self.x * 2 + 1
+            dist.all_reduce(y)
+            work = dist.all_reduce(self.x.clone(), async_op=True)
+            work.wait()
+            self.total += y
+
+    def step(self, number: int) -> Tensor:
+        self.x.fill_(float(number + dist.get_rank()))
+        self.graph.replay()
+        return self.total.mean()
+
+
+LAYOUTS = {
+    "ddp": Ddp,
+    "fsdp": Fsdp,
+    "tensor": TensorParallel,
+    "pipeline": Pipeline,
+    "uneven": Uneven,
+    "graph": Graph,
+}
 
 
 def main() -> None:
@@ -236,6 +263,7 @@ def main() -> None:
         told = {
             "losses": losses,
             "launched": launched,
+            "counted": dist.group.WORLD._get_sequence_number_for_group(),
             "thread": Backward.thread,
             "parameters": job.parameters() if isinstance(job, Ddp) else [],
             "dump": json.loads(emu.dump()),

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.observation.deadlock import Waiter, Waits, is_closed, key, may_go_on, why
+from guardrun.supervisor.engine.model.looks import Frame
+from guardrun.supervisor.engine.observation.deadlock import (
+    Waiter,
+    Waits,
+    is_closed,
+    is_monitor,
+    key,
+    may_go_on,
+    why,
+)
 
 
 def world(*waits: Waits, **more: object) -> list[Waiter]:
@@ -36,3 +45,21 @@ def test_whoever_is_stopped_is_not_asked_and_ends_nothing() -> None:
     assert is_closed(world(Waits.CHILD, Waits.STOPPED), 1)
     assert [may_go_on(one) for one in world(*Waits)] == [one is Waits.OPEN for one in Waits]
     assert "no more than itself" in why(world(Waits.CHILD, Waits.LOCK), 1)
+
+
+def stack(*files: str) -> list[Frame]:
+    """Innermost first."""
+    return [Frame("f", file, 1) for file in files]
+
+
+def test_a_thread_of_the_script_that_calls_what_is_wrapped_is_no_monitor() -> None:
+    """It saves in the background, and waits over gloo for another rank, which will come."""
+    start = ("/usr/lib/python3.11/threading.py", "/usr/lib/python3.11/threading.py")
+    wrapper, call = "/x/guardrun/hooks/patches/collectives.py", "/x/site-packages/torch/distributed/distributed_c10d.py"
+    saver = stack(wrapper, call, wrapper, "/x/site-packages/torch/distributed/checkpoint/utils.py", *start)
+    assert not is_monitor(saver)
+    assert not is_monitor(stack(wrapper, "/home/u/train.py", *start))
+    assert is_monitor(stack("/usr/lib/python3.11/queue.py", "/x/guardrun/hooks/beat/heartbeat.py"))
+    assert is_monitor(stack("/x/guardrun/hooks/beat/heartbeat.py", *start))
+    assert is_monitor(stack(start[0], "/x/site-packages/tqdm/_monitor.py", *start))
+    assert not is_monitor([]) and not is_monitor(stack(*start))

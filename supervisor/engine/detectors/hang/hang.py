@@ -12,6 +12,7 @@ import msgspec
 
 from guardrun.supervisor.engine.failures.mismatch_report import mismatch_text
 from guardrun.supervisor.engine.model.events import Settings
+from guardrun.supervisor.engine.observation.collective_calls import group_text
 from guardrun.supervisor.engine.observation.collective_waits import Match, Mismatch, Wait
 from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding
@@ -57,7 +58,7 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
     if held := _held_by_devices(matched, ranks):
         return _on_devices(base, held, settings)
     if elsewhere := [rank for rank in matched.roots if rank in ranks]:
-        return _elsewhere(base, elsewhere, ranks)
+        return _unmade(base, elsewhere, matched) or _elsewhere(base, elsewhere, ranks)
     if unseen := sorted({rank for wait in matched.waits if wait.is_on_device for rank in wait.unseen}):
         why = (
             f"nothing is known of the calls of {ranks_text(unseen)}, for which others may wait, so no rank can be named"
@@ -105,7 +106,10 @@ def _on_devices(base: Finding, waits: list[Wait], settings: Settings) -> Finding
         )
     held = sorted({rank for wait in waits for rank in wait.ranks})
     who = "all of them" if held == base.waiting else f"ranks {rank_list(held)}, which the others wait for,"
-    why = f"{who} have issued theirs and none is completed, so it is a link or a device, and no rank can be named"
+    # Hosts run on: both sides of a transfer may be issued, and each device be held by one that comes before.
+    is_ordered = not any(wait.op in _POINT_TO_POINT for wait in waits)
+    what = "a link or a device" if is_ordered else "a link, a device or the order of sends and receives"
+    why = f"{who} have issued theirs and none is completed, so it is {what}, and no rank can be named"
     return msgspec.structs.replace(found, why_nobody=why)
 
 
@@ -163,6 +167,20 @@ def _elsewhere(base: Finding, elsewhere: list[int], ranks: list[int]) -> Finding
         waiting=[rank for rank in ranks if rank not in elsewhere],
         confidence=0.85,
     )
+
+
+def _unmade(base: Finding, elsewhere: list[int], matched: Match) -> Finding | None:
+    """One of these waits in a group for a rank that tells of its own groups, and of none like that; None: none does."""
+    told = {rank for wait in matched.waits for rank in wait.ranks}
+    for wait in matched.waits:
+        unmade = sorted(told & set(wait.unseen))
+        if unmade and set(wait.ranks) & set(elsewhere):
+            who = f"{ranks_text(wait.ranks)} {'waits' if len(wait.ranks) == 1 else 'wait'} in {wait.op}"
+            have = "has" if len(unmade) == 1 else "have"
+            group = group_text(wait.group, wait.desc)
+            why = f"{who} of {group}, which {ranks_text(unmade)} {have} not made: who is wrong cannot be told"
+            return msgspec.structs.replace(base, cause="collective_mismatch", confidence=0.8, why_nobody=why)
+    return None
 
 
 # Hang ---------------------------------------------------------------------------------------------------------------

@@ -276,6 +276,20 @@ def test_both_sides_of_a_transfer_that_have_issued_it_blame_nobody() -> None:
     assert found.why_nobody.startswith("ranks 0-1, which the others wait for, have issued theirs and none is completed")
 
 
+def test_an_order_of_sends_and_receives_that_cannot_meet_is_not_taken_for_a_link() -> None:
+    """Hosts run on and issue both sides; their devices come to them in an order in which neither is ever there."""
+    groups = {
+        rank: told(call(7, "issued", "irecv", 1 - rank), call(7, "issued", "isend", 1 - rank), issued=1)
+        for rank in (0, 1)
+    }
+    found = finding(groups, {})
+    assert (found.cause, found.culprits) == ("collective_timeout", [])
+    assert found.why_nobody.endswith(
+        "so it is a link, a device or the order of sends and receives, and no rank can be named"
+    )
+    assert "order" not in finding(dict.fromkeys(RANKS, PENDING), {}).why_nobody
+
+
 def test_an_exchange_of_two_is_no_circle() -> None:
     ring = {
         rank: told(call(7, "issued", "isend", 1 - rank), call(7, "issued", "irecv", 1 - rank), issued=1)
@@ -303,6 +317,28 @@ def test_whoever_waits_on_the_host_for_a_rank_whose_device_is_held_names_nobody(
     found = find(waits, [], Settings(), match(looks))
     assert found is not None and (found.cause, found.culprits) == ("collective_timeout", [])
     assert found.why_nobody.startswith("ranks 0-2, which the others wait for")
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_group_that_its_other_member_has_not_made_names_nobody(knows: bool) -> None:
+    """Rank 0 waits for rank 1 in a group of these two, of which rank 1 tells nothing: it has made no such group."""
+
+    def pair(*calls: Call) -> GroupLook:
+        return GroupLook(name="1", backend="nccl", ranks=[0, 1], issued=len(calls), calls=list(calls))
+
+    in_pair = [told(call(3)), pair(call(1, "issued"))]
+    made = [pair()] if knows else []
+    groups = {0: in_pair, 1: [told(call(3), call(4, "issued")), *made], 2: [told(call(3), call(4, "issued"))]}
+    looks = [
+        RankLook(global_rank=rank, at_s=108.0, process=ProcessLook(pid=1000 + rank), groups=own)
+        for rank, own in groups.items()
+    ]
+    waits = [Judgement(global_rank=rank, doing=RankActivity.WAITING, reason="") for rank in groups]
+    found = find(waits, [], Settings(), match(looks))
+    assert found is not None
+    assert (found.cause, found.culprits, found.patience_s) == ("collective_mismatch", [], Settings().data_patience_s)
+    why = "rank 0 waits in all_reduce of group 1, which rank 1 has not made: who is wrong cannot be told"
+    assert (found.why_nobody == why) is not knows
 
 
 @pytest.mark.parametrize(("backend", "is_certain"), [("gloo", True), ("nccl", False)])
