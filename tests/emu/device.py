@@ -164,11 +164,6 @@ def _fill_queue_with_gil() -> None:
     _fill_queue()
 
 
-def _wait_with_gil() -> None:
-    _stick()
-    synchronize(holds_gil=True)
-
-
 def _break_later() -> None:
     """A kernel that ends with an error while the host is steps ahead: told by whatever asks next."""
     kernel(float(os.environ.get("EMU_ERROR_AFTER_S", "0.5")), ILLEGAL_ACCESS)
