@@ -40,6 +40,8 @@ CIRCLE = "circle"
 SIDES = "sides"
 HOOKS = "hooks"
 """GroupLook's source where there is no recorder."""
+HOOKED = (HOOKS, "both")
+"""Its sources where the hooks tell of the group."""
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +94,8 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     untold: list[int] = []
     """Ranks that count as waiting because others' devices are in a call that they have counted, too: their own
     recorder does not tell of it, or was not read."""
+    hooked: list[int] = []
+    """Ranks whose hooks tell of all groups that they have made; a recorder tells of those that were called in."""
     is_uneven: bool = False
     """Some of the calls may have other sizes on each rank, which torch's own comparison takes for a mistake."""
 
@@ -145,6 +149,7 @@ def match(looks: Iterable[RankLook]) -> Match:
         mismatch=mismatch,
         is_all_in=bool(waits) and not any(wait.waits_for or wait.unseen for wait in waits.values()),
         untold=untold,
+        hooked=[look.global_rank for look in looks if any(told.source in HOOKED for told in look.groups)],
         is_uneven=any(group.is_uneven() for group in groups.values()),
     )
 

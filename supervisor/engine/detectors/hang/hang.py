@@ -57,8 +57,10 @@ def all_wait(living: list[Judgement], ended: list[int], settings: Settings, matc
         return msgspec.structs.replace(base, cause="collective_mismatch", confidence=0.8, why_nobody=why)
     if held := _held_by_devices(matched, ranks):
         return _on_devices(base, held, settings)
+    if unmade := _unmade(base, matched):
+        return unmade
     if elsewhere := [rank for rank in matched.roots if rank in ranks]:
-        return _unmade(base, elsewhere, matched) or _elsewhere(base, elsewhere, ranks)
+        return _elsewhere(base, elsewhere, ranks)
     if unseen := sorted({rank for wait in matched.waits if wait.is_on_device for rank in wait.unseen}):
         why = (
             f"nothing is known of the calls of {ranks_text(unseen)}, for which others may wait, so no rank can be named"
@@ -169,12 +171,10 @@ def _elsewhere(base: Finding, elsewhere: list[int], ranks: list[int]) -> Finding
     )
 
 
-def _unmade(base: Finding, elsewhere: list[int], matched: Match) -> Finding | None:
-    """One of these waits in a group for a rank that tells of its own groups, and of none like that; None: none does."""
-    told = {rank for wait in matched.waits for rank in wait.ranks}
+def _unmade(base: Finding, matched: Match) -> Finding | None:
+    """Ranks wait in a group for one whose hooks tell of its groups, and of none like that; None: none do."""
     for wait in matched.waits:
-        unmade = sorted(told & set(wait.unseen))
-        if unmade and set(wait.ranks) & set(elsewhere):
+        if unmade := sorted(set(matched.hooked).intersection(wait.unseen)):
             who = f"{ranks_text(wait.ranks)} {'waits' if len(wait.ranks) == 1 else 'wait'} in {wait.op}"
             have = "has" if len(unmade) == 1 else "have"
             group = group_text(wait.group, wait.desc)

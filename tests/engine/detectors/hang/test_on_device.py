@@ -328,13 +328,14 @@ def test_a_group_that_its_other_member_has_not_made_names_nobody(knows: bool) ->
 
     in_pair = [told(call(3)), pair(call(1, "issued"))]
     made = [pair()] if knows else []
-    groups = {0: in_pair, 1: [told(call(3), call(4, "issued")), *made], 2: [told(call(3), call(4, "issued"))]}
+    waits = msgspec.structs.replace(told(call(3), call(4, "issued")), source="both")
+    groups = {0: in_pair, 1: [waits, *made], 2: [told(call(3), call(4, "issued"))]}
     looks = [
         RankLook(global_rank=rank, at_s=108.0, process=ProcessLook(pid=1000 + rank), groups=own)
         for rank, own in groups.items()
     ]
-    waits = [Judgement(global_rank=rank, doing=RankActivity.WAITING, reason="") for rank in groups]
-    found = find(waits, [], Settings(), match(looks))
+    judgements = [Judgement(global_rank=rank, doing=RankActivity.WAITING, reason="") for rank in groups]
+    found = find(judgements, [], Settings(), match(looks))
     assert found is not None
     assert (found.cause, found.culprits, found.patience_s) == ("collective_mismatch", [], Settings().data_patience_s)
     why = "rank 0 waits in all_reduce of group 1, which rank 1 has not made: who is wrong cannot be told"
