@@ -45,6 +45,8 @@ def main() -> None:
     tensor = torch.ones(4, device="emu")
     dist.all_reduce(tensor)
     tensor.cpu()
+    while not json.loads(emu.dump())["entries"][0]["retired"]:  # by the watchdog; it is asked for until then
+        time.sleep(0.01)
     # What torch calls for `_set_pg_timeout`, which knows no device but CUDA.
     dist.group.WORLD._get_backend(tensor.device).set_timeout(timedelta(seconds=2100))
     emu.hold()
