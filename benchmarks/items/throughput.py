@@ -168,8 +168,7 @@ def _figures(title: str, rounds: Sequence[Sequence[Pair]]) -> list[Figure]:
 class ThroughputItem:
     """Both are started, and then take turns of a second: a machine's speed drifts. Who is first changes by pairs.
 
-    Ranks of both share one core, where nothing else runs if the machine lets them: the speed is then what a step costs.
-    Launchers and supervisors run on the others.
+    Ranks of both share one core, so that the speed is what a step costs, and no matter of which core is free.
     """
 
     name = "throughput"
