@@ -28,6 +28,7 @@ from inspect import isfunction
 from time import monotonic_ns
 from typing import Any
 
+from guardrun.hooks.patches.steps import ODD
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.saves.checkpoint_files import Function, replace
 from guardrun.hooks.wire.board import Field
@@ -40,8 +41,6 @@ MAX_WAITING = 16
 """Steps that the host is ahead of the device and that are timed; those after them are not."""
 MAX_FULL = 3
 """Steps in a row that need too many events: it is not tried again."""
-ODD = 5
-"""A step that takes so many times as long as those before it is none to count (hooks/patches/steps.py)."""
 LOOK_EVERY = 50
 """Steps, until a device is in use."""
 

@@ -5,7 +5,7 @@ The values are the engine's own, not copies: reading costs nothing, and mypy ref
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from guardrun.supervisor.engine.model.actions import Incident
@@ -316,15 +316,23 @@ def running_attempt(view: RunView) -> AttemptView | None:
 
 def wrong_with(view: RunView, ranks: Sequence[int]) -> list[str]:
     """What is wrong right now with the devices of these ranks, and with their nodes as a whole: a sentence each."""
-    assert view.attempt is not None
-    known = view.attempt.ranks
-    nodes = {known[rank].rank.node for rank in ranks if rank in known}
-    return [
-        finding.summary
-        for key, finding in view.detectors.node_health.findings.items()
-        if set(ranks_on(view, key, finding)).intersection(ranks)
-        or (not finding.subject.startswith(DEVICE) and key.split("/", 1)[0] in nodes)
-    ]
+    return [finding.summary for finding, _ in findings_on(view, ranks)]
+
+
+def findings_on(view: RunView, ranks: Sequence[int]) -> Iterator[tuple[Finding, list[int]]]:
+    """What is wrong right now, each with those of these ranks whose device it is, or whose node as a whole."""
+    known = attempt_of(view).ranks
+    by_node: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank in known:
+            by_node.setdefault(known[rank].rank.node, []).append(rank)
+    for key, finding in view.detectors.node_health.findings.items():
+        if finding.subject.startswith(DEVICE):
+            concerned = [rank for rank in ranks_on(view, key, finding) if rank in ranks]
+        else:
+            concerned = by_node.get(key.split("/", 1)[0], [])
+        if concerned:
+            yield finding, concerned
 
 
 def ranks_on(view: RunView, key: str, finding: Finding) -> list[int]:

@@ -17,12 +17,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from guardrun.supervisor.health.gpu.gpu_inventory import PREFIX
 from guardrun.supervisor.health.gpu.xids import normal_bus
 
-PREFIX = "gpu:"
 NVIDIA = "cuda"
 """torch's name for devices that NVML knows; torch for ROCm says the same, so its hooks say `hip`."""
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES")
 ALL_VISIBLE = "CUDA_VISIBLE_DEVICES"
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO, include/linux/proc_ns.h."""
@@ -93,8 +92,8 @@ def find_device(
 ) -> Answer:
     """Which of the inventory's devices a rank trains on.
 
-    environ: of its process, at least VARIABLES. held: devices that it holds memory of, where process ids can be
-    trusted; own: those of them that no other rank of the run holds any of.
+    environ: of its process, at least DEVICE_VARIABLES (hooks/beat/message_sender.py). held: devices that it holds
+    memory of, where process ids can be trusted; own: those of them that no other rank of the run holds any of.
     """
     if told.kind not in ("", NVIDIA):
         return _contradicted(f"it trains on a device of type {told.kind}, of which nothing is sensed")

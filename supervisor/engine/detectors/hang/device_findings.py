@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from guardrun.supervisor.engine.model.run_view import DEVICE, RunView, attempt_of, ranks_on, silence_began_s
+from guardrun.supervisor.engine.model.run_view import RunView, attempt_of, findings_on, silence_began_s
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.health.base.findings import Response
 
@@ -39,13 +39,9 @@ def _broken(view: RunView, waiting: list[int]) -> dict[int, list[str]]:
     """By rank: what has broken under it."""
     since_s = silence_began_s(attempt_of(view)) - BEFORE_S
     broken: dict[int, list[str]] = {}
-    for key, finding in view.detectors.node_health.findings.items():
+    for finding, ranks in findings_on(view, waiting):
         if finding.cause not in CAUSES or finding.response is Response.NOTE or finding.told_s < since_s:
             continue
-        ranks = ranks_on(view, key, finding)
-        if not finding.subject.startswith(DEVICE):
-            node = key.split("/", 1)[0]
-            ranks = [number for number, rank in attempt_of(view).ranks.items() if rank.rank.node == node]
-        for rank in set(ranks).intersection(waiting):
+        for rank in ranks:
             broken.setdefault(rank, []).append(finding.summary)
     return broken
