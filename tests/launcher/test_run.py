@@ -18,14 +18,15 @@ from tests.launcher.waiting_rank import WAIT, ready
 from tests.support.guardrun_run import GuardrunStarter, clean_environment
 from tests.support.waiting import wait_until
 
+# A line is one write: print makes two of it where it is unbuffered, and torch's tee puts a prefix before what it reads.
 SHOW = '''
 import json, os, sys
 names = """RANK LOCAL_RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE GROUP_WORLD_SIZE ROLE_WORLD_SIZE
 MASTER_ADDR TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE OMP_NUM_THREADS
 TORCH_NCCL_ASYNC_ERROR_HANDLING TORCHELASTIC_SIGNALS_TO_HANDLE""".split()
-print(json.dumps({name: os.environ.get(name) for name in names}))
-print("args", json.dumps(sys.argv[1:]))
-print("err", file=sys.stderr)
+print(json.dumps({name: os.environ.get(name) for name in names}) + chr(10), end="")
+print("args " + json.dumps(sys.argv[1:]) + chr(10), end="")
+print("err" + chr(10), end="", file=sys.stderr)
 '''
 
 
