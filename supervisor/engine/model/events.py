@@ -228,6 +228,68 @@ class OpenFiles(msgspec.Struct, frozen=True, array_like=True):
         return 0 < self.limit * MANY_FILES <= self.count
 
 
+class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
+    """Host memory of a rank and of the processes below it, in bytes, page cache and shared files left out."""
+
+    own: int
+    """Anonymous and swapped-out memory of the rank's own process."""
+    below: int = 0
+    """The same of all processes below it."""
+    largest: tuple[int, int] = (0, 0)
+    """The one of those that has most: its pid, and how much."""
+    shared: int = 0
+    """In shared memory (files of /dev/shm and anonymous shared mappings), of the rank and those below it."""
+    limit: int = 0
+    """What all of the job's processes on this node may use: the lowest of the cgroup's limit and the node's memory;
+    0: not known."""
+    used: int = 0
+    """Of that limit, by everybody whom it holds for; page cache that can be given back is left out."""
+
+
+class OddStep(msgspec.Struct, frozen=True, array_like=True):
+    """One step of a rank whose loss or gradient norm is not finite, or far above those before it."""
+
+    step: int
+    """With the base of a resumed checkpoint."""
+    loss: float | None
+    """None: not seen, or not finite."""
+    grad_norm: float | None
+    """Likewise."""
+    flags: int = 0
+    """Bits of hooks/wire/metrics_page.py's Flag."""
+    loss_sigmas: float = 0.0
+    """How far its logarithm lies above the median of those before it, in deviations; 0: not odd, or not finite."""
+    norm_sigmas: float = 0.0
+    batch: int = 0
+    """How many batches the rank's training thread had been given in this attempt, this one included; 0: none seen."""
+
+
+class TrainingMetrics(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank's training computes (hooks/patches/metrics.py), over the steps since this was last reported."""
+
+    first: int
+    last: int
+    """Steps, both included; with the base of a resumed checkpoint."""
+    loss: float | None = None
+    """Median of those that are finite, in these steps; None: there was none."""
+    grad_norm: float | None = None
+    """Likewise; a rank's own part of it where parameters are sharded."""
+    learning_rate: float | None = None
+    """Of the first parameter group, at the last of these steps."""
+    usual_loss: float | None = None
+    """Median of the window of steps before (engine/observation/metric_window.py); None: there are too few."""
+    usual_norm: float | None = None
+    skipped: int = 0
+    """Steps of this attempt so far that a GradScaler left out because gradients had overflowed."""
+    nonfinite: int = 0
+    """Steps of this attempt so far with a loss or a gradient norm that is not finite, without those left out."""
+    odd: list[OddStep] = []
+    """At most MAX_ODD of these steps, the first ones."""
+
+
+MAX_ODD = 8
+
+
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What changed in a rank since the last report."""
 
@@ -252,6 +314,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every four seconds or so; by itself no reason for a report."""
     open_files: OpenFiles | None = None
     """Every half minute or so, where they can be counted; by itself no reason for a report."""
+    metrics: TrainingMetrics | None = None
+    """Every four seconds or so, and at once where a step is odd; by itself no reason for a report."""
+    memory: MemoryUse | None = None
+    """Every half minute or so; by itself no reason for a report."""
     joint: int = 0
     """Collectives that ranks of other nodes have part in, by torch's count."""
     is_save_held: bool = False
