@@ -63,6 +63,17 @@ class Phase:
 NO_PHASE = Phase(None)
 
 
+def metrics(*, loss: object = None, grad_norm: object = None) -> None:
+    """Say what a step has computed, instead of what is seen at backward() and clip_grad_norm_.
+
+    Numbers or tensors with one element; a tensor on a device is not waited for. They are those of the step under way,
+    or of the last one where nothing was computed since its end.
+    """
+    rank = _rank.active
+    if rank is not None and rank.metrics is not None and rank.is_owner():
+        rank.metrics.say(loss, grad_norm)
+
+
 def should_checkpoint() -> bool:
     """Say whether guardrun asks for a checkpoint now, because the job's time runs out or a node is about to leave.
 

@@ -8,7 +8,7 @@ import random
 import select
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -81,6 +81,20 @@ class Player:
         found: dict[str, float] = json.loads(os.read(self._done, 4096))
         return found
 
+    def set_apart(self, core: int) -> None:
+        """Keep what is not a rank off the ranks' core: what the launcher and the supervisor cost has an item of its own.
+
+        Wherever the kernel happens to put them would else decide the turn, and differ from round to round.
+        """
+        others = os.sched_getaffinity(0) - {core}
+        if core < 0 or not others:
+            return
+        for process in self._job.find(""):
+            for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                with suppress(OSError):  # it has ended since
+                    if os.sched_getaffinity(int(thread.name)) != {core}:
+                        os.sched_setaffinity(int(thread.name), others)
+
     def play(self) -> Turn:
         """Take a turn. Raises CannotMeasure."""
         os.write(self._go, b"c")
@@ -100,7 +114,7 @@ def _play(
     core = max(os.sched_getaffinity(0)) if len(os.sched_getaffinity(0)) > 1 else -1
     rounds: list[list[Pair]] = []
     while len(rounds) < bench.choose(QUICK_ROUNDS, ROUNDS):
-        rounds.append(_play_round(bench, script, [*arguments, "--core", str(core)], environment))
+        rounds.append(_play_round(bench, script, [*arguments, "--core", str(core)], environment, core))
         low, high = interval([speed_ratios(pairs) for pairs in rounds])
         bench.say(f"round {len(rounds)}: throughput ratio {low:.4f} to {high:.4f}")
         if len(rounds) >= LEAST_ROUNDS and high - low <= WIDTH:
@@ -108,7 +122,7 @@ def _play(
     return rounds
 
 
-def _play_round(bench: Bench, script: str, arguments: Sequence[str], environment: dict[str, str] | None) -> list[Pair]:
+def _play_round(bench: Bench, script: str, arguments: Sequence[str], environment: dict[str, str] | None, core: int) -> list[Pair]:
     """Both are started anew, and take turns."""
     with ExitStack() as stack:
         players = [
@@ -117,6 +131,7 @@ def _play_round(bench: Bench, script: str, arguments: Sequence[str], environment
         ]
         for player in players:
             player.wait()
+            player.set_apart(core)
         pairs: list[Pair] = []
         for number in range(bench.choose(QUICK_PAIRS, PAIRS)):
             turns = [player.play() for player in (players if number % 2 else players[::-1])]

@@ -6,12 +6,12 @@ be read is left out; an error of our own is said once, and the call goes its way
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import sys
 
 from guardrun.hooks.calls.call_places import Places, Strings
+from guardrun.hooks.calls.shared_file import make_shared_file
 from guardrun.hooks.wire.board import OPS
 from guardrun.hooks.wire.calls_page import (
     GROUP_BITS,
@@ -120,7 +120,7 @@ class CallsPage:
         """Make the file and map it; module is torch.distributed.distributed_c10d. Raises OSError."""
         self._rank = rank
         self._c10d = module
-        self._map = _make_file(os.path.join(rank.sockets, calls_name(rank.attempt, rank.global_rank)))
+        self._map = make_shared_file(os.path.join(rank.sockets, calls_name(rank.attempt, rank.global_rank)), SIZE_BYTES)
         self._bytes = memoryview(self._map)
         self._words = self._bytes.cast("q")
         self._strings = Strings(self._bytes, self._words)
@@ -409,17 +409,3 @@ class CallsPage:
     def _learn_dtype(self, dtype: Any) -> int:
         index = self._dtypes[dtype] = self._intern(str(dtype).removeprefix("torch."))
         return index
-
-
-def _make_file(path: str) -> mmap.mmap:
-    """A page whose memory is really there, mapped. Raises OSError."""
-    try:
-        os.unlink(path)  # Of an earlier Python of the same rank.
-    except FileNotFoundError:
-        pass
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, SIZE_BYTES)
-        return mmap.mmap(fd, SIZE_BYTES)
-    finally:
-        os.close(fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from guardrun.hooks.patches import metrics
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.saves.checkpoint_files import replace
 from guardrun.hooks.wire.board import Milestone
@@ -12,6 +13,7 @@ from guardrun.hooks.wire.board import Milestone
 def install(module: Any, rank: Rank) -> None:
     """Called after `import torch` ran."""
     rank.mark(Milestone.TORCH_IMPORTED)
+    metrics.install(module, rank)
 
 
 # torch.compile ------------------------------------------------------------------------------------------------------

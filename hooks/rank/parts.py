@@ -73,3 +73,31 @@ class DeviceTimer(Protocol):
 
     def stop(self) -> None:
         """Time nothing more, as in a forked child."""
+
+
+class MetricsObserver(Protocol):
+    """Hears what the training thread computes."""
+
+    is_inside: bool
+    """A call that clips is under way."""
+
+    def see_loss(self, tensor: Any) -> None:
+        """backward() is called on it. Like the others here: never raises."""
+
+    def see_scaled(self, before: Any, after: Any) -> None:
+        """A GradScaler has multiplied a loss."""
+
+    def see_norm(self, tensor: Any) -> None:
+        """Gradients have this norm."""
+
+    def see_learning_rate(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+
+    def say(self, loss: Any, grad_norm: Any) -> None:
+        """The script says them; None: not said."""
+
+    def on_step(self) -> None:
+        """A training step is done, and counted on the board."""
+
+    def on_left_out(self) -> None:
+        """A GradScaler has left out the step under way."""

@@ -16,7 +16,14 @@ from guardrun.hooks.wire.board import PHASES, SIZE_BYTES, Field, Milestone
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from guardrun.hooks.calls.collective_calls import CallsPage
-    from guardrun.hooks.rank.parts import BatchRecord, CollectionPolicy, DeviceObserver, DeviceTimer, StepObserver
+    from guardrun.hooks.rank.parts import (
+        BatchRecord,
+        CollectionPolicy,
+        DeviceObserver,
+        DeviceTimer,
+        MetricsObserver,
+        StepObserver,
+    )
     from guardrun.hooks.wire.board import Board
 
 
@@ -144,6 +151,8 @@ class Rank:
         """None until torch.cuda or the optimizers are imported."""
         self.device_timer: DeviceTimer | None = None
         """None unless the user wants it, and until torch.distributed is imported."""
+        self.metrics: MetricsObserver | None = None
+        """None until torch is imported, and once it has failed."""
         self._milestone_lock = allocate_lock()
         self._failed: set[str] = set()
         self._has_spoken = False
@@ -207,6 +216,8 @@ class Rank:
         words[_STEP_NS] = now_ns
         words[_PROGRESS_NS] = now_ns
         words[_API_CALLS] += 1
+        if self.metrics is not None:
+            self.metrics.on_step()
         if self.spent is not None:
             self.spent.on_step(now_ns)
         if self.gc_policy is not None:
@@ -264,7 +275,7 @@ class Rank:
         if self.device_timer is not None:
             self.device_timer.stop()
         self.words = private_words()
-        self.calls = None
+        self.calls = self.metrics = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

@@ -28,9 +28,7 @@ class Head(IntEnum):
     """Steps that a GradScaler left out because gradients had overflowed."""
     LEARNING_RATE = 4
     """Float: of the first parameter group of the optimizer that has done most; NaN unknown."""
-    SCALE = 5
-    """Float: that the last loss was multiplied with by a GradScaler; 0 none."""
-    UNREAD = 6
+    UNREAD = 5
     """Steps of which nothing was read: values on a device are not asked for more often than is cheap."""
 
 

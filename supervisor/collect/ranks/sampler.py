@@ -1,5 +1,7 @@
 """Once a second: what changed in the ranks, from their boards and one file of /proc each; now and then, open files.
 
+Every second, too, what their steps computed, which is reported every four.
+
 How many files a rank has open, how many it may, and what the newest are. The kernel gives out the lowest free number,
 so that what is opened and never closed fills the table up to the number of all that is open: those just below it are
 the newest. Only they are looked at, and only where many are open.
@@ -17,6 +19,7 @@ from itertools import islice
 import msgspec
 
 from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.metrics_page import metrics_name
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.base.printable import make_printable
 from guardrun.supervisor.collect.host.process_table import ProcessTable
@@ -31,6 +34,7 @@ from guardrun.supervisor.collect.ranks.boards import (
     step_of,
     waits_since_ns,
 )
+from guardrun.supervisor.collect.ranks.metrics import MetricsReader
 from guardrun.supervisor.engine.model.events import OpenFiles, Rank, RankReport, Settings, StepBreakdown
 from guardrun.supervisor.engine.observation.step_times import BRIEF
 
@@ -62,7 +66,7 @@ MAX_NAME = 120
 class _Watched:
     """One rank's process: its stat file stays open, which also ties it to that very process."""
 
-    def __init__(self, rank: Rank, board: BoardReader) -> None:
+    def __init__(self, rank: Rank, board: BoardReader, metrics: MetricsReader) -> None:
         self.rank = rank
         self.board = board
         self.last: tuple[object, ...] = ()
@@ -71,6 +75,7 @@ class _Watched:
         self.spent_at_s = -math.inf
         self.files_at_s = -math.inf
         """When its open files were counted last."""
+        self.metrics = metrics
         try:
             self._stat_fd = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -97,6 +102,7 @@ class _Watched:
 
     def close(self) -> None:
         self.board.close()
+        self.metrics.close()
         if self._stat_fd >= 0:
             os.close(self._stat_fd)
             self._stat_fd = -1
@@ -133,7 +139,14 @@ class Sampler:
         self._close_watched()
         ranks = list(ranks)
         self.boards = open_boards(self._sockets_dir, attempt, (rank.global_rank for rank in ranks))
-        self._watched = [_Watched(rank, self.boards[rank.global_rank]) for rank in ranks]
+        self._watched = [
+            _Watched(
+                rank,
+                self.boards[rank.global_rank],
+                MetricsReader(os.path.join(self._sockets_dir, metrics_name(attempt, rank.global_rank))),
+            )
+            for rank in ranks
+        ]
         self._track_after_s = 0.0
 
     def sample(self) -> list[RankReport]:
@@ -145,8 +158,8 @@ class Sampler:
             key = self._key(report, now_s)
             if key != watched.last:
                 watched.last = key
-                spent = watched.take_spent(self._spent_every_s)
-                reports[watched] = report if spent is None else msgspec.structs.replace(report, spent=spent)
+                spent, metrics = watched.take_spent(self._spent_every_s), watched.metrics.take()
+                reports[watched] = msgspec.structs.replace(report, spent=spent, metrics=metrics)
         self._count_files(reports)
         if time.monotonic() >= self._track_after_s:
             self.track_descendants()
@@ -197,6 +210,7 @@ class Sampler:
     def _read(self, watched: _Watched) -> RankReport:
         words = watched.board.read() or BLANK
         at_ns = self._clock.at_ns
+        watched.metrics.read(step_of(words) - words[Field.STEP])
         return RankReport(
             global_rank=watched.rank.global_rank,
             state=watched.read_state(),

@@ -1,0 +1,130 @@
+"""Single numbers that training computes, on the host or on a device, without waiting for the device.
+
+A number on a device is copied into pinned memory in the current stream, and an event is recorded behind it: once that
+says it is done, the number is there. Nothing is ever waited for, and nothing is asked while a graph is captured.
+Where there is no pinned memory, a copy would wait: such a device is left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic_ns
+from typing import Any
+
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire.board import Field
+
+SHARE = 0.002
+"""Of a step's time, that copying may cost the host."""
+MAX_EVERY = 64
+SLOTS = 128
+"""Numbers of one type that may be on their way."""
+
+_CAPTURES = int(Field.CAPTURES)
+_UNREADABLE = ("cpu", "meta")
+
+
+class Copy:
+    """A number on its way."""
+
+    __slots__ = ("_event", "_slot")
+
+    def __init__(self, slot: Any, event: Any) -> None:
+        self._slot = slot
+        self._event = event
+
+    def is_here(self) -> bool:
+        """Whether it can be read."""
+        return bool(self._event.query())
+
+    def __float__(self) -> float:
+        return float(self._slot.item())
+
+
+Value = float | Copy
+
+
+class Ring:
+    """Places in pinned memory for numbers of one type, each with its event; used again in turn."""
+
+    def __init__(self, torch: Any, kind: str, dtype: Any) -> None:
+        """Raises RuntimeError where memory cannot be pinned."""
+        memory = torch.empty(SLOTS, dtype=dtype, pin_memory=True)
+        self._slots = [memory[index] for index in range(SLOTS)]
+        self._events = [torch.Event(kind) for _ in range(SLOTS)]
+        self._next = 0
+
+    def start(self, tensor: Any) -> Copy:
+        """Copy the one number of a tensor. Whoever has not read the one SLOTS before has waited too long for it."""
+        index, self._next = self._next, (self._next + 1) % SLOTS
+        slot, event = self._slots[index], self._events[index]
+        slot.copy_(tensor.detach().reshape(()), non_blocking=True)
+        event.record()
+        return Copy(slot, event)
+
+
+class DeviceValues:
+    """Takes one rank's numbers."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._rings: dict[tuple[str, Any], Ring] = {}
+        self._left_alone: set[str] = set()
+        """Types of devices that cannot be read without waiting."""
+        self._every = 1
+        self._left_out = 0
+        """Steps since one was read."""
+        self._cost_ns = 0
+        """Of the step under way."""
+        self._began_ns = 0
+        self.unread = 0
+        """Steps of which numbers were left out."""
+        self._is_left_out = False
+
+    def take(self, given: Any) -> Value | None:
+        """A number, or a tensor with one; None where that can't be told without waiting. May raise anything."""
+        if isinstance(given, float | int):
+            return float(given)
+        torch = sys.modules["torch"]
+        # Subclasses (fake, functional, distributed tensors) may do anything when they are asked.
+        if type(given) not in (torch.Tensor, torch.nn.Parameter) or given.numel() != 1 or given.is_complex():
+            return None
+        kind = given.device.type
+        if kind == "cpu":
+            return float(given.item())
+        if kind in _UNREADABLE or kind in self._left_alone or self._rank.words[_CAPTURES]:
+            return None
+        if self._left_out < self._every - 1:
+            self._is_left_out = True
+            return None
+        began_ns = monotonic_ns()
+        copy = self._start(torch, kind, given)
+        self._cost_ns += monotonic_ns() - began_ns
+        return copy
+
+    def _start(self, torch: Any, kind: str, tensor: Any) -> Copy | None:
+        ring = self._rings.get((kind, tensor.dtype))
+        if ring is None:
+            try:
+                ring = self._rings[kind, tensor.dtype] = Ring(torch, kind, tensor.dtype)
+            except (RuntimeError, TypeError, AttributeError) as error:
+                self._left_alone.add(kind)
+                self._rank.note("metrics", f"losses on {kind} are not read: {type(error).__name__}: {error}")
+                return None
+        return ring.start(tensor)
+
+    def on_step(self) -> None:
+        """A training step is done: how many are to be left out follows from what this one has cost."""
+        if not (self._rings or self._is_left_out):
+            return
+        now_ns = monotonic_ns()
+        took_ns, self._began_ns = now_ns - self._began_ns, now_ns
+        if self._is_left_out:
+            self.unread += 1
+            self._is_left_out = False
+        if not self._cost_ns:
+            self._left_out += 1
+            return
+        every = 1 + int(self._cost_ns / (SHARE * max(took_ns, 1)))
+        self._every = min(every, 2 * self._every, MAX_EVERY)  # once, chance may have cost it much
+        self._cost_ns = self._left_out = 0

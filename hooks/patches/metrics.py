@@ -1,0 +1,317 @@
+"""What each step of training computes: its loss and its gradients' norm, read without waiting for a device.
+
+The loss is the tensor on which backward() is called: the sum, where a step calls it several times, as scripts divide
+what they accumulate; without the factor of a GradScaler. The norm is what clip_grad_norm_ returns, torch's or FSDP's.
+Where the script says them (hooks.metrics), that counts instead. A step that a GradScaler leaves out has a record of its
+own, since no optimizer steps in it.
+
+Values on the host are read at once. Those on a device are copied to pinned memory in the stream that computes them, and
+read once an event says that they are there (hooks/patches/device_values.py): a record may be written steps later, with
+its own number. One step in so many is left out where copies would cost more than a share of it.
+
+Only the training thread calls what is here; nothing raises, and what fails three times is turned off.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+from _thread import get_ident
+from collections import deque
+from inspect import isfunction
+from math import isinf, isnan, nan, sqrt
+from typing import Any
+
+from guardrun.hooks.calls.shared_file import make_shared_file
+from guardrun.hooks.patches.device_values import DeviceValues, Value
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.saves.checkpoint_files import Function, replace
+from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.metrics_page import (
+    HEAD_WORDS,
+    MAGIC,
+    MAX_RECORDS,
+    RECORD_WORDS,
+    SIZE_BYTES,
+    Flag,
+    Head,
+    Record,
+    metrics_name,
+)
+
+MAX_FAILURES = 3
+MAX_WAITING = 64
+"""Steps whose values are on their way from a device; those after them are not read."""
+
+_STEP, _BATCHES = int(Field.STEP), int(Field.BATCHES)
+_LOSS, _NORM, _SKIPPED = int(Flag.LOSS), int(Flag.GRAD_NORM), int(Flag.SKIPPED)
+_BODY = struct.Struct("<qddqqq")
+"""A record from STEP on; the last word but one is not used."""
+_DOUBLE = struct.Struct("<d")
+
+
+class StepValues:
+    """Of one step: what is known so far."""
+
+    __slots__ = ("batch", "losses", "norms", "overflow", "step")
+
+    def __init__(self) -> None:
+        self.losses: list[Value] = []
+        self.norms: list[Value] = []
+        self.overflow: list[Value] = []
+        """Of a fused optimizer: not 0 where it has left the step out itself."""
+        self.step = self.batch = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.losses or self.norms)
+
+    def are_here(self) -> bool:
+        """Whether all can be read."""
+        return all(
+            isinstance(value, float) or value.is_here()
+            for values in (self.losses, self.norms, self.overflow)
+            for value in values
+        )
+
+
+class Metrics:
+    """One rank's."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._bytes: memoryview | None = None
+        """The page, once there is something to write."""
+        self._values = StepValues()
+        self._waiting: deque[StepValues] = deque()
+        self._devices = DeviceValues(rank)
+        self._unscaled: tuple[int, Any] | None = None
+        """The id() of a loss that a GradScaler has multiplied, and what it was before."""
+        self.is_inside = False
+        """A call that clips is under way: what it calls is part of it."""
+        self._learning_rate = nan
+        self._skipped = self._unread = 0
+        self._failures = 0
+        self._said = 0
+        """Flags of what the script says itself."""
+        self._has_new = False
+        """Something was computed since the last step ended: what is said now belongs to the step under way."""
+
+    # What is seen --------------------------------------------------------------------------------------------------
+
+    def see_loss(self, tensor: Any) -> None:
+        """backward() is called on it."""
+        if get_ident() != self._rank.owner_ident:
+            return
+        self._has_new = True
+        if self._said & _LOSS:
+            return
+        unscaled, self._unscaled = self._unscaled, None
+        if unscaled is not None and unscaled[0] == id(tensor):
+            tensor = unscaled[1]
+        self._add(self._values.losses, tensor)
+
+    def see_scaled(self, before: Any, after: Any) -> None:
+        """A GradScaler has multiplied a loss."""
+        if before is not after and hasattr(before, "detach") and hasattr(after, "detach"):
+            self._unscaled = id(after), before.detach()  # which keeps no graph alive
+
+    def see_norm(self, tensor: Any) -> None:
+        """clip_grad_norm_ has returned it."""
+        if get_ident() == self._rank.owner_ident and not self._said & _NORM:
+            # A sharded one (DTensor) is this rank's part of it.
+            self._add(self._values.norms, getattr(tensor, "_local_tensor", tensor))
+
+    def say(self, loss: Any, grad_norm: Any) -> None:
+        """The script says them: of the step under way, or of the last one where nothing was computed since its end."""
+        said = StepValues()
+        for flag, values, given in ((_LOSS, said.losses, loss), (_NORM, said.norms, grad_norm)):
+            if given is not None:
+                self._said |= flag
+                self._add(values, getattr(given, "_local_tensor", given))
+        if said:
+            self._end(said, self._rank.words[_STEP] + (1 if self._has_new else 0))
+
+    def see_learning_rate(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+        try:
+            rate = optimizer.param_groups[0]["lr"]
+            if type(rate) is float:  # a tensor may be on a device
+                self._learning_rate = rate
+            overflow = getattr(optimizer, "found_inf", None)
+            if overflow is not None:
+                self._add(self._values.overflow, overflow)
+        except Exception as error:
+            self._fail(error)
+
+    # Steps ---------------------------------------------------------------------------------------------------------
+
+    def on_step(self) -> None:
+        """A training step is done, and counted on the board. Under a microsecond; two where values are on the host."""
+        self._has_new = False
+        values, self._unscaled = self._values, None
+        if values:
+            self._values = StepValues()
+            self._end(values, self._rank.words[_STEP])
+        elif self._waiting:
+            self._read()
+        self._devices.on_step()
+
+    def on_left_out(self) -> None:
+        """A GradScaler has left out the step under way."""
+        values, self._values = self._values, StepValues()
+        self._has_new, self._unscaled = False, None
+        values.overflow = [1.0]
+        self._end(values, self._rank.words[_STEP] + 1)
+        self._devices.on_step()
+
+    def _end(self, values: StepValues, step: int) -> None:
+        values.step, values.batch = step, self._rank.words[_BATCHES]
+        self._waiting.append(values)
+        self._read()
+
+    def _read(self) -> None:
+        """Write down the steps whose values are there."""
+        try:
+            while self._waiting and self._waiting[0].are_here():
+                self._write(self._waiting.popleft())
+            if len(self._waiting) > MAX_WAITING:
+                self._waiting.popleft()
+                self._unread += 1
+        except Exception as error:
+            self._fail(error)
+
+    def _write(self, values: StepValues) -> None:
+        view = self._page()
+        flags, loss, norm = 0, nan, nan
+        if values.losses:
+            flags |= _LOSS
+            loss = sum(map(float, values.losses))
+            flags |= Flag.LOSS_NAN if isnan(loss) else Flag.LOSS_INFINITE if isinf(loss) else 0
+        if values.norms:
+            flags |= _NORM
+            norms = [float(value) for value in values.norms]
+            norm = norms[0] if len(norms) == 1 else sqrt(sum(each * each for each in norms))
+            flags |= Flag.NORM_NAN if isnan(norm) else Flag.NORM_INFINITE if isinf(norm) else 0
+        if any(map(float, values.overflow)):
+            flags |= _SKIPPED
+            self._skipped += 1
+        words = self._words
+        count = words[Head.RECORDS]
+        at = HEAD_WORDS + count % MAX_RECORDS * RECORD_WORDS
+        words[at] = words[at + Record.TAIL] = 0
+        _BODY.pack_into(view, 8 * (at + 1), values.step, loss, norm, flags, values.batch, 0)
+        words[at + Record.TAIL] = words[at] = count + 1
+        _DOUBLE.pack_into(view, 8 * Head.LEARNING_RATE, self._learning_rate)
+        words[Head.SKIPPED], words[Head.UNREAD] = self._skipped, self._unread + self._devices.unread
+        words[Head.RECORDS] = count + 1
+
+    def _page(self) -> memoryview:
+        if self._bytes is None:
+            rank = self._rank
+            path = os.path.join(rank.sockets, metrics_name(rank.attempt, rank.global_rank))
+            self._bytes = memoryview(make_shared_file(path, SIZE_BYTES))
+            self._words = self._bytes.cast("q")
+            self._words[Head.PID], self._words[Head.MAGIC] = rank.pid, MAGIC
+        return self._bytes
+
+    def _add(self, values: list[Value], given: Any) -> None:
+        try:
+            value = self._devices.take(given)
+            if value is not None:
+                values.append(value)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failures += 1
+        self._waiting.clear()
+        if self._failures >= MAX_FAILURES:
+            self._rank.metrics = None
+            self._rank.fail("metrics", error)
+
+
+# Where it is seen --------------------------------------------------------------------------------------------------
+
+
+def install(module: Any, rank: Rank) -> None:
+    """Hear of each backward(); torch."""
+    rank.metrics = Metrics(rank)
+    original = module.Tensor.backward
+
+    @functools.wraps(original)
+    def backward(self: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
+        metrics = rank.metrics
+        if metrics is not None and gradient is None:
+            metrics.see_loss(self)
+        return original(self, gradient, *args, **kwargs)
+
+    backward._torchdynamo_inline = original  # type: ignore[attr-defined]  # dynamo's own convention
+    module.Tensor.backward = backward
+
+
+def install_clip(module: Any, rank: Rank) -> None:
+    """Hear of gradients' norms; torch.nn.utils.clip_grad."""
+    replace(module, "clip_grad_norm_", functools.partial(_wrap_clip, rank))
+
+
+def install_fsdp(module: Any, rank: Rank) -> None:
+    """Likewise; torch.distributed.fsdp.fully_sharded_data_parallel."""
+    replace(module.FullyShardedDataParallel, "clip_grad_norm_", functools.partial(_wrap_clip, rank))
+
+
+def _wrap_clip(rank: Rank, original: Function) -> Function:
+    @functools.wraps(original)
+    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        metrics = rank.metrics
+        if metrics is None or metrics.is_inside:
+            return original(*args, **kwargs)
+        metrics.is_inside = True
+        try:
+            norm = original(*args, **kwargs)
+        finally:
+            metrics.is_inside = False
+        metrics.see_norm(norm)
+        return norm
+
+    if isfunction(original):
+        clip_grad_norm_._torchdynamo_inline = original  # type: ignore[attr-defined]
+    return clip_grad_norm_
+
+
+def install_scaler(module: Any, rank: Rank) -> None:
+    """Hear of scaled losses, and of steps that are left out; torch.amp.grad_scaler."""
+    kind = module.GradScaler
+    replace(kind, "scale", functools.partial(_wrap_scale, rank))
+    replace(kind, "step", functools.partial(_wrap_step, rank))
+
+
+def install_sharded_scaler(module: Any, rank: Rank) -> None:
+    """FSDP's has a scale() of its own; torch.distributed.fsdp.sharded_grad_scaler."""
+    replace(module.ShardedGradScaler, "scale", functools.partial(_wrap_scale, rank))
+
+
+def _wrap_scale(rank: Rank, original: Function) -> Function:
+    @functools.wraps(original)
+    def scale(self: Any, outputs: Any) -> Any:
+        scaled = original(self, outputs)
+        metrics = rank.metrics
+        if metrics is not None:
+            metrics.see_scaled(outputs, scaled)
+        return scaled
+
+    return scale
+
+
+def _wrap_step(rank: Rank, original: Function) -> Function:
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        words = rank.words
+        pulses = words[Field.PULSES]
+        result = original(self, optimizer, *args, **kwargs)
+        metrics = rank.metrics
+        if metrics is not None and words[Field.PULSES] == pulses and get_ident() == rank.owner_ident:
+            metrics.on_left_out()
+        return result
+
+    return step

@@ -1,0 +1,101 @@
+"""What a rank's training computes, from its metrics page: read once a second, while its hooks may be writing it."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from guardrun.hooks.wire import metrics_page as page
+from guardrun.hooks.wire.metrics_page import Head
+from guardrun.supervisor.engine.model.events import TrainingMetrics
+from guardrun.supervisor.engine.observation.metric_window import MetricWindow
+
+EVERY_S = 3.9
+"""A rank's numbers are reported so often, in reports that have other reasons; at once where a step is odd."""
+
+_HEAD = struct.Struct(f"<{page.HEAD_WORDS}q")
+_RECORD = struct.Struct("<qqddqqqq")
+assert _RECORD.size == 8 * page.RECORD_WORDS
+
+
+class StepRecord(NamedTuple):
+    """One record of the page: hooks/wire/metrics_page.py's Record, without what holds it together."""
+
+    step: int
+    """Of this attempt."""
+    loss: float
+    grad_norm: float
+    flags: int
+    batch: int
+
+
+class MetricsReader:
+    """One rank's page; it may not be there (yet). Close it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._fd = -1
+        self._seen = 0
+        """Records read so far."""
+        self._window = MetricWindow()
+        self._taken_s = -math.inf
+        self._learning_rate = math.nan
+        self._skipped = 0
+
+    def read(self, base: int) -> None:
+        """Take in what was written since the last time. base: the step that the attempt began with."""
+        for record in self._records():
+            step = base + record.step
+            self._window.add(step, record.loss, record.grad_norm, record.flags, record.batch)
+
+    def take(self) -> TrainingMetrics | None:
+        """What is to be reported now; None where nothing is due, or new."""
+        now_s = time.monotonic()
+        if now_s - self._taken_s < EVERY_S and not self._window.is_urgent:
+            return None
+        rate = self._learning_rate if math.isfinite(self._learning_rate) else None
+        metrics = self._window.take(rate, self._skipped)
+        if metrics is not None:
+            self._taken_s = now_s
+        return metrics
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _records(self) -> Iterator[StepRecord]:
+        """Those that are new and whole, in order; those that were written over meanwhile are lost."""
+        head = self._head()
+        if head is None:
+            return
+        count = head[Head.RECORDS]
+        self._learning_rate = struct.unpack("<d", struct.pack("<q", head[Head.LEARNING_RATE]))[0]
+        self._skipped = head[Head.SKIPPED]
+        first = max(self._seen, count - page.MAX_RECORDS)
+        self._seen = max(count, self._seen)
+        while first < count:
+            place = first % page.MAX_RECORDS
+            number = min(count - first, page.MAX_RECORDS - place)
+            data = os.pread(self._fd, number * _RECORD.size, 8 * page.HEAD_WORDS + place * _RECORD.size)
+            for offset, (begin, *values, _, end) in enumerate(_RECORD.iter_unpack(data)):
+                if begin == end == first + offset + 1:
+                    yield StepRecord(*values)
+            first += number
+
+    def _head(self) -> tuple[int, ...] | None:
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            data = os.pread(self._fd, _HEAD.size, 0)
+        except OSError:
+            return None
+        if len(data) != _HEAD.size or os.fstat(self._fd).st_size != page.SIZE_BYTES:
+            return None
+        head = _HEAD.unpack(data)
+        return head if head[Head.MAGIC] == page.MAGIC else None
