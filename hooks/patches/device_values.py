@@ -21,7 +21,6 @@ SLOTS = 128
 """Numbers of one type that may be on their way."""
 
 _CAPTURES = int(Field.CAPTURES)
-_UNREADABLE = ("cpu", "meta")
 
 
 class Copy:
@@ -58,7 +57,8 @@ class Ring:
         """Copy the one number of a tensor. Whoever has not read the one SLOTS before has waited too long for it."""
         index, self._next = self._next, (self._next + 1) % SLOTS
         slot, event = self._slots[index], self._events[index]
-        slot.copy_(tensor.detach().reshape(()), non_blocking=True)
+        detached = tensor.detach()  # else the copy would be part of a graph
+        slot.copy_(detached.reshape(()) if detached.dim() else detached, non_blocking=True)
         event.record()
         return Copy(slot, event)
 
@@ -68,6 +68,10 @@ class DeviceValues:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
+        self._kinds: tuple[type, ...] = ()
+        """Types whose numbers are read; empty until something is to be read."""
+        self.is_used = False
+        """Something was on a device."""
         self._rings: dict[tuple[str, Any], Ring] = {}
         self._left_alone: set[str] = set()
         """Types of devices that cannot be read without waiting."""
@@ -83,22 +87,29 @@ class DeviceValues:
 
     def take(self, given: Any) -> Value | None:
         """A number, or a tensor with one; None where that can't be told without waiting. May raise anything."""
-        if isinstance(given, float | int):
-            return float(given)
-        torch = sys.modules["torch"]
+        kinds = self._kinds
         # Subclasses (fake, functional, distributed tensors) may do anything when they are asked.
-        if type(given) not in (torch.Tensor, torch.nn.Parameter) or given.numel() != 1 or given.is_complex():
+        if type(given) not in kinds:
+            if isinstance(given, float | int):
+                return float(given)
+            if kinds or "torch" not in sys.modules:
+                return None
+            torch = sys.modules["torch"]
+            self._kinds = (torch.Tensor, torch.nn.Parameter)
+            return self.take(given)
+        if given.numel() != 1 or given.is_complex():
             return None
-        kind = given.device.type
-        if kind == "cpu":
+        if given.is_cpu:
             return float(given.item())
-        if kind in _UNREADABLE or kind in self._left_alone or self._rank.words[_CAPTURES]:
+        kind = given.device.type
+        if kind == "meta" or kind in self._left_alone or self._rank.words[_CAPTURES]:
             return None
+        self.is_used = True
         if self._left_out < self._every - 1:
             self._is_left_out = True
             return None
         began_ns = monotonic_ns()
-        copy = self._start(torch, kind, given)
+        copy = self._start(sys.modules["torch"], kind, given)
         self._cost_ns += monotonic_ns() - began_ns
         return copy
 
@@ -115,8 +126,6 @@ class DeviceValues:
 
     def on_step(self) -> None:
         """A training step is done: how many are to be left out follows from what this one has cost."""
-        if not (self._rings or self._is_left_out):
-            return
         now_ns = monotonic_ns()
         took_ns, self._began_ns = now_ns - self._began_ns, now_ns
         if self._is_left_out:

@@ -5,6 +5,9 @@ what they accumulate; without the factor of a GradScaler. The norm is what clip_
 Where the script says them (hooks.metrics), that counts instead. A step that a GradScaler leaves out has a record of its
 own, since no optimizer steps in it.
 
+A step ends when an optimizer steps; with several, when the same one does as the last time, so that the losses of all
+are summed up (a GAN's). One that steps twice meanwhile takes its place: another model is trained, or another fold.
+
 Values on the host are read at once. Those on a device are copied to pinned memory in the stream that computes them, and
 read once an event says that they are there (hooks/patches/device_values.py): a record may be written steps later, with
 its own number. One step in so many is left out where copies would cost more than a share of it.
@@ -17,10 +20,11 @@ from __future__ import annotations
 import functools
 import os
 import struct
+import weakref
 from _thread import get_ident
 from collections import deque
 from inspect import isfunction
-from math import isinf, isnan, nan, sqrt
+from math import isnan, nan, sqrt
 from typing import Any
 
 from guardrun.hooks.calls.shared_file import make_shared_file
@@ -41,14 +45,19 @@ from guardrun.hooks.wire.metrics_page import (
 )
 
 MAX_FAILURES = 3
+MAX_VALUES = 1000
+"""Of a step. More are none of one step: its end is not seen."""
 MAX_WAITING = 64
 """Steps whose values are on their way from a device; those after them are not read."""
 
+# Plain integers: indexing with an enum's member costs twice as much.
 _STEP, _BATCHES = int(Field.STEP), int(Field.BATCHES)
 _LOSS, _NORM, _SKIPPED = int(Flag.LOSS), int(Flag.GRAD_NORM), int(Flag.SKIPPED)
-_BODY = struct.Struct("<qddqqq")
+_RECORDS, _HEAD_SKIPPED, _TAIL = int(Head.RECORDS), int(Head.SKIPPED), int(Record.TAIL)
+_BODY = struct.Struct("<qddqqqq")
 """A record from STEP on; the last word but one is not used."""
-_DOUBLE = struct.Struct("<d")
+_LAST = struct.Struct("<qqd")
+"""The header from RECORDS on to LEARNING_RATE."""
 
 
 class StepValues:
@@ -62,9 +71,6 @@ class StepValues:
         self.overflow: list[Value] = []
         """Of a fused optimizer: not 0 where it has left the step out itself."""
         self.step = self.batch = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.losses or self.norms)
 
     def are_here(self) -> bool:
         """Whether all can be read."""
@@ -92,6 +98,12 @@ class Metrics:
         self._learning_rate = nan
         self._skipped = self._unread = 0
         self._failures = 0
+        self._closer: weakref.ref[Any] | None = None
+        """The optimizer that ends a step; …"""
+        self._others: set[int] = set()
+        """… and the id() of each other one that has stepped since it has."""
+        self._has_optimizer = False
+        """One has stepped since the script last said that a step is done."""
         self._said = 0
         """Flags of what the script says itself."""
         self._has_new = False
@@ -129,46 +141,71 @@ class Metrics:
             if given is not None:
                 self._said |= flag
                 self._add(values, getattr(given, "_local_tensor", given))
-        if said:
+        if said.losses or said.norms:
             self._end(said, self._rank.words[_STEP] + (1 if self._has_new else 0))
 
-    def see_learning_rate(self, optimizer: Any) -> None:
-        """An optimizer has stepped."""
+    # Steps ---------------------------------------------------------------------------------------------------------
+
+    def on_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has stepped. Of a step with a loss and a norm on the host, all that is here takes some 5 µs."""
+        if get_ident() != self._rank.owner_ident:
+            return
         try:
+            self._has_optimizer = True
             rate = optimizer.param_groups[0]["lr"]
             if type(rate) is float:  # a tensor may be on a device
                 self._learning_rate = rate
             overflow = getattr(optimizer, "found_inf", None)
             if overflow is not None:
                 self._add(self._values.overflow, overflow)
+            if self._ends_step(optimizer):
+                self._close(self._rank.words[_STEP] + self._rank.counts_itself)
         except Exception as error:
             self._fail(error)
 
-    # Steps ---------------------------------------------------------------------------------------------------------
+    def on_left_out(self, optimizer: Any) -> None:
+        """A GradScaler has left out an optimizer's step."""
+        if get_ident() == self._rank.owner_ident and self._ends_step(optimizer):
+            self._values.overflow = [1.0]
+            self._close(self._rank.words[_STEP] + 1)
 
-    def on_step(self) -> None:
-        """A training step is done, and counted on the board. Under a microsecond; two where values are on the host."""
+    def on_said_step(self) -> None:
+        """The script has said that a step is done, and it is counted: its end where no optimizer of torch's steps."""
+        if not self._has_optimizer:
+            self._close(self._rank.words[_STEP])
+        self._has_optimizer = False
+
+    def _ends_step(self, optimizer: Any) -> bool:
+        closer = self._closer() if self._closer is not None else None
+        if closer is not optimizer:
+            if closer is not None and id(optimizer) not in self._others:
+                self._others.add(id(optimizer))
+                return False
+            self._closer = weakref.ref(optimizer)
+        self._others.clear()
+        return True
+
+    def _close(self, step: int) -> None:
         self._has_new = False
         values, self._unscaled = self._values, None
-        if values:
+        if values.losses or values.norms:
             self._values = StepValues()
-            self._end(values, self._rank.words[_STEP])
+            self._end(values, step)
         elif self._waiting:
             self._read()
-        self._devices.on_step()
-
-    def on_left_out(self) -> None:
-        """A GradScaler has left out the step under way."""
-        values, self._values = self._values, StepValues()
-        self._has_new, self._unscaled = False, None
-        values.overflow = [1.0]
-        self._end(values, self._rank.words[_STEP] + 1)
-        self._devices.on_step()
+        if self._devices.is_used:
+            self._devices.on_step()
 
     def _end(self, values: StepValues, step: int) -> None:
         values.step, values.batch = step, self._rank.words[_BATCHES]
-        self._waiting.append(values)
-        self._read()
+        if self._devices.is_used:
+            self._waiting.append(values)
+            self._read()
+            return
+        try:
+            self._write(values)
+        except Exception as error:
+            self._fail(error)
 
     def _read(self) -> None:
         """Write down the steps whose values are there."""
@@ -182,43 +219,46 @@ class Metrics:
             self._fail(error)
 
     def _write(self, values: StepValues) -> None:
-        view = self._page()
+        view = self._bytes or self._make_page()
         flags, loss, norm = 0, nan, nan
         if values.losses:
             flags |= _LOSS
-            loss = sum(map(float, values.losses))
-            flags |= Flag.LOSS_NAN if isnan(loss) else Flag.LOSS_INFINITE if isinf(loss) else 0
+            loss = sum(map(float, values.losses)) if len(values.losses) > 1 else float(values.losses[0])
+            if loss - loss != 0.0:
+                flags |= Flag.LOSS_NAN if isnan(loss) else Flag.LOSS_INFINITE
         if values.norms:
             flags |= _NORM
-            norms = [float(value) for value in values.norms]
-            norm = norms[0] if len(norms) == 1 else sqrt(sum(each * each for each in norms))
-            flags |= Flag.NORM_NAN if isnan(norm) else Flag.NORM_INFINITE if isinf(norm) else 0
-        if any(map(float, values.overflow)):
+            norm = (
+                sqrt(sum(float(each) ** 2 for each in values.norms))
+                if len(values.norms) > 1
+                else float(values.norms[0])
+            )
+            if norm - norm != 0.0:
+                flags |= Flag.NORM_NAN if isnan(norm) else Flag.NORM_INFINITE
+        words = self._words
+        if values.overflow and any(map(float, values.overflow)):
             flags |= _SKIPPED
             self._skipped += 1
-        words = self._words
-        count = words[Head.RECORDS]
+            words[_HEAD_SKIPPED] = self._skipped
+        count = words[_RECORDS]
         at = HEAD_WORDS + count % MAX_RECORDS * RECORD_WORDS
-        words[at] = words[at + Record.TAIL] = 0
-        _BODY.pack_into(view, 8 * (at + 1), values.step, loss, norm, flags, values.batch, 0)
-        words[at + Record.TAIL] = words[at] = count + 1
-        _DOUBLE.pack_into(view, 8 * Head.LEARNING_RATE, self._learning_rate)
-        words[Head.SKIPPED], words[Head.UNREAD] = self._skipped, self._unread + self._devices.unread
-        words[Head.RECORDS] = count + 1
+        words[at] = words[at + _TAIL] = 0
+        _BODY.pack_into(view, 8 * (at + 1), values.step, loss, norm, flags, values.batch, 0, count + 1)
+        words[at] = count + 1
+        _LAST.pack_into(view, 8 * _RECORDS, count + 1, self._unread + self._devices.unread, self._learning_rate)
 
-    def _page(self) -> memoryview:
-        if self._bytes is None:
-            rank = self._rank
-            path = os.path.join(rank.sockets, metrics_name(rank.attempt, rank.global_rank))
-            self._bytes = memoryview(make_shared_file(path, SIZE_BYTES))
-            self._words = self._bytes.cast("q")
-            self._words[Head.PID], self._words[Head.MAGIC] = rank.pid, MAGIC
+    def _make_page(self) -> memoryview:
+        rank = self._rank
+        path = os.path.join(rank.sockets, metrics_name(rank.attempt, rank.global_rank))
+        self._bytes = memoryview(make_shared_file(path, SIZE_BYTES))
+        self._words = self._bytes.cast("q")
+        self._words[Head.PID], self._words[Head.MAGIC] = rank.pid, MAGIC
         return self._bytes
 
     def _add(self, values: list[Value], given: Any) -> None:
         try:
             value = self._devices.take(given)
-            if value is not None:
+            if value is not None and len(values) < MAX_VALUES:
                 values.append(value)
         except Exception as error:
             self._fail(error)
@@ -310,8 +350,8 @@ def _wrap_step(rank: Rank, original: Function) -> Function:
         pulses = words[Field.PULSES]
         result = original(self, optimizer, *args, **kwargs)
         metrics = rank.metrics
-        if metrics is not None and words[Field.PULSES] == pulses and get_ident() == rank.owner_ident:
-            metrics.on_left_out()
+        if metrics is not None and words[Field.PULSES] == pulses:
+            metrics.on_left_out(optimizer)
         return result
 
     return step

@@ -296,17 +296,15 @@ def install(module: Any, rank: Rank) -> None:
             key = id(optimizer)
             count = counts[key] + 1 if key in counts else adopt(optimizer)
             counts[key] = count
-            metrics = rank.metrics
-            if metrics is not None:
-                metrics.see_learning_rate(optimizer)
             if count > words[_STEP] and not rank.counts_itself:
                 words[_STEP] = count
                 words[_STEP_NS] = now_ns
-                if metrics is not None:
-                    metrics.on_step()
                 spent_on_step(now_ns)
                 if rank.gc_policy is not None:
                     rank.gc_policy.on_step(now_ns)
+            metrics = rank.metrics
+            if metrics is not None:
+                metrics.on_optimizer(optimizer)
         except Exception as error:
             rank.fail("optimizer", error)
 

@@ -90,14 +90,14 @@ class MetricsObserver(Protocol):
     def see_norm(self, tensor: Any) -> None:
         """Gradients have this norm."""
 
-    def see_learning_rate(self, optimizer: Any) -> None:
-        """An optimizer has stepped."""
-
     def say(self, loss: Any, grad_norm: Any) -> None:
         """The script says them; None: not said."""
 
-    def on_step(self) -> None:
-        """A training step is done, and counted on the board."""
+    def on_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has stepped, which the board counts already."""
 
-    def on_left_out(self) -> None:
-        """A GradScaler has left out the step under way."""
+    def on_left_out(self, optimizer: Any) -> None:
+        """A GradScaler has left out an optimizer's step."""
+
+    def on_said_step(self) -> None:
+        """The script has said that a step is done, which the board counts already."""

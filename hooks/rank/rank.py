@@ -217,7 +217,7 @@ class Rank:
         words[_PROGRESS_NS] = now_ns
         words[_API_CALLS] += 1
         if self.metrics is not None:
-            self.metrics.on_step()
+            self.metrics.on_said_step()
         if self.spent is not None:
             self.spent.on_step(now_ns)
         if self.gc_policy is not None:

@@ -24,12 +24,12 @@ class Head(IntEnum):
     PID = 1
     RECORDS = 2
     """Records written so far; the ring holds the last MAX_RECORDS."""
-    SKIPPED = 3
-    """Steps that a GradScaler left out because gradients had overflowed."""
-    LEARNING_RATE = 4
-    """Float: of the first parameter group of the optimizer that has done most; NaN unknown."""
-    UNREAD = 5
+    UNREAD = 3
     """Steps of which nothing was read: values on a device are not asked for more often than is cheap."""
+    LEARNING_RATE = 4
+    """Float: of the first parameter group of the optimizer that stepped last; NaN unknown."""
+    SKIPPED = 5
+    """Steps that a GradScaler left out because gradients had overflowed."""
 
 
 class Record(IntEnum):

@@ -135,6 +135,11 @@ def is_idle() -> bool:
     return bool(_library.is_idle())
 
 
+def count_waits() -> int:
+    """How often the host of this process waited for a stream or an event, synchronisations of the device included."""
+    return int(_library.count_waits())
+
+
 def count_queries() -> int:
     """How often anybody has asked for an event's state: cudaEventQuery's calls."""
     return int(_library.count_queries())

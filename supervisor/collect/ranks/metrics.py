@@ -48,17 +48,17 @@ class MetricsReader:
 
     def read(self, base: int) -> None:
         """Take in what was written since the last time. base: the step that the attempt began with."""
-        for record in self._records():
+        for record in self.records():
             step = base + record.step
             self._window.add(step, record.loss, record.grad_norm, record.flags, record.batch)
 
-    def take(self) -> TrainingMetrics | None:
+    def take_report(self) -> TrainingMetrics | None:
         """What is to be reported now; None where nothing is due, or new."""
         now_s = time.monotonic()
         if now_s - self._taken_s < EVERY_S and not self._window.is_urgent:
             return None
         rate = self._learning_rate if math.isfinite(self._learning_rate) else None
-        metrics = self._window.take(rate, self._skipped)
+        metrics = self._window.take_report(rate, self._skipped)
         if metrics is not None:
             self._taken_s = now_s
         return metrics
@@ -69,9 +69,9 @@ class MetricsReader:
             os.close(self._fd)
             self._fd = -1
 
-    def _records(self) -> Iterator[StepRecord]:
+    def records(self) -> Iterator[StepRecord]:
         """Those that are new and whole, in order; those that were written over meanwhile are lost."""
-        head = self._head()
+        head = self.head()
         if head is None:
             return
         count = head[Head.RECORDS]
@@ -88,14 +88,19 @@ class MetricsReader:
                     yield StepRecord(*values)
             first += number
 
-    def _head(self) -> tuple[int, ...] | None:
+    def head(self) -> tuple[int, ...] | None:
+        """The header's words, indexed by Head; None where there is no page."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            data = os.pread(self._fd, _HEAD.size, 0)
+            data, stat = os.pread(self._fd, _HEAD.size, 0), os.fstat(self._fd)
         except OSError:
             return None
-        if len(data) != _HEAD.size or os.fstat(self._fd).st_size != page.SIZE_BYTES:
+        if stat.st_nlink == 0:  # the rank's Python has begun anew, and made another
+            self.close()
+            self._seen = 0
+            return None
+        if len(data) != _HEAD.size or stat.st_size != page.SIZE_BYTES:
             return None
         head = _HEAD.unpack(data)
         return head if head[Head.MAGIC] == page.MAGIC else None

@@ -158,7 +158,7 @@ class Sampler:
             key = self._key(report, now_s)
             if key != watched.last:
                 watched.last = key
-                spent, metrics = watched.take_spent(self._spent_every_s), watched.metrics.take()
+                spent, metrics = watched.take_spent(self._spent_every_s), watched.metrics.take_report()
                 reports[watched] = msgspec.structs.replace(report, spent=spent, metrics=metrics)
         self._count_files(reports)
         if time.monotonic() >= self._track_after_s:

@@ -121,6 +121,7 @@ bool Stream::query() {
 }
 
 void Stream::synchronize() {
+  ++Device::get().waits;
   wait_for([this] { return query(); });
 }
 
@@ -163,6 +164,7 @@ bool Event::query() const {
 }
 
 void Event::synchronize() const {
+  ++Device::get().waits;
   auto mark = this->mark();
   wait_for([&] {
     Device::get().check();

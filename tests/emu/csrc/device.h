@@ -105,6 +105,7 @@ struct Device {
   std::atomic<bool> is_held{false}; // A kernel that was launched to hold its stream runs on for as long.
   std::atomic<bool> link_is_dead{false}; // Collectives that start from now on never complete.
   std::atomic<uint64_t> queries{0}; // How often anybody asked for an event's state.
+  std::atomic<uint64_t> waits{0}; // How often the host waited for a stream, an event or the whole device.
   std::atomic<double> comm_s; // EMU_COMM_S: how long the host waits for each new communicator, all members there.
 
  private:

@@ -21,6 +21,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 namespace emu {
 
@@ -52,6 +54,38 @@ struct Memory final : c10::Allocator {
 
 Memory memory;
 REGISTER_ALLOCATOR(TYPE, &memory);
+
+// The host's, from which and into which the device copies without the host waiting.
+struct Pinned final : c10::Allocator {
+  c10::DataPtr allocate(size_t size) override {
+    void* data = nullptr;
+    TORCH_CHECK(posix_memalign(&data, 64, std::max<size_t>(size, 1)) == 0, "CUDA out of memory.");
+    std::lock_guard lock(mutex);
+    blocks[data] = size;
+    return {data, data, &forget, c10::DeviceType::CPU};
+  }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    std::memcpy(to, from, count);
+  }
+  static bool holds(const void* data) {
+    std::lock_guard lock(mutex);
+    auto next = blocks.upper_bound(const_cast<void*>(data));
+    if (next == blocks.begin()) {
+      return false;
+    }
+    --next;
+    return static_cast<const char*>(data) < static_cast<const char*>(next->first) + next->second;
+  }
+  static void forget(void* data) {
+    std::lock_guard lock(mutex);
+    blocks.erase(data);
+    std::free(data);
+  }
+  static inline std::mutex mutex;
+  static inline std::map<void*, size_t> blocks;
+};
+
+Pinned pinned;
 
 // Streams and events for autograd and futures -----------------------------------------------------------------------
 
@@ -151,6 +185,12 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool hasPrimaryContext(c10::DeviceIndex) const override {
     return true;
   }
+  bool isPinnedPtr(const void* data) const override {
+    return Pinned::holds(data);
+  }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    return &pinned;
+  }
   c10::DeviceIndex deviceCount() const override {
     return 1;
   }
@@ -240,11 +280,13 @@ at::Tensor& set_(at::Tensor& self, at::Storage source, c10::SymInt offset, c10::
   return self;
 }
 
-// As cudaMemcpyAsync with pageable memory: to the device once the host's numbers are put aside, from it when it is done.
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+// As cudaMemcpyAsync. With pageable memory: to the device once the host's numbers are put aside, from it when it is done.
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool is_asynchronous) {
   auto& stream = Device::get().current();
   if (from.is_cpu()) {
     stream.launch([from = from.clone(), to = on_host(to)] { to.copy_(from); });
+  } else if (to.is_cpu() && is_asynchronous && Pinned::holds(to.data_ptr())) {
+    stream.launch([from = on_host(from), to] { to.copy_(from); });
   } else if (to.is_cpu()) {
     stream.synchronize();
     to.copy_(on_host(from));

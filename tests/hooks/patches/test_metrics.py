@@ -1,0 +1,73 @@
+"""Loss and gradient norm of each step, as a rank that trains computes them; and no bit of training is another."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from guardrun.hooks.wire.messages import HookFailed, Noted
+from guardrun.hooks.wire.metrics_page import Flag, metrics_name
+from guardrun.supervisor.collect.ranks.metrics import MetricsReader, StepRecord
+from tests.hooks.bed import Bed, finish
+from tests.hooks.metric_records import read_page
+
+SCRIPT = str(Path(__file__).parents[1] / "ranks" / "metrics.py")
+
+
+def check(way: str, records: list[StepRecord], expected: list[list[float | None]]) -> int:
+    """Whether they tell what was computed. Returns how many steps were left out."""
+    skipped = 0
+    for number, (record, (loss, norm)) in enumerate(zip(records, expected, strict=True), 1):
+        assert loss is not None and record.loss == pytest.approx(loss, nan_ok=True), (way, number)
+        assert record.flags & Flag.LOSS and bool(record.flags & Flag.GRAD_NORM) == (norm is not None), way
+        assert norm is None or record.grad_norm == pytest.approx(norm, nan_ok=True), (way, number)
+        assert bool(record.flags & Flag.LOSS_NAN) == math.isnan(loss)
+        assert bool(record.flags & Flag.LOSS_INFINITE) == math.isinf(loss)
+        is_skipped = way.startswith("amp") and norm is not None and not math.isfinite(norm)
+        assert bool(record.flags & Flag.SKIPPED) == is_skipped, (way, number)
+        skipped += is_skipped
+    return skipped
+
+
+def test_each_step_has_its_loss_and_norm_and_training_is_the_same(bed: Bed, tmp_path: Path) -> None:
+    """What is no step's loss (`others`) has no record: other threads', several numbers at once, given gradients."""
+    bed.make_board()
+    done = finish(bed.start([SCRIPT, str(tmp_path / "ours")]))
+    assert done.returncode == 0, done
+    assert bed.hear_all(HookFailed) == [] and bed.hear_all(Noted) == []
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GUARDRUN")}
+    command = [sys.executable, SCRIPT, str(tmp_path / "theirs")]
+    alone = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes() != b""
+    assert done.stdout == alone.stdout.decode()
+
+    records, unread = read_page(bed.sockets)
+    assert unread == 0
+    told: dict[str, list[list[float | None]]] = json.loads(done.stdout)
+    assert [record.step for record in records[:12]] == list(range(1, 13))
+    skipped = {}
+    for way, expected in told.items():
+        skipped[way] = check(way, records[: len(expected)], expected)
+        del records[: len(expected)]
+    assert records == []
+    assert 0 < skipped["amp"] < 12 and skipped["amp fused"] == skipped["amp"]
+
+    reader = MetricsReader(bed.sockets / metrics_name(0, 0))
+    reader.read(base=100)
+    metrics = reader.take_report()
+    reader.close()
+    assert metrics is not None
+    assert (metrics.learning_rate, metrics.skipped, metrics.first) == (1e-2, 2 * skipped["amp"], 101)
+
+
+def test_a_script_that_trains_without_a_loss_makes_no_page(bed: Bed) -> None:
+    bed.make_board()
+    done = finish(bed.start(["-c", "import torch; torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1).step()"]))
+    assert done.returncode == 0, done
+    assert not (bed.sockets / metrics_name(0, 0)).exists()
