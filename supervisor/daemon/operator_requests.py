@@ -155,6 +155,7 @@ class Answers:
         """age_s: how long ago its step and what it does were so; what counts seconds itself goes on meanwhile."""
         attempt = self._context.engine.state.attempt
         known = attempt.ranks.get(rank.global_rank) if attempt is not None else None
+        metrics = known.metrics if known else None
 
         def by_now(seconds: float | None) -> float | None:
             return None if seconds is None else round(seconds + age_s, 1)
@@ -168,6 +169,9 @@ class Answers:
             "exitcode": known.exitcode if known else None,
             "step": row.step,
             "step_time_s": row.step_time_s,
+            "loss": metrics.loss if metrics else None,
+            "grad_norm": metrics.grad_norm if metrics else None,
+            "learning_rate": metrics.learning_rate if metrics else None,
             "phase": row.phase,
             "last_beat_s": by_now(row.beat_age_s),
             "last_progress_s": by_now(row.progress_age_s),

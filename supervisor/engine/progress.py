@@ -5,6 +5,8 @@ What is done with every report must not grow with the number of ranks.
 
 from __future__ import annotations
 
+import msgspec
+
 from guardrun.supervisor.engine.failures.root_cause import SYSTEM_EXIT
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action
@@ -63,6 +65,8 @@ def _take_report(attempt: Attempt, rank: RankState, report: ev.RankReport, now_s
         attempt.tied[rank.rank.node] = None
     rank.milestones, rank.is_save_held = report.milestones, report.is_save_held
     rank.phase = report.phase
+    if report.metrics is not None:
+        rank.metrics = msgspec.structs.replace(report.metrics, odd=[]) if report.metrics.odd else report.metrics
     rank.step = max(rank.step, report.step)
     attempt.step = max(attempt.step, rank.step)
     if attempt.first_step is None and report.step:

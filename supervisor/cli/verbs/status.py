@@ -6,6 +6,7 @@ import argparse
 import socket
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -171,6 +172,8 @@ def _head(status: dict[str, Any]) -> Text:
     if stall:
         text.append(f"\n{clean(str(stall['summary']))}", "bold yellow")
         text.append(f"\n{clean(str(stall['outlook']))}")
+    if numbers := _numbers(status["ranks"]):
+        text.append(f"\n{numbers}")
     checkpoint = status["checkpoint"]
     if checkpoint:
         text.append(f"\ncheckpoint: step {checkpoint['step']}, {clean(checkpoint['path'])}")
@@ -181,6 +184,16 @@ def _head(status: dict[str, Any]) -> Text:
     if status["source"] != "supervisor":
         text.append(f"\nfrom {clean(status['run_dir'])}: {clean(status['why'])}", "dim")
     return text
+
+
+def _numbers(ranks: list[dict[str, Any]]) -> str:
+    """What training computes, as the median of the ranks that tell: `loss 2.31 · gradient norm 0.83 · …`."""
+    words = []
+    for key, name in (("loss", "loss"), ("grad_norm", "gradient norm"), ("learning_rate", "learning rate")):
+        known = [float(rank[key]) for rank in ranks if isinstance(rank.get(key), (int, float))]
+        if known:
+            words.append(f"{name} {median(known):.3g}")
+    return " · ".join(words)
 
 
 def _place(status: dict[str, Any]) -> str:

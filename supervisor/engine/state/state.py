@@ -9,7 +9,14 @@ import msgspec
 
 from guardrun.supervisor.engine.detectors.all_detectors import Detectors
 from guardrun.supervisor.engine.model.actions import Incident
-from guardrun.supervisor.engine.model.events import Checkpoint, ErrorRecord, PastPlace, Rank, Settings
+from guardrun.supervisor.engine.model.events import (
+    Checkpoint,
+    ErrorRecord,
+    PastPlace,
+    Rank,
+    Settings,
+    TrainingMetrics,
+)
 from guardrun.supervisor.engine.model.lost_time import Ledger
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.progress_gaps import Gaps
@@ -83,6 +90,8 @@ class RankState(msgspec.Struct, kw_only=True):
     milestones: int = 0
     is_save_held: bool = False
     phase: str = ""
+    metrics: TrainingMetrics | None = None
+    """As reported last, without the odd steps."""
     exitcode: int | None = None
     exited_s: float = 0.0
     error: ErrorRecord | None = None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from guardrun.supervisor.report.elements.quantities import duration
 from guardrun.supervisor.report.elements.scales import nice_step, percent
-from guardrun.supervisor.report.timeline.timeline import FrontPoint
+from guardrun.supervisor.report.timeline.timeline import TRAINING, FrontPoint
 from guardrun.supervisor.report.timeline.timeline_strips import Scale, Sign, lay_out_axis, signs_within
 
 LEAST_S = 1.5
@@ -172,6 +172,9 @@ UNITS = {
     "memory_temperature_c": ("memory temperature", 1.0, "°C"),
     "sm_clock_hz": ("SM clock", 1e-6, "MHz"),
     "power_w": ("power", 1.0, "W"),
+    "loss": ("loss", 1.0, ""),
+    "grad_norm": ("norm of gradients", 1.0, ""),
+    "learning_rate": ("learning rate", 1.0, ""),
 }
 """Of a gauge's name: words, factor and unit for a person. Others are shown as they are called."""
 
@@ -183,17 +186,21 @@ def lay_out_gauge(
     subject, name = key
     words, factor, unit = UNITS.get(name, (name, 1.0, ""))
     values = [value * factor for _, value in points]
-    low, high = _ends(min(values), max(values))
+    low, high = _ends(min(values), max(values), least=0.0 if subject == TRAINING else 1.0)
     ticks = tuple((value, _words(value, "")) for value in (low, (low + high) / 2, high))
-    heading = f"{words} of {subject}: {_words(min(values), unit)} to {_words(max(values), unit)}"
+    whose = words if subject == TRAINING else f"{words} of {subject}"
+    heading = f"{whose}: {_words(min(values), unit)} to {_words(max(values), unit)}"
     curve = [(at_s, value * factor) for at_s, value in points]
     drawing = lay_out_curves([curve], scale, signs, Axis(low, high, ticks, GAUGE_HEIGHT), f"{heading}, against time")
     return f"{heading[0].upper()}{heading[1:]}", drawing
 
 
-def _ends(low: float, high: float) -> tuple[float, float]:
-    """Round numbers around what is shown; 0 where that is near, so that little does not look like much."""
-    step = nice_step(max(high - low, 0.1 * abs(high), 1.0), 3)
+def _ends(low: float, high: float, least: float) -> tuple[float, float]:
+    """Round numbers around what is shown; 0 where that is near, so that little does not look like much.
+
+    least: the shortest stretch that is shown.
+    """
+    step = nice_step(max(high - low, 0.1 * abs(high), least) or 1.0, 3)
     bottom = 0.0 if 0 <= low < 0.5 * high else step * (low // step)
     return bottom, max(step * -(-high // step), bottom + step)
 

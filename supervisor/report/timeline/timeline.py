@@ -7,6 +7,8 @@ number of ranks and the length of the run (`rank_track.py`): some megabytes for 
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +20,11 @@ FRONT_POINTS = 4096
 MAX_GAUGES = 32
 GAUGE_POINTS = 1024
 """Of each of them: an hour at the pace at which they are told."""
+TRAINING = "training"
+METRICS = ("loss", "grad_norm", "learning_rate")
+"""Fields of events.TrainingMetrics that are drawn."""
+
+Point = TypeVar("Point")
 
 
 class AttemptSpan(msgspec.Struct, kw_only=True):
@@ -87,6 +94,7 @@ class Timeline:
         self._front: list[FrontPoint] = []
         self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
         self._gauges: dict[tuple[str, str], deque[tuple[float, float]]] = {}
+        self._metrics: dict[str, list[tuple[float, float]]] = {name: [] for name in METRICS}
         self._known_from_s: float | None = None
         self.last_s = 0.0
         self.trouble = ""
@@ -144,11 +152,24 @@ class Timeline:
             if key in self._gauges:
                 self._gauges[key].append((gauge.at_s, gauge.value))
 
+    def _note_metrics(self, event: ev.NodeReport, now_s: float) -> None:
+        """What training computes, as the median of the ranks of one report."""
+        known = [report.metrics for report in event.ranks if report.metrics is not None]
+        for name in METRICS:
+            values = [value for metrics in known if (value := getattr(metrics, name)) is not None]
+            if values:
+                self._metrics[name].append((now_s, median(values)))
+                if len(self._metrics[name]) > GAUGE_POINTS * self._budget:
+                    self._metrics[name] = thin_older(self._metrics[name])
+
     def gauges(self, from_s: float, to_s: float) -> dict[tuple[str, str], list[tuple[float, float]]]:
-        """Per (part, name) what was read of it within a window: (when, value), where that is more than one point."""
+        """Per (part, name) what was read of it within a window: (when, value), where that is more than one point.
+
+        What training computes comes first, as a part of that name.
+        """
+        every = {(TRAINING, name): points for name, points in self._metrics.items()} | self._gauges
         shown = {
-            key: [(at_s, value) for at_s, value in points if from_s <= at_s <= to_s]
-            for key, points in self._gauges.items()
+            key: [(at_s, value) for at_s, value in points if from_s <= at_s <= to_s] for key, points in every.items()
         }
         return {key: points for key, points in shown.items() if len(points) > 1}
 
@@ -196,6 +217,7 @@ class Timeline:
             if report.progress and span.first_progress_s is None:
                 span.first_progress_s = min(report.progress_s or now_s, now_s)
         self._advance(span, event, now_s)
+        self._note_metrics(event, now_s)
 
     def _advance(self, span: AttemptSpan, event: ev.NodeReport, now_s: float) -> None:
         furthest = max(event.ranks, key=lambda report: report.step, default=None)
@@ -207,8 +229,7 @@ class Timeline:
         at_s = min(furthest.progress_s or now_s, now_s)
         self._front.append(FrontPoint(at_s, furthest.step, span.number))
         if len(self._front) > FRONT_POINTS * self._budget:
-            older = len(self._front) * 3 // 4
-            self._front = self._front[:older:2] + self._front[older:]
+            self._front = thin_older(self._front)
 
     def _exit(self, event: ev.RankExited, now_s: float) -> None:
         track = self._track(event.attempt, event.global_rank)
@@ -282,6 +303,12 @@ class Timeline:
             exitcode=last.exitcode,
             exited_s=last.exited_s,
         )
+
+
+def thin_older(points: list[Point]) -> list[Point]:
+    """Every second one of the older three quarters, and all of the others."""
+    older = len(points) * 3 // 4
+    return points[:older:2] + points[older:]
 
 
 def _cut(segments: list[Segment], from_s: float, to_s: float) -> list[Segment]:
