@@ -247,10 +247,18 @@ class Metrics:
         words[at] = count + 1
         _LAST.pack_into(view, 8 * _RECORDS, count + 1, self._unread + self._devices.unread, self._learning_rate)
 
+    def close(self) -> None:
+        """Unmap the page: nothing may be called any more."""
+        if self._bytes is not None:
+            self._words.release()
+            self._bytes.release()
+            self._map.close()
+
     def _make_page(self) -> memoryview:
         rank = self._rank
         path = os.path.join(rank.sockets, metrics_name(rank.attempt, rank.global_rank))
-        self._bytes = memoryview(make_shared_file(path, SIZE_BYTES))
+        self._map = make_shared_file(path, SIZE_BYTES)
+        self._bytes = memoryview(self._map)
         self._words = self._bytes.cast("q")
         self._words[Head.PID], self._words[Head.MAGIC] = rank.pid, MAGIC
         return self._bytes

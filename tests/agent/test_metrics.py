@@ -48,6 +48,9 @@ STATUS: dict[str, Any] = {
             "global_rank": number,
             "step": 70 + number,
             "step_time_s": 0.25,
+            "loss": 2.5,
+            "grad_norm": None,
+            "learning_rate": 1e-4,
             "data_share": None,
             "gc_share": 0.01,
             "last_progress_s": 0.1,
@@ -233,7 +236,8 @@ def test_a_runs_figures_are_those_of_its_status(loop: Loop) -> None:
     assert found["guardrun_job_incidents_total"] == {(("cause", "rank_blocked"), ("kind", "hang"), run): 2.0}
     assert found["guardrun_job_step"] == {(("rank", "0"), run): 70.0, (("rank", "1"), run): 71.0}
     assert found["guardrun_job_lost_seconds_total"] == {(("reason", "restart"), run): 12.5}
-    assert "guardrun_job_data_wait_ratio" not in found
+    assert found["guardrun_job_loss"] == {(("rank", "0"), run): 2.5, (("rank", "1"), run): 2.5}
+    assert "guardrun_job_data_wait_ratio" not in found and "guardrun_job_gradient_norm" not in found
 
 
 def test_by_default_a_supervisor_serves_nothing_and_imports_nothing(loop: Loop) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.report.timeline.rank_track import BoundedSegments, Kinds, Points
-from guardrun.supervisor.report.timeline.timeline import RankRow, Segment, Timeline
+from guardrun.supervisor.report.timeline.timeline import GAUGE_POINTS, TRAINING, RankRow, Segment, Timeline
 from tests.report.samples import begin_attempt, report, told_timeline
 
 
@@ -76,6 +76,26 @@ def test_a_long_start_is_no_silence() -> None:
         (1.0, {"progress": 1, "progress_s": 1.0}), (60.0, {"phase": "train", "progress": 2, "progress_s": 60})
     )
     assert row(timeline).overlays == []
+
+
+def test_what_training_computes_is_kept_longer_than_it_is_kept_in_full() -> None:
+    """The median of a report's ranks; what is not finite is left out, and no number stays flat for lack of points."""
+
+    def metrics(loss: float | None) -> dict[str, Any]:
+        return {"metrics": ev.TrainingMetrics(1, 2, loss=loss, learning_rate=0.1)}
+
+    timeline = fed((1.0, metrics(3.0)), (5.0, metrics(None)), (9.0, metrics(2.0)))
+    assert timeline.gauges(0.0, 10.0) == {
+        (TRAINING, "loss"): [(1.0, 3.0), (9.0, 2.0)],
+        (TRAINING, "learning_rate"): [(1.0, 0.1), (5.0, 0.1), (9.0, 0.1)],
+    }
+    ranks = [ev.RankReport(global_rank=rank, **metrics(float(rank))) for rank in (0, 1, 8)]
+    timeline.feed(ev.NodeReport(node="n", attempt=0, ranks=ranks), 10.0)
+    assert timeline.gauges(0.0, 10.0)[TRAINING, "loss"][-1] == (10.0, 1.0)
+    many = fed(*((float(at_s), metrics(float(at_s))) for at_s in range(1, 10 * GAUGE_POINTS)))
+    points = many.gauges(0.0, 1e9)[TRAINING, "loss"]
+    assert len(points) <= GAUGE_POINTS and points[0] == (1.0, 1.0) and points[-1][0] == 10.0 * GAUGE_POINTS - 1
+    assert points == sorted(points)
 
 
 def test_attempts_their_steps_and_their_ends() -> None:

@@ -167,6 +167,8 @@ class MetricWindow:
             self._nonfinite += 1
         elif not sigmas and not norm_sigmas:
             return
+        if not self.is_urgent:
+            self._usual_loss, self._usual_norm = self._loss.usual, self._norm.usual
         self.is_urgent = True
         if len(self._odd) >= MAX_ODD or (not bad and self._odd_finite >= MAX_ODD_FINITE):
             return
