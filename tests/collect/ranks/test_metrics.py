@@ -113,15 +113,15 @@ def test_it_is_reported_every_few_seconds_and_an_odd_step_at_once(
     write(rank, writer, 1.0, 3.0, 2.0)
     reader.read(base=100)
     told = reader.take_report()
-    assert told is not None and (told.first, told.last, told.loss, told.learning_rate) == (101, 102, 3.0, None)
+    assert told is not None and (told.first, told.last, told.loss, told.learning_rate) == (101, 103, 2.0, None)
     write(rank, writer, 4.0)
     reader.read(base=100)
     assert reader.take_report() is None
     write(rank, writer, math.nan)
     reader.read(base=100)
     told = reader.take_report()
-    assert told is not None and (told.first, told.last, told.loss, told.nonfinite) == (103, 104, 4.0, 1)
-    assert [step.step for step in told.odd] == [104]
+    assert told is not None and (told.first, told.last, told.loss, told.nonfinite) == (104, 105, 4.0, 1)
+    assert [step.step for step in told.odd] == [105]
     now_s += 10 * reading.EVERY_S
     assert reader.take_report() is None, "nothing new"
     write(rank, writer, 5.0)
