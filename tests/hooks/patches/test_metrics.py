@@ -16,8 +16,11 @@ from guardrun.hooks.wire.metrics_page import Flag, metrics_name
 from guardrun.supervisor.collect.ranks.metrics import MetricsReader, StepRecord
 from tests.hooks.bed import Bed, finish
 from tests.hooks.metric_records import read_page
+from tests.support.keep_group import KEEP_GROUP
+from tests.support.ports import free_ports
 
 SCRIPT = str(Path(__file__).parents[1] / "ranks" / "metrics.py")
+SHARDED = str(Path(SCRIPT).with_name("sharded_metrics.py"))
 
 
 def check(way: str, records: list[StepRecord], expected: list[list[float | None]]) -> int:
@@ -64,6 +67,23 @@ def test_each_step_has_its_loss_and_norm_and_training_is_the_same(bed: Bed, tmp_
     reader.close()
     assert metrics is not None
     assert (metrics.learning_rate, metrics.skipped, metrics.first) == (1e-2, 2 * skipped["amp"], 101)
+
+
+def test_sharded_training_tells_the_same() -> None:
+    """DDP, FSDP, FSDP2 and tensor parallelism: the loss, and the norm of all of the gradients."""
+    [port] = free_ports(1)
+    more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with Bed(world_size=2) as bed:
+        for rank in range(2):
+            bed.make_board(rank)
+        ranks = [bed.start([KEEP_GROUP, SHARDED], rank=rank, more=more) for rank in range(2)]
+        done = [finish(rank) for rank in ranks]
+        assert [rank.returncode for rank in done] == [0, 0], done
+        assert bed.hear_all(HookFailed) == []
+        pages = [read_page(bed.sockets, rank=rank)[0] for rank in range(2)]
+    for records, ended in zip(pages, done, strict=True):
+        expected = [step for kind in json.loads(ended.stdout) for step in kind]
+        assert [[record.loss, record.grad_norm] for record in records] == [pytest.approx(step) for step in expected]
 
 
 def test_a_script_that_trains_without_a_loss_makes_no_page(bed: Bed) -> None:
