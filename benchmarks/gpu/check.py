@@ -1,6 +1,7 @@
 """Try guardrun on a real GPU, or two, in about ten minutes; what was seen is kept in a folder.
 
-`sensors.json` (guardrun's NVML readings, idle and busy) beside `nvidia-smi.xml`; `dump/` (the flight recorder's answers
+`sensors.json` (guardrun's NVML readings, idle and busy) beside `nvidia-smi.xml`; `identity.json` (each device's
+UUID and PCI address as torch and as NVML have it, and which one guardrun takes it for); `dump/` (the flight recorder's answers
 in every form, and what asking cost); a folder for each fault and decoy with the incidents, the log and what ranks
 printed, under guardrun and for some under torchrun; `summary.json` with one row for each.
 """
@@ -17,7 +18,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.health.gpu.rank_device import Inventory
 
 TRAIN = Path(__file__).parent / "train.py"
 FAULTS = ("sleep", "spin", "stop", "gil", "stuck", "assert", "oom", "kill")
@@ -30,7 +34,9 @@ GRACE_S = 40.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
-    parser.add_argument("--only", nargs="*", default=[], help="of: sensors dump faults torchrun overhead, or one fault")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="of: sensors identity dump faults torchrun overhead, or one fault"
+    )
     parser.add_argument("--limit-s", type=float, default=150, help="how long a fault may take (%(default)s)")
     options = parser.parse_args()
     import torch
@@ -48,6 +54,9 @@ def main() -> None:
 
     if is_wanted("sensors", "sensors"):
         rows.append({"name": "sensors", "seen": sensors(options.out)})
+        print(rows[-1], flush=True)
+    if is_wanted("identity", "sensors"):
+        rows.append({"name": "identity", "seen": identity(options.out)})
         print(rows[-1], flush=True)
     if is_wanted("dump", "dump"):
         rows.append(play("dump", TORCHRUN, "dump", options.out, 90))
@@ -150,6 +159,40 @@ def sensors(out: Path) -> str:
     (out / "sensors.json").write_text(json.dumps(kept, indent=1, default=str))
     unread = [f"{one['name']}: {one['trouble']}" for one in kept["busy"] if one.get("trouble")]
     return f"{len(kept['busy'])} readings, unread: {'; '.join(unread) or 'none'}"
+
+
+def identity(out: Path) -> str:
+    """Whether torch and NVML call the same device the same, and guardrun finds it by either of the two names."""
+    import pynvml
+    import torch
+
+    from guardrun.hooks.patches.devices import read_identity
+    from guardrun.supervisor.health.gpu.rank_device import Gpu, Inventory
+    from guardrun.supervisor.sensors.gpu.nvml_calls import Watch
+    from guardrun.supervisor.sensors.gpu.nvml_session import Session
+
+    listed = Session(pynvml, Watch()).devices
+    inventory = Inventory(tuple(Gpu(one.ask.subject, one.index, one.bus) for one in listed))
+    known = [read_identity(torch.cuda.get_device_properties(place)) for place in range(torch.cuda.device_count())]
+    found = [compare_identity(place, uuid, bus, inventory) for place, (uuid, bus) in enumerate(known)]
+    (out / "identity.json").write_text(json.dumps({"nvml": [one._asdict() for one in inventory.gpus], "torch": found}))
+    wrong = [f"cuda:{one['place']}: {one['trouble']}" for one in found if one["trouble"]]
+    return f"{len(found)} devices, {'; '.join(wrong) or 'each found by UUID and by PCI address, and the same one'}"
+
+
+def compare_identity(place: int, uuid: str, bus: str, inventory: Inventory) -> dict[str, Any]:
+    """One device of torch's: which of NVML's it is by its UUID, and which by its PCI address."""
+    from guardrun.supervisor.health.gpu.rank_device import NVIDIA, TorchDevice, find_device
+
+    by_uuid = find_device(TorchDevice(NVIDIA, place, uuid=uuid), {}, inventory)
+    by_bus = find_device(TorchDevice(NVIDIA, place, bus=bus), {}, inventory)
+    told = (("UUID", uuid, by_uuid), ("PCI", bus, by_bus))
+    # One device alone would be found without either.
+    troubles = [f"{name}: {a.why if value else 'not told'}" for name, value, a in told if not (value and a.subject)]
+    if by_uuid.subject != by_bus.subject and not troubles:
+        troubles = [f"{by_uuid.subject} by UUID, {by_bus.subject} by PCI address"]
+    names = {"uuid": uuid, "bus": bus, "by_uuid": by_uuid.subject, "by_bus": by_bus.subject}
+    return {"place": place, **names, "trouble": "; ".join(troubles)}
 
 
 if __name__ == "__main__":

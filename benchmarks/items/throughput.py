@@ -82,9 +82,9 @@ class Player:
         return found
 
     def set_apart(self, core: int) -> None:
-        """Keep what is not a rank off the ranks' core: what the launcher and the supervisor cost has an item of its own.
+        """Keep what is not a rank off the ranks' core: what launcher and supervisor cost has an item of its own.
 
-        Wherever the kernel happens to put them would else decide the turn, and differ from round to round.
+        Where the kernel happens to put them would else decide the turn, and differ from round to round.
         """
         others = os.sched_getaffinity(0) - {core}
         if core < 0 or not others:
@@ -122,7 +122,9 @@ def _play(
     return rounds
 
 
-def _play_round(bench: Bench, script: str, arguments: Sequence[str], environment: dict[str, str] | None, core: int) -> list[Pair]:
+def _play_round(
+    bench: Bench, script: str, arguments: Sequence[str], environment: dict[str, str] | None, core: int
+) -> list[Pair]:
     """Both are started anew, and take turns."""
     with ExitStack() as stack:
         players = [
