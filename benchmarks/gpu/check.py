@@ -1,9 +1,9 @@
 """Try guardrun on a real GPU, or two, in about ten minutes; what was seen is kept in a folder.
 
 `sensors.json` (guardrun's NVML readings, idle and busy) beside `nvidia-smi.xml`; `identity.json` (each device's
-UUID and PCI address as torch and as NVML have it, and which one guardrun takes it for); `dump/` (the flight recorder's answers
-in every form, and what asking cost); a folder for each fault and decoy with the incidents, the log and what ranks
-printed, under guardrun and for some under torchrun; `summary.json` with one row for each.
+UUID and PCI address as torch and as NVML have it, and which one guardrun takes it for); `dump/` (the flight recorder's
+answers in every form, and what asking cost); a folder for each fault and decoy with the incidents, the log and what
+ranks printed, under guardrun and for some under torchrun; `summary.json` with one row for each.
 """
 
 from __future__ import annotations
