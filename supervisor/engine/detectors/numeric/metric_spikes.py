@@ -125,13 +125,17 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
     def _begin(self, rank: int, odd: list[ev.OddStep], metrics: ev.TrainingMetrics, now_s: float) -> None:
         """The first odd step of a rank says what was usual before, and from where on a value is far above it."""
         assert self.episode is not None
-        for step in odd:
-            for levels, level in (
-                (self.episode.losses, Level.of_loss(step, metrics, now_s)),
-                (self.episode.norms, Level.of_norm(step, metrics, now_s)),
-            ):
-                if level is not None:
-                    levels.setdefault(rank, level)
+        losses = [step for step in odd if step.loss_sigmas]
+        norms = [step for step in odd if step.norm_sigmas]
+        for levels, steps, make in (
+            (self.episode.losses, losses, Level.of_loss),
+            (self.episode.norms, norms, Level.of_norm),
+        ):
+            start = spike_evidence.start_of(steps) if steps else None
+            if start is None or ((known := levels.get(rank)) is not None and known.goes_on(start, metrics)):
+                continue
+            if (level := make(start, metrics, now_s)) is not None:
+                levels[rank] = level
 
     def _judge(self, episode: Episode, attempt: AttemptView, now_s: float) -> Sequence[Verdict]:
         high_losses, high_norms = (_high(levels, 1) for levels in (episode.losses, episode.norms))
@@ -159,14 +163,14 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
         cause, levels = (EXPLOSION, norms) if is_norm else (SPIKE, losses)
         if not (is_loss or is_norm) or self.counts.get(cause, 0) >= MOST_REPORTED:
             return ()
-        step = min(level.step for level in levels.values())
+        step = min(level.step for level in (*levels.values(), *losses.values()))
         if episode.last - step < HEAL_STEPS or now_s - episode.began_s < HEAL_S:
             return ()
         self.counts[cause] = self.counts.get(cause, 0) + 1
         episode.key, episode.cause = f"{cause}/{self.counts[cause]}", cause
         culprit = spike_evidence.culprit_of(episode.losses, step)
         reporting = self.reporters[GRAD_NORM if is_norm else LOSS]
-        evidence = spike_evidence.evidence(cause, levels, episode.losses, steps=episode.last - step)
+        evidence = spike_evidence.evidence(cause, levels, episode.losses, first=step, last=episode.last)
         if episode.learning_rate is not None:
             evidence["learning_rate"] = episode.learning_rate
         return [

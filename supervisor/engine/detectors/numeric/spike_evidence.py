@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ from guardrun.supervisor.engine.observation.metric_window import LOSS_FACTOR, NO
 
 SPIKE, EXPLOSION = "loss_spike", "grad_explosion"
 NAMES = {SPIKE: "loss", EXPLOSION: "gradient norm"}
+TOGETHER = 25
+"""Steps from one odd one to the next; where values are seen every few steps, four of these."""
 MAX_SHOWN = 8
 CLEAR_SIGMAS = 2 * SIGMAS
 """Of a rank that was odd alone: one that is so by little was the first by chance."""
@@ -87,6 +90,11 @@ class Level(msgspec.Struct, kw_only=True):
         back = math.sqrt(self.usual * self.limit) if self.usual > 0 else (self.usual + self.limit) / 2
         self.highs = self.highs + 1 if value >= (back if is_known and self.highs else self.limit) else 0
 
+    def goes_on(self, start: ev.OddStep, metrics: ev.TrainingMetrics) -> bool:
+        """Whether what is odd in its newest report is this one still: one that has not lasted was another spike."""
+        is_new = start.step > metrics.first and start.step - self.step > TOGETHER
+        return self.highs > 1 or (self.highs == 1 and not is_new)
+
     @property
     def factor(self) -> float:
         """Times the usual; 0: that cannot be said."""
@@ -104,6 +112,16 @@ def _limit(value: float, sigmas: float, usual: float, factor: float) -> float:
     if usual > 0 and value > 0:
         return max(usual * math.exp(math.log(value / usual) * SIGMAS / sigmas), usual * factor)
     return usual + (value - usual) * SIGMAS / sigmas
+
+
+def start_of(steps: Sequence[ev.OddStep]) -> ev.OddStep:
+    """The first of the last odd steps of a report that lie together: a single one long before is another spike."""
+    apart = [after.step - before.step for before, after in pairwise(steps)]
+    near = max(TOGETHER, 4 * min(apart, default=0))
+    first = len(steps) - 1
+    while first > 0 and apart[first - 1] <= near:
+        first -= 1
+    return steps[first]
 
 
 def median(values: Sequence[float]) -> float:
@@ -125,9 +143,13 @@ def culprit_of(losses: Mapping[int, Level], step: int) -> int | None:
     return ranks[0]
 
 
-def evidence(cause: str, levels: Mapping[int, Level], losses: Mapping[int, Level], *, steps: int) -> dict[str, Any]:
-    """What was measured. levels: ranks that are far above the usual; losses: of ranks with odd ones."""
-    first = min(level.step for level in levels.values())
+def evidence(
+    cause: str, levels: Mapping[int, Level], losses: Mapping[int, Level], *, first: int, last: int
+) -> dict[str, Any]:
+    """What was measured.
+
+    levels: ranks that are far above the usual; losses: of ranks with odd ones; first: step of the onset; last: of now.
+    """
     began = {rank: level for rank, level in sorted({**levels, **losses}.items()) if level.step <= first}
     usual = [level.usual for level in levels.values()]
     found: dict[str, Any] = {
@@ -138,7 +160,7 @@ def evidence(cause: str, levels: Mapping[int, Level], losses: Mapping[int, Level
         "highest_first": max(level.first for level in levels.values()),
         "sigmas": round(max(level.sigmas for level in levels.values()), 1),
         "first_step": first,
-        "steps_since": steps,
+        "steps_since": last - first,
         "first_ranks": rank_list(list(began)),
         "batches": {str(rank): level.batch for rank, level in list(began.items())[:MAX_SHOWN] if level.batch},
     }

@@ -122,6 +122,16 @@ def test_the_rank_whose_batch_began_it(told: Told, seed: int) -> None:
     assert f"it began with the loss of rank {rank} on node-a (batch 800)" in incident.summary
 
 
+@pytest.mark.parametrize("before", [5, 20, 50, 150, 230])
+def test_a_single_spike_before_it_is_not_its_beginning(told: Told, before: int) -> None:
+    """In the same report of 200 steps, or in the one before, with a median that is in order."""
+    told.running(ranks=2)
+    spike = scaled(without_norm(plain(17)), lambda rank, step: 5.0 if step == 1350 - before else 1.0)
+    Training(told, 2, per_second=100).go(scaled(spike, leap(1350, 4)), 5000)
+    expected = 1345 if before == 5 else 1330 if before == 20 else 1350
+    assert (only(told).cause, only(told).step) == ("loss_spike", expected)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_nobody_is_the_first_by_chance(told: Told, seed: int) -> None:
     """All losses rise within some steps; one of them is the first beyond the limit."""
