@@ -28,10 +28,9 @@ from guardrun.supervisor.engine.model.transitions import Phase, PhaseChanged
 from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Over, Remark, Verdict
 from guardrun.supervisor.engine.observation.metric_window import NONFINITE
 
-LEAST_WAIT_S = 2.0
-"""Nodes look at their ranks once a second, each in its own: the first report need not be the first step's."""
 WAIT_S = 8.0
-"""For ranks that have not reported the step yet; those in order do so every four seconds."""
+"""For ranks that have not reported the step yet; those in order do so every four seconds. In the first seconds of an
+attempt it is not known yet who reports at all: all of its ranks are waited for."""
 JUDGED_EVERY_S = 0.5
 MOST_REPORTED = 3
 """Incidents in a run."""
@@ -69,6 +68,8 @@ class NanLoss(msgspec.Struct, kw_only=True):
     attempt: int = -1
     ranks: dict[int, RankMetrics] = {}
     """Those that report metrics."""
+    since_s: float = 0.0
+    """When the first of them did."""
     episode: Episode | None = None
     saved: dict[str, int] = {}
     """Checkpoints of this attempt, the newest MAX_SAVED: path → step."""
@@ -100,6 +101,7 @@ class NanLoss(msgspec.Struct, kw_only=True):
     def _note(self, rank: int, metrics: ev.TrainingMetrics, now_s: float) -> None:
         known = self.ranks.get(rank)
         if known is None:
+            self.since_s = self.since_s if self.ranks else now_s
             known = self.ranks[rank] = RankMetrics(first=metrics.first)
         bad = [step for step in metrics.odd if step.flags & NONFINITE]
         count = metrics.nonfinite - known.nonfinite
@@ -129,15 +131,16 @@ class NanLoss(msgspec.Struct, kw_only=True):
             return ()
         episode.lasts_since_s = episode.lasts_since_s or now_s
         step = min(run.step for run in going.values())
-        unheard = [
-            rank
-            for rank, known in self.ranks.items()
-            if known.last < step and rank in attempt.ranks and attempt.ranks[rank].exitcode is None
-        ]
-        waited_s = now_s - episode.lasts_since_s
-        if now_s - episode.began_s < LEAST_WAIT_S or (unheard and waited_s < WAIT_S):
+        awaited = self.ranks if now_s - self.since_s >= WAIT_S else attempt.ranks
+        unheard = [rank for rank in awaited if self._last(rank) < step and _is_alive(attempt, rank)]
+        if unheard and now_s - episode.lasts_since_s < WAIT_S:
             return ()
+        unheard = [rank for rank in unheard if rank in self.ranks]
         return [self._detected(episode, going, unheard, attempt, view)]
+
+    def _last(self, rank: int) -> int:
+        known = self.ranks.get(rank)
+        return known.last if known is not None else 0
 
     def _detected(
         self, episode: Episode, going: dict[int, Run], unheard: list[int], attempt: AttemptView, view: RunView
@@ -145,7 +148,9 @@ class NanLoss(msgspec.Struct, kw_only=True):
         self.count += 1
         episode.key = f"{CAUSE}/{self.count}"
         resumed = attempt.resumed_from.path if attempt.resumed_from is not None else self.loaded
-        onset = episode.onset = Onset.of(going, self.ranks, unheard, resumed, len(attempt.ranks))
+        onset = episode.onset = Onset.of(
+            going, self.ranks, [rank for rank in unheard if rank in self.ranks], resumed, len(attempt.ranks)
+        )
         confidence = CONFIDENCE if onset.culprits else CONFIDENCE_OF_NOBODY
         return Detected(
             key=episode.key,
@@ -193,3 +198,7 @@ class NanLoss(msgspec.Struct, kw_only=True):
             return ()
         episode.onset.evidence = after
         return [Changed(key=episode.key, evidence=after)]
+
+
+def _is_alive(attempt: AttemptView, rank: int) -> bool:
+    return rank in attempt.ranks and attempt.ranks[rank].exitcode is None

@@ -187,6 +187,19 @@ def test_a_report_that_comes_late_does_not_make_the_others_guilty(told: Told) ->
         assert (culprits(only(run)), only(run).step) == ([1], 300 + seed)
 
 
+@pytest.mark.parametrize("per_second", [0.1, 0.5, 2, 20])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_the_first_steps_of_all(step: int, per_second: float) -> None:
+    """Who reports at all is hardly known then: odd ranks' nodes are looked at later."""
+    for rank in (0, 1):
+        run = Told()
+        run.running(ranks=4)
+        Training(run, 4, per_second=per_second).go(
+            poisoned(plain(rank), rank, step), 12 + int(20 * per_second), lag_s=0.9
+        )
+        assert (culprits(only(run)), only(run).step) == ([rank], step)
+
+
 def test_values_that_are_seen_now_and_then_blame_nobody(told: Told) -> None:
     """Rank 1's come at steps 12, 22, …; rank 0, who began it, is seen at 20, 30, …."""
     told.running(ranks=2)

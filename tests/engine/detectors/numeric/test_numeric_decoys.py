@@ -216,6 +216,30 @@ def test_slow_and_fast_steps_are_left_alone(told: Told, per_second: float) -> No
     assert told.incidents == {} and training.remarks == []
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_grad_scaler_that_begins_far_too_high(told: Told, counts: bool) -> None:
+    """At a step a second, 30 steps are left out in a row; later one in 2,000 is."""
+    told.running(ranks=2)
+    left_out = Values(9.0, INF, is_skipped=True)
+    training = Training(told, 2, per_second=1).go(lambda rank, step: left_out, 30, counts=counts)
+    training.go(instead(plain(6), lambda rank, step: left_out if step == 400 else None), 600)
+    assert told.incidents == {} and training.remarks == []
+
+
+def test_a_burst_of_two_seconds(told: Told) -> None:
+    """400 steps at 200 a second: nobody could have acted on it."""
+    told.running(ranks=2)
+    training = Training(told, 2, per_second=200).go(scaled(plain(7), leap(3000, 5, lasts=400)), 12000)
+    assert told.incidents == {} and len(training.remarks) <= 1
+
+
+def test_two_in_a_row_of_what_is_seen_every_200_steps(told: Told) -> None:
+    told.running(ranks=2)
+    curve = every(scaled(plain(8), lambda rank, step: 5 if step in (30000, 30200) else 1), 200)
+    training = Training(told, 2, per_second=5).go(curve, 32000)
+    assert told.incidents == {} and len(training.remarks) <= 1
+
+
 def test_evaluations_leave_gaps(told: Told) -> None:
     told.running(ranks=2)
     training = Training(told, 2)
