@@ -17,6 +17,7 @@ from guardrun.supervisor.engine.failures.cuda_memory import (
     size,
     strangers_bytes,
 )
+from guardrun.supervisor.engine.incidents import numeric_advice
 from guardrun.supervisor.engine.observation.frames import rank_list
 
 Evidence = Mapping[str, Any]
@@ -64,6 +65,9 @@ ADVICE: dict[str, str] = {
     "throughput_drop": "See what changed at that time: in the script, on the nodes, in the network.",
     "descriptor_leak": "Find what is opened again and again and never closed: `ls -l /proc/PID/fd` on the node shows "
     f"it. {_MORE_FILES}",
+    "nan_loss": numeric_advice.NAN,
+    "loss_spike": numeric_advice.SPIKE,
+    "grad_explosion": numeric_advice.EXPLOSION,
     "unknown": "See what was collected in stacks/, and the ranks' output.",
 }
 """Per cause, where nothing more is known."""
@@ -353,4 +357,5 @@ _SPECIAL: dict[str, Callable[[Evidence], str]] = {
     "time_limit": _ending,
     "throughput_drop": _lost_speed,
     "descriptor_leak": _descriptors,
+    "nan_loss": numeric_advice.nan_advice,
 }

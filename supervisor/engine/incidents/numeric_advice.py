@@ -1,0 +1,38 @@
+"""What to do about numbers that have gone wrong, by what the evidence shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NAN = (
+    "Where all ranks are so at once: a learning rate that is too high, an overflow (bfloat16 has a wider range than "
+    "float16), a division by zero or a log of it. torch.autograd.set_detect_anomaly(True) names the operation, slowly."
+)
+SPIKE = (
+    "See the batches of that step, and the learning rate. If it stays, go on from a checkpoint before that step, with "
+    "other data or a lower rate."
+)
+EXPLOSION = (
+    "Clip the norm (torch.nn.utils.clip_grad_norm_), lower the learning rate or warm it up for longer; if the loss "
+    "does not come back, go on from a checkpoint before that step."
+)
+
+
+def nan_advice(known: Mapping[str, Any]) -> str:
+    """What the evidence of a nan_loss shows first: a checkpoint, a scale, data; empty where it shows none of these."""
+    if known.get("left_out"):
+        return (
+            "A GradScaler leaves these steps out, so parameters are as they were, and stand still: no scale mends a "
+            "loss that is not finite, or gradients that are so at any scale. " + NAN
+        )
+    if known.get("resumed_from"):
+        return (
+            f"It began with the first step after {known['resumed_from']}: look for NaN in its parameters and the "
+            "optimizer's state, and go on from an older one."
+        )
+    poisoned = known.get("poisoned_checkpoints") or {}
+    words = f"Look at what is in batch {known['batch']} there. " if known.get("batch") else ""
+    if poisoned:
+        words += f"Do not go on from what was saved since: {', '.join(poisoned)}. "
+    return f"{words}{NAN}" if words else ""

@@ -1,0 +1,209 @@
+"""What leaps up and stays there: told once, with what it was before, and over when it comes back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from guardrun.supervisor.engine.detectors.numeric import metric_spikes
+from tests.engine.conftest import ERROR, Told
+from tests.engine.detectors.numeric.curves import (
+    EVERYBODY,
+    NAN,
+    Curve,
+    Noise,
+    Values,
+    every,
+    instead,
+    leap,
+    pieces,
+    plain,
+    scaled,
+    without_norm,
+)
+from tests.engine.detectors.numeric.training import Training, culprits, only
+
+
+def diverging(seed: int, at: int) -> Curve:
+    """A learning rate that is too high: within 30 steps the loss is back where it began, and the norm a hundredfold."""
+    return scaled(
+        plain(seed),
+        lambda rank, step: 1 + 3.5 / (1 + math.exp(-(step - at - 15) / 4)) if step > at else 1,
+        lambda rank, step: min(100.0, 1.4 ** min(20, max(0, step - at))),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_that_stays_high(told: Told, seed: int) -> None:
+    told.running(ranks=4)
+    Training(told, 4).go(scaled(plain(seed), leap(700, 3)), 1300)
+    incident = only(told)
+    assert (incident.kind, incident.cause, incident.action) == ("numeric", "loss_spike", "none")
+    assert (incident.step, culprits(incident)) == (700, [])
+    assert incident.recovered_s is None and "learning rate" in incident.advice
+
+
+def test_all_that_is_known_is_said(told: Told) -> None:
+    told.running(ranks=4)
+    training = Training(told, 4).go(scaled(plain(1, noise=0.0), leap(700, 3), leap(700, 1.1)), 1300)
+    incident = only(told)
+    assert incident.summary.startswith("The loss is 6.9")
+    assert " on all 4 ranks since step 700, where 2." in incident.summary
+    assert incident.summary.endswith(f"and has not come back in {incident.evidence['steps_since']} steps.")
+    assert metric_spikes.HEAL_STEPS <= incident.evidence["steps_since"] <= 450
+    evidence = incident.evidence
+    assert (evidence["value"], evidence["ranks"], evidence["first_step"]) == ("loss", "0-3", 700)
+    assert evidence["usual"] == pytest.approx(2.4, abs=0.1) and evidence["now"] == pytest.approx(6.9, abs=0.2)
+    assert evidence["batches"] == {"0": 700, "1": 700, "2": 700, "3": 700}
+    assert evidence["learning_rate"] == 1e-3
+    assert [text[:12] for text in training.said] == ["incident 001"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("per_second", [1.0, 20.0, 200.0])
+def test_gradients_that_explode_and_the_loss_follows(told: Told, seed: int, per_second: float) -> None:
+    told.running(ranks=3)
+    at = 700 + 13 * seed
+    Training(told, 3, per_second=per_second).go(diverging(seed, at), at + max(300, int(60 * per_second)))
+    incident = only(told)
+    assert (incident.kind, incident.cause) == ("numeric", "grad_explosion")
+    assert incident.step is not None and at < incident.step <= at + 15, "the first that is far above the usual"
+    assert "the loss went from 2." in incident.summary and culprits(incident) == []
+    assert incident.evidence["loss"]["now"] > 2 * incident.evidence["loss"]["usual"]
+
+
+def test_gradients_out_of_all_proportion(told: Told) -> None:
+    told.running(ranks=2)
+    Training(told, 2).go(scaled(plain(4), lambda rank, step: 1.0, leap(600, 300)), 1300)
+    assert (only(told).cause, only(told).step) == ("grad_explosion", 600)
+
+
+def test_without_losses(told: Told) -> None:
+    told.running(ranks=2)
+    curve = scaled(plain(5), lambda rank, step: 1.0, leap(600, 300))
+    Training(told, 2).go(lambda rank, step: Values(None, curve(rank, step).grad_norm), 1300)
+    assert (only(told).cause, only(told).step) == ("grad_explosion", 600)
+
+
+def test_seen_every_ten_steps(told: Told) -> None:
+    told.running(ranks=2)
+    Training(told, 2).go(every(scaled(plain(6), leap(2503, 4)), 10), 3300)
+    assert (only(told).cause, only(told).step) == ("loss_spike", 2510)
+
+
+def test_one_step_in_a_minute(told: Told) -> None:
+    told.running(ranks=2)
+    Training(told, 2, per_second=1 / 60).go(scaled(without_norm(plain(7)), leap(300, 4)), 450)
+    assert (only(told).cause, only(told).step) == ("loss_spike", 300)
+
+
+def test_a_loss_below_zero(told: Told) -> None:
+    told.running(ranks=2)
+    draw = Noise(8)
+    curve: Curve = lambda rank, step: Values(-8 + 0.2 * draw(rank, step) + (14 if step >= 700 else 0))  # noqa: E731
+    Training(told, 2).go(curve, 1300)
+    incident = only(told)
+    assert (incident.cause, incident.step) == ("loss_spike", 700)
+    assert "The loss is 5.9" in incident.summary or "The loss is 6" in incident.summary
+    assert "where -8" in incident.summary or "where -7.9" in incident.summary
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rank_whose_batch_began_it(told: Told, seed: int) -> None:
+    """Its loss is far off in one step; from the next on the parameters that it has spoilt make everybody's so."""
+    told.running(ranks=4)
+    rank = seed + 1
+    spoilt = scaled(plain(seed), leap(801, 4), leap(800, 150))
+    curve = scaled(spoilt, lambda of, step: 30.0 if of == rank and step == 800 else 1.0)
+    Training(told, 4).go(curve, 1500)
+    incident = only(told)
+    assert (incident.cause, incident.step, culprits(incident)) == ("grad_explosion", 800, [rank])
+    assert f"it began with the loss of rank {rank} on node-a (batch 800)" in incident.summary
+
+
+@pytest.mark.parametrize("before", [5, 20, 50, 150, 230])
+def test_a_single_spike_before_it_is_not_its_beginning(told: Told, before: int) -> None:
+    """In the same report of 200 steps, or in the one before, with a median that is in order."""
+    told.running(ranks=2)
+    spike = scaled(without_norm(plain(17)), lambda rank, step: 5.0 if step == 1350 - before else 1.0)
+    Training(told, 2, per_second=100).go(scaled(spike, leap(1350, 4)), 5000)
+    expected = 1345 if before == 5 else 1330 if before == 20 else 1350
+    assert (only(told).cause, only(told).step) == ("loss_spike", expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nobody_is_the_first_by_chance(told: Told, seed: int) -> None:
+    """All losses rise within some steps; one of them is the first beyond the limit."""
+    told.running(ranks=4)
+    rise = scaled(plain(seed, noise=0.08), lambda rank, step: 1 + min(4.0, max(0, step - 700) / 10))
+    Training(told, 4).go(rise, 1400)
+    assert (only(told).cause, culprits(only(told))) == ("loss_spike", [])
+
+
+def test_what_comes_back_is_over(told: Told) -> None:
+    told.running(ranks=2)
+    training = Training(told, 2).go(scaled(plain(9), leap(700, 4, lasts=600)), 1280)
+    assert only(told).recovered_s is None
+    training.go(plain(9), 200)
+    assert only(told).recovered_s is not None
+    assert training.said[-1].startswith("incident 001 is over: the loss is back at 2.")
+
+
+def test_norms_that_come_back_are_over(told: Told) -> None:
+    told.running(ranks=2)
+    training = Training(told, 2).go(scaled(plain(10), lambda rank, step: 1.0, leap(700, 90, lasts=600)), 1280)
+    training.go(plain(10), 200)
+    assert only(told).recovered_s is not None
+    assert training.said[-1].startswith("incident 001 is over: the gradient norm is back at ")
+
+
+def test_half_way_back_is_not_over(told: Told) -> None:
+    told.running(ranks=2)
+    Training(told, 2).go(scaled(plain(11), pieces((700, 5), (1250, 1.95))), 1700)
+    assert only(told).recovered_s is None
+
+
+def test_told_a_few_times_a_run(told: Told) -> None:
+    told.running(ranks=2)
+    training = Training(told, 2)
+    for _ in range(6):
+        training.go(scaled(plain(12), leap(training.step + 700, 6)), 1300)
+        training.go(plain(12), 200)
+    assert [incident.cause for incident in told.incidents.values()] == ["loss_spike"] * metric_spikes.MOST_REPORTED
+
+
+def test_most_ranks_have_to_be_so(told: Told) -> None:
+    told.running(ranks=4)
+    training = Training(told, 4)
+    training.go(scaled(plain(13), lambda rank, step: 8 if rank < 2 and step > 700 else 1), 1300)
+    assert told.incidents == {} and training.remarks == []
+    training.go(scaled(plain(13), lambda rank, step: 8 if rank < 3 and step > 2000 else 1), 1300)
+    assert (only(told).cause, only(told).evidence["ranks"]) == ("loss_spike", "0-2")
+
+
+def test_what_becomes_nan_is_told_as_that(told: Told) -> None:
+    told.running(ranks=2)
+    curve = instead(diverging(14, 700), lambda rank, step: Values(NAN, NAN) if step >= 760 else None)
+    Training(told, 2).go(curve, 1100)
+    assert (only(told).cause, only(told).step) == ("nan_loss", 760)
+
+
+def test_an_attempt_begins_anew(told: Told) -> None:
+    told.running(ranks=2)
+    Training(told, 2).go(scaled(plain(15), leap(700, 4)), 760)
+    told.crashed(error=ERROR)
+    told.restarted()
+    Training(told, 2).go(plain(15), 500)
+    assert [incident.cause for incident in told.incidents.values()] == ["exception"]
+
+
+def test_a_norm_alone_with_losses_as_they_were(told: Told) -> None:
+    """Forty times is much, and harms nobody."""
+    told.running(ranks=2)
+    draw = Noise(16)
+    level: Curve = lambda rank, step: Values(  # noqa: E731
+        2.3 * math.exp(0.03 * draw(rank, step)), (40 if step > 700 else 1) * math.exp(0.2 * draw(EVERYBODY, step))
+    )
+    training = Training(told, 2).go(level, 1400)
+    assert told.incidents == {} and training.remarks == []
