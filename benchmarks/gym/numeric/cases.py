@@ -1,0 +1,95 @@
+"""What is played: numbers that go wrong, each with what is to be said of it, and numbers that are only unusual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NAN, SPIKE, EXPLOSION = "nan_loss", "loss_spike", "grad_explosion"
+LEAP = (SPIKE, EXPLOSION)
+ANY = (NAN, *LEAP)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training; scripts/numeric/train.py knows it by its name."""
+
+    name: str
+    what: str
+    ranks: int = 2
+
+
+@dataclass(frozen=True)
+class Fault(Case):
+    """Something that must be found."""
+
+    causes: tuple[str, ...] = (NAN,)
+    """Any of these is right, of the first incident."""
+    is_everybodys: bool = False
+    """It begins on all ranks at once, and nobody is to be named; else the last one is."""
+    at_start: bool = False
+    """It is there from the first step on."""
+    slack: int = 1
+    """Steps by which the onset may be off."""
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        return () if self.is_everybodys else (self.ranks - 1,)
+
+
+FAULTS = (
+    Fault("nan_batch", "a NaN in one rank's batch"),
+    Fault("inf_batch", "an infinity in one rank's batch"),
+    Fault("nan_batch_fsdp", "the same, FSDP"),
+    Fault("nan_batch_tp", "the same, tensor parallel: all ranks have the batch", is_everybodys=True),
+    Fault("nan_batch_accumulate", "in one of four micro batches"),
+    Fault("nan_batch_compiled", "with a compiled loss"),
+    Fault("nan_batch_unclipped", "where no norm is seen"),
+    Fault("nan_batch_of_four", "of four ranks", ranks=4),
+    Fault("nan_batch_everywhere", "in every rank's batch", is_everybodys=True),
+    Fault("constant_batch", "a batch without deviation is divided by it"),
+    Fault("log_of_zero", "the logarithm of 0 in a loss"),
+    Fault("half_precision", "activations overflow in half precision", is_everybodys=True),
+    Fault("learning_rate", "a thousand times the learning rate (SGD)", causes=ANY, is_everybodys=True, slack=10),
+    Fault("learning_rate_adam", "three hundred times (AdamW, clipped)", causes=LEAP, is_everybodys=True, slack=10),
+    Fault("wrong_units", "answers a hundred times as large", causes=LEAP, is_everybodys=True),
+    Fault("poisoned", "NaN among the parameters at the start", is_everybodys=True, at_start=True),
+    Fault("flipped_parameter", "a bit of one rank's parameter", causes=ANY),
+    Fault("flipped_parameter_of_three", "of three", causes=ANY, ranks=3),
+    Fault("flipped_parameter_of_four", "of four", causes=ANY, ranks=4),
+    Fault("flipped_gradient", "a bit of one rank's gradient, after the reduction", causes=ANY, slack=2),
+    Fault("flipped_gradient_of_four", "of four", causes=ANY, ranks=4, slack=2),
+    Fault("flipped_moment", "a bit of one rank's optimizer", causes=ANY, slack=2),
+    Fault("flipped_moment_of_four", "of four", causes=ANY, ranks=4, slack=2),
+    Fault("scaled_to_death", "a NaN parameter under a GradScaler", is_everybodys=True),
+    Fault("hidden_nan", "one rank's gradients are NaN, under a GradScaler", is_everybodys=True, slack=60),
+)
+
+DECOYS = (
+    Case("ordinary", "nothing"),
+    Case("ordinary_fsdp", "nothing, FSDP"),
+    Case("ordinary_tp", "nothing, tensor parallel"),
+    Case("ordinary_scaled", "nothing, GradScaler"),
+    Case("ordinary_compiled", "nothing, compiled"),
+    Case("ordinary_accumulate", "nothing, four micro batches"),
+    Case("warmup", "a learning rate that warms up, and falls"),
+    Case("learning_rate_steps", "a tenth, three times, again and again"),
+    Case("curriculum", "harder tasks from one step on"),
+    Case("tiny_batches", "one sample a batch"),
+    Case("heavy_tails", "noise with heavy tails"),
+    Case("bad_batch_clipped", "one batch ten times as large, clipped"),
+    Case("own_guard", "the script leaves out losses that are NaN"),
+    Case("own_guard_late", "the script leaves out steps whose norm is NaN"),
+    Case("scaled_start", "a GradScaler finds its scale"),
+    Case("scaled_often", "a GradScaler overflows every twenty steps"),
+    Case("evaluating", "evaluations between steps"),
+    Case("folds", "another model every two hundred steps"),
+    Case("adversaries", "two nets against each other"),
+    Case("signed", "a loss that crosses 0"),
+    Case("near_zero", "nothing is left to learn"),
+    Case("said", "the script says its own loss"),
+    Case("dropping", "dropout of nine tenths"),
+    Case("uneven", "one rank's data is harder for ever", ranks=3),
+    Case("several_backwards", "one to three losses a step"),
+    Case("resumed", "the optimizer begins anew, steps are the script's"),
+    Case("unfrozen", "a layer begins to learn"),
+)
