@@ -284,7 +284,7 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
         threads=_merge(pid, dump.threads, threads, {thread.tid for thread in ours}),
         variety=variety,
         pauses=PAUSES.count_since(pid, pauses) if target.is_rank else 0,
-        native=NATIVE_FRAMES.spot(pid, target.place),
+        native=NATIVE_FRAMES.spot(pid, stat.start, target.place),
         source=dump.source,
         trouble=dump.trouble,
     )

@@ -150,11 +150,11 @@ class NativeFrames:
             threading.Thread(target=work, name="guardrun-native", daemon=True).start()
         return [rank.pid for rank in asked]
 
-    def spot(self, pid: int, place: Place | None) -> NativeSpot | None:
+    def spot(self, pid: int, start: int, place: Place | None) -> NativeSpot | None:
         """Where the thread was, if it still is at that place; None where that is not known, or not yet."""
         with self._lock:
             seen = self._seen.get(pid)
-            return seen.spot if seen is not None and seen.place == place else None
+            return seen.spot if seen is not None and (seen.start, seen.place) == (start, place) else None
 
     def _note(self, rank: Asker, now: float) -> None:
         seen = self._seen.get(rank.pid)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from guardrun.hooks.wire.board import Board, Field
@@ -26,6 +28,7 @@ from guardrun.supervisor.collect.ranks.native_frames import (
     parse_spot,
 )
 from guardrun.supervisor.collect.ranks.pauses import PAUSES, Pauses
+from guardrun.supervisor.collect.ranks.stack_dumps import find_pyspy
 from guardrun.supervisor.engine.model.looks import Frame, Library, NativeSpot, RankLook, ThreadLook
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity, judge
 from tests.collect.conftest import StartScript
@@ -114,6 +117,74 @@ def test_a_driver_is_told_from_a_library_of_the_users(
     for script in scripts:
         assert script.process.communicate(timeout=60)[0] == b"done\n", "the pause has done it no harm"
         assert script.process.returncode == 0
+
+
+LINGERING = """#!{python}
+import os, signal, subprocess, sys, time
+spy, go = {spy!r}, {go!r}
+if "--native" not in sys.argv:
+    os.execv(spy, [spy, *sys.argv[1:]])
+def state():
+    with open(f"/proc/{{sys.argv[-1]}}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+out, began = b"", time.monotonic()
+def is_over():
+    return os.path.exists(go) or time.monotonic() - began > 15
+while not is_over():
+    process = subprocess.Popen([spy, *sys.argv[1:]], stdout=subprocess.PIPE)
+    while process.poll() is None and not is_over():
+        if state() == "t":
+            os.kill(process.pid, signal.SIGSTOP)
+            while state() == "t" and not is_over():
+                time.sleep(0.01)
+            os.kill(process.pid, signal.SIGCONT)
+    out = process.communicate()[0]
+sys.stdout.buffer.write(out)
+"""
+"""A py-spy that stops itself while it has paused a process for its native frames, until it may go on."""
+
+
+@pytest.mark.real("py-spy")
+def test_a_rank_that_is_paused_for_it_is_not_said_to_be_stopped(
+    start_script: StartScript, clock: EngineClock, tmp_path: Path
+) -> None:
+    """Two looks meet one pause; without our count it is a debugger's."""
+    script = start_script("print('ready', flush=True)\nwhile True: pass", ends_asleep=False)
+    go, program = tmp_path / "go", tmp_path / "lingering"
+    program.write_text(LINGERING.format(python=sys.executable, spy=find_pyspy(), go=str(go)))
+    program.chmod(0o755)
+
+    def look() -> RankLook:
+        taken = take_look(
+            0,
+            [script.rank()],
+            boards={},
+            clock=clock,
+            sockets_dir=tmp_path,
+            folder=None,
+            may_pause=True,
+            samples=2,
+            pyspy=str(program),
+        )
+        return taken.ranks[0]
+
+    try:
+        look()
+        look()
+        first = wait_until(lambda: found if (found := look()).process.state == "t" else None, 30, "the pause")
+        assert first is not None
+        second = look()
+        assert second.process.state == "t"
+        assert judge(first, second).doing is RankActivity.CHURNING
+        uncounted = [
+            msgspec.structs.replace(each, process=msgspec.structs.replace(each.process, pauses=0))
+            for each in (first, second)
+        ]
+        assert judge(*uncounted).doing is RankActivity.TRACED
+    finally:
+        go.touch()
+    wait_until(lambda: PAUSES.count(script.pid) == 2, 30, "its end")
+    assert look().process.state == "R"
 
 
 # When a rank is asked ------------------------------------------------------------------------------------------------

@@ -288,6 +288,14 @@ def test_a_proof_is_none_the_less_one() -> None:
     assert (finding.culprits, finding.is_certain, finding.proof) == ([0], True, "nothing is left to end it")
 
 
+def test_what_is_advised_is_about_its_device(told: Told) -> None:
+    told.running(ranks=2)
+    pass_time(told, act.WAITING_IN_INIT, act.FITTING, until_s=400, native=SYNC)
+    [incident] = told.incidents.values()
+    assert ([culprit.rank for culprit in incident.culprits], incident.evidence["hint"]) == ([1], "device_wait")
+    assert incident.advice.startswith("Its device has not come to the end of what it was given")
+
+
 # What a rank is said to do -------------------------------------------------------------------------------------------
 
 
