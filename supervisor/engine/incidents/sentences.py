@@ -45,9 +45,11 @@ def hang_sentence(attempt: AttemptView, found: Finding, judged: Mapping[int, Jud
     spot = next((judged[r].spot for r in found.culprits if r in judged and judged[r].spot), "")
     text = _doing_text(found, has, spot, silent_s, _detail(found, judged))
     if wait := next((judged[r].device_wait for r in found.culprits if r in judged and judged[r].device_wait), ""):
-        wait = _of_ranks(wait, len(found.culprits))
-        held = f"{text}, and waits" if found.doing is RankActivity.GIL_HELD else f"{has} waited {silent_s:.0f} s"
-        text = f"{held} {wait}"
+        clause = _of_ranks(f"waits {wait}", len(found.culprits))
+        if found.doing is RankActivity.GIL_HELD:
+            text = f"{text}, and {clause}"
+        else:
+            text = f"{has} waited {silent_s:.0f} s {clause.partition(' ')[2]}"
     if found.cause == "init":
         if not any(r in judged for r in found.culprits):
             text = f"ended without reaching process-group creation, {silent_s:.0f} s ago or more"
@@ -59,21 +61,29 @@ def hang_sentence(attempt: AttemptView, found: Finding, judged: Mapping[int, Jud
 
 def _in_driver(found: Finding, judged: Mapping[int, Judgement]) -> str:
     """`rank 0 waits for its GPU in cuStreamSynchronize (libcuda.so.1), called from train.py:41; rank 1 waits in …`."""
-    waits: dict[str, list[int]] = {}
+    clauses: dict[str, list[int]] = {}
     for rank in found.waiting:
         if rank in judged:
-            wait = judged[rank].device_wait or f"in {judged[rank].waits_in or 'a collective'}"
-            waits.setdefault(wait, []).append(rank)
-    clauses = [
-        f"{ranks_text(ranks)} wait{'s' if len(ranks) == 1 else ''} {_of_ranks(wait, len(ranks))}"
-        for wait, ranks in waits.items()
-    ]
-    return "; ".join([*clauses[:_MOST_CLAUSES], *(["…"] if len(clauses) > _MOST_CLAUSES else [])])
+            clauses.setdefault(_clause(judged[rank]), []).append(rank)
+    texts = [f"{ranks_text(ranks)} {_of_ranks(clause, len(ranks))}" for clause, ranks in clauses.items()]
+    return "; ".join([*texts[:_MOST_CLAUSES], *(["…"] if len(texts) > _MOST_CLAUSES else [])])
 
 
-def _of_ranks(wait: str, count: int) -> str:
-    """A rank's device_wait, for so many ranks."""
-    return wait if count == 1 else wait.replace("its GPU", "their GPUs", 1).replace("its device", "their devices", 1)
+def _clause(judgement: Judgement) -> str:
+    if judgement.device_wait:
+        return f"waits {judgement.device_wait}"
+    if judgement.doing is RankActivity.WAITING:
+        return f"waits in {judgement.waits_in or 'a collective'}"
+    return f"stands in {judgement.spot or 'a place that is not known'}"
+
+
+def _of_ranks(clause: str, count: int) -> str:
+    """What one rank does, as what so many do."""
+    if count == 1:
+        return clause
+    verb, _, rest = clause.partition(" ")
+    rest = rest.replace("its GPU", "their GPUs", 1).replace("its device", "their devices", 1)
+    return f"{verb.removesuffix('s')} {rest}"
 
 
 def _detail(found: Finding, judged: Mapping[int, Judgement]) -> str:

@@ -107,6 +107,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """That its native code is a device's driver or NCCL, as a clause (`for its GPU in …`); empty where it is not,
     where that was not seen, and for any but SPINNING, GIL_HELD, IDLE and CHURNING. For whom its device waits, if for
     anybody, this does not say."""
+    is_in_own_code: bool = False
+    """Its native frames were read, and are none of a driver's or NCCL's."""
     is_starved: bool = False
     """It is ready to run, and gets little of a core: the node is busy."""
     detail: str = ""
@@ -131,7 +133,7 @@ _LINGERING = frozenset(
     }
 )
 """What a process may do for ever after its script has ended, without its being anybody's hang."""
-_IN_DRIVER = frozenset({RankActivity.SPINNING, RankActivity.GIL_HELD, RankActivity.IDLE, RankActivity.CHURNING})
+IN_DRIVER = frozenset({RankActivity.SPINNING, RankActivity.GIL_HELD, RankActivity.IDLE, RankActivity.CHURNING})
 """How a rank may look while it waits in a device's driver: in a launch on a full queue it may keep the GIL."""
 _FAULTING = frozenset({RankActivity.GIL_HELD, RankActivity.IO_BLOCKED, RankActivity.SPINNING})
 
@@ -210,7 +212,7 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
     workers = workers_of(after, before) if doing is RankActivity.DATA else []
     if has_ended and doing in _LINGERING:
         doing, reason = RankActivity.LEAVING, f"its script has ended, and the process {reason}"
-    device_wait = _device_wait(before, after, stack) if doing in _IN_DRIVER else ""
+    device_wait = _device_wait(before, after, stack) if doing in IN_DRIVER else ""
     return Judgement(
         global_rank=after.global_rank,
         doing=doing,
@@ -228,6 +230,7 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         and (_wakes_up(before, after) or (fr.waits_for_process(stack) and _children_wake(before, after))),
         is_native=_computes_natively(doing, before, after),
         device_wait=device_wait,
+        is_in_own_code=after.process.native is not None and after.process.native.family is Library.OTHER,
         is_starved=after.process.state == "R" and _cpu(before, after) < STARVED_CPU,
         detail=mount_words(after.process) if doing is RankActivity.IO_BLOCKED else clause(workers),
         is_broken=cannot_deliver(workers, before),

@@ -17,7 +17,7 @@ from guardrun.supervisor.engine.observation.collective_calls import group_text
 from guardrun.supervisor.engine.observation.collective_waits import Match, Mismatch, Wait
 from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.rank_activity import STUCK, Judgement, RankActivity
+from guardrun.supervisor.engine.observation.rank_activity import IN_DRIVER, STUCK, Judgement, RankActivity
 
 FoundT = TypeVar("FoundT", Finding, Finding | None)
 
@@ -242,7 +242,8 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
         return _of(proven, proven, _numbers(waiting), settings, is_alone=not waiting)
     if not living or any(j.doing is RankActivity.BUSY for j in living):
         return None
-    doubtful = [j for j in living if j.doing in DOUBTFUL and not j.device_wait]
+    drivers = _drivers(living)
+    doubtful = [j for j in living if j.doing in DOUBTFUL and j.global_rank not in drivers]
     if doubtful:
         return _doubtful(doubtful, _numbers(waiting), settings)
     stuck = [j for j in living if j.doing in STUCK or j.doing in DOUBTFUL]
@@ -257,7 +258,7 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
     is_alone = not (waiting or by_waits)
     # A group's creation waits for whoever is not in it, whatever that one's device does.
     is_init = any(j.is_in_init for j in waiting)
-    named = [j for j in rivals if by_waits or not j.device_wait or (is_init and not j.is_in_init)]
+    named = [j for j in rivals if by_waits or j.global_rank not in drivers or (is_init and not j.is_in_init)]
     if not named:
         return _as_torch(_in_driver(rivals, held_up, settings, is_alone=is_alone), living)
     if doubtful := [j for j in named if j.doing in DOUBTFUL]:
@@ -439,6 +440,16 @@ def _split(stuck: list[Judgement], waiting: list[Judgement]) -> tuple[list[Judge
     if len(places) > 1 and count * 2 > len(stuck):
         return [j for j in stuck if j.place != place], [j for j in stuck if j.place == place]
     return stuck, []
+
+
+def _drivers(living: list[Judgement]) -> set[int]:
+    """The ranks that are seen in a device's driver, and those that show the same as one and could not be asked."""
+    shown = {(j.doing, j.spot) for j in living if j.device_wait and j.doing is not RankActivity.IDLE}
+    return {
+        j.global_rank
+        for j in living
+        if j.doing in IN_DRIVER and (j.device_wait or (not j.is_in_own_code and (j.doing, j.spot) in shown))
+    }
 
 
 def _are_behind(rivals: list[Judgement], held_up: list[Judgement]) -> bool:
