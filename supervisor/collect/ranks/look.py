@@ -52,9 +52,11 @@ from guardrun.supervisor.collect.host.procfs import (
 from guardrun.supervisor.collect.host.socket_traffic import read_tcp_bytes, socket_bytes
 from guardrun.supervisor.collect.ranks.boards import BLANK, BoardReader, collective_of, phase_of, shares_of
 from guardrun.supervisor.collect.ranks.look_files import RAS_FILE, write_look, write_text
+from guardrun.supervisor.collect.ranks.native_frames import NATIVE_FRAMES, Asker, Place, find_place, find_runner
+from guardrun.supervisor.collect.ranks.pauses import PAUSES
 from guardrun.supervisor.collect.ranks.stack_dumps import TIMEOUT_S
 from guardrun.supervisor.collect.ranks.stacks import Fallback, StackDump, dump_stacks
-from guardrun.supervisor.collect.ranks.thread_waits import NATIVE, NONE, Standstill, read_standstill
+from guardrun.supervisor.collect.ranks.thread_waits import NONE, Standstill, read_standstill
 from guardrun.supervisor.engine.model.events import Rank
 from guardrun.supervisor.engine.model.looks import (
     PYSPY,
@@ -105,6 +107,10 @@ class Target:
     """When its counters were read."""
     groups: GroupsRead = field(default_factory=GroupsRead)
     standstill: Standstill = NONE
+    place: Place | None = None
+    """Where its main thread is, and stays while it is looked at; …"""
+    runner: int = 0
+    """… and the thread that runs there, 0 for none."""
 
 
 class Effort(NamedTuple):
@@ -147,9 +153,8 @@ def take_look(
 
     Raw stacks go to folder, where it can be written, by way of write: it is given the work, and may do it later.
     boards are Sampler.boards. pyspy is the program to run, found where None. folders: those whose file systems are
-    asked as well. may_pause: a rank that seems to stand still for ever may be paused for a moment, once, for native
-    frames: that is how it is proven. recorders: what earlier looks at these ranks know of their flight recorders; None:
-    there was none.
+    asked as well. may_pause: for native frames, which prove a standstill, and tell a driver from the user's own code.
+    recorders: what earlier looks at these ranks know of their flight recorders; None: there was none.
     """
     began = time.monotonic()
     deadline = began + limit_s(len(ranks))
@@ -168,6 +173,8 @@ def take_look(
         workers=_WORKERS,
         timeout_s=deadline - time.monotonic(),
     )
+    if may_pause:
+        NATIVE_FRAMES.look([_asker(target) for target in targets if target.runner], time.monotonic(), pyspy)
     readings, rooms = beside.wait()
     pairs = []
     for target, answer in zip(targets, answers, strict=True):
@@ -187,6 +194,12 @@ def take_look(
         raw = {target.stat.pid: (target.raw, target.kernel_stack) for target, _ in pairs}
         write(lambda: write_look(folder, looks, raw))
     return LookResult(looks, missing, time.monotonic() - began, [*readings, *odd])
+
+
+def _asker(target: Target) -> Asker:
+    assert target.place is not None
+    order = target.words[Field.COLLECTIVES], target.words[Field.GROUP_SEQ]
+    return Asker(target.stat.pid, target.stat.start, target.runner, target.place, order, target.board)
 
 
 def _ask_nccl(looks: list[RankLook], left_s: float) -> tuple[str, list[Reading]]:
@@ -219,6 +232,7 @@ def _find_targets(
 def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
     """Counters, then stacks, of one process."""
     pid = target.stat.pid
+    pauses = PAUSES.count(pid)
     stat = read_stat(pid)
     if stat is None or stat.start != target.stat.start:
         return _unseen(target, None)
@@ -241,6 +255,11 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
     began = time.monotonic()
     dump = _dump(target, effort)
     variety = _sample(target, stat, began, dump, effort) if target.is_rank else []
+    if target.is_rank and dump.source == PYSPY and len(variety) < 2 and not collective_of(target.words):
+        target.place = find_place(target.words, dump.threads)
+        gil_tid = next((thread.tid for thread in dump.threads if thread.owns_gil), 0)
+        if target.place is not None:
+            target.runner = find_runner(pid, target.place, target.words, threads, gil_tid)
     if target.is_rank and target.board is not None:
         number = target.rank.global_rank
         asked = Asked(pid, stat.state, target.words, target.board, effort.sockets_dir, effort.attempt, number)
@@ -264,7 +283,8 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
         faults=stat.faults - sum(thread.faults for thread in ours) if stat.faults >= 0 else -1,
         threads=_merge(pid, dump.threads, threads, {thread.tid for thread in ours}),
         variety=variety,
-        pauses=NATIVE.pauses(pid) if target.is_rank else 0,
+        pauses=PAUSES.count_since(pid, pauses) if target.is_rank else 0,
+        native=NATIVE_FRAMES.spot(pid, stat.start, target.place),
         source=dump.source,
         trouble=dump.trouble,
     )

@@ -82,6 +82,8 @@ def parse_faulthandler(text: str, main_tid: int = 0) -> list[ThreadLook]:
 
 
 TIMEOUT_S = 2.0
+NATIVE_S = 20.0
+"""With native frames: a library's symbols take seconds to read."""
 _RETRIES = 2
 _RETRY_GAP_S = 0.02
 _OUTPUT_CHARS = 4 << 20

@@ -11,7 +11,6 @@ import functools
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -27,7 +26,8 @@ from guardrun.supervisor.collect.host.procfs import (
     read_threads,
 )
 from guardrun.supervisor.collect.host.socket_traffic import read_unix_peers
-from guardrun.supervisor.collect.ranks.stack_dumps import TIMEOUT_S, dump_pyspy
+from guardrun.supervisor.collect.ranks.pauses import PAUSES
+from guardrun.supervisor.collect.ranks.stack_dumps import NATIVE_S, TIMEOUT_S, dump_pyspy
 from guardrun.supervisor.engine.model.looks import Frame
 from guardrun.supervisor.engine.observation.deadlock import Waiter, Waits, is_closed, is_monitor, key, may_go_on, why
 from guardrun.supervisor.engine.observation.frames import communication, is_in_backward
@@ -36,7 +36,6 @@ MAX_PROCESSES = 32
 MAX_THREADS = 1024
 SCAN_S = 1.0
 """For finding out who holds the other ends."""
-NATIVE_S = 20.0
 TRIES = 2
 _MOST_ANSWERS = 4096
 MAX_MONITORS = 8
@@ -117,7 +116,7 @@ def read_standstill(
 
     Never raises because something vanished: then nothing is said.
     """
-    machine, pauses = os.uname().machine, NATIVE.pauses(pid)
+    machine, pauses = os.uname().machine, PAUSES.count(pid)
     if parse_call(read_call(pid, pid), machine).waits is Waits.OPEN or _has_alarm(pid):
         return NONE
     pids = [pid, *table.descendants(pid, MAX_PROCESSES + 1)]
@@ -138,7 +137,7 @@ def read_standstill(
     )
     if not NATIVE.ask(pid, locks, pyspy, may_pause=may_pause):
         return NONE
-    if NATIVE.pauses(pid) != pauses:
+    if PAUSES.count(pid) != pauses:
         return NONE  # it was paused since: the next look's would be another standstill, by its counters
     return Standstill(why(waiters, pid), key(waiters))
 
@@ -232,9 +231,8 @@ class Native:
     """Asks py-spy for native frames beside the looks, one rank at a time: a library's symbols take seconds to read."""
 
     def __init__(self) -> None:
-        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._answers: dict[int, _Answer] = {}
-        self._pauses: Counter[int] = Counter()
 
     def ask(
         self, pid: int, locks: frozenset[_Lock], pyspy: str | None = None, *, may_pause: bool = True
@@ -246,7 +244,7 @@ class Native:
             known = self._answers.get(pid)
             if known is None or (known.locks != locks and not known.is_asking):
                 if len(self._answers) >= _MOST_ANSWERS:
-                    self._answers, self._pauses = {}, Counter()
+                    self._answers = {}
                 known = self._answers[pid] = _Answer(locks)
             if known.locks != locks or known.are_pythons is not None:
                 return known.are_pythons if known.locks == locks else None
@@ -254,22 +252,16 @@ class Native:
                 return None
             known.is_asking = True
             known.tries += 1
-            self._pauses[pid] += 1
+            PAUSES.begin(pid)
         work = functools.partial(self._work, pid, known, pyspy)
         threading.Thread(target=work, name="guardrun-native", daemon=True).start()
         return None
 
     def _work(self, pid: int, answer: _Answer, pyspy: str | None) -> None:
-        with self._turn:
+        with PAUSES.turn(pid):
             answer.are_pythons = _are_pythons(answer.locks, pyspy)
         with self._lock:
             answer.is_asking = False
-            self._pauses[pid] += 1
-
-    def pauses(self, pid: int) -> int:
-        """How often a rank has begun and ceased to be paused: odd while it may be."""
-        with self._lock:
-            return self._pauses[pid]
 
 
 NATIVE = Native()

@@ -102,6 +102,8 @@ _HINTS: dict[str, str] = {
     "system).",
     "memlock": "The host has memory, but may not pin more: `ulimit -l unlimited` where the job starts (in Slurm: "
     "PropagateResourceLimitsExcept=MEMLOCK; in a container: --ulimit memlock=-1).",
+    "device_wait": "Its device has not come to the end of what it was given: see which kernels are launched before "
+    "that line, what nvidia-smi shows of that device, and dmesg on the node for an Xid.",
     "launch_timeout": "A kernel ran longer than its device allows, as one that also drives a display does: use "
     "another device, or see dmesg for an Xid 8.",
     "library_start": "A library of CUDA could not start on the device: nearly always its memory is full (lower the "

@@ -41,6 +41,8 @@ def of_hang(view: RunView, found: Finding, seen: JudgedSnapshot, lasted_s: float
         evidence["workers"] = workers
     if troubles := _stack_troubles(looks):
         evidence["stack_troubles"] = troubles
+    if any(by_rank[rank].device_wait for rank in found.culprits if rank in by_rank):
+        evidence["hint"] = "device_wait"
     if found.why_nobody:
         evidence["why_no_culprit"] = found.why_nobody
     return evidence | of_readings(seen.event.readings)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from guardrun.supervisor.engine.model.run_view import AttemptView
-from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.engine.observation.rank_activity import Judgement, RankActivity
+
+_MOST_CLAUSES = 3
 
 
 def who(attempt: AttemptView, ranks: list[int]) -> str:
@@ -29,6 +31,8 @@ def hang_sentence(attempt: AttemptView, found: Finding, judged: Mapping[int, Jud
         return f"{who(attempt, found.culprits)} {found.told}: they can never meet, {silent_s:.0f} s without progress."
     if found.told:
         return f"Collectives that can never meet, {silent_s:.0f} s without progress: {found.told}; {found.why_nobody}."
+    if found.is_in_driver:
+        return f"No rank has advanced for {silent_s:.0f} s: {_in_driver(found, judged)}; {found.why_nobody}."
     if not found.culprits:
         ranks = f"{len(found.waiting)} rank{'s' if len(found.waiting) != 1 else ''}"
         ops = sorted({judged[r].waits_in for r in found.waiting if r in judged and judged[r].waits_in})
@@ -40,6 +44,12 @@ def hang_sentence(attempt: AttemptView, found: Finding, judged: Mapping[int, Jud
     has = "has" if len(found.culprits) == 1 else "have"
     spot = next((judged[r].spot for r in found.culprits if r in judged and judged[r].spot), "")
     text = _doing_text(found, has, spot, silent_s, _detail(found, judged))
+    if wait := next((judged[r].device_wait for r in found.culprits if r in judged and judged[r].device_wait), ""):
+        clause = _of_ranks(f"waits {wait}", len(found.culprits))
+        if found.doing is RankActivity.GIL_HELD:
+            text = f"{text}, and {clause}"
+        else:
+            text = f"{has} waited {silent_s:.0f} s {clause.partition(' ')[2]}"
     if found.cause == "init":
         if not any(r in judged for r in found.culprits):
             text = f"ended without reaching process-group creation, {silent_s:.0f} s ago or more"
@@ -47,6 +57,33 @@ def hang_sentence(attempt: AttemptView, found: Finding, judged: Mapping[int, Jud
             text = f"{has} not got through process-group creation: {text}"
     proof = f", and {found.proof}" if found.proof else ""
     return f"{subject} {text}{proof}{waits}."
+
+
+def _in_driver(found: Finding, judged: Mapping[int, Judgement]) -> str:
+    """`rank 0 waits for its GPU in cuStreamSynchronize (libcuda.so.1), called from train.py:41; rank 1 waits in …`."""
+    clauses: dict[str, list[int]] = {}
+    for rank in found.waiting:
+        if rank in judged:
+            clauses.setdefault(_clause(judged[rank]), []).append(rank)
+    texts = [f"{ranks_text(ranks)} {_of_ranks(clause, len(ranks))}" for clause, ranks in clauses.items()]
+    return "; ".join([*texts[:_MOST_CLAUSES], *(["…"] if len(texts) > _MOST_CLAUSES else [])])
+
+
+def _clause(judgement: Judgement) -> str:
+    if judgement.device_wait:
+        return f"waits {judgement.device_wait}"
+    if judgement.doing is RankActivity.WAITING:
+        return f"waits in {judgement.waits_in or 'a collective'}"
+    return f"stands in {judgement.spot or 'a place that is not known'}"
+
+
+def _of_ranks(clause: str, count: int) -> str:
+    """What one rank does, as what so many do."""
+    if count == 1:
+        return clause
+    verb, _, rest = clause.partition(" ")
+    rest = rest.replace("its GPU", "their GPUs", 1).replace("its device", "their devices", 1)
+    return f"{verb.removesuffix('s')} {rest}"
 
 
 def _detail(found: Finding, judged: Mapping[int, Judgement]) -> str:

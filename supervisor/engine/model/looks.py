@@ -5,6 +5,7 @@ Seconds are the engine's (`now_s`), counted from the run's creation, unless a na
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -20,6 +21,31 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     file: str
     """As py-spy gives it; the collector shortens nothing."""
     line: int
+
+
+class Library(str, Enum):
+    """Whose a library of native code is."""
+
+    CUDA = "cuda driver"
+    """The driver's or the runtime's (libcuda, libcudart): it waits for its device."""
+    NCCL = "nccl"
+    """NCCL's or RCCL's: it waits for its device, or for other ranks."""
+    HIP = "hip"
+    """ROCm's: it waits for its device."""
+    LEVEL_ZERO = "level zero"
+    """Intel's: likewise."""
+    OTHER = "other"
+    """Somebody else's: the user's own, torch's, BLAS. It computes."""
+
+
+class NativeSpot(msgspec.Struct, frozen=True, array_like=True):
+    """Where a thread runs below Python."""
+
+    family: Library
+    function: str
+    """What was called of the library; empty where it has no name."""
+    library: str
+    """The file's name."""
 
 
 class ThreadLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,6 +101,8 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     within a fraction of a second. Empty where it used no CPU, or could be sampled once only."""
     pauses: int = 0
     """How often guardrun has begun and ceased to pause it for native frames: odd while it may be paused."""
+    native: NativeSpot | None = None
+    """Where it runs below its innermost Python frame, without end; None where that was not asked, or not told."""
     source: str = ""
     """Where the stacks are from: py-spy, faulthandler, or nothing."""
     trouble: str = ""

@@ -38,6 +38,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What the culprits run is native code that computes: most likely work."""
     is_on_devices: bool = False
     """All have issued their calls, and devices or links complete none."""
+    is_in_driver: bool = False
+    """All that may be to blame wait in a device's driver, and nothing that was recorded says for whom."""
     sensors: str = ""
     """What has broken under the culprits, in its judges' words."""
     proof: str = ""

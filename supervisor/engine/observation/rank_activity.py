@@ -14,7 +14,7 @@ from enum import Enum
 
 import msgspec
 
-from guardrun.supervisor.engine.model.looks import PYSPY, Frame, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.model.looks import PYSPY, Frame, Library, ProcessLook, RankLook, ThreadLook
 from guardrun.supervisor.engine.observation import frames as fr
 from guardrun.supervisor.engine.observation.collective_calls import runs_on_device
 from guardrun.supervisor.engine.observation.dataloader_workers import (
@@ -103,6 +103,12 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     it waits for processes of its own, one of these does."""
     is_native: bool = False
     """For GIL_HELD and SPINNING: what runs is native code, called from there. A fit, a search, a parse looks so."""
+    device_wait: str = ""
+    """That its native code is a device's driver or NCCL, as a clause (`for its GPU in …`); empty where it is not,
+    where that was not seen, and for any but SPINNING, GIL_HELD, IDLE and CHURNING. For whom its device waits, if for
+    anybody, this does not say."""
+    is_in_own_code: bool = False
+    """Its native frames were read, and are none of a driver's or NCCL's."""
     is_starved: bool = False
     """It is ready to run, and gets little of a core: the node is busy."""
     detail: str = ""
@@ -127,6 +133,8 @@ _LINGERING = frozenset(
     }
 )
 """What a process may do for ever after its script has ended, without its being anybody's hang."""
+IN_DRIVER = frozenset({RankActivity.SPINNING, RankActivity.GIL_HELD, RankActivity.IDLE, RankActivity.CHURNING})
+"""How a rank may look while it waits in a device's driver: in a launch on a full queue it may keep the GIL."""
 _FAULTING = frozenset({RankActivity.GIL_HELD, RankActivity.IO_BLOCKED, RankActivity.SPINNING})
 
 HEART_STALE_S = 4.0
@@ -204,10 +212,11 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
     workers = workers_of(after, before) if doing is RankActivity.DATA else []
     if has_ended and doing in _LINGERING:
         doing, reason = RankActivity.LEAVING, f"its script has ended, and the process {reason}"
+    device_wait = _device_wait(before, after, stack) if doing in IN_DRIVER else ""
     return Judgement(
         global_rank=after.global_rank,
         doing=doing,
-        reason=reason,
+        reason=f"waits {device_wait}" if device_wait else reason,
         place=fr.place(stack),
         spot=fr.spot(stack),
         waits_in=_waits_in(after, stack) if doing is RankActivity.WAITING else "",
@@ -220,6 +229,8 @@ def judge(before: RankLook, after: RankLook, *, has_ended: bool = False) -> Judg
         is_awake=doing is RankActivity.IDLE
         and (_wakes_up(before, after) or (fr.waits_for_process(stack) and _children_wake(before, after))),
         is_native=_computes_natively(doing, before, after),
+        device_wait=device_wait,
+        is_in_own_code=after.process.native is not None and after.process.native.family is Library.OTHER,
         is_starved=after.process.state == "R" and _cpu(before, after) < STARVED_CPU,
         detail=mount_words(after.process) if doing is RankActivity.IO_BLOCKED else clause(workers),
         is_broken=cannot_deliver(workers, before),
@@ -232,6 +243,8 @@ def _doing(before: RankLook, after: RankLook, stack: list[Frame]) -> tuple[RankA
     state = after.process.state
     if state in "ZX?":
         return RankActivity.GONE, "the process is gone"
+    if state == before.process.state == "t" and (before.process.pauses % 2 or after.process.pauses % 2):
+        return RankActivity.CHURNING, "was paused by guardrun itself, to read its native frames"
     if state in "Tt" and state == before.process.state and after.process.switches == before.process.switches:
         # Equal switches: it has not been let run in between, as programs that limit the CPU do.
         if state == "T":
@@ -324,6 +337,17 @@ def _computes_natively(doing: RankActivity, before: RankLook, after: RankLook) -
     if any(runs_on_device(group.backend) for group in after.groups) or after.gpu_busy >= 0:
         return False
     return all(process.source == PYSPY and not _owns_gil(process) for process in processes)
+
+
+def _device_wait(before: RankLook, after: RankLook, stack: list[Frame]) -> str:
+    """`for its GPU in cuStreamSynchronize (libcuda.so.1), called from train.py:41`; empty where it does not."""
+    spot = after.process.native
+    if spot is None or spot.family is Library.OTHER or after.standstill or faults_s(before, after) > QUIET_FAULTS_S:
+        return ""
+    whom = {Library.NCCL: "", Library.LEVEL_ZERO: "for its device "}.get(spot.family, "for its GPU ")
+    where = f"{spot.function} ({spot.library})" if spot.function else spot.library
+    frame = fr.user_frame(stack)
+    return f"{whom}in {where}" + (f", called from {fr.base_name(frame.file)}:{frame.line}" if frame else "")
 
 
 def _owns_gil(process: ProcessLook) -> bool:

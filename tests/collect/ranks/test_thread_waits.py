@@ -15,6 +15,7 @@ import pytest
 
 from guardrun.supervisor.collect.host.process_table import ProcessTable
 from guardrun.supervisor.collect.host.procfs import read_stat, read_threads
+from guardrun.supervisor.collect.ranks.pauses import PAUSES
 from guardrun.supervisor.collect.ranks.thread_waits import (
     NATIVE,
     Call,
@@ -236,7 +237,7 @@ def test_something_may_end_it(start_script: StartScript, stdin: int, tmp_path: o
     script = start_script(HEAD + DECOYS[name], str(tmp_path), ends_asleep=False)
     wait_until(lambda: is_still(script.pid), 30, name)
     asked = ask(script.pid)
-    wait_until(lambda: NATIVE.pauses(script.pid) % 2 == 0, 30, "an answer about native frames")
+    wait_until(lambda: PAUSES.count(script.pid) % 2 == 0, 30, "an answer about native frames")
     assert asked == ask(script.pid) == Standstill()
 
 
@@ -246,7 +247,7 @@ def test_a_look_for_a_person_pauses_nobody(start_script: StartScript) -> None:
     wait_until(lambda: is_still(script.pid), 30, "the lock")
     table = ProcessTable.read()
     assert read_standstill(script.pid, table, deadline=time.monotonic() + 20, may_pause=False) == Standstill()
-    assert NATIVE.pauses(script.pid) == 0
+    assert PAUSES.count(script.pid) == 0
 
 
 @pytest.mark.real("py-spy")
@@ -261,7 +262,8 @@ def test_what_was_read_before_a_pause_is_not_told_after_it(
 
     def ask_and_pause(pid: int, *arguments: Any, **more: Any) -> bool | None:
         if is_paused:
-            NATIVE._pauses[pid] += 2
+            PAUSES.begin(pid)
+            PAUSES.end(pid)
         return ask_native(pid, *arguments, **more)
 
     monkeypatch.setattr(NATIVE, "ask", ask_and_pause)

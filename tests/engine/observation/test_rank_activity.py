@@ -186,6 +186,25 @@ def test_a_look_that_met_our_own_py_spy_takes_no_native_code_for_a_loop(states: 
 
 
 @pytest.mark.parametrize(
+    ("pauses", "expected"),
+    [
+        ((2, 2), RankActivity.TRACED),
+        ((1, 3), RankActivity.CHURNING),
+        ((1, 2), RankActivity.CHURNING),
+        ((2, 3), RankActivity.CHURNING),
+    ],
+    ids=["a debugger", "in two of them", "in the first look", "in the second"],
+)
+def test_a_pause_of_our_own_is_no_stopped_process(pauses: tuple[int, int], expected: RankActivity) -> None:
+    """Two looks half a second apart can meet one pause: what is large takes seconds to read."""
+    before, after = pauses
+    first, second = look(18.0, state="t", pauses=before), look(18.5, state="t", pauses=after)
+    assert doing(first, second) is expected
+    by_signal = look(18.0, state="T", pauses=before), look(18.5, state="T", pauses=after)
+    assert doing(*by_signal) is RankActivity.STOPPED
+
+
+@pytest.mark.parametrize(
     ("stack", "starved", "asleep"),
     [
         (act.FITTING.stacks[0], RankActivity.SPINNING, RankActivity.IDLE),

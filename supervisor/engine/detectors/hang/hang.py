@@ -12,11 +12,12 @@ import msgspec
 
 from guardrun.supervisor.engine.failures.mismatch_report import mismatch_text
 from guardrun.supervisor.engine.model.events import Settings
+from guardrun.supervisor.engine.model.hang_patience import NEVER_S
 from guardrun.supervisor.engine.observation.collective_calls import group_text
 from guardrun.supervisor.engine.observation.collective_waits import Match, Mismatch, Wait
 from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding
-from guardrun.supervisor.engine.observation.rank_activity import STUCK, Judgement, RankActivity
+from guardrun.supervisor.engine.observation.rank_activity import IN_DRIVER, STUCK, Judgement, RankActivity
 
 FoundT = TypeVar("FoundT", Finding, Finding | None)
 
@@ -241,10 +242,11 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
         return _of(proven, proven, _numbers(waiting), settings, is_alone=not waiting)
     if not living or any(j.doing is RankActivity.BUSY for j in living):
         return None
-    doubtful = [j for j in living if j.doing in DOUBTFUL]
+    drivers = _drivers(living)
+    doubtful = [j for j in living if j.doing in DOUBTFUL and j.global_rank not in drivers]
     if doubtful:
         return _doubtful(doubtful, _numbers(waiting), settings)
-    stuck = [j for j in living if j.doing in STUCK]
+    stuck = [j for j in living if j.doing in STUCK or j.doing in DOUBTFUL]
     leaving = [j for j in living if j.doing is RankActivity.LEAVING]
     if not stuck:
         if not waiting:
@@ -252,10 +254,18 @@ def find(judged: list[Judgement], ended: list[int], settings: Settings, matched:
         return _as_torch(all_wait(waiting, sorted([*ended, *_numbers(leaving)]), settings, matched), living)
     by_waits = _by_waits(stuck, waiting, matched)
     rivals, held_up = by_waits or _split(stuck, waiting)
-    first = min(rivals, key=lambda j: _PRECEDENCE.index(j.doing)).doing
     # Who stands elsewhere, or has been in fewer collectives, may be waited for: that they are, nobody has seen.
     is_alone = not (waiting or by_waits)
-    found = _of([j for j in rivals if j.doing is first], rivals, _numbers(held_up), settings, is_alone=is_alone)
+    # A group's creation waits for whoever is not in it, whatever that one's device does.
+    is_init = any(j.is_in_init for j in waiting)
+    named = [j for j in rivals if by_waits or j.global_rank not in drivers or (is_init and not j.is_in_init)]
+    if not named:
+        return _as_torch(_in_driver(rivals, held_up, settings, is_alone=is_alone), living)
+    if doubtful := [j for j in named if j.doing in DOUBTFUL]:
+        return _doubtful(doubtful, _numbers(held_up), settings)
+    first = min(named, key=lambda j: _PRECEDENCE.index(j.doing)).doing
+    doubted = rivals if by_waits or _are_behind(rivals, held_up) else _with_drivers(rivals, held_up)
+    found = _of([j for j in named if j.doing is first], doubted, _numbers(held_up), settings, is_alone=is_alone)
     return _as_init(_as_torch(found, living) if is_alone else found, living)
 
 
@@ -313,6 +323,30 @@ def _of(
     )
 
 
+def _in_driver(
+    rivals: list[Judgement], held_up: list[Judgement], settings: Settings, *, is_alone: bool
+) -> Finding | None:
+    """The finding on ranks that are in a device's driver, where nothing that was recorded says for whom others wait.
+
+    Their devices may be at work for minutes, or wait for those of others: nobody is named, and it is given as long as
+    torch would wait, and as the same ranks would get without a word from their drivers.
+    """
+    patience_s = max(_patience_s(rival, is_alone, settings) for rival in rivals)
+    if patience_s >= NEVER_S and not settings.hard_timeout_s:
+        return None
+    return Finding(
+        cause="collective_timeout",
+        culprits=[],
+        waiting=sorted(_numbers([*rivals, *held_up])),
+        confidence=0.5,
+        patience_s=max(patience_s, settings.spin_patience_s, TORCH_TIMEOUT_S),
+        is_alone=is_alone,
+        is_native=any(rival.doing in DOUBTFUL for rival in rivals) or all(rival.is_native for rival in rivals),
+        is_in_driver=True,
+        why_nobody="what for is not known, so no rank can be named",
+    )
+
+
 def _patience_s(rival: Judgement, nobody_waits: bool, settings: Settings) -> float:
     if rival.proof:
         return settings.proof_patience_s
@@ -340,6 +374,7 @@ def _by_doing_s(doing: RankActivity, nobody_waits: bool, settings: Settings) -> 
         RankActivity.IDLE: settings.data_patience_s if nobody_waits else settings.idle_patience_s,
         RankActivity.UNSEEN: settings.spin_patience_s if nobody_waits else settings.data_patience_s,
         RankActivity.SPINNING: settings.spin_patience_s,
+        RankActivity.CHURNING: settings.hard_timeout_s or NEVER_S,
     }[doing]
 
 
@@ -405,6 +440,26 @@ def _split(stuck: list[Judgement], waiting: list[Judgement]) -> tuple[list[Judge
     if len(places) > 1 and count * 2 > len(stuck):
         return [j for j in stuck if j.place != place], [j for j in stuck if j.place == place]
     return stuck, []
+
+
+def _drivers(living: list[Judgement]) -> set[int]:
+    """The ranks that are seen in a device's driver, and those that show the same as one and could not be asked."""
+    shown = {(j.doing, j.spot) for j in living if j.device_wait and j.doing is not RankActivity.IDLE}
+    return {
+        j.global_rank
+        for j in living
+        if j.doing in IN_DRIVER and (j.device_wait or (not j.is_in_own_code and (j.doing, j.spot) in shown))
+    }
+
+
+def _are_behind(rivals: list[Judgement], held_up: list[Judgement]) -> bool:
+    """Whether all of them have been in fewer collectives than somebody else."""
+    return max(j.order for j in rivals) < max((j.order for j in held_up), default=0)
+
+
+def _with_drivers(rivals: list[Judgement], held_up: list[Judgement]) -> list[Judgement]:
+    """Them, and those that count as held up by their place alone, and would be taken for work but for their drivers."""
+    return [*rivals, *(j for j in held_up if j.doing in DOUBTFUL)]
 
 
 def _as_init(found: Finding, living: list[Judgement]) -> Finding:

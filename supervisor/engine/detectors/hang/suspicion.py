@@ -366,7 +366,9 @@ def with_device(judgement: Judgement, before: RankLook, after: RankLook) -> Judg
     may_wait = judgement.doing in _ON_DEVICE or judgement.is_held_by_device
     if may_wait and (op := waits_on_device(before, after)):
         reason = f"its device has not completed {op}"
-        return msgspec.structs.replace(judgement, doing=RankActivity.WAITING, reason=reason, waits_in=op)
+        return msgspec.structs.replace(
+            judgement, doing=RankActivity.WAITING, reason=reason, waits_in=op, device_wait=""
+        )
     return judgement
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.looks import PYSPY, GroupLook, ProcessLook, RankLook, ThreadLook
+from guardrun.supervisor.engine.model.looks import PYSPY, GroupLook, NativeSpot, ProcessLook, RankLook, ThreadLook
 from tests.engine.conftest import Told
 from tests.sim.activity import Activity
 
@@ -18,8 +18,12 @@ def look(
     at_s: float,
     missing: dict[int, str] | None = None,
     groups: Sequence[GroupLook] = (),
+    native: NativeSpot | None = None,
 ) -> list[ac.Action]:
-    """The answer to the look that was asked for: what each rank does, from 0 on. groups: as each of them tells it."""
+    """The answer to the look that was asked for: what each rank does, from 0 on. groups: as each of them tells it.
+
+    native: where each of them runs below Python.
+    """
     assert told.state.attempt is not None
     looks = []
     for rank, doing in enumerate(doings):
@@ -37,6 +41,7 @@ def look(
             cpu_s=doing.cpu * at_s,
             io_bytes=int(doing.io * at_s),
             threads=[thread],
+            native=native,
             source=PYSPY,
         )
         looks.append(
