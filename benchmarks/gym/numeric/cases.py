@@ -7,6 +7,9 @@ from dataclasses import dataclass
 NAN, SPIKE, EXPLOSION = "nan_loss", "loss_spike", "grad_explosion"
 LEAP = (SPIKE, EXPLOSION)
 ANY = (NAN, *LEAP)
+DRIFT = ("replica_divergence",)
+SHORT, LONG = 700, 3000
+"""Steps. Long, where it takes time to tell that something does not heal, or would not have."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class Case:
 
     name: str
     what: str
+    steps: int = LONG
     ranks: int = 2
 
 
@@ -37,30 +41,29 @@ class Fault(Case):
 
 
 FAULTS = (
-    Fault("nan_batch", "a NaN in one rank's batch"),
-    Fault("inf_batch", "an infinity in one rank's batch"),
-    Fault("nan_batch_fsdp", "the same, FSDP"),
-    Fault("nan_batch_tp", "the same, tensor parallel: all ranks have the batch", is_everybodys=True),
-    Fault("nan_batch_accumulate", "in one of four micro batches"),
-    Fault("nan_batch_compiled", "with a compiled loss"),
-    Fault("nan_batch_unclipped", "where no norm is seen"),
-    Fault("nan_batch_of_four", "of four ranks", ranks=4),
-    Fault("nan_batch_everywhere", "in every rank's batch", is_everybodys=True),
-    Fault("constant_batch", "a batch without deviation is divided by it"),
-    Fault("log_of_zero", "the logarithm of 0 in a loss"),
-    Fault("half_precision", "activations overflow in half precision", is_everybodys=True),
-    Fault("learning_rate", "a thousand times the learning rate (SGD)", causes=ANY, is_everybodys=True, slack=10),
-    Fault("learning_rate_adam", "three hundred times (AdamW, clipped)", causes=LEAP, is_everybodys=True, slack=10),
+    Fault("nan_batch", "a NaN in one rank's batch", SHORT),
+    Fault("inf_batch", "an infinity in one rank's batch, whose loss stays finite", SHORT, is_everybodys=True),
+    Fault("nan_batch_fsdp", "NaN, FSDP", SHORT),
+    Fault("nan_batch_tp", "NaN, tensor parallel: all ranks have the batch", SHORT, is_everybodys=True),
+    Fault("nan_batch_accumulate", "NaN in one of four micro batches", SHORT),
+    Fault("nan_batch_compiled", "NaN, a compiled loss", SHORT),
+    Fault("nan_batch_unclipped", "NaN, where no norm is seen", SHORT),
+    Fault("nan_batch_of_four", "NaN, of four ranks", SHORT, ranks=4),
+    Fault("nan_batch_everywhere", "NaN in every rank's batch", SHORT, is_everybodys=True),
+    Fault("constant_batch", "a batch without deviation is divided by it", SHORT),
+    Fault("half_precision", "activations overflow in half precision", SHORT, is_everybodys=True),
+    Fault("learning_rate", "a thousand times it, SGD", SHORT, causes=ANY, is_everybodys=True, slack=20),
+    Fault("learning_rate_adam", "three hundred times it, AdamW, clipped", causes=LEAP, is_everybodys=True, slack=20),
     Fault("wrong_units", "answers a hundred times as large", causes=LEAP, is_everybodys=True),
-    Fault("poisoned", "NaN among the parameters at the start", is_everybodys=True, at_start=True),
-    Fault("flipped_parameter", "a bit of one rank's parameter", causes=ANY),
-    Fault("flipped_parameter_of_three", "of three", causes=ANY, ranks=3),
-    Fault("flipped_parameter_of_four", "of four", causes=ANY, ranks=4),
-    Fault("flipped_gradient", "a bit of one rank's gradient, after the reduction", causes=ANY, slack=2),
-    Fault("flipped_gradient_of_four", "of four", causes=ANY, ranks=4, slack=2),
-    Fault("flipped_moment", "a bit of one rank's optimizer", causes=ANY, slack=2),
-    Fault("flipped_moment_of_four", "of four", causes=ANY, ranks=4, slack=2),
-    Fault("scaled_to_death", "a NaN parameter under a GradScaler", is_everybodys=True),
+    Fault("poisoned", "NaN among the parameters at the start", SHORT, is_everybodys=True, at_start=True),
+    Fault("flipped_parameter", "a bit of one rank's parameter", causes=DRIFT),
+    Fault("flipped_parameter_of_three", "of three", causes=DRIFT, ranks=3),
+    Fault("flipped_parameter_of_four", "of four", causes=DRIFT, ranks=4),
+    Fault("flipped_gradient", "a bit of one rank's gradient, after the reduction", causes=DRIFT, slack=2),
+    Fault("flipped_gradient_of_four", "of four", causes=DRIFT, ranks=4, slack=2),
+    Fault("flipped_moment", "a bit of one rank's optimizer", causes=DRIFT, slack=2),
+    Fault("flipped_moment_of_four", "of four", causes=DRIFT, ranks=4, slack=2),
+    Fault("scaled_to_death", "a NaN parameter under a GradScaler", SHORT, is_everybodys=True),
     Fault("hidden_nan", "one rank's gradients are NaN, under a GradScaler", is_everybodys=True, slack=60),
 )
 
@@ -77,6 +80,7 @@ DECOYS = (
     Case("tiny_batches", "one sample a batch"),
     Case("heavy_tails", "noise with heavy tails"),
     Case("bad_batch_clipped", "one batch ten times as large, clipped"),
+    Case("log_of_zero", "one infinite loss, without a gradient"),
     Case("own_guard", "the script leaves out losses that are NaN"),
     Case("own_guard_late", "the script leaves out steps whose norm is NaN"),
     Case("scaled_start", "a GradScaler finds its scale"),

@@ -26,7 +26,7 @@ from tests.support.guardrun_run import MARK, clean_environment
 from tests.support.processes import kill_marked
 
 SCRIPT = ROOT / "benchmarks" / "gym" / "scripts" / "numeric" / "train.py"
-STEPS, AT = 700, (300, 400)
+AT = (300, 400)
 LIMIT_S = 180.0
 
 
@@ -82,7 +82,7 @@ def play(case: Case, seed: int) -> Seen:
     program = str(Path(sys.executable).with_name("guardrun"))
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            [program, *flags, str(SCRIPT), case.name, str(seen.at), str(STEPS)],
+            [program, *flags, str(SCRIPT), case.name, str(seen.at), str(case.steps)],
             cwd=folder,
             env=clean_environment(mark, extra),
             stdin=subprocess.DEVNULL,
