@@ -41,7 +41,7 @@ LOWEST_OLDER ?= python3.10
 ENGINE_COVERAGE := 95
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 
-.PHONY: help demo demo-slurm test test-quick test-flaky test-lowest lint coverage mutants wheel sbom bench gym gym-emu gym-hour gym-life gym-night gpu-check soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test test-quick test-flaky test-lowest lint coverage mutants wheel sbom bench gym gym-emu gym-numbers gym-hour gym-life gym-night gpu-check soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
@@ -58,6 +58,7 @@ help:
 	@echo "make bench   guardrun beside torchrun, in figures"
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
 	@echo "make gym-emu    faults and decoys on an emulated device with NCCL, under guardrun and torchrun (GYM_ARGS='--jobs 3')"
+	@echo "make gym-numbers trainings whose loss goes wrong, and others that only look so (GYM_ARGS='--jobs 3')"
 	@echo "make gym-hour   an hour of decoys in one run"
 	@echo "make gym-life   scripts of daily life that look like a hang, under torchrun and guardrun (LIFE_ARGS='--only judge*')"
 	@echo "make gym-night   the same in random order, until they have made eight hours of jobs"
@@ -126,6 +127,9 @@ gym: $(VENV)/.stamp-dev .gym/venv/.stamp
 
 gym-emu: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/gym/run.py --emu $(GYM_ARGS)
+
+gym-numbers: $(VENV)/.stamp-dev
+	@$(BIN)/python benchmarks/gym/numbers.py $(GYM_ARGS)
 
 gym-hour: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/gym/run.py --hour --results .gym/hour.jsonl $(GYM_ARGS)

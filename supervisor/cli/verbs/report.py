@@ -33,7 +33,7 @@ from guardrun.supervisor.report.run_page import USES, run_html
 from guardrun.supervisor.report.run_record import read_incidents, read_json, short_incident
 from guardrun.supervisor.report.timeline.step_plot import step_times, thin
 from guardrun.supervisor.report.timeline.story import RunIncident, Story, run_story
-from guardrun.supervisor.report.timeline.timeline import Timeline
+from guardrun.supervisor.report.timeline.timeline import TRAINING, Timeline
 from guardrun.supervisor.rundir.journal import describe_versions, recover
 from guardrun.supervisor.rundir.run_directory import RunFile
 
@@ -105,6 +105,8 @@ def read_story(run_dir: Path, run: RunFile, node: str) -> tuple[dict[str, Any], 
     signs = _signs(incidents, run.created_wall_s)
     story = run_story(timeline, signs) if timeline.last_s > 0 else None
     data["steps"] = [list(point) for point in thin(step_times(story.front))] if story else []
+    gauges = story.gauges if story else {}
+    data["metrics"] = {name: points for (subject, name), points in gauges.items() if subject == TRAINING}
     return data, story
 
 
