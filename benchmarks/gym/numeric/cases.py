@@ -64,7 +64,7 @@ FAULTS = (
     Fault("flipped_moment", "a bit of one rank's optimizer", causes=DRIFT, slack=2),
     Fault("flipped_moment_of_four", "of four", causes=DRIFT, ranks=4, slack=2),
     Fault("scaled_to_death", "a NaN parameter under a GradScaler", SHORT, is_everybodys=True),
-    Fault("hidden_nan", "one rank's gradients are NaN, under a GradScaler", is_everybodys=True, slack=60),
+    Fault("hidden_nan", "one rank's reduced gradients are NaN, under a GradScaler", slack=60),
 )
 
 DECOYS = (
