@@ -71,7 +71,7 @@ def metrics(*, loss: object = None, grad_norm: object = None) -> None:
     """
     rank = _rank.active
     if rank is not None and rank.metrics is not None and rank.is_owner():
-        rank.metrics.say(loss, grad_norm)
+        rank.metrics.note_said(loss, grad_norm)
 
 
 def should_checkpoint() -> bool:

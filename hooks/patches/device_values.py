@@ -64,7 +64,7 @@ class Ring:
 
 
 class DeviceValues:
-    """Takes one rank's numbers."""
+    """Reads one rank's numbers."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -85,7 +85,7 @@ class DeviceValues:
         """Steps of which numbers were left out."""
         self._is_left_out = False
 
-    def take(self, given: Any) -> Value | None:
+    def read(self, given: Any) -> Value | None:
         """A number, or a tensor with one; None where that can't be told without waiting. May raise anything."""
         kinds = self._kinds
         # Subclasses (fake, functional, distributed tensors) may do anything when they are asked.
@@ -96,7 +96,7 @@ class DeviceValues:
                 return None
             torch = sys.modules["torch"]
             self._kinds = (torch.Tensor, torch.nn.Parameter)
-            return self.take(given)
+            return self.read(given)
         if given.numel() != 1 or given.is_complex():
             return None
         if given.is_cpu:

@@ -134,7 +134,7 @@ class Metrics:
             # A sharded one (DTensor) is this rank's part of it.
             self._add(self._values.norms, getattr(tensor, "_local_tensor", tensor))
 
-    def say(self, loss: Any, grad_norm: Any) -> None:
+    def note_said(self, loss: Any, grad_norm: Any) -> None:
         """The script says them: of the step under way, or of the last one where nothing was computed since its end."""
         said = StepValues()
         for flag, values, given in ((_LOSS, said.losses, loss), (_NORM, said.norms, grad_norm)):
@@ -265,7 +265,7 @@ class Metrics:
 
     def _add(self, values: list[Value], given: Any) -> None:
         try:
-            value = self._devices.take(given)
+            value = self._devices.read(given)
             if value is not None and len(values) < MAX_VALUES:
                 values.append(value)
         except Exception as error:

@@ -90,7 +90,7 @@ class MetricsObserver(Protocol):
     def see_norm(self, tensor: Any) -> None:
         """Gradients have this norm."""
 
-    def say(self, loss: Any, grad_norm: Any) -> None:
+    def note_said(self, loss: Any, grad_norm: Any) -> None:
         """The script says them; None: not said."""
 
     def on_optimizer(self, optimizer: Any) -> None:

@@ -41,7 +41,7 @@ def reader(rank: Rank, tmp_path: Path) -> Iterator[MetricsReader]:
 def write(rank: Rank, writer: Metrics, *losses: float) -> None:
     for loss in losses:
         rank.words[Field.STEP] += 1
-        writer.say(loss, None)
+        writer.note_said(loss, None)
 
 
 def losses(reader: MetricsReader) -> list[float]:
