@@ -226,10 +226,11 @@ def test_a_grad_scaler_that_begins_far_too_high(told: Told, counts: bool) -> Non
     assert told.incidents == {} and training.remarks == []
 
 
-def test_a_burst_of_two_seconds(told: Told) -> None:
-    """400 steps at 200 a second: nobody could have acted on it."""
+@pytest.mark.parametrize("lasts_s", [2, 8, 15])
+def test_a_burst_of_seconds(told: Told, lasts_s: int) -> None:
+    """Thousands of steps at 200 a second: nobody could have acted on it."""
     told.running(ranks=2)
-    training = Training(told, 2, per_second=200).go(scaled(plain(7), leap(3000, 5, lasts=400)), 12000)
+    training = Training(told, 2, per_second=200).go(scaled(plain(7), leap(3000, 5, lasts=200 * lasts_s)), 10000)
     assert told.incidents == {} and len(training.remarks) <= 1
 
 
