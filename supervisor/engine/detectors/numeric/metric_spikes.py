@@ -12,7 +12,6 @@ gets worse with it, or where it is ALONE times what it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import msgspec
 
@@ -24,7 +23,7 @@ from guardrun.supervisor.engine.detectors.numeric.spike_evidence import (
     median,
 )
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
+from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Remark, Verdict
 from guardrun.supervisor.engine.observation.metric_window import (
     GRAD_NORM,
@@ -72,8 +71,6 @@ class Episode(msgspec.Struct, kw_only=True):
 class MetricSpikes(msgspec.Struct, kw_only=True):
     """Whether what leaps up comes back."""
 
-    observes: ClassVar[tuple[type, ...]] = (ev.NodeReport,)
-    attempt: int = -1
     kinds: dict[int, int] = {}
     """Per rank: bits LOSS and GRAD_NORM of what it reports."""
     reporters: dict[int, int] = {}
@@ -84,16 +81,16 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
     remarks: int = 0
     remarked_s: float = 0.0
 
-    def observe(self, event: ev.NodeReport, view: RunView, now_s: float) -> Sequence[Verdict]:
-        """Take reports in, and see whether what was odd is still."""
-        attempt = running_attempt(view)
-        if attempt is None or event.attempt != attempt.number:
-            return ()
-        if self.attempt != attempt.number:
-            self.attempt, self.kinds, self.reporters, self.episode = attempt.number, {}, {}, None
-        for report in event.ranks:
-            if report.metrics is not None:
-                self._note(report.global_rank, report.metrics, now_s)
+    def begin_attempt(self) -> None:
+        """Forget the last one."""
+        self.kinds, self.reporters, self.episode = {}, {}, None
+
+    def judge(
+        self, reports: Sequence[tuple[int, ev.TrainingMetrics]], attempt: AttemptView, now_s: float
+    ) -> Sequence[Verdict]:
+        """Take reports of ranks in, and see whether what was odd is still."""
+        for rank, metrics in reports:
+            self._note(rank, metrics, now_s)
         episode = self.episode
         if episode is None or now_s - episode.judged_s < JUDGED_EVERY_S:
             return ()

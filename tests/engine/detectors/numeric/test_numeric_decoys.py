@@ -262,7 +262,7 @@ def test_a_start_again_is_no_spike(told: Told, base: int) -> None:
     training = Training(told, 2, step=base).go(after, 800)
     assert [incident.cause for incident in told.incidents.values()] == ["exception"]
     assert [text for text in training.remarks if "leapt" in text or "NaN" in text] == []
-    assert told.phase is Phase.RUNNING and told.state.detectors.metric_spikes.attempt == 1
+    assert told.phase is Phase.RUNNING and told.state.detectors.numeric.attempt == 1
 
 
 def test_a_rank_without_values_is_none(told: Told) -> None:
