@@ -173,6 +173,15 @@ def test_told_a_few_times_a_run(told: Told) -> None:
     assert [incident.cause for incident in told.incidents.values()] == ["loss_spike"] * metric_spikes.MOST_REPORTED
 
 
+def test_a_supervisor_that_is_started_anew_goes_on(told: Told) -> None:
+    told.running(ranks=2)
+    training = Training(told, 2).go(scaled(plain(18), leap(700, 4)), 760)
+    training.told = told.branch()
+    training.go(scaled(plain(18), leap(700, 4)), 600)
+    assert (only(training.told).cause, only(training.told).step) == ("loss_spike", 700)
+    training.told.check()
+
+
 def test_most_ranks_have_to_be_so(told: Told) -> None:
     told.running(ranks=4)
     training = Training(told, 4)

@@ -226,6 +226,15 @@ def test_a_grad_scaler_that_begins_far_too_high(told: Told, counts: bool) -> Non
     assert told.incidents == {} and training.remarks == []
 
 
+@pytest.mark.parametrize("per_second", [0.5, 20])
+def test_a_loss_scaler_of_another_make(told: Told, per_second: float) -> None:
+    """Nothing says that it leaves steps out; losses stay finite."""
+    told.running(ranks=2)
+    curve = instead(plain(9), lambda rank, step: Values(9.0, INF) if step <= 20 or step in (301, 302, 303) else None)
+    training = Training(told, 2, per_second=per_second).go(curve, 600)
+    assert told.incidents == {} and len(training.remarks) <= 2
+
+
 @pytest.mark.parametrize("lasts_s", [2, 8, 15])
 def test_a_burst_of_seconds(told: Told, lasts_s: int) -> None:
     """Thousands of steps at 200 a second: nobody could have acted on it."""
