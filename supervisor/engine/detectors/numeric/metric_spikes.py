@@ -25,11 +25,7 @@ from guardrun.supervisor.engine.detectors.numeric.spike_evidence import (
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Remark, Verdict
-from guardrun.supervisor.engine.observation.metric_window import (
-    GRAD_NORM,
-    LOSS,
-    NONFINITE,
-)
+from guardrun.supervisor.engine.observation.metric_window import GRAD_NORM, LOSS
 
 HEAL_STEPS = 100
 HEAL_S = 20.0
@@ -103,9 +99,9 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
                 self.kinds[rank] = self.kinds.get(rank, 0) | bit
                 self.reporters[bit] = self.reporters.get(bit, 0) + 1
         odd = [step for step in metrics.odd if step.loss_sigmas or step.norm_sigmas]
-        if any(step.flags & NONFINITE for step in metrics.odd):
+        if metrics.loss is None and metrics.grad_norm is None:
             if self.episode is not None and not self.episode.key:
-                self.episode = None  # what it was is told as nan_loss
+                self.episode = None  # Nothing is finite: what it was is told as nan_loss.
             return
         if self.episode is None:
             if not odd:

@@ -28,6 +28,7 @@ LASTS_KEPT = 50
 """Those whose gradients alone are so, with losses that stay finite: had such a step been taken, no loss would be finite
 after it. Somebody leaves them out, as loss scalers of other makes than torch's do at the start."""
 MAX_SHOWN = 8
+MAX_CULPRITS = 64
 PRECEDED_BY = ("loss_spike", "grad_explosion")
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import msgspec
 
 from guardrun.supervisor.engine.detectors.numeric import nan_evidence, nan_sentences
-from guardrun.supervisor.engine.detectors.numeric.nan_evidence import CAUSE, Onset, RankMetrics, Run
+from guardrun.supervisor.engine.detectors.numeric.nan_evidence import CAUSE, MAX_CULPRITS, Onset, RankMetrics, Run
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
 from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Over, Remark, Verdict
@@ -34,7 +34,6 @@ MOST_REPORTED = 3
 """Incidents in a run."""
 MOST_REMARKS = 3
 MAX_SAVED = 32
-MAX_CULPRITS = 64
 CONFIDENCE = 0.9
 CONFIDENCE_OF_NOBODY = 0.8
 CONFIDENCE_UNHEARD = 0.7

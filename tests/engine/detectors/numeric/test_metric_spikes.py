@@ -198,6 +198,15 @@ def test_what_becomes_nan_is_told_as_that(told: Told) -> None:
     assert (only(told).cause, only(told).step) == ("nan_loss", 760)
 
 
+def test_a_step_that_is_nan_meanwhile_hides_nothing(told: Told) -> None:
+    told.running(ranks=2)
+    curve = instead(
+        scaled(plain(19), leap(700, 4)), lambda rank, step: Values(NAN, NAN) if step in (650, 706, 790) else None
+    )
+    Training(told, 2).go(curve, 1300)
+    assert (only(told).cause, only(told).step) == ("loss_spike", 700)
+
+
 def test_an_attempt_begins_anew(told: Told) -> None:
     told.running(ranks=2)
     Training(told, 2).go(scaled(plain(15), leap(700, 4)), 760)

@@ -153,6 +153,17 @@ def test_a_supervisor_that_is_started_anew_goes_on(told: Told) -> None:
     training.told.check()
 
 
+def test_of_many_ranks_a_few_are_named(told: Told) -> None:
+    """100 of 128, each second one's node a little later."""
+    told.running(ranks=128)
+    curve = instead(without_norm(plain(21)), lambda rank, step: Values(NAN) if rank < 100 and step >= 40 else None)
+    Training(told, 128).go(curve, 240, lag_s=0.5)
+    incident = only(told)
+    assert culprits(incident) == list(range(64)) and incident.step == 40
+    assert incident.evidence["ranks"] == "0-99" and len(incident.evidence["first"]) == 8
+    assert incident.summary.startswith("Ranks 0-63 on node-a: the loss is NaN since step 40")
+
+
 def test_a_rank_that_trains_alone_is_named(told: Told) -> None:
     told.running(ranks=1)
     Training(told, 1).go(poisoned(plain(4), 0, 333), 500)
