@@ -50,6 +50,24 @@ CORE: tuple[Mutation, ...] = (
         quick=("tests/engine/detectors/test_descriptor_leak.py::test_ups_and_downs_at_random_are_left_alone",),
     ),
     Mutation(
+        name="first_report_is_the_first_step",
+        file="supervisor/engine/detectors/numeric/nan_loss.py",
+        before="awaited = self.ranks if now_s - self.since_s >= WAIT_S else attempt.ranks",
+        after="awaited = self.ranks",
+        breaks="a loss that is NaN in the first steps is told before all ranks have reported: of the wrong ones",
+        quick=("tests/engine/detectors/numeric/test_nan_loss.py::test_the_first_steps_of_all",),
+    ),
+    Mutation(
+        name="single_spikes_begin_it",
+        file="supervisor/engine/detectors/numeric/spike_evidence.py",
+        before="return self.highs > 1 or (self.highs == 1 and not is_new)",
+        after="return True",
+        breaks="a spike that healed is told as the beginning of the one that did not",
+        quick=(
+            "tests/engine/detectors/numeric/test_metric_spikes.py::test_a_single_spike_before_it_is_not_its_beginning",
+        ),
+    ),
+    Mutation(
         name="one_restart_too_many",
         file="supervisor/engine/recovery/restart_policy.py",
         before="if state.restarts >= state.settings.max_restarts:",

@@ -14,9 +14,7 @@ from guardrun.supervisor.engine.detectors.gc_pause import GcPause
 from guardrun.supervisor.engine.detectors.gc_pressure import GcPressure
 from guardrun.supervisor.engine.detectors.hang.suspicion import Hang
 from guardrun.supervisor.engine.detectors.node_health import NodeHealth
-from guardrun.supervisor.engine.detectors.numeric.endless_skips import EndlessSkips
-from guardrun.supervisor.engine.detectors.numeric.metric_spikes import MetricSpikes
-from guardrun.supervisor.engine.detectors.numeric.nan_loss import NanLoss
+from guardrun.supervisor.engine.detectors.numeric.numeric import Numeric
 from guardrun.supervisor.engine.detectors.straggler import Straggler
 from guardrun.supervisor.engine.detectors.throughput_drop import ThroughputDrop
 from guardrun.supervisor.engine.model.run_view import RunView
@@ -45,9 +43,7 @@ class Detectors(msgspec.Struct, kw_only=True):
     throughput_drop: ThroughputDrop = msgspec.field(default_factory=ThroughputDrop)
     gc_pause: GcPause = msgspec.field(default_factory=GcPause)
     descriptor_leak: DescriptorLeak = msgspec.field(default_factory=DescriptorLeak)
-    nan_loss: NanLoss = msgspec.field(default_factory=NanLoss)
-    endless_skips: EndlessSkips = msgspec.field(default_factory=EndlessSkips)
-    metric_spikes: MetricSpikes = msgspec.field(default_factory=MetricSpikes)
+    numeric: Numeric = msgspec.field(default_factory=Numeric)
     hang: Hang = msgspec.field(default_factory=Hang)
 
     def observers(self, kind: type) -> list[Detector]:

@@ -26,6 +26,11 @@ def nan_advice(known: Mapping[str, Any]) -> str:
             "A GradScaler leaves these steps out, so parameters are as they were, and stand still: no scale mends a "
             "loss that is not finite, or gradients that are so at any scale. " + NAN
         )
+    if known.get("losses_are_finite"):
+        return (
+            "Losses stay finite, so parameters are as they were: see what leaves these steps out (a loss scaler, a "
+            "guard of the script's own), and why it never ends. " + NAN
+        )
     if known.get("resumed_from"):
         return (
             f"It began with the first step after {known['resumed_from']}: look for NaN in its parameters and the "

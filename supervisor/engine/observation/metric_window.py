@@ -43,8 +43,10 @@ REFRESH = 32
 """Values; of a window that is a quarter."""
 LEAST_SIGMA = 0.02
 """On the log scale, and in shares of what is typical on the linear one: a window of equal values has none."""
-MAX_ODD_FINITE = MAX_ODD // 2
-"""Of the odd steps of a report: the rest is left for those that are not finite."""
+MAX_URGENT = 8
+"""Reports in a row: what is odd all the time is told as often as anything else, or it would fill the journal."""
+MAX_ODD_LATER = 2
+"""Odd steps of each report after these: two show how far they lie apart. At most half of a report's are finite."""
 MAX_VALUES = 1024
 """That a report's median is taken of; as many as the metrics page holds."""
 _TO_SIGMA = 1.4826
@@ -118,7 +120,8 @@ class MetricWindow:
 
     def __init__(self) -> None:
         self.is_urgent = False
-        """An odd step was added since the last report was taken."""
+        """An odd step was added since the last report was taken, and is worth a report of its own."""
+        self._urgent_left = MAX_URGENT
         self._loss = Series(LOSS_FACTOR)
         self._norm = Series(NORM_FACTOR)
         self._nonfinite = 0
@@ -133,6 +136,7 @@ class MetricWindow:
         self._usual_loss, self._usual_norm = self._loss.usual, self._norm.usual
         self._odd: list[OddStep] = []
         self._odd_finite = 0
+        self._has_odd = False
 
     def add(self, step: int, loss: float, grad_norm: float, flags: int, batch: int) -> None:
         """Take a step's values in, in the order of the steps.
@@ -167,10 +171,11 @@ class MetricWindow:
             self._nonfinite += 1
         elif not sigmas and not norm_sigmas:
             return
-        if not self.is_urgent:
+        if not self._has_odd:
             self._usual_loss, self._usual_norm = self._loss.usual, self._norm.usual
-        self.is_urgent = True
-        if len(self._odd) >= MAX_ODD or (not bad and self._odd_finite >= MAX_ODD_FINITE):
+        self._has_odd, self.is_urgent = True, self._urgent_left > 0
+        most = MAX_ODD if self.is_urgent else MAX_ODD_LATER
+        if len(self._odd) >= most or (not bad and self._odd_finite >= most // 2):
             return
         self._odd_finite += not bad
         self._odd.append(OddStep(step, known_loss, known_norm, (flags & ~NONFINITE) | bad, sigmas, norm_sigmas, batch))
@@ -195,6 +200,7 @@ class MetricWindow:
             nonfinite=self._nonfinite,
             odd=self._odd,
         )
+        self._urgent_left = max(0, self._urgent_left - 1) if self._has_odd else MAX_URGENT
         self._begin()
         return report
 

@@ -21,7 +21,7 @@ def losses(window: MetricWindow, values: list[float], first: int = 1) -> list[Od
     found: list[OddStep] = []
     for step, value in enumerate(values, first):
         window.add(step, value, 0.0, LOSS, step)
-        if window.is_urgent:
+        if window._odd:
             found += report(window).odd
     return found
 
@@ -203,6 +203,24 @@ def test_a_report_lists_a_few_and_always_what_is_not_finite() -> None:
     metrics = report(window)
     assert [step.step for step in metrics.odd] == [301, 302, 303, 304, 311, 312, 313, 314]
     assert len(metrics.odd) == MAX_ODD and metrics.nonfinite == 10
+
+
+def test_what_is_odd_all_the_time_is_not_urgent_for_ever() -> None:
+    """A run that is NaN since noon must not fill its journal."""
+    window = MetricWindow()
+    listed = []
+    for turn in range(20):
+        for step in range(10):
+            window.add(10 * turn + step + 1, NAN, 0.0, LOSS, 1)
+        assert window.is_urgent is (turn < mw.MAX_URGENT)
+        metrics = report(window)
+        listed.append(len(metrics.odd))
+        assert metrics.odd[0].step == 10 * turn + 1 and metrics.nonfinite == 10 * turn + 10
+    assert listed == [MAX_ODD] * mw.MAX_URGENT + [mw.MAX_ODD_LATER] * 12
+    losses(window, [1.0], 201)
+    report(window)
+    window.add(202, NAN, 0.0, LOSS, 1)
+    assert window.is_urgent
 
 
 def test_nothing_grows_without_end() -> None:

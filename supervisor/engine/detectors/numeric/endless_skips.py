@@ -8,12 +8,11 @@ reason: the parameters stand still from then on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import msgspec
 
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
+from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Verdict
 from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
 
@@ -58,8 +57,6 @@ class Skips(msgspec.Struct, array_like=True):
 class EndlessSkips(msgspec.Struct, kw_only=True):
     """Whether a GradScaler ever finds a scale."""
 
-    observes: ClassVar[tuple[type, ...]] = (ev.NodeReport,)
-    attempt: int = -1
     ranks: dict[int, Skips] = {}
     endless: dict[int, Skips] = {}
     """Those of ranks that leave nearly all of their steps out."""
@@ -70,16 +67,16 @@ class EndlessSkips(msgspec.Struct, kw_only=True):
     count: int = 0
     """Incidents of this run."""
 
-    def observe(self, event: ev.NodeReport, view: RunView, now_s: float) -> Sequence[Verdict]:
-        """Count what is left out."""
-        attempt = running_attempt(view)
-        if attempt is None or event.attempt != attempt.number:
-            return ()
-        if self.attempt != attempt.number:
-            self.attempt, self.ranks, self.endless, self.key = attempt.number, {}, {}, ""
-        for report in event.ranks:
-            if report.metrics is not None:
-                self._count(report.global_rank, report.metrics, now_s)
+    def begin_attempt(self) -> None:
+        """Forget the last one."""
+        self.ranks, self.endless, self.key = {}, {}, ""
+
+    def judge(
+        self, reports: Sequence[tuple[int, ev.TrainingMetrics]], attempt: AttemptView, view: RunView, now_s: float
+    ) -> Sequence[Verdict]:
+        """Count what is left out. reports: of ranks."""
+        for rank, metrics in reports:
+            self._count(rank, metrics, now_s)
         if self.key and not self.endless:
             key, self.key = self.key, ""
             return [Over(key=key, text="the GradScaler leaves out no more steps than usual")]

@@ -12,7 +12,6 @@ gets worse with it, or where it is ALONE times what it was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import msgspec
 
@@ -24,13 +23,9 @@ from guardrun.supervisor.engine.detectors.numeric.spike_evidence import (
     median,
 )
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
+from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Remark, Verdict
-from guardrun.supervisor.engine.observation.metric_window import (
-    GRAD_NORM,
-    LOSS,
-    NONFINITE,
-)
+from guardrun.supervisor.engine.observation.metric_window import GRAD_NORM, LOSS
 
 HEAL_STEPS = 100
 HEAL_S = 20.0
@@ -72,8 +67,6 @@ class Episode(msgspec.Struct, kw_only=True):
 class MetricSpikes(msgspec.Struct, kw_only=True):
     """Whether what leaps up comes back."""
 
-    observes: ClassVar[tuple[type, ...]] = (ev.NodeReport,)
-    attempt: int = -1
     kinds: dict[int, int] = {}
     """Per rank: bits LOSS and GRAD_NORM of what it reports."""
     reporters: dict[int, int] = {}
@@ -84,16 +77,16 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
     remarks: int = 0
     remarked_s: float = 0.0
 
-    def observe(self, event: ev.NodeReport, view: RunView, now_s: float) -> Sequence[Verdict]:
-        """Take reports in, and see whether what was odd is still."""
-        attempt = running_attempt(view)
-        if attempt is None or event.attempt != attempt.number:
-            return ()
-        if self.attempt != attempt.number:
-            self.attempt, self.kinds, self.reporters, self.episode = attempt.number, {}, {}, None
-        for report in event.ranks:
-            if report.metrics is not None:
-                self._note(report.global_rank, report.metrics, now_s)
+    def begin_attempt(self) -> None:
+        """Forget the last one."""
+        self.kinds, self.reporters, self.episode = {}, {}, None
+
+    def judge(
+        self, reports: Sequence[tuple[int, ev.TrainingMetrics]], attempt: AttemptView, now_s: float
+    ) -> Sequence[Verdict]:
+        """Take reports of ranks in, and see whether what was odd is still."""
+        for rank, metrics in reports:
+            self._note(rank, metrics, now_s)
         episode = self.episode
         if episode is None or now_s - episode.judged_s < JUDGED_EVERY_S:
             return ()
@@ -106,9 +99,9 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
                 self.kinds[rank] = self.kinds.get(rank, 0) | bit
                 self.reporters[bit] = self.reporters.get(bit, 0) + 1
         odd = [step for step in metrics.odd if step.loss_sigmas or step.norm_sigmas]
-        if any(step.flags & NONFINITE for step in metrics.odd):
+        if metrics.loss is None and metrics.grad_norm is None:
             if self.episode is not None and not self.episode.key:
-                self.episode = None  # what it was is told as nan_loss
+                self.episode = None  # Nothing is finite: what it was is told as nan_loss.
             return
         if self.episode is None:
             if not odd:

@@ -24,7 +24,11 @@ from guardrun.supervisor.engine.observation.metric_window import (
 CAUSE = "nan_loss"
 LASTS = 2
 """Steps of a rank that are not finite."""
+LASTS_KEPT = 50
+"""Those whose gradients alone are so, with losses that stay finite: had such a step been taken, no loss would be finite
+after it. Somebody leaves them out, as loss scalers of other makes than torch's do at the start."""
 MAX_SHOWN = 8
+MAX_CULPRITS = 64
 PRECEDED_BY = ("loss_spike", "grad_explosion")
 
 
@@ -70,6 +74,8 @@ class Run(msgspec.Struct, kw_only=True):
     count: int = 0
     kinds: int = 0
     """Bits LOSS and GRAD_NORM: which of the two was not finite."""
+    is_kept: bool = False
+    """Gradients alone are so, and losses stay finite: parameters are as they were."""
     is_over: bool = False
     is_lasting: bool = False
     """It is more than steps that are overcome: all of the newest report is so, and LASTS steps are, at least."""
@@ -109,7 +115,8 @@ class Run(msgspec.Struct, kw_only=True):
         is_whole = not self.has_finite(metrics)
         # Where not all are listed, the next report says how it goes on.
         self.is_over = not is_whole and count <= len(bad) and bad[-1].step < metrics.last
-        self.is_lasting = is_whole and self.count >= LASTS
+        self.is_kept = self.kinds == GRAD_NORM and metrics.loss is not None
+        self.is_lasting = is_whole and self.count >= (LASTS_KEPT if self.is_kept else LASTS)
 
     def has_finite(self, metrics: ev.TrainingMetrics) -> bool:
         """Whether of all that was not finite some value is, in a report."""
@@ -206,6 +213,11 @@ class Onset(msgspec.Struct, kw_only=True):
         """A GradScaler keeps it from the parameters."""
         return all(run.is_left_out for run in self.first.values())
 
+    @property
+    def is_kept(self) -> bool:
+        """Somebody else does."""
+        return all(run.is_kept for run in self.first.values())
+
 
 def _culprits(first: Mapping[int, Run], ranks: Mapping[int, RankMetrics], world: int) -> list[int]:
     """Those whose loss was not finite while others' was; where no loss tells, likewise of norms; else nobody."""
@@ -246,6 +258,8 @@ def evidence(onset: Onset, saved: Mapping[str, int], incidents: Mapping[str, Inc
         found["is_first_step"] = True
     if onset.is_left_out:
         found["left_out"] = True
+    elif onset.is_kept:
+        found["losses_are_finite"] = True
     if run.spike is not None:
         spike = run.spike
         found["spike_before"] = {"step": spike.step, "loss": spike.loss, "grad_norm": spike.grad_norm}
@@ -262,7 +276,8 @@ def _precedes(incident: Incident, attempt: int) -> bool:
 
 def with_poisoned(found: Mapping[str, Any], onset: Onset, saved: Mapping[str, int]) -> dict[str, Any]:
     """The evidence with checkpoints that were saved since the onset: their parameters are not finite."""
-    poisoned = {path: step for path, step in saved.items() if step >= onset.step and not onset.is_left_out}
+    is_kept = onset.is_left_out or onset.is_kept
+    poisoned = {path: step for path, step in saved.items() if step >= onset.step and not is_kept}
     shown = {**found.get("poisoned_checkpoints", {}), **poisoned}
     return {**found, "poisoned_checkpoints": dict(list(shown.items())[:MAX_SHOWN])} if shown else dict(found)
 

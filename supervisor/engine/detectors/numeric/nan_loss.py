@@ -16,15 +16,13 @@ do not end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import msgspec
 
 from guardrun.supervisor.engine.detectors.numeric import nan_evidence, nan_sentences
-from guardrun.supervisor.engine.detectors.numeric.nan_evidence import CAUSE, Onset, RankMetrics, Run
+from guardrun.supervisor.engine.detectors.numeric.nan_evidence import CAUSE, MAX_CULPRITS, Onset, RankMetrics, Run
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
-from guardrun.supervisor.engine.model.transitions import Phase, PhaseChanged
+from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
 from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Over, Remark, Verdict
 from guardrun.supervisor.engine.observation.metric_window import NONFINITE
 
@@ -36,14 +34,14 @@ MOST_REPORTED = 3
 """Incidents in a run."""
 MOST_REMARKS = 3
 MAX_SAVED = 32
-MAX_CULPRITS = 64
 CONFIDENCE = 0.9
 CONFIDENCE_OF_NOBODY = 0.8
 CONFIDENCE_UNHEARD = 0.7
 """Some rank has not reported the step."""
 
 
-Observed = ev.NodeReport | ev.CheckpointSaved | ev.CheckpointLoaded | PhaseChanged
+Reported = tuple[int, ev.TrainingMetrics]
+"""A rank, and its report."""
 
 
 class Episode(msgspec.Struct, kw_only=True):
@@ -64,8 +62,6 @@ class Episode(msgspec.Struct, kw_only=True):
 class NanLoss(msgspec.Struct, kw_only=True):
     """Whether what the ranks compute is a number still."""
 
-    observes: ClassVar[tuple[type, ...]] = (ev.NodeReport, ev.CheckpointSaved, ev.CheckpointLoaded, PhaseChanged)
-    attempt: int = -1
     ranks: dict[int, RankMetrics] = {}
     """Those that report metrics."""
     since_s: float = 0.0
@@ -79,23 +75,16 @@ class NanLoss(msgspec.Struct, kw_only=True):
     """Incidents of this run."""
     remarks: int = 0
 
-    def observe(self, event: Observed, view: RunView, now_s: float) -> Sequence[Verdict]:
+    def begin_attempt(self) -> None:
+        """Forget the last one."""
+        self.ranks, self.episode, self.saved, self.loaded = {}, None, {}, ""
+
+    def judge(
+        self, reports: Sequence[Reported], attempt: AttemptView, view: RunView, now_s: float
+    ) -> Sequence[Verdict]:
         """Take reports in, and say who began it once that is known."""
-        if isinstance(event, PhaseChanged):
-            return self._on_phase_changed(event, view)
-        attempt = running_attempt(view)
-        if attempt is None or event.attempt != attempt.number:
-            return ()
-        if self.attempt != attempt.number:
-            self.attempt, self.ranks, self.episode, self.saved, self.loaded = attempt.number, {}, None, {}, ""
-        if isinstance(event, ev.CheckpointSaved):
-            return self._on_saved(event)
-        if isinstance(event, ev.CheckpointLoaded):
-            self.loaded = event.path
-            return ()
-        for report in event.ranks:
-            if report.metrics is not None:
-                self._note(report.global_rank, report.metrics, now_s)
+        for rank, metrics in reports:
+            self._note(rank, metrics, now_s)
         return self._judge(attempt, view, now_s) if self.episode is not None else ()
 
     def _note(self, rank: int, metrics: ev.TrainingMetrics, now_s: float) -> None:
@@ -172,19 +161,20 @@ class NanLoss(msgspec.Struct, kw_only=True):
             return [Over(key=episode.key, text=f"loss and gradient norm are finite again, as of step {last}")]
         return self._remark(nan_sentences.glitch_text(episode.runs, attempt))
 
-    def _on_phase_changed(self, event: PhaseChanged, view: RunView) -> Sequence[Verdict]:
-        """Ranks train no more: what was about to be told is said, since it may be what has ended them."""
-        episode, self.episode = self.episode, None
-        if episode is None or episode.key or event.before is not Phase.RUNNING or view.attempt is None:
+    def on_exit(self, exitcode: int, attempt: AttemptView) -> Sequence[Verdict]:
+        """Say what was about to be told: it may be what has ended a rank. exitcode: as subprocess has it."""
+        episode = self.episode
+        if episode is None or episode.key or (exitcode == 0 and attempt.alive):
             return ()
-        return self._remark(nan_sentences.last_text(episode.runs, view.attempt))
+        self.episode = None
+        return self._remark(nan_sentences.last_text(episode.runs, attempt))
 
     def _remark(self, text: str) -> Sequence[Verdict]:
         self.remarks += 1
         return [Remark(text=text, level="warn")] if self.remarks <= MOST_REMARKS else ()
 
-    def _on_saved(self, event: ev.CheckpointSaved) -> Sequence[Verdict]:
-        """A checkpoint of what is NaN already is one more to be named."""
+    def on_saved(self, event: ev.CheckpointSaved) -> Sequence[Verdict]:
+        """Note a checkpoint; one of what is NaN already is named."""
         self.saved.pop(event.path, None)
         self.saved[event.path] = event.step
         if len(self.saved) > MAX_SAVED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from guardrun.supervisor.engine.detectors.numeric.nan_evidence import Onset, Run
+from guardrun.supervisor.engine.detectors.numeric.nan_evidence import MAX_CULPRITS, Onset, Run
 from guardrun.supervisor.engine.incidents.sentences import who
 from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.observation.frames import ranks_text
@@ -18,7 +18,7 @@ def sentence(onset: Onset, attempt: AttemptView) -> str:
     batch = f" (batch {run.batch})" if run.batch else ""
     if onset.culprits or len(concerned) == 1:
         alone = "" if onset.culprits or onset.reporters > 1 else ", the only one that reports it"
-        text = f"{who(attempt, concerned)}{alone}: {what}{batch}"
+        text = f"{who(attempt, concerned[:MAX_CULPRITS])}{alone}: {what}{batch}"
     else:
         text = f"{what[0].upper()}{what[1:]} on {_whom(concerned, onset)} in the same step"
     if onset.is_first_step:
@@ -28,6 +28,8 @@ def sentence(onset: Onset, attempt: AttemptView) -> str:
         text += f"; values are seen only every {onset.apart} steps, so who began it is not known"
     if onset.is_left_out:
         text += "; a GradScaler leaves these steps out"
+    elif onset.is_kept:
+        text += "; losses stay finite, so these steps seem to be left out"
     before = run.loss if onset.value == "loss" else run.grad_norm
     return f"{text}; the last finite {onset.value} was {before:.4g}." if before is not None else f"{text}."
 
@@ -73,4 +75,4 @@ def _was(runs: Mapping[int, Run], attempt: AttemptView) -> str:
     first = {rank: run.flags for rank, run in sorted(runs.items()) if run.step == step}
     losses = {rank: flags for rank, flags in first.items() if flags & LOSS_BAD}
     value, shown = ("loss", losses) if losses else ("gradient norm", first)
-    return f"{who(attempt, list(shown))}: the {value} was {_state(next(iter(shown.values())))}"
+    return f"{who(attempt, list(shown)[:MAX_CULPRITS])}: the {value} was {_state(next(iter(shown.values())))}"

@@ -173,6 +173,15 @@ def test_told_a_few_times_a_run(told: Told) -> None:
     assert [incident.cause for incident in told.incidents.values()] == ["loss_spike"] * metric_spikes.MOST_REPORTED
 
 
+def test_a_supervisor_that_is_started_anew_goes_on(told: Told) -> None:
+    told.running(ranks=2)
+    training = Training(told, 2).go(scaled(plain(18), leap(700, 4)), 760)
+    training.told = told.branch()
+    training.go(scaled(plain(18), leap(700, 4)), 600)
+    assert (only(training.told).cause, only(training.told).step) == ("loss_spike", 700)
+    training.told.check()
+
+
 def test_most_ranks_have_to_be_so(told: Told) -> None:
     told.running(ranks=4)
     training = Training(told, 4)
@@ -187,6 +196,15 @@ def test_what_becomes_nan_is_told_as_that(told: Told) -> None:
     curve = instead(diverging(14, 700), lambda rank, step: Values(NAN, NAN) if step >= 760 else None)
     Training(told, 2).go(curve, 1100)
     assert (only(told).cause, only(told).step) == ("nan_loss", 760)
+
+
+def test_a_step_that_is_nan_meanwhile_hides_nothing(told: Told) -> None:
+    told.running(ranks=2)
+    curve = instead(
+        scaled(plain(19), leap(700, 4)), lambda rank, step: Values(NAN, NAN) if step in (650, 706, 790) else None
+    )
+    Training(told, 2).go(curve, 1300)
+    assert (only(told).cause, only(told).step) == ("loss_spike", 700)
 
 
 def test_an_attempt_begins_anew(told: Told) -> None:

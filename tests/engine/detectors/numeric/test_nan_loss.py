@@ -120,6 +120,50 @@ def test_all_ranks_in_the_same_step_are_nobodys(told: Told, values: Values, word
     assert incident.summary.startswith(words)
 
 
+def test_gradients_alone_with_losses_that_stay_finite(told: Told) -> None:
+    """Had one of these steps been taken, no loss would be finite after it."""
+    told.running(ranks=2)
+    training = Training(told, 2).go(from_step(plain(3), 500, Values(2.0, NAN)), 545)
+    assert told.incidents == {}
+    saved(told, "/out/ckpt_545.pt", 545)
+    training.go(from_step(plain(3), 500, Values(2.0, NAN)), 100)
+    incident = only(told)
+    assert incident.step == 500 and incident.evidence["losses_are_finite"]
+    assert "; losses stay finite, so these steps seem to be left out; the last" in incident.summary
+    assert "poisoned_checkpoints" not in incident.evidence
+
+
+def test_gradients_first_and_losses_after_them(told: Told) -> None:
+    told.running(ranks=2)
+    Training(told, 2, per_second=1).go(
+        lambda rank, step: Values(2.0 if step <= 300 else NAN, NAN if step >= 300 else 1.0), 330
+    )
+    incident = only(told)
+    assert incident.step == 300 and incident.detected_s - incident.onset_s < 4
+    assert "The gradient norm is NaN since step 300" in incident.summary and "stay finite" not in incident.summary
+
+
+def test_a_supervisor_that_is_started_anew_goes_on(told: Told) -> None:
+    told.running(ranks=4)
+    training = Training(told, 4).go(poisoned(plain(20), 1, 600), 600)
+    assert told.incidents == {} and told.state.detectors.numeric.nan_loss.episode is not None
+    training.told = told.branch()
+    training.go(poisoned(plain(20), 1, 600), 100)
+    assert (culprits(only(training.told)), only(training.told).step) == ([1], 600)
+    training.told.check()
+
+
+def test_of_many_ranks_a_few_are_named(told: Told) -> None:
+    """100 of 128, each second one's node a little later."""
+    told.running(ranks=128)
+    curve = instead(without_norm(plain(21)), lambda rank, step: Values(NAN) if rank < 100 and step >= 40 else None)
+    Training(told, 128).go(curve, 240, lag_s=0.5)
+    incident = only(told)
+    assert culprits(incident) == list(range(64)) and incident.step == 40
+    assert incident.evidence["ranks"] == "0-99" and len(incident.evidence["first"]) == 8
+    assert incident.summary.startswith("Ranks 0-63 on node-a: the loss is NaN since step 40")
+
+
 def test_a_rank_that_trains_alone_is_named(told: Told) -> None:
     told.running(ranks=1)
     Training(told, 1).go(poisoned(plain(4), 0, 333), 500)
@@ -328,6 +372,7 @@ def test_a_loss_that_is_nan_and_left_out_poisons_nothing(told: Told) -> None:
     [
         ({"resumed_from": CKPT}, CKPT),
         ({"left_out": True}, "scale"),
+        ({"losses_are_finite": True, "batch": 3}, "leaves these steps out"),
         ({"batch": 812}, "812"),
         ({}, "learning rate"),
         ({"poisoned_checkpoints": {"/out/a.pt": 3}}, "/out/a.pt"),

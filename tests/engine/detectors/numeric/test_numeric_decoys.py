@@ -226,10 +226,20 @@ def test_a_grad_scaler_that_begins_far_too_high(told: Told, counts: bool) -> Non
     assert told.incidents == {} and training.remarks == []
 
 
-def test_a_burst_of_two_seconds(told: Told) -> None:
-    """400 steps at 200 a second: nobody could have acted on it."""
+@pytest.mark.parametrize("per_second", [0.5, 20])
+def test_a_loss_scaler_of_another_make(told: Told, per_second: float) -> None:
+    """Nothing says that it leaves steps out; losses stay finite."""
     told.running(ranks=2)
-    training = Training(told, 2, per_second=200).go(scaled(plain(7), leap(3000, 5, lasts=400)), 12000)
+    curve = instead(plain(9), lambda rank, step: Values(9.0, INF) if step <= 20 or step in (301, 302, 303) else None)
+    training = Training(told, 2, per_second=per_second).go(curve, 600)
+    assert told.incidents == {} and len(training.remarks) <= 2
+
+
+@pytest.mark.parametrize("lasts_s", [2, 8, 15])
+def test_a_burst_of_seconds(told: Told, lasts_s: int) -> None:
+    """Thousands of steps at 200 a second: nobody could have acted on it."""
+    told.running(ranks=2)
+    training = Training(told, 2, per_second=200).go(scaled(plain(7), leap(3000, 5, lasts=200 * lasts_s)), 10000)
     assert told.incidents == {} and len(training.remarks) <= 1
 
 
@@ -261,7 +271,7 @@ def test_a_start_again_is_no_spike(told: Told, base: int) -> None:
     training = Training(told, 2, step=base).go(after, 800)
     assert [incident.cause for incident in told.incidents.values()] == ["exception"]
     assert [text for text in training.remarks if "leapt" in text or "NaN" in text] == []
-    assert told.phase is Phase.RUNNING and told.state.detectors.metric_spikes.attempt == 1
+    assert told.phase is Phase.RUNNING and told.state.detectors.numeric.attempt == 1
 
 
 def test_a_rank_without_values_is_none(told: Told) -> None:

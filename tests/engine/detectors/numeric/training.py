@@ -25,7 +25,7 @@ class Training:
         self.now_s = told.now_s
         self.step, self.batch = step, 0
         self.skipped = [0] * ranks
-        self.due_s = [told.now_s + EVERY_S * (1 + rank / 10) for rank in range(ranks)]
+        self.due_s = [told.now_s + EVERY_S * (1 + rank % 10 / 10) for rank in range(ranks)]
         self.said: list[str] = []
 
     def go(

@@ -1,0 +1,55 @@
+"""What training computes: is it a number, and does it come back? Three parts answer: kind `numeric`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from guardrun.supervisor.engine.detectors.numeric.endless_skips import EndlessSkips
+from guardrun.supervisor.engine.detectors.numeric.metric_spikes import MetricSpikes
+from guardrun.supervisor.engine.detectors.numeric.nan_loss import NanLoss
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.derived_events import ExitBooked
+from guardrun.supervisor.engine.model.run_view import RunView, attempt_of, running_attempt
+from guardrun.supervisor.engine.model.verdicts import Verdict
+
+Observed = ev.NodeReport | ev.CheckpointSaved | ev.CheckpointLoaded | ExitBooked
+
+
+class Numeric(msgspec.Struct, kw_only=True):
+    """Whether training that is alive is also right."""
+
+    observes: ClassVar[tuple[type, ...]] = (ev.NodeReport, ev.CheckpointSaved, ev.CheckpointLoaded, ExitBooked)
+    attempt: int = -1
+    nan_loss: NanLoss = msgspec.field(default_factory=NanLoss)
+    endless_skips: EndlessSkips = msgspec.field(default_factory=EndlessSkips)
+    metric_spikes: MetricSpikes = msgspec.field(default_factory=MetricSpikes)
+
+    def observe(self, event: Observed, view: RunView, now_s: float) -> Sequence[Verdict]:
+        """Take in what ranks report; a new attempt is judged by itself."""
+        if isinstance(event, ExitBooked):
+            # The attempt may have been stopped for it by now.
+            is_known = view.attempt is not None and view.attempt.number == self.attempt
+            return self.nan_loss.on_exit(event.exitcode, attempt_of(view)) if is_known else ()
+        attempt = running_attempt(view)
+        if attempt is None or event.attempt != attempt.number:
+            return ()
+        if self.attempt != attempt.number:
+            self.attempt = attempt.number
+            for part in (self.nan_loss, self.endless_skips, self.metric_spikes):
+                part.begin_attempt()
+        if isinstance(event, ev.CheckpointSaved):
+            return self.nan_loss.on_saved(event)
+        if isinstance(event, ev.CheckpointLoaded):
+            self.nan_loss.loaded = event.path
+            return ()
+        reports = [(report.global_rank, report.metrics) for report in event.ranks if report.metrics is not None]
+        if not reports:
+            return ()
+        return [
+            *self.nan_loss.judge(reports, attempt, view, now_s),
+            *self.endless_skips.judge(reports, attempt, view, now_s),
+            *self.metric_spikes.judge(reports, attempt, now_s),
+        ]
