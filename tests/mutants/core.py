@@ -44,8 +44,8 @@ CORE: tuple[Mutation, ...] = (
     Mutation(
         name="the_highest_of_late_alone",
         file="supervisor/engine/detectors/descriptor_leak.py",
-        before="if is_even and lows[-1] - max([self.record, *lows[: start + 1]]) >= least:",
-        after="if is_even and lows[-1] - lows[start] >= least:",
+        before="if is_even and lows.risen(start) >= least:",
+        after="if is_even and closed[-1] - closed[start] >= least:",
         breaks="open files that go up, and have been as many before, are told as a leak",
         quick=("tests/engine/detectors/test_descriptor_leak.py::test_ups_and_downs_at_random_are_left_alone",),
     ),
