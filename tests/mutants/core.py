@@ -50,6 +50,25 @@ CORE: tuple[Mutation, ...] = (
         quick=("tests/engine/detectors/test_descriptor_leak.py::test_ups_and_downs_at_random_are_left_alone",),
     ),
     Mutation(
+        name="memory_that_is_somebody_elses",
+        file="supervisor/engine/observation/memory_growth.py",
+        before="if shrinks <= 0 or rate < THEIRS * shrinks:",
+        after="if shrinks <= 0:",
+        breaks="a rank that grows a little is blamed for memory that another job takes",
+        quick=(
+            "tests/engine/detectors/test_host_leak.py::"
+            "test_what_is_not_the_ranks_or_takes_nothing_from_the_limit_is_left_alone",
+        ),
+    ),
+    Mutation(
+        name="a_little_of_the_room",
+        file="supervisor/engine/detectors/host_leak.py",
+        before="if growth.risen < max(least, SHARE * (growth.room + growth.risen)):",
+        after="if growth.risen < least:",
+        breaks="a cache that is being filled is told as a leak, though much is left",
+        quick=("tests/engine/detectors/test_host_leak.py::test_what_is_held_in_daily_life_is_left_alone",),
+    ),
+    Mutation(
         name="one_restart_too_many",
         file="supervisor/engine/recovery/restart_policy.py",
         before="if state.restarts >= state.settings.max_restarts:",

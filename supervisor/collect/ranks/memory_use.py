@@ -5,7 +5,7 @@ program's own included. The kernel has these numbers at hand; reading them waits
 some 30 µs.
 
 A forked process has its parent's pages mapped, and each counts as its own, whether it has been copied since or not.
-Telling them apart takes a walk through its page tables (smaps_rollup: milliseconds a gigabyte), which holds up the
+Telling them apart takes a walk through its page tables (smaps_rollup: 20 ms a gigabyte), which holds up the
 process's own page faults, so it isn't done. Of processes below a rank, what each has come to hold beyond the least that
 it was seen with is counted: that is what it has asked for itself. Copies on write don't show, then, but in what is used
 of the limit.

@@ -111,6 +111,9 @@ class HostLeak(msgspec.Struct, kw_only=True):
         others = (find_growth(self.held, rank, at, shortest_s) for at in range(max(0, place - 1), len(LENGTHS)))
         if any(seen.ends_by_itself() for seen in (growth, *others) if seen is not None):
             return []
+        part = growth.fastest_part(rank)
+        if not self.held[rank].goes_on(part, place, growth.trends[rank][part].slope.usual):
+            return []
         fastest = max(growth.rate(other) for other in growth.trends)
         ranks = sorted(
             other for other in growth.trends if other not in self.known and growth.rate(other) >= ALIKE * fastest

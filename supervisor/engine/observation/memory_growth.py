@@ -19,6 +19,8 @@ ROOM = "room"
 where another limit comes to be the one with least room."""
 THEIRS = 0.5
 """Share of what the room shrinks by that ranks' growth makes at least."""
+GOES_ON = 0.5
+"""Share of what a window usually adds."""
 ENDS = 1.5
 """Times the room that what slows down must come to, at the pace at which it does: with less it may end in time."""
 
@@ -55,6 +57,11 @@ class Held(msgspec.Struct, kw_only=True):
         """Of each part that grows on and on, in windows of LENGTHS[place]."""
         found = {name: find_trend(self.lows[name][place], 1) for name in PARTS if name in self.lows}
         return {name: trend for name, trend in found.items() if trend is not None}
+
+    def goes_on(self, part: str, place: int, slope: float) -> bool:
+        """Whether a part has grown in its last window, too, whose low is that of its beginning; slope: MiB in one."""
+        count = {"own": self.use.own, "below": self.use.below, "shared": self.use.shared}[part]
+        return count // MIB - self.lows[part][place].closed[-1] >= GOES_ON * slope
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):

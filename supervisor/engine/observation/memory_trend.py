@@ -2,8 +2,8 @@
 
 By Theil and Sen: the median of the slopes of all pairs of points, which a third of outliers does not move (P. K. Sen,
 Estimates of the regression coefficient based on Kendall's tau, JASA 63, 1968; the bounds are those of its section 3).
-A rise is only taken for one where all of it says so: the bounds are above zero, the last third lies above the first,
-no single step is half of it (what came at once: a buffer, an evaluation, a copy for a save), and it goes on.
+A rise is only taken for one where the bounds are above zero, and no single step is half of it: what came at once is a
+buffer, an evaluation, a copy for a save.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ SURE = 1.645
 """Deviations: nine of ten true slopes lie between the bounds."""
 JUMP = 0.5
 """Share of the rise that a single step makes at most."""
-GOES_ON = 0.25
-"""Share of the usual rate at which the last third rises at least."""
 
 
 class Slope(NamedTuple):
@@ -61,10 +59,10 @@ def find_trend(lows: Lows, least: float) -> Trend | None:
             continue
         row = lows.closed[start:]
         third = length // 3
-        if min(row[-third:]) <= max(row[:third]) or not _is_gradual(row):
+        if not _is_gradual(row):
             continue
         whole, late = sen_slope(row), sen_slope(row[-max(LASTS + 1, length // 2) :])
-        if whole.least <= 0 or row[-1] - row[-1 - third] < GOES_ON * whole.usual * third:
+        if whole.least <= 0:
             continue
         usual = late.usual if late.usual > 0 else whole.usual
         least = min(usual, whole.least, late.least if late.least > 0 else usual)
