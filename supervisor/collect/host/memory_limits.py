@@ -56,9 +56,14 @@ class MemoryLimits:
         self._read: dict[str, tuple[float, list[Limit]]] = {}
         """Per text of /proc/PID/cgroup: when, and what was read."""
 
-    def nearest(self, pid: int, sizes: dict[str, int]) -> Limit | None:
-        """The limit that leaves least; None where none is known. sizes: the process's, as of /proc/PID/status."""
-        limits = [*self._of_groups(pid), *own_limits(self._text(f"/proc/{pid}/limits"), sizes)]
+    def nearest(self, pid: int, sizes: dict[int, dict[str, int]]) -> Limit | None:
+        """The limit that leaves least to a process, and those below it that are given; None where none is known.
+
+        sizes: of each of them by pid, as /proc/PID/status has them.
+        """
+        limits = list(self._of_groups(pid))
+        for each, its in sizes.items():
+            limits += own_limits(self._text(f"/proc/{each}/limits"), its)
         return min(limits, key=lambda limit: limit.room, default=None)
 
     def _of_groups(self, pid: int) -> list[Limit]:

@@ -36,22 +36,25 @@ class MemoryReader:
         sizes = read_sizes(pid)
         if "RssAnon" not in sizes:
             return None
-        below = [(table.stats[found].pid, table.stats[found].start) for found in table.descendants(pid, MAX_BELOW)]
+        below = [(child, table.stats[child].start) for child in table.descendants(pid, MAX_BELOW)]
         known = self._least.get(pid, {})
         least: dict[tuple[int, int], int] = {}
         grown: list[tuple[int, int]] = []
+        found = {pid: sizes}
         shared = sizes.get("RssShmem", 0)
         for process in below:
             its = read_sizes(process[0])
             if "RssAnon" not in its:
                 continue  # it has ended
+            found[process[0]] = its
             held = _held(its)
             least[process] = min(held, known.get(process, held))
             grown.append((held - least[process], process[0]))
             shared = max(shared, its.get("RssShmem", 0))
         self._least[pid] = least
         most, largest = max(grown, default=(0, 0))
-        limit = self._limits.nearest(pid, sizes)
+        # Of all that are alike, the one that has grown most comes to its own limits first.
+        limit = self._limits.nearest(pid, {each: found[each] for each in (pid, largest) if each in found})
         return MemoryUse(
             own=_held(sizes),
             below=sum(more for more, _ in grown),

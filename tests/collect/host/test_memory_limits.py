@@ -100,9 +100,11 @@ def test_a_process_with_a_limit_of_its_own() -> None:
     try:
         process.stdout.readline()
         limits = MemoryLimits()
-        limit = limits.nearest(process.pid, read_sizes(process.pid))
+        limit = limits.nearest(process.pid, {process.pid: read_sizes(process.pid)})
         assert limit is not None and limit.limit == 1 << 29 and 0 < limit.used < 1 << 28
-        own = limits.nearest(os.getpid(), read_sizes(os.getpid()))
+        below = limits.nearest(os.getpid(), {os.getpid(): {}, process.pid: read_sizes(process.pid)})
+        assert below is not None and below.limit == 1 << 29, "of what is below a process, too"
+        own = limits.nearest(os.getpid(), {os.getpid(): read_sizes(os.getpid())})
         assert resource.getrlimit(resource.RLIMIT_DATA)[0] == 1 << 29 or (own is not None and own.limit != 1 << 29)
     finally:
         process.communicate(b"\n")
