@@ -32,13 +32,15 @@ from guardrun.supervisor.engine.observation.memory_growth import MIB, Growth, He
 from guardrun.supervisor.engine.observation.window_lows import LENGTHS
 
 SHARE = 0.4
+"""Of the room that there was when the growth began."""
 RISE_MIB = 64
 RISE_OF_LIMIT = 0.01
+"""A rise is so many MiB, and such a share of the limit, at least: noise may be most of a room that is nearly gone."""
 ALIKE = 0.5
 """Share of the fastest rank's rate at which another grows at least, to be reported with it."""
 HORIZON_S = 6 * 3600.0
-WARM_UP_S = 600.0
-"""Of ranks whose steps are not seen."""
+WARM_UP_S = 3600.0
+"""Of ranks whose steps are not seen, or not yet: large models are loaded, and compiled, for half an hour."""
 SLACK = 0.1
 """Share of the rise by which a part may grow in LASTS windows that is said to have stopped."""
 MOST_REPORTED = 3

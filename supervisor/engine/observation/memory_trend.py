@@ -1,7 +1,7 @@
 """Whether a row of lows rises on and on, how fast, and between which bounds.
 
 By Theil and Sen: the median of the slopes of all pairs of points, which a third of outliers does not move (P. K. Sen,
-Estimates of the regression coefficient based on Kendall's tau, JASA 63, 1968; the bounds are those of its section 3).
+Estimates of the regression coefficient based on Kendall's tau, JASA 63, 1968, which has the bounds, too).
 A rise is only taken for one where the bounds are above zero, and no single step is half of it: what came at once is a
 buffer, an evaluation, a copy for a save.
 """

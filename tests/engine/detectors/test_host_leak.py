@@ -336,14 +336,20 @@ def test_ranks_of_other_nodes_do_not_count(told: Told) -> None:
 
 
 def test_what_is_held_before_the_first_step_is_not_counted(told: Told) -> None:
-    """A model is loaded, for hours: no step has been seen yet, and it is told as soon as steps are."""
+    """A large model is loaded, and stays."""
     told.running(ranks=2)
-    early = {0: Holds(), 1: Holds(own=leak(30))}
-    train(told, early, 0.15, steps=False)
+    train(told, {0: Holds(), 1: Holds(own=until_full(38, 50 * MIN_S, BASE))}, 0.9, steps=False)
     assert told.state.detectors.host_leak.held[1].lows == {}
-    train(told, early, 1.4, steps=False)
-    assert [culprit.rank for culprit in only(told).culprits] == [1], "a script whose steps nobody sees"
+    train(told, {0: Holds(), 1: Holds(own=flat(BASE + 38))}, 3)
+    assert told.incidents == {} and told.state.detectors.host_leak.held[1].lows != {}
+
+
+def test_a_leak_of_a_script_whose_steps_nobody_sees(told: Told) -> None:
+    told.running(ranks=2)
+    train(told, {0: Holds(), 1: Holds(own=leak(15))}, 4, steps=False)
+    assert [culprit.rank for culprit in only(told).culprits] == [1]
     assert only(told).evidence["per_step_bytes"] is None
+    assert only(told).detected_s > HOUR_S
 
 
 def test_counts_that_fail_to_come_break_the_row(told: Told) -> None:
