@@ -139,6 +139,10 @@ class HostLeak(msgspec.Struct, kw_only=True):
         lasted_s = growth.trends[lead][part].windows * growth.window_s
         per_s = MIB * sum(growth.rate(rank) for rank in ranks) / growth.window_s
         steps_s = (held.step - held.first_step) / max(1.0, now_s - held.first_s)
+        # A row may begin long before the growth: at the rate of late it has taken so long, and the last window.
+        trend = growth.trends[lead][part]
+        grows_s = growth.window_s * min(trend.windows, trend.risen / trend.slope.usual)
+        onset_s = max(0.0, now_s - grows_s - growth.window_s)
         evidence: dict[str, Any] = {
             "ranks": rank_list(ranks),
             "part": part,
@@ -149,6 +153,7 @@ class HostLeak(msgspec.Struct, kw_only=True):
             "window_s": round(lasted_s, 1),
             "per_hour_bytes": round(3600 * per_s),
             "per_step_bytes": round(per_s / steps_s) if steps_s > 0 else None,
+            "onset_step": max(0, held.step - round(steps_s * (now_s - onset_s))) if steps_s > 0 else None,
             "left_s": round(left_s),
             "left_range_s": [round(soonest_s), round(latest_s)],
             "grown_bytes": {
@@ -163,7 +168,7 @@ class HostLeak(msgspec.Struct, kw_only=True):
             confidence=CONFIDENCE,
             summary=_sentence(who(attempt, shown), evidence),
             culprits=shown,
-            onset_s=max(0.0, now_s - lasted_s - growth.window_s),
+            onset_s=onset_s,
             evidence=evidence,
         )
 

@@ -322,6 +322,13 @@ def test_ranks_that_share_what_grows_do_not_count_it_eight_times(told: Told) -> 
     assert incident.detected_s + incident.evidence["left_s"] == pytest.approx(end_s, rel=0.05)
 
 
+def test_when_it_began_is_told_by_time_and_step(told: Told) -> None:
+    told.running(ranks=2)
+    train(told, {0: Holds(), 1: Holds(own=leak(30, since_s=3 * HOUR_S))}, 5)
+    assert 2.6 * HOUR_S < only(told).onset_s < 3.4 * HOUR_S
+    assert only(told).evidence["onset_step"] == pytest.approx(only(told).onset_s, rel=0.02), "a step a second"
+
+
 def test_ranks_of_other_nodes_do_not_count(told: Told) -> None:
     told.fleet_opened(2)
     told.fleet_started(1.0)
