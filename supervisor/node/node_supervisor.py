@@ -65,7 +65,12 @@ class NodeSupervisor:
         self.terminal = Terminal()
         settings = run.settings
         self.sampler = Sampler(
-            self.clock, self.sockets, run.launcher_pid, settings.window_s, files_window_s=settings.files_window_s
+            self.clock,
+            self.sockets,
+            run.launcher_pid,
+            slow_window_s=settings.window_s,
+            files_window_s=settings.files_window_s,
+            memory_window_s=settings.memory_window_s,
         )
         self.oom = OomWatch()
         self.recorders = RecorderReaders()

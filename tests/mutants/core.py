@@ -44,8 +44,8 @@ CORE: tuple[Mutation, ...] = (
     Mutation(
         name="the_highest_of_late_alone",
         file="supervisor/engine/detectors/descriptor_leak.py",
-        before="if is_even and lows[-1] - max([self.record, *lows[: start + 1]]) >= least:",
-        after="if is_even and lows[-1] - lows[start] >= least:",
+        before="if is_even and lows.risen(start) >= least:",
+        after="if is_even and closed[-1] - closed[start] >= least:",
         breaks="open files that go up, and have been as many before, are told as a leak",
         quick=("tests/engine/detectors/test_descriptor_leak.py::test_ups_and_downs_at_random_are_left_alone",),
     ),
@@ -66,6 +66,25 @@ CORE: tuple[Mutation, ...] = (
         quick=(
             "tests/engine/detectors/numeric/test_metric_spikes.py::test_a_single_spike_before_it_is_not_its_beginning",
         ),
+    ),
+    Mutation(
+        name="memory_that_is_somebody_elses",
+        file="supervisor/engine/observation/memory_growth.py",
+        before="if shrinks <= 0 or rate < THEIRS * shrinks:",
+        after="if shrinks <= 0:",
+        breaks="a rank that grows a little is blamed for memory that another job takes",
+        quick=(
+            "tests/engine/detectors/test_host_leak.py::"
+            "test_what_is_not_the_ranks_or_takes_nothing_from_the_limit_is_left_alone",
+        ),
+    ),
+    Mutation(
+        name="a_little_of_the_room",
+        file="supervisor/engine/detectors/host_leak.py",
+        before="if growth.risen < max(least, SHARE * (growth.room + growth.risen)):",
+        after="if growth.risen < least:",
+        breaks="a cache that is being filled is told as a leak, though much is left",
+        quick=("tests/engine/detectors/test_host_leak.py::test_what_is_held_in_daily_life_is_left_alone",),
     ),
     Mutation(
         name="one_restart_too_many",

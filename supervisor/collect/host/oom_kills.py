@@ -64,9 +64,9 @@ def parse_mountinfo(text: str) -> list[MemoryMount]:
     return mounts
 
 
-def counter_paths(cgroups: dict[int, str], mounts: Iterable[MemoryMount]) -> list[str]:
-    """Files that may hold a process's OOM counter, the one nearest to it first, v1's before v2's (hybrid set-ups)."""
-    paths = []
+def memory_groups(cgroups: dict[int, str], mounts: Iterable[MemoryMount]) -> list[tuple[str, int]]:
+    """Folders of a process's memory cgroups, each with its version: the nearest first, v1's before v2's (hybrids)."""
+    folders = []
     for mount in sorted(mounts, key=lambda mount: mount.version):
         cgroup = cgroups.get(mount.version)
         if cgroup is None:
@@ -74,10 +74,15 @@ def counter_paths(cgroups: dict[int, str], mounts: Iterable[MemoryMount]) -> lis
         below = cgroup
         if mount.root != "/" and (cgroup == mount.root or cgroup.startswith(mount.root + "/")):
             below = cgroup[len(mount.root) :]
-        name = "memory.oom_control" if mount.version == 1 else "memory.events"
         parts = [part for part in below.split("/") if part not in ("", "..")]
-        paths += ["/".join([mount.point, *parts[:depth], name]) for depth in range(len(parts), -1, -1)]
-    return paths
+        folders += [("/".join([mount.point, *parts[:depth]]), mount.version) for depth in range(len(parts), -1, -1)]
+    return folders
+
+
+def counter_paths(cgroups: dict[int, str], mounts: Iterable[MemoryMount]) -> list[str]:
+    """Files that may hold a process's OOM counter, the one nearest to it first."""
+    names = {1: "memory.oom_control", 2: "memory.events"}
+    return [f"{folder}/{names[version]}" for folder, version in memory_groups(cgroups, mounts)]
 
 
 def _read_text(path: str) -> str:

@@ -1,10 +1,7 @@
-"""Once a second: what changed in the ranks, from their boards and one file of /proc each; now and then, open files.
+"""Once a second: what changed in the ranks, from their boards and one file of /proc each.
 
-Every second, too, what their steps computed, which is reported every four.
-
-How many files a rank has open, how many it may, and what the newest are. The kernel gives out the lowest free number,
-so that what is opened and never closed fills the table up to the number of all that is open: those just below it are
-the newest. Only they are looked at, and only where many are open.
+Every second, too, what their steps computed, which is reported every four. Now and then, in reports that are made
+anyway: how many files they have open, and what memory they hold.
 """
 
 from __future__ import annotations
@@ -12,18 +9,16 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.metrics_page import metrics_name
 from guardrun.supervisor.base.clock import EngineClock
-from guardrun.supervisor.base.printable import make_printable
+from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
 from guardrun.supervisor.collect.host.process_table import ProcessTable
-from guardrun.supervisor.collect.host.procfs import parse_files_limit, parse_stat, read_bytes, read_stat
+from guardrun.supervisor.collect.host.procfs import parse_stat, read_stat
 from guardrun.supervisor.collect.ranks.boards import (
     BLANK,
     BoardReader,
@@ -34,8 +29,10 @@ from guardrun.supervisor.collect.ranks.boards import (
     step_of,
     waits_since_ns,
 )
+from guardrun.supervisor.collect.ranks.memory_use import MemoryReader
 from guardrun.supervisor.collect.ranks.metrics import MetricsReader
-from guardrun.supervisor.engine.model.events import OpenFiles, Rank, RankReport, Settings, StepBreakdown
+from guardrun.supervisor.collect.ranks.open_files import read_open_files
+from guardrun.supervisor.engine.model.events import Rank, RankReport, Settings, StepBreakdown
 from guardrun.supervisor.engine.observation.step_times import BRIEF
 
 HEART_STALE_S = 3.0
@@ -43,24 +40,18 @@ SPENT_EVERY_S = 9.5
 """A rank's sums are told so often at least, in reports that have other reasons: a second later at most."""
 SPENT_IN_BRIEF = 1.05
 """And so often in a brief window, the shortest over which they are compared (engine/observation/step_times.py)."""
-FILES_IN_WINDOW = 4
-"""A rank's open files are counted so often in the shortest window in which they are compared: every half minute."""
-FILES_BUDGET_S = 0.005
-"""Of a sample: whose turn comes after that has it in the next one. A kernel that does not say how many there are takes
-up to a hundred milliseconds for one rank, and it is the supervisor's loop that waits."""
+TIMES_A_WINDOW = 4
+"""What a rank holds is counted so often in the shortest window in which it is compared: open files every half minute,
+memory every quarter."""
+TURNS_BUDGET_S = 0.005
+"""Of a sample, for each: whose turn comes after that has it in the next one. A kernel that does not say how many files
+are open takes up to a hundred milliseconds for one rank, and it is the supervisor's loop that waits."""
 _GONE = "?"
 _ORDINARY = "RSDI"
 """States between which a healthy process flips all the time: no change worth a report."""
 _TRACK_EVERY_S = 5.0
 _TRACK_SHARE = 0.002
 """Share of a core that following descendants may cost: on nodes with many processes it is done less often."""
-
-MAX_LISTED = 20_000
-"""Descriptors that are counted one by one, where the kernel doesn't say how many there are: some 5 µs each."""
-NEWEST = 200
-KINDS = 3
-MAX_NAME = 120
-"""Characters: of a longer path the end is kept."""
 
 
 class _Watched:
@@ -73,8 +64,8 @@ class _Watched:
         self.spent_steps = 0
         """As told last, and when."""
         self.spent_at_s = -math.inf
-        self.files_at_s = -math.inf
-        """When its open files were counted last."""
+        self.counted_s = {"open_files": -math.inf, "memory": -math.inf}
+        """When these were counted last."""
         self.metrics = metrics
         try:
             self._stat_fd = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -120,10 +111,15 @@ class Sampler:
         clock: EngineClock,
         sockets_dir: str | os.PathLike[str],
         launcher_pid: int = 0,
+        *,
         slow_window_s: float = Settings().window_s,
         files_window_s: float = Settings().files_window_s,
+        memory_window_s: float = Settings().memory_window_s,
     ) -> None:
-        self._files_every_s = files_window_s / FILES_IN_WINDOW
+        self._every_s = {"open_files": files_window_s / TIMES_A_WINDOW, "memory": memory_window_s / TIMES_A_WINDOW}
+        self._limits = MemoryLimits()
+        self._memory = MemoryReader(self._limits)
+        self._table = ProcessTable(())
         self._spent_every_s = min(SPENT_EVERY_S, slow_window_s / BRIEF / SPENT_IN_BRIEF)
         self._clock = clock
         self._sockets_dir = sockets_dir
@@ -148,6 +144,7 @@ class Sampler:
             for rank in ranks
         ]
         self._track_after_s = 0.0
+        self._memory = MemoryReader(self._limits)
 
     def sample(self) -> list[RankReport]:
         """Reports of the ranks in which something changed since they were last reported."""
@@ -160,27 +157,28 @@ class Sampler:
                 watched.last = key
                 spent, metrics = watched.take_spent(self._spent_every_s), watched.metrics.take_report()
                 reports[watched] = msgspec.structs.replace(report, spent=spent, metrics=metrics)
-        self._count_files(reports)
         if time.monotonic() >= self._track_after_s:
             self.track_descendants()
+        self._count("open_files", reports, read_open_files)
+        self._count("memory", reports, lambda pid: self._memory.read(pid, self._table))
         return list(reports.values())
 
-    def _count_files(self, reports: dict[_Watched, RankReport]) -> None:
-        """Add their open files to the reports of ranks whose turn it is; whose last one was longest ago comes first."""
+    def _count(self, what: str, reports: dict[_Watched, RankReport], read: Callable[[int], object]) -> None:
+        """Add it to the reports of ranks whose turn it is; whose last one was longest ago comes first."""
         now_s = began_s = time.monotonic()
-        for watched in sorted(reports, key=lambda one: one.files_at_s):
-            if now_s - watched.files_at_s < self._files_every_s or now_s - began_s > FILES_BUDGET_S:
+        for watched in sorted(reports, key=lambda one: one.counted_s[what]):
+            if now_s - watched.counted_s[what] < self._every_s[what] or now_s - began_s > TURNS_BUDGET_S:
                 return
-            watched.files_at_s = now_s
-            files = read_open_files(watched.rank.pid) if reports[watched].state not in (_GONE, "Z", "X") else None
-            if files is not None:
-                reports[watched] = msgspec.structs.replace(reports[watched], open_files=files)
+            watched.counted_s[what] = now_s
+            found = read(watched.rank.pid) if reports[watched].state not in (_GONE, "Z", "X") else None
+            if found is not None:
+                reports[watched] = msgspec.structs.replace(reports[watched], **{what: found})
             now_s = time.monotonic()
 
     def track_descendants(self) -> None:
         """Bring `descendants` up to date, now rather than when sample() next would."""
         began_s = time.monotonic()
-        table = ProcessTable.read()
+        table = self._table = ProcessTable.read()
         pid, start = self._launcher
         roots = [pid] if table.is_alive(pid, start) else []
         if not pid:
@@ -244,65 +242,3 @@ class Sampler:
             report.is_save_held,
             report.heart_s > 0 and now_s - report.heart_s > HEART_STALE_S,
         )
-
-
-def read_open_files(pid: int) -> OpenFiles | None:
-    """Of a process; None where that can't be known. Nothing is opened or asked of a file system."""
-    count = count_descriptors(pid)
-    if not count:
-        return None
-    limits = read_bytes(f"/proc/{pid}/limits") or b""
-    files = OpenFiles(count, parse_files_limit(limits.decode("ascii", "replace")) or 0)
-    return OpenFiles(count, files.limit, summarize(_read_newest(pid, count))) if files.are_many else files
-
-
-def count_descriptors(pid: int) -> int | None:
-    """Of a process; None where that is not to be seen.
-
-    Linux says it as the folder's size from 6.2 on (fs/proc/fd.c, proc_fd_getattr); before, that is 0.
-    """
-    try:
-        return os.stat(f"/proc/{pid}/fd").st_size or count_one_by_one(pid)
-    except OSError:
-        return None
-
-
-def count_one_by_one(pid: int, most: int = MAX_LISTED) -> int | None:
-    """Likewise, on any kernel; None where there are more than `most`. Raises OSError."""
-    with os.scandir(f"/proc/{pid}/fd") as entries:
-        count = sum(1 for _ in islice(entries, most + 1))
-    return count if count <= most else None
-
-
-def _read_newest(pid: int, count: int) -> list[str]:
-    """What the descriptors with the highest numbers stand for, by number from above."""
-    targets = []
-    for number in range(count - 1, max(-1, count - 1 - NEWEST), -1):
-        try:
-            targets.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-        except OSError:
-            continue  # closed, gone, or not for us to see
-    return targets
-
-
-def summarize(targets: Iterable[str]) -> list[tuple[str, int]]:
-    """What most descriptors are, by the targets of their links (proc(5)): sockets, pipes, files by path or folder."""
-    kinds = Counter(_kind(target) for target in targets)
-    found: Counter[str] = Counter()
-    for kind, count in kinds.items():
-        # A path that is open twice is opened again and again; else what they have in common is the folder.
-        is_single = count == 1 and kind.startswith("/")
-        found[f"files in {os.path.dirname(kind)}" if is_single else kind] += count
-    return [(make_printable(_shortened(kind)), count) for kind, count in found.most_common(KINDS)]
-
-
-def _kind(target: str) -> str:
-    """`socket:[8123]` → sockets; `anon_inode:[eventfd]` → eventfd; `/tmp/x (deleted)` → /tmp/x."""
-    if target.startswith("/"):
-        return target.removesuffix(" (deleted)")
-    name, _, rest = target.partition(":")
-    return rest.strip("[]") if name == "anon_inode" else f"{name}s"
-
-
-def _shortened(kind: str) -> str:
-    return kind if len(kind) <= MAX_NAME else f"…{kind[1 - MAX_NAME :]}"

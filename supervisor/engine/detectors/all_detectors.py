@@ -13,6 +13,7 @@ from guardrun.supervisor.engine.detectors.failure.rank_failure import RankFailur
 from guardrun.supervisor.engine.detectors.gc_pause import GcPause
 from guardrun.supervisor.engine.detectors.gc_pressure import GcPressure
 from guardrun.supervisor.engine.detectors.hang.suspicion import Hang
+from guardrun.supervisor.engine.detectors.host_leak import HostLeak
 from guardrun.supervisor.engine.detectors.node_health import NodeHealth
 from guardrun.supervisor.engine.detectors.numeric.numeric import Numeric
 from guardrun.supervisor.engine.detectors.straggler import Straggler
@@ -44,6 +45,7 @@ class Detectors(msgspec.Struct, kw_only=True):
     gc_pause: GcPause = msgspec.field(default_factory=GcPause)
     descriptor_leak: DescriptorLeak = msgspec.field(default_factory=DescriptorLeak)
     numeric: Numeric = msgspec.field(default_factory=Numeric)
+    host_leak: HostLeak = msgspec.field(default_factory=HostLeak)
     hang: Hang = msgspec.field(default_factory=Hang)
 
     def observers(self, kind: type) -> list[Detector]:

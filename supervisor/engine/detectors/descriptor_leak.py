@@ -9,7 +9,8 @@ open, a save. So what is compared are the lowest counts of windows, and all of t
 - half of the limit is used (events.MANY_FILES): a leak has as much time left then as it has taken;
 - at this rate the limit is reached within a day, and the growth does not slow down so that it never is.
 
-Windows are of several lengths, so that a leak of a file a second is found in minutes, and one of a few an hour in days.
+Windows are of several lengths, in Settings.files_window_s (two minutes to eight hours): a leak of a file a second is
+found in minutes, and one of a few an hour in days.
 Ranks that grow with the one that is reported are reported with it. Each rank is reported once a run.
 """
 
@@ -25,12 +26,8 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Verdict
 from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.observation.window_lows import LASTS, LENGTHS, Lows
 
-LENGTHS = (1, 4, 16, 64, 256)
-"""Of windows, in Settings.files_window_s: two minutes to eight hours."""
-LASTS = 5
-"""Ten minutes, of the shortest windows."""
-KEPT = 24
 RISE = 256
 EVEN = 0.25
 """Share of the mean rise from window to window that each makes at least."""
@@ -42,52 +39,6 @@ MOST_REPORTED = 3
 MAX_CULPRITS = 64
 CONFIDENCE = 0.9
 CAUSE = "descriptor_leak"
-
-
-class Lows(msgspec.Struct, array_like=True):
-    """The lowest counts of windows of one length, one after the other."""
-
-    index: int = -2
-    """Which window it is, in lengths since the engine's time began; -2: none yet."""
-    low: int = 0
-    """Of that one, so far."""
-    is_whole: bool = False
-    """It was counted from its beginning on; a row's first one was not, and is left out."""
-    closed: list[int] = []
-    """Of those before, the last one last; a window without a count ends the row."""
-    record: int = 0
-    """The highest of those that are kept no longer."""
-
-    def add(self, index: int, count: int) -> bool:
-        """Take a count in; True where a window has been closed by it."""
-        if index == self.index:
-            self.low = min(self.low, count)
-            return False
-        is_closed, is_next = self.is_whole, index == self.index + 1
-        if is_closed:
-            self.closed.append(self.low)
-        dropped = self.closed[:-KEPT] if is_next else self.closed
-        self.record = max([self.record, *dropped])
-        self.closed = self.closed[len(dropped) :]
-        self.index, self.low, self.is_whole = index, count, is_next
-        return is_closed
-
-    def growth(self, least: float = RISE) -> list[int]:
-        """The longest row of lows at the end that grows without end, as far as can be seen; empty where none does."""
-        lows = self.closed
-        first = len(lows) - 1
-        while first > 0 and lows[first] > lows[first - 1]:
-            first -= 1
-        for start in range(max(first, 0), len(lows) - LASTS):
-            steps = [after - before for before, after in zip(lows[start:], lows[start + 1 :], strict=False)]
-            is_even = min(steps) >= EVEN * sum(steps) / len(steps)
-            if is_even and lows[-1] - max([self.record, *lows[: start + 1]]) >= least:
-                return lows[start:]
-        return []
-
-    def has_stopped(self) -> bool:
-        """Whether the last LASTS windows have come to no higher count."""
-        return len(self.closed) > LASTS and max(self.closed[-LASTS:]) <= self.closed[-LASTS - 1]
 
 
 class Reported(msgspec.Struct, kw_only=True):
@@ -143,7 +94,7 @@ class DescriptorLeak(msgspec.Struct, kw_only=True):
     def _judge(
         self, rank: int, place: int, files: ev.OpenFiles, attempt: AttemptView, now_s: float, *, window_s: float
     ) -> list[Verdict]:
-        grown = self.lows[rank][place].growth()
+        grown = growth(self.lows[rank][place])
         left_s = _time_left_s(grown, files, window_s) if grown else None
         if left_s is None or left_s > HORIZON_S:
             return []
@@ -151,7 +102,7 @@ class DescriptorLeak(msgspec.Struct, kw_only=True):
         ranks = sorted(
             other
             for other, lows in self.lows.items()
-            if other == rank or (other not in self.known and lows[place].growth(ALIKE * rise))
+            if other == rank or (other not in self.known and growth(lows[place], ALIKE * rise))
         )
         self.known.update(ranks)
         self.count += 1
@@ -194,6 +145,20 @@ class DescriptorLeak(msgspec.Struct, kw_only=True):
                 low = self.lows[rank][place].closed[-1]
                 verdicts.append(Over(key=reported.key, text=f"{who(attempt, [rank])} stays at {low:,} open files"))
         return verdicts
+
+
+def growth(lows: Lows, least: float = RISE) -> list[int]:
+    """The longest row of lows at the end that grows without end, as far as can be seen; empty where none does."""
+    closed = lows.closed
+    first = len(closed) - 1
+    while first > 0 and closed[first] > closed[first - 1]:
+        first -= 1
+    for start in range(max(first, 0), len(closed) - LASTS):
+        steps = [after - before for before, after in zip(closed[start:], closed[start + 1 :], strict=False)]
+        is_even = min(steps) >= EVEN * sum(steps) / len(steps)
+        if is_even and lows.risen(start) >= least:
+            return closed[start:]
+    return []
 
 
 def _time_left_s(grown: Sequence[int], files: ev.OpenFiles, window_s: float) -> float | None:

@@ -24,6 +24,14 @@ Evidence = Mapping[str, Any]
 
 MAX_INDICES_CHARS = 80
 
+_KEEPS = (
+    "Look for what is kept from step to step: lists of losses or outputs with their graphs (keep `loss.item()`, or "
+    "`detach()`), caches without a bound (`lru_cache(maxsize=None)`, dictionaries by sample), metrics never reset."
+)
+_ALLOCATIONS = (
+    "`memray attach PID`, or tracemalloc's snapshots some steps apart, show which lines have allocated it; in C code "
+    "jemalloc's or tcmalloc's heap profiles do."
+)
 _MORE_FILES = "A higher `ulimit -n` before guardrun buys time."
 
 ADVICE: dict[str, str] = {
@@ -68,6 +76,7 @@ ADVICE: dict[str, str] = {
     "nan_loss": numeric_advice.NAN,
     "loss_spike": numeric_advice.SPIKE,
     "grad_explosion": numeric_advice.EXPLOSION,
+    "host_leak": f"{_KEEPS} {_ALLOCATIONS} More memory, or a restart right after a checkpoint, buys time.",
     "unknown": "See what was collected in stacks/, and the ranks' output.",
 }
 """Per cause, where nothing more is known."""
@@ -281,6 +290,24 @@ def _workers(known: Evidence) -> str:
     }.get(str(first.get("standing")), "")
 
 
+def _held(known: Evidence) -> str:
+    """By which part of the memory grows."""
+    if known.get("part") == "below":
+        return (
+            "See what a worker keeps from sample to sample: caches in the data set, open readers, decoded files; lists "
+            "of Python objects are copied page by page as they are read (keep them as numpy arrays or tensors). "
+            "Without persistent_workers each epoch starts workers anew; fewer of them (num_workers) that load less far "
+            f"ahead (prefetch_factor) hold less. {_ALLOCATIONS}"
+        )
+    if known.get("part") == "shared":
+        return (
+            "Tensors that DataLoader workers have sent lie in shared memory while they are referred to: clone() what "
+            "is kept beyond its step. num_workers times prefetch_factor batches are on their way at a time; buffers "
+            "for pin_memory, and files in /dev/shm that nobody deletes, count as well."
+        )
+    return ""
+
+
 def _descriptors(known: Evidence) -> str:
     newest = known.get("newest")
     kind = next(iter(newest), "") if isinstance(newest, dict) else ""
@@ -360,4 +387,5 @@ _SPECIAL: dict[str, Callable[[Evidence], str]] = {
     "throughput_drop": _lost_speed,
     "descriptor_leak": _descriptors,
     "nan_loss": numeric_advice.nan_advice,
+    "host_leak": _held,
 }

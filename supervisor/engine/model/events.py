@@ -79,6 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What steps go to is compared over windows of this length (engine/observation/step_times.py)."""
     files_window_s: float = 120.0
     """The shortest windows in which a rank's open files are compared (engine/detectors/descriptor_leak.py)."""
+    memory_window_s: float = 60.0
+    """The shortest windows in which a rank's host memory is compared (engine/detectors/host_leak.py)."""
     responses: dict[str, str] = {}
     """Causes of a node's own → note, restart or isolate, where the user has said so."""
     grace_s: float = 600.0
@@ -229,21 +231,27 @@ class OpenFiles(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
-    """Host memory of a rank and of the processes below it, in bytes, page cache and shared files left out."""
+    """Host memory of a rank and of the processes below it, in bytes, page cache and mapped files left out.
+
+    Read by collect/ranks/memory_use.py, which says why it is counted like this.
+    """
 
     own: int
     """Anonymous and swapped-out memory of the rank's own process."""
     below: int = 0
-    """The same of all processes below it."""
+    """What processes below it have come to hold of that beyond the least that each was seen with, all together: a
+    forked one begins with its parent's pages."""
     largest: tuple[int, int] = (0, 0)
-    """The one of those that has most: its pid, and how much."""
+    """The one of those with most of it: its pid, and how much."""
+    processes: int = 0
+    """How many live below it."""
     shared: int = 0
-    """In shared memory (files of /dev/shm and anonymous shared mappings), of the rank and those below it."""
+    """Pages of shared memory (files of /dev/shm, anonymous shared mappings) that the one of them has mapped that has
+    most of them: others may have the same ones."""
     limit: int = 0
-    """What all of the job's processes on this node may use: the lowest of the cgroup's limit and the node's memory;
-    0: not known."""
+    """Of what the rank may use: of all limits that hold for it, the one with least room. 0: none is known."""
     used: int = 0
-    """Of that limit, by everybody whom it holds for; page cache that can be given back is left out."""
+    """Of that limit, by everybody for whom it holds; page cache that can be given back is left out."""
 
 
 class OddStep(msgspec.Struct, frozen=True, array_like=True):

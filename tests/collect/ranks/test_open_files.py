@@ -13,15 +13,15 @@ import pytest
 from guardrun.hooks.wire.board import Board, Field
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.host.procfs import parse_files_limit
-from guardrun.supervisor.collect.ranks.sampler import (
+from guardrun.supervisor.collect.ranks.open_files import (
     KINDS,
     MAX_NAME,
-    Sampler,
     count_descriptors,
     count_one_by_one,
     read_open_files,
     summarize,
 )
+from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model.events import OpenFiles, RankReport
 from tests.collect.conftest import StartScript
 
@@ -152,7 +152,7 @@ def test_ranks_are_counted_now_and_then_in_reports_that_are_made_anyway(
 def test_where_counting_takes_long_ranks_take_turns(
     start_script: StartScript, make_board: Callable[..., Board], sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("guardrun.supervisor.collect.ranks.sampler.FILES_BUDGET_S", 0.0)
+    monkeypatch.setattr("guardrun.supervisor.collect.ranks.sampler.TURNS_BUDGET_S", 0.0)
     scripts = [start_script(OPENS, "few", "1024") for _ in range(3)]
     boards = [make_board(0, rank, script.pid) for rank, script in enumerate(scripts)]
     sampler.attempt_started(0, [script.rank(rank) for rank, script in enumerate(scripts)])

@@ -80,6 +80,8 @@ def suffer(fault: str, seconds: float, others: dict[str, Callable[[], Any]]) -> 
         "pause": lambda: time.sleep(seconds),
         "shards": lambda: open_shards(1500),
         "leak": leak_files,
+        "hoard": lambda: hold_memory(lambda turn: min(turn, 560)),
+        "cache": lambda: hold_memory(lambda turn: turn % 120),
         "fit": lambda: fit_natively(seconds),
         "search": lambda: search_natively(seconds),
         "compile": lambda: compile_kernels(seconds),
@@ -184,6 +186,23 @@ def wait_for_flag() -> None:
     polls = 0
     while not os.environ.get("FLAG_THAT_NOBODY_SETS"):
         polls += 1
+
+
+def hold_memory(mib: Callable[[int], int], room_mib: int = 600) -> None:
+    """So many MiB, twenty times a second, while training goes on; of so much that the process has left."""
+    pieces: list[bytearray] = []
+
+    def hold() -> None:
+        for turn in itertools.count():
+            pieces[:] = pieces[: mib(turn)]
+            pieces.extend(bytearray(b"x") * (1 << 20) for _ in range(len(pieces), mib(turn)))
+            time.sleep(1 / 20)
+
+    status = Path("/proc/self/status").read_text()
+    data_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData"))
+    limit = (data_kib << 10) + (room_mib << 20)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    threading.Thread(target=hold, daemon=True).start()
 
 
 def stop_briefly(seconds: float) -> None:

@@ -10,6 +10,7 @@ from tests.support.waiting import wait_until
 WINDOWS = """
 [leaks]
 files_window_s = 1.5
+memory_window_s = 1.5
 """
 
 
@@ -35,6 +36,30 @@ def test_a_rank_that_never_closes_its_files_is_told_and_trains_on(edge: EdgeRuns
     assert (
         incident["summary"].startswith("Rank 1 on ") and "its limit of 2,048 is reached in about" in incident["summary"]
     )
+    assert [line for line in own_lines(finished) if line.startswith("incident")] == [
+        f"incident 001: {incident['summary']}"
+    ]
+
+
+def test_a_rank_that_holds_more_and_more_memory_is_told_and_trains_on(edge: EdgeRuns, tmp_path: Path) -> None:
+    """The other one fills a cache and empties it, again and again; each may have 600 MiB more than at first."""
+    end = tmp_path / "end"
+    run = edge.start(
+        "plain.py", "--plan=0:cache@5:0,0:hoard@5:1", "--steps=100000", "--save-every=0", f"--end={end}", config=WINDOWS
+    )
+    wait_until(run.incidents, 40, "an incident")
+    end.touch()
+    finished = finish(run)
+    assert finished.returncode == 0, finished
+    incident = only(finished)
+    assert (incident["kind"], incident["cause"], incident["action"]) == ("memory", "host_leak", "none")
+    assert ranks_of(incident) == [1] and incident["attempt"] == 0
+    evidence = incident["evidence"]
+    assert (evidence["part"], evidence["pid"]) == ("own", incident["culprits"][0]["pid"])
+    assert 20 * 3600 * 0.5 < evidence["per_hour_bytes"] / (1 << 20) < 20 * 3600 * 1.2
+    assert evidence["used_bytes"] < evidence["limit_bytes"]
+    assert 0 < evidence["left_range_s"][0] <= evidence["left_s"] <= evidence["left_range_s"][1] < 60
+    assert incident["summary"].startswith("Rank 1 on ") and "in its own process" in incident["summary"]
     assert [line for line in own_lines(finished) if line.startswith("incident")] == [
         f"incident 001: {incident['summary']}"
     ]
