@@ -33,7 +33,7 @@ class Fault(Case):
     at_start: bool = False
     """It is there from the first step on."""
     slack: int = 1
-    """Steps by which the onset may be off."""
+    """Steps by which the onset may be off. What goes on for long is counted by reports: 400 steps, as short as here."""
 
     @property
     def culprits(self) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ FAULTS = (
     Fault("flipped_moment", "a bit of one rank's optimizer", causes=DRIFT, slack=2),
     Fault("flipped_moment_of_four", "of four", causes=DRIFT, ranks=4, slack=2),
     Fault("scaled_to_death", "a NaN parameter under a GradScaler", SHORT, is_everybodys=True),
-    Fault("hidden_nan", "one rank's reduced gradients are NaN, under a GradScaler", slack=60),
+    Fault("hidden_nan", "one rank's reduced gradients are NaN, under a GradScaler", slack=400),
 )
 
 DECOYS = (

@@ -60,7 +60,7 @@ class Seen:
         if culprits != self.case.culprits:
             found.append(f"culprits {list(culprits)}")
         at = 1 if self.case.at_start else self.at
-        if not at <= first["step"] <= at + self.case.slack and abs(first["step"] - at) > 1:
+        if abs(first["step"] - at) > self.case.slack:
             found.append(f"step {first['step']}, not {at}")
         if any(one["action"] != "none" for one in self.incidents):
             found.append("something was done about it")

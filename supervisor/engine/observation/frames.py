@@ -211,6 +211,11 @@ def rank_list(ranks: list[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
+def all_ranks_text(count: int) -> str:
+    """`both ranks`, `all 8 ranks`."""
+    return "both ranks" if count == 2 else f"all {count} ranks"
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
     """`rank 3`, or `ranks 0-6,8`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {rank_list(list(ranks))}"

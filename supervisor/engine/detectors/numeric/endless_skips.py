@@ -14,7 +14,7 @@ import msgspec
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Verdict
-from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
+from guardrun.supervisor.engine.observation.frames import all_ranks_text, rank_list, ranks_text
 
 CAUSE = "nan_loss"
 SKIPS = 50
@@ -105,7 +105,7 @@ class EndlessSkips(msgspec.Struct, kw_only=True):
         ranks = sorted(self.endless)
         first = min(self.endless.values(), key=lambda skips: skips.step)
         is_all = len(ranks) == len(self.ranks)
-        subject = f"all {len(ranks)} ranks" if is_all and len(ranks) > 1 else ranks_text(ranks)
+        subject = all_ranks_text(len(ranks)) if is_all and len(ranks) > 1 else ranks_text(ranks)
         return Detected(
             key=self.key,
             kind="numeric",

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from guardrun.supervisor.engine.detectors.numeric.nan_evidence import MAX_CULPRITS, Onset, Run
 from guardrun.supervisor.engine.incidents.sentences import who
 from guardrun.supervisor.engine.model.run_view import AttemptView
-from guardrun.supervisor.engine.observation.frames import ranks_text
+from guardrun.supervisor.engine.observation.frames import all_ranks_text, ranks_text
 from guardrun.supervisor.engine.observation.metric_window import LOSS_BAD, LOSS_NAN, NORM_NAN
 
 
@@ -43,7 +43,7 @@ def _state(flags: int) -> str:
 def _whom(ranks: Collection[int], onset: Onset) -> str:
     """`all 4 ranks`, or `ranks 1,3`."""
     count = len(onset.reporting)
-    return f"all {count} ranks" if len(ranks) == count > 1 else ranks_text(sorted(ranks))
+    return all_ranks_text(count) if len(ranks) == count > 1 else ranks_text(sorted(ranks))
 
 
 def _spread(onset: Onset) -> str:

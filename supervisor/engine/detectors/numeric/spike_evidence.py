@@ -12,7 +12,7 @@ import msgspec
 from guardrun.supervisor.engine.incidents.sentences import who
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView
-from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
+from guardrun.supervisor.engine.observation.frames import all_ranks_text, rank_list, ranks_text
 from guardrun.supervisor.engine.observation.metric_window import LOSS_FACTOR, NORM_FACTOR, SIGMAS
 
 SPIKE, EXPLOSION = "loss_spike", "grad_explosion"
@@ -176,7 +176,7 @@ def sentence(found: Mapping[str, Any], culprit: int | None, attempt: AttemptView
     """The summary of the incident. found: its evidence; reporting: ranks that report the value."""
     name, first, ranks = found["value"], found["first_step"], str(found["ranks"])
     count = sum(len(range(*_span(part))) for part in ranks.split(","))
-    whom = f"all {count} ranks" if count == reporting > 1 else f"rank{'s' if count > 1 else ''} {ranks}"
+    whom = all_ranks_text(count) if count == reporting > 1 else f"rank{'s' if count > 1 else ''} {ranks}"
     level = f"is {found['now']:.4g} on {whom} since step {first}, where {found['usual']:.4g} was usual"
     text = f"The {name} {level}, and has not come back in {found['steps_since']} steps"
     if culprit is not None:

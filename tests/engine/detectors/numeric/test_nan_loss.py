@@ -201,7 +201,7 @@ def test_parameters_that_were_poisoned_before(told: Told, loads_itself: bool) ->
     Training(told, 2, step=40).go(lambda rank, step: Values(NAN, NAN), 200)
     _, incident = told.incidents.values()
     assert (incident.step, culprits(incident)) == (41, [])
-    assert f"on all 2 ranks in the same step, the first after {CKPT} was resumed." in incident.summary
+    assert f"on both ranks in the same step, the first after {CKPT} was resumed." in incident.summary
     assert incident.evidence["resumed_from"] == CKPT and CKPT in incident.advice
 
 
