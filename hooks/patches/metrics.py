@@ -358,7 +358,8 @@ def _wrap_step(rank: Rank, original: Function) -> Function:
         pulses = words[Field.PULSES]
         result = original(self, optimizer, *args, **kwargs)
         metrics = rank.metrics
-        if metrics is not None and words[Field.PULSES] == pulses:
+        # A step() that torch has not wrapped (an optimizer that is none of torch's kind) is not heard of.
+        if metrics is not None and words[Field.PULSES] == pulses and getattr(type(optimizer).step, "hooked", False):
             metrics.on_left_out(optimizer)
         return result
 

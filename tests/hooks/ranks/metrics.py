@@ -150,9 +150,30 @@ def compiled(optimizer: torch.optim.Optimizer) -> None:
         expected.append([loss.item(), None])
 
 
+class Foreign:
+    """An optimizer that is none of torch's kind: nobody hears of its steps, which are none that were left out."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.param_groups = optimizer.param_groups
+
+    def step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data -= 1e-3 * parameter.grad
+
+
+def foreign(optimizer: torch.optim.Optimizer) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    own = Foreign(optimizer)
+    for number in range(STEPS):
+        scaler.scale(loss_of(number)).backward()  # type: ignore[no-untyped-call]
+        scaler.step(own)  # type: ignore[arg-type]
+        scaler.update()
+        optimizer.zero_grad()
+
+
 told = {}
 with open(sys.argv[1], "wb") as file:
-    for train in (plain, unclipped, accumulate, alternating, amp, others, compiled, said):
+    for train in (plain, unclipped, accumulate, alternating, amp, others, compiled, said, foreign):
         for is_fused in (False, True) if train is amp else (False,):
             model, expected = torch.nn.Linear(8, 8), []
             train(torch.optim.AdamW(model.parameters(), 1e-2, fused=is_fused))
