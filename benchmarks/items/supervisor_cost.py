@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.item import Bench, CannotMeasure, Figure, Target
 from benchmarks.job import Job, Launcher
+from guardrun.hooks.wire.board import Board, Field
 
 WINDOW_S = 25.0
 QUICK_WINDOW_S = 5.0
@@ -30,17 +33,29 @@ class SupervisorCostItem:
         """Share of a core, and proportional set size, with 2 and with 8 ranks."""
         figures = []
         for ranks in (2, 8):
-            cpu, pss = measure_with(ranks, bench.choose(int(QUICK_WINDOW_S), int(WINDOW_S)))
-            bench.say(f"{ranks} ranks: {sum(cpu) / len(cpu):.2f}% of a core, {pss:.1f} MB")
+            cost = measure_with(ranks, bench.choose(int(QUICK_WINDOW_S), int(WINDOW_S)))
+            mean = sum(cost.supervisor) / len(cost.supervisor)
+            bench.say(f"{ranks} ranks: {mean:.2f}% of a core, {cost.pss_mb:.1f} MB")
             figures += [
-                Figure(f"supervisor's CPU, {ranks} ranks", "% of a core", tuple(cpu), target=Target(1)),
-                Figure(f"supervisor's memory (PSS), {ranks} ranks", "MB", (pss,), target=Target(60)),
+                Figure(f"supervisor's CPU, {ranks} ranks", "% of a core", cost.supervisor, target=Target(1)),
+                Figure(f"… and the launcher's, and the threads' in ranks, {ranks} ranks", "% of a core", cost.every),
+                Figure(f"supervisor's memory (PSS), {ranks} ranks", "MB", (cost.pss_mb,), target=Target(60)),
             ]
         return figures
 
 
-def measure_with(ranks: int, window_s: float) -> tuple[list[float], float]:
-    """CPU of each part of the window in percent of a core, and PSS in MB (10^6 bytes) at its end."""
+class Cost(NamedTuple):
+    """Of each part of the window: per cent of a core."""
+
+    supervisor: tuple[float, ...]
+    every: tuple[float, ...]
+    """Of all that runs for guardrun; what hooks do in the training thread has an item of its own."""
+    pss_mb: float
+    """10^6 bytes, at the window's end."""
+
+
+def measure_with(ranks: int, window_s: float) -> Cost:
+    """A job with so many ranks. Raises CannotMeasure."""
     arguments = ["--step-s", "0.1", "--hang-at", "10", "--nice", str(NICE)]
     with Job(Launcher.GUARDRUN, "train.py", arguments, ranks=ranks) as job:
         job.wait_for("training", timeout_s=180)
@@ -50,12 +65,36 @@ def measure_with(ranks: int, window_s: float) -> tuple[list[float], float]:
         if not found:
             raise job.trouble("no guardrund is running")
         pid = found[0].pid
-        cpu = []
+        threads = find_threads(job)
+        rows = []
         for _ in range(WINDOWS):
-            before_s, at_s = read_cpu_s(pid), time.monotonic()
+            before, at_s = read_all(pid, job.process.pid, threads), time.monotonic()
             time.sleep(window_s / WINDOWS)
-            cpu.append(100 * (read_cpu_s(pid) - before_s) / (time.monotonic() - at_s))
-        return cpu, read_pss_mb(pid)
+            after, took_s = read_all(pid, job.process.pid, threads), time.monotonic() - at_s
+            rows.append([100 * (now_s - then_s) / took_s for then_s, now_s in zip(before, after, strict=True)])
+        supervisor, every = (tuple(row[place] for row in rows) for place in (0, 1))
+        return Cost(supervisor, every, read_pss_mb(pid))
+
+
+def find_threads(job: Job) -> list[Path]:
+    """The hooks' thread of each rank, as its folder in /proc. Raises CannotMeasure where a rank has none."""
+    boards = [Board(str(path)) for path in job.folder.rglob("board-0-*")]
+    found = [Path(f"/proc/{board[Field.PID]}/task/{board[Field.HEART_TID]}") for board in boards]
+    for board in boards:
+        board.close()
+    if len(found) != job.ranks or not all(path.is_dir() for path in found):
+        raise job.trouble("a rank has no thread of hooks")
+    return found
+
+
+def read_all(supervisor: int, launcher: int, threads: Sequence[Path]) -> tuple[float, float]:
+    """CPU seconds of the supervisor; and of all, with the launcher and these threads."""
+    try:
+        in_ranks_s = sum(int((thread / "schedstat").read_text().split()[0]) / 1e9 for thread in threads)
+    except OSError as error:
+        raise CannotMeasure(f"a rank is gone: {error}") from None
+    own_s = read_cpu_s(supervisor)
+    return own_s, own_s + read_cpu_s(launcher) + in_ranks_s
 
 
 def read_cpu_s(pid: int) -> float:

@@ -109,15 +109,15 @@ class DeviceValues:
             self._is_left_out = True
             return None
         began_ns = monotonic_ns()
-        copy = self._start(sys.modules["torch"], kind, given)
+        copy = self._start(kind, given)
         self._cost_ns += monotonic_ns() - began_ns
         return copy
 
-    def _start(self, torch: Any, kind: str, tensor: Any) -> Copy | None:
+    def _start(self, kind: str, tensor: Any) -> Copy | None:
         ring = self._rings.get((kind, tensor.dtype))
         if ring is None:
             try:
-                ring = self._rings[kind, tensor.dtype] = Ring(torch, kind, tensor.dtype)
+                ring = self._rings[kind, tensor.dtype] = Ring(sys.modules["torch"], kind, tensor.dtype)
             except (RuntimeError, TypeError, AttributeError) as error:
                 self._left_alone.add(kind)
                 self._rank.note("metrics", f"losses on {kind} are not read: {type(error).__name__}: {error}")

@@ -20,7 +20,7 @@ from tests.hooks.metric_records import read_page
 pytestmark = pytest.mark.real("g++")
 
 UNWAITED = SCRIPT.with_name("unwaited.py")
-STEPS, HOLD_FROM, HOLD_TO, NAN_AT = 60, 20, 30, 40
+STEPS, NAN_AT = 60, 40
 
 
 def test_values_on_a_device_are_read_when_they_are_there(library: Path, tmp_path: Path) -> None:
@@ -36,11 +36,8 @@ def test_values_on_a_device_are_read_when_they_are_there(library: Path, tmp_path
     truth: list[Any] = ours["truth"]
     assert ours["waits"] == theirs["waits"] == 0
     assert repr(ours["parameters"]) == repr(theirs["parameters"]) and repr(truth) == repr(theirs["truth"])
-    steps = [record.step for record in records]
-    assert steps == sorted(set(steps)) and steps[-1] >= STEPS - 1
-    # Those that would have cost too much of their step are left out, and counted; what came late is not lost.
-    assert len(steps) + unread >= STEPS - 1 and len(steps) >= 10
-    assert any(HOLD_FROM <= step < HOLD_TO for step in steps)
+    # Those that came late, as the device stood still, too.
+    assert [record.step for record in records] == list(range(1, STEPS + 1)) and unread == 0
     for record in records:
         loss, norm = truth[record.step - 1]
         assert record.flags & Flag.LOSS and record.flags & Flag.GRAD_NORM

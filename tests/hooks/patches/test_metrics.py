@@ -8,9 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from guardrun.hooks.patches import device_values
+from guardrun.hooks.patches.device_values import DeviceValues
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.messages import HookFailed, Noted
 from guardrun.hooks.wire.metrics_page import Flag, metrics_name
 from guardrun.supervisor.collect.ranks.metrics import MetricsReader, StepRecord
@@ -84,6 +89,60 @@ def test_sharded_training_tells_the_same() -> None:
     for records, ended in zip(pages, done, strict=True):
         expected = [step for kind in json.loads(ended.stdout) for step in kind]
         assert [[record.loss, record.grad_norm] for record in records] == [pytest.approx(step) for step in expected]
+
+
+class There:
+    """A number on a device."""
+
+    is_cpu = False
+    device = SimpleNamespace(type="fake")
+
+    def numel(self) -> int:
+        return 1
+
+    def is_complex(self) -> bool:
+        return False
+
+
+def test_steps_are_left_out_where_copying_would_cost_more_than_its_share(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 0
+    values = DeviceValues(rank)
+
+    def copy(*_: object) -> str:
+        nonlocal now_ns
+        now_ns += 20_000
+        return "a copy"
+
+    monkeypatch.setattr(device_values, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(values, "_start", copy)
+    monkeypatch.setattr(values, "_kinds", (There,))
+
+    def count(steps: int, step_ns: int) -> int:
+        nonlocal now_ns
+        read = 0
+        for _ in range(steps):
+            now_ns += step_ns
+            read += values.read(There()) is not None
+            values.on_step()
+        return read
+
+    assert count(100, 20_000_000) == 100, "a thousandth of the step"
+    before = values.unread
+    read = count(1000, 1_000_000)
+    assert 85 <= read <= 110 and values.unread - before == 1000 - read, "a fiftieth, for a share of a five hundredth"
+    assert count(1000, 20_000_000) >= 900
+
+
+def test_nothing_on_a_device_is_asked_for_while_a_graph_is_captured(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = DeviceValues(rank)
+    monkeypatch.setattr(values, "_start", lambda *_: pytest.fail("it was asked"))
+    monkeypatch.setattr(values, "_kinds", (There,))
+    rank.words[Field.CAPTURES] = 1
+    assert values.read(There()) is None
 
 
 def test_a_script_that_trains_without_a_loss_makes_no_page(bed: Bed) -> None:
