@@ -48,7 +48,8 @@ class Ring:
 
     def __init__(self, torch: Any, kind: str, dtype: Any) -> None:
         """Raises RuntimeError where memory cannot be pinned."""
-        memory = torch.empty(SLOTS, dtype=dtype, pin_memory=True)
+        # The script may have another default device.
+        memory = torch.empty(SLOTS, dtype=dtype, device="cpu", pin_memory=True)
         self._slots = [memory[index] for index in range(SLOTS)]
         self._events = [torch.Event(kind) for _ in range(SLOTS)]
         self._next = 0

@@ -94,7 +94,7 @@ class Metrics:
         self._unscaled: tuple[int, Any] | None = None
         """The id() of a loss that a GradScaler has multiplied, and what it was before."""
         self.is_inside = False
-        """A call that clips is under way: what it calls is part of it."""
+        """A call that is seen is under way: what it calls is part of it."""
         self._learning_rate = nan
         self._skipped = self._unread = 0
         self._failures = 0
@@ -113,8 +113,6 @@ class Metrics:
 
     def see_loss(self, tensor: Any) -> None:
         """backward() is called on it."""
-        if get_ident() != self._rank.owner_ident:
-            return
         self._has_new = True
         if self._said & _LOSS:
             return
@@ -130,7 +128,7 @@ class Metrics:
 
     def see_norm(self, tensor: Any) -> None:
         """clip_grad_norm_ has returned it."""
-        if get_ident() == self._rank.owner_ident and not self._said & _NORM:
+        if not self._said & _NORM:
             # A sharded one (DTensor) is this rank's part of it.
             self._add(self._values.norms, getattr(tensor, "_local_tensor", tensor))
 
@@ -290,9 +288,15 @@ def install(module: Any, rank: Rank) -> None:
     @functools.wraps(original)
     def backward(self: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
         metrics = rank.metrics
-        if metrics is not None and gradient is None:
+        # Under a mode (torch.set_default_device is one) torch calls the method of the class once more, which is this.
+        if metrics is None or gradient is not None or metrics.is_inside or get_ident() != rank.owner_ident:
+            return original(self, gradient, *args, **kwargs)
+        metrics.is_inside = True
+        try:
             metrics.see_loss(self)
-        return original(self, gradient, *args, **kwargs)
+            return original(self, gradient, *args, **kwargs)
+        finally:
+            metrics.is_inside = False
 
     backward._torchdynamo_inline = original  # type: ignore[attr-defined]  # dynamo's own convention
     module.Tensor.backward = backward
@@ -312,7 +316,7 @@ def _wrap_clip(rank: Rank, original: Function) -> Function:
     @functools.wraps(original)
     def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
         metrics = rank.metrics
-        if metrics is None or metrics.is_inside:
+        if metrics is None or metrics.is_inside or get_ident() != rank.owner_ident:
             return original(*args, **kwargs)
         metrics.is_inside = True
         try:

@@ -79,7 +79,7 @@ class MetricsObserver(Protocol):
     """Hears what the training thread computes."""
 
     is_inside: bool
-    """A call that clips is under way."""
+    """A call that is seen is under way: what it calls is part of it."""
 
     def see_loss(self, tensor: Any) -> None:
         """backward() is called on it. Like the others here: never raises."""

@@ -30,6 +30,7 @@ optimizer = torch.optim.SGD(model.parameters(), 0.05)
 batches = [torch.randn(4, 8).to("emu") for _ in range(STEPS)]
 batches[NAN_AT - 1] = batches[NAN_AT - 1] * float("nan")
 emu.synchronize()
+torch.set_default_device("emu")  # a pinned tensor must be asked for on the host
 kept = []
 waits = emu.count_waits()
 for number, batch in enumerate(batches, 1):

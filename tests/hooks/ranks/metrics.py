@@ -41,6 +41,13 @@ def plain(optimizer: torch.optim.Optimizer) -> None:
         expected.append([loss.item(), norm])
 
 
+def moded(optimizer: torch.optim.Optimizer) -> None:
+    """With a default device, which is a mode of torch's: it calls functions a second time."""
+    torch.set_default_device("cpu")
+    plain(optimizer)
+    torch.set_default_device(None)
+
+
 def unclipped(optimizer: torch.optim.Optimizer) -> None:
     for number in range(STEPS):
         loss = loss_of(number)
@@ -173,7 +180,7 @@ def foreign(optimizer: torch.optim.Optimizer) -> None:
 
 told = {}
 with open(sys.argv[1], "wb") as file:
-    for train in (plain, unclipped, accumulate, alternating, amp, others, compiled, said, foreign):
+    for train in (plain, moded, unclipped, accumulate, alternating, amp, others, compiled, said, foreign):
         for is_fused in (False, True) if train is amp else (False,):
             model, expected = torch.nn.Linear(8, 8), []
             train(torch.optim.AdamW(model.parameters(), 1e-2, fused=is_fused))
