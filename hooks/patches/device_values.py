@@ -18,50 +18,55 @@ SHARE = 0.002
 """Of a step's time, that copying may cost the host."""
 MAX_EVERY = 64
 SLOTS = 128
-"""Numbers of one type that may be on their way."""
+"""Numbers of one type that may be on their way, or have not been read."""
 
 _CAPTURES = int(Field.CAPTURES)
 
 
+class NoRoom(Exception):
+    """So many numbers are on their way that this one could only take the place of another."""
+
+
 class Copy:
-    """A number on its way."""
+    """A number on its way. Its place is free again once nobody has the object any more."""
 
-    __slots__ = ("_event", "_slot")
+    __slots__ = ("_free", "_place")
 
-    def __init__(self, slot: Any, event: Any) -> None:
-        self._slot = slot
-        self._event = event
+    def __init__(self, free: list[tuple[Any, Any]]) -> None:
+        """Take a place, its slot and its event, out of those that are free. Raises NoRoom."""
+        self._free = free
+        try:
+            self._place = free.pop()
+        except IndexError:
+            raise NoRoom from None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_place"):
+            self._free.append(self._place)
+
+    def start(self, tensor: Any) -> None:
+        """Launch the copy of a tensor with one number."""
+        slot, event = self._place
+        detached = tensor.detach()  # else the copy would be part of a graph
+        slot.copy_(detached.reshape(()) if detached.dim() else detached, non_blocking=True)
+        event.record()
 
     def is_here(self) -> bool:
         """Whether it can be read."""
-        return bool(self._event.query())
+        return bool(self._place[1].query())
 
     def __float__(self) -> float:
-        return float(self._slot.item())
+        return float(self._place[0].item())
 
 
 Value = float | Copy
 
 
-class Ring:
-    """Places in pinned memory for numbers of one type, each with its event; used again in turn."""
-
-    def __init__(self, torch: Any, kind: str, dtype: Any) -> None:
-        """Raises RuntimeError where memory cannot be pinned."""
-        # The script may have another default device.
-        memory = torch.empty(SLOTS, dtype=dtype, device="cpu", pin_memory=True)
-        self._slots = [memory[index] for index in range(SLOTS)]
-        self._events = [torch.Event(kind) for _ in range(SLOTS)]
-        self._next = 0
-
-    def start(self, tensor: Any) -> Copy:
-        """Copy the one number of a tensor. Whoever has not read the one SLOTS before has waited too long for it."""
-        index, self._next = self._next, (self._next + 1) % SLOTS
-        slot, event = self._slots[index], self._events[index]
-        detached = tensor.detach()  # else the copy would be part of a graph
-        slot.copy_(detached.reshape(()) if detached.dim() else detached, non_blocking=True)
-        event.record()
-        return Copy(slot, event)
+def make_places(torch: Any, kind: str, dtype: Any) -> list[tuple[Any, Any]]:
+    """Slots in pinned memory for numbers of one type, each with an event. Raises RuntimeError where none is pinned."""
+    # The script may have another default device.
+    memory = torch.empty(SLOTS, dtype=dtype, device="cpu", pin_memory=True)
+    return [(memory[index], torch.Event(kind)) for index in range(SLOTS)]
 
 
 class DeviceValues:
@@ -73,7 +78,8 @@ class DeviceValues:
         """Types whose numbers are read; empty until something is to be read."""
         self.is_used = False
         """Something was on a device."""
-        self._rings: dict[tuple[str, Any], Ring] = {}
+        self._free: dict[tuple[str, Any], list[tuple[Any, Any]]] = {}
+        """By type of device and of number: places that are free."""
         self._left_alone: set[str] = set()
         """Types of devices that cannot be read without waiting."""
         self._every = 1
@@ -87,7 +93,10 @@ class DeviceValues:
         self._is_left_out = False
 
     def read(self, given: Any) -> Value | None:
-        """A number, or a tensor with one; None where that can't be told without waiting. May raise anything."""
+        """A number, or a tensor with one; None where that can't be told without waiting.
+
+        Raises NoRoom where others would have to be read first; and may raise anything.
+        """
         kinds = self._kinds
         # Subclasses (fake, functional, distributed tensors) may do anything when they are asked.
         if type(given) not in kinds:
@@ -115,15 +124,17 @@ class DeviceValues:
         return copy
 
     def _start(self, kind: str, tensor: Any) -> Copy | None:
-        ring = self._rings.get((kind, tensor.dtype))
-        if ring is None:
+        free = self._free.get((kind, tensor.dtype))
+        if free is None:
             try:
-                ring = self._rings[kind, tensor.dtype] = Ring(sys.modules["torch"], kind, tensor.dtype)
+                free = self._free[kind, tensor.dtype] = make_places(sys.modules["torch"], kind, tensor.dtype)
             except (RuntimeError, TypeError, AttributeError) as error:
                 self._left_alone.add(kind)
                 self._rank.note("metrics", f"losses on {kind} are not read: {type(error).__name__}: {error}")
                 return None
-        return ring.start(tensor)
+        copy = Copy(free)
+        copy.start(tensor)
+        return copy
 
     def on_step(self) -> None:
         """A training step is done: how many are to be left out follows from what this one has cost."""

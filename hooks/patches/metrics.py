@@ -28,7 +28,7 @@ from math import isnan, nan, sqrt
 from typing import Any
 
 from guardrun.hooks.calls.shared_file import make_shared_file
-from guardrun.hooks.patches.device_values import DeviceValues, Value
+from guardrun.hooks.patches.device_values import DeviceValues, NoRoom, Value
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.saves.checkpoint_files import Function, replace
 from guardrun.hooks.wire.board import Field
@@ -63,13 +63,15 @@ _LAST = struct.Struct("<qqd")
 class StepValues:
     """Of one step: what is known so far."""
 
-    __slots__ = ("batch", "losses", "norms", "overflow", "step")
+    __slots__ = ("batch", "is_short", "losses", "norms", "overflow", "step")
 
     def __init__(self) -> None:
         self.losses: list[Value] = []
         self.norms: list[Value] = []
         self.overflow: list[Value] = []
         """Of a fused optimizer: not 0 where it has left the step out itself."""
+        self.is_short = False
+        """There was no room for one of its values: the others are not all of it."""
         self.step = self.batch = 0
 
     def are_here(self) -> bool:
@@ -119,18 +121,21 @@ class Metrics:
         unscaled, self._unscaled = self._unscaled, None
         if unscaled is not None and unscaled[0] == id(tensor):
             tensor = unscaled[1]
-        self._add(self._values.losses, tensor)
+        self._add(self._values, self._values.losses, tensor)
 
     def see_scaled(self, before: Any, after: Any) -> None:
         """A GradScaler has multiplied a loss."""
-        if before is not after and hasattr(before, "detach") and hasattr(after, "detach"):
-            self._unscaled = id(after), before.detach()  # which keeps no graph alive
+        try:
+            if before is not after and hasattr(before, "detach") and hasattr(after, "detach"):
+                self._unscaled = id(after), before.detach()  # which keeps no graph alive
+        except Exception as error:
+            self._fail(error)
 
     def see_norm(self, tensor: Any) -> None:
         """clip_grad_norm_ has returned it."""
         if not self._said & _NORM:
             # A sharded one (DTensor) is this rank's part of it.
-            self._add(self._values.norms, getattr(tensor, "_local_tensor", tensor))
+            self._add(self._values, self._values.norms, getattr(tensor, "_local_tensor", tensor))
 
     def note_said(self, loss: Any, grad_norm: Any) -> None:
         """The script says them: of the step under way, or of the last one where nothing was computed since its end."""
@@ -138,7 +143,7 @@ class Metrics:
         for flag, values, given in ((_LOSS, said.losses, loss), (_NORM, said.norms, grad_norm)):
             if given is not None:
                 self._said |= flag
-                self._add(values, getattr(given, "_local_tensor", given))
+                self._add(said, values, getattr(given, "_local_tensor", given))
         if said.losses or said.norms:
             self._end(said, self._rank.words[_STEP] + (1 if self._has_new else 0))
 
@@ -155,7 +160,7 @@ class Metrics:
                 self._learning_rate = rate
             overflow = getattr(optimizer, "found_inf", None)
             if overflow is not None:
-                self._add(self._values.overflow, overflow)
+                self._add(self._values, self._values.overflow, overflow)
             if self._ends_step(optimizer):
                 self._close(self._rank.words[_STEP] + self._rank.counts_itself)
         except Exception as error:
@@ -186,7 +191,7 @@ class Metrics:
     def _close(self, step: int) -> None:
         self._has_new = False
         values, self._unscaled = self._values, None
-        if values.losses or values.norms:
+        if values.losses or values.norms or values.is_short:
             self._values = StepValues()
             self._end(values, step)
         elif self._waiting:
@@ -197,7 +202,10 @@ class Metrics:
     def _end(self, values: StepValues, step: int) -> None:
         values.step, values.batch = step, self._rank.words[_BATCHES]
         if self._devices.is_used:
-            self._waiting.append(values)
+            if values.is_short:
+                self._unread += 1
+            else:
+                self._waiting.append(values)
             self._read()
             return
         try:
@@ -261,11 +269,13 @@ class Metrics:
         self._words[Head.PID], self._words[Head.MAGIC] = rank.pid, MAGIC
         return self._bytes
 
-    def _add(self, values: list[Value], given: Any) -> None:
+    def _add(self, step: StepValues, values: list[Value], given: Any) -> None:
         try:
             value = self._devices.read(given)
             if value is not None and len(values) < MAX_VALUES:
                 values.append(value)
+        except NoRoom:
+            step.is_short = True
         except Exception as error:
             self._fail(error)
 
@@ -355,6 +365,11 @@ def _wrap_scale(rank: Rank, original: Function) -> Function:
     return scale
 
 
+def _is_hooked(optimizer: Any) -> bool:
+    """Whether torch has wrapped its step(), so that its steps are heard of."""
+    return bool(getattr(getattr(type(optimizer), "step", None), "hooked", False))
+
+
 def _wrap_step(rank: Rank, original: Function) -> Function:
     @functools.wraps(original)
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -363,7 +378,7 @@ def _wrap_step(rank: Rank, original: Function) -> Function:
         result = original(self, optimizer, *args, **kwargs)
         metrics = rank.metrics
         # A step() that torch has not wrapped (an optimizer that is none of torch's kind) is not heard of.
-        if metrics is not None and words[Field.PULSES] == pulses and getattr(type(optimizer).step, "hooked", False):
+        if metrics is not None and words[Field.PULSES] == pulses and _is_hooked(optimizer):
             metrics.on_left_out(optimizer)
         return result
 

@@ -14,6 +14,7 @@ import pytest
 
 from guardrun.hooks.patches import device_values
 from guardrun.hooks.patches.device_values import DeviceValues
+from guardrun.hooks.patches.metrics import Metrics
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.messages import HookFailed, Noted
@@ -133,6 +134,81 @@ def test_steps_are_left_out_where_copying_would_cost_more_than_its_share(
     read = count(1000, 1_000_000)
     assert 85 <= read <= 110 and values.unread - before == 1000 - read, "a fiftieth, for a share of a five hundredth"
     assert count(1000, 20_000_000) >= 900
+
+
+class Late:
+    """An event, and a slot of pinned memory, of a device that is behind."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.is_done = False
+
+    def copy_(self, tensor: Late, non_blocking: bool) -> None:
+        assert non_blocking
+        self.value, self.is_done = tensor.value, False
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.is_done
+
+    def item(self) -> float:
+        return self.value
+
+    def detach(self) -> Late:
+        return self
+
+    def dim(self) -> int:
+        return 0
+
+
+class LateThere(There, Late):
+    """A number of that device."""
+
+    dtype = "float32"
+
+
+def test_no_number_takes_the_place_of_one_that_is_not_read(
+    rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with more numbers than there are places for, while the device is behind, is left out whole."""
+    rank.sockets = str(tmp_path)
+    places = [Late() for _ in range(3)]
+    monkeypatch.setattr(device_values, "make_places", lambda *_: [(place, place) for place in places])
+    monkeypatch.setattr(device_values, "SHARE", 1e9)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    metrics = Metrics(rank)
+    monkeypatch.setattr(metrics._devices, "_kinds", (LateThere,))
+    optimizer = Optimizer()
+
+    def step(*losses: float) -> None:
+        for loss in losses:
+            number = LateThere()
+            number.value = loss
+            metrics.see_loss(number)
+        rank.words[Field.STEP] += 1
+        metrics.on_optimizer(optimizer)
+
+    step(1.0, 2.0)
+    step(10.0, 20.0)
+    step(100.0)
+    assert not (tmp_path / metrics_name(0, 0)).exists(), "nothing is there yet"
+    for losses in ((1000.0,), (5.0, 6.0, 7.0), ()):
+        for place in places:
+            place.is_done = True
+        step()
+        step(*losses)
+    records, unread = read_page(tmp_path)
+    metrics.close()
+    assert [(record.step, record.loss) for record in records] == [(1, 3.0), (3, 100.0), (5, 1000.0), (7, 18.0)]
+    assert unread == 1
+
+
+class Optimizer:
+    """As far as it is looked at."""
+
+    param_groups: list[dict[str, float]] = [{"lr": 0.1}]  # noqa: RUF012
 
 
 def test_nothing_on_a_device_is_asked_for_while_a_graph_is_captured(
