@@ -142,9 +142,9 @@ class Relay:
         self._writers.clear()
 
     def settle(self, rank: int, limit_s: float = SETTLE_S) -> None:
-        """Wait until what the rank has written is in its copy."""
+        """Wait until what the rank has written is in its copy, and that is not about to be cut."""
         deadline_s = time.monotonic() + limit_s
-        while time.monotonic() < deadline_s and self._waiting_bytes(rank):
+        while time.monotonic() < deadline_s and (self._waiting_bytes(rank) or self._is_being_cut(rank)):
             time.sleep(0.002)
 
     def end(self, still_s: float = 2.0, limit_s: float = 10.0) -> None:
@@ -251,14 +251,20 @@ class Relay:
             self._readers.clear()
 
     def _waiting_bytes(self, rank: int) -> int:
+        """In the order in which bytes move: what moves on between two looks is seen by the second."""
         with self._lock:
             if rank not in self._readers:
                 return 0
-            between = stderr_relay.waiting_bytes(self._between[rank][1]) if rank in self._between else 0
             try:
-                return between + stderr_relay.waiting_bytes(self._readers[rank])
+                waiting = stderr_relay.waiting_bytes(self._readers[rank])
             except OSError:  # of a pty that nobody has open
-                return between
+                waiting = 0
+            return waiting + (stderr_relay.waiting_bytes(self._between[rank][1]) if rank in self._between else 0)
+
+    def _is_being_cut(self, rank: int) -> bool:
+        """It is full, or its end is not back yet (`stderr_relay.cut`)."""
+        size = os.fstat(self._copies[rank]).st_size
+        return size >= stderr_relay.FULL_BYTES or os.lseek(self._copies[rank], 0, os.SEEK_CUR) > size
 
     def _has_waiting(self) -> bool:
         """Somebody has written what is not passed on yet."""

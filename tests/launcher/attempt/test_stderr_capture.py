@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.launcher.attempt import stderr_relay
+from guardrun.launcher.attempt import stderr_capture, stderr_relay
 from guardrun.launcher.attempt.stderr_relay import FULL_BYTES, KEPT_BYTES
 from tests.support.processes import descendants, is_alive
 from tests.support.waiting import wait_until
@@ -167,6 +167,49 @@ def test_what_was_written_a_moment_ago_is_seen_to_wait(kind: str) -> None:
     finally:
         os.close(mine)
         os.close(theirs)
+
+
+@pytest.fixture
+def still_relay() -> Iterator[stderr_capture.Relay]:
+    """One whose program stands still, with nobody to replace it."""
+    relay = stderr_capture.Relay([0], stderr_capture.Way(is_terminal=False, has_stdout=False))
+    relay._is_closed.set()
+    relay._thread.join()
+    relay._program.kill()
+    relay._program.wait()
+    yield relay
+    relay.close()
+
+
+def test_what_moves_on_between_two_looks_is_seen_to_wait(
+    still_relay: stderr_capture.Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program takes a terminal's bytes at the worst moment: a rank's last words were read without them."""
+    real = stderr_relay.waiting_bytes
+    [reader], [writer] = still_relay._readers.values(), still_relay._writers.values()
+    from_, to = os.pipe()
+    still_relay._between[0] = to, from_  # as of a terminal
+
+    def look_and_move(fileno: int) -> int:
+        waiting = real(fileno)
+        if real(reader):
+            os.write(to, os.read(reader, 100))
+        return waiting
+
+    monkeypatch.setattr(stderr_relay, "waiting_bytes", look_and_move)
+    os.write(writer, b"last words")
+    assert still_relay._waiting_bytes(0) > 0
+
+
+def test_a_copy_that_is_about_to_be_cut_or_is_being_cut_is_waited_for(still_relay: stderr_capture.Relay) -> None:
+    """Read in between, a rank's last words would be none."""
+    [copy] = still_relay._copies.values()
+    seen = []
+    for size, passed_on in ((FULL_BYTES - 1, 0), (FULL_BYTES, 0), (0, KEPT_BYTES), (KEPT_BYTES, KEPT_BYTES)):
+        os.ftruncate(copy, size)
+        os.lseek(copy, passed_on, os.SEEK_SET)
+        seen.append(still_relay._is_being_cut(0))
+    assert seen == [False, True, True, False]
 
 
 @pytest.mark.parametrize("kind", KINDS)
