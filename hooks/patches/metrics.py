@@ -28,6 +28,7 @@ from math import isnan, nan, sqrt
 from typing import Any
 
 from guardrun.hooks.calls.shared_file import make_shared_file
+from guardrun.hooks.guards.step_guard import step_guard
 from guardrun.hooks.patches.device_values import DeviceValues, NoRoom, Value
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.saves.checkpoint_files import Function, replace
@@ -53,7 +54,9 @@ MAX_WAITING = 64
 # Plain integers: indexing with an enum's member costs twice as much.
 _STEP, _BATCHES = int(Field.STEP), int(Field.BATCHES)
 _LOSS, _NORM, _SKIPPED = int(Flag.LOSS), int(Flag.GRAD_NORM), int(Flag.SKIPPED)
-_RECORDS, _HEAD_SKIPPED, _TAIL = int(Head.RECORDS), int(Head.SKIPPED), int(Record.TAIL)
+_LEFT_OUT, _BAD_GRADIENTS = int(Flag.LEFT_OUT), int(Flag.BAD_GRADIENTS)
+_RECORDS, _HEAD_SKIPPED, _HEAD_LEFT_OUT = int(Head.RECORDS), int(Head.SKIPPED), int(Head.LEFT_OUT)
+_TAIL = int(Record.TAIL)
 _BODY = struct.Struct("<qddqqqq")
 """A record from STEP on; the last word but one is not used."""
 _LAST = struct.Struct("<qqd")
@@ -63,7 +66,7 @@ _LAST = struct.Struct("<qqd")
 class StepValues:
     """Of one step: what is known so far."""
 
-    __slots__ = ("batch", "is_short", "losses", "norms", "overflow", "step")
+    __slots__ = ("batch", "guarded", "is_short", "losses", "norms", "overflow", "step")
 
     def __init__(self) -> None:
         self.losses: list[Value] = []
@@ -72,6 +75,8 @@ class StepValues:
         """Of a fused optimizer: not 0 where it has left the step out itself."""
         self.is_short = False
         """There was no room for one of its values: the others are not all of it."""
+        self.guarded = 0
+        """Flags of a step that guardrun leaves out."""
         self.step = self.batch = 0
 
     def are_here(self) -> bool:
@@ -172,6 +177,13 @@ class Metrics:
             self._values.overflow = [1.0]
             self._close(self._rank.words[_STEP] + 1)
 
+    def on_guarded(self, *, is_own: bool) -> None:
+        """A step is left out by us. is_own: gradients of this rank are not finite; else another's."""
+        values = self._values
+        values.guarded |= _LEFT_OUT | (_BAD_GRADIENTS if is_own else 0)
+        if is_own and not values.norms and not self._said & _NORM:
+            values.norms.append(nan)
+
     def on_said_step(self) -> None:
         """The script has said that a step is done, and it is counted: its end where no optimizer of torch's steps."""
         if not self._has_optimizer:
@@ -191,7 +203,7 @@ class Metrics:
     def _close(self, step: int) -> None:
         self._has_new = False
         values, self._unscaled = self._values, None
-        if values.losses or values.norms or values.is_short:
+        if values.losses or values.norms or values.is_short or values.guarded:
             self._values = StepValues()
             self._end(values, step)
         elif self._waiting:
@@ -204,7 +216,8 @@ class Metrics:
         if self._devices.is_used:
             if values.is_short:
                 self._unread += 1
-            else:
+                values.losses, values.norms = [], [nan] if values.guarded & _BAD_GRADIENTS else []
+            if not values.is_short or values.guarded:
                 self._waiting.append(values)
             self._read()
             return
@@ -226,7 +239,7 @@ class Metrics:
 
     def _write(self, values: StepValues) -> None:
         view = self._bytes or self._make_page()
-        flags, loss, norm = 0, nan, nan
+        flags, loss, norm = values.guarded, nan, nan
         if values.losses:
             flags |= _LOSS
             loss = sum(map(float, values.losses)) if len(values.losses) > 1 else float(values.losses[0])
@@ -246,6 +259,8 @@ class Metrics:
             flags |= _SKIPPED
             self._skipped += 1
             words[_HEAD_SKIPPED] = self._skipped
+        if flags & _LEFT_OUT:
+            words[_HEAD_LEFT_OUT] += 1
         count = words[_RECORDS]
         at = HEAD_WORDS + count % MAX_RECORDS * RECORD_WORDS
         words[at] = words[at + _TAIL] = 0
@@ -320,6 +335,9 @@ def install_clip(module: Any, rank: Rank) -> None:
 def install_fsdp(module: Any, rank: Rank) -> None:
     """Likewise; torch.distributed.fsdp.fully_sharded_data_parallel."""
     replace(module.FullyShardedDataParallel, "clip_grad_norm_", functools.partial(_wrap_clip, rank))
+    guard = step_guard(rank)
+    if guard is not None:
+        replace(module.FullyShardedDataParallel, "__init__", guard.wrap_sharded)
 
 
 def _wrap_clip(rank: Rank, original: Function) -> Function:
@@ -375,7 +393,14 @@ def _wrap_step(rank: Rank, original: Function) -> Function:
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         words = rank.words
         pulses = words[Field.PULSES]
-        result = original(self, optimizer, *args, **kwargs)
+        guard = rank.guard
+        if guard is not None and self.is_enabled():
+            guard.is_scaled = True
+        try:
+            result = original(self, optimizer, *args, **kwargs)
+        finally:
+            if guard is not None:
+                guard.is_scaled = False
         metrics = rank.metrics
         # A step() that torch has not wrapped (an optimizer that is none of torch's kind) is not heard of.
         if metrics is not None and words[Field.PULSES] == pulses and _is_hooked(optimizer):

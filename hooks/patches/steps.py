@@ -10,12 +10,14 @@ from _thread import get_ident
 from time import monotonic_ns
 from typing import Any
 
+from guardrun.hooks.guards.step_guard import install as install_guard
+from guardrun.hooks.guards.step_guard import step_guard
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import PHASES, Field, Milestone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from guardrun.hooks.rank.parts import DeviceTimer, StepObserver
+    from guardrun.hooks.rank.parts import DeviceTimer, OptimizerGuard, StepObserver
 
 
 # Step breakdown -----------------------------------------------------------------------------------------------------
@@ -219,17 +221,19 @@ def install_ddp(module: Any, rank: Rank) -> None:
     """Hear of DDP models, and time what their forward passes wait for buffers; torch.nn.parallel.distributed."""
     spent = step_observer(rank)
     kind = module.DistributedDataParallel
-    kind.__init__ = _wrap_init(kind.__init__, rank, spent)
+    kind.__init__ = _wrap_init(kind.__init__, rank, spent, step_guard(rank))
     if hasattr(kind, "_sync_buffers"):
         kind._sync_buffers = _wrap_sync(kind._sync_buffers, rank)
 
 
-def _wrap_init(original: Any, rank: Rank, spent: StepObserver) -> Any:
+def _wrap_init(original: Any, rank: Rank, spent: StepObserver, guard: OptimizerGuard | None) -> Any:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         try:
             spent.add_replica(self)
+            if guard is not None:
+                guard.add_replica(self)
         except Exception as error:
             rank.fail("spent", error)
 
@@ -309,3 +313,4 @@ def install(module: Any, rank: Rank) -> None:
             rank.fail("optimizer", error)
 
     module.register_optimizer_step_post_hook(on_step)
+    install_guard(module, rank)

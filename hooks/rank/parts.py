@@ -75,6 +75,22 @@ class DeviceTimer(Protocol):
         """Time nothing more, as in a forked child."""
 
 
+class OptimizerGuard(Protocol):
+    """Leaves out steps whose gradients are not finite."""
+
+    is_scaled: bool
+    """A GradScaler is about to step: it leaves steps out itself."""
+
+    def step(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take an optimizer's step, or leave it out."""
+
+    def add_replica(self, model: Any) -> None:
+        """This rank has made a model whose gradients are reduced among the ranks (DistributedDataParallel)."""
+
+    def wrap_sharded(self, original: Any) -> Any:
+        """The __init__ of FSDP's models, heard of."""
+
+
 class MetricsObserver(Protocol):
     """Hears what the training thread computes."""
 
@@ -98,6 +114,9 @@ class MetricsObserver(Protocol):
 
     def on_left_out(self, optimizer: Any) -> None:
         """A GradScaler has left out an optimizer's step."""
+
+    def on_guarded(self, *, is_own: bool) -> None:
+        """A step is left out by us. is_own: gradients of this rank are not finite; else another's."""
 
     def on_said_step(self) -> None:
         """The script has said that a step is done, which the board counts already."""

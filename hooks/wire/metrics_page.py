@@ -30,6 +30,8 @@ class Head(IntEnum):
     """Float: of the first parameter group of the optimizer that stepped last; NaN unknown."""
     SKIPPED = 5
     """Steps that a GradScaler left out because gradients had overflowed."""
+    LEFT_OUT = 6
+    """Steps that guardrun left out because gradients were not finite (hooks/guards/step_guard.py)."""
 
 
 class Record(IntEnum):
@@ -61,6 +63,10 @@ class Flag(IntEnum):
     LOSS_INFINITE = 16
     NORM_NAN = 32
     NORM_INFINITE = 64
+    LEFT_OUT = 128
+    """guardrun left this step out."""
+    BAD_GRADIENTS = 256
+    """With it: gradients of this very rank were not finite; else another's."""
 
 
 NONFINITE = Flag.LOSS_NAN | Flag.LOSS_INFINITE | Flag.NORM_NAN | Flag.NORM_INFINITE

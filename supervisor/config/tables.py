@@ -140,6 +140,23 @@ class SlowdownTable(_Table, frozen=True, kw_only=True):
     """Waits for other ranks are timed on the device, too (hooks/patches/device_timing.py): for stragglers over NCCL."""
 
 
+class GuardsTable(_Table, frozen=True, kw_only=True):
+    """[guards]: what is done about training that is alive and wrong. UNDONE has what can't be had yet."""
+
+    numeric: Literal["watch", "skip", "rollback"] = "watch"
+    """skip: a step whose gradients are not finite is left out on all ranks (hooks/guards/step_guard.py)."""
+    divergence: Literal["watch", "stop"] = "watch"
+    memory: Literal["watch", "save"] = "watch"
+
+
+UNDONE: dict[tuple[str, str], tuple[str, ...]] = {
+    ("guards", "numeric"): ("rollback",),
+    ("guards", "divergence"): ("stop",),
+    ("guards", "memory"): ("save",),
+}
+"""Table and key → values that are refused for now: somebody relies on what they promise."""
+
+
 class LeaksTable(_Table, frozen=True, kw_only=True):
     """[leaks]: how what a rank holds is watched for growth without end."""
 
@@ -231,6 +248,7 @@ TABLES: dict[str, type[_Table]] = {
     "policy": PolicyTable,
     "gc": GcTable,
     "slowdown": SlowdownTable,
+    "guards": GuardsTable,
     "leaks": LeaksTable,
     "node": NodeTable,
     "preflight": PreflightTable,
@@ -251,6 +269,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyTable = PolicyTable()
     gc: GcTable = GcTable()
     slowdown: SlowdownTable = SlowdownTable()
+    guards: GuardsTable = GuardsTable()
     leaks: LeaksTable = LeaksTable()
     node: NodeTable = NodeTable()
     preflight: PreflightTable = PreflightTable()

@@ -10,7 +10,7 @@ import pytest
 
 from guardrun.supervisor.checkpoints.format_table import FORMAT_NAMES
 from guardrun.supervisor.config import Config, load_config
-from guardrun.supervisor.config.tables import TABLES, FormatName
+from guardrun.supervisor.config.tables import TABLES, ConfigError, FormatName
 from guardrun.supervisor.config.values import read_toml_text
 from guardrun.supervisor.engine.model.events import Settings
 from guardrun.supervisor.engine.model.hang_patience import patience
@@ -59,6 +59,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "every_steps": 100},
         "slowdown": {"window_s": 20.0, "device_timing": False},
+        "guards": {"numeric": "watch", "divergence": "watch", "memory": "watch"},
         "leaks": {"files_window_s": 120.0, "memory_window_s": 60.0},
         "node": {"state_dir": "", "shared_dir": "", "trust_jobs": False},
         "preflight": {"level": "quick"},
@@ -253,6 +254,21 @@ def test_who_lowers_the_floor_is_looked_for_sooner(cwd: Path, floor_s: float, ga
 def test_a_hard_limit_below_the_floor_warns(cwd: Path) -> None:
     assert "less than hang.floor_s" in load(cwd, flags={"hang.hard_timeout_s": 5}).warnings[0]
     assert load(cwd, flags={"hang.hard_timeout_s": 0}).warnings == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("numeric", "rollback"), ("divergence", "stop"), ("memory", "save")])
+def test_a_guard_that_is_not_there_yet_is_refused(cwd: Path, key: str, value: str) -> None:
+    """Who asks for it relies on it: only to watch would be no answer."""
+    write(cwd / "guardrun.toml", f'[guards]\n{key} = "{value}"\n')
+    with pytest.raises(ConfigError) as raised:
+        load(cwd)
+    possible = '"watch" or "skip"' if key == "numeric" else '"watch"'
+    told = f'guards.{key}: "{value}" is not possible yet; this version of guardrun has {possible} alone'
+    assert [problem.partition(": ")[2] for problem in raised.value.problems] == [told]
+    with pytest.raises(ConfigError, match='expected "watch" or'):
+        load(cwd, flags={f"guards.{key}": "repair"})
+    write(cwd / "guardrun.toml", f'[guards]\n{key} = "watch"\n')
+    assert load(cwd, flags={"--guard-guards-numeric": "skip"}).guards.numeric == "skip"
 
 
 def test_the_documentation_shows_every_key_with_its_default() -> None:

@@ -39,6 +39,8 @@ class Bed:
         """The table [gc] of the configuration."""
         self.times_devices = False
         """[slowdown] device_timing."""
+        self.numeric = "watch"
+        """[guards] numeric."""
         self.held: list[str] = []
         """Checkpoints that are not to be written over before one has been opened."""
         self.heard: list[messages.RankMessage] = []
@@ -76,6 +78,7 @@ class Bed:
             "pythonpath": pythonpath,
             "gc": self.gc,
             "device_timing": self.times_devices,
+            "numeric": self.numeric,
             **({"held": self.held} if self.held else {}),
         }
 

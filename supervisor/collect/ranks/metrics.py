@@ -44,7 +44,7 @@ class MetricsReader:
         self._window = MetricWindow()
         self._taken_s = -math.inf
         self._learning_rate = math.nan
-        self._skipped = 0
+        self._skipped = self._left_out = 0
 
     def read(self, base: int) -> None:
         """Take in what was written since the last time. base: the step that the attempt began with."""
@@ -58,7 +58,7 @@ class MetricsReader:
         if now_s - self._taken_s < EVERY_S and not self._window.is_urgent:
             return None
         rate = self._learning_rate if math.isfinite(self._learning_rate) else None
-        metrics = self._window.take_report(rate, self._skipped)
+        metrics = self._window.take_report(rate, self._skipped, self._left_out)
         if metrics is not None:
             self._taken_s = now_s
         return metrics
@@ -76,7 +76,7 @@ class MetricsReader:
             return
         count = head[Head.RECORDS]
         self._learning_rate = struct.unpack("<d", struct.pack("<q", head[Head.LEARNING_RATE]))[0]
-        self._skipped = head[Head.SKIPPED]
+        self._skipped, self._left_out = head[Head.SKIPPED], head[Head.LEFT_OUT]
         first = max(self._seen, count - page.MAX_RECORDS)
         self._seen = max(count, self._seen)
         while first < count:

@@ -293,6 +293,8 @@ class TrainingMetrics(msgspec.Struct, frozen=True, array_like=True):
     """Steps of this attempt so far with a loss or a gradient norm that is not finite, without those left out."""
     odd: list[OddStep] = []
     """At most MAX_ODD of these steps, the first ones."""
+    left_out: int = 0
+    """Steps of this attempt so far that guardrun left out ([guards] numeric = "skip")."""
 
 
 MAX_ODD = 8

@@ -25,6 +25,7 @@ from guardrun.supervisor.engine.model.events import MAX_ODD, OddStep, TrainingMe
 
 LOSS, GRAD_NORM, SKIPPED = 1, 2, 4
 LOSS_NAN, LOSS_INFINITE, NORM_NAN, NORM_INFINITE = 8, 16, 32, 64
+LEFT_OUT, BAD_GRADIENTS = 128, 256
 """Bits of a step's flags, as hooks/wire/metrics_page.py has them: nothing of the hooks is imported here."""
 LOSS_BAD = LOSS_NAN | LOSS_INFINITE
 NORM_BAD = NORM_NAN | NORM_INFINITE
@@ -169,7 +170,7 @@ class MetricWindow:
             bad &= LOSS_NAN
         if bad:
             self._nonfinite += 1
-        elif not sigmas and not norm_sigmas:
+        elif not sigmas and not norm_sigmas and not flags & LEFT_OUT:
             return
         if not self._has_odd:
             self._usual_loss, self._usual_norm = self._loss.usual, self._norm.usual
@@ -180,10 +181,11 @@ class MetricWindow:
         self._odd_finite += not bad
         self._odd.append(OddStep(step, known_loss, known_norm, (flags & ~NONFINITE) | bad, sigmas, norm_sigmas, batch))
 
-    def take_report(self, learning_rate: float | None, skipped: int) -> TrainingMetrics | None:
+    def take_report(self, learning_rate: float | None, skipped: int, left_out: int = 0) -> TrainingMetrics | None:
         """Give what was added since this was last asked for; None where nothing was.
 
-        learning_rate: None or NaN: not known. skipped: steps of the attempt that a GradScaler left out.
+        learning_rate: None or NaN: not known. skipped, left_out: steps of the attempt that a GradScaler left out, and
+        that guardrun did.
         """
         if self._first is None:
             return None
@@ -199,6 +201,7 @@ class MetricWindow:
             skipped=skipped,
             nonfinite=self._nonfinite,
             odd=self._odd,
+            left_out=left_out,
         )
         self._urgent_left = max(0, self._urgent_left - 1) if self._has_odd else MAX_URGENT
         self._begin()

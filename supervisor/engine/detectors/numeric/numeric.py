@@ -1,4 +1,4 @@
-"""What training computes: is it a number, and does it come back? Three parts answer: kind `numeric`."""
+"""What training computes: is it a number, and does it come back? Four parts answer: kind `numeric`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from guardrun.supervisor.engine.detectors.numeric.endless_skips import EndlessSkips
+from guardrun.supervisor.engine.detectors.numeric.left_out_steps import LeftOutSteps
 from guardrun.supervisor.engine.detectors.numeric.metric_spikes import MetricSpikes
 from guardrun.supervisor.engine.detectors.numeric.nan_loss import NanLoss
 from guardrun.supervisor.engine.model import events as ev
@@ -25,6 +26,7 @@ class Numeric(msgspec.Struct, kw_only=True):
     attempt: int = -1
     nan_loss: NanLoss = msgspec.field(default_factory=NanLoss)
     endless_skips: EndlessSkips = msgspec.field(default_factory=EndlessSkips)
+    left_out_steps: LeftOutSteps = msgspec.field(default_factory=LeftOutSteps)
     metric_spikes: MetricSpikes = msgspec.field(default_factory=MetricSpikes)
 
     def observe(self, event: Observed, view: RunView, now_s: float) -> Sequence[Verdict]:
@@ -38,7 +40,7 @@ class Numeric(msgspec.Struct, kw_only=True):
             return ()
         if self.attempt != attempt.number:
             self.attempt = attempt.number
-            for part in (self.nan_loss, self.endless_skips, self.metric_spikes):
+            for part in (self.nan_loss, self.endless_skips, self.left_out_steps, self.metric_spikes):
                 part.begin_attempt()
         if isinstance(event, ev.CheckpointSaved):
             return self.nan_loss.on_saved(event)
@@ -51,5 +53,6 @@ class Numeric(msgspec.Struct, kw_only=True):
         return [
             *self.nan_loss.judge(reports, attempt, view, now_s),
             *self.endless_skips.judge(reports, attempt, view, now_s),
+            *self.left_out_steps.judge(reports, now_s),
             *self.metric_spikes.judge(reports, attempt, now_s),
         ]

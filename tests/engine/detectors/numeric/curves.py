@@ -18,6 +18,8 @@ class Values(NamedTuple):
     grad_norm: float | None = None
     is_skipped: bool = False
     """A GradScaler has left it out."""
+    left_out: int = 0
+    """Flags of a step that guardrun has left out."""
 
 
 Curve = Callable[[int, int], Values]
@@ -66,7 +68,7 @@ def scaled(curve: Curve, factor: Callable[[int, int], float], norm: Callable[[in
     """Another curve, times something that depends on rank and step. norm: of the norm; None: it stays."""
 
     def changed(rank: int, step: int) -> Values:
-        loss, grad_norm, is_skipped = curve(rank, step)
+        loss, grad_norm, is_skipped, _ = curve(rank, step)
         loss = None if loss is None else loss * factor(rank, step)
         if norm is not None and grad_norm is not None:
             grad_norm *= norm(rank, step)

@@ -25,6 +25,7 @@ class Training:
         self.now_s = told.now_s
         self.step, self.batch = step, 0
         self.skipped = [0] * ranks
+        self.left_out = [0] * ranks
         self.due_s = [told.now_s + EVERY_S * (1 + rank % 10 / 10) for rank in range(ranks)]
         self.said: list[str] = []
 
@@ -52,10 +53,11 @@ class Training:
         return self
 
     def _add(self, curve: Curve, rank: int, step: int) -> None:
-        loss, norm, is_skipped = curve(rank, step)
+        loss, norm, is_skipped, left_out = curve(rank, step)
         flags = (LOSS if loss is not None else 0) | (GRAD_NORM if norm is not None else 0)
-        flags |= SKIPPED if is_skipped else 0
+        flags |= (SKIPPED if is_skipped else 0) | left_out
         self.skipped[rank] += is_skipped
+        self.left_out[rank] += left_out > 0
         if flags:
             self.windows[rank].add(step, loss or 0.0, norm or 0.0, flags, self.batch)
 
@@ -68,7 +70,7 @@ class Training:
                 if odd not in (-1, rank % 2) or not (window.is_urgent or at_s >= self.due_s[rank]):
                     continue
                 self.due_s[rank] = at_s + EVERY_S
-                metrics = window.take_report(1e-3, self.skipped[rank])
+                metrics = window.take_report(1e-3, self.skipped[rank], self.left_out[rank])
                 reports.append(
                     ev.RankReport(
                         global_rank=rank, progress=self.step + 1, progress_s=at_s, step=self.step, metrics=metrics

@@ -1,0 +1,91 @@
+"""Steps that guardrun left out: which, and whose gradients; no incident, unless they do not end."""
+
+from __future__ import annotations
+
+from guardrun.supervisor.engine.detectors.numeric.left_out_steps import MOST_REMARKS
+from guardrun.supervisor.engine.detectors.numeric.nan_evidence import LASTS_KEPT
+from guardrun.supervisor.engine.observation.metric_window import BAD_GRADIENTS, LEFT_OUT
+from tests.engine.conftest import Told
+from tests.engine.detectors.numeric.curves import NAN, Curve, Values, instead, plain
+from tests.engine.detectors.numeric.training import Training, culprits, only
+
+OWN = LEFT_OUT | BAD_GRADIENTS
+HEALTHY = plain(1)
+
+
+def reduced(*steps: int, rank: int = 1) -> Curve:
+    """One rank's loss is NaN there, and the gradients of all are after their reduction."""
+    return instead(
+        HEALTHY,
+        lambda of, at: Values(NAN if of == rank else 2.3, NAN, left_out=OWN) if at in steps else None,
+    )
+
+
+def test_a_step_of_reduced_gradients(told: Told) -> None:
+    told.running(ranks=4)
+    training = Training(told, 4).go(reduced(812), 1500, lag_s=0.4)
+    assert told.incidents == {}
+    assert training.remarks == [
+        'step 812 was left out on all 4 ranks ([guards] numeric = "skip"): gradients were not finite on all 4 ranks'
+    ]
+
+
+def test_a_step_of_shards_names_the_rank_that_has_them(told: Told) -> None:
+    """The others report it at their next turn, or later than it is waited for."""
+    told.running(ranks=4)
+    curve = instead(
+        HEALTHY, lambda of, at: Values(2.3, None, left_out=OWN if of == 3 else LEFT_OUT) if at == 700 else None
+    )
+    training = Training(told, 4).go(curve, 1500, lag_s=0.4)
+    assert told.incidents == {}
+    assert training.remarks == [
+        'step 700 was left out on all 4 ranks ([guards] numeric = "skip"): gradients were not finite on rank 3'
+    ]
+
+
+def test_one_rank_alone_is_told_as_such(told: Told) -> None:
+    told.running(ranks=2)
+    curve = instead(HEALTHY, lambda of, at: Values(2.3, NAN, left_out=OWN) if (of, at) == (1, 700) else None)
+    training = Training(told, 2).go(curve, 1500)
+    assert training.remarks == [
+        'step 700 was left out on rank 1 ([guards] numeric = "skip"): gradients were not finite on rank 1; others are '
+        "not known to have left it out"
+    ]
+
+
+def test_remarks_are_few(told: Told) -> None:
+    told.running(ranks=2)
+    training = Training(told, 2).go(reduced(*range(300, 6000, 400)), 6000)
+    assert told.incidents == {}
+    assert len(training.remarks) == MOST_REMARKS
+    assert training.remarks[-1].endswith("; further ones are only counted")
+    assert training.left_out == [15, 15]
+
+
+def test_bad_steps_in_a_row_that_end_are_no_incident(told: Told) -> None:
+    told.running(ranks=2)
+    training = Training(told, 2).go(reduced(*range(500, 500 + LASTS_KEPT - 10)), 2000)
+    assert told.incidents == {} and len(training.remarks) == 1
+
+
+def test_those_that_do_not_end_are_a_nan_loss(told: Told) -> None:
+    told.running(ranks=2)
+    Training(told, 2).go(reduced(*range(500, 5000)), 1000)
+    incident = only(told)
+    assert (incident.cause, incident.action, incident.step, culprits(incident)) == ("nan_loss", "none", 500, [1])
+    assert "guardrun leaves these steps out" in incident.summary
+
+
+def test_gradients_alone_that_are_never_finite_again_are_one_too(told: Told) -> None:
+    told.running(ranks=2)
+    curve = instead(HEALTHY, lambda _, at: Values(2.3, NAN, left_out=OWN) if at >= 500 else None)
+    Training(told, 2).go(curve, 1000)
+    assert "guardrun leaves these steps out" in only(told).summary
+    assert culprits(only(told)) == []
+
+
+def test_what_is_not_left_out_is_told_as_ever(told: Told) -> None:
+    """An optimizer that it has no hold of."""
+    told.running(ranks=2)
+    Training(told, 2).go(instead(HEALTHY, lambda _, at: Values(NAN, NAN) if at >= 500 else None), 700)
+    assert "left out" not in only(told).summary
