@@ -1,9 +1,11 @@
-"""Try guardrun on a real GPU, or two, in about ten minutes; what was seen is kept in a folder.
+"""Try guardrun on a real GPU, or two, in about twelve minutes; what was seen is kept in a folder.
 
 `sensors.json` (guardrun's NVML readings, idle and busy) beside `nvidia-smi.xml`; `identity.json` (each device's
-UUID and PCI address as torch and as NVML have it, and which one guardrun takes it for); `dump/` (the flight recorder's
-answers in every form, and what asking cost); a folder for each fault and decoy with the incidents, the log and what
-ranks printed, under guardrun and for some under torchrun; `summary.json` with one row for each.
+UUID and PCI address as torch and as NVML have it, and which one guardrun takes it for); `native.json` (the libraries
+that py-spy finds a waiting process in, and for how long it pauses it); `values_*.json` (what steps computed, what the
+hooks read of it, and what that cost); `dump/` (the flight recorder's answers in every form, and what asking cost); a
+folder for each fault and decoy with the incidents, the log and what ranks printed, under guardrun and for some under
+torchrun; `summary.json` with one row for each.
 """
 
 from __future__ import annotations
@@ -16,18 +18,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.native import native
 
 if TYPE_CHECKING:
     from guardrun.supervisor.health.gpu.rank_device import Inventory
 
 TRAIN = Path(__file__).parent / "train.py"
-FAULTS = ("sleep", "spin", "stop", "gil", "stuck", "assert", "oom", "kill")
+VALUES = Path(__file__).parent / "step_values.py"
+FAULTS = ("sleep", "spin", "stop", "gil", "stuck", "sync", "assert", "oom", "kill")
 DECOYS = ("none", "busy")
 GUARDRUN = [sys.executable, "-m", "guardrun", "--standalone", "--nproc-per-node=2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TIMED = {"GUARDRUN_SLOWDOWN_DEVICE_TIMING": "true"}
 GRACE_S = 40.0
 
 
@@ -35,7 +42,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
     parser.add_argument(
-        "--only", nargs="*", default=[], help="of: sensors identity dump faults torchrun overhead, or one fault"
+        "--only",
+        nargs="*",
+        default=[],
+        help="of: sensors identity native values straggler dump faults torchrun overhead, or one fault",
     )
     parser.add_argument("--limit-s", type=float, default=150, help="how long a fault may take (%(default)s)")
     options = parser.parse_args()
@@ -58,6 +68,15 @@ def main() -> None:
     if is_wanted("identity", "sensors"):
         rows.append({"name": "identity", "seen": identity(options.out)})
         print(rows[-1], flush=True)
+    if is_wanted("native", "native"):
+        rows.append({"name": "native", "seen": native(options.out)})
+        print(rows[-1], flush=True)
+    if is_wanted("values", "values"):
+        rows.append({"name": "values", "seen": values(options.out)})
+        print(rows[-1], flush=True)
+    if is_wanted("straggler", "straggler"):
+        rows.append(play("straggler", GUARDRUN, "straggler", options.out, 150, "--steps=400", at=40, environment=TIMED))
+        print(rows[-1], flush=True)
     if is_wanted("dump", "dump"):
         rows.append(play("dump", TORCHRUN, "dump", options.out, 90))
         print(rows[-1], flush=True)
@@ -77,7 +96,10 @@ def main() -> None:
     (options.out / "summary.json").write_text(json.dumps(rows, indent=1))
 
 
-def play(name: str, launcher: list[str], fault: str, out: Path, limit_s: float, *more: str) -> dict[str, Any]:
+def play(
+    name: str, launcher: list[str], fault: str, out: Path, limit_s: float, *more: str, at: int = 30,
+    environment: Mapping[str, str] = {},
+) -> dict[str, Any]:  # fmt: skip
     """Start the training, wait for its end or the limit, gather what was said of it."""
     import torch
 
@@ -86,13 +108,13 @@ def play(name: str, launcher: list[str], fault: str, out: Path, limit_s: float, 
     flags = ["--guard-dir", str(folder / "runs"), "--guard-restart-max-restarts=0"] if launcher is GUARDRUN else []
     if launcher is TORCHRUN and fault in FAULTS:
         more = (*more, "--timeout-s=30")
-    environment = dict(os.environ, NCCL_DEBUG="WARN", OMP_NUM_THREADS="1")
+    environment = {**os.environ, "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1", **environment}
     if torch.cuda.device_count() < 2:
         environment |= {"GPU_CHECK_SHARED": "1", "NCCL_SOCKET_IFNAME": "lo"}
     began_s = time.time()
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            [*launcher, *flags, str(TRAIN), "--fault", fault, "--out", str(folder), *more],
+            [*launcher, *flags, str(TRAIN), "--fault", fault, f"--at={at}", "--out", str(folder), *more],
             stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
         )  # fmt: skip
         status = wait(process, limit_s)
@@ -121,6 +143,38 @@ def said(folder: Path) -> list[str]:
             if told.get("event") == "said":
                 found.append(str(told.get("text")))
     return found
+
+
+def values(out: Path) -> str:
+    """What the hooks read of steps on a device: is it right, did anything wait or change, what did it cost?"""
+    told = []
+    for kind in ("plain", "scaled"):
+        seen = {}
+        for who, launcher in (("ours", [*GUARDRUN[:-1], "--nproc-per-node=1"]), ("theirs", [sys.executable])):
+            file = out / f"values_{kind}_{who}.json"
+            flags = ["--guard-dir", str(out / "values_runs")] if who == "ours" else []
+            command = [*launcher, *flags, str(VALUES), "--kind", kind, "--out", str(file)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+            if done.returncode or not file.exists():
+                (out / f"values_{kind}_{who}.txt").write_text(done.stdout + done.stderr)
+                return f"{kind}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}"
+            seen[who] = json.loads(file.read_text())
+        told.append(f"{kind}: {compare_values(**seen)}")
+    return "; ".join(told)
+
+
+def compare_values(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Of one kind of training, with guardrun and without."""
+    truth = {number: tuple(pair) for number, pair in enumerate(ours["truth"], 1)}
+    found = {step: (loss, norm) for step, loss, norm, _ in ours["read"] if step in truth}
+    right = sum(repr(found[step]) == repr(truth[step]) for step in found)
+    same = (repr(ours["truth"]), ours["parameters"]) == (repr(theirs["truth"]), theirs["parameters"])
+    cost = ours["host_us"]
+    return (
+        f"{right} of {len(truth)} steps read as they were, {len(found) - right} otherwise, "
+        f"{'the same bits' if same else 'OTHER BITS'} as without, "
+        f"{cost['with']:.0f} and {cost['without']:.0f} µs of the host a step with it and without"
+    )
 
 
 def sensors(out: Path) -> str:

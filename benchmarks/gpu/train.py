@@ -13,11 +13,15 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+BLOCKS, BLOCK_STEPS, BLOCK_KERNEL_S = 40, 20, 0.005
+LAG_KERNEL_S = 0.05
 SLEEP_CYCLES_A_S = 2_000_000_000
 """torch.cuda._sleep counts cycles; a GPU of our days runs at about 2 GHz."""
 
@@ -45,6 +49,10 @@ def main() -> None:
         record(device, options.out)
         return
     communicate_unevenly(device)
+    if options.fault == "straggler":
+        lag(device, options)
+        return
+    by_sockets = dist.new_group(backend="gloo") if options.fault == "sync" else None
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512, device=device), device_ids=[device])
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     began_s = time.monotonic()
@@ -52,6 +60,8 @@ def main() -> None:
         if step == options.at:
             note(options.out, f"fault {time.time():.3f}")
             suffer(options.fault, device)
+            if by_sockets is not None:
+                dist.barrier(by_sockets)
         optimizer.zero_grad()
         loss = model(torch.ones(8, 512, device=device)).sum()
         loss.backward()
@@ -88,14 +98,86 @@ def suffer(fault: str, device: Any) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "gil":
         ctypes.PyDLL(None).sleep(3600)
-    elif fault == "stuck":
+    elif fault in ("stuck", "sync"):
         torch.cuda._sleep(1800 * SLEEP_CYCLES_A_S)
+        if fault == "sync":
+            torch.cuda.synchronize()
     elif fault == "assert":
         torch.arange(4, device=device)[torch.tensor([99], device=device)]
     elif fault == "oom":
         torch.empty(1 << 50, dtype=torch.uint8, device=device)
     elif fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lag(device: Any, options: argparse.Namespace) -> None:
+    """FSDP2, where only `device_timing` can tell who lags: the last rank's device takes longer from step `--at` on.
+
+    Before that, blocks of steps with the timing and without, if it is on: milliseconds a step, and their ratio.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    layers = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).to(device)
+    mesh = init_device_mesh("cuda", (WORLD,))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    model = fully_shard(layers, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    batch = torch.randn(64, 1024, device=device)
+
+    def step(kernel_s: float) -> None:
+        torch.cuda._sleep(int(kernel_s * SLEEP_CYCLES_A_S))
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    from guardrun.hooks.rank import rank as hooked
+
+    active: Any = hooked.active
+    if active is not None and active.device_timer is not None:
+        told = compare_blocks(active.device_timer, lambda: step(BLOCK_KERNEL_S))
+        (out := options.out / f"timing_rank{RANK}.json").write_text(json.dumps(told))
+        note(options.out, f"{out.name} {json.dumps(told)}")
+    began_s = time.monotonic()
+    for number in range(options.steps):
+        is_slow = number >= options.at and RANK == WORLD - 1
+        if number == options.at:
+            note(options.out, f"fault {time.time():.3f}")
+        step(LAG_KERNEL_S * (3 if is_slow else 1))
+        if number % 5 == 4:
+            torch.cuda.synchronize()
+    note(options.out, f"finished {time.monotonic() - began_s:.3f}")
+    dist.destroy_process_group()
+
+
+def compare_blocks(timer: Any, step: Callable[[], None]) -> dict[str, Any]:
+    """Steps with device timing and without, taking turns."""
+    import torch
+
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * BLOCKS):
+        is_timed = number % 4 in (0, 3)
+        timer.is_off = not is_timed
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        for _ in range(BLOCK_STEPS):
+            step()
+        torch.cuda.synchronize()
+        took[is_timed].append(1000 * (time.perf_counter() - began_s) / BLOCK_STEPS)
+        if not is_timed:
+            timer.stop()
+    timer.is_off = False
+    ratios = sorted(on / off for on, off in zip(took[True], took[False], strict=True))
+    return {
+        "with_ms": median(took[True]),
+        "without_ms": median(took[False]),
+        "ratio": [round(ratios[len(ratios) * place // 100], 4) for place in (25, 50, 75)],
+    }
 
 
 def communicate_unevenly(device: Any) -> None:

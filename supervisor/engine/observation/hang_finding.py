@@ -40,6 +40,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """All have issued their calls, and devices or links complete none."""
     is_in_driver: bool = False
     """All that may be to blame wait in a device's driver, and nothing that was recorded says for whom."""
+    waits_for_device: bool = False
+    """All that may be to blame are seen in their device's driver: they compute nothing, though their devices may."""
     sensors: str = ""
     """What has broken under the culprits, in its judges' words."""
     proof: str = ""

@@ -343,6 +343,7 @@ def _in_driver(
         is_alone=is_alone,
         is_native=any(rival.doing in DOUBTFUL for rival in rivals) or all(rival.is_native for rival in rivals),
         is_in_driver=True,
+        waits_for_device=True,
         why_nobody="what for is not known, so no rank can be named",
     )
 
@@ -389,6 +390,7 @@ def _doubtful(doubtful: list[Judgement], waiting: list[int], settings: Settings)
         confidence=0.5,
         patience_s=settings.hard_timeout_s,
         is_alone=not waiting,
+        waits_for_device=all(j.device_wait for j in doubtful),
         doing=min((j.doing for j in doubtful), key=lambda doing: doing is RankActivity.UNLOOKED),
     )
 

@@ -22,6 +22,8 @@ from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 
 ALONE = 4.0
 """Where nobody is seen to wait it is told so many times later: a server between two requests is no news."""
+DEVICE = 4.0
+"""The same of who waits for its device, which may be at work, while others wait for it."""
 COMPUTING = 20.0
 """The same of what computes, and may be an evaluation, while others wait for it."""
 DOUBTS = 3
@@ -36,7 +38,10 @@ def tell_s(view: RunView, found: Finding) -> float:
     is_computing = found.is_native or found.doing in DOUBTFUL
     if is_computing and found.is_alone:
         return NEVER_S  # and nobody waits
-    factor = COMPUTING if is_computing else ALONE if found.is_alone else 1.0
+    if is_computing:
+        factor = DEVICE if found.waits_for_device else COMPUTING
+    else:
+        factor = ALONE if found.is_alone else 1.0
     return factor * view.gaps.suspicious_after_s(settings.tell_s)
 
 

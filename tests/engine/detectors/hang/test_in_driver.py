@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from guardrun.supervisor.engine.detectors.hang.hang import find
+from guardrun.supervisor.engine.detectors.hang.memory import Stall
 from guardrun.supervisor.engine.detectors.hang.suspicion import with_device
 from guardrun.supervisor.engine.incidents.sentences import hang_sentence
 from guardrun.supervisor.engine.model import actions as ac
@@ -32,6 +33,7 @@ from guardrun.supervisor.engine.state.state import Attempt, RankState
 from tests.engine.conftest import Told
 from tests.engine.detectors.hang.looks import pass_time
 from tests.sim import activity as act
+from tests.sim.activity import Activity
 
 SYNC = NativeSpot(Library.CUDA, "cuStreamSynchronize", "libcuda.so.1")
 LAUNCH = NativeSpot(Library.CUDA, "cuLaunchKernel", "libcuda.so.1")
@@ -281,6 +283,29 @@ def test_so_is_whom_others_wait_for_in_a_call_of_the_hosts() -> None:
     assert found(*ranks) == unasked(*ranks)
     assert found(*ranks).culprits == [2]
     assert found(*others, spins()).culprits == [], "of this one's calls nothing is known"
+    in_torch = found(*others, spins(stack=SYNCHRONIZE, groups=[group(4, "completed", "gloo")]))
+    assert (in_torch.culprits, in_torch.waits_for_device) == ([2], True)
+
+
+@pytest.mark.parametrize(("native", "told_s"), [(SYNC, 60), (OWN, 300), (None, 300)])
+def test_it_is_reported_sooner_than_what_computes_and_acted_on_no_sooner(
+    told: Told, native: NativeSpot | None, told_s: float
+) -> None:
+    """As on a real one: `torch.cuda.synchronize()` is a place within a package, and uses a core."""
+    told.running(ranks=2, tell_s=15.0, is_sure=True, **patience("normal"))
+    synchronises = Activity("synchronises", stacks=(act.users("train", 41, SYNCHRONIZE[0]),), state="R", cpu=1.0)
+
+    def stall() -> Stall | None:
+        suspicion = told.state.detectors.hang.suspicion
+        return suspicion and suspicion.stall
+
+    pass_time(told, act.WAITING, synchronises, until_s=900, is_enough=lambda: stall() is not None, native=native)
+    found = stall()
+    assert found is not None and told.incidents == {}
+    # Nothing that was recorded says for whom the other one waits.
+    assert (found.culprits, found.acts_s) == ([] if native is SYNC else [1], pytest.approx(1800, abs=5))
+    assert told_s <= found.told_s <= 1.25 * told_s
+    assert ("for its GPU in cuStreamSynchronize" in found.summary) == (native is SYNC)
 
 
 def test_so_is_who_is_not_through_a_group_s_creation() -> None:
