@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,7 @@ from guardrun.supervisor.engine.model.events import Checkpoint, Skipped
 MAX_SKIPPED = 20
 MAX_SIBLINGS = 32
 UNREADABLE = "the script could not load it"
+SPOILED = "it was written while the loss was no number"
 _MAX_REMEMBERED = 20_000
 CHOICE_S = 4.0
 """For a checkpoint whose verdict a restart waits for; then it goes on to the next older one."""
@@ -176,10 +177,18 @@ class Chooser:
 
     # What there is -----------------------------------------------------------------------------------------------
 
-    def choose(self, resume_first: bool = False, avoid: Iterable[str] = (), *, is_urgent: bool = False) -> Choice:
+    def choose(
+        self,
+        resume_first: bool = False,
+        avoid: Iterable[str] = (),
+        *,
+        is_urgent: bool = False,
+        spoiled: Sequence[tuple[float, float]] = (),
+    ) -> Choice:
         """Choose the newest whole checkpoint of this run; with resume_first, whoever wrote what lies in `dir`.
 
         avoid: paths, or files, of checkpoints that the script could not load; as they are now they are not taken.
+        spoiled: from when to when (time.time()) parameters were no numbers: what was written then is not taken.
         is_urgent: a restart waits. No checkpoint is waited for longer than CHOICE_S, and where none is whole the newest
         that could not be judged is taken.
         """
@@ -195,7 +204,13 @@ class Chooser:
         pool = self._pool(self._newest_first(eligible, times), limit_s)
         doubtful: list[tuple[Found, Unjudged]] = []
         for one in pool:
-            verdict = Torn(UNREADABLE) if self._is_unreadable(one.candidate, unwanted) else self._check(one, limit_s)
+            written_s = one.candidate.written_ns / 1e9
+            if any(since_s <= written_s <= until_s for since_s, until_s in spoiled):
+                verdict: Verdict = Torn(SPOILED)
+            elif self._is_unreadable(one.candidate, unwanted):
+                verdict = Torn(UNREADABLE)
+            else:
+                verdict = self._check(one, limit_s)
             if isinstance(verdict, Whole):
                 return self._choice(one, verdict, pool, skipped, resume_first)
             if isinstance(verdict, Unjudged):

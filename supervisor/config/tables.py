@@ -145,12 +145,13 @@ class GuardsTable(_Table, frozen=True, kw_only=True):
 
     numeric: Literal["watch", "skip", "rollback"] = "watch"
     """skip: a step whose gradients are not finite is left out on all ranks (hooks/guards/step_guard.py)."""
+    max_rollbacks: Count = _ENGINE.max_rollbacks
+    """Of a run. rollback: where the loss is NaN, back to a checkpoint from before (engine/recovery/rollback.py)."""
     divergence: Literal["watch", "stop"] = "watch"
     memory: Literal["watch", "save"] = "watch"
 
 
 UNDONE: dict[tuple[str, str], tuple[str, ...]] = {
-    ("guards", "numeric"): ("rollback",),
     ("guards", "divergence"): ("stop",),
     ("guards", "memory"): ("save",),
 }
@@ -306,6 +307,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             gc_policy=self.gc.policy,
             check_nodes=self.preflight.level,
             window_s=self.slowdown.window_s,
+            rolls_back=self.guards.numeric == "rollback",
+            max_rollbacks=self.guards.max_rollbacks,
             **msgspec.structs.asdict(self.leaks),
             is_torchrun_agent=self.launcher.agent == "torchrun",
         )

@@ -215,10 +215,12 @@ class Performer:
     def _choose(self, action: ac.ChooseCheckpoint) -> None:
         context = self._context
         is_first = context.engine.state.attempt is None
+        wall_s = self._node.clock.wall_s
+        spoiled = [(wall_s(since_s), wall_s(until_s)) for since_s, until_s in action.spoiled]
         resume_first = self._node.run_file.settings.resume_first and is_first
 
         def work() -> ev.Event:
-            choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True)
+            choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True, spoiled=spoiled)
             if resume_first or action.avoid:
                 self._keep_chooser()
             warnings = context.chooser.warn_torn_latest()

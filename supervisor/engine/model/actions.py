@@ -76,6 +76,8 @@ class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoin
     choice: int
     avoid: list[str] = []
     """Not these, as long as they are as they were: the script could not load them."""
+    spoiled: list[tuple[float, float]] = []
+    """None that was written between two such times (the engine's seconds): it holds parameters that are no numbers."""
 
 
 class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):

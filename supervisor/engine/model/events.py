@@ -39,6 +39,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_s: float = 20.0
     floor_s: float = 10.0
     hard_timeout_s: float = 1800.0
+    rolls_back: bool = False
+    """Training that is NaN goes back to a checkpoint from before; else it is only told."""
+    max_rollbacks: int = 3
     look_gap_s: float = 3.0
     """Between the two looks of a suspicion."""
     look_every_s: float = 8.0

@@ -128,6 +128,19 @@ class ExceptionsCaught(msgspec.Struct, frozen=True, kw_only=True):
     global_ranks: Sequence[int]
 
 
+class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
+    """What is trained is no number any more on any rank, and will be none: only a checkpoint from before helps."""
+
+    key: str
+    """Of the incident, as it was detected."""
+    step: int
+    """The first one that was not finite."""
+    since_s: float
+    """When the first report of it came."""
+    saved_before: bool
+    """A checkpoint of this attempt is known that holds an earlier step."""
+
+
 class StopWanted(msgspec.Struct, frozen=True, kw_only=True):
     """A rank has failed: the others are to be stopped at once. Why is told later."""
 
@@ -139,4 +152,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt is to be ended, as a person wanted, and nobody is to blame."""
 
 
-Verdict = Detected | Changed | Over | Remark | LookWanted | ExitsWanted | ExceptionsCaught | StopWanted | Ended
+Verdict = (
+    Detected | Changed | Over | Remark | LookWanted | ExitsWanted | ExceptionsCaught | Poisoned | StopWanted | Ended
+)

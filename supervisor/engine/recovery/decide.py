@@ -26,12 +26,14 @@ from guardrun.supervisor.engine.model.verdicts import (
     ExitsWanted,
     LookWanted,
     Over,
+    Poisoned,
     Remark,
     StopWanted,
     Verdict,
 )
 from guardrun.supervisor.engine.observation import far_behind
 from guardrun.supervisor.engine.observation.hang_finding import LookJudged
+from guardrun.supervisor.engine.recovery import rollback
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, told_again, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response
@@ -75,6 +77,8 @@ def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float)
         elif isinstance(verdict, ExceptionsCaught):
             for number in verdict.global_ranks:
                 attempt_of(state).ranks[number].error = None
+        elif isinstance(verdict, Poisoned):
+            actions += _roll_back(state, verdict, now_s)
         elif isinstance(verdict, StopWanted):
             actions += stop(state, verdict.since_s, now_s)
         else:
@@ -180,6 +184,25 @@ def _close(state: State, verdict: Over, now_s: float) -> list[Action]:
         state.open_incidents.remove(incident_id)
     said = announce(f"incident {incident_id} is over: {verdict.text}", "good")
     return [change(state, incident_id, recovered_s=now_s), said]
+
+
+def _roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
+    """End the attempt where the next one can begin before it, and nothing is lost by that; else say why not."""
+    if not state.settings.rolls_back:
+        return []
+    incident_id = state.detected[verdict.key]
+    evidence = dict(state.incidents[incident_id].evidence)
+    if why := rollback.why_not(state, verdict):
+        said = announce(f"incident {incident_id}: no rollback: {why}", "warn")
+        return [change(state, incident_id, evidence={**evidence, "not_rolled_back": why}), said]
+    rollback.note(state, verdict)
+    state.open_incidents.append(incident_id)  # until training is past it
+    said = announce(f"incident {incident_id}: back to a checkpoint from before step {verdict.step}", "warn")
+    actions: list[Action] = [
+        change(state, incident_id, acted_s=now_s, evidence={**evidence, "rolled_back": True}),
+        said,
+    ]
+    return actions + stop_for(state, incident_id, onset_s=verdict.since_s, now_s=now_s)
 
 
 def _avoid(state: State, path: str) -> None:

@@ -19,7 +19,12 @@ def choose(state: State, now_s: float) -> list[Action]:
     state.choice += 1
     state.choice_tries += 1
     state.ordered_s = now_s
-    return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]
+    state.spoiled = [(since_s, until_s or now_s) for since_s, until_s in state.spoiled]
+    return [_order(state)]
+
+
+def _order(state: State) -> ChooseCheckpoint:
+    return ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid), spoiled=list(state.spoiled))
 
 
 def start(state: State, now_s: float) -> Action:
@@ -55,7 +60,7 @@ def order_again(state: State, now_s: float) -> list[Action]:
     if state.phase is Phase.STOPPING:
         return [stop_order(state)]
     if state.phase is Phase.CHOOSING:
-        return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]  # the same: a slow answer counts
+        return [_order(state)]  # the same: a slow answer counts
     return []
 
 

@@ -215,6 +215,10 @@ class State(msgspec.Struct, kw_only=True):
     """Of the attempts in a row that stopped at one and the same step, the last this one: when, how, at which batch."""
     avoid: list[str] = []
     """Checkpoints that the script could not load: they look whole, and are not."""
+    spoiled: list[tuple[float, float]] = []
+    """From when to when parameters were no numbers, in attempts that were ended for it; 0: the end is still to come."""
+    rollbacks: list[int] = []
+    """Steps at which that began."""
     nodes: Nodes = msgspec.field(default_factory=Nodes)
     step_times: StepTimes = msgspec.field(default_factory=StepTimes)
     brief_times: StepTimes = msgspec.field(default_factory=lambda: StepTimes(brief=BRIEF))

@@ -23,8 +23,8 @@ from guardrun.supervisor.engine.detectors.numeric import nan_evidence, nan_sente
 from guardrun.supervisor.engine.detectors.numeric.nan_evidence import CAUSE, MAX_CULPRITS, Onset, RankMetrics, Run
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
-from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Over, Remark, Verdict
-from guardrun.supervisor.engine.observation.metric_window import NONFINITE
+from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Over, Poisoned, Remark, Verdict
+from guardrun.supervisor.engine.observation.metric_window import LOSS, NONFINITE
 
 WAIT_S = 8.0
 """For ranks that have not reported the step yet; those in order do so every four seconds. In the first seconds of an
@@ -34,6 +34,8 @@ MOST_REPORTED = 3
 """Incidents in a run."""
 MOST_REMARKS = 3
 MAX_SAVED = 32
+POISONED = 20
+"""Steps in a row of each rank whose loss is not finite: no step that is left out lets it be so for so long."""
 CONFIDENCE = 0.9
 CONFIDENCE_OF_NOBODY = 0.8
 CONFIDENCE_UNHEARD = 0.7
@@ -57,6 +59,8 @@ class Episode(msgspec.Struct, kw_only=True):
     """Of its incident; empty: none is told."""
     onset: Onset | None = None
     """What that says."""
+    is_poisoned: bool = False
+    """That was said, too."""
 
 
 class NanLoss(msgspec.Struct, kw_only=True):
@@ -112,6 +116,8 @@ class NanLoss(msgspec.Struct, kw_only=True):
         if all(run.is_over for run in episode.runs.values()):
             self.episode = None
             return self._end(episode, attempt)
+        if episode.key and not episode.is_poisoned:
+            return self._poisoned(episode, attempt)
         if episode.key or self.count >= MOST_REPORTED or now_s - episode.judged_s < JUDGED_EVERY_S:
             return ()
         episode.judged_s = now_s
@@ -126,6 +132,17 @@ class NanLoss(msgspec.Struct, kw_only=True):
             return ()
         unheard = [rank for rank in unheard if rank in self.ranks]
         return [self._detected(episode, going, unheard, attempt, view)]
+
+    def _poisoned(self, episode: Episode, attempt: AttemptView) -> Sequence[Verdict]:
+        """Whether the parameters are: then no rank that computes a loss has had a finite one for long."""
+        ranks = [rank for rank, known in self.ranks.items() if known.kinds & LOSS and _is_alive(attempt, rank)]
+        runs = [episode.runs.get(rank) for rank in ranks]
+        if not runs or not all(run and not run.is_over and run.kinds & LOSS and run.count >= POISONED for run in runs):
+            return ()
+        assert episode.onset is not None
+        episode.is_poisoned, step = True, episode.onset.step
+        saved_before = any(saved < step for saved in self.saved.values())
+        return [Poisoned(key=episode.key, step=step, since_s=episode.began_s, saved_before=saved_before)]
 
     def _last(self, rank: int) -> int:
         known = self.ranks.get(rank)

@@ -199,7 +199,7 @@ MAY_REMARK = {"a script that leaves bad steps out": 3, "empty batches": 3, "sing
 def test_curves_of_daily_life_are_left_alone(told: Told, name: str) -> None:
     for seed in SEEDS:
         run = Told()
-        run.running(ranks=RANKS)
+        run.running(ranks=RANKS, rolls_back=True, resumes=True)
         training = Training(run, RANKS).go(DECOYS[name](seed), 7500 if "every 50" in name else STEPS)
         assert run.incidents == {}
         assert len(training.remarks) <= MAY_REMARK.get(name, 0), training.remarks

@@ -28,6 +28,8 @@ class Training:
         self.left_out = [0] * ranks
         self.due_s = [told.now_s + EVERY_S * (1 + rank % 10 / 10) for rank in range(ranks)]
         self.said: list[str] = []
+        self.milestones = 0
+        """Of each rank."""
 
     def go(
         self, curve: Curve, steps: int, *, silent: Iterable[int] = (), lag_s: float = 0.0, counts: bool = True
@@ -73,7 +75,12 @@ class Training:
                 metrics = window.take_report(1e-3, self.skipped[rank], self.left_out[rank])
                 reports.append(
                     ev.RankReport(
-                        global_rank=rank, progress=self.step + 1, progress_s=at_s, step=self.step, metrics=metrics
+                        global_rank=rank,
+                        progress=self.step + 1,
+                        progress_s=at_s,
+                        step=self.step,
+                        milestones=self.milestones,
+                        metrics=metrics,
                     )
                 )
             if reports:

@@ -1,0 +1,199 @@
+"""Back to before a loss went to NaN: when, to what, and when not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from guardrun.hooks.wire.board import Milestone
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.recovery.rollback import MARGIN_S
+from tests.engine.conftest import ERROR, Told, kinds
+from tests.engine.detectors.numeric.curves import NAN, Curve, Values, every, instead, plain, poisoned
+from tests.engine.detectors.numeric.training import Training, only, resume
+
+ROLLS_BACK: dict[str, Any] = {"rolls_back": True, "resumes": True}
+BAD_AT = 812
+GOOD, BAD = ev.Checkpoint(path="/out/ckpt_800.pt", step=800), ev.Checkpoint(path="/out/ckpt_820.pt", step=820)
+
+
+class Heard:
+    """An attempt whose actions are kept."""
+
+    def __init__(self, told: Told, ranks: int = 2, step: int = 0) -> None:
+        self.told, self.actions = told, list[ac.Action]()
+        self.training = Training(told, ranks, step=step)
+        hear = self.training.hear
+
+        def keep(actions: list[ac.Action]) -> None:
+            self.actions += actions
+            hear(actions)
+
+        self.training.hear = keep  # type: ignore[method-assign]
+
+    def go(self, curve: Curve, steps: int) -> Heard:
+        self.training.go(curve, steps)
+        return self
+
+    def saves(self, checkpoint: ev.Checkpoint) -> Heard:
+        event = ev.CheckpointSaved(
+            attempt=self.told.attempt, global_rank=0, path=checkpoint.path, step=checkpoint.step, duration_s=0.1
+        )
+        self.actions += self.told.tell(event)
+        return self
+
+    @property
+    def is_stopped(self) -> bool:
+        return "StopAttempt" in kinds(self.actions)
+
+
+def goes_wrong(told: Told, at: int = BAD_AT, **settings: object) -> Heard:
+    """Two checkpoints, the second of them of NaN."""
+    told.running(ranks=2, **{**ROLLS_BACK, **settings})
+    curve = poisoned(plain(1), 1, at)
+    return Heard(told).go(curve, 800).saves(GOOD).go(curve, 20).saves(BAD).go(curve, 80)
+
+
+def begin_next(told: Told, checkpoint: ev.Checkpoint = GOOD) -> list[ac.Action]:
+    """Nothing of the attempt is alive; the next one resumes. What is asked of the chooser is returned."""
+    asked = told.stopped(told.now_s + 1.0)
+    resume(told, checkpoint.step, checkpoint.path)
+    return asked
+
+
+def why(told: Told) -> str:
+    return str(only(told).evidence.get("not_rolled_back", ""))
+
+
+def test_the_attempt_is_ended_and_what_it_saved_since_is_not_chosen(told: Told) -> None:
+    heard = goes_wrong(told)
+    assert kinds(heard.actions)[-1] == "StopAttempt" and told.phase is Phase.STOPPING
+    stopped_s = told.now_s
+    incident = only(told)
+    assert (incident.cause, incident.step, incident.evidence["rolled_back"]) == ("nan_loss", BAD_AT, True)
+    assert stopped_s - incident.onset_s < 5.0 and incident.acted_s is not None
+    [choice] = [action for action in begin_next(told) if isinstance(action, ac.ChooseCheckpoint)]
+    [(since_s, until_s)] = choice.spoiled
+    assert since_s == pytest.approx(incident.onset_s - MARGIN_S) and until_s >= stopped_s
+    Heard(told, step=800).go(plain(2), 200)
+    incident = only(told)
+    assert (incident.action, incident.resumed_from) == ("restart", GOOD)
+    assert incident.recovered_s is not None and told.phase is Phase.RUNNING
+
+
+def test_nor_later_when_something_else_stops_the_run(told: Told) -> None:
+    """Its number is the higher one until training is as far again."""
+    goes_wrong(told)
+    [first] = [action for action in begin_next(told) if isinstance(action, ac.ChooseCheckpoint)]
+    Heard(told, step=800).go(plain(2), 10)
+    again = [action for action in told.crashed() if isinstance(action, ac.ChooseCheckpoint)]
+    assert [choice.spoiled for choice in again] == [first.spoiled]
+
+
+def test_by_default_nothing_is_ended(told: Told) -> None:
+    heard = goes_wrong(told, rolls_back=False)
+    assert not heard.is_stopped and not why(told) and only(told).action == "none"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"act": False}, "[policy] act = false"),
+        ({"is_torchrun_agent": True}, "torchrun's own agent"),
+        ({"resumes": False}, "its own choice"),
+        ({"max_restarts": 0}, "max_restarts"),
+        ({"max_rollbacks": 0}, "max_rollbacks"),
+    ],
+)
+def test_it_is_said_why_not(told: Told, settings: dict[str, object], words: str) -> None:
+    heard = goes_wrong(told, **settings)
+    assert not heard.is_stopped and words in why(told)
+    said = [text for text in heard.training.said if "no rollback" in text]
+    assert len(said) == 1 and words in said[0]
+
+
+def test_a_script_that_asks_guardrun_what_to_resume_from_needs_no_setting(told: Told) -> None:
+    told.running(ranks=2, **{**ROLLS_BACK, "resumes": False})
+    curve, heard = poisoned(plain(1), 1, BAD_AT), Heard(told)
+    heard.training.milestones = Milestone.RESUMED
+    assert heard.go(curve, 800).saves(GOOD).go(curve, 100).is_stopped
+
+
+def test_without_a_checkpoint_from_before_it_goes_on(told: Told) -> None:
+    told.running(ranks=2, **ROLLS_BACK)
+    curve = poisoned(plain(1), 1, BAD_AT)
+    heard = Heard(told).go(curve, 820).saves(BAD).go(curve, 80)
+    assert not heard.is_stopped and "no checkpoint from before" in why(told)
+
+
+def test_while_a_person_holds_the_run_it_goes_on(told: Told) -> None:
+    told.running(ranks=2, **ROLLS_BACK)
+    told.tell(ev.HoldSet(is_held=True, who="me"))
+    curve = poisoned(plain(1), 1, BAD_AT)
+    assert not Heard(told).go(curve, 800).saves(GOOD).go(curve, 100).is_stopped
+    assert "guardctl hold" in why(told)
+
+
+def test_the_same_step_twice_is_the_data_or_the_code(told: Told) -> None:
+    goes_wrong(told)
+    begin_next(told)
+    heard = Heard(told, step=800).go(poisoned(plain(1), 1, BAD_AT), 100)
+    _, second = told.incidents.values()
+    assert not heard.is_stopped and told.phase is Phase.RUNNING
+    assert second.evidence["not_rolled_back"].startswith(f"step {BAD_AT} went wrong before")
+
+
+def test_another_step_is_rolled_back_too_up_to_a_limit(told: Told) -> None:
+    goes_wrong(told, max_rollbacks=2)
+    for at, is_ended in ((900, True), (990, False)):
+        begin_next(told)
+        heard = Heard(told, step=800).go(plain(3), 40)
+        heard.saves(ev.Checkpoint(path="/out/ckpt_840.pt", step=840))
+        heard.go(poisoned(plain(3), 1, at), at - 840 + 60)
+        assert heard.is_stopped is is_ended, at
+    *_, last = told.incidents.values()
+    assert "2 already" in last.evidence["not_rolled_back"]
+
+
+def test_a_checkpoint_that_has_it_already_is_not_gone_back_to(told: Told) -> None:
+    told.running(ranks=2, **ROLLS_BACK)
+    Heard(told).go(plain(1), 820).saves(BAD)
+    told.crashed()
+    resume(told, BAD.step, BAD.path)
+    heard = Heard(told, step=820).go(instead(plain(1), lambda *_: Values(NAN, NAN)), 100)
+    *_, incident = told.incidents.values()
+    assert not heard.is_stopped
+    assert incident.evidence["not_rolled_back"] == "/out/ckpt_820.pt, from which it resumed, has it already"
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        pytest.param(instead(plain(1), lambda _, step: Values(NAN, NAN) if 812 <= step < 830 else None), id="it ends"),
+        pytest.param(instead(plain(1), lambda _, step: Values(NAN, NAN) if step % 2 else None), id="every other step"),
+        pytest.param(instead(plain(1), lambda _, step: Values(None, NAN) if step >= 812 else None), id="norms alone"),
+        pytest.param(
+            instead(plain(1), lambda rank, step: Values(NAN, None) if rank == 1 and step >= 812 else None),
+            id="of one rank alone",
+        ),
+        pytest.param(instead(plain(1), lambda _, step: Values(NAN, NAN, step % 9 < 8)), id="a scaler at its end"),
+        pytest.param(every(plain(1), 5), id="seen now and then"),
+    ],
+)
+def test_what_may_be_overcome_is_left_alone(told: Told, curve: Curve) -> None:
+    told.running(ranks=2, **ROLLS_BACK)
+    heard = Heard(told).go(curve, 800).saves(GOOD).go(curve, 400)
+    assert not heard.is_stopped and told.phase is Phase.RUNNING
+
+
+def test_a_rank_that_has_fallen_meanwhile_comes_first(told: Told) -> None:
+    told.running(ranks=2, **ROLLS_BACK)
+    curve = poisoned(plain(1), 1, BAD_AT)
+    heard = Heard(told).go(curve, 800).saves(GOOD).go(curve, 14)
+    told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=1, error=ERROR))
+    told.exits(1, 1)
+    heard.go(curve, 60)
+    assert not any("rolled_back" in incident.evidence for incident in told.incidents.values())
