@@ -41,11 +41,14 @@ from guardrun.supervisor.checkpoints.search import (
     judge_torn,
     root_of,
 )
+from guardrun.supervisor.engine.model.actions import Spoiled
 from guardrun.supervisor.engine.model.events import Checkpoint, Skipped
 
 MAX_SKIPPED = 20
 MAX_SIBLINGS = 32
 UNREADABLE = "the script could not load it"
+SPOILED_MARGIN_S = 5.0
+"""A bad step is heard of a moment after it; and a file server may have a clock of its own."""
 SPOILED = "it was written while the loss was no number"
 _MAX_REMEMBERED = 20_000
 CHOICE_S = 4.0
@@ -183,12 +186,12 @@ class Chooser:
         avoid: Iterable[str] = (),
         *,
         is_urgent: bool = False,
-        spoiled: Sequence[tuple[float, float]] = (),
+        spoiled: Sequence[Spoiled] = (),
     ) -> Choice:
         """Choose the newest whole checkpoint of this run; with resume_first, whoever wrote what lies in `dir`.
 
         avoid: paths, or files, of checkpoints that the script could not load; as they are now they are not taken.
-        spoiled: from when to when (time.time()) parameters were no numbers: what was written then is not taken.
+        spoiled: when parameters were no numbers (in time.time()'s seconds): what was written then is not taken.
         is_urgent: a restart waits. No checkpoint is waited for longer than CHOICE_S, and where none is whole the newest
         that could not be judged is taken.
         """
@@ -197,6 +200,12 @@ class Chooser:
         self._inspector.begin_round()
         limit_s = CHOICE_S if is_urgent else PATIENT_S
         unwanted = [resolve(path) for path in avoid]
+        spoiled = [
+            msgspec.structs.replace(
+                one, sound=[resolve(path) for path in one.sound], unsound=[resolve(path) for path in one.unsound]
+            )
+            for one in spoiled
+        ]
         result = self._search()
         skipped = self._troubles(result)
         eligible = [one for one in result.found if self._is_eligible(one, resume_first)]
@@ -204,8 +213,7 @@ class Chooser:
         pool = self._pool(self._newest_first(eligible, times), limit_s)
         doubtful: list[tuple[Found, Unjudged]] = []
         for one in pool:
-            written_s = one.candidate.written_ns / 1e9
-            if any(since_s <= written_s <= until_s for since_s, until_s in spoiled):
+            if any(_is_spoiled(one.candidate, when) for when in spoiled):
                 verdict: Verdict = Torn(SPOILED)
             elif self._is_unreadable(one.candidate, unwanted):
                 verdict = Torn(UNREADABLE)
@@ -504,3 +512,15 @@ class Chooser:
 
 def _index(memory: Memory) -> dict[FileStat, str]:
     return {FileStat(*save.stat): path for path, save in memory.saved.items() if save.stat is not None}
+
+
+def _is_spoiled(candidate: Candidate, when: Spoiled) -> bool:
+    """Whether it was written when parameters were no numbers any more."""
+    written_s = candidate.written_ns / 1e9
+    names = {candidate.path, *candidate.files}
+    if written_s > when.until_s:
+        return False
+    if not names.isdisjoint(when.unsound):
+        return True
+    margin_s = 0.0 if not names.isdisjoint(when.sound) else SPOILED_MARGIN_S
+    return written_s >= when.since_s - margin_s

@@ -216,7 +216,10 @@ class Performer:
         context = self._context
         is_first = context.engine.state.attempt is None
         wall_s = self._node.clock.wall_s
-        spoiled = [(wall_s(since_s), wall_s(until_s)) for since_s, until_s in action.spoiled]
+        spoiled = [
+            msgspec.structs.replace(one, since_s=wall_s(one.since_s), until_s=wall_s(one.until_s))
+            for one in action.spoiled
+        ]
         resume_first = self._node.run_file.settings.resume_first and is_first
 
         def work() -> ev.Event:

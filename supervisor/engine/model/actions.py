@@ -70,14 +70,27 @@ class ReadExits(_Action, frozen=True, kw_only=True, tag="read_exits"):
     attempt: int
 
 
+class Spoiled(msgspec.Struct, frozen=True, kw_only=True):
+    """A time in which parameters were no numbers. What was written then is not to be resumed from."""
+
+    since_s: float
+    """When that was first heard of, in the engine's seconds: a little later than it was so."""
+    until_s: float
+    """When nothing of the attempt was alive any more; 0: that is still to come."""
+    sound: list[str] = []
+    """Checkpoints that were seen to be written before, however shortly."""
+    unsound: list[str] = []
+    """Those that were not, however long before it was heard of."""
+
+
 class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoint"):
     """The newest whole, eligible checkpoint. Only asked for while nothing of an attempt is alive."""
 
     choice: int
     avoid: list[str] = []
     """Not these, as long as they are as they were: the script could not load them."""
-    spoiled: list[tuple[float, float]] = []
-    """None that was written between two such times (the engine's seconds): it holds parameters that are no numbers."""
+    spoiled: list[Spoiled] = []
+    """None that was written then."""
 
 
 class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):

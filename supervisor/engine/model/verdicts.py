@@ -137,8 +137,10 @@ class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
     """The first one that was not finite."""
     since_s: float
     """When the first report of it came."""
-    saved_before: bool
-    """A checkpoint of this attempt is known that holds an earlier step."""
+    sound: Sequence[str]
+    """Checkpoints of this attempt that are known to hold an earlier step, one that the first bad one did not follow."""
+    unsound: Sequence[str]
+    """The others of this attempt."""
 
 
 class StopWanted(msgspec.Struct, frozen=True, kw_only=True):

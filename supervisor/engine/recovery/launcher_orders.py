@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from guardrun.supervisor.engine.model.actions import Action, ChooseCheckpoint, StartAttempt
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.decide import announce, stop_order
@@ -19,7 +21,7 @@ def choose(state: State, now_s: float) -> list[Action]:
     state.choice += 1
     state.choice_tries += 1
     state.ordered_s = now_s
-    state.spoiled = [(since_s, until_s or now_s) for since_s, until_s in state.spoiled]
+    state.spoiled = [one if one.until_s else msgspec.structs.replace(one, until_s=now_s) for one in state.spoiled]
     return [_order(state)]
 
 

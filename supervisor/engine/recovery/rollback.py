@@ -7,12 +7,11 @@ step goes wrong again it is the data or the code, and another rollback would not
 
 from __future__ import annotations
 
+from guardrun.supervisor.engine.model.actions import Spoiled
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.state.state import State, attempt_of
 
-MARGIN_S = 15.0
-"""A report comes a few seconds after the step; and a file server may have a clock of its own."""
 SAME_STEPS = 1
 ASKS = 32
 """Milestone (hooks/wire/board.py): the script has asked guardrun what to resume from."""
@@ -39,7 +38,7 @@ def why_not(state: State, verdict: Poisoned) -> str:
         )
     if resumed is not None and verdict.step <= resumed.step + SAME_STEPS:
         return f"{resumed.path}, from which it resumed, has it already"
-    if resumed is None and not verdict.saved_before:
+    if resumed is None and not verdict.sound:
         return "no checkpoint from before is known"
     if len(state.rollbacks) >= settings.max_rollbacks:
         return f"there were {len(state.rollbacks)} already (max_rollbacks)"
@@ -64,4 +63,5 @@ def _why_no_restart(state: State) -> str:
 def note(state: State, verdict: Poisoned) -> None:
     """What is written from then on, until nothing of the attempt is alive, is not to be chosen."""
     state.rollbacks.append(verdict.step)
-    state.spoiled.append((max(verdict.since_s - MARGIN_S, attempt_of(state).started_s), 0.0))
+    spoiled = Spoiled(since_s=verdict.since_s, until_s=0.0, sound=list(verdict.sound), unsound=list(verdict.unsound))
+    state.spoiled.append(spoiled)

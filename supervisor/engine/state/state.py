@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.engine.detectors.all_detectors import Detectors
-from guardrun.supervisor.engine.model.actions import Incident
+from guardrun.supervisor.engine.model.actions import Incident, Spoiled
 from guardrun.supervisor.engine.model.events import (
     Checkpoint,
     ErrorRecord,
@@ -215,8 +215,8 @@ class State(msgspec.Struct, kw_only=True):
     """Of the attempts in a row that stopped at one and the same step, the last this one: when, how, at which batch."""
     avoid: list[str] = []
     """Checkpoints that the script could not load: they look whole, and are not."""
-    spoiled: list[tuple[float, float]] = []
-    """From when to when parameters were no numbers, in attempts that were ended for it; 0: the end is still to come."""
+    spoiled: list[Spoiled] = []
+    """Of attempts that were ended for it."""
     rollbacks: list[int] = []
     """Steps at which that began."""
     nodes: Nodes = msgspec.field(default_factory=Nodes)

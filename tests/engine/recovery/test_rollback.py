@@ -10,7 +10,6 @@ from guardrun.hooks.wire.board import Milestone
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery.rollback import MARGIN_S
 from tests.engine.conftest import ERROR, Told, kinds
 from tests.engine.detectors.numeric.curves import NAN, Curve, Values, every, instead, plain, poisoned
 from tests.engine.detectors.numeric.training import Training, only, resume
@@ -76,8 +75,9 @@ def test_the_attempt_is_ended_and_what_it_saved_since_is_not_chosen(told: Told) 
     assert (incident.cause, incident.step, incident.evidence["rolled_back"]) == ("nan_loss", BAD_AT, True)
     assert stopped_s - incident.onset_s < 5.0 and incident.acted_s is not None
     [choice] = [action for action in begin_next(told) if isinstance(action, ac.ChooseCheckpoint)]
-    [(since_s, until_s)] = choice.spoiled
-    assert since_s == pytest.approx(incident.onset_s - MARGIN_S) and until_s >= stopped_s
+    [spoiled] = choice.spoiled
+    assert (spoiled.since_s, spoiled.sound, spoiled.unsound) == (incident.onset_s, [GOOD.path], [BAD.path])
+    assert spoiled.until_s > stopped_s
     Heard(told, step=800).go(plain(2), 200)
     incident = only(told)
     assert (incident.action, incident.resumed_from) == ("restart", GOOD)

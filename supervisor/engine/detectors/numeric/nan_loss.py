@@ -141,8 +141,10 @@ class NanLoss(msgspec.Struct, kw_only=True):
             return ()
         assert episode.onset is not None
         episode.is_poisoned, step = True, episode.onset.step
-        saved_before = any(saved < step for saved in self.saved.values())
-        return [Poisoned(key=episode.key, step=step, since_s=episode.began_s, saved_before=saved_before)]
+        # The step before may have been the one that did it: where norms are not seen, the next loss is the first sign.
+        sound = [path for path, saved in self.saved.items() if saved < step - 1]
+        unsound = [path for path in self.saved if path not in sound]
+        return [Poisoned(key=episode.key, step=step, since_s=episode.began_s, sound=sound, unsound=unsound)]
 
     def _last(self, rank: int) -> int:
         known = self.ranks.get(rank)
