@@ -59,7 +59,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "every_steps": 100},
         "slowdown": {"window_s": 20.0, "device_timing": False},
-        "guards": {"numeric": "watch", "divergence": "watch", "memory": "watch"},
+        "guards": {"numeric": "watch", "max_rollbacks": 3, "divergence": "watch", "memory": "watch"},
         "leaks": {"files_window_s": 120.0, "memory_window_s": 60.0},
         "node": {"state_dir": "", "shared_dir": "", "trust_jobs": False},
         "preflight": {"level": "quick"},
