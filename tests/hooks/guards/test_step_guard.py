@@ -101,7 +101,6 @@ def test_whose_gradients_were_at_fault_is_told(trained: Trained) -> None:
     own = [[bool(record.flags & Flag.BAD_GRADIENTS) for record in records] for records in trained.records]
     assert own[1] == [True] * trained.counts[1]
     assert own[0] == [True] * (trained.counts[0] - len(SHARDED)) + [False] * len(SHARDED)
-    assert all(record.flags & Flag.NORM_NAN for record in trained.records[1]), "so that an endless one is found"
     assert [trained.bad[0][way]["changes"] for way in SCALED] == [[True, True, False, True, True]] * 2
 
 
