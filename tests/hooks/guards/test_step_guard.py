@@ -28,6 +28,7 @@ HELD = {
 SCALED = ("scaled False", "scaled True")
 ALONE = "it has parameters of which it isn't known that all ranks train them together"
 CLOSURE = "it calls its closure itself, so gradients are not seen before it steps"
+WRAPPED = "torch had wrapped its step before guardrun was there, or compiled it whole"
 LATE = "not all ranks came to its step within 10 s"
 
 Ways = dict[str, dict[str, Any]]
@@ -106,6 +107,7 @@ def test_whose_gradients_were_at_fault_is_told(trained: Trained) -> None:
 
 def test_what_it_has_no_hold_of_is_said_once_and_left_alone(trained: Trained) -> None:
     both = {("SGD", ALONE), ("LBFGS", CLOSURE), ("SGD", "it steps within the backward pass"), ("Uneven", LATE)}
+    both |= {("Elsewhere", "it steps in another thread"), ("Late", WRAPPED)}
     for rank, more in enumerate([{("AdamW", ALONE)}, {("Faulty", LATE)}]):
         assert trained.notes[rank] == {f'numeric = "skip" has no hold of {name}: {why}' for name, why in both | more}
     assert not trained.bad[0]["reduced by hand"]["is_finite"], "as without guardrun"
