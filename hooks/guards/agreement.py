@@ -56,9 +56,9 @@ class Agreement:
     def _wait(self, name: str) -> bytes:
         try:
             self._store.wait([f"{name}v"], timedelta(seconds=WAIT_S))
-        except RuntimeError:  # torch.distributed.DistStoreError is one: nobody has decided
-            return self._decide(name, NONE)
-        return bytes(self._store.get(f"{name}v"))
+        except RuntimeError:  # torch.distributed.DistStoreError is one: not all have come
+            pass
+        return self._decide(name, NONE)
 
     def _forget(self, name: str) -> None:
         """All have come by for the next: nobody reads this any more."""

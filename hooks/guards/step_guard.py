@@ -65,6 +65,8 @@ class StepGuard:
         """A GradScaler is about to step."""
         self._is_inside = self._leaves_inner = False
         """A step is under way: those of other optimizers in it are part of it; and are to be left out."""
+        self._seen: set[int] = set()
+        """id() of optimizers whose step is under way."""
         self._known: dict[int, Standing] = {}
         self._replicas: list[tuple[weakref.ref[Any], frozenset[int]]] = []
         """DDP models, each with the id() of every parameter whose gradients it reduces."""
@@ -105,9 +107,10 @@ class StepGuard:
 
     def step(self, original: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take an optimizer's step, or leave it out. Its closure is called once, as torch's optimizers do first."""
+        optimizer = args[0]
+        self._seen.add(id(optimizer))
         if self._is_inside:
             return None if self._leaves_inner else original(*args, **kwargs)
-        optimizer = args[0]
         if self.is_scaled or getattr(optimizer, "found_inf", None) is not None:
             return original(*args, **kwargs)
         closure, loss = kwargs.get("closure", args[1] if len(args) > 1 else None), None
@@ -130,6 +133,14 @@ class StepGuard:
             return original(*args, **kwargs)
         finally:
             self._is_inside = self._leaves_inner = False
+
+    def on_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """torch's post hook of every optimizer: there are steps that do not come by here."""
+        if get_ident() != self._rank.owner_ident:
+            self._note(optimizer, "it steps in another thread")
+        elif id(optimizer) not in self._seen:
+            self._note(optimizer, "torch had wrapped its step before guardrun was there, or compiled it whole")
+        self._seen.discard(id(optimizer))
 
     def _judge(self, optimizer: Any) -> bool:
         """Whether its step is to be left out."""
@@ -270,8 +281,10 @@ def step_guard(rank: Rank) -> OptimizerGuard | None:
 
 def install(module: Any, rank: Rank) -> None:
     """Wrap what torch wraps of each optimizer; torch.optim.optimizer."""
-    if step_guard(rank) is None:
+    heard = step_guard(rank)
+    if heard is None:
         return
+    module.register_optimizer_step_post_hook(heard.on_stepped)
     original = module.Optimizer.profile_hook_step
 
     def wrap(step: Function) -> Function:

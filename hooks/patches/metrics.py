@@ -179,10 +179,7 @@ class Metrics:
 
     def on_guarded(self, *, is_own: bool) -> None:
         """A step is left out by us. is_own: gradients of this rank are not finite; else another's."""
-        values = self._values
-        values.guarded |= _LEFT_OUT | (_BAD_GRADIENTS if is_own else 0)
-        if is_own and not values.norms and not self._said & _NORM:
-            values.norms.append(nan)
+        self._values.guarded |= _LEFT_OUT | (_BAD_GRADIENTS if is_own else 0)
 
     def on_said_step(self) -> None:
         """The script has said that a step is done, and it is counted: its end where no optimizer of torch's steps."""
@@ -216,7 +213,7 @@ class Metrics:
         if self._devices.is_used:
             if values.is_short:
                 self._unread += 1
-                values.losses, values.norms = [], [nan] if values.guarded & _BAD_GRADIENTS else []
+                values.losses, values.norms = [], []
             if not values.is_short or values.guarded:
                 self._waiting.append(values)
             self._read()

@@ -84,6 +84,9 @@ class OptimizerGuard(Protocol):
     def step(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take an optimizer's step, or leave it out."""
 
+    def on_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """torch's post hook of every optimizer."""
+
     def add_replica(self, model: Any) -> None:
         """This rank has made a model whose gradients are reduced among the ranks (DistributedDataParallel)."""
 

@@ -45,6 +45,7 @@ def job_series(status: dict[str, Any]) -> list[Series]:
         _ranks("loss", "Loss of a rank: median of its last steps.", run, ranks, "loss"),
         _ranks("gradient_norm", "Norm of a rank's gradients, before clipping.", run, ranks, "grad_norm"),
         _ranks("learning_rate", "Learning rate of a rank's first parameter group.", run, ranks, "learning_rate"),
+        _ranks("steps_left_out", "Steps of the attempt that guardrun left out in a rank.", run, ranks, "left_out"),
         _ranks("data_wait_ratio", "Share of a rank's time that it waits for data.", run, ranks, "data_share"),
         _ranks("gc_ratio", "Share of a rank's time in garbage collections.", run, ranks, "gc_share"),
         _ranks("progress_age_seconds", "Since a rank last got anywhere.", run, ranks, "last_progress_s"),

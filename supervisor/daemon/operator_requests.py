@@ -172,6 +172,7 @@ class Answers:
             "loss": metrics.loss if metrics else None,
             "grad_norm": metrics.grad_norm if metrics else None,
             "learning_rate": metrics.learning_rate if metrics else None,
+            "left_out": metrics.left_out if metrics else None,
             "phase": row.phase,
             "last_beat_s": by_now(row.beat_age_s),
             "last_progress_s": by_now(row.progress_age_s),

@@ -196,6 +196,7 @@ def _rank(rank: _Rank) -> dict[str, Any]:
         "loss": None,
         "grad_norm": None,
         "learning_rate": None,
+        "left_out": None,
         "phase": rank.phase,
         "last_beat_s": None,
         "last_progress_s": None,

@@ -51,6 +51,7 @@ STATUS: dict[str, Any] = {
             "loss": 2.5,
             "grad_norm": None,
             "learning_rate": 1e-4,
+            "left_out": 3 * number,
             "data_share": None,
             "gc_share": 0.01,
             "last_progress_s": 0.1,
@@ -237,6 +238,7 @@ def test_a_runs_figures_are_those_of_its_status(loop: Loop) -> None:
     assert found["guardrun_job_step"] == {(("rank", "0"), run): 70.0, (("rank", "1"), run): 71.0}
     assert found["guardrun_job_lost_seconds_total"] == {(("reason", "restart"), run): 12.5}
     assert found["guardrun_job_loss"] == {(("rank", "0"), run): 2.5, (("rank", "1"), run): 2.5}
+    assert found["guardrun_job_steps_left_out"] == {(("rank", "0"), run): 0.0, (("rank", "1"), run): 3.0}
     assert "guardrun_job_data_wait_ratio" not in found and "guardrun_job_gradient_norm" not in found
 
 

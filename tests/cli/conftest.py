@@ -192,6 +192,7 @@ STATUS: dict[str, Any] = {
             "loss": 2.5,
             "grad_norm": 0.75,
             "learning_rate": 1e-4,
+            "left_out": rank,
             "phase": "train",
             "last_beat_s": 0.4,
             "last_progress_s": 0.2,

@@ -89,6 +89,8 @@ def test_what_training_computes_is_kept_longer_than_it_is_kept_in_full() -> None
         (TRAINING, "loss"): [(1.0, 3.0), (9.0, 2.0)],
         (TRAINING, "learning_rate"): [(1.0, 0.1), (5.0, 0.1), (9.0, 0.1)],
     }
+    left_out = fed(*((at_s, {"metrics": ev.TrainingMetrics(1, 2, left_out=int(at_s))}) for at_s in (1.0, 2.0)))
+    assert left_out.gauges(0.0, 10.0) == {(TRAINING, "left_out"): [(1.0, 1), (2.0, 2)]}
     ranks = [ev.RankReport(global_rank=rank, **metrics(float(rank))) for rank in (0, 1, 8)]
     timeline.feed(ev.NodeReport(node="n", attempt=0, ranks=ranks), 10.0)
     assert timeline.gauges(0.0, 10.0)[TRAINING, "loss"][-1] == (10.0, 1.0)

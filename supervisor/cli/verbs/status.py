@@ -193,6 +193,8 @@ def _numbers(ranks: list[dict[str, Any]]) -> str:
         known = [float(rank[key]) for rank in ranks if isinstance(rank.get(key), (int, float))]
         if known:
             words.append(f"{name} {median(known):.3g}")
+    if left_out := max((int(rank.get("left_out") or 0) for rank in ranks), default=0):
+        words.append(f"{left_out} step{'s' if left_out > 1 else ''} left out")
     return " · ".join(words)
 
 

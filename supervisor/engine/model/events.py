@@ -293,7 +293,8 @@ class TrainingMetrics(msgspec.Struct, frozen=True, array_like=True):
     skipped: int = 0
     """Steps of this attempt so far that a GradScaler left out because gradients had overflowed."""
     nonfinite: int = 0
-    """Steps of this attempt so far with a loss or a gradient norm that is not finite, without those left out."""
+    """Steps of this attempt so far with a loss or a gradient norm that is not finite, without those left out by
+    either."""
     odd: list[OddStep] = []
     """At most MAX_ODD of these steps, the first ones."""
     left_out: int = 0

@@ -168,9 +168,9 @@ class MetricWindow:
         if flags & SKIPPED:
             # What is infinite there is what the scale made of it; a loss that is NaN was so before.
             bad &= LOSS_NAN
-        if bad:
+        if bad and not flags & LEFT_OUT:
             self._nonfinite += 1
-        elif not sigmas and not norm_sigmas and not flags & LEFT_OUT:
+        elif not bad and not sigmas and not norm_sigmas and not flags & LEFT_OUT:
             return
         if not self._has_odd:
             self._usual_loss, self._usual_norm = self._loss.usual, self._norm.usual

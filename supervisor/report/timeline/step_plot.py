@@ -175,6 +175,7 @@ UNITS = {
     "loss": ("loss", 1.0, ""),
     "grad_norm": ("norm of gradients", 1.0, ""),
     "learning_rate": ("learning rate", 1.0, ""),
+    "left_out": ("steps left out", 1.0, ""),
 }
 """Of a gauge's name: words, factor and unit for a person. Others are shown as they are called."""
 

@@ -21,8 +21,8 @@ MAX_GAUGES = 32
 GAUGE_POINTS = 1024
 """Of each of them: an hour at the pace at which they are told."""
 TRAINING = "training"
-METRICS = ("loss", "grad_norm", "learning_rate")
-"""Fields of events.TrainingMetrics that are drawn."""
+METRICS = ("loss", "grad_norm", "learning_rate", "left_out")
+"""Fields of events.TrainingMetrics that are drawn; the last where it is not 0."""
 
 Point = TypeVar("Point")
 
@@ -157,6 +157,8 @@ class Timeline:
         known = [report.metrics for report in event.ranks if report.metrics is not None]
         for name in METRICS:
             values = [value for metrics in known if (value := getattr(metrics, name)) is not None]
+            if name == METRICS[-1] and not any(values):
+                continue
             if values:
                 self._metrics[name].append((now_s, median(values)))
                 if len(self._metrics[name]) > GAUGE_POINTS * self._budget:

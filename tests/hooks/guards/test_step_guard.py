@@ -28,6 +28,7 @@ HELD = {
 SCALED = ("scaled False", "scaled True")
 ALONE = "it has parameters of which it isn't known that all ranks train them together"
 CLOSURE = "it calls its closure itself, so gradients are not seen before it steps"
+WRAPPED = "torch had wrapped its step before guardrun was there, or compiled it whole"
 LATE = "not all ranks came to its step within 10 s"
 
 Ways = dict[str, dict[str, Any]]
@@ -101,12 +102,12 @@ def test_whose_gradients_were_at_fault_is_told(trained: Trained) -> None:
     own = [[bool(record.flags & Flag.BAD_GRADIENTS) for record in records] for records in trained.records]
     assert own[1] == [True] * trained.counts[1]
     assert own[0] == [True] * (trained.counts[0] - len(SHARDED)) + [False] * len(SHARDED)
-    assert all(record.flags & Flag.NORM_NAN for record in trained.records[1]), "so that an endless one is found"
     assert [trained.bad[0][way]["changes"] for way in SCALED] == [[True, True, False, True, True]] * 2
 
 
 def test_what_it_has_no_hold_of_is_said_once_and_left_alone(trained: Trained) -> None:
     both = {("SGD", ALONE), ("LBFGS", CLOSURE), ("SGD", "it steps within the backward pass"), ("Uneven", LATE)}
+    both |= {("Elsewhere", "it steps in another thread"), ("Late", WRAPPED)}
     for rank, more in enumerate([{("AdamW", ALONE)}, {("Faulty", LATE)}]):
         assert trained.notes[rank] == {f'numeric = "skip" has no hold of {name}: {why}' for name, why in both | more}
     assert not trained.bad[0]["reduced by hand"]["is_finite"], "as without guardrun"

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -201,7 +202,7 @@ def closed() -> None:
             backward(model, step)
             return 3.5
 
-        assert optimizer.step(closure) == 3.5
+        assert (optimizer.step(closure) if step % 2 else optimizer.step(closure=closure)) == 3.5
 
     play("closure", model, [optimizer], take)
     assert calls == list(range(STEPS))
@@ -339,6 +340,14 @@ def steps(model: nn.Module, step: int, *optimizers: Optimizer) -> None:
         optimizer.step()
 
 
+class Elsewhere(SGD):
+    """Steps in another thread."""
+
+
+class Late(SGD):
+    """torch had wrapped it before guardrun was there."""
+
+
 def left_alone() -> None:
     model = ddp()
     optimizer = LBFGS(model.parameters(), 0.1, max_iter=2)
@@ -355,6 +364,16 @@ def left_alone() -> None:
     for each in inside.parameters():
         each.register_post_accumulate_grad_hook(lambda each: small[each].step())
     backward(inside, 0)
+    elsewhere = Elsewhere([nn.Parameter(torch.ones(3))], 0.1)
+    thread = threading.Thread(target=elsewhere.step)
+    thread.start()
+    thread.join()
+    late = Late([nn.Parameter(torch.ones(3))], 0.1)
+    plain = Late.step
+    while hasattr(plain, "__wrapped__"):
+        plain = plain.__wrapped__
+    Late.step = Optimizer.profile_hook_step.__wrapped__(plain) if guards is not None else plain  # type: ignore[attr-defined]
+    late.step()
     tell("left alone", digest=hashlib.sha256(bits(inside.weight) + bits(next(model.parameters()))).hexdigest())
 
 

@@ -1,8 +1,9 @@
-"""A GradScaler that leaves out step after step: `numeric`, cause `nan_loss`.
+"""A GradScaler, or guardrun itself, that leaves out step after step: `numeric`, cause `nan_loss`.
 
-It leaves steps out whose gradients overflow, and halves its scale each time: some at the start, and one in every few
-thousand steps. Where nearly all of SKIPS steps are left out, no scale helps, and gradients are not finite for another
-reason: the parameters stand still from then on.
+A GradScaler leaves steps out whose gradients overflow, and halves its scale each time: some at the start, and one in
+every few thousand steps. Where nearly all of SKIPS steps are left out, no scale helps, and gradients are not finite for
+another reason: the parameters stand still from then on. So they do where guardrun leaves out step after step whose
+gradients are not finite (`[guards] numeric = "skip"`).
 """
 
 from __future__ import annotations
@@ -36,20 +37,26 @@ class Skips(msgspec.Struct, array_like=True):
     skipped: int
     """Steps that were left out before."""
     count: int = 0
-    """That were left out since then."""
+    """That were left out since then; …"""
+    guarded: int = 0
+    """… of these: by guardrun."""
+    left_out: int = 0
+    """Steps that guardrun had left out before."""
 
     def add(self, metrics: ev.TrainingMetrics) -> bool | None:
         """Take a report in, and say whether nearly all steps were left out; None: there are too few.
 
         Where they were not, counting begins anew.
         """
-        self.count, steps = metrics.skipped - self.skipped, metrics.last - self.step
+        self.guarded = metrics.left_out - self.left_out
+        self.count, steps = metrics.skipped - self.skipped + self.guarded, metrics.last - self.step
         # A step that is left out need not be counted as one.
         is_most = self.count >= SHARE * steps
         if self.count >= SKIPS and is_most:
             return True
         if steps >= SKIPS / SHARE or (self.count >= SKIPS and not is_most):
             self.step, self.skipped, self.count = metrics.last, metrics.skipped, 0
+            self.left_out, self.guarded = metrics.left_out, 0
             return False
         return None
 
@@ -79,7 +86,7 @@ class EndlessSkips(msgspec.Struct, kw_only=True):
             self._count(rank, metrics, now_s)
         if self.key and not self.endless:
             key, self.key = self.key, ""
-            return [Over(key=key, text="the GradScaler leaves out no more steps than usual")]
+            return [Over(key=key, text="no more steps than usual are left out")]
         if not self.endless or self.key or now_s - self.since_s < WAIT_S or self.count >= MOST_REPORTED:
             return ()
         if _is_explained(view, attempt.number):
@@ -105,6 +112,8 @@ class EndlessSkips(msgspec.Struct, kw_only=True):
         ranks = sorted(self.endless)
         first = min(self.endless.values(), key=lambda skips: skips.step)
         is_all = len(ranks) == len(self.ranks)
+        is_guarded = 2 * first.guarded > first.count
+        who, whose = ("guardrun", "") if is_guarded else ("The GradScaler", " at any scale")
         subject = all_ranks_text(len(ranks)) if is_all and len(ranks) > 1 else ranks_text(ranks)
         return Detected(
             key=self.key,
@@ -112,8 +121,8 @@ class EndlessSkips(msgspec.Struct, kw_only=True):
             cause=CAUSE,
             confidence=CONFIDENCE,
             summary=(
-                f"The GradScaler has left out {first.count} steps since step {first.step} on {subject}, and goes on: "
-                "gradients are not finite at any scale."
+                f"{who} has left out {first.count} steps since step {first.step} on {subject}, and goes on: "
+                f"gradients are not finite{whose}."
             ),
             culprits=[] if is_all and len(attempt.ranks) > 1 else ranks[:MAX_CULPRITS],
             onset_s=self.since_s,
@@ -124,6 +133,7 @@ class EndlessSkips(msgspec.Struct, kw_only=True):
                 "skipped": first.count,
                 "since_step": first.step,
                 "left_out": True,
+                **({"by_guardrun": first.guarded} if is_guarded else {}),
             },
         )
 

@@ -1,7 +1,7 @@
 """Steps that guardrun left out in the ranks (`[guards] numeric = "skip"`): remarks, and no incident.
 
 Whose gradients were not finite at such a step is known once all ranks that report have reported it. Those that go on
-without end are a `nan_loss` (nan_loss.py): parameters stand still.
+without end are a `nan_loss` (endless_skips.py): parameters stand still.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.verdicts import Remark, Verdict
 from guardrun.supervisor.engine.observation.frames import all_ranks_text, ranks_text
-from guardrun.supervisor.engine.observation.metric_window import BAD_GRADIENTS, LEFT_OUT
+from guardrun.supervisor.engine.observation.metric_window import BAD_GRADIENTS, LEFT_OUT, LOSS_BAD
 
 WAIT_S = 8.0
 """For ranks that have not reported the step yet; those in order do so every four seconds."""
@@ -36,6 +36,8 @@ class LeftOutSteps(msgspec.Struct, kw_only=True):
     """That have left it out."""
     bad: list[int] = []
     """Of these: whose own gradients were not finite."""
+    batches: dict[int, int] = {}
+    """Of these: whose loss was not → its batch."""
     told: int = 0
     """Steps up to here are not told any more; …"""
     told_s: float = 0.0
@@ -68,19 +70,26 @@ class LeftOutSteps(msgspec.Struct, kw_only=True):
     def _note(self, rank: int, step: ev.OddStep, now_s: float) -> None:
         if not self.step or step.step < self.step:
             self.since_s = self.since_s if self.step else now_s
-            self.step, self.ranks, self.bad = step.step, [], []
+            self.step, self.ranks, self.bad, self.batches = step.step, [], [], {}
         if step.step == self.step:
             self.ranks.append(rank)
             if step.flags & BAD_GRADIENTS:
                 self.bad.append(rank)
+            if step.flags & LOSS_BAD:
+                self.batches[rank] = step.batch
 
     def _text(self) -> str:
-        whom, bad = (
+        whom, bad, losses = (
             all_ranks_text(len(ranks)) if len(ranks) == len(self.last) > 1 else ranks_text(sorted(ranks))
-            for ranks in (self.ranks, self.bad)
+            for ranks in (self.ranks, self.bad, self.batches)
         )
-        text = f'step {self.step} was left out on {whom} ([guards] numeric = "skip")'
-        text += f": gradients were not finite on {bad}" if self.bad else ": gradients were not finite"
+        text = f'step {self.step} was left out on {whom} ([guards] numeric = "skip"): '
+        if self.batches:
+            batches = set(self.batches.values()) - {0}
+            text += (
+                f"the loss of {losses}{f' (batch {batches.pop()})' if len(batches) == 1 else ''} was not finite, and "
+            )
+        text += f"gradients were not finite on {bad}" if self.bad else "gradients were not finite"
         if len(self.ranks) < len(self.last):
             text += "; others are not known to have left it out"
         if self.count > 1:

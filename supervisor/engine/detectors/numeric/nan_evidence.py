@@ -13,7 +13,6 @@ from guardrun.supervisor.engine.model.actions import Incident
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.metric_window import (
     GRAD_NORM,
-    LEFT_OUT,
     LOSS,
     LOSS_BAD,
     LOSS_NAN,
@@ -84,8 +83,6 @@ class Run(msgspec.Struct, kw_only=True):
     """Steps between two of them: values need not be seen in each step; 0: not known yet."""
     is_left_out: bool = True
     """A GradScaler has left all of them out: no parameter has changed."""
-    is_guarded: bool = True
-    """guardrun has."""
     loss: float | None = None
     """The last finite one before; a report's median."""
     grad_norm: float | None = None
@@ -113,13 +110,12 @@ class Run(msgspec.Struct, kw_only=True):
         self.count += count
         self.kinds |= kinds_of(bad)
         self.is_left_out = self.is_left_out and all(step.flags & SKIPPED for step in bad)
-        self.is_guarded = self.is_guarded and all(step.flags & LEFT_OUT for step in bad)
         for before, after in pairwise(bad):
             self.apart = min(self.apart or after.step - before.step, after.step - before.step)
         is_whole = not self.has_finite(metrics)
         # Where not all are listed, the next report says how it goes on.
         self.is_over = not is_whole and count <= len(bad) and bad[-1].step < metrics.last
-        self.is_kept = self.is_guarded or (self.kinds == GRAD_NORM and metrics.loss is not None)
+        self.is_kept = self.kinds == GRAD_NORM and metrics.loss is not None
         self.is_lasting = is_whole and self.count >= (LASTS_KEPT if self.is_kept else LASTS)
 
     def has_finite(self, metrics: ev.TrainingMetrics) -> bool:
@@ -218,13 +214,8 @@ class Onset(msgspec.Struct, kw_only=True):
         return all(run.is_left_out for run in self.first.values())
 
     @property
-    def is_guarded(self) -> bool:
-        """guardrun does."""
-        return all(run.is_guarded for run in self.first.values())
-
-    @property
     def is_kept(self) -> bool:
-        """Somebody does."""
+        """Somebody else does."""
         return all(run.is_kept for run in self.first.values())
 
 

@@ -9,8 +9,8 @@ reported that step. Who had a loss there that is not finite, while others' was f
 tells, whose gradient norm was. Where it was all ranks' in the same step, it is nobody's: a learning rate, an overflow,
 parameters that were poisoned before, as in a checkpoint.
 
-Steps that a GradScaler leaves out are not odd (engine/observation/metric_window.py); endless_skips.py has those that
-do not end.
+Steps that a GradScaler leaves out are not odd (engine/observation/metric_window.py), and those that guardrun does are
+told by left_out_steps.py; endless_skips.py has those that do not end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from guardrun.supervisor.engine.detectors.numeric.nan_evidence import CAUSE, MAX
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
 from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Over, Poisoned, Remark, Verdict
-from guardrun.supervisor.engine.observation.metric_window import LOSS, NONFINITE
+from guardrun.supervisor.engine.observation.metric_window import LEFT_OUT, LOSS, NONFINITE
 
 WAIT_S = 8.0
 """For ranks that have not reported the step yet; those in order do so every four seconds. In the first seconds of an
@@ -96,7 +96,7 @@ class NanLoss(msgspec.Struct, kw_only=True):
         if known is None:
             self.since_s = self.since_s if self.ranks else now_s
             known = self.ranks[rank] = RankMetrics(first=metrics.first)
-        bad = [step for step in metrics.odd if step.flags & NONFINITE]
+        bad = [step for step in metrics.odd if step.flags & NONFINITE and not step.flags & LEFT_OUT]
         count = metrics.nonfinite - known.nonfinite
         run = self.episode.runs.get(rank) if self.episode is not None else None
         if bad and count > 0:
@@ -178,8 +178,6 @@ class NanLoss(msgspec.Struct, kw_only=True):
         if episode.key:
             last = max(self.ranks[rank].last for rank in episode.runs)
             return [Over(key=episode.key, text=f"loss and gradient norm are finite again, as of step {last}")]
-        if all(run.is_guarded for run in episode.runs.values()):
-            return ()  # left_out_steps.py says so
         return self._remark(nan_sentences.glitch_text(episode.runs, attempt))
 
     def on_exit(self, exitcode: int, attempt: AttemptView) -> Sequence[Verdict]:

@@ -28,8 +28,6 @@ def sentence(onset: Onset, attempt: AttemptView) -> str:
         text += f"; values are seen only every {onset.apart} steps, so who began it is not known"
     if onset.is_left_out:
         text += "; a GradScaler leaves these steps out"
-    elif onset.is_guarded:
-        text += '; guardrun leaves these steps out ([guards] numeric = "skip"), so parameters stand still'
     elif onset.is_kept:
         text += "; losses stay finite, so these steps seem to be left out"
     before = run.loss if onset.value == "loss" else run.grad_norm

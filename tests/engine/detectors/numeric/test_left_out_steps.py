@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from guardrun.supervisor.engine.detectors.numeric.endless_skips import SKIPS
 from guardrun.supervisor.engine.detectors.numeric.left_out_steps import MOST_REMARKS
-from guardrun.supervisor.engine.detectors.numeric.nan_evidence import LASTS_KEPT
 from guardrun.supervisor.engine.observation.metric_window import BAD_GRADIENTS, LEFT_OUT
 from tests.engine.conftest import Told
-from tests.engine.detectors.numeric.curves import NAN, Curve, Values, instead, plain
+from tests.engine.detectors.numeric.curves import NAN, Curve, Values, instead, plain, without_norm
 from tests.engine.detectors.numeric.training import Training, culprits, only
 
 OWN = LEFT_OUT | BAD_GRADIENTS
@@ -26,8 +28,19 @@ def test_a_step_of_reduced_gradients(told: Told) -> None:
     training = Training(told, 4).go(reduced(812), 1500, lag_s=0.4)
     assert told.incidents == {}
     assert training.remarks == [
-        'step 812 was left out on all 4 ranks ([guards] numeric = "skip"): gradients were not finite on all 4 ranks'
+        'step 812 was left out on all 4 ranks ([guards] numeric = "skip"): the loss of rank 1 (batch 812) was not '
+        "finite, and gradients were not finite on all 4 ranks"
     ]
+
+
+def test_where_no_norm_is_ever_seen_one_bad_step_is_over_with_it(told: Told) -> None:
+    """Nothing says that the norm is finite again: what is left out says nothing of the steps after it."""
+    told.running(ranks=2)
+    curve = instead(without_norm(HEALTHY), lambda of, at: Values(NAN, left_out=OWN) if at % 100 == 0 else None)
+    training = Training(told, 2).go(curve, 8000)
+    training.hear(told.exits(0, 0))
+    assert told.incidents == {} and len(training.remarks) == MOST_REMARKS
+    assert training.left_out == [80, 80]
 
 
 def test_a_step_of_shards_names_the_rank_that_has_them(told: Told) -> None:
@@ -64,24 +77,20 @@ def test_remarks_are_few(told: Told) -> None:
 
 def test_bad_steps_in_a_row_that_end_are_no_incident(told: Told) -> None:
     told.running(ranks=2)
-    training = Training(told, 2).go(reduced(*range(500, 500 + LASTS_KEPT - 10)), 2000)
+    training = Training(told, 2).go(reduced(*range(500, 500 + SKIPS - 10)), 2000)
     assert told.incidents == {} and len(training.remarks) == 1
 
 
-def test_those_that_do_not_end_are_a_nan_loss(told: Told) -> None:
+@pytest.mark.parametrize("bad", [Values(2.3, NAN, left_out=OWN), Values(NAN, left_out=OWN), Values(left_out=LEFT_OUT)])
+def test_those_that_do_not_end_are_a_nan_loss(told: Told, bad: Values) -> None:
     told.running(ranks=2)
-    Training(told, 2).go(reduced(*range(500, 5000)), 1000)
+    training = Training(told, 2).go(instead(HEALTHY, lambda _, at: bad if at > 500 else None), 1000)
     incident = only(told)
-    assert (incident.cause, incident.action, incident.step, culprits(incident)) == ("nan_loss", "none", 500, [1])
-    assert "guardrun leaves these steps out" in incident.summary
-
-
-def test_gradients_alone_that_are_never_finite_again_are_one_too(told: Told) -> None:
-    told.running(ranks=2)
-    curve = instead(HEALTHY, lambda _, at: Values(2.3, NAN, left_out=OWN) if at >= 500 else None)
-    Training(told, 2).go(curve, 1000)
-    assert "guardrun leaves these steps out" in only(told).summary
-    assert culprits(only(told)) == []
+    assert (incident.cause, incident.action, culprits(incident)) == ("nan_loss", "none", [])
+    assert 400 <= (incident.step or 0) <= 600 and incident.detected_s - incident.onset_s < 12
+    assert incident.summary.startswith("guardrun has left out ") and incident.evidence["by_guardrun"] >= SKIPS
+    training.go(HEALTHY, 2000)
+    assert only(told).recovered_s is not None
 
 
 def test_what_is_not_left_out_is_told_as_ever(told: Told) -> None:
