@@ -10,6 +10,7 @@ from _thread import get_ident
 from time import monotonic_ns
 from typing import Any
 
+from guardrun.hooks.patches import device_memory
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import PHASES, Field, Milestone
 
@@ -305,7 +306,11 @@ def install(module: Any, rank: Rank) -> None:
             metrics = rank.metrics
             if metrics is not None:
                 metrics.on_optimizer(optimizer)
+            memory = rank.memory
+            if memory is not None and now_ns >= memory.due_ns:
+                memory.on_step(optimizer, now_ns)
         except Exception as error:
             rank.fail("optimizer", error)
 
     module.register_optimizer_step_post_hook(on_step)
+    device_memory.install(module, rank)

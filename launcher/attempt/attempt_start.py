@@ -168,6 +168,7 @@ def hook_environment(
         "pythonpath": before,
         "gc": run.file.config.get("gc", {}),
         "device_timing": bool(run.file.config.get("slowdown", {}).get("device_timing")),
+        "memory_window_s": run.file.config.get("leaks", {}).get("memory_window_s"),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
         **({"held": list(held)} if held else {}),
         **({"nccl_timeout": nccl_timeout} if nccl_timeout else {}),

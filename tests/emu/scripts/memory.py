@@ -1,0 +1,58 @@
+"""Trains on the emulated device until a file is there, each rank with a habit of its own: argv: the file, habits.
+
+`leaks`: losses are kept with their graphs, for a plot; `pads`: each half second a batch that is longer than all before,
+for which no block fits; `tidy`: an evaluation with larger steps, its outputs kept until it ends, and empty_cache().
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.emu import device as emu
+
+END, HABITS = Path(sys.argv[1]), sys.argv[2:]
+MIB = 1 << 20
+STEP_S = 0.02
+
+torch.set_num_threads(1)
+emu.use()
+dist.init_process_group("nccl")
+habit = HABITS[dist.get_rank()]
+model = DistributedDataParallel(torch.nn.Linear(1024, 8).to("emu"))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+losses, outputs = [], []
+number = 0
+is_over = torch.zeros(1)
+while not is_over.item():
+    number += 1
+    x = torch.randn(100, 1024).to("emu")
+    loss = model(x).square().mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()
+    emu.synchronize()
+    if habit == "leaks":
+        losses.append(model.module(x).square().mean())
+    elif habit == "pads" and number % 25 == 0:
+        torch.empty(12 * MIB + number // 25 * MIB // 2, dtype=torch.uint8, device="emu")
+    elif habit == "tidy" and number % 100 < 10:
+        outputs.append(torch.empty(16 * MIB, dtype=torch.uint8, device="emu"))
+    elif habit == "tidy" and number % 100 == 10:
+        outputs.clear()
+        torch.accelerator.empty_cache()
+    time.sleep(STEP_S)
+    if number % 50 == 0:
+        stop = torch.tensor([float(END.exists())]).to("emu")
+        dist.all_reduce(stop)
+        is_over = stop.cpu()
+dist.destroy_process_group()
+os._exit(0)
