@@ -17,6 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+MIB = 1 << 20
+HOLDS = ("leak", "fragment", "tidy")
+HELD_BYTES = 4 << 30
+"""What a rank that holds may reserve: so they need not fill the device to come near to its end."""
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SLEEP_CYCLES_A_S = 2_000_000_000
 """torch.cuda._sleep counts cycles; a GPU of our days runs at about 2 GHz."""
@@ -45,6 +49,8 @@ def main() -> None:
         record(device, options.out)
         return
     communicate_unevenly(device)
+    if options.fault in HOLDS:
+        torch.cuda.set_per_process_memory_fraction(HELD_BYTES / torch.cuda.get_device_properties(device).total_memory)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512, device=device), device_ids=[device])
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     began_s = time.monotonic()
@@ -56,12 +62,36 @@ def main() -> None:
         loss = model(torch.ones(8, 512, device=device)).sum()
         loss.backward()
         optimizer.step()
+        hold(options.fault, step, model, device)
         if options.step_s:
             loss.item()
             time.sleep(options.step_s)
     torch.cuda.synchronize()
     note(options.out, f"finished {time.monotonic() - began_s:.3f}")
     dist.destroy_process_group()
+
+
+kept: list[Any] = []
+
+
+def hold(fault: str, step: int, model: Any, device: Any) -> None:
+    """What the last rank comes to hold of its device in each step; and the other one, which is only an evaluation."""
+    import torch
+
+    if fault not in HOLDS:
+        return
+    if RANK < WORLD - 1 or fault == "tidy":
+        # For half a second of four: larger steps, whose outputs are kept until it ends.
+        if step % 200 < 25:
+            kept.append(torch.empty(24 * MIB, dtype=torch.uint8, device=device))
+        elif step % 200 == 25:
+            kept.clear()
+            torch.cuda.empty_cache()
+    elif fault == "leak":
+        kept.append(model.module(torch.ones(1024, 512, device=device)).sum())
+    elif fault == "fragment" and step % 25 == 0:
+        # A batch that is longer than all before: no block fits, and those of the others are kept.
+        torch.empty((40 + 2 * (step // 25)) * MIB, dtype=torch.uint8, device=device)
 
 
 def note(out: Path, line: str) -> None:
