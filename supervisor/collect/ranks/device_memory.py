@@ -9,6 +9,9 @@ from guardrun.hooks.wire import memory_page as page
 from guardrun.hooks.wire.memory_page import Word
 from guardrun.supervisor.engine.model.events import DeviceMemory
 
+MAX = 1 << 60
+"""No device has so much of anything: whoever writes that is no allocator."""
+
 _PAGE = struct.Struct(f"<{page.WORDS}q")
 
 
@@ -25,6 +28,8 @@ class DeviceMemoryReader:
         """The newest reading; None where it was taken before, or is being written."""
         words = self._words()
         if words is None or words[Word.HEAD] != words[Word.TAIL] or words[Word.HEAD] in (0, self._seen):
+            return None
+        if not all(page.UNKNOWN <= word < MAX for word in words[Word.STEP : Word.TAIL]):
             return None
         self._seen = words[Word.HEAD]
         reserved, free, cap = words[Word.RESERVED], words[Word.FREE], words[Word.CAP]

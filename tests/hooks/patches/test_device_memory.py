@@ -222,6 +222,17 @@ def test_a_page_that_is_torn_says_nothing(
     assert reader.take_report() is None
 
 
+@pytest.mark.parametrize("value", [-2, 1 << 60, -(1 << 63), (1 << 63) - 1])
+def test_a_page_that_claims_too_much_says_nothing(
+    memory: DeviceMemory, reader: DeviceMemoryReader, cuda: Cuda, tmp_path: Path, value: int
+) -> None:
+    step(memory)
+    with (tmp_path / memory_name(0, 0)).open("r+b") as file:
+        file.seek(8 * Word.RESERVED)
+        file.write(struct.pack("<q", value))
+    assert reader.take_report() is None
+
+
 def test_a_page_that_is_made_anew_is_read_anew(
     memory: DeviceMemory, reader: DeviceMemoryReader, rank: Rank, cuda: Cuda
 ) -> None:
