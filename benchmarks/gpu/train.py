@@ -89,9 +89,10 @@ def hold(fault: str, step: int, model: Any, device: Any) -> None:
             torch.cuda.empty_cache()
     elif fault == "leak":
         kept.append(model.module(torch.ones(1024, 512, device=device)).sum())
-    elif fault == "fragment" and step % 25 == 0:
-        # A batch that is longer than all before: no block fits, and those of the others are kept.
-        torch.empty((40 + 2 * (step // 25)) * MIB, dtype=torch.uint8, device=device)
+    elif fault == "fragment":
+        # Shapes by turns, of which no block fits the other: what it has is given back, and got anew, each time.
+        count, size = ((26, 100), (10, 260))[step // 4 % 2]
+        [torch.empty(size * MIB, dtype=torch.uint8, device=device) for _ in range(count)]
 
 
 def note(out: Path, line: str) -> None:

@@ -86,7 +86,9 @@ class DeviceMemory:
     def _read(self, torch: Any, optimizer: Any) -> None:
         kind, index = self._device or find_device(torch, optimizer)
         module: Any = getattr(torch, kind, None)
-        if index < 0 or module is None or not module.is_initialized():
+        if index < 0 or module is None:
+            return
+        if hasattr(module, "is_initialized") and not module.is_initialized():
             return
         stats = read_stats(module, index)
         if stats is None:

@@ -1,14 +1,14 @@
-"""A rank whose allocator takes ever more of the device for as much in tensors: `memory`, cause `gpu_fragmentation`.
+"""A rank whose allocator can't use what it has of the device: `memory`, cause `gpu_fragmentation`.
 
 The allocator keeps what is freed, and hands it out again where a new tensor fits. Where none fits, it takes more of the
 device. Once that has none, it gives back what is unused as a whole (`num_alloc_retries` counts that), which waits for
-the device; what lies beside something in use it can't give back (`inactive_split_bytes`), and then memory is out though
-much of it is unused. Unused here is what is reserved beyond the most that tensors have ever had at a time: a step's own
-ups and downs are no part of it.
+the device, and all goes on. What lies beside something in use it can't give back (`inactive_split_bytes`): if that is
+too much, memory is out though much of it is unused. Unused here is what is reserved beyond the most that tensors have
+ever had at a time: a step's own ups and downs are no part of it. That it grows alone harms nobody.
 
 It is told while tensors hold as much as before, and UNUSED of the limit is unused, if one of these holds:
 
-- what is unused grows on and on, and with it the room that is left shrinks (detectors/growing.py);
+- what is unused and can't be given back grows on and on, and the room that is left shrinks (detectors/growing.py);
 - the device had no memory left again and again: RETRIES times, in windows one after the other.
 """
 
@@ -32,7 +32,7 @@ from guardrun.supervisor.engine.observation.memory_trend import Trend, find_tren
 from guardrun.supervisor.engine.observation.window_lows import LENGTHS
 
 CAUSE = "gpu_fragmentation"
-PART = "unused"
+PART = "stuck"
 UNUSED = 0.15
 """Share of the limit."""
 RETRIES = 6
@@ -69,10 +69,9 @@ class GpuFragmentation(Growing, kw_only=True):
             self.use[rank] = use
             self.needs.setdefault(rank, StepNeed()).add(use)
             beside = {"needed": self._needed(rank) // MIB, "retries": use.retries}
-            unused = max(0, use.reserved - self._needed(rank))
-            for place in held.add({PART: unused}, use.limit - use.reserved, now_s, shortest_s, beside):
+            for place in held.add({PART: self._stuck(rank)}, use.limit - use.reserved, now_s, shortest_s, beside):
                 for key, left in self.ended(rank, place):
-                    text = f"{who(attempt, [rank])} has no more than {size(MIB * left)} of its device unused"
+                    text = f"{who(attempt, [rank])} has no more than {size(MIB * left)} of its device in gaps"
                     verdicts.append(Over(key=key, text=text))
                 verdicts += self._judge(rank, place, attempt, now_s, shortest_s)
         return verdicts
@@ -81,6 +80,11 @@ class GpuFragmentation(Growing, kw_only=True):
         """The most that its tensors have had at a time, in bytes."""
         use = self.use[rank]
         return max(use.peak, use.allocated + self.needs[rank].most)
+
+    def _stuck(self, rank: int) -> int:
+        """Bytes that it can neither use nor give back."""
+        use = self.use[rank]
+        return max(0, min(use.inactive, use.reserved - self._needed(rank)))
 
     def _judge(self, rank: int, place: int, attempt: AttemptView, now_s: float, shortest_s: float) -> list[Verdict]:
         held, use = self.held[rank], self.use[rank]
@@ -125,12 +129,11 @@ class GpuFragmentation(Growing, kw_only=True):
         ranks = sorted({lead, *self.alike({rank: trend.slope.usual for rank, trend in rising.items()})})
         key = self.book(CAUSE, ranks, place, PART, rising[lead].risen)
         known = self.describe(lead, PART, growth, growth.rate(lead), now_s)
-        use, each = self.use[lead], "" if len(ranks) == 1 else " each"
+        use, verb = self.use[lead], "loses" if len(ranks) == 1 else "each lose"
         summary = (
-            f"{who(attempt, ranks[:MAX_CULPRITS])} {'reserve' if each else 'reserves'} "
-            f"{size(known['per_hour_bytes'])} more device memory every hour{each}, for as much in tensors: the limit "
-            f"of {size(use.limit)} is reached in {range_words(*known['left_range_s'])}, with "
-            f"{size(use.reserved - self._needed(lead))} of {size(use.reserved)} never in use at the same time."
+            f"{who(attempt, ranks[:MAX_CULPRITS])} {verb} {size(known['per_hour_bytes'])} of device memory every hour "
+            f"to gaps between what is in use: the limit of {size(use.limit)} is reached in "
+            f"{range_words(*known['left_range_s'])}, with {size(self._stuck(lead))} of {size(use.reserved)} in gaps."
         )
         known = {"rise_bytes": MIB * rising[lead].risen, **known}
         return self._detected(key, ranks, lead, summary, known)
@@ -146,6 +149,7 @@ class GpuFragmentation(Growing, kw_only=True):
             "allocated_bytes": use.allocated,
             "needed_bytes": self._needed(lead),
             "unused_bytes": max(0, use.reserved - self._needed(lead)),
+            "stuck_bytes": self._stuck(lead),
             "inactive_split_bytes": use.inactive,
             "segments": use.segments,
             "retries": use.retries,

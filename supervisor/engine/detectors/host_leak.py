@@ -67,7 +67,7 @@ class HostLeak(Growing, kw_only=True):
         key = self.book(CAUSE, ranks, place, first, growth.trends[ranks[0]][first].risen)
         shown = ranks[:MAX_CULPRITS]
         lead = max(ranks, key=growth.rate)
-        part, use = growth.fastest_part(lead), self.use[lead]
+        part, use = growth.fastest_part(lead), self.use.get(lead, ev.MemoryUse(0))
         known = self.describe(lead, part, growth, sum(map(growth.rate, ranks)), now_s)
         onset_s = known.pop("onset_s")
         evidence: dict[str, Any] = {

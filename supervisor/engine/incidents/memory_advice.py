@@ -27,5 +27,5 @@ COLLECTED = (
 
 def fragmentation_advice(known: Mapping[str, Any]) -> str:
     """By what the unused consists of: gaps beside what is in use, or whole segments."""
-    unused, stuck = known.get("unused_bytes", 0), known.get("inactive_split_bytes", 0)
-    return f"{EXPANDABLE if 2 * stuck >= unused else COLLECTED} {VARIANTS}"
+    whole = known.get("reserved_bytes", 0) - known.get("allocated_bytes", 0) - known.get("inactive_split_bytes", 0)
+    return f"{COLLECTED if whole > known.get('stuck_bytes', 0) else EXPANDABLE} {VARIANTS}"

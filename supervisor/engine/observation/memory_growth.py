@@ -28,7 +28,7 @@ ENDS = 1.5
 class Held(msgspec.Struct, kw_only=True):
     """What a rank holds, and has held since its first step."""
 
-    pool: str
+    pool: str = ""
     """The memory; ranks with the same share it, and its limit."""
     first_step: int
     first_s: float

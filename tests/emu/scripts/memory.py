@@ -1,7 +1,7 @@
-"""Trains on the emulated device until a file is there, each rank with a habit of its own: argv: the file, habits.
+"""Trains on the emulated device until a file is there, each rank with a habit of its own. argv: the file, habits.
 
-`leaks`: losses are kept with their graphs, for a plot; `pads`: each second a batch that is longer than all before,
-for which no block fits; `tidy`: an evaluation with larger steps, its outputs kept until it ends, and empty_cache().
+`leaks`: losses are kept with their graphs, for a plot; `turns`: shapes by turns, of which no block fits the other;
+`tidy`: an evaluation with larger steps, its outputs kept until it ends, and empty_cache().
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.emu import device as emu
 END, HABITS = Path(sys.argv[1]), sys.argv[2:]
 MIB = 1 << 20
 STEP_S = 0.05
-MOST_LOSSES, MOST_PADS, PAD_EVERY = 330, 15, 20
-"""Of 400 MiB, so that nothing ends for want of memory on a machine that is slow to tell."""
+MOST_LOSSES = 330
+"""Of a MiB each, of 400: nothing ends for want of memory on a machine that is slow to tell."""
 
 torch.set_num_threads(1)
 emu.use()
@@ -44,8 +44,10 @@ while not is_over.item():
     emu.synchronize()
     if habit == "leaks" and len(losses) < MOST_LOSSES:
         losses.append(model.module(x).square().mean())
-    elif habit == "pads" and number % PAD_EVERY == 0 and number < MOST_PADS * PAD_EVERY:
-        torch.empty((10 + 2 * number // PAD_EVERY) * MIB, dtype=torch.uint8, device="emu")
+    elif habit == "turns":
+        count, size = ((10, 20), (4, 60))[number % 2]
+        activations = [torch.empty(size * MIB, dtype=torch.uint8, device="emu") for _ in range(count)]
+        del activations
     elif habit == "tidy" and number % 40 < 5:
         outputs.append(torch.empty(16 * MIB, dtype=torch.uint8, device="emu"))
     elif habit == "tidy" and number % 40 == 5:

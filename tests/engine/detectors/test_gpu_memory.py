@@ -206,6 +206,7 @@ DECOYS = {
     "no memory left once, in an evaluation": (Holds(unused=flat(26.0), retries=lambda s: 8 * (s > HOUR_S)), 4),
     "no memory left in each evaluation": (Holds(unused=flat(26.0), retries=lambda s: int(s // HOUR_S)), 10),
     "no memory left all the time, and all in use": (Holds(step=flat(55.0), retries=lambda s: int(s // 30)), 3),
+    "ever longer sequences, each of which fits nothing": (Holds(unused=leak(8, base=1.0), stuck=0.02), 3),
     "noise": (Holds(kept=plus(flat(KEPT), noise(0.5, 1)), unused=plus(flat(3.0), noise(1.5, 2))), 6),
 }
 
@@ -258,9 +259,9 @@ FRAGMENTS = {
     "grows": (
         Holds(unused=leak(8, base=1.0)),
         3,
-        "reserves 8 GB more device memory every hour, for as much in tensors",
+        "loses 8 GB of device memory every hour to gaps between what is in use: the limit of 78.5 GB is reached in ",
     ),
-    "grows in steps": (Holds(unused=lambda s: 1.0 + 2 * (s // (8 * MIN_S))), 3, "more device memory every hour"),
+    "grows in steps": (Holds(unused=lambda s: 1.0 + 2 * (s // (8 * MIN_S))), 3, "of device memory every hour"),
     "grows beside what the script resets": (Holds(unused=leak(10, base=1.0), resets=True), 3, "every hour"),
     "grows with noise": (Holds(unused=plus(leak(12, base=1.0), noise(0.5, 3))), 3, "every hour"),
     "no memory left again and again": (
@@ -285,7 +286,7 @@ def test_what_the_allocator_cannot_use_is_told(told: Told, name: str) -> None:
     if "left_s" not in evidence:
         assert evidence["new_retries"] >= 6 and incident.detected_s < 30 * MIN_S
         return
-    assert evidence["unused_bytes"] > 0.15 * evidence["limit_bytes"]
+    assert evidence["stuck_bytes"] > 0.15 * evidence["limit_bytes"]
     reached_s = next(s for s in range(0, int(20 * HOUR_S), 30) if 50 + holds.unused(s) > 78.5)
     assert incident.detected_s < reached_s
     assert incident.detected_s + evidence["left_s"] == pytest.approx(reached_s, rel=0.15)
@@ -306,7 +307,8 @@ def test_growth_that_ends_is_told_as_over(told: Told) -> None:
 
 
 def test_advice_is_by_what_the_unused_consists_of() -> None:
-    stuck = advice_for("gpu_fragmentation", {"unused_bytes": 10 * GIB, "inactive_split_bytes": 9 * GIB})
-    whole = advice_for("gpu_fragmentation", {"unused_bytes": 10 * GIB, "inactive_split_bytes": GIB})
+    memory = {"reserved_bytes": 50 * GIB, "allocated_bytes": 20 * GIB}
+    stuck = advice_for("gpu_fragmentation", {**memory, "inactive_split_bytes": 28 * GIB, "stuck_bytes": 10 * GIB})
+    whole = advice_for("gpu_fragmentation", {**memory, "inactive_split_bytes": GIB, "stuck_bytes": GIB})
     assert "max_split_size_mb" in stuck and "garbage_collection_threshold" not in stuck
     assert "garbage_collection_threshold" in whole
