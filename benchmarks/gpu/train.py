@@ -72,6 +72,7 @@ def main() -> None:
 
 
 kept: list[Any] = []
+streams: list[Any] = []
 
 
 def hold(fault: str, step: int, model: Any, device: Any) -> None:
@@ -90,9 +91,10 @@ def hold(fault: str, step: int, model: Any, device: Any) -> None:
     elif fault == "leak":
         kept.append(model.module(torch.ones(1024, 512, device=device)).sum())
     elif fault == "fragment":
-        # Shapes by turns, of which no block fits the other: what it has is given back, and got anew, each time.
-        count, size = ((26, 100), (10, 260))[step // 4 % 2]
-        [torch.empty(size * MIB, dtype=torch.uint8, device=device) for _ in range(count)]
+        # Two streams by turns: neither's blocks serve the other's tensors, and all are given back for them each time.
+        streams[:] = streams or [torch.cuda.Stream(), torch.cuda.Stream()]
+        with torch.cuda.stream(streams[step // 4 % 2]):
+            [torch.empty(260 * MIB, dtype=torch.uint8, device=device) for _ in range(10)]
 
 
 def note(out: Path, line: str) -> None:

@@ -84,7 +84,7 @@ def test_ranks_whose_devices_fill_up_are_told_and_train_on(
     """One leaks, one fragments; the first evaluates, keeps what it needs for that, and gives it back."""
     end = tmp_path / "end"
     env = {**QUICK, "EMU_MEMORY_MB": str(DEVICE_MB)}
-    arguments = ["--nproc-per-node=3", str(HABITS), str(end), "tidy", "leaks", "turns"]
+    arguments = ["--nproc-per-node=3", str(HABITS), str(end), "tidy", "leaks", "streams"]
     run = start_guardrun(arguments, config=WINDOWS, env=env)
     wait_until(lambda: len(run.incidents()) == 2, 60, "two incidents")
     end.touch()

@@ -19,7 +19,14 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from guardrun.supervisor.engine.detectors.growing import CONFIDENCE, MAX_CULPRITS, MOST_REPORTED, Growing, range_words
+from guardrun.supervisor.engine.detectors.growing import (
+    CONFIDENCE,
+    MAX_CULPRITS,
+    MOST_REPORTED,
+    Growing,
+    range_words,
+    span_words,
+)
 from guardrun.supervisor.engine.failures.cuda_memory import size
 from guardrun.supervisor.engine.incidents.sentences import who
 from guardrun.supervisor.engine.model import events as ev
@@ -110,7 +117,7 @@ class GpuFragmentation(Growing, kw_only=True):
         }
         summary = (
             f"{who(attempt, [rank])} had no device memory left {again.risen} times in "
-            f"{again.windows * window_s / 60:.0f} min, until what it didn't use was given back: its tensors never had "
+            f"{span_words(again.windows * window_s)}, until what it didn't use was given back: its tensors never had "
             f"more than {size(self._needed(rank))} of {size(use.limit)} at the same time."
         )
         return [self._detected(key, [rank], rank, summary, known)]

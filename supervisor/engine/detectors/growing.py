@@ -155,6 +155,11 @@ class Growing(msgspec.Struct, kw_only=True):
         return found
 
 
+def span_words(lasted_s: float) -> str:
+    """`40 s`, `12 min`."""
+    return f"{lasted_s:.0f} s" if lasted_s < 100 else f"{lasted_s / 60:.0f} min"
+
+
 def range_words(soonest_s: float, latest_s: float) -> str:
     """`40 to 70 min`, `about 3 h`."""
     unit_s, unit = (1.0, "s") if latest_s < 100 else (60.0, "min") if latest_s < 6000 else (3600.0, "h")

@@ -36,17 +36,17 @@ Space::Space() {
   total_ = (text != nullptr ? std::strtoull(text, nullptr, 10) : DEFAULT_MB) << 20;
 }
 
-size_t Space::take(size_t requested) {
+size_t Space::take(size_t requested, int64_t stream) {
   std::lock_guard lock(mutex_);
   const size_t size = rounded(std::max(requested, MIN_BLOCK), MIN_BLOCK);
   const bool is_large = size > SMALL;
-  auto& free = free_[is_large];
+  auto& free = free_[stream][is_large];
   auto best = free.lower_bound({size, 0});
   if (best == free.end()) {
-    if (!add_segment(segment_size(size), is_large)) {
+    if (!add_segment(segment_size(size), is_large, stream)) {
       ++stats_.num_alloc_retries;
       release_unused_locked();
-      if (!add_segment(segment_size(size), is_large)) {
+      if (!add_segment(segment_size(size), is_large, stream)) {
         ++stats_.num_ooms;
         TORCH_CHECK_WITH(
             OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", size >> 20, " MiB. GPU 0 has a total capacity of ",
@@ -75,7 +75,7 @@ size_t Space::take(size_t requested) {
 void Space::give_back(size_t address) {
   std::lock_guard lock(mutex_);
   const auto block = blocks_.find(address);
-  auto& [size, requested, segment, is_used, is_large] = block->second;
+  auto& [size, requested, segment, is_used, is_large, stream] = block->second;
   count(stats_.allocation, is_large, 1, false);
   count(stats_.active, is_large, 1, false);
   count(stats_.allocated_bytes, is_large, size, false);
@@ -120,15 +120,15 @@ void Space::set_others(size_t size) {
   others_ = std::min(size, total_ - reserved_);
 }
 
-bool Space::add_segment(size_t size, bool is_large) {
+bool Space::add_segment(size_t size, bool is_large, int64_t stream) {
   if (reserved_ + others_ + size > total_) {
     return false;
   }
   const size_t address = next_;
   next_ += rounded(size, ROUND_LARGE) + ROUND_LARGE; // No two segments touch.
   reserved_ += size;
-  blocks_[address] = {size, 0, address, false, is_large};
-  free_[is_large].emplace(size, address);
+  blocks_[address] = {size, 0, address, false, is_large, stream};
+  free_[stream][is_large].emplace(size, address);
   count(stats_.segment, is_large, 1, true);
   count(stats_.reserved_bytes, is_large, size, true);
   return true;
@@ -136,12 +136,12 @@ bool Space::add_segment(size_t size, bool is_large) {
 
 void Space::release_unused_locked() {
   for (auto block = blocks_.begin(); block != blocks_.end();) {
-    const auto [size, requested, segment, is_used, is_large] = block->second;
+    const auto [size, requested, segment, is_used, is_large, stream] = block->second;
     if (is_used || is_split(block)) {
       ++block;
       continue;
     }
-    free_[is_large].erase({size, block->first});
+    free_[stream][is_large].erase({size, block->first});
     reserved_ -= size;
     count(stats_.segment, is_large, 1, false);
     count(stats_.reserved_bytes, is_large, size, false);
@@ -152,9 +152,9 @@ void Space::release_unused_locked() {
 void Space::split(Blocks::iterator block, size_t size) {
   const size_t address = block->first + size;
   const auto& whole = block->second;
-  const auto rest = blocks_.emplace(address, Block{whole.size - size, 0, whole.segment, false, whole.is_large}).first;
+  const auto rest = blocks_.emplace(address, Block{whole.size - size, 0, whole.segment, false, whole.is_large, whole.stream}).first;
   block->second.size = size;
-  free_[whole.is_large].emplace(rest->second.size, address);
+  free_[whole.stream][whole.is_large].emplace(rest->second.size, address);
   count_inactive(rest, true);
 }
 
@@ -170,7 +170,7 @@ void Space::join(Blocks::iterator block) {
   };
   auto leave = [&](Blocks::iterator other) {
     count_inactive(other, false);
-    free_[other->second.is_large].erase({other->second.size, other->first});
+    free_[other->second.stream][other->second.is_large].erase({other->second.size, other->first});
   };
   if (auto next = std::next(block); next != blocks_.end() && is_free(next)) {
     leave(next);
@@ -180,7 +180,7 @@ void Space::join(Blocks::iterator block) {
     leave(std::prev(block));
     block = absorb(std::prev(block), block);
   }
-  free_[block->second.is_large].emplace(block->second.size, block->first);
+  free_[block->second.stream][block->second.is_large].emplace(block->second.size, block->first);
   count_inactive(block, true);
 }
 

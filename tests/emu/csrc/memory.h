@@ -8,6 +8,7 @@
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <array>
 #include <map>
 #include <mutex>
 #include <set>
@@ -19,8 +20,8 @@ class Space {
  public:
   Space();
 
-  // The address of so many bytes. Throws OutOfMemoryError as CUDA does, once what is unused was given back in vain.
-  size_t take(size_t requested);
+  // The address of so many bytes, for a stream. Throws OutOfMemoryError as CUDA does, once what is unused was given back in vain.
+  size_t take(size_t requested, int64_t stream);
   void give_back(size_t address);
   // Segments of which nothing is in use.
   void release_unused();
@@ -39,11 +40,12 @@ class Space {
     size_t segment; // Its first block's address.
     bool is_used;
     bool is_large;
+    int64_t stream; // Tensors of others get none of it.
   };
   using Free = std::set<std::pair<size_t, size_t>>; // Size and address.
   using Blocks = std::map<size_t, Block>;
 
-  bool add_segment(size_t size, bool is_large);
+  bool add_segment(size_t size, bool is_large, int64_t stream);
   void release_unused_locked();
   void split(Blocks::iterator block, size_t size);
   void join(Blocks::iterator block);
@@ -53,7 +55,7 @@ class Space {
 
   std::mutex mutex_;
   Blocks blocks_; // By address, used and free.
-  Free free_[2]; // Small and large.
+  std::map<int64_t, std::array<Free, 2>> free_; // By stream: small and large.
   size_t next_ = 1 << 20;
   size_t total_;
   size_t others_ = 0;

@@ -53,7 +53,7 @@ struct Memory final : c10::DeviceAllocator {
     void* data = nullptr;
     size_t address = 0;
     if (size > 0) {
-      address = space().take(size);
+      address = space().take(size, Device::get().current().id);
       TORCH_CHECK(posix_memalign(&data, 64, size) == 0, "CUDA out of memory.");
     }
     return {data, new Held{{data, &std::free}, address}, &release, THE_DEVICE};

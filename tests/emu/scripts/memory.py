@@ -1,7 +1,7 @@
 """Trains on the emulated device until a file is there, each rank with a habit of its own. argv: the file, habits.
 
-`leaks`: losses are kept with their graphs, for a plot; `turns`: shapes by turns, of which no block fits the other;
-`tidy`: an evaluation with larger steps, its outputs kept until it ends, and empty_cache().
+`leaks`: losses are kept with their graphs, for a plot; `streams`: two by turns, neither of which can use what the other
+has left; `tidy`: an evaluation with larger steps, its outputs kept until it ends, and empty_cache().
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ MOST_LOSSES = 330
 torch.set_num_threads(1)
 emu.use()
 dist.init_process_group("nccl")
+STREAMS = [torch.Stream("emu"), torch.Stream("emu")]
 habit = HABITS[dist.get_rank()]
 model = DistributedDataParallel(torch.nn.Linear(1024, 8).to("emu"))
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -44,9 +45,9 @@ while not is_over.item():
     emu.synchronize()
     if habit == "leaks" and len(losses) < MOST_LOSSES:
         losses.append(model.module(x).square().mean())
-    elif habit == "turns":
-        count, size = ((10, 20), (4, 60))[number % 2]
-        activations = [torch.empty(size * MIB, dtype=torch.uint8, device="emu") for _ in range(count)]
+    elif habit == "streams":
+        with STREAMS[number % 2]:
+            activations = [torch.empty(60 * MIB, dtype=torch.uint8, device="emu") for _ in range(4)]
         del activations
     elif habit == "tidy" and number % 40 < 5:
         outputs.append(torch.empty(16 * MIB, dtype=torch.uint8, device="emu"))
