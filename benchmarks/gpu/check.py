@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 TRAIN = Path(__file__).parent / "train.py"
 VALUES = Path(__file__).parent / "step_values.py"
 FAULTS = ("sleep", "spin", "stop", "gil", "stuck", "sync", "assert", "oom", "kill")
+MEMORY = ("leak", "fragment", "tidy")
+"""Of which the last is a decoy."""
+MEMORY_STEPS = 1300
+MEMORY_WINDOWS = "[leaks]\nmemory_window_s = 1.5\n"
 DECOYS = ("none", "busy")
 GUARDRUN = [sys.executable, "-m", "guardrun", "--standalone", "--nproc-per-node=2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -45,7 +49,7 @@ def main() -> None:
         "--only",
         nargs="*",
         default=[],
-        help="of: sensors identity native values straggler dump faults torchrun overhead, or one fault",
+        help="of: sensors identity native values straggler dump memory faults torchrun overhead, or one fault",
     )
     parser.add_argument("--limit-s", type=float, default=150, help="how long a fault may take (%(default)s)")
     options = parser.parse_args()
@@ -80,6 +84,10 @@ def main() -> None:
     if is_wanted("dump", "dump"):
         rows.append(play("dump", TORCHRUN, "dump", options.out, 90))
         print(rows[-1], flush=True)
+    if is_wanted("memory", "memory"):
+        for row in memory(options.out, options.limit_s):
+            rows.append(row)
+            print(row, flush=True)
     cases = [(f"guardrun_{name}", GUARDRUN, name) for name in (*FAULTS, *DECOYS) if is_wanted(name, "faults")]
     cases += [(f"torchrun_{name}", TORCHRUN, name) for name in ("sleep", "stuck") if is_wanted(name, "torchrun")]
     with ThreadPoolExecutor(4) as pool:
@@ -105,7 +113,11 @@ def play(
 
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
-    flags = ["--guard-dir", str(folder / "runs"), "--guard-restart-max-restarts=0"] if launcher is GUARDRUN else []
+    flags = (
+        ["--guard-dir", str(folder / "runs"), "--guard-restart-max-restarts=0"]
+        if launcher[: len(GUARDRUN)] == GUARDRUN
+        else []
+    )
     if launcher is TORCHRUN and fault in FAULTS:
         more = (*more, "--timeout-s=30")
     environment = {**os.environ, "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1", **environment}
@@ -120,6 +132,29 @@ def play(
         status = wait(process, limit_s)
     notes = {file.stem: file.read_text().split("\n") for file in folder.glob("rank*.txt")}
     return {"name": name, "status": status, "s": round(time.time() - began_s, 1), "notes": notes, "said": said(folder)}
+
+
+def memory(out: Path, limit_s: float) -> Iterator[dict[str, Any]]:
+    """What reading a device's allocator costs, and what is told of ranks that fill, fragment, or just use it.
+
+    The three trainings run beside each other, each rank with a limit of its own: no more than a minute for all.
+    """
+    folder = out / "memory"
+    folder.mkdir()
+    command = [sys.executable, str(TRAIN.with_name("memory.py")), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+    (folder / "output.txt").write_text(done.stdout + done.stderr)
+    yield {"name": "memory", "status": done.returncode, "seen": (done.stdout or done.stderr[-2000:]).strip()}
+    windows = folder / "windows.toml"
+    windows.write_text(MEMORY_WINDOWS)
+    more = (f"--steps={MEMORY_STEPS}", "--step-s=0.02")
+
+    def start(name: str) -> dict[str, Any]:
+        launcher = [*GUARDRUN, "--guard-config", str(windows)]
+        return play(f"memory_{name}", launcher, name, out, limit_s, *more)
+
+    with ThreadPoolExecutor(len(MEMORY)) as pool:
+        yield from pool.map(start, MEMORY)
 
 
 def wait(process: subprocess.Popen[bytes], limit_s: float) -> int | str:

@@ -19,6 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+MIB = 1 << 20
+HOLDS = ("leak", "fragment", "tidy")
+HELD_BYTES = 4 << 30
+"""What a rank that holds may reserve: so they need not fill the device to come near to its end."""
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 BLOCKS, BLOCK_STEPS, BLOCK_KERNEL_S = 40, 20, 0.005
 LAG_KERNEL_S = 0.05
@@ -53,6 +57,8 @@ def main() -> None:
         lag(device, options)
         return
     by_sockets = dist.new_group(backend="gloo") if options.fault == "sync" else None
+    if options.fault in HOLDS:
+        torch.cuda.set_per_process_memory_fraction(HELD_BYTES / torch.cuda.get_device_properties(device).total_memory)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512, device=device), device_ids=[device])
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     began_s = time.monotonic()
@@ -66,12 +72,39 @@ def main() -> None:
         loss = model(torch.ones(8, 512, device=device)).sum()
         loss.backward()
         optimizer.step()
+        hold(options.fault, step, model, device)
         if options.step_s:
             loss.item()
             time.sleep(options.step_s)
     torch.cuda.synchronize()
     note(options.out, f"finished {time.monotonic() - began_s:.3f}")
     dist.destroy_process_group()
+
+
+kept: list[Any] = []
+streams: list[Any] = []
+
+
+def hold(fault: str, step: int, model: Any, device: Any) -> None:
+    """What the last rank comes to hold of its device in each step; and the other one, which is only an evaluation."""
+    import torch
+
+    if fault not in HOLDS:
+        return
+    if RANK < WORLD - 1 or fault == "tidy":
+        # For half a second of four: larger steps, whose outputs are kept until it ends.
+        if step % 200 < 25:
+            kept.append(torch.empty(24 * MIB, dtype=torch.uint8, device=device))
+        elif step % 200 == 25:
+            kept.clear()
+            torch.cuda.empty_cache()
+    elif fault == "leak":
+        kept.append(model.module(torch.ones(1024, 512, device=device)).sum())
+    elif fault == "fragment":
+        # Two streams by turns: neither's blocks serve the other's tensors, and all are given back for them each time.
+        streams[:] = streams or [torch.cuda.Stream(), torch.cuda.Stream()]
+        with torch.cuda.stream(streams[step // 4 % 2]):
+            [torch.empty(260 * MIB, dtype=torch.uint8, device=device) for _ in range(10)]
 
 
 def note(out: Path, line: str) -> None:

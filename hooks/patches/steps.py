@@ -12,6 +12,7 @@ from typing import Any
 
 from guardrun.hooks.guards.step_guard import install as install_guard
 from guardrun.hooks.guards.step_guard import step_guard
+from guardrun.hooks.patches import device_memory
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import PHASES, Field, Milestone
 
@@ -309,8 +310,12 @@ def install(module: Any, rank: Rank) -> None:
             metrics = rank.metrics
             if metrics is not None:
                 metrics.on_optimizer(optimizer)
+            memory = rank.memory
+            if memory is not None and now_ns >= memory.due_ns:
+                memory.on_step(optimizer, now_ns)
         except Exception as error:
             rank.fail("optimizer", error)
 
     module.register_optimizer_step_post_hook(on_step)
     install_guard(module, rank)
+    device_memory.install(module, rank)

@@ -123,3 +123,13 @@ class MetricsObserver(Protocol):
 
     def on_said_step(self) -> None:
         """The script has said that a step is done, which the board counts already."""
+
+
+class MemoryObserver(Protocol):
+    """Reads what the allocator of the rank's device says."""
+
+    due_ns: int
+    """CLOCK_MONOTONIC, of the next reading."""
+
+    def on_step(self, optimizer: Any, now_ns: int) -> None:
+        """An optimizer has stepped, and a reading is due. Never raises."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CollectionPolicy,
         DeviceObserver,
         DeviceTimer,
+        MemoryObserver,
         MetricsObserver,
         OptimizerGuard,
         StepObserver,
@@ -109,6 +110,24 @@ def private_words() -> memoryview:
 class Rank:
     """One object a process. Hooks read `words` anew at each call, since a fork swaps it."""
 
+    # What is set once something is imported, or wanted.
+    gc_policy: CollectionPolicy | None = None
+    """None: the collector is the script's own."""
+    batches: BatchRecord | None = None
+    """None until torch's data loaders are imported."""
+    spent: StepObserver | None = None
+    """None until torch's optimizers are imported."""
+    devices: DeviceObserver | None = None
+    """None until torch.cuda or the optimizers are imported."""
+    device_timer: DeviceTimer | None = None
+    """None unless the user wants it, and until torch.distributed is imported."""
+    metrics: MetricsObserver | None = None
+    """None until torch is imported, and once it has failed."""
+    guard: OptimizerGuard | None = None
+    """None unless the user wants it, until torch is imported, and once it has failed."""
+    memory: MemoryObserver | None = None
+    """None until torch's optimizers are imported, and where no allocator tells what it holds."""
+
     def __init__(self, settings: dict[str, object], attempt: int) -> None:
         """Read who this rank is from the environment. Raises KeyError or ValueError where that doesn't tell."""
         self.settings = settings
@@ -142,20 +161,6 @@ class Rank:
         self.import_lock = allocate_lock()
         """Held by the hooks' thread while it imports, so that nobody forks in the middle of it."""
         self.is_ended = False
-        self.gc_policy: CollectionPolicy | None = None
-        """None: the collector is the script's own."""
-        self.batches: BatchRecord | None = None
-        """None until torch's data loaders are imported."""
-        self.spent: StepObserver | None = None
-        """None until torch's optimizers are imported."""
-        self.devices: DeviceObserver | None = None
-        """None until torch.cuda or the optimizers are imported."""
-        self.device_timer: DeviceTimer | None = None
-        """None unless the user wants it, and until torch.distributed is imported."""
-        self.metrics: MetricsObserver | None = None
-        """None until torch is imported, and once it has failed."""
-        self.guard: OptimizerGuard | None = None
-        """None unless the user wants it, until torch is imported, and once it has failed."""
         self._milestone_lock = allocate_lock()
         self._failed: set[str] = set()
         self._has_spoken = False
@@ -278,7 +283,7 @@ class Rank:
         if self.device_timer is not None:
             self.device_timer.stop()
         self.words = private_words()
-        self.calls = self.metrics = self.guard = None
+        self.calls = self.metrics = self.guard = self.memory = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

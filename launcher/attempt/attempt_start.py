@@ -169,6 +169,7 @@ def hook_environment(
         "gc": run.file.config.get("gc", {}),
         "device_timing": bool(run.file.config.get("slowdown", {}).get("device_timing")),
         "numeric": str(run.file.config.get("guards", {}).get("numeric", "watch")),
+        "memory_window_s": run.file.config.get("leaks", {}).get("memory_window_s"),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
         **({"held": list(held)} if held else {}),
         **({"nccl_timeout": nccl_timeout} if nccl_timeout else {}),

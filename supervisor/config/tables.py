@@ -164,7 +164,7 @@ class LeaksTable(_Table, frozen=True, kw_only=True):
     files_window_s: Annotated[float, Meta(ge=1)] = _ENGINE.files_window_s
     """The shortest windows in which open files are compared: five in a row must show growth. Drills need not wait."""
     memory_window_s: Annotated[float, Meta(ge=1)] = _ENGINE.memory_window_s
-    """The shortest windows in which host memory is compared, likewise."""
+    """The shortest windows in which memory is compared, likewise, of hosts and of devices."""
 
 
 class NodeTable(_Table, frozen=True, kw_only=True):

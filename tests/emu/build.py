@@ -19,7 +19,7 @@ SOURCES = Path(__file__).with_name("csrc")
 NAME = "emu_device"
 KEPT = 2
 """Folders of other sources that stay: whoever goes back and forth need not build anew each time."""
-PARTS = ("device", "tensors", "module", "collectives", "process_group", "served", "watchdog")
+PARTS = ("device", "memory", "tensors", "module", "collectives", "process_group", "served", "watchdog")
 """Sources, compiled as one: most of the time goes to torch's headers."""
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-w", "-DFMT_HEADER_ONLY=1", f"-DTORCH_EXTENSION_NAME={NAME}")
 LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")

@@ -83,6 +83,11 @@ def _device_module() -> ModuleType:
         "current_stream": lambda device=None: torch.accelerator.current_stream(),
         "stream": lambda stream: stream,
         "device": lambda device: nullcontext(),
+        "memory_stats": torch.accelerator.memory_stats,
+        "memory_stats_as_nested_dict": lambda device=0: torch._C._accelerator_getDeviceStats(device),
+        "mem_get_info": torch.accelerator.get_memory_info,
+        "empty_cache": torch.accelerator.empty_cache,
+        "reset_peak_memory_stats": torch.accelerator.reset_peak_memory_stats,
     }
     for name, answer in answers.items():
         setattr(module, name, answer)
@@ -133,6 +138,11 @@ def synchronize(holds_gil: bool = False) -> None:
 def is_idle() -> bool:
     """Whether the current stream has carried out all that was launched."""
     return bool(_library.is_idle())
+
+
+def set_others(size: int) -> None:
+    """As if other processes held so many bytes of the device."""
+    _library.set_others(size)
 
 
 def count_waits() -> int:

@@ -80,7 +80,7 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="a_little_of_the_room",
-        file="supervisor/engine/detectors/host_leak.py",
+        file="supervisor/engine/detectors/growing.py",
         before="if growth.risen < max(least, SHARE * (growth.room + growth.risen)):",
         after="if growth.risen < least:",
         breaks="a cache that is being filled is told as a leak, though much is left",

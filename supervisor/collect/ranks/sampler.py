@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.memory_page import memory_name
 from guardrun.hooks.wire.metrics_page import metrics_name
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
@@ -29,6 +30,7 @@ from guardrun.supervisor.collect.ranks.boards import (
     step_of,
     waits_since_ns,
 )
+from guardrun.supervisor.collect.ranks.device_memory import DeviceMemoryReader
 from guardrun.supervisor.collect.ranks.memory_use import MemoryReader
 from guardrun.supervisor.collect.ranks.metrics import MetricsReader
 from guardrun.supervisor.collect.ranks.open_files import read_open_files
@@ -57,16 +59,17 @@ _TRACK_SHARE = 0.002
 class _Watched:
     """One rank's process: its stat file stays open, which also ties it to that very process."""
 
-    def __init__(self, rank: Rank, board: BoardReader, metrics: MetricsReader) -> None:
+    def __init__(self, rank: Rank, board: BoardReader, metrics: MetricsReader, memory: DeviceMemoryReader) -> None:
         self.rank = rank
         self.board = board
         self.last: tuple[object, ...] = ()
         self.spent_steps = 0
         """As told last, and when."""
         self.spent_at_s = -math.inf
-        self.counted_s = {"open_files": -math.inf, "memory": -math.inf}
+        self.counted_s = {"open_files": -math.inf, "memory": -math.inf, "device_memory": -math.inf}
         """When these were counted last."""
         self.metrics = metrics
+        self.device_memory = memory
         try:
             self._stat_fd = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -94,6 +97,7 @@ class _Watched:
     def close(self) -> None:
         self.board.close()
         self.metrics.close()
+        self.device_memory.close()
         if self._stat_fd >= 0:
             os.close(self._stat_fd)
             self._stat_fd = -1
@@ -116,7 +120,8 @@ class Sampler:
         files_window_s: float = Settings().files_window_s,
         memory_window_s: float = Settings().memory_window_s,
     ) -> None:
-        self._every_s = {"open_files": files_window_s / TIMES_A_WINDOW, "memory": memory_window_s / TIMES_A_WINDOW}
+        files_s, memory_s = files_window_s / TIMES_A_WINDOW, memory_window_s / TIMES_A_WINDOW
+        self._every_s = {"open_files": files_s, "memory": memory_s, "device_memory": memory_s}
         self._limits = MemoryLimits()
         self._memory = MemoryReader(self._limits)
         self._table = ProcessTable(())
@@ -140,6 +145,7 @@ class Sampler:
                 rank,
                 self.boards[rank.global_rank],
                 MetricsReader(os.path.join(self._sockets_dir, metrics_name(attempt, rank.global_rank))),
+                DeviceMemoryReader(os.path.join(self._sockets_dir, memory_name(attempt, rank.global_rank))),
             )
             for rank in ranks
         ]
@@ -159,18 +165,19 @@ class Sampler:
                 reports[watched] = msgspec.structs.replace(report, spent=spent, metrics=metrics)
         if time.monotonic() >= self._track_after_s:
             self.track_descendants()
-        self._count("open_files", reports, read_open_files)
-        self._count("memory", reports, lambda pid: self._memory.read(pid, self._table))
+        self._count("open_files", reports, lambda one: read_open_files(one.rank.pid))
+        self._count("memory", reports, lambda one: self._memory.read(one.rank.pid, self._table))
+        self._count("device_memory", reports, lambda one: one.device_memory.take_report())
         return list(reports.values())
 
-    def _count(self, what: str, reports: dict[_Watched, RankReport], read: Callable[[int], object]) -> None:
+    def _count(self, what: str, reports: dict[_Watched, RankReport], read: Callable[[_Watched], object]) -> None:
         """Add it to the reports of ranks whose turn it is; whose last one was longest ago comes first."""
         now_s = began_s = time.monotonic()
         for watched in sorted(reports, key=lambda one: one.counted_s[what]):
             if now_s - watched.counted_s[what] < self._every_s[what] or now_s - began_s > TURNS_BUDGET_S:
                 return
             watched.counted_s[what] = now_s
-            found = read(watched.rank.pid) if reports[watched].state not in (_GONE, "Z", "X") else None
+            found = read(watched) if reports[watched].state not in (_GONE, "Z", "X") else None
             if found is not None:
                 reports[watched] = msgspec.structs.replace(reports[watched], **{what: found})
             now_s = time.monotonic()

@@ -12,6 +12,8 @@ from guardrun.supervisor.engine.detectors.descriptor_leak import DescriptorLeak
 from guardrun.supervisor.engine.detectors.failure.rank_failure import RankFailure
 from guardrun.supervisor.engine.detectors.gc_pause import GcPause
 from guardrun.supervisor.engine.detectors.gc_pressure import GcPressure
+from guardrun.supervisor.engine.detectors.gpu_fragmentation import GpuFragmentation
+from guardrun.supervisor.engine.detectors.gpu_leak import GpuLeak
 from guardrun.supervisor.engine.detectors.hang.suspicion import Hang
 from guardrun.supervisor.engine.detectors.host_leak import HostLeak
 from guardrun.supervisor.engine.detectors.node_health import NodeHealth
@@ -46,6 +48,8 @@ class Detectors(msgspec.Struct, kw_only=True):
     descriptor_leak: DescriptorLeak = msgspec.field(default_factory=DescriptorLeak)
     numeric: Numeric = msgspec.field(default_factory=Numeric)
     host_leak: HostLeak = msgspec.field(default_factory=HostLeak)
+    gpu_leak: GpuLeak = msgspec.field(default_factory=GpuLeak)
+    gpu_fragmentation: GpuFragmentation = msgspec.field(default_factory=GpuFragmentation)
     hang: Hang = msgspec.field(default_factory=Hang)
 
     def observers(self, kind: type) -> list[Detector]:

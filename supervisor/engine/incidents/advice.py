@@ -17,7 +17,7 @@ from guardrun.supervisor.engine.failures.cuda_memory import (
     size,
     strangers_bytes,
 )
-from guardrun.supervisor.engine.incidents import numeric_advice
+from guardrun.supervisor.engine.incidents import memory_advice, numeric_advice
 from guardrun.supervisor.engine.observation.frames import rank_list
 
 Evidence = Mapping[str, Any]
@@ -77,6 +77,8 @@ ADVICE: dict[str, str] = {
     "loss_spike": numeric_advice.SPIKE,
     "grad_explosion": numeric_advice.EXPLOSION,
     "host_leak": f"{_KEEPS} {_ALLOCATIONS} More memory, or a restart right after a checkpoint, buys time.",
+    "gpu_leak": memory_advice.KEPT,
+    "gpu_fragmentation": f"{memory_advice.EXPANDABLE} {memory_advice.VARIANTS}",
     "unknown": "See what was collected in stacks/, and the ranks' output.",
 }
 """Per cause, where nothing more is known."""
@@ -388,4 +390,5 @@ _SPECIAL: dict[str, Callable[[Evidence], str]] = {
     "descriptor_leak": _descriptors,
     "nan_loss": numeric_advice.nan_advice,
     "host_leak": _held,
+    "gpu_fragmentation": memory_advice.fragmentation_advice,
 }

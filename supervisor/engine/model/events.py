@@ -257,6 +257,31 @@ class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
     """Of that limit, by everybody for whom it holds; page cache that can be given back is left out."""
 
 
+class DeviceMemory(msgspec.Struct, frozen=True, array_like=True):
+    """What the caching allocator of a rank's device said after a step, in bytes (hooks/patches/device_memory.py)."""
+
+    allocated: int
+    """In tensors, where activations of the step are gone."""
+    peak: int = 0
+    """The most that it has been since the start, or since the script last reset that."""
+    reserved: int = 0
+    """What the allocator has got of the device, in use or kept for tensors to come."""
+    inactive: int = 0
+    """Of that what can't be given back: free parts of segments of which others are in use."""
+    segments: int = 0
+    retries: int = 0
+    """How often so far the device had no memory left, until what was unused was given back."""
+    ooms: int = 0
+    """How often it had none even then."""
+    limit: int = 0
+    """What the allocator could reserve at most, now: what it has and what nobody has, or less where the script has set
+    a limit of its own. 0: not known."""
+    total: int = 0
+    """The device's. 0: not known."""
+    device: int = 0
+    """The same number for ranks of a node that share a device; 0: not known."""
+
+
 class OddStep(msgspec.Struct, frozen=True, array_like=True):
     """One step of a rank whose loss or gradient norm is not finite, or far above those before it."""
 
@@ -332,6 +357,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every four seconds or so, and at once where a step is odd; by itself no reason for a report."""
     memory: MemoryUse | None = None
     """Every half minute or so; by itself no reason for a report."""
+    device_memory: DeviceMemory | None = None
+    """Likewise, of ranks whose allocator tells it."""
     joint: int = 0
     """Collectives that ranks of other nodes have part in, by torch's count."""
     is_save_held: bool = False

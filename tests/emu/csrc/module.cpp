@@ -1,6 +1,7 @@
 // What Python sees.
 #include "process_group.h"
 
+#include "memory.h"
 #include "tensors.h"
 
 #include <torch/csrc/utils/pybind.h>
@@ -90,6 +91,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("set_query_hangs", [](bool hangs) { Device::get().query_hangs = hangs; });
   module.def("set_link_is_dead", [](bool is_dead) { Device::get().link_is_dead = is_dead; });
   module.def("set_launch_holds_gil", [](bool holds) { Device::get().launch_holds_gil = holds; });
+  module.def("set_others", [](size_t size) { emu::space().set_others(size); });
   module.def("count_waits", [] { return Device::get().waits.load(); });
   module.def("count_queries", [] { return Device::get().queries.load(); });
 }

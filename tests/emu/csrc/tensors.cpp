@@ -6,6 +6,7 @@
 #include "tensors.h"
 
 #include "device.h"
+#include "memory.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
@@ -33,22 +34,51 @@ constexpr auto TYPE = c10::DeviceType::PrivateUse1;
 // Memory ------------------------------------------------------------------------------------------------------------
 
 // What is launched keeps the block, not the storage, which FSDP resizes to nothing once it has launched what needs it.
-using Block = std::shared_ptr<void>;
+// Its place on the device is free at once, as in the order of one stream it may be used again.
+struct Held {
+  std::shared_ptr<void> block;
+  size_t address;
+};
 
-void release(void* block) {
-  delete static_cast<Block*>(block);
+void release(void* held) {
+  auto* memory = static_cast<Held*>(held);
+  if (memory->address != 0) {
+    space().give_back(memory->address);
+  }
+  delete memory;
 }
 
-struct Memory final : c10::Allocator {
+struct Memory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t size) override {
     void* data = nullptr;
+    size_t address = 0;
     if (size > 0) {
+      address = space().take(size, Device::get().current().id);
       TORCH_CHECK(posix_memalign(&data, 64, size) == 0, "CUDA out of memory.");
     }
-    return {data, new Block(data, &std::free), &release, THE_DEVICE};
+    return {data, new Held{{data, &std::free}, address}, &release, THE_DEVICE};
   }
   void copy_data(void* to, const void* from, size_t count) const override {
     std::memcpy(to, from, count);
+  }
+  bool initialized() override {
+    return true;
+  }
+  void emptyCache(c10::MempoolId_t) override {
+    space().release_unused();
+  }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    return space().stats();
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {
+    space().reset_sums();
+  }
+  void resetPeakStats(c10::DeviceIndex) override {
+    space().reset_peaks();
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+    return space().info();
   }
 };
 
@@ -465,7 +495,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 
 at::Tensor on_host(const at::Tensor& tensor) {
   const auto& memory = tensor.storage().data_ptr();
-  const auto block = *static_cast<Block*>(memory.get_context());
+  const auto block = static_cast<Held*>(memory.get_context())->block;
   auto* data = static_cast<char*>(memory.get()) + tensor.storage_offset() * tensor.element_size();
   auto host = at::from_blob(
       data, tensor.sizes(), tensor.strides(), [block](void*) {}, tensor.options().device(c10::kCPU));

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from guardrun.supervisor.engine.detectors import host_leak
+from guardrun.supervisor.engine.detectors import growing
 from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
@@ -404,7 +404,7 @@ def test_told_once_a_rank_and_a_few_times_a_run(told: Told) -> None:
     for rank in range(5):
         train(told, {rank: Holds(own=leak(30))}, 1.2)
     assert [[c.rank for c in incident.culprits] for incident in told.incidents.values()] == [[0], [1], [2]]
-    assert len(told.incidents) == host_leak.MOST_REPORTED
+    assert len(told.incidents) == growing.MOST_REPORTED
 
 
 def test_windows_are_as_long_as_is_set(told: Told) -> None:
