@@ -2,8 +2,9 @@
 
 `sensors.json` (guardrun's NVML readings, idle and busy) beside `nvidia-smi.xml`; `identity.json` (each device's
 UUID and PCI address as torch and as NVML have it, and which one guardrun takes it for); `dump/` (the flight recorder's
-answers in every form, and what asking cost); a folder for each fault and decoy with the incidents, the log and what
-ranks printed, under guardrun and for some under torchrun; `summary.json` with one row for each.
+answers in every form, and what asking cost); `checksum.json` (what comparing replicas costs); a folder for each fault
+and decoy with the incidents, the log and what ranks printed, under guardrun and for some under torchrun;
+`summary.json` with one row for each.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
     parser.add_argument(
-        "--only", nargs="*", default=[], help="of: sensors identity dump faults torchrun overhead, or one fault"
+        "--only",
+        nargs="*",
+        default=[],
+        help="of: sensors identity dump checksum faults torchrun overhead, or one fault",
     )
     parser.add_argument("--limit-s", type=float, default=150, help="how long a fault may take (%(default)s)")
     options = parser.parse_args()
@@ -60,6 +64,9 @@ def main() -> None:
         print(rows[-1], flush=True)
     if is_wanted("dump", "dump"):
         rows.append(play("dump", TORCHRUN, "dump", options.out, 90))
+        print(rows[-1], flush=True)
+    if is_wanted("checksum", "checksum"):
+        rows.append({"name": "checksum", "seen": checksum(options.out)})
         print(rows[-1], flush=True)
     cases = [(f"guardrun_{name}", GUARDRUN, name) for name in (*FAULTS, *DECOYS) if is_wanted(name, "faults")]
     cases += [(f"torchrun_{name}", TORCHRUN, name) for name in ("sleep", "stuck") if is_wanted(name, "torchrun")]
@@ -178,6 +185,18 @@ def identity(out: Path) -> str:
     (out / "identity.json").write_text(json.dumps({"nvml": [one._asdict() for one in inventory.gpus], "torch": found}))
     wrong = [f"cuda:{one['place']}: {one['trouble']}" for one in found if one["trouble"]]
     return f"{len(found)} devices, {'; '.join(wrong) or 'each found by UUID and by PCI address, and the same one'}"
+
+
+def checksum(out: Path) -> str:
+    """What comparing replicas costs, and whether it finds bits that flip."""
+    program = str(Path(__file__).with_name("checksum.py"))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, timeout=300)
+    (out / "checksum.json").write_text(done.stdout or json.dumps({"error": done.stderr}))
+    if done.returncode not in (0, 1) or not done.stdout:
+        return f"failed: {done.stderr[-500:]}"
+    rows = json.loads(done.stdout)["rows"]
+    shares = ", ".join(f"{row['model']}: {100 * row['share_at_default']:.4f} % of a step" for row in rows)
+    return f"{shares}; {'as it should be' if done.returncode == 0 else 'sums do not tell what was flipped'}"
 
 
 def compare_identity(place: int, uuid: str, bus: str, inventory: Inventory) -> dict[str, Any]:

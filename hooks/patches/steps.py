@@ -10,6 +10,7 @@ from _thread import get_ident
 from time import monotonic_ns
 from typing import Any
 
+from guardrun.hooks.checksums import checker
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import PHASES, Field, Milestone
 
@@ -218,6 +219,7 @@ def step_observer(rank: Rank) -> StepObserver:
 def install_ddp(module: Any, rank: Rank) -> None:
     """Hear of DDP models, and time what their forward passes wait for buffers; torch.nn.parallel.distributed."""
     spent = step_observer(rank)
+    checker.install(rank)
     kind = module.DistributedDataParallel
     kind.__init__ = _wrap_init(kind.__init__, rank, spent)
     if hasattr(kind, "_sync_buffers"):
@@ -232,6 +234,8 @@ def _wrap_init(original: Any, rank: Rank, spent: StepObserver) -> Any:
             spent.add_replica(self)
         except Exception as error:
             rank.fail("spent", error)
+        if rank.checksums is not None:
+            rank.checksums.add_model(self)
 
     return __init__
 
@@ -305,6 +309,9 @@ def install(module: Any, rank: Rank) -> None:
             metrics = rank.metrics
             if metrics is not None:
                 metrics.on_optimizer(optimizer)
+            checksums = rank.checksums
+            if checksums is not None:
+                checksums.on_optimizer(optimizer)
         except Exception as error:
             rank.fail("optimizer", error)
 

@@ -101,3 +101,13 @@ class MetricsObserver(Protocol):
 
     def on_said_step(self) -> None:
         """The script has said that a step is done, which the board counts already."""
+
+
+class ReplicaChecker(Protocol):
+    """Sums what this rank holds and others are to hold as well, now and then."""
+
+    def add_model(self, model: Any) -> None:
+        """This rank has made a model whose gradients are reduced among the ranks. Like the other: never raises."""
+
+    def on_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has stepped, which the board counts already."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         DeviceObserver,
         DeviceTimer,
         MetricsObserver,
+        ReplicaChecker,
         StepObserver,
     )
     from guardrun.hooks.wire.board import Board
@@ -153,6 +154,8 @@ class Rank:
         """None unless the user wants it, and until torch.distributed is imported."""
         self.metrics: MetricsObserver | None = None
         """None until torch is imported, and once it has failed."""
+        self.checksums: ReplicaChecker | None = None
+        """None until torch's DistributedDataParallel is imported, where it is not wanted, and once it has failed."""
         self._milestone_lock = allocate_lock()
         self._failed: set[str] = set()
         self._has_spoken = False
@@ -275,7 +278,7 @@ class Rank:
         if self.device_timer is not None:
             self.device_timer.stop()
         self.words = private_words()
-        self.calls = self.metrics = None
+        self.calls = self.metrics = self.checksums = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

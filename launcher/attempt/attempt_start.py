@@ -167,6 +167,7 @@ def hook_environment(
         "token": run.file.token,
         "pythonpath": before,
         "gc": run.file.config.get("gc", {}),
+        "check_every": run.file.config.get("guards", {}).get("check_every", 0),
         "device_timing": bool(run.file.config.get("slowdown", {}).get("device_timing")),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
         **({"held": list(held)} if held else {}),

@@ -140,6 +140,13 @@ class SlowdownTable(_Table, frozen=True, kw_only=True):
     """Waits for other ranks are timed on the device, too (hooks/patches/device_timing.py): for stragglers over NCCL."""
 
 
+class GuardsTable(_Table, frozen=True, kw_only=True):
+    """[guards]: how training that is alive is watched for being wrong."""
+
+    check_every: Count = _ENGINE.check_every
+    """Steps between two checks that replicas are equal (hooks/checksums); 0: none."""
+
+
 class LeaksTable(_Table, frozen=True, kw_only=True):
     """[leaks]: how what a rank holds is watched for growth without end."""
 
@@ -231,6 +238,7 @@ TABLES: dict[str, type[_Table]] = {
     "policy": PolicyTable,
     "gc": GcTable,
     "slowdown": SlowdownTable,
+    "guards": GuardsTable,
     "leaks": LeaksTable,
     "node": NodeTable,
     "preflight": PreflightTable,
@@ -251,6 +259,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyTable = PolicyTable()
     gc: GcTable = GcTable()
     slowdown: SlowdownTable = SlowdownTable()
+    guards: GuardsTable = GuardsTable()
     leaks: LeaksTable = LeaksTable()
     node: NodeTable = NodeTable()
     preflight: PreflightTable = PreflightTable()
@@ -285,6 +294,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             requeue="auto" if self.preemption.requeue == "time_limit" else self.preemption.requeue,
             goes_past_limit=self.preemption.requeue in ("time_limit", "always"),
             gc_policy=self.gc.policy,
+            check_every=self.guards.check_every,
             check_nodes=self.preflight.level,
             window_s=self.slowdown.window_s,
             **msgspec.structs.asdict(self.leaks),

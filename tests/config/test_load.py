@@ -59,6 +59,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "every_steps": 100},
         "slowdown": {"window_s": 20.0, "device_timing": False},
+        "guards": {"check_every": 500},
         "leaks": {"files_window_s": 120.0, "memory_window_s": 60.0},
         "node": {"state_dir": "", "shared_dir": "", "trust_jobs": False},
         "preflight": {"level": "quick"},

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.checksums_page import checksums_name
 from guardrun.hooks.wire.metrics_page import metrics_name
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
@@ -29,6 +30,7 @@ from guardrun.supervisor.collect.ranks.boards import (
     step_of,
     waits_since_ns,
 )
+from guardrun.supervisor.collect.ranks.checksums import ChecksumsReader
 from guardrun.supervisor.collect.ranks.memory_use import MemoryReader
 from guardrun.supervisor.collect.ranks.metrics import MetricsReader
 from guardrun.supervisor.collect.ranks.open_files import read_open_files
@@ -57,7 +59,7 @@ _TRACK_SHARE = 0.002
 class _Watched:
     """One rank's process: its stat file stays open, which also ties it to that very process."""
 
-    def __init__(self, rank: Rank, board: BoardReader, metrics: MetricsReader) -> None:
+    def __init__(self, rank: Rank, board: BoardReader, metrics: MetricsReader, checksums: ChecksumsReader) -> None:
         self.rank = rank
         self.board = board
         self.last: tuple[object, ...] = ()
@@ -67,6 +69,7 @@ class _Watched:
         self.counted_s = {"open_files": -math.inf, "memory": -math.inf}
         """When these were counted last."""
         self.metrics = metrics
+        self.checksums = checksums
         try:
             self._stat_fd = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -94,6 +97,7 @@ class _Watched:
     def close(self) -> None:
         self.board.close()
         self.metrics.close()
+        self.checksums.close()
         if self._stat_fd >= 0:
             os.close(self._stat_fd)
             self._stat_fd = -1
@@ -140,6 +144,7 @@ class Sampler:
                 rank,
                 self.boards[rank.global_rank],
                 MetricsReader(os.path.join(self._sockets_dir, metrics_name(attempt, rank.global_rank))),
+                ChecksumsReader(os.path.join(self._sockets_dir, checksums_name(attempt, rank.global_rank))),
             )
             for rank in ranks
         ]
@@ -156,7 +161,8 @@ class Sampler:
             if key != watched.last:
                 watched.last = key
                 spent, metrics = watched.take_spent(self._spent_every_s), watched.metrics.take_report()
-                reports[watched] = msgspec.structs.replace(report, spent=spent, metrics=metrics)
+                replicas = watched.checksums.take_checks()
+                reports[watched] = msgspec.structs.replace(report, spent=spent, metrics=metrics, replicas=replicas)
         if time.monotonic() >= self._track_after_s:
             self.track_descendants()
         self._count("open_files", reports, read_open_files)
@@ -208,7 +214,9 @@ class Sampler:
     def _read(self, watched: _Watched) -> RankReport:
         words = watched.board.read() or BLANK
         at_ns = self._clock.at_ns
-        watched.metrics.read(step_of(words) - words[Field.STEP])
+        base = step_of(words) - words[Field.STEP]
+        watched.metrics.read(base)
+        watched.checksums.read(base)
         return RankReport(
             global_rank=watched.rank.global_rank,
             state=watched.read_state(),
