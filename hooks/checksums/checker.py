@@ -21,7 +21,6 @@ from guardrun.hooks.checksums.replicas import (
     DdpReplicas,
     MeshReplicas,
     ReplicaSet,
-    local,
     readable,
     replicated_dimension,
 )
@@ -275,7 +274,7 @@ def count_writes(known: dict[int, int], parameters: list[tuple[str, Any]]) -> in
     writes, before = 0, dict(known)
     known.clear()
     for _, parameter in parameters:
-        version = known[id(parameter)] = int(local(parameter)._version)
+        version = known[id(parameter)] = int(parameter._version)
         writes += version - before.get(id(parameter), version)
     return writes
 

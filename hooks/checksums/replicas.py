@@ -195,7 +195,7 @@ def replicated_dimension(optimizer: Any) -> tuple[Any, int] | None:
 
 
 def readable(torch: Any, named: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], int]:
-    """Those that can be summed, and a checksum of which they are, and how large. Each once, where they are tied."""
+    """Those that can be summed, and a checksum of which they are and how they lie. Each once, where they are tied."""
     plain = (torch.Tensor, torch.nn.Parameter)
     found, seen = [], set()
     for name, tensor in named:
@@ -204,5 +204,7 @@ def readable(torch: Any, named: Iterable[tuple[str, Any]]) -> tuple[list[tuple[s
         if type(own) in plain and id(own) not in seen and is_readable(torch, own):
             seen.add(id(own))
             found.append((name[:MAX_CHARS], own))
-    layout = zlib.crc32("\n".join(f"{name} {own.dtype} {own.numel()}" for name, own in found).encode())
+    # How elements are joined to words follows from where they lie.
+    text = "\n".join(f"{name} {own.dtype} {own.shape} {own.stride()} {own.storage_offset() % 8}" for name, own in found)
+    layout = zlib.crc32(text.encode(errors="replace"))
     return found, layout

@@ -1,7 +1,7 @@
 """One 64-bit number a tensor: the sum of its bits, read as integers. Replicas of a tensor have the same one.
 
-A bit that flips always changes the sum; the order of the elements does not matter, so that any dense layout can be
-summed as it lies in memory. All of a tensor is read, without a copy of it: integers are summed in their own width, as
+A bit that flips always changes the sum. Tensors are summed as they lie in memory, in any dense layout: only those that
+lie alike have the same sum. All of a tensor is read, without a copy of it: integers are summed in their own width, as
 another one would have torch convert them first. That is less than what one step of the optimizer reads and writes.
 
 On a device small tensors are joined, CHUNK elements at a time, and summed by one running sum: a few kernels for all

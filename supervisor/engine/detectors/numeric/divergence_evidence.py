@@ -7,7 +7,7 @@ A bit that flips changes one tensor of one rank, and since gradients are reduced
 
 The script lets them differ, and nothing is wrong, where
 
-    it writes to them        torch has counted other in-place operations on some ranks than on others
+    it writes to them        torch counts other in-place operations on some ranks than on others, and did not before
     nobody agrees            no majority holds the same (averaging every few steps, gradients that are never reduced)
     all of it differs        more than half of the parameters: of two replicas, and of the one that scripts give work of
                              its own (`if rank == 0`)
@@ -16,8 +16,8 @@ The script lets them differ, and nothing is wrong, where
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -88,6 +88,14 @@ class Ballot(msgspec.Struct, kw_only=True):
         return {rank: writes for ranks in self.votes.values() for rank, writes in ranks.items()}
 
 
+class Before(NamedTuple):
+    """The last check in which all were equal."""
+
+    step: int
+    writes: Mapping[int, int]
+    """In-place operations on the parameters, by rank, since the one before it."""
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """Replicas that differ."""
 
@@ -109,20 +117,20 @@ class Finding(msgspec.Struct, kw_only=True):
     tensors: int
     is_throughout: bool
     is_scripts: bool
-    writes: dict[int, int]
-    """In-place operations on parameters before `step`, where ranks differ in them: rank → how many."""
+    are_written: bool
+    """Ranks differ since then in how often they have written to the parameters in place."""
     moments_too: bool = False
 
 
 def find(
-    first: Ballot, second: Ballot, left_out: tuple[list[int], list[int]], names: Sequence[str], agreed: int
+    first: Ballot, second: Ballot, left_out: tuple[list[int], list[int]], names: Sequence[str], before: Before
 ) -> Finding | None:
     """What two checks show, one after the other; None where they don't show the same."""
     in_first, in_second = (one.differing(left_out[one.is_echo]) or [] for one in (first, second))
     groups = {False: set(range(GROUPS)), True: set(range(GROUPS))}
     for ballot, differing in ((first, in_first), (second, in_second)):
         groups[ballot.is_echo] &= set(differing)
-    places = list(tensors_in(second.tensors, groups[False], groups[True]))
+    places = list(tensors_in(min(second.tensors, GROUPS * GROUPS), groups[False], groups[True]))
     camps = second.camps(in_second)
     if not places or camps != first.camps(in_first):
         return None
@@ -130,9 +138,7 @@ def find(
     majority = camps[0] if 2 * len(camps[0]) > len(ranks) else []
     dissenters = [rank for rank in ranks if rank not in majority] if majority else []
     is_throughout = len(places) > THROUGHOUT * second.tensors
-    writes = first.writes()
-    usual = {writes.get(rank) for rank in majority or ranks[:1]}
-    wrote_differently = any(writes.get(rank) not in usual for rank in dissenters or ranks)
+    wrote_differently = _write_differently(first.writes(), before.writes, majority or ranks[:1], dissenters or ranks)
     if majority:
         is_few = len(dissenters) <= max(1, len(ranks) // FEW)
         is_scripts = not is_few or (is_throughout and ranks[0] in dissenters)
@@ -141,7 +147,7 @@ def find(
     return Finding(
         label=names[0] if names else "",
         step=first.step,
-        agreed=agreed,
+        agreed=before.step,
         seen=second.step,
         ranks=ranks,
         dissenters=dissenters,
@@ -150,8 +156,19 @@ def find(
         tensors=second.tensors,
         is_throughout=is_throughout,
         is_scripts=is_scripts or wrote_differently,
-        writes=writes if wrote_differently else {},
+        are_written=wrote_differently,
     )
+
+
+def _write_differently(
+    now: Mapping[int, int], before: Mapping[int, int], some: Collection[int], others: Collection[int]
+) -> bool:
+    """Whether others write to their parameters in another way than some, which they did not when all were equal.
+
+    Where each rank updates a part of them, or one puts averages in their place now and then, they always do.
+    """
+    usual, known = {now.get(rank) for rank in some}, {before.get(rank) for rank in some}
+    return any(now.get(rank) not in usual and before.get(rank) in known for rank in others)
 
 
 def sentence(finding: Finding, attempt: AttemptView) -> str:
@@ -181,7 +198,7 @@ def _tensors(finding: Finding) -> str:
 
 def script_text(finding: Finding) -> str:
     """The remark on ranks that are let differ."""
-    if finding.writes:
+    if finding.are_written:
         why = "it writes to them on some ranks and not on others"
     elif finding.dissenters:
         why = f"most of {ranks_text(finding.dissenters)}'s do, or too many ranks"

@@ -16,7 +16,13 @@ from collections.abc import Sequence
 import msgspec
 
 from guardrun.supervisor.engine.detectors.numeric import divergence_evidence
-from guardrun.supervisor.engine.detectors.numeric.divergence_evidence import CAUSE, MAX_CULPRITS, Ballot, Finding
+from guardrun.supervisor.engine.detectors.numeric.divergence_evidence import (
+    CAUSE,
+    MAX_CULPRITS,
+    Ballot,
+    Before,
+    Finding,
+)
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Remark, Verdict
@@ -60,6 +66,8 @@ class Set(msgspec.Struct, kw_only=True):
     """What they belong to, then the parameters in order; empty: nobody has told."""
     agreed: int = -1
     """The step of the newest check in which all were equal; -1: none."""
+    usual_writes: dict[int, int] = {}
+    """Before that check: in-place operations on the parameters, by rank."""
     doubt: Ballot | None = None
     """The newest check, in which they were not."""
     key: str = ""
@@ -148,7 +156,7 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
             if not any(compared.left_out):
                 compared.based = [True, True]
             compared.based[ballot.is_echo] = True
-            known.agreed, known.doubt = ballot.step, None
+            known.agreed, known.usual_writes, known.doubt = ballot.step, ballot.writes(), None
             return self._end(known, ballot)
         if not compared.based[ballot.is_echo]:
             compared.based[ballot.is_echo] = True
@@ -160,7 +168,8 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
         first, known.doubt = known.doubt, ballot
         if first is None or known.key:
             return ()
-        finding = divergence_evidence.find(first, ballot, compared.left_out, known.names, known.agreed)
+        before = Before(known.agreed, known.usual_writes)
+        finding = divergence_evidence.find(first, ballot, compared.left_out, known.names, before)
         if finding is None:
             return ()
         if finding.is_scripts:
