@@ -143,7 +143,7 @@ gym-night: $(VENV)/.stamp-dev
 # With the Python that has a torch for the GPU, and guardrun's dependencies: the environment above has a CPU build.
 gpu-check: PYTHON = python3
 gpu-check:
-	@PYTHONPATH=$(CURDIR)/src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu.check --out .gpu-check $(GPU_ARGS)
+	@PYTHONPATH=$(CURDIR)/src:$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu.check --out .gpu-check $(GPU_ARGS)
 
 soak: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/engine tests/sim tests/checkpoints/test_fuzz.py \

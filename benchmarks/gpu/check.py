@@ -3,9 +3,9 @@
 `sensors.json` (guardrun's NVML readings, idle and busy) beside `nvidia-smi.xml`; `identity.json` (each device's
 UUID and PCI address as torch and as NVML have it, and which one guardrun takes it for); `native.json` (the libraries
 that py-spy finds a waiting process in, and for how long it pauses it); `values_*.json` (what steps computed, what the
-hooks read of it, and what that cost); `dump/` (the flight recorder's answers in every form, and what asking cost); a
-folder for each fault and decoy with the incidents, the log and what ranks printed, under guardrun and for some under
-torchrun; `summary.json` with one row for each.
+hooks read of it, and what that cost); `dump/` (the flight recorder's answers in every form, and what asking cost);
+`checksum.json` (what comparing replicas costs); a folder for each fault and decoy with the incidents, the log and what
+ranks printed, under guardrun and for some under torchrun; `summary.json` with one row for each.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from benchmarks.gpu.devices import identity, sensors
 from benchmarks.gpu.native import native
-
-if TYPE_CHECKING:
-    from guardrun.supervisor.health.gpu.rank_device import Inventory
 
 TRAIN = Path(__file__).parent / "train.py"
 VALUES = Path(__file__).parent / "step_values.py"
@@ -49,7 +47,7 @@ def main() -> None:
         "--only",
         nargs="*",
         default=[],
-        help="of: sensors identity native values straggler dump memory faults torchrun overhead, or one fault",
+        help="of: sensors identity native values straggler dump memory checksum faults torchrun overhead, or one fault",
     )
     parser.add_argument("--limit-s", type=float, default=150, help="how long a fault may take (%(default)s)")
     options = parser.parse_args()
@@ -88,6 +86,9 @@ def main() -> None:
         for row in memory(options.out, options.limit_s):
             rows.append(row)
             print(row, flush=True)
+    if is_wanted("checksum", "checksum"):
+        rows.append({"name": "checksum", "seen": checksum(options.out)})
+        print(rows[-1], flush=True)
     cases = [(f"guardrun_{name}", GUARDRUN, name) for name in (*FAULTS, *DECOYS) if is_wanted(name, "faults")]
     cases += [(f"torchrun_{name}", TORCHRUN, name) for name in ("sleep", "stuck") if is_wanted(name, "torchrun")]
     with ThreadPoolExecutor(4) as pool:
@@ -212,76 +213,16 @@ def compare_values(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     )
 
 
-def sensors(out: Path) -> str:
-    """What the sensors tell of an idle and of a busy device, beside nvidia-smi's whole report."""
-    import pynvml
-    import torch
-
-    from guardrun.supervisor.sensors.gpu.nvml_calls import Watch
-    from guardrun.supervisor.sensors.gpu.nvml_session import Session
-    from guardrun.supervisor.sensors.gpu.nvml_wire import FAST, MEDIUM, SLOW
-
-    def read(session: Session) -> list[dict[str, Any]]:
-        began_s = time.monotonic()
-        told: list[dict[str, Any]] = [
-            {"subject": one.subject, "name": one.name, "value": one.value, "trouble": one.trouble}
-            for one in session.turn([FAST, MEDIUM, SLOW])
-        ]
-        return [*told, {"took_s": time.monotonic() - began_s}]
-
-    session = Session(pynvml, Watch())
-    kept = {"idle": read(session)}
-    report = subprocess.run(["nvidia-smi", "-q", "-x"], capture_output=True, text=True, check=False)
-    (out / "nvidia-smi.xml").write_text(report.stdout or report.stderr)
-    factor = torch.ones(8192, 8192, dtype=torch.bfloat16, device="cuda")
-    until_s = time.monotonic() + 15
-    while time.monotonic() < until_s:
-        for _ in range(20):
-            factor @ factor
-        torch.cuda.synchronize()
-        if until_s - time.monotonic() < 8 and "busy" not in kept:
-            for _ in range(600):
-                factor @ factor  # The device is at work while it is read.
-            kept["busy"] = read(session)
-    torch.cuda.synchronize()
-    kept["after"] = read(session)
-    (out / "sensors.json").write_text(json.dumps(kept, indent=1, default=str))
-    unread = [f"{one['name']}: {one['trouble']}" for one in kept["busy"] if one.get("trouble")]
-    return f"{len(kept['busy'])} readings, unread: {'; '.join(unread) or 'none'}"
-
-
-def identity(out: Path) -> str:
-    """Whether torch and NVML call the same device the same, and guardrun finds it by either of the two names."""
-    import pynvml
-    import torch
-
-    from guardrun.hooks.patches.devices import read_identity
-    from guardrun.supervisor.health.gpu.rank_device import Gpu, Inventory
-    from guardrun.supervisor.sensors.gpu.nvml_calls import Watch
-    from guardrun.supervisor.sensors.gpu.nvml_session import Session
-
-    listed = Session(pynvml, Watch()).devices
-    inventory = Inventory(tuple(Gpu(one.ask.subject, one.index, one.bus) for one in listed))
-    known = [read_identity(torch.cuda.get_device_properties(place)) for place in range(torch.cuda.device_count())]
-    found = [compare_identity(place, uuid, bus, inventory) for place, (uuid, bus) in enumerate(known)]
-    (out / "identity.json").write_text(json.dumps({"nvml": [one._asdict() for one in inventory.gpus], "torch": found}))
-    wrong = [f"cuda:{one['place']}: {one['trouble']}" for one in found if one["trouble"]]
-    return f"{len(found)} devices, {'; '.join(wrong) or 'each found by UUID and by PCI address, and the same one'}"
-
-
-def compare_identity(place: int, uuid: str, bus: str, inventory: Inventory) -> dict[str, Any]:
-    """One device of torch's: which of NVML's it is by its UUID, and which by its PCI address."""
-    from guardrun.supervisor.health.gpu.rank_device import NVIDIA, TorchDevice, find_device
-
-    by_uuid = find_device(TorchDevice(NVIDIA, place, uuid=uuid), {}, inventory)
-    by_bus = find_device(TorchDevice(NVIDIA, place, bus=bus), {}, inventory)
-    told = (("UUID", uuid, by_uuid), ("PCI", bus, by_bus))
-    # One device alone would be found without either.
-    troubles = [f"{name}: {a.why if value else 'not told'}" for name, value, a in told if not (value and a.subject)]
-    if by_uuid.subject != by_bus.subject and not troubles:
-        troubles = [f"{by_uuid.subject} by UUID, {by_bus.subject} by PCI address"]
-    names = {"uuid": uuid, "bus": bus, "by_uuid": by_uuid.subject, "by_bus": by_bus.subject}
-    return {"place": place, **names, "trouble": "; ".join(troubles)}
+def checksum(out: Path) -> str:
+    """What comparing replicas costs, and whether it finds bits that flip."""
+    program = str(Path(__file__).with_name("checksum.py"))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, timeout=300)
+    (out / "checksum.json").write_text(done.stdout or json.dumps({"error": done.stderr}))
+    if done.returncode not in (0, 1) or not done.stdout:
+        return f"failed: {done.stderr[-500:]}"
+    rows = json.loads(done.stdout)["rows"]
+    shares = ", ".join(f"{row['model']}: {100 * row['share_at_default']:.4f} % of a step" for row in rows)
+    return f"{shares}; {'as it should be' if done.returncode == 0 else 'sums do not tell what was flipped'}"
 
 
 if __name__ == "__main__":

@@ -13,10 +13,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 MIB = 1 << 20
@@ -24,7 +22,7 @@ HOLDS = ("leak", "fragment", "tidy")
 HELD_BYTES = 4 << 30
 """What a rank that holds may reserve: so they need not fill the device to come near to its end."""
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-BLOCKS, BLOCK_STEPS, BLOCK_KERNEL_S = 40, 20, 0.005
+BLOCK_KERNEL_S = 0.005
 LAG_KERNEL_S = 0.05
 SLEEP_CYCLES_A_S = 2_000_000_000
 """torch.cuda._sleep counts cycles; a GPU of our days runs at about 2 GHz."""
@@ -167,6 +165,7 @@ def lag(device: Any, options: argparse.Namespace) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
+    from benchmarks.gpu.blocks import compare_blocks
     from guardrun.hooks.rank import rank as hooked
 
     active: Any = hooked.active
@@ -184,33 +183,6 @@ def lag(device: Any, options: argparse.Namespace) -> None:
             torch.cuda.synchronize()
     note(options.out, f"finished {time.monotonic() - began_s:.3f}")
     dist.destroy_process_group()
-
-
-def compare_blocks(timer: Any, step: Callable[[], None]) -> dict[str, Any]:
-    """Steps with device timing and without, taking turns."""
-    import torch
-
-    took: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(2 * BLOCKS):
-        is_timed = number % 4 in (0, 3)
-        timer.is_off = not is_timed
-        for _ in range(2):
-            step()
-        torch.cuda.synchronize()
-        began_s = time.perf_counter()
-        for _ in range(BLOCK_STEPS):
-            step()
-        torch.cuda.synchronize()
-        took[is_timed].append(1000 * (time.perf_counter() - began_s) / BLOCK_STEPS)
-        if not is_timed:
-            timer.stop()
-    timer.is_off = False
-    ratios = sorted(on / off for on, off in zip(took[True], took[False], strict=True))
-    return {
-        "with_ms": median(took[True]),
-        "without_ms": median(took[False]),
-        "ratio": [round(ratios[len(ratios) * place // 100], 4) for place in (25, 50, 75)],
-    }
 
 
 def communicate_unevenly(device: Any) -> None:

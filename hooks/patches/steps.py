@@ -10,6 +10,7 @@ from _thread import get_ident
 from time import monotonic_ns
 from typing import Any
 
+from guardrun.hooks.checksums import checker
 from guardrun.hooks.guards.step_guard import install as install_guard
 from guardrun.hooks.guards.step_guard import step_guard
 from guardrun.hooks.patches import device_memory
@@ -221,6 +222,7 @@ def step_observer(rank: Rank) -> StepObserver:
 def install_ddp(module: Any, rank: Rank) -> None:
     """Hear of DDP models, and time what their forward passes wait for buffers; torch.nn.parallel.distributed."""
     spent = step_observer(rank)
+    checker.install(rank)
     kind = module.DistributedDataParallel
     kind.__init__ = _wrap_init(kind.__init__, rank, spent, step_guard(rank))
     if hasattr(kind, "_sync_buffers"):
@@ -237,6 +239,8 @@ def _wrap_init(original: Any, rank: Rank, spent: StepObserver, guard: OptimizerG
                 guard.add_replica(self)
         except Exception as error:
             rank.fail("spent", error)
+        if rank.checksums is not None:
+            rank.checksums.add_model(self)
 
     return __init__
 
@@ -313,6 +317,9 @@ def install(module: Any, rank: Rank) -> None:
             memory = rank.memory
             if memory is not None and now_ns >= memory.due_ns:
                 memory.on_step(optimizer, now_ns)
+            checksums = rank.checksums
+            if checksums is not None:
+                checksums.on_optimizer(optimizer)
         except Exception as error:
             rank.fail("optimizer", error)
 

@@ -133,3 +133,13 @@ class MemoryObserver(Protocol):
 
     def on_step(self, optimizer: Any, now_ns: int) -> None:
         """An optimizer has stepped, and a reading is due. Never raises."""
+
+
+class ReplicaChecker(Protocol):
+    """Sums what this rank holds and others are to hold as well, now and then."""
+
+    def add_model(self, model: Any) -> None:
+        """This rank has made a model whose gradients are reduced among the ranks. Like the other: never raises."""
+
+    def on_optimizer(self, optimizer: Any) -> None:
+        """An optimizer has stepped, which the board counts already."""

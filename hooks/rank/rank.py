@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         MemoryObserver,
         MetricsObserver,
         OptimizerGuard,
+        ReplicaChecker,
         StepObserver,
     )
     from guardrun.hooks.wire.board import Board
@@ -125,6 +126,8 @@ class Rank:
     """None until torch is imported, and once it has failed."""
     guard: OptimizerGuard | None = None
     """None unless the user wants it, until torch is imported, and once it has failed."""
+    checksums: ReplicaChecker | None = None
+    """None until torch's DistributedDataParallel is imported, where it is not wanted, and once it has failed."""
     memory: MemoryObserver | None = None
     """None until torch's optimizers are imported, and where no allocator tells what it holds."""
 
@@ -283,7 +286,7 @@ class Rank:
         if self.device_timer is not None:
             self.device_timer.stop()
         self.words = private_words()
-        self.calls = self.metrics = self.guard = self.memory = None
+        self.calls = self.metrics = self.checksums = self.guard = self.memory = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

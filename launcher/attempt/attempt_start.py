@@ -167,6 +167,7 @@ def hook_environment(
         "token": run.file.token,
         "pythonpath": before,
         "gc": run.file.config.get("gc", {}),
+        "check_every": run.file.config.get("guards", {}).get("check_every", 0),
         "device_timing": bool(run.file.config.get("slowdown", {}).get("device_timing")),
         "numeric": str(run.file.config.get("guards", {}).get("numeric", "watch")),
         "memory_window_s": run.file.config.get("leaks", {}).get("memory_window_s"),

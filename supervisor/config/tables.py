@@ -149,6 +149,8 @@ class GuardsTable(_Table, frozen=True, kw_only=True):
     """Of a run. rollback: where the loss is NaN, back to a checkpoint from before (engine/recovery/rollback.py)."""
     divergence: Literal["watch", "stop"] = "watch"
     memory: Literal["watch", "save"] = "watch"
+    check_every: Count = _ENGINE.check_every
+    """Steps between two checks that replicas are equal (hooks/checksums); 0: none."""
 
 
 UNDONE: dict[tuple[str, str], tuple[str, ...]] = {
@@ -305,6 +307,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             requeue="auto" if self.preemption.requeue == "time_limit" else self.preemption.requeue,
             goes_past_limit=self.preemption.requeue in ("time_limit", "always"),
             gc_policy=self.gc.policy,
+            check_every=self.guards.check_every,
             check_nodes=self.preflight.level,
             window_s=self.slowdown.window_s,
             rolls_back=self.guards.numeric == "rollback",

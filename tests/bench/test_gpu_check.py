@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.check import compare_identity
+from benchmarks.gpu.devices import compare_identity
 from guardrun.supervisor.health.gpu.rank_device import Gpu, Inventory
 
-CHECK = Path(__file__).parents[2] / "benchmarks" / "gpu" / "check.py"
+ROOT = Path(__file__).parents[2]
 
 
 def test_without_a_gpu_it_says_so_and_makes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     ended = subprocess.run(
-        [sys.executable, str(CHECK), "--out", str(out)],
+        [sys.executable, "-m", "benchmarks.gpu.check", "--out", str(out)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,

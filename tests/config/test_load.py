@@ -59,7 +59,13 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "every_steps": 100},
         "slowdown": {"window_s": 20.0, "device_timing": False},
-        "guards": {"numeric": "watch", "max_rollbacks": 3, "divergence": "watch", "memory": "watch"},
+        "guards": {
+            "numeric": "watch",
+            "max_rollbacks": 3,
+            "divergence": "watch",
+            "memory": "watch",
+            "check_every": 500,
+        },
         "leaks": {"files_window_s": 120.0, "memory_window_s": 60.0},
         "node": {"state_dir": "", "shared_dir": "", "trust_jobs": False},
         "preflight": {"level": "quick"},
@@ -256,14 +262,13 @@ def test_a_hard_limit_below_the_floor_warns(cwd: Path) -> None:
     assert load(cwd, flags={"hang.hard_timeout_s": 0}).warnings == []
 
 
-@pytest.mark.parametrize(("key", "value"), [("numeric", "rollback"), ("divergence", "stop"), ("memory", "save")])
+@pytest.mark.parametrize(("key", "value"), [("divergence", "stop"), ("memory", "save")])
 def test_a_guard_that_is_not_there_yet_is_refused(cwd: Path, key: str, value: str) -> None:
     """Who asks for it relies on it: only to watch would be no answer."""
     write(cwd / "guardrun.toml", f'[guards]\n{key} = "{value}"\n')
     with pytest.raises(ConfigError) as raised:
         load(cwd)
-    possible = '"watch" or "skip"' if key == "numeric" else '"watch"'
-    told = f'guards.{key}: "{value}" is not possible yet; this version of guardrun has {possible} alone'
+    told = f'guards.{key}: "{value}" is not possible yet; this version of guardrun has "watch" alone'
     assert [problem.partition(": ")[2] for problem in raised.value.problems] == [told]
     with pytest.raises(ConfigError, match='expected "watch" or'):
         load(cwd, flags={f"guards.{key}": "repair"})

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from guardrun.hooks.wire.checksums_page import Kind, checksums_name
 from guardrun.hooks.wire.messages import HookFailed, Noted
 from guardrun.hooks.wire.metrics_page import Flag
+from guardrun.supervisor.collect.ranks.checksums import ChecksumsReader, fold_sums
+from guardrun.supervisor.engine.model.events import ReplicaCheck
 from tests.emu.ranks import QUICK, SCRIPT
 from tests.hooks.bed import Bed, finish
 from tests.hooks.metric_records import read_page
@@ -23,6 +26,13 @@ UNWAITED = SCRIPT.with_name("unwaited.py")
 STEPS, NAN_AT = 60, 40
 
 
+def read_checks(sockets: Path) -> list[ReplicaCheck]:
+    reader = ChecksumsReader(sockets / checksums_name(0, 0))
+    reader.read(0)
+    reader.close()
+    return [check for check in reader.take_checks() if check.kind == Kind.PARAMETERS]
+
+
 def test_values_on_a_device_are_read_when_they_are_there(library: Path, tmp_path: Path) -> None:
     with Bed() as bed:
         bed.make_board()
@@ -30,12 +40,17 @@ def test_values_on_a_device_are_read_when_they_are_there(library: Path, tmp_path
         assert done.returncode == 0, done
         assert bed.hear_all(HookFailed) == [] and bed.hear_all(Noted) == []
         records, unread = read_page(bed.sockets)
+        checks = read_checks(bed.sockets)
     command = [sys.executable, str(UNWAITED), str(STEPS), str(tmp_path / "theirs")]
     subprocess.run(command, env={**os.environ, **QUICK}, check=True)
     ours, theirs = (json.loads((tmp_path / name).read_text()) for name in ("ours", "theirs"))
     truth: list[Any] = ours["truth"]
     assert ours["waits"] == theirs["waits"] == 0
     assert repr(ours["parameters"]) == repr(theirs["parameters"]) and repr(truth) == repr(theirs["truth"])
+    # A check of step 20 is there once the device goes on.
+    assert len(checks) >= 3 and checks[0].count == 20 and {check.count for check in checks} <= {20, 30, 40, 50, 60}
+    for check in checks:
+        assert check.digests == fold_sums(ours["sums"][check.step - 1], is_echo=check.is_echo), check
     # Those that came late, as the device stood still, too.
     assert [record.step for record in records] == list(range(1, STEPS + 1)) and unread == 0
     for record in records:

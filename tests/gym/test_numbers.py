@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gym.numeric.cases import DECOYS, FAULTS, NAN, SHORT, Case, Fault
+from benchmarks.gym.numeric.cases import DECOYS, DRIFT, FAULTS, NAN, SHORT, Case, Fault
 from benchmarks.gym.numeric.suite import SCRIPT, Seen, as_markdown
 
 FAULT = Fault("nan_batch", "a NaN", SHORT, ranks=3)
@@ -54,6 +54,16 @@ def test_a_fault_is_found_with_its_cause_its_rank_and_its_step(
     incidents: list[dict[str, Any]], misses: list[str]
 ) -> None:
     assert Seen(FAULT, 321, 0, incidents).misses() == misses
+
+
+@pytest.mark.parametrize(
+    ("agreed", "step", "is_right"), [(60, 500, True), (320, 321, True), (321, 500, False), (60, 320, False)]
+)
+def test_replicas_are_found_to_differ_between_two_checks(agreed: int, step: int, is_right: bool) -> None:
+    fault = Fault("flipped", "a bit", SHORT, causes=DRIFT, ranks=3)
+    seen = Seen(fault, 321, 0, [told(cause=DRIFT[0], step=step, evidence={"agreed_step": agreed})])
+    assert seen.misses() == ([] if is_right else [f"between steps {agreed} and {step}, not 321"])
+    assert f"| {agreed}–{step}, 321 |" in as_markdown([seen])
 
 
 def test_a_decoy_is_left_alone_and_ends_well() -> None:

@@ -29,7 +29,7 @@ class Fault(Case):
     causes: tuple[str, ...] = (NAN,)
     """Any of these is right, of the first incident."""
     is_everybodys: bool = False
-    """It begins on all ranks at once, and nobody is to be named; else the last one is."""
+    """It begins on all ranks at once, or on one of two replicas, and nobody is to be named; else the last one is."""
     at_start: bool = False
     """It is there from the first step on."""
     slack: int = 1
@@ -56,13 +56,13 @@ FAULTS = (
     Fault("learning_rate_adam", "three hundred times it, AdamW, clipped", causes=LEAP, is_everybodys=True, slack=20),
     Fault("wrong_units", "answers a hundred times as large", causes=LEAP, is_everybodys=True),
     Fault("poisoned", "NaN among the parameters at the start", SHORT, is_everybodys=True, at_start=True),
-    Fault("flipped_parameter", "a bit of one rank's parameter", causes=DRIFT),
-    Fault("flipped_parameter_of_three", "of three", causes=DRIFT, ranks=3),
-    Fault("flipped_parameter_of_four", "of four", causes=DRIFT, ranks=4),
-    Fault("flipped_gradient", "a bit of one rank's gradient, after the reduction", causes=DRIFT, slack=2),
-    Fault("flipped_gradient_of_four", "of four", causes=DRIFT, ranks=4, slack=2),
-    Fault("flipped_moment", "a bit of one rank's optimizer", causes=DRIFT, slack=2),
-    Fault("flipped_moment_of_four", "of four", causes=DRIFT, ranks=4, slack=2),
+    Fault("flipped_parameter", "a bit of one rank's parameter", SHORT, causes=DRIFT, is_everybodys=True),
+    Fault("flipped_parameter_of_three", "of three", SHORT, causes=DRIFT, ranks=3),
+    Fault("flipped_parameter_of_four", "of four", SHORT, causes=DRIFT, ranks=4),
+    Fault("flipped_gradient", "a bit of one rank's reduced gradient", SHORT, causes=DRIFT, is_everybodys=True),
+    Fault("flipped_gradient_of_four", "of four", SHORT, causes=DRIFT, ranks=4),
+    Fault("flipped_moment", "a bit of one rank's optimizer", SHORT, causes=DRIFT, is_everybodys=True),
+    Fault("flipped_moment_of_four", "of four", SHORT, causes=DRIFT, ranks=4),
     Fault("scaled_to_death", "a NaN parameter under a GradScaler", SHORT, is_everybodys=True),
     Fault("hidden_nan", "one rank's reduced gradients are NaN, under a GradScaler", slack=400),
 )
@@ -96,4 +96,10 @@ DECOYS = (
     Case("several_backwards", "one to three losses a step"),
     Case("resumed", "the optimizer begins anew, steps are the script's"),
     Case("unfrozen", "a layer begins to learn"),
+    Case("averaging", "ranks step alone, and average every eight steps", SHORT, ranks=3),
+    Case("writing", "the script changes the first rank's parameters", SHORT, ranks=3),
+    Case("batch_norm", "statistics that each rank has of its own data", SHORT),
+    Case("averages", "the first rank keeps averages of the parameters", SHORT),
+    Case("sharded_optimizer", "each rank has the moments of its own part", SHORT),
+    Case("joining", "ranks that run out of inputs, one after the other", SHORT, ranks=3),
 )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gym.launchers import ROOT
-from benchmarks.gym.numeric.cases import DECOYS, FAULTS, Case, Fault
+from benchmarks.gym.numeric.cases import DECOYS, DRIFT, FAULTS, Case, Fault
 from benchmarks.job import free_port
 from benchmarks.machine import describe
 from tests.support.guardrun_run import MARK, clean_environment
@@ -60,7 +60,11 @@ class Seen:
         if culprits != self.case.culprits:
             found.append(f"culprits {list(culprits)}")
         at = 1 if self.case.at_start else self.at
-        if abs(first["step"] - at) > self.case.slack:
+        if first["cause"] in DRIFT:
+            agreed = first["evidence"]["agreed_step"]
+            if not agreed < at <= first["step"]:
+                found.append(f"between steps {agreed} and {first['step']}, not {at}")
+        elif abs(first["step"] - at) > self.case.slack:
             found.append(f"step {first['step']}, not {at}")
         if any(one["action"] != "none" for one in self.incidents):
             found.append("something was done about it")
@@ -121,6 +125,8 @@ def as_markdown(played: Sequence[Seen]) -> str:
         at = 1 if isinstance(seen.case, Fault) and seen.case.at_start else seen.at
         whom = ", ".join(f"rank {one['rank']}" for one in first["culprits"]) or "nobody" if first else ""
         step = f"{first['step']}, {at}" if first else ""
+        if first and first["cause"] in DRIFT:
+            step = f"{first['evidence']['agreed_step']}–{step}"
         short = "; ".join(seen.misses()).replace("|", "\\|")
         cells = [f"`{seen.case.name}`", seen.case.what, first["cause"] if first else "–", whom, step, short]
         lines.append(f"| {' | '.join(cells)} |")

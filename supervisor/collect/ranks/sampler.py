@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.checksums_page import checksums_name
 from guardrun.hooks.wire.memory_page import memory_name
 from guardrun.hooks.wire.metrics_page import metrics_name
 from guardrun.supervisor.base.clock import EngineClock
@@ -30,6 +31,7 @@ from guardrun.supervisor.collect.ranks.boards import (
     step_of,
     waits_since_ns,
 )
+from guardrun.supervisor.collect.ranks.checksums import ChecksumsReader
 from guardrun.supervisor.collect.ranks.device_memory import DeviceMemoryReader
 from guardrun.supervisor.collect.ranks.memory_use import MemoryReader
 from guardrun.supervisor.collect.ranks.metrics import MetricsReader
@@ -59,7 +61,14 @@ _TRACK_SHARE = 0.002
 class _Watched:
     """One rank's process: its stat file stays open, which also ties it to that very process."""
 
-    def __init__(self, rank: Rank, board: BoardReader, metrics: MetricsReader, memory: DeviceMemoryReader) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        board: BoardReader,
+        metrics: MetricsReader,
+        memory: DeviceMemoryReader,
+        checksums: ChecksumsReader,
+    ) -> None:
         self.rank = rank
         self.board = board
         self.last: tuple[object, ...] = ()
@@ -70,6 +79,7 @@ class _Watched:
         """When these were counted last."""
         self.metrics = metrics
         self.device_memory = memory
+        self.checksums = checksums
         try:
             self._stat_fd = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -98,6 +108,7 @@ class _Watched:
         self.board.close()
         self.metrics.close()
         self.device_memory.close()
+        self.checksums.close()
         if self._stat_fd >= 0:
             os.close(self._stat_fd)
             self._stat_fd = -1
@@ -146,6 +157,7 @@ class Sampler:
                 self.boards[rank.global_rank],
                 MetricsReader(os.path.join(self._sockets_dir, metrics_name(attempt, rank.global_rank))),
                 DeviceMemoryReader(os.path.join(self._sockets_dir, memory_name(attempt, rank.global_rank))),
+                ChecksumsReader(os.path.join(self._sockets_dir, checksums_name(attempt, rank.global_rank))),
             )
             for rank in ranks
         ]
@@ -162,7 +174,8 @@ class Sampler:
             if key != watched.last:
                 watched.last = key
                 spent, metrics = watched.take_spent(self._spent_every_s), watched.metrics.take_report()
-                reports[watched] = msgspec.structs.replace(report, spent=spent, metrics=metrics)
+                replicas = watched.checksums.take_checks()
+                reports[watched] = msgspec.structs.replace(report, spent=spent, metrics=metrics, replicas=replicas)
         if time.monotonic() >= self._track_after_s:
             self.track_descendants()
         self._count("open_files", reports, lambda one: read_open_files(one.rank.pid))
@@ -215,7 +228,9 @@ class Sampler:
     def _read(self, watched: _Watched) -> RankReport:
         words = watched.board.read() or BLANK
         at_ns = self._clock.at_ns
-        watched.metrics.read(step_of(words) - words[Field.STEP])
+        base = step_of(words) - words[Field.STEP]
+        watched.metrics.read(base)
+        watched.checksums.read(base)
         return RankReport(
             global_rank=watched.rank.global_rank,
             state=watched.read_state(),

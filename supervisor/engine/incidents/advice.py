@@ -76,6 +76,7 @@ ADVICE: dict[str, str] = {
     "nan_loss": numeric_advice.NAN,
     "loss_spike": numeric_advice.SPIKE,
     "grad_explosion": numeric_advice.EXPLOSION,
+    "replica_divergence": numeric_advice.DIVERGENCE,
     "host_leak": f"{_KEEPS} {_ALLOCATIONS} More memory, or a restart right after a checkpoint, buys time.",
     "gpu_leak": memory_advice.KEPT,
     "gpu_fragmentation": f"{memory_advice.EXPANDABLE} {memory_advice.VARIANTS}",

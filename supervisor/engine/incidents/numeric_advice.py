@@ -18,6 +18,13 @@ EXPLOSION = (
     "does not come back, go on from a checkpoint before that step."
 )
 
+DIVERGENCE = (
+    "Go on from a checkpoint that was saved before the step at which replicas were equal last. If the same rank's node "
+    "is named again, have its device checked (`guardctl check --full`): a bit that flips in memory, or a device that "
+    "computes wrongly, shows in nothing else. Ranks that ought to differ are left alone where the script has its model "
+    "ignore these parameters, or `[guards] check_every = 0`."
+)
+
 
 def nan_advice(known: Mapping[str, Any]) -> str:
     """What the evidence of a nan_loss shows first: a checkpoint, a scale, data; empty where it shows none of these."""

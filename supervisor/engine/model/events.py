@@ -77,6 +77,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     is_torchrun_agent: bool = False
     """torchrun's own agent runs the attempts and restarts them by its own rules."""
     gc_policy: str = "off"
+    check_every: int = 500
+    """Steps between two checks that replicas are equal; 0: none."""
     """[gc] policy: what an incident advises depends on it."""
     window_s: float = 20.0
     """What steps go to is compared over windows of this length (engine/observation/step_times.py)."""
@@ -329,6 +331,32 @@ class TrainingMetrics(msgspec.Struct, frozen=True, array_like=True):
 MAX_ODD = 8
 
 
+class ReplicaCheck(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank holds of tensors that other ranks hold as well (hooks/checksums), after one and the same step."""
+
+    of: str
+    """Which tensors: the same on all ranks that hold them."""
+    kind: int
+    """hooks/wire/checksums_page.py's Kind: 0 parameters, 1 the optimizer's moments, 2 the parameters' names."""
+    replicas: int
+    """Ranks that hold them."""
+    count: int
+    """Steps of these tensors, by which ranks are compared."""
+    step: int
+    """The training's; with the base of a resumed checkpoint."""
+    is_echo: bool = False
+    """It repeats a check that was a few steps before."""
+    layout: int = 0
+    """Only where it is the same on two ranks are these the same tensors."""
+    writes: int = 0
+    """In-place operations on the parameters since the check before, by torch's count."""
+    tensors: int = 0
+    digests: str = ""
+    """A number for each group of tensors (engine/observation/tensor_groups.py); hexadecimal."""
+    names: list[str] = []
+    """Of kind 2: what the tensors belong to, then the parameters in order; told by one rank, once."""
+
+
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What changed in a rank since the last report."""
 
@@ -359,6 +387,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Every half minute or so; by itself no reason for a report."""
     device_memory: DeviceMemory | None = None
     """Likewise, of ranks whose allocator tells it."""
+    replicas: list[ReplicaCheck] = []
+    """Checks since the last report; by themselves no reason for one."""
     joint: int = 0
     """Collectives that ranks of other nodes have part in, by torch's count."""
     is_save_held: bool = False

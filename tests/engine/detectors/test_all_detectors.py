@@ -24,7 +24,7 @@ OF_MANY = {
         "killed",
         "unknown",
     },
-    "numeric": {"nan_loss", "loss_spike", "grad_explosion"},
+    "numeric": {"nan_loss", "loss_spike", "grad_explosion", "replica_divergence"},
     "node_health": {*KINDS, *FELT.values(), "thermal"},
 }
 """What detectors find that have more than one cause to name."""

@@ -560,6 +560,95 @@ class Unfrozen(Training):
         super().update()
 
 
+class Averaging(Training):
+    """Each rank steps by its own gradients; parameters are averaged every eight steps."""
+
+    def wrap(self) -> None:
+        super().wrap()
+        self.model.register_comm_hook(None, lambda _, bucket: self.keep(bucket))
+
+    def keep(self, bucket: Any) -> Any:
+        """In place of the reduction, as torch's post_localSGD_hook does between averages."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        if self.step < AT:
+            return dist.all_reduce(bucket.buffer().div_(WORLD), async_op=True).get_future().then(lambda f: f.value()[0])
+        future.set_result(bucket.buffer())
+        return future
+
+    def update(self) -> None:
+        super().update()
+        if self.step % 8 == 0:
+            for parameter in self.net.parameters():
+                dist.all_reduce(parameter.data)
+                parameter.data /= WORLD
+
+
+class Writing(Training):
+    """`if rank == 0` around something that all ranks should do."""
+
+    def update(self) -> None:
+        super().update()
+        if self.step == AT and RANK == 0:
+            with torch.no_grad():
+                self.net.second.weight.mul_(0.99)
+
+
+class BatchNorm(Training):
+    """Its buffers are each rank's own between two forward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(WIDTH))
+        self.optimizer.add_param_group({"params": list(self.norm.parameters())})
+
+    def loss_of(self, batch: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+        return super().loss_of(self.norm(batch), answer)
+
+
+class Averages(Training):
+    """Kept on one rank, which puts them in the parameters' place for an evaluation now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = [parameter.detach().clone() for parameter in self.net.parameters()]
+
+    def do(self) -> None:
+        super().do()
+        if RANK:
+            return
+        with torch.no_grad():
+            for kept, parameter in zip(self.kept, self.net.parameters(), strict=True):
+                kept.lerp_(parameter, 0.01)
+                if self.step % 50 == 0:
+                    before = parameter.clone()
+                    parameter.copy_(kept)
+                    parameter.copy_(before)
+
+
+class ShardedOptimizer(Training):
+    """ZeRO's first stage."""
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(self.model.parameters(), torch.optim.AdamW, lr=self.lr)
+
+
+class Joining(Training):
+    """In each round of fifty steps the last ranks have fewer inputs."""
+
+    def run(self) -> None:
+        from torch.distributed.algorithms.join import Join
+
+        for start in range(0, STEPS, 50):
+            with Join([self.model]):
+                for self.step in range(start + 1, start + 51 - 3 * RANK):
+                    self.optimizer.zero_grad()
+                    self.backward()
+                    self.optimizer.step()
+                    time.sleep(STEP_S)
+
+
 WAYS: dict[str, Callable[[], Training]] = {
     "nan_batch": with_bad_batch(Training),
     "inf_batch": with_bad_batch(Training, math.inf),
@@ -613,6 +702,12 @@ WAYS: dict[str, Callable[[], Training]] = {
     "several_backwards": SeveralBackwards,
     "resumed": Resumed,
     "unfrozen": Unfrozen,
+    "averaging": Averaging,
+    "writing": Writing,
+    "batch_norm": BatchNorm,
+    "averages": Averages,
+    "sharded_optimizer": ShardedOptimizer,
+    "joining": Joining,
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What training computes: is it a number, and does it come back? Four parts answer: kind `numeric`."""
+"""What training computes: a number, does it come back, do replicas agree? Five parts answer: kind `numeric`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from guardrun.supervisor.engine.detectors.numeric.endless_skips import EndlessSk
 from guardrun.supervisor.engine.detectors.numeric.left_out_steps import LeftOutSteps
 from guardrun.supervisor.engine.detectors.numeric.metric_spikes import MetricSpikes
 from guardrun.supervisor.engine.detectors.numeric.nan_loss import NanLoss
+from guardrun.supervisor.engine.detectors.numeric.replica_divergence import ReplicaDivergence
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.derived_events import ExitBooked
 from guardrun.supervisor.engine.model.run_view import RunView, attempt_of, running_attempt
@@ -28,6 +29,7 @@ class Numeric(msgspec.Struct, kw_only=True):
     endless_skips: EndlessSkips = msgspec.field(default_factory=EndlessSkips)
     left_out_steps: LeftOutSteps = msgspec.field(default_factory=LeftOutSteps)
     metric_spikes: MetricSpikes = msgspec.field(default_factory=MetricSpikes)
+    replica_divergence: ReplicaDivergence = msgspec.field(default_factory=ReplicaDivergence)
 
     def observe(self, event: Observed, view: RunView, now_s: float) -> Sequence[Verdict]:
         """Take in what ranks report; a new attempt is judged by itself."""
@@ -40,7 +42,8 @@ class Numeric(msgspec.Struct, kw_only=True):
             return ()
         if self.attempt != attempt.number:
             self.attempt = attempt.number
-            for part in (self.nan_loss, self.endless_skips, self.left_out_steps, self.metric_spikes):
+            spikes, replicas = self.metric_spikes, self.replica_divergence
+            for part in (self.nan_loss, self.endless_skips, self.left_out_steps, spikes, replicas):
                 part.begin_attempt()
         if isinstance(event, ev.CheckpointSaved):
             return self.nan_loss.on_saved(event)
@@ -48,9 +51,12 @@ class Numeric(msgspec.Struct, kw_only=True):
             self.nan_loss.loaded = event.path
             return ()
         reports = [(report.global_rank, report.metrics) for report in event.ranks if report.metrics is not None]
+        checks = [(report.global_rank, check) for report in event.ranks for check in report.replicas]
+        found = self.replica_divergence.judge(checks, attempt, view, now_s) if checks else ()
         if not reports:
-            return ()
+            return found
         return [
+            *found,
             *self.nan_loss.judge(reports, attempt, view, now_s),
             *self.endless_skips.judge(reports, attempt, view, now_s),
             *self.left_out_steps.judge(reports, now_s),
