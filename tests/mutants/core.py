@@ -142,12 +142,10 @@ CORE: tuple[Mutation, ...] = (
         name="unloadable_checkpoint_again",
         file="supervisor/engine/recovery/launcher_orders.py",
         before="""\
-    state.ordered_s = now_s
-    return [ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid))]
+    return ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid), spoiled=list(state.spoiled))
 """,
         after="""\
-    state.ordered_s = now_s
-    return [ChooseCheckpoint(choice=state.choice)]
+    return ChooseCheckpoint(choice=state.choice, spoiled=list(state.spoiled))
 """,
         breaks="the checkpoint that the script could not load is chosen for each attempt again",
         quick=("tests/engine/state/test_incidents.py::test_a_checkpoint_that_could_not_be_loaded_is_avoided",),
