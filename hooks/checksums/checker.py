@@ -121,7 +121,7 @@ class Checker:
             self._fail(error)
 
     def on_optimizer(self, optimizer: Any) -> None:
-        """An optimizer has stepped. Half a microsecond where nothing is due."""
+        """An optimizer has stepped. A microsecond where nothing is due."""
         if get_ident() != self._rank.owner_ident:
             return
         try:

@@ -77,8 +77,7 @@ class Sums:
         if self.is_pinned:
             self._result = torch.empty(result.numel(), dtype=torch.int64, device="cpu", pin_memory=True)
             self._result.copy_(result, non_blocking=True)
-            self._event = torch.Event(self._device.type)
-            self._event.record()
+            self._event = record_event(torch, self._device)
         else:
             self._result = result
 
@@ -112,6 +111,17 @@ class Sums:
             found.append((place, (number - before if is_running else number) & _MASK))
             before = number
         return found
+
+
+def record_event(torch: Any, device: Any) -> Any:
+    """An event behind what was launched last on a device, which need not be the current one."""
+    if device.type == "cuda":
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        return event
+    event = torch.Event(device.type)
+    event.record()
+    return event
 
 
 def flatten(tensor: Any) -> Any:

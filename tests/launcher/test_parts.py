@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from guardrun.launcher.attempt.attempt_start import (
@@ -46,6 +47,7 @@ from guardrun.launcher.creation.run_creation import make_run_id
 from guardrun.launcher.main import may_end_early
 from guardrun.launcher.run.command_line import Flags, parse_flags
 from guardrun.supervisor.config import Config
+from guardrun.supervisor.config.tables import GuardsTable
 from guardrun.supervisor.engine.model.events import Checkpoint, Rank
 from guardrun.supervisor.rundir.journal_end import parse_last_second
 from guardrun.supervisor.wire.control_messages import Finish, Start, Stop
@@ -155,6 +157,15 @@ def test_hooks_know_whose_timeout_it_is(monkeypatch: pytest.MonkeyPatch, users: 
     found = run_environment(run, Config(), 0, None)
     assert found.get("NCCL_TIMEOUT") == mark
     assert json.loads(str(found["GUARDRUN_HOOKS"])).get("nccl_timeout") == mark
+
+
+@pytest.mark.parametrize("every", [0, 500])
+def test_hooks_know_how_often_replicas_are_compared(every: int) -> None:
+    config = msgspec.structs.replace(Config(), guards=GuardsTable(check_every=every))
+    file = SimpleNamespace(socket_dir="/s", launcher_pid=1, token="t", run_id="r", config=config.as_dict())
+    run: Any = SimpleNamespace(file=file, path=Path("/run"))
+    hooks = json.loads(str(run_environment(run, config, 0, None)["GUARDRUN_HOOKS"]))
+    assert hooks["check_every"] == config.settings().check_every == every
 
 
 def test_documentation_has_the_table() -> None:

@@ -68,6 +68,17 @@ CORE: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        name="writes_that_always_differ",
+        file="supervisor/engine/detectors/numeric/divergence_evidence.py",
+        before="now.get(rank) not in usual and before.get(rank) in known",
+        after="now.get(rank) not in usual",
+        breaks="a bit that flips is taken for the script's, where each rank updates a part of the parameters",
+        quick=(
+            "tests/engine/detectors/numeric/test_replica_divergence.py"
+            "::test_ranks_that_always_write_differently_are_compared_all_the_same",
+        ),
+    ),
+    Mutation(
         name="memory_that_is_somebody_elses",
         file="supervisor/engine/observation/memory_growth.py",
         before="if shrinks <= 0 or rate < THEIRS * shrinks:",

@@ -11,6 +11,8 @@ import struct
 import zlib
 from collections.abc import Sequence
 
+import msgspec
+
 from guardrun.hooks.wire import checksums_page as page
 from guardrun.hooks.wire.checksums_page import Head, Kind, Record
 from guardrun.supervisor.engine.model.events import ReplicaCheck
@@ -18,7 +20,8 @@ from guardrun.supervisor.engine.observation.tensor_groups import GROUPS, group_o
 
 MAX_PENDING = 16
 """Checks that wait for a report."""
-MAX_NAMES_CHARS = 256 * 1024
+MAX_NAMES_CHARS = 128 * 1024
+"""In one report: a node's has to pass to the head in one piece."""
 _HEAD = struct.Struct(f"<{page.HEAD_WORDS}q")
 _RECORD_BYTES = 8 * page.RECORD_WORDS
 _BODY = struct.Struct(f"<{Record.TAIL + 1}q")
@@ -51,6 +54,12 @@ class ChecksumsReader:
     def take_checks(self) -> list[ReplicaCheck]:
         """What is to be reported now."""
         found, self._found = self._found, []
+        left = MAX_NAMES_CHARS
+        for place, check in enumerate(found):
+            size = sum(map(len, check.names))
+            if size > left:
+                found[place] = msgspec.structs.replace(check, names=[])
+            left -= min(size, left)
         return found
 
     def close(self) -> None:

@@ -136,6 +136,14 @@ def test_what_is_no_page_says_nothing(reader: ChecksumsReader, path: Path, rank:
     page.close()
 
 
+def test_a_report_has_names_of_bounded_length(page: ChecksumsPage, reader: ChecksumsReader) -> None:
+    names = [f"layer{place}.{'x' * 90}" for place in range(1000)]
+    for count in (1, 2, 3):
+        page.put_names((77, 4, count, count), (0, False), pack_names(names))
+    reader.read(0)
+    assert [len(check.names) for check in reader.take_checks()] == [1000, 0, 0]
+
+
 def test_names_that_are_none_or_unfold_without_end_are_bounded() -> None:
     assert unpack_names(b"nothing") == []
     assert sum(map(len, unpack_names(zlib.compress(b"a" * 10**8)))) <= MAX_NAMES_CHARS

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from guardrun.hooks.checksums.page import ChecksumsPage
+from guardrun.hooks.rank.rank import Rank as HookedRank
 from guardrun.hooks.wire.board import PHASES, Board, Field, Milestone
+from guardrun.hooks.wire.checksums_page import Kind
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.host.process_table import end_processes
 from guardrun.supervisor.collect.ranks.sampler import Sampler
@@ -101,6 +104,29 @@ def test_what_steps_go_to_is_told_now_and_then_and_never_by_itself(
         assert report.spent is not None and report.spent.steps == 9
     finally:
         sampler.close()
+
+
+def test_checks_of_replicas_are_told_with_what_else_changes(
+    start_script: StartScript, make_board: MakeBoard, sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = start_script(SLEEP)
+    monkeypatch.setenv("RANK", "3")
+    page = ChecksumsPage(HookedRank({"sockets": str(tmp_path)}, 1))
+    board = make_board(1, 3, script.pid, STEP=50, STEP_BASE=400)
+    sampler.attempt_started(1, [script.rank(3)])
+    try:
+        (report,) = sampler.sample()
+        assert report.replicas == []
+        page.put_sums((5, 2, 50, 50), (0, False), Kind.PARAMETERS, 7, [1, 2, 3])
+        assert sampler.sample() == [], "by itself it is no reason"
+        board.words[Field.STEP] = 51
+        (report,) = sampler.sample()
+        assert [(check.count, check.step, check.tensors) for check in report.replicas] == [(50, 450, 3)]
+        board.words[Field.STEP] = 52
+        (report,) = sampler.sample()
+        assert report.replicas == []
+    finally:
+        page.close()
 
 
 def test_a_silent_heart_is_told_once_and_its_return_once(

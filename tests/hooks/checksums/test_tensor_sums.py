@@ -70,7 +70,7 @@ def test_what_has_gaps_or_is_no_memory_is_left_out() -> None:
     assert all(is_readable(torch, tensor) for tensor in make_all())
 
 
-class Quantized(torch.Tensor):
+class Quantized(torch.Tensor):  # type: ignore[misc]  # mypy skips torch
     """Whoever asks it for anything may get anything."""
 
 

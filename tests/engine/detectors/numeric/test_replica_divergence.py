@@ -140,6 +140,11 @@ def test_what_begins_between_a_check_and_its_echo_is_found_by_the_next_one(told:
     assert (incident.step, incident.evidence["agreed_step"], culprits(incident)) == (510, 500, [1])
 
 
+def test_what_begins_before_the_first_echo_is_found(told: Told) -> None:
+    incident = only(Replicas(told, 4).go(flipped(1, since=55)).told)
+    assert (incident.step, incident.evidence["agreed_step"], culprits(incident)) == (60, 50, [1])
+
+
 def test_all_of_one_ranks_parameters_is_less_sure(told: Told) -> None:
     """As a gradient that flips before all of them are clipped by their norm."""
     incident = only(Replicas(told, 4).go(all_of(2)).told)
