@@ -98,6 +98,14 @@ CORE: tuple[Mutation, ...] = (
         quick=("tests/engine/detectors/test_host_leak.py::test_what_is_held_in_daily_life_is_left_alone",),
     ),
     Mutation(
+        name="gaps_that_are_given_back",
+        file="supervisor/engine/detectors/gpu_fragmentation.py",
+        before="min(use.inactive, use.reserved - self._needed(rank))",
+        after="use.reserved - self._needed(rank)",
+        breaks="ever longer sequences are told as fragmentation, though all that they leave is given back",
+        quick=("tests/engine/detectors/test_gpu_memory.py::test_what_devices_hold_in_daily_life_is_left_alone",),
+    ),
+    Mutation(
         name="one_restart_too_many",
         file="supervisor/engine/recovery/restart_policy.py",
         before="if state.restarts >= state.settings.max_restarts:",

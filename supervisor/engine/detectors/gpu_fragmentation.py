@@ -6,10 +6,12 @@ the device, and all goes on. What lies beside something in use it can't give bac
 too much, memory is out though much of it is unused. Unused here is what is reserved beyond the most that tensors have
 ever had at a time: a step's own ups and downs are no part of it. That it grows alone harms nobody.
 
-It is told while tensors hold as much as before, and UNUSED of the limit is unused, if one of these holds:
+It is told if one of these holds:
 
-- what is unused and can't be given back grows on and on, and the room that is left shrinks (detectors/growing.py);
-- the device had no memory left again and again: RETRIES times, in windows one after the other.
+- what is unused and can't be given back grows on and on, is GAPS of the limit, and is half or more of what the room
+  that is left shrinks by (detectors/growing.py);
+- the device had no memory left again and again: RETRIES times, in windows one after the other, though UNUSED of the
+  limit was never in use.
 """
 
 from __future__ import annotations
@@ -34,19 +36,18 @@ from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, runn
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Verdict
 from guardrun.supervisor.engine.observation.device_pools import StepNeed, pool_of
 from guardrun.supervisor.engine.observation.frames import rank_list
-from guardrun.supervisor.engine.observation.memory_growth import MIB, Growth, Held
-from guardrun.supervisor.engine.observation.memory_trend import Trend, find_trend, sen_slope
+from guardrun.supervisor.engine.observation.memory_growth import MIB, Growth
+from guardrun.supervisor.engine.observation.memory_trend import find_trend
 from guardrun.supervisor.engine.observation.window_lows import LENGTHS
 
 CAUSE = "gpu_fragmentation"
 PART = "stuck"
+GAPS = 0.05
 UNUSED = 0.15
-"""Share of the limit."""
+"""Shares of the limit."""
 RETRIES = 6
 RETRY_PLACES = (0, 1)
 """In LENGTHS, of windows in which they are looked for: those of minutes. What happens once an hour costs little."""
-STILL = 0.25
-"""Share of what the unused grows by that tensors grow by at most."""
 
 
 class GpuFragmentation(Growing, kw_only=True):
@@ -75,8 +76,8 @@ class GpuFragmentation(Growing, kw_only=True):
                 continue
             self.use[rank] = use
             self.needs.setdefault(rank, StepNeed()).add(use)
-            beside = {"needed": self._needed(rank) // MIB, "retries": use.retries}
-            for place in held.add({PART: self._stuck(rank)}, use.limit - use.reserved, now_s, shortest_s, beside):
+            counts, beside = {PART: self._stuck(rank)}, {"retries": use.retries}
+            for place in held.add(counts, use.limit - use.reserved, now_s, shortest_s, beside):
                 for key, left in self.ended(rank, place):
                     text = f"{who(attempt, [rank])} has no more than {size(MIB * left)} of its device in gaps"
                     verdicts.append(Over(key=key, text=text))
@@ -96,16 +97,12 @@ class GpuFragmentation(Growing, kw_only=True):
     def _judge(self, rank: int, place: int, attempt: AttemptView, now_s: float, shortest_s: float) -> list[Verdict]:
         held, use = self.held[rank], self.use[rank]
         growth = self.find(rank, place, use.limit, shortest_s)
-        if growth is not None:
-            trend = growth.trends[rank][PART]
-            is_large = MIB * held.lows[PART][place].closed[-1] >= UNUSED * use.limit
-            needed = sen_slope(held.lows["needed"][place].closed[-trend.windows :]).usual
-            if is_large and needed <= STILL * trend.slope.usual:
-                return [self._growing(rank, growth, place, attempt, now_s)]
+        if growth is not None and MIB * held.lows[PART][place].closed[-1] >= GAPS * use.limit:
+            return [self._growing(rank, growth, place, attempt, now_s)]
         # Unused is what there was when the device had none left: all but what tensors needed.
         if rank in self.known or self.count >= MOST_REPORTED or use.limit - self._needed(rank) < UNUSED * use.limit:
             return []
-        again = self._retries(held, place)
+        again = find_trend(held.lows["retries"][place], RETRIES) if place in RETRY_PLACES else None
         if again is None:
             return []
         key = self.book(CAUSE, [rank], place, "retries", again.risen)
@@ -121,14 +118,6 @@ class GpuFragmentation(Growing, kw_only=True):
             f"more than {size(self._needed(rank))} of {size(use.limit)} at the same time."
         )
         return [self._detected(key, [rank], rank, summary, known)]
-
-    def _retries(self, held: Held, place: int) -> Trend | None:
-        if place not in RETRY_PLACES:
-            return None
-        found = find_trend(held.lows["retries"][place], RETRIES)
-        if found is None:
-            return None
-        return found if sen_slope(held.lows["needed"][place].closed[-found.windows :]).usual <= 0 else None
 
     def _growing(self, lead: int, growth: Growth, place: int, attempt: AttemptView, now_s: float) -> Detected:
         trends = {rank: held.trends(place).get(PART) for rank, held in self.held.items()}
