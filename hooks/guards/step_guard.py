@@ -43,7 +43,7 @@ _CAPTURES = int(Field.CAPTURES)
 
 
 class Standing:
-    """What is known of an optimizer: it holds until its parameters, or those that have gradients, are others."""
+    """What is known of an optimizer, until its parameters, those with gradients, or the process group are others."""
 
     def __init__(self, optimizer: Any, shape: tuple[int, ...]) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -182,7 +182,9 @@ class StepGuard:
 
     def _standing(self, optimizer: Any, gradients: list[Any]) -> Standing:
         groups = optimizer.param_groups
-        shape = (len(groups), sum(len(group["params"]) for group in groups), len(gradients), self._made)
+        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        world = id(c10d.GroupMember.WORLD) if c10d is not None else 0
+        shape = (len(groups), sum(len(group["params"]) for group in groups), len(gradients), self._made, world)
         standing = self._known.get(id(optimizer))
         if standing is None or standing.optimizer() is not optimizer or standing.shape != shape:
             if len(self._known) > MAX_NOTES:

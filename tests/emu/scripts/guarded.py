@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from itertools import pairwise
 
 import torch
 
@@ -30,7 +31,7 @@ for batch in batches:
 emu.synchronize()
 told = {
     "waits": waits,
-    "same": [all(map(torch.equal, *pair)) for pair in zip(kept, kept[1:], strict=False)],
+    "same": [all(map(torch.equal, *pair)) for pair in pairwise(kept)],
     "is_finite": all(bool(each.cpu().isfinite().all()) for each in kept[-1]),
 }
 print(json.dumps(told))
