@@ -64,7 +64,7 @@ def measure(name: str, model: torch.nn.Module) -> None:
         if DEVICE.type != "cpu":
             torch.accelerator.synchronize()
             took_s = time.perf_counter() - began_s
-        return 1e6 * took_s / arguments.steps
+        return float(1e6 * took_s / arguments.steps)
 
     block()
     taken: dict[str, list[float]] = {"watch": [], "skip": []}

@@ -44,8 +44,10 @@ def are_finite(gradients: Iterable[Any], torch: Any) -> bool:
         # All are launched before the first is waited for.
         sums = [torch.stack(torch._foreach_norm(tensors)).sum() for tensors in by_type.values()]
         for sum_, tensors in zip(sums, by_type.values(), strict=True):
-            if not isfinite(sum_.item()) and not all(torch.isfinite(each).all().item() for each in tensors):
-                return False
+            if not isfinite(sum_.item()):
+                finite = torch.stack([torch.isfinite(each).all() for each in tensors])
+                if not finite.all().item():
+                    return False
     return True
 
 

@@ -21,12 +21,13 @@ step within the backward pass, in a captured graph, in another thread; LBFGS, an
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import weakref
 from _thread import get_ident
 from typing import Any
 
-from guardrun.hooks.guards.agreement import WAIT_S, Agreement, connect
+from guardrun.hooks.guards.agreement import WAIT_S, Agreement, connect, find_store
 from guardrun.hooks.guards.gradients import UnreadableError, are_finite, find_gradients
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.saves.checkpoint_files import Function
@@ -43,7 +44,7 @@ _CAPTURES = int(Field.CAPTURES)
 
 
 class Standing:
-    """What is known of an optimizer: it holds until its parameters, or those that have gradients, are others."""
+    """What is known of an optimizer, until its parameters, those with gradients, or the process group are others."""
 
     def __init__(self, optimizer: Any, shape: tuple[int, ...]) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -173,7 +174,8 @@ class StepGuard:
         group = c10d.GroupMember.WORLD
         if self._agreement is None or self._group is None or self._group() is not group:
             self._groups += 1
-            prefix = f"guardrun/{self._rank.attempt}/{self._groups}"
+            run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+            prefix = f"guardrun/{run}/{self._rank.attempt}/{self._groups}"
             self._agreement = Agreement(connect(c10d, prefix), group.size())
             self._group = weakref.ref(group)
         return self._agreement.ask(key, wants=wants)
@@ -182,7 +184,9 @@ class StepGuard:
 
     def _standing(self, optimizer: Any, gradients: list[Any]) -> Standing:
         groups = optimizer.param_groups
-        shape = (len(groups), sum(len(group["params"]) for group in groups), len(gradients), self._made)
+        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        world = id(c10d.GroupMember.WORLD) if c10d is not None else 0
+        shape = (len(groups), sum(len(group["params"]) for group in groups), len(gradients), self._made, world)
         standing = self._known.get(id(optimizer))
         if standing is None or standing.optimizer() is not optimizer or standing.shape != shape:
             if len(self._known) > MAX_NOTES:
@@ -207,11 +211,9 @@ class StepGuard:
             return ALONE, ""
         if getattr(optimizer, "_overlap_with_ddp", False):
             return "", "it steps within the backward pass"
-        store = c10d._get_default_store()
-        while isinstance(store, c10d.PrefixStore):
-            store = store.underlying_store
-        if type(store).__name__ != "TCPStore" or not hasattr(store, "clone"):
-            return "", f"ranks have met by a {type(store).__name__} of this torch, where they can't agree on a step"
+        store, why = find_store(c10d)
+        if store is None:
+            return "", why
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         sharded: set[int] = set()
         for model in self._sharded:

@@ -108,6 +108,7 @@ def test_whose_gradients_were_at_fault_is_told(trained: Trained) -> None:
 def test_what_it_has_no_hold_of_is_said_once_and_left_alone(trained: Trained) -> None:
     both = {("SGD", ALONE), ("LBFGS", CLOSURE), ("SGD", "it steps within the backward pass"), ("Uneven", LATE)}
     both |= {("Elsewhere", "it steps in another thread"), ("Late", WRAPPED)}
+    both |= {("Adagrad", "there are several ranks, and no process group of torch.distributed")}
     for rank, more in enumerate([{("AdamW", ALONE)}, {("Faulty", LATE)}]):
         assert trained.notes[rank] == {f'numeric = "skip" has no hold of {name}: {why}' for name, why in both | more}
     assert not trained.bad[0]["reduced by hand"]["is_finite"], "as without guardrun"

@@ -25,7 +25,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import LBFGS, SGD, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Adagrad, AdamW, Optimizer
 
 warnings.simplefilter("error", UserWarning)
 STEPS, BAD = 5, 2
@@ -386,5 +386,9 @@ for kind in sys.argv[1:]:
         way()
     if is_bad():
         uneven()
-print(json.dumps(told))
 dist.destroy_process_group()
+alone = [nn.Parameter(torch.ones(3))]
+last = Adagrad(alone, 0.1)
+alone[0].grad = torch.full((3,), math.nan)
+last.step()
+print(json.dumps(told))
