@@ -38,14 +38,15 @@ class GpuLeak(Growing, kw_only=True):
 
     def observe(self, event: ev.NodeReport, view: RunView, now_s: float) -> Sequence[Verdict]:
         """Take in what a node's ranks hold."""
-        attempt = running_attempt(view)
+        reports = [report for report in event.ranks if report.device_memory is not None]
+        attempt = running_attempt(view) if reports else None
         if attempt is None or event.attempt != attempt.number:
             return ()
         if self.begin(attempt):
             self.use, self.needs = {}, {}
         shortest_s = view.settings.memory_window_s
         verdicts: list[Verdict] = []
-        for report in event.ranks:
+        for report in reports:
             rank, use = report.global_rank, report.device_memory
             if use is None:
                 continue

@@ -37,14 +37,15 @@ class HostLeak(Growing, kw_only=True):
 
     def observe(self, event: ev.NodeReport, view: RunView, now_s: float) -> Sequence[Verdict]:
         """Take in what a node's ranks hold."""
-        attempt = running_attempt(view)
+        reports = [report for report in event.ranks if report.memory is not None]
+        attempt = running_attempt(view) if reports else None
         if attempt is None or event.attempt != attempt.number:
             return ()
         if self.begin(attempt):
             self.use = {}
         shortest_s = view.settings.memory_window_s
         verdicts: list[Verdict] = []
-        for report in event.ranks:
+        for report in reports:
             rank, use = report.global_rank, report.memory
             if use is None or (held := self.holder(rank, event.node, report.step, attempt, now_s)) is None:
                 continue
