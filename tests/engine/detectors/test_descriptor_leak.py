@@ -154,7 +154,7 @@ def test_what_is_opened_in_daily_life_is_left_alone(told: Told, curve: Curve, ho
     assert told.incidents == {}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_ups_and_downs_at_random_are_left_alone(told: Told, seed: int) -> None:
     """A walk that returns to its mean, as caches and pools do."""
     chance, level = random.Random(seed), 0.0
