@@ -15,7 +15,7 @@ Whether others have to leave the step out, too, is told by whose parameters they
 
 Agreeing is no collective, and ends by itself (hooks/guards/agreement.py): ranks that do not step together take their
 steps as they would without it. Left alone: optimizers under a GradScaler, which leaves steps out itself; those that
-step within the backward pass, in a captured graph, in another thread; LBFGS, and what else calls a closure as it likes.
+step within the backward pass, in a captured graph, in another thread; LBFGS, and what calls a closure as it likes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 3
 MAX_NOTES = 8
+LATE = f"not all ranks came to its step within {WAIT_S:.0f} s"
 ALONE, WHEN_BAD, EACH_STEP = "alone", "when bad", "each step"
 _CAPTURES = int(Field.CAPTURES)
 
@@ -50,9 +51,8 @@ class Standing:
         self.optimizer = weakref.ref(optimizer)
         self.shape = shape
         self.scope = ""
-        """Empty: it is left alone; …"""
+        """Empty: it is left alone."""
         self.why = ""
-        """… and why."""
         # The same on each rank: local shapes are not.
         self.key = f"{type(optimizer).__qualname__}-{shape[0]}-{shape[1]}"
 
@@ -77,9 +77,8 @@ class StepGuard:
         """Models of both kinds so far."""
         self._agreement: Agreement | None = None
         self._group: weakref.ref[Any] | None = None
-        """The default process group that it is of; …"""
+        """The default process group that it is of."""
         self._groups = 0
-        """… the how manieth that is."""
         self._let_go: dict[str, str] = {}
         """Key → why."""
         self._said: set[str] = set()
@@ -162,9 +161,9 @@ class StepGuard:
         if standing.scope == EACH_STEP or (standing.scope == WHEN_BAD and is_bad):
             is_left_out = self._agree(standing.key, wants=is_bad)
             if is_left_out is None:
-                standing.scope, standing.why = "", f"not all ranks came to its step within {WAIT_S:.0f} s"
-                self._let_go[standing.key] = standing.why
-                return self._note(optimizer, standing.why)
+                standing.scope, standing.why = "", LATE
+                self._let_go[standing.key] = LATE
+                return self._note(optimizer, LATE)
         if is_left_out and self._rank.metrics is not None:
             self._rank.metrics.on_guarded(is_own=is_bad)
         return bool(is_left_out)
@@ -200,15 +199,14 @@ class StepGuard:
     def _find_scope(self, optimizer: Any) -> tuple[str, str]:
         """Who has to agree on its steps; or empty, and why it is left alone."""
         c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-        if c10d is None or not c10d.is_initialized():
-            if self._rank.world_size == 1:
-                return ALONE, ""
-            return "", "there are several ranks, and no process group of torch.distributed"
-        world = c10d.get_world_size()
-        if world != self._rank.world_size:
-            return "", f"{world} of {self._rank.world_size} ranks are in its process group"
-        if world == 1:
+        has_group = c10d is not None and c10d.is_initialized()
+        world = c10d.get_world_size() if has_group else 1
+        if world == self._rank.world_size == 1:
             return ALONE, ""
+        if not has_group:
+            return "", "there are several ranks, and no process group of torch.distributed"
+        if world != self._rank.world_size:
+            return "", f"its process group has {world} ranks, and the run {self._rank.world_size}"
         if getattr(optimizer, "_overlap_with_ddp", False):
             return "", "it steps within the backward pass"
         store, why = find_store(c10d)
@@ -252,10 +250,7 @@ def _calls_closure_first(original: Function, optimizer: Any) -> bool:
 
 
 def _is_zero(optimizer: Any) -> bool:
-    """Whether it is a ZeroRedundancyOptimizer: ranks exchange parameters in its step, which stays as it is.
-
-    What is left out is the step of the optimizer inside, which has this rank's part of the parameters.
-    """
+    """Whether ranks exchange parameters in its step: that stays, and the step of the optimizer inside is left out."""
     return any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__)
 
 
