@@ -1,8 +1,9 @@
 """Single numbers that training computes, on the host or on a device, without waiting for the device.
 
-A number on a device is copied into pinned memory in the current stream, and an event is recorded behind it: once that
-says it is done, the number is there. Nothing is ever waited for, and nothing is asked while a graph is captured.
-Where there is no pinned memory, a copy would wait: such a device is left alone.
+A number on a device is copied into pinned memory in that device's current stream, and an event is recorded behind it:
+once that says it is done, the number is there. (The current device may be another: not every script sets it.) Nothing
+is ever waited for, and nothing is asked while a graph is captured. Where there is no pinned memory, a copy would wait:
+such a device is left alone.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Copy:
         slot, event = self._place
         detached = tensor.detach()  # else the copy would be part of a graph
         slot.copy_(detached.reshape(()) if detached.dim() else detached, non_blocking=True)
-        event.record()
+        event.record(stream_of(tensor.device))
 
     def is_here(self) -> bool:
         """Whether it can be read."""
@@ -62,11 +63,20 @@ class Copy:
 Value = float | Copy
 
 
-def make_places(torch: Any, kind: str, dtype: Any) -> list[tuple[Any, Any]]:
-    """Slots in pinned memory for numbers of one type, each with an event. Raises RuntimeError where none is pinned."""
+def stream_of(device: Any) -> Any:
+    """The stream in which what is launched on a device goes. Raises where torch knows none."""
+    return sys.modules["torch"].accelerator.current_stream(device)
+
+
+def make_places(torch: Any, device: Any, dtype: Any) -> list[tuple[Any, Any]]:
+    """Slots in pinned memory for numbers of one type on one device, each with an event.
+
+    Raises RuntimeError where none is pinned, and whatever `stream_of` does.
+    """
+    stream_of(device)
     # The script may have another default device.
     memory = torch.empty(SLOTS, dtype=dtype, device="cpu", pin_memory=True)
-    return [(memory[index], torch.Event(kind)) for index in range(SLOTS)]
+    return [(memory[index], torch.Event(device.type)) for index in range(SLOTS)]
 
 
 class DeviceValues:
@@ -78,8 +88,8 @@ class DeviceValues:
         """Types whose numbers are read; empty until something is to be read."""
         self.is_used = False
         """Something was on a device."""
-        self._free: dict[tuple[str, Any], list[tuple[Any, Any]]] = {}
-        """By type of device and of number: places that are free."""
+        self._free: dict[tuple[Any, Any], list[tuple[Any, Any]]] = {}
+        """By device and type of number: places that are free. An event belongs to the device it was recorded on."""
         self._left_alone: set[str] = set()
         """Types of devices that cannot be read without waiting."""
         self._every = 1
@@ -124,11 +134,12 @@ class DeviceValues:
         return copy
 
     def _start(self, kind: str, tensor: Any) -> Copy | None:
-        free = self._free.get((kind, tensor.dtype))
+        key = tensor.device, tensor.dtype
+        free = self._free.get(key)
         if free is None:
             try:
-                free = self._free[kind, tensor.dtype] = make_places(sys.modules["torch"], kind, tensor.dtype)
-            except (RuntimeError, TypeError, AttributeError) as error:
+                free = self._free[key] = make_places(sys.modules["torch"], *key)
+            except (RuntimeError, TypeError, ValueError, AttributeError) as error:
                 self._left_alone.add(kind)
                 self._rank.note("metrics", f"losses on {kind} are not read: {type(error).__name__}: {error}")
                 return None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -92,11 +93,18 @@ def test_sharded_training_tells_the_same() -> None:
         assert [[record.loss, record.grad_norm] for record in records] == [pytest.approx(step) for step in expected]
 
 
+class Device(NamedTuple):
+    """As torch.device."""
+
+    type: str
+    index: int = 0
+
+
 class There:
     """A number on a device."""
 
     is_cpu = False
-    device = SimpleNamespace(type="fake")
+    device = Device("fake")
 
     def numel(self) -> int:
         return 1
@@ -147,8 +155,8 @@ class Late:
         assert non_blocking
         self.value, self.is_done = tensor.value, False
 
-    def record(self) -> None:
-        pass
+    def record(self, stream: object) -> None:
+        self.stream = stream
 
     def query(self) -> bool:
         return self.is_done
@@ -163,10 +171,40 @@ class Late:
         return 0
 
 
+TORCH = SimpleNamespace(accelerator=SimpleNamespace(current_stream=lambda device: device))
+
+
 class LateThere(There, Late):
     """A number of that device."""
 
     dtype = "float32"
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__()
+        self.device = Device("cuda", index)
+
+
+def test_what_is_behind_is_asked_of_the_numbers_own_device(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that says `.to("cuda:1")` alone leaves the current device at 0: an event there would be done at once."""
+    devices = [LateThere(index).device for index in (0, 1)]
+    made = []
+
+    def make(_: object, device: object, __: object) -> list[tuple[Late, Late]]:
+        made.append(device)
+        return [(place, place) for place in (Late(), Late())]
+
+    accelerator = SimpleNamespace(current_stream=lambda device: f"stream of {device.index}")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(accelerator=accelerator))
+    monkeypatch.setattr(device_values, "make_places", make)
+    values = DeviceValues(rank)
+    monkeypatch.setattr(values, "_kinds", (LateThere,))
+    for device in (devices[1], devices[0], devices[1]):
+        number = LateThere()
+        number.device = device
+        copy = values.read(number)
+        assert isinstance(copy, device_values.Copy)
+        assert copy._place[1].stream == f"stream of {device.index}"
+    assert made == [devices[1], devices[0]], "an event is of one device for good"
 
 
 def test_no_number_takes_the_place_of_one_that_is_not_read(
@@ -177,7 +215,7 @@ def test_no_number_takes_the_place_of_one_that_is_not_read(
     places = [Late() for _ in range(3)]
     monkeypatch.setattr(device_values, "make_places", lambda *_: [(place, place) for place in places])
     monkeypatch.setattr(device_values, "SHARE", 1e9)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "torch", TORCH)
     metrics = Metrics(rank)
     monkeypatch.setattr(metrics._devices, "_kinds", (LateThere,))
     optimizer = Optimizer()
