@@ -24,7 +24,7 @@ from guardrun.hooks.checksums.replicas import (
     readable,
     replicated_dimension,
 )
-from guardrun.hooks.checksums.tensor_sums import Sums
+from guardrun.hooks.checksums.tensor_sums import Sums, has_room
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.checksums_page import Kind
@@ -194,7 +194,7 @@ class Checker:
         torch: Any = sys.modules["torch"]
         replicas = watched.replicas
         parameters = replicas.parameters()
-        if not parameters:
+        if not parameters or not all(has_room(torch, device) for device in {one.device for _, one in parameters}):
             return
         step = self._rank.words[_STEP] + self._rank.counts_itself
         check = Check(

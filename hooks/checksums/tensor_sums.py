@@ -12,6 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from guardrun.hooks.patches.device_memory import UNKNOWN, pick, read_cap, read_free, read_stats
+
+ROOM_BYTES = 64 << 20
+"""Of memory that its allocator has and nobody uses; else twice as much that it could get."""
 SMALL = 32 * 1024
 CHUNK = 1024 * 1024
 _MASK = (1 << 64) - 1
@@ -34,6 +38,26 @@ def _is_dense(tensor: Any) -> bool:
                 return False
             expected *= size
     return True
+
+
+def has_room(torch: Any, device: Any) -> bool:
+    """Whether sums on it find room without a flush of what its allocator keeps; also where nobody tells.
+
+    A script that fills its device to the last byte must find that byte.
+    """
+    module = getattr(torch, device.type, None)
+    stats = read_stats(module, device.index) if module is not None and device.type != "cpu" else None
+    if not stats:
+        return True
+    reserved, allocated = (
+        pick(stats, "reserved_bytes", "all", "current"),
+        pick(stats, "allocated_bytes", "all", "current"),
+    )
+    if reserved - allocated >= ROOM_BYTES:
+        return True
+    free, total = read_free(module, device.index)
+    cap = read_cap(module, device.index, total)
+    return free == UNKNOWN or min(free, cap - reserved if cap != UNKNOWN else free) >= 2 * ROOM_BYTES
 
 
 class Sums:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from guardrun.hooks.checksums.page import fold
 from guardrun.hooks.checksums.replicas import readable
-from guardrun.hooks.checksums.tensor_sums import CHUNK, SMALL, Sums, is_readable
+from guardrun.hooks.checksums.tensor_sums import CHUNK, SMALL, Sums, has_room, is_readable
 from guardrun.hooks.wire.checksums_page import MAX_TENSORS
 
 HOST = torch.device("cpu")
@@ -93,3 +94,36 @@ def test_of_very_many_tensors_several_share_a_sum() -> None:
         changed[place] += 1 << 63
         assert [slot for slot, one in enumerate(fold(changed)) if one != folded[slot]] == [3]
     assert fold([5, 6]) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("reserved", "allocated", "free", "fraction", "expected"),
+    [
+        (10_000, 9_000, 0, 1.0, True),
+        (10_000, 9_990, 70_000, 1.0, True),
+        (10_000, 9_990, 100, 1.0, False),
+        (10_000, 9_990, 70_000, 10_050 / 80_000, False),
+        (10_000, 9_990, 70_000, 11_000 / 80_000, True),
+    ],
+    ids=["unused", "the device has more", "all is full", "the script's own limit", "that is far"],
+)
+def test_a_device_that_is_full_is_left_alone(
+    reserved: int, allocated: int, free: int, fraction: float, expected: bool
+) -> None:
+    """In MiB: what it would take, the script may need."""
+    stats = {
+        "reserved_bytes": {"all": {"current": reserved << 20}},
+        "allocated_bytes": {"all": {"current": allocated << 20}},
+    }
+    module = SimpleNamespace(
+        memory_stats_as_nested_dict=lambda _: stats,
+        mem_get_info=lambda _: (free << 20, 80_000 << 20),
+        get_per_process_memory_fraction=lambda _: fraction,
+    )
+    device = SimpleNamespace(type="cuda", index=0)
+    assert has_room(SimpleNamespace(cuda=module), device) is expected
+
+
+def test_where_no_allocator_tells_there_is_room() -> None:
+    assert has_room(SimpleNamespace(), SimpleNamespace(type="npu", index=0))
+    assert has_room(SimpleNamespace(cpu=SimpleNamespace()), SimpleNamespace(type="cpu", index=None))
