@@ -19,7 +19,8 @@ from typing import Any
 
 os.environ.setdefault("RANK", "0")
 
-from guardrun.hooks.patches.device_memory import FIRST_STEPS, DeviceMemory, read_free, read_stats
+from guardrun.hooks.patches.device_memory import FIRST_STEPS, DeviceMemory
+from guardrun.hooks.rank.allocator import read_free, read_stats
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.memory_page import memory_name
 from guardrun.supervisor.collect.ranks.device_memory import DeviceMemoryReader

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from guardrun.hooks.patches.device_memory import UNKNOWN, pick, read_cap, read_free, read_stats
+from guardrun.hooks.rank.allocator import pick, read_cap, read_free, read_stats
+from guardrun.hooks.wire.memory_page import UNKNOWN
 
 ROOM_BYTES = 64 << 20
 """Of memory that its allocator has and nobody uses; else twice as much that it could get."""

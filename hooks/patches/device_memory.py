@@ -22,9 +22,10 @@ from zlib import crc32
 
 from guardrun.hooks.calls.shared_file import make_shared_file
 from guardrun.hooks.patches.devices import find_devices, read_identity
+from guardrun.hooks.rank.allocator import pick, read_cap, read_free, read_stats
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
-from guardrun.hooks.wire.memory_page import MAGIC, SIZE_BYTES, UNKNOWN, Word, memory_name
+from guardrun.hooks.wire.memory_page import MAGIC, SIZE_BYTES, Word, memory_name
 
 WINDOW_S = 60.0
 """[leaks] memory_window_s, where nobody says it."""
@@ -151,44 +152,6 @@ def find_device(torch: Any, optimizer: Any) -> tuple[str, int]:
         if module is not None and module.is_initialized():
             return kind, int(module.current_device())
     return "", -1
-
-
-def read_stats(module: Any, index: int) -> dict[str, Any] | None:
-    """What the allocator of a device says, as torch.cuda.memory_stats has it.
-
-    module: torch.cuda, torch.xpu, … None where it says nothing. Raises whatever an allocator of the script's own does
-    that doesn't count.
-    """
-    # The same as nested tables: a fifth of the time.
-    read = getattr(module, "memory_stats_as_nested_dict", None) or getattr(module, "memory_stats", None)
-    return read(index) or None if read is not None else None
-
-
-def pick(stats: dict[str, Any], *names: str) -> int:
-    """One of its numbers, nested or flat; 0 where it has none of that name."""
-    flat = stats.get(".".join(names))
-    if flat is not None:
-        return int(flat)
-    value: Any = stats
-    for name in names:
-        value = value.get(name, {})
-    return int(value or 0)
-
-
-def read_free(module: Any, index: int) -> tuple[int, int]:
-    """What is free of a device, and what it has; UNKNOWN where its driver doesn't tell."""
-    try:
-        free, total = module.mem_get_info(index)
-    except (AttributeError, RuntimeError):
-        return UNKNOWN, UNKNOWN
-    return int(free), int(total)
-
-
-def read_cap(module: Any, index: int, total: int) -> int:
-    """What the script lets the allocator reserve at most; UNKNOWN: no less than all, or this torch doesn't tell."""
-    read = getattr(module, "get_per_process_memory_fraction", None)
-    fraction = float(read(index)) if read is not None else 1.0
-    return int(fraction * total) if fraction < 1.0 and total > 0 else UNKNOWN
 
 
 def identify(module: Any, index: int) -> int:
