@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from signal import SIGKILL, Signals
+from signal import SIGKILL, SIGTERM, Signals
 
 from guardrun.launcher.attempt.torchrun_agent_child import AgentChild, Failure
 from guardrun.launcher.base.processes import (
@@ -142,7 +142,10 @@ class AgentAttempt:
         return [fileno for fileno in filenos if fileno is not None]
 
     def poll(self) -> list[tuple[Rank, int]]:
-        """The ranks that have ended since, and their exit codes; one that the agent took is told once it can be."""
+        """The ranks that have ended since, and their exit codes; one that the agent took is told once it can be.
+
+        Whom a signal has ended that the agent sends once one has failed is told after that one.
+        """
         ended: list[tuple[Rank, int]] = []
         for found in self._found.values():
             if found.is_alive:
@@ -153,7 +156,7 @@ class AgentAttempt:
                 continue
             if found.exitcode is not None:
                 ended.append((found.rank, found.exitcode))
-        return ended
+        return sorted(ended, key=lambda one: one[1] in (-SIGTERM, -SIGKILL))
 
     def _read(self, found: _Found) -> None:
         try:

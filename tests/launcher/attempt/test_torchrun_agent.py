@@ -62,14 +62,29 @@ def test_several_nodes_go_through_it_and_its_end_is_the_runs(launcher: GuardrunS
     assert "ChildFailedError" in done.stderr
 
 
-@pytest.mark.parametrize(("codes", "status"), [([0, 0], 0), ([0, 4], 4)])
+LAST = """
+if os.environ["RANK"] == "1":
+    first = pathlib.Path("/proc", pathlib.Path("ready-0-0").read_text())
+    while {waits} and first.exists():  # the agent ends it otherwise
+        time.sleep(0.05)
+elif not {waits}:
+    time.sleep(3600)
+sys.exit({codes}[int(os.environ["RANK"])])
+"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "status"),
+    [([0, 0], 0), ([0, 4], 4), ([-signal.SIGTERM, 4], 4)],
+    ids=["well", "one fails", "one fails, upon which the agent ends the other"],
+)
 def test_exit_codes_that_the_agent_was_quicker_to_take(
     codes: list[int], status: int, launcher: GuardrunStarter, tmp_path: Path
 ) -> None:
     """A launcher that did not run meanwhile knows them by what the agent does next."""
     run = launcher.start(
         ["--nproc-per-node=2", "--max-restarts=0"],
-        script=WAIT.format(before="") + f"\nsys.exit({codes}[int(os.environ['RANK'])])",
+        script=WAIT.format(before="") + LAST.format(waits=codes[0] == 0, codes=codes),
         config='[launcher]\nagent = "torchrun"\n',
     )
     pids = [ready(tmp_path, 0, rank) for rank in range(2)]
