@@ -6,7 +6,7 @@ import os
 import struct
 import zlib
 
-from guardrun.hooks.calls.shared_file import make_shared_file
+from guardrun.hooks.calls.shared_file import SharedPage
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.checksums_page import (
     HEAD_WORDS,
@@ -30,10 +30,7 @@ class ChecksumsPage:
 
     def __init__(self, rank: Rank) -> None:
         path = os.path.join(rank.sockets, checksums_name(rank.attempt, rank.global_rank))
-        self._map = make_shared_file(path, SIZE_BYTES)
-        self._bytes = memoryview(self._map)
-        self._words = self._bytes.cast("q")
-        self._words[Head.PID], self._words[Head.MAGIC] = rank.pid, MAGIC
+        self._page = SharedPage(path, SIZE_BYTES, MAGIC, rank.pid)
 
     def put_sums(
         self, head: tuple[int, int, int, int], more: tuple[int, bool], kind: Kind, layout: int, sums: list[int]
@@ -49,21 +46,19 @@ class ChecksumsPage:
         self._put((*head, Kind.NAMES, 0, writes, len(names), is_echo), names)
 
     def _put(self, body: tuple[int, ...], payload: bytes) -> None:
-        words = self._words
+        words, view = self._page.words, self._page.bytes
         count = words[Head.RECORDS]
         at = HEAD_WORDS + count % MAX_RECORDS * RECORD_WORDS
         words[at + Record.HEAD] = words[at + Record.TAIL] = 0
-        struct.pack_into("<9q", self._bytes, 8 * (at + Record.SET), *body)
+        struct.pack_into("<9q", view, 8 * (at + Record.SET), *body)
         begin = 8 * (at + Record.PAYLOAD)
-        self._bytes[begin : begin + len(payload)] = payload
+        view[begin : begin + len(payload)] = payload
         words[at + Record.TAIL] = words[at + Record.HEAD] = count + 1
         words[Head.RECORDS] = count + 1
 
     def close(self) -> None:
         """Unmap the page: nothing may be called any more."""
-        self._words.release()
-        self._bytes.release()
-        self._map.close()
+        self._page.close()
 
 
 def fold(sums: list[int]) -> list[int]:

@@ -20,7 +20,7 @@ from time import monotonic_ns
 from typing import Any
 from zlib import crc32
 
-from guardrun.hooks.calls.shared_file import make_shared_file
+from guardrun.hooks.calls.shared_file import SharedPage
 from guardrun.hooks.patches.devices import find_devices, read_identity
 from guardrun.hooks.rank.allocator import pick, read_cap, read_free, read_stats
 from guardrun.hooks.rank.rank import Rank
@@ -62,7 +62,7 @@ class DeviceMemory:
         self._costs_ns: list[int] = []
         self._count = 0
         self._failures = 0
-        self._bytes: memoryview | None = None
+        self._page: SharedPage | None = None
         """The page, once there is something to write."""
 
     def on_step(self, optimizer: Any, now_ns: int) -> None:
@@ -117,29 +117,24 @@ class DeviceMemory:
         )
 
     def _write(self, *values: int) -> None:
-        view = self._bytes or self._make_page()
+        page = self._page or self._make_page()
         self._count += 1
-        words = self._words
+        words = page.words
         words[Word.HEAD] = 0
         words[Word.TAIL] = self._count
-        _READING.pack_into(view, 8 * Word.STEP, *values)
+        _READING.pack_into(page.bytes, 8 * Word.STEP, *values)
         words[Word.HEAD] = self._count
 
-    def _make_page(self) -> memoryview:
+    def _make_page(self) -> SharedPage:
         rank = self._rank
         path = os.path.join(rank.sockets, memory_name(rank.attempt, rank.global_rank))
-        self._map = make_shared_file(path, SIZE_BYTES)
-        self._bytes = memoryview(self._map)
-        self._words = self._bytes.cast("q")
-        self._words[Word.PID], self._words[Word.MAGIC] = rank.pid, MAGIC
-        return self._bytes
+        self._page = SharedPage(path, SIZE_BYTES, MAGIC, rank.pid)
+        return self._page
 
     def close(self) -> None:
         """Unmap the page: nothing may be called any more."""
-        if self._bytes is not None:
-            self._words.release()
-            self._bytes.release()
-            self._map.close()
+        if self._page is not None:
+            self._page.close()
 
 
 def find_device(torch: Any, optimizer: Any) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from inspect import isfunction
 from math import isnan, nan, sqrt
 from typing import Any
 
-from guardrun.hooks.calls.shared_file import make_shared_file
+from guardrun.hooks.calls.shared_file import SharedPage
 from guardrun.hooks.guards.step_guard import step_guard
 from guardrun.hooks.patches.device_values import DeviceValues, NoRoom, Value
 from guardrun.hooks.rank.rank import Rank
@@ -93,7 +93,7 @@ class Metrics:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._bytes: memoryview | None = None
+        self._page: SharedPage | None = None
         """The page, once there is something to write."""
         self._values = StepValues()
         self._waiting: deque[StepValues] = deque()
@@ -235,7 +235,7 @@ class Metrics:
             self._fail(error)
 
     def _write(self, values: StepValues) -> None:
-        view = self._bytes or self._make_page()
+        page = self._page or self._make_page()
         flags, loss, norm = values.guarded, nan, nan
         if values.losses:
             flags |= _LOSS
@@ -251,7 +251,7 @@ class Metrics:
             )
             if norm - norm != 0.0:
                 flags |= Flag.NORM_NAN if isnan(norm) else Flag.NORM_INFINITE
-        words = self._words
+        words = page.words
         if values.overflow and any(map(float, values.overflow)):
             flags |= _SKIPPED
             self._skipped += 1
@@ -261,25 +261,20 @@ class Metrics:
         count = words[_RECORDS]
         at = HEAD_WORDS + count % MAX_RECORDS * RECORD_WORDS
         words[at] = words[at + _TAIL] = 0
-        _BODY.pack_into(view, 8 * (at + 1), values.step, loss, norm, flags, values.batch, 0, count + 1)
+        _BODY.pack_into(page.bytes, 8 * (at + 1), values.step, loss, norm, flags, values.batch, 0, count + 1)
         words[at] = count + 1
-        _LAST.pack_into(view, 8 * _RECORDS, count + 1, self._unread + self._devices.unread, self._learning_rate)
+        _LAST.pack_into(page.bytes, 8 * _RECORDS, count + 1, self._unread + self._devices.unread, self._learning_rate)
 
     def close(self) -> None:
         """Unmap the page: nothing may be called any more."""
-        if self._bytes is not None:
-            self._words.release()
-            self._bytes.release()
-            self._map.close()
+        if self._page is not None:
+            self._page.close()
 
-    def _make_page(self) -> memoryview:
+    def _make_page(self) -> SharedPage:
         rank = self._rank
         path = os.path.join(rank.sockets, metrics_name(rank.attempt, rank.global_rank))
-        self._map = make_shared_file(path, SIZE_BYTES)
-        self._bytes = memoryview(self._map)
-        self._words = self._bytes.cast("q")
-        self._words[Head.PID], self._words[Head.MAGIC] = rank.pid, MAGIC
-        return self._bytes
+        self._page = SharedPage(path, SIZE_BYTES, MAGIC, rank.pid)
+        return self._page
 
     def _add(self, step: StepValues, values: list[Value], given: Any) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-MAGIC = 0x67756172_64_3F_01
+MAGIC = 0x67756172_64_40_01
 WORDS = 32
 SIZE_BYTES = 8 * WORDS
 UNKNOWN = -1

@@ -22,7 +22,7 @@ LOOK = Figures(places=22, stops=37, comes_back=16)
 """Of the look that leads to the verdict, at most: modules, …"""
 LOOK_ROOMS = Figures(places=8, stops=18, comes_back=10)
 """… and rooms."""
-WHOLE = Figures(places=41, stops=75, comes_back=35)
+WHOLE = Figures(places=40, stops=74, comes_back=35)
 """Of the whole hang: its suspicion, all looks, the verdict, the stop, the choice of a checkpoint, the start."""
 WHOLE_ROOMS = Figures(places=10, stops=38, comes_back=29)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from guardrun.hooks.wire import checksums_page as page
 from guardrun.hooks.wire.checksums_page import Head, Kind, Record
+from guardrun.supervisor.base.shared_pages import PageFile
 from guardrun.supervisor.engine.model.events import ReplicaCheck
 from guardrun.supervisor.engine.observation.tensor_groups import GROUPS, group_of
 
@@ -32,23 +33,20 @@ class ChecksumsReader:
     """One rank's page; it may not be there (yet). Close it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
-        self._fd = -1
-        self._seen = 0
-        """Records read so far."""
+        self._file = PageFile(path, page.SIZE_BYTES, page.MAGIC, _HEAD)
         self._found: list[ReplicaCheck] = []
 
     def read(self, base: int) -> None:
         """Take in what was written since the last time. base: the step that the attempt began with."""
-        head = self._head()
+        head = self._file.head()
         if head is None:
             return
         count = head[Head.RECORDS]
-        for number in range(max(self._seen, count - page.MAX_RECORDS), count):
+        for number in range(max(self._file.seen, count - page.MAX_RECORDS), count):
             check = self._read(number, base)
             if check is not None:
                 self._found.append(check)
-        self._seen = max(self._seen, count)
+        self._file.seen = max(self._file.seen, count)
         del self._found[:-MAX_PENDING]
 
     def take_checks(self) -> list[ReplicaCheck]:
@@ -64,31 +62,13 @@ class ChecksumsReader:
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def _head(self) -> tuple[int, ...] | None:
-        try:
-            if self._fd < 0:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            data, stat = os.pread(self._fd, _HEAD.size, 0), os.fstat(self._fd)
-        except OSError:
-            return None
-        if stat.st_nlink == 0:  # the rank's Python has begun anew, and made another
-            self.close()
-            self._seen = 0
-            return None
-        if len(data) != _HEAD.size or stat.st_size != page.SIZE_BYTES:
-            return None
-        head = _HEAD.unpack(data)
-        return head if head[Head.MAGIC] == page.MAGIC else None
+        self._file.close()
 
     def _read(self, number: int, base: int) -> ReplicaCheck | None:
         """One record; None where it is being written over, or holds what no rank writes."""
         at = 8 * page.HEAD_WORDS + number % page.MAX_RECORDS * _RECORD_BYTES
-        data = os.pread(self._fd, _RECORD_BYTES, at)
-        again = os.pread(self._fd, _BODY.size, at)
+        data = self._file.read(_RECORD_BYTES, at)
+        again = self._file.read(_BODY.size, at)
         if len(data) != _RECORD_BYTES or again != data[: _BODY.size]:
             return None
         body = _BODY.unpack_from(data)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from guardrun.hooks.wire import metrics_page as page
 from guardrun.hooks.wire.metrics_page import Head
+from guardrun.supervisor.base.shared_pages import PageFile
 from guardrun.supervisor.engine.model.events import TrainingMetrics
 from guardrun.supervisor.engine.observation.metric_window import MetricWindow
 
@@ -37,10 +38,7 @@ class MetricsReader:
     """One rank's page; it may not be there (yet). Close it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = os.fspath(path)
-        self._fd = -1
-        self._seen = 0
-        """Records read so far."""
+        self._file = PageFile(path, page.SIZE_BYTES, page.MAGIC, _HEAD)
         self._window = MetricWindow()
         self._taken_s = -math.inf
         self._learning_rate = math.nan
@@ -65,9 +63,7 @@ class MetricsReader:
 
     def close(self) -> None:
         """Let go of the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
     def records(self) -> Iterator[StepRecord]:
         """Those that are new and whole, in order; those that were written over meanwhile are lost."""
@@ -77,12 +73,12 @@ class MetricsReader:
         count = head[Head.RECORDS]
         self._learning_rate = struct.unpack("<d", struct.pack("<q", head[Head.LEARNING_RATE]))[0]
         self._skipped, self._left_out = head[Head.SKIPPED], head[Head.LEFT_OUT]
-        first = max(self._seen, count - page.MAX_RECORDS)
-        self._seen = max(count, self._seen)
+        first = max(self._file.seen, count - page.MAX_RECORDS)
+        self._file.seen = max(count, self._file.seen)
         while first < count:
             place = first % page.MAX_RECORDS
             number = min(count - first, page.MAX_RECORDS - place)
-            data = os.pread(self._fd, number * _RECORD.size, 8 * page.HEAD_WORDS + place * _RECORD.size)
+            data = self._file.read(number * _RECORD.size, 8 * page.HEAD_WORDS + place * _RECORD.size)
             for offset, (begin, *values, _, end) in enumerate(_RECORD.iter_unpack(data)):
                 if begin == end == first + offset + 1:
                     yield StepRecord(*values)
@@ -90,17 +86,4 @@ class MetricsReader:
 
     def head(self) -> tuple[int, ...] | None:
         """The header's words, indexed by Head; None where there is no page."""
-        try:
-            if self._fd < 0:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            data, stat = os.pread(self._fd, _HEAD.size, 0), os.fstat(self._fd)
-        except OSError:
-            return None
-        if stat.st_nlink == 0:  # the rank's Python has begun anew, and made another
-            self.close()
-            self._seen = 0
-            return None
-        if len(data) != _HEAD.size or stat.st_size != page.SIZE_BYTES:
-            return None
-        head = _HEAD.unpack(data)
-        return head if head[Head.MAGIC] == page.MAGIC else None
+        return self._file.head()

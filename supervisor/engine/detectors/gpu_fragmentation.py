@@ -16,27 +16,23 @@ It is told if one of these holds:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import msgspec
-
+from guardrun.supervisor.engine.detectors.device_growing import DeviceGrowing
 from guardrun.supervisor.engine.detectors.growing import (
     CONFIDENCE,
     MAX_CULPRITS,
     MOST_REPORTED,
-    Growing,
     range_words,
     span_words,
 )
 from guardrun.supervisor.engine.failures.cuda_memory import size
 from guardrun.supervisor.engine.incidents.sentences import who
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
+from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Verdict
-from guardrun.supervisor.engine.observation.device_pools import StepNeed, pool_of
 from guardrun.supervisor.engine.observation.frames import rank_list
-from guardrun.supervisor.engine.observation.memory_growth import MIB, Growth
+from guardrun.supervisor.engine.observation.memory_growth import MIB, Growth, Held
 from guardrun.supervisor.engine.observation.memory_trend import find_trend
 from guardrun.supervisor.engine.observation.window_lows import LENGTHS
 
@@ -50,39 +46,19 @@ RETRY_PLACES = (0, 1)
 """In LENGTHS, of windows in which they are looked for: those of minutes. What happens once an hour costs little."""
 
 
-class GpuFragmentation(Growing, kw_only=True):
+class GpuFragmentation(DeviceGrowing, kw_only=True):
     """Whose allocator can't use what it has."""
 
     observes: ClassVar[tuple[type, ...]] = (ev.NodeReport,)
-    use: dict[int, ev.DeviceMemory] = msgspec.field(default_factory=dict)
-    """Newest, of each rank."""
-    needs: dict[int, StepNeed] = msgspec.field(default_factory=dict)
 
-    def observe(self, event: ev.NodeReport, view: RunView, now_s: float) -> Sequence[Verdict]:
-        """Take in what a node's allocators say."""
-        reports = [report for report in event.ranks if report.device_memory is not None]
-        attempt = running_attempt(view) if reports else None
-        if attempt is None or event.attempt != attempt.number:
-            return ()
-        if self.begin(attempt):
-            self.use, self.needs = {}, {}
-        shortest_s = view.settings.memory_window_s
-        verdicts: list[Verdict] = []
-        for report in reports:
-            rank, use = report.global_rank, report.device_memory
-            if use is None:
-                continue
-            held = self.holder(rank, pool_of(event.node, rank, use), report.step, attempt, now_s)
-            if held is None:
-                continue
-            self.use[rank] = use
-            self.needs.setdefault(rank, StepNeed()).add(use)
-            counts, beside = {PART: self._stuck(rank)}, {"retries": use.retries}
-            for place in held.add(counts, use.limit - use.reserved, now_s, shortest_s, beside):
-                for key, left in self.ended(rank, place):
-                    text = f"{who(attempt, [rank])} has no more than {size(MIB * left)} of its device in gaps"
-                    verdicts.append(Over(key=key, text=text))
-                verdicts += self._judge(rank, place, attempt, now_s, shortest_s)
+    def _judge(self, rank: int, held: Held, attempt: AttemptView, now_s: float, shortest_s: float) -> list[Verdict]:
+        use, verdicts = self.use[rank], list[Verdict]()
+        counts, beside = {PART: self._stuck(rank)}, {"retries": use.retries}
+        for place in held.add(counts, use.limit - use.reserved, now_s, shortest_s, beside):
+            for key, left in self.ended(rank, place):
+                text = f"{who(attempt, [rank])} has no more than {size(MIB * left)} of its device in gaps"
+                verdicts.append(Over(key=key, text=text))
+            verdicts += self._judge_windows(rank, place, attempt, now_s, shortest_s)
         return verdicts
 
     def _needed(self, rank: int) -> int:
@@ -95,7 +71,9 @@ class GpuFragmentation(Growing, kw_only=True):
         use = self.use[rank]
         return max(0, min(use.inactive, use.reserved - self._needed(rank)))
 
-    def _judge(self, rank: int, place: int, attempt: AttemptView, now_s: float, shortest_s: float) -> list[Verdict]:
+    def _judge_windows(
+        self, rank: int, place: int, attempt: AttemptView, now_s: float, shortest_s: float
+    ) -> list[Verdict]:
         held, use = self.held[rank], self.use[rank]
         growth = self.find(rank, place, use.limit, shortest_s)
         if growth is not None and MIB * held.lows[PART][place].closed[-1] >= GAPS * use.limit:
@@ -121,9 +99,7 @@ class GpuFragmentation(Growing, kw_only=True):
         return [self._detected(key, [rank], rank, summary, known)]
 
     def _growing(self, lead: int, growth: Growth, place: int, attempt: AttemptView, now_s: float) -> Detected:
-        trends = {rank: held.trends(place).get(PART) for rank, held in self.held.items()}
-        rising = {rank: trend for rank, trend in trends.items() if trend is not None}
-        ranks = sorted({lead, *self.alike({rank: trend.slope.usual for rank, trend in rising.items()})})
+        rising, ranks = self.rising_with(lead, PART, place)
         key = self.book(CAUSE, ranks, place, PART, rising[lead].risen)
         known = self.describe(lead, PART, growth, growth.rate(lead), now_s)
         use, verb = self.use[lead], "loses" if len(ranks) == 1 else "each lose"

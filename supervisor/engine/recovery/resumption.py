@@ -19,7 +19,7 @@ from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.recovery.decide import announce, stop
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt
 from guardrun.supervisor.engine.state.incidents import change
-from guardrun.supervisor.engine.state.state import Attempt, State, attempt_of
+from guardrun.supervisor.engine.state.state import RESUMED, Attempt, State, attempt_of
 
 SETTLE_S = 3.0
 """What opened a file is told at once, but perhaps by another node."""
@@ -28,9 +28,8 @@ FEW_STEPS, MANY_STEPS = 2, 12
 a warm-up, of a CUDA graph say, before it: …"""
 WARM_UP_S = 60.0
 """… which is over by then. Saves over what is there are held all the while."""
-RESUMED = 32
 API_STEPS = 128
-"""Bits of hooks.board.Milestone."""
+"""Bit of hooks.board.Milestone."""
 
 MAX_BASES = 50
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 from guardrun.supervisor.engine.model.actions import Spoiled
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Poisoned
-from guardrun.supervisor.engine.state.state import State, attempt_of
+from guardrun.supervisor.engine.state.state import RESUMED, State, attempt_of
 
 SAME_STEPS = 1
-ASKS = 32
-"""Milestone (hooks/wire/board.py): the script has asked guardrun what to resume from."""
 
 
 def why_not(state: State, verdict: Poisoned) -> str:
@@ -31,7 +29,7 @@ def why_not(state: State, verdict: Poisoned) -> str:
         return "the attempt is about to end"
     if any(rank.exitcode is not None for rank in attempt.ranks.values()):
         return "a rank has ended already"
-    if not settings.resumes and not any(rank.milestones & ASKS for rank in attempt.ranks.values()):
+    if not settings.resumes and not any(rank.milestones & RESUMED for rank in attempt.ranks.values()):
         return (
             "which checkpoint the script resumes from is its own choice; [checkpoint] resume_args or resume_env would "
             "let guardrun say"

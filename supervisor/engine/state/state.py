@@ -24,6 +24,8 @@ from guardrun.supervisor.engine.observation.step_times import BRIEF, StepRate, S
 from guardrun.supervisor.engine.state.job_nodes import Fleet
 
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
+RESUMED = 32
+"""Bit of RankState.milestones: the script has asked guardrun what to resume from."""
 
 
 class Notice(msgspec.Struct, kw_only=True):
