@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import pytest
 
 from guardrun.supervisor.engine.detectors import growing
 from guardrun.supervisor.engine.incidents.advice import advice_for
-from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from tests.engine.conftest import Told
+from tests.engine.detectors.growth_curves import Curve, at_times, fills, noise, only, plus, saw, until_full
 
 MIN_S = 60.0
 HOUR_S = 3600.0
@@ -23,9 +23,6 @@ LIMIT = 64.0
 """GiB, of the node."""
 BASE = 6.0
 """GiB that a rank holds once it trains."""
-
-Curve = Callable[[float], float]
-"""Seconds since the start → GiB."""
 
 
 class Holds(NamedTuple):
@@ -89,38 +86,6 @@ def flat(level: float = BASE) -> Curve:
 
 def leak(per_hour: float, since_s: float = 0.0, base: float = BASE) -> Curve:
     return lambda s: base + per_hour * max(0.0, s - since_s) / HOUR_S
-
-
-def plus(*curves: Curve) -> Curve:
-    return lambda s: sum(curve(s) for curve in curves)
-
-
-def saw(most: float, length_s: float, base: float = 0.0) -> Curve:
-    return lambda s: base + most * (s % length_s) / length_s
-
-
-def fills(most: float, usual_s: float, base: float = 0.0) -> Curve:
-    """Samples are cached as they are drawn: ever fewer are new."""
-    return lambda s: base + most * (1 - math.exp(-s / usual_s))
-
-
-def until_full(most: float, within_s: float, base: float = 0.0) -> Curve:
-    """One after the other, and then it is full."""
-    return lambda s: base + most * min(1.0, s / within_s)
-
-
-def at_times(more: float, every_s: float, lasts_s: float, base: float = 0.0) -> Curve:
-    return lambda s: base + (more if s % every_s < lasts_s and s >= every_s else 0.0)
-
-
-def noise(size: float, seed: int) -> Curve:
-    chance = random.Random(seed)
-    return lambda s: abs(chance.gauss(0, size))
-
-
-def only(told: Told) -> ac.Incident:
-    (incident,) = told.incidents.values()
-    return incident
 
 
 def test_a_leak_is_told_with_all_that_is_known_of_it(told: Told) -> None:
