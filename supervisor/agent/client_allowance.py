@@ -1,4 +1,4 @@
-"""What one user may have of the agent: frames, bytes and time of its loop, each so much a second, with a burst.
+"""What one user may have of the agent: frames, bytes and CPU time, each so much a second, with a burst.
 
 An honest supervisor says three things when it connects and one at its end; a guardctl says two. The bursts let a user's
 64 launchers begin at the same moment, and the rates are what a script that asks without a pause still gets.
@@ -19,7 +19,8 @@ class Rate(NamedTuple):
 FRAMES = Rate(200, 1000)
 BYTES = Rate(1024 * 1024, 8 * 1024 * 1024)
 BUSY_S = Rate(0.05, 0.5)
-"""Seconds of the loop: the unit gives the agent a fifth of a core, and the node's sensors come first."""
+"""CPU seconds: the unit gives the agent a fifth of a core, and the node's sensors come first. How long the loop has had
+to wait for them is others' doing."""
 CONNECTIONS = Rate(20, 200)
 
 

@@ -303,11 +303,12 @@ class Clients:
         del self._ready[uid][fd]
         self._ready[uid][fd] = client
         before_bytes = client.link.received_bytes
+        before_cpu_s = time.thread_time()
         is_done = self._serve_one(client)
         now_s = time.monotonic()
         allowance.frames.consume(1 if is_done else 0, now_s)
         allowance.bytes.consume(client.link.received_bytes - before_bytes, now_s)
-        allowance.busy_s.consume(now_s - began_s, now_s)
+        allowance.busy_s.consume(time.thread_time() - before_cpu_s, now_s)
 
     def _serve_one(self, client: Client) -> bool:
         """One frame of one client; False where none is there."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -58,10 +63,33 @@ def test_one_users_flood_costs_nobody_else_anything(agent: AgentBed, open_folder
     assert max(found.took_s) < 10, "none was without an answer"
 
 
+@contextmanager
+def starved(pid: int) -> Iterator[None]:
+    """A process that gets the CPU for a hundredth of a second in every fifth, as beside too many others."""
+    is_over = threading.Event()
+
+    def starve() -> None:
+        while not is_over.wait(0.01):
+            os.kill(pid, signal.SIGSTOP)
+            is_over.wait(0.2)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=starve)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
 def test_64_launchers_that_begin_at_the_same_moment_are_all_let_in(agent: AgentBed, open_folder: Path) -> None:
-    """As a user's array of jobs does on one node; each is told of findings, and asks for the facts once a second."""
-    agent.start()
-    done = python_as(NEIGHBOUR, BEGIN, agent.socket, preload=PRELOAD, cwd=open_folder)
+    """As a user's array of jobs does on one node; each is told of findings, and asks for the facts once a second.
+
+    That the agent does not get the CPU meanwhile is not put to that user's account.
+    """
+    with starved(agent.start().pid):
+        done = python_as(NEIGHBOUR, BEGIN, agent.socket, preload=PRELOAD, cwd=open_folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["64", "320"]
     assert len(agent.ask("jobs")["jobs"]) == 64
