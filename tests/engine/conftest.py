@@ -1,4 +1,7 @@
-"""A run told event by event. When a test ends, what it told is replayed and the engine's invariants are checked."""
+"""A run told event by event. When a test ends, what it told is replayed and the engine's invariants are checked.
+
+Of a long run its end, from a snapshot: a replay takes as long as the run itself did.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,9 @@ from guardrun.supervisor.engine.state.job_nodes import first_ranks
 from guardrun.supervisor.engine.state.state import State
 from tests.engine.invariants import check_cheap, check_costly
 
+REPLAYED = 300
+"""Events at the end of a run that are replayed at least, where it has so many."""
+
 ERROR = ev.ErrorRecord(error="ValueError", message="bad batch", frames=[("/home/user/train.py", "train", 60)])
 
 
@@ -26,13 +32,14 @@ class Told:
         self.now_s = 0.0
         self.journal: list[tuple[float, ev.Event, bytes]] = []
         self.incidents: dict[str, ac.Incident] = {}
-        self._first = self.engine.snapshot()
+        self._replays = [(0, self.engine.snapshot())]
+        """Where in the journal a replay may begin, and from what: the two last ones, REPLAYED events apart."""
 
     def begin_with(self, **fields: object) -> None:
         """Begin with another memory than a new engine's."""
         for name, value in fields.items():
             setattr(self.engine.state, name, value)
-        self._first = self.engine.snapshot()
+        self._replays = [(len(self.journal), self.engine.snapshot())]
 
     @property
     def state(self) -> State:
@@ -47,6 +54,8 @@ class Told:
         self.now_s = max(self.now_s, at_s if at_s is not None else self.now_s)
         actions = self.engine.handle(event, self.now_s)
         self.journal.append((self.engine.last_s, event, msgspec.json.encode(actions)))
+        if len(self.journal) == self._replays[-1][0] + REPLAYED:
+            self._replays = [self._replays[-1], (len(self.journal), self.engine.snapshot())]
         check_cheap(self.engine)
         for action in actions:
             if isinstance(action, ac.WriteIncident):
@@ -62,16 +71,17 @@ class Told:
     def check(self) -> None:
         """The journal decides the same again, and the invariants hold."""
         check_costly(self.engine)
-        again = Engine.restore(self._first)
-        for at_s, event, actions in self.journal:
+        begin, snapshot = self._replays[0]
+        again = Engine.restore(snapshot)
+        for at_s, event, actions in self.journal[begin:]:
             assert msgspec.json.encode(again.handle(event, at_s)) == actions
         assert msgspec.json.decode(again.snapshot()) == msgspec.json.decode(self.engine.snapshot())
 
     def branch(self) -> Told:
         """Another, which goes on from here: as the next supervisor would, from a snapshot."""
         other = Told()
-        other._first = self.engine.snapshot()
-        other.engine = Engine.restore(other._first)
+        snapshot = self.engine.snapshot()
+        other._replays, other.engine = [(0, snapshot)], Engine.restore(snapshot)
         other.now_s, other.incidents = self.now_s, dict(self.incidents)
         return other
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -61,9 +61,10 @@ def find_trend(lows: Lows, least: float) -> Trend | None:
         third = length // 3
         if not _is_gradual(row):
             continue
-        whole, late = sen_slope(row), sen_slope(row[-max(LASTS + 1, length // 2) :])
+        whole = sen_slope(row)
         if whole.least <= 0:
             continue
+        late = sen_slope(row[-max(LASTS + 1, length // 2) :])
         usual = late.usual if late.usual > 0 else whole.usual
         least = min(usual, whole.least, late.least if late.least > 0 else usual)
         first, middle, last = median(row[:third]), median(row[third:-third]), median(row[-third:])
@@ -78,8 +79,10 @@ def find_trend(lows: Lows, least: float) -> Trend | None:
 
 def sen_slope(row: Sequence[int]) -> Slope:
     """Of at least three points, one a window."""
-    slopes = sorted((after - before) / (j - i) for (i, before), (j, after) in combinations(enumerate(row), 2))
     count = len(row)
+    slopes = sorted(
+        [(row[place + apart] - row[place]) / apart for apart in range(1, count) for place in range(count - apart)]
+    )
     off = SURE * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     place = max(0, int((len(slopes) - off) / 2) - 1)
     return Slope(median(slopes), slopes[place], slopes[-1 - place])

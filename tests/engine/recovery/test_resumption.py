@@ -178,7 +178,6 @@ def test_in_doubt_it_is_told_and_nothing_done(told: Told, why: str) -> None:
         told.tell(ev.HoldSet(is_held=True, who="me"))
     elif why == "observe only":
         told.begin_with(settings=ev.Settings(act=False))
-        told.journal.clear()
     actions = trains_on(told, steps=20)
     assert "StopAttempt" not in kinds(actions)
     assert said(actions).count("as far as can be seen, the script began anew") == 1

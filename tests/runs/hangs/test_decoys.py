@@ -26,9 +26,9 @@ scale = 0.15
 LASTS_S = 6.0
 """Longer than floor and idle patience, shorter than the patience with a silent data source."""
 
-SURE = HASTY.replace('"eager"', '"normal"').replace("0.15", "0.01")
-"""What runs in the same few lines, or keeps the GIL, is given six seconds, as ten minutes by default."""
-NATIVE = ["--seconds", "9"]
+SURE = HASTY.replace('"eager"', '"normal"').replace("0.15", "0.005")
+"""What runs in the same few lines, or keeps the GIL, is given three seconds, as ten minutes by default."""
+NATIVE = ["--seconds", "5.5"]
 NEXT_LOOK_S = 3.0
 """The next look comes 1.5 s after an answer: on a busy machine, as late again."""
 
