@@ -129,12 +129,14 @@ class ExceptionsCaught(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained is no number any more on any rank, and will be none: only a checkpoint from before helps."""
+    """What is trained is spoilt on all ranks, and will stay so: only a checkpoint from before helps."""
 
     key: str
     """Of the incident, as it was detected."""
     step: int
-    """The first one that was not finite."""
+    """The first one that was not finite, or far off."""
+    within: int
+    """Steps: where it goes wrong as near to an earlier one, it is the same again."""
     since_s: float
     """When the first report of it came."""
     sound: Sequence[str]

@@ -1,8 +1,9 @@
-"""Back to before a loss went to NaN (`[guards] numeric = "rollback"`): where that may help, and loses nothing.
+"""Back to before training was spoilt (`[guards] numeric = "rollback"`): where that may help, and loses nothing.
 
-An attempt whose parameters are no numbers any more trains for nothing. It is ended, and the next one resumes from the
-newest checkpoint that was written before: none that was written since is chosen again (`State.spoiled`). Where the same
-step goes wrong again it is the data or the code, and another rollback would not help.
+An attempt whose parameters are no numbers any more, or whose loss has leapt up for good, trains for nothing. It is
+ended, and the next one resumes from the newest checkpoint that was written before: none that was written since is
+chosen again (`State.spoiled`). Where the same step goes wrong again it is the data or the code, and another rollback
+would not help.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def why_not(state: State, verdict: Poisoned) -> str:
         return "no checkpoint from before is known"
     if len(state.rollbacks) >= settings.max_rollbacks:
         return f"there were {len(state.rollbacks)} already (max_rollbacks)"
-    if any(abs(step - verdict.step) <= SAME_STEPS for step in state.rollbacks):
+    if any(abs(step - verdict.step) <= verdict.within for step in state.rollbacks):
         return f"step {verdict.step} went wrong before a rollback, too: it is the data, or the code"
     return _why_no_restart(state)
 

@@ -158,8 +158,7 @@ def test_a_job_is_requeued_beyond_its_limit_only_where_that_is_wanted(
 ) -> None:
     told.running(**NOW)  # type: ignore[arg-type]
     other = told.branch()
-    other.state.settings = ev.Settings(is_named=True)
-    other._first = other.engine.snapshot()
+    other.begin_with(settings=ev.Settings(is_named=True))
     end_s = told.now_s + left_s if left_s else 0.0
     actions = ends(told, end_s=end_s, signum=signum, why=why)
     asked_for = [one for one in actions if isinstance(one, ac.Requeue)]

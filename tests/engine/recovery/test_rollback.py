@@ -1,4 +1,4 @@
-"""Back to before a loss went to NaN: when, to what, and when not."""
+"""Back to before a loss went to NaN, or up for good: when, to what, and when not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from tests.engine.conftest import ERROR, Told, kinds
-from tests.engine.detectors.numeric.curves import NAN, Curve, Values, every, instead, plain, poisoned
+from tests.engine.detectors.numeric.curves import (
+    NAN,
+    Curve,
+    Values,
+    every,
+    instead,
+    leap,
+    pieces,
+    plain,
+    poisoned,
+    scaled,
+)
 from tests.engine.detectors.numeric.training import Training, only, resume
 
 ROLLS_BACK: dict[str, Any] = {"rolls_back": True, "resumes": True}
@@ -197,3 +208,70 @@ def test_a_rank_that_has_fallen_meanwhile_comes_first(told: Told) -> None:
     told.exits(1, 1)
     heard.go(curve, 60)
     assert not any("rolled_back" in incident.evidence for incident in told.incidents.values())
+
+
+# A loss that leaps up --------------------------------------------------------------------------------------------
+
+BEFORE = ev.Checkpoint(path="/out/ckpt_500.pt", step=500)
+
+
+def leaps(told: Told, curve: Curve, steps: int = 1100, ranks: int = 3, **settings: object) -> Heard:
+    """Three checkpoints: well before step 812, hardly before it, after it."""
+    told.running(ranks=ranks, **{**ROLLS_BACK, **settings})
+    heard = Heard(told, ranks).go(curve, 500).saves(BEFORE).go(curve, 300).saves(GOOD).go(curve, 20).saves(BAD)
+    return heard.go(curve, steps)
+
+
+def test_a_loss_that_has_leapt_up_for_good_is_left_behind(told: Told) -> None:
+    """What was saved hardly before its first odd step may have been spoilt already."""
+    heard = leaps(told, scaled(plain(1), leap(BAD_AT, 4), leap(BAD_AT, 9)))
+    incident = only(told)
+    assert heard.is_stopped and (incident.step, incident.evidence["rolled_back"]) == (BAD_AT, True)
+    [choice] = [action for action in begin_next(told, BEFORE) if isinstance(action, ac.ChooseCheckpoint)]
+    [spoiled] = choice.spoiled
+    assert (spoiled.sound, spoiled.unsound) == ([BEFORE.path], [GOOD.path, BAD.path])
+    Heard(told, 3, step=500).go(plain(2), 900)
+    incident = only(told)
+    assert (incident.action, incident.resumed_from) == ("restart", BEFORE)
+    assert incident.recovered_s is not None and told.phase is Phase.RUNNING
+
+
+def test_by_default_it_is_told_and_nothing_is_ended(told: Told) -> None:
+    heard = leaps(told, scaled(plain(1), leap(BAD_AT, 4)), rolls_back=False)
+    assert not heard.is_stopped and not why(told) and only(told).cause == "loss_spike"
+
+
+@pytest.mark.parametrize("later", [0, 60])
+def test_a_leap_near_the_one_before_is_the_data_or_the_code(told: Told, later: int) -> None:
+    """A learning rate that is too high leads to one sooner or later."""
+    leaps(told, scaled(plain(1), leap(BAD_AT, 4)))
+    begin_next(told, BEFORE)
+    heard = Heard(told, 3, step=500).go(scaled(plain(2), leap(BAD_AT + later, 4)), 1400)
+    _, second = told.incidents.values()
+    assert not heard.is_stopped and told.phase is Phase.RUNNING
+    assert "went wrong before a rollback, too" in second.evidence["not_rolled_back"]
+
+
+@pytest.mark.parametrize(
+    ("curve", "causes"),
+    [
+        pytest.param(scaled(plain(1), leap(812, 4, heals=150)), [], id="harder data, soon learned"),
+        pytest.param(scaled(plain(1), leap(812, 3, heals=1200)), ["loss_spike"], id="harder data, learned by and by"),
+        pytest.param(scaled(plain(1), pieces((812, 1.9))), [], id="harder data for good"),
+        pytest.param(
+            scaled(plain(1), pieces((812, 4), (1400, 2.4))), ["loss_spike"], id="half the way back, and stays there"
+        ),
+        pytest.param(scaled(plain(1), leap(812, 4, lasts=600)), ["loss_spike"], id="it comes back"),
+        pytest.param(
+            scaled(plain(1), lambda *_: 1.0, leap(812, 300)), ["grad_explosion"], id="a norm alone, whatever it means"
+        ),
+        pytest.param(
+            scaled(plain(1), lambda rank, step: 5 if rank == 1 and step > 812 else 1), [], id="one rank's data"
+        ),
+    ],
+)
+def test_what_may_be_learned_is_left_alone(told: Told, curve: Curve, causes: list[str]) -> None:
+    heard = leaps(told, curve, 1500)
+    assert not heard.is_stopped and told.phase is Phase.RUNNING
+    assert [incident.cause for incident in told.incidents.values()] == causes
+    assert not any({"rolled_back", "not_rolled_back"} & set(one.evidence) for one in told.incidents.values())

@@ -5,13 +5,16 @@ begins an episode. Then the medians of the reports that follow count, against wh
 those of most ranks that report are as far above it as an odd value is, it has not healed. After HEAL_STEPS steps of
 that it is an incident; one that heals sooner is worth a remark, if more than single steps of it were seen.
 
+Where the loss is as high for twice as long, and has not begun to come down, training is spoilt: harder data, which
+looks alike at first, is learned. Then a checkpoint from before would help (engine/recovery/rollback.py).
+
 A norm that rises alone is none: layers that are unfrozen, another reduction of the loss. It explodes where the loss
 gets worse with it, or where it is ALONE times what it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -19,17 +22,20 @@ from guardrun.supervisor.engine.detectors.numeric import spike_evidence
 from guardrun.supervisor.engine.detectors.numeric.spike_evidence import (
     EXPLOSION,
     SPIKE,
+    TOGETHER,
     Level,
     median,
 )
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView
-from guardrun.supervisor.engine.model.verdicts import Detected, Over, Remark, Verdict
+from guardrun.supervisor.engine.model.verdicts import Detected, Over, Poisoned, Remark, Verdict
 from guardrun.supervisor.engine.observation.metric_window import GRAD_NORM, LOSS
 
 HEAL_STEPS = 100
 HEAL_S = 20.0
 """Where steps are short: so many reports that a burst between two of them is none."""
+SPOILT = 2
+"""Times as long, in steps and seconds."""
 HIGHS = 3
 """Reports of a rank in a row."""
 ALONE = 50.0
@@ -62,6 +68,10 @@ class Episode(msgspec.Struct, kw_only=True):
     key: str = ""
     """Of its incident; empty: none is told."""
     cause: str = ""
+    step: int = 0
+    """Where it says that it began."""
+    is_spoilt: bool = False
+    """That was said, too."""
 
 
 class MetricSpikes(msgspec.Struct, kw_only=True):
@@ -82,16 +92,20 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
         self.kinds, self.reporters, self.episode = {}, {}, None
 
     def judge(
-        self, reports: Sequence[tuple[int, ev.TrainingMetrics]], attempt: AttemptView, now_s: float
+        self,
+        reports: Sequence[tuple[int, ev.TrainingMetrics]],
+        attempt: AttemptView,
+        saved: Mapping[str, int],
+        now_s: float,
     ) -> Sequence[Verdict]:
-        """Take reports of ranks in, and see whether what was odd is still."""
+        """Take reports of ranks in, and see whether what was odd is still. saved: checkpoint → its step."""
         for rank, metrics in reports:
             self._note(rank, metrics, now_s)
         episode = self.episode
         if episode is None or now_s - episode.judged_s < JUDGED_EVERY_S:
             return ()
         episode.judged_s = now_s
-        return self._judge(episode, attempt, now_s)
+        return self._judge(episode, attempt, saved, now_s)
 
     def _note(self, rank: int, metrics: ev.TrainingMetrics, now_s: float) -> None:
         for bit, value in ((LOSS, metrics.loss), (GRAD_NORM, metrics.grad_norm)):
@@ -130,13 +144,15 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
             if (level := make(start, metrics, now_s)) is not None:
                 levels[rank] = level
 
-    def _judge(self, episode: Episode, attempt: AttemptView, now_s: float) -> Sequence[Verdict]:
+    def _judge(
+        self, episode: Episode, attempt: AttemptView, saved: Mapping[str, int], now_s: float
+    ) -> Sequence[Verdict]:
         high_losses, high_norms = (_high(levels, 1) for levels in (episode.losses, episode.norms))
         is_loss = 2 * len(high_losses) > self.reporters.get(LOSS, 0)
         is_norm = 2 * len(high_norms) > self.reporters.get(GRAD_NORM, 0)
         if episode.key:
             if is_norm if episode.cause == EXPLOSION else is_loss:
-                return ()
+                return self._spoilt(episode, saved, now_s)
         elif is_loss or (is_norm and _explodes(high_norms)):
             episode.was_high = True
             return self._found(episode, attempt, now_s)
@@ -160,7 +176,7 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
         if episode.last - step < HEAL_STEPS or now_s - episode.began_s < HEAL_S:
             return ()
         self.counts[cause] = self.counts.get(cause, 0) + 1
-        episode.key, episode.cause = f"{cause}/{self.counts[cause]}", cause
+        episode.key, episode.cause, episode.step = f"{cause}/{self.counts[cause]}", cause, step
         culprit = spike_evidence.culprit_of(episode.losses, step)
         reporting = self.reporters[GRAD_NORM if is_norm else LOSS]
         evidence = spike_evidence.evidence(cause, levels, episode.losses, first=step, last=episode.last)
@@ -177,6 +193,28 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
                 onset_s=episode.began_s,
                 step=step,
                 evidence=evidence,
+            )
+        ]
+
+    def _spoilt(self, episode: Episode, saved: Mapping[str, int], now_s: float) -> Sequence[Verdict]:
+        """Whether the loss of most ranks has been high for so long that it will not come back."""
+        stays = [level for level in _high(episode.losses, HIGHS).values() if level.stays]
+        since, since_s = episode.last - episode.step, now_s - episode.began_s
+        if episode.is_spoilt or 2 * len(stays) <= self.reporters.get(LOSS, 0):
+            return ()
+        if since < SPOILT * HEAL_STEPS or since_s < SPOILT * HEAL_S:
+            return ()
+        episode.is_spoilt = True
+        # It may have begun to go wrong some steps before it was far off.
+        sound = [path for path, step in saved.items() if step < episode.step - TOGETHER]
+        return [
+            Poisoned(
+                key=episode.key,
+                step=episode.step,
+                within=HEAL_STEPS,
+                since_s=episode.began_s,
+                sound=sound,
+                unsound=[path for path in saved if path not in sound],
             )
         ]
 

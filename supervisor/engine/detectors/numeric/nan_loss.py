@@ -36,6 +36,7 @@ MOST_REMARKS = 3
 MAX_SAVED = 32
 POISONED = 20
 """Steps in a row of each rank whose loss is not finite: no step that is left out lets it be so for so long."""
+SAME_STEPS = 1
 CONFIDENCE = 0.9
 CONFIDENCE_OF_NOBODY = 0.8
 CONFIDENCE_UNHEARD = 0.7
@@ -144,7 +145,11 @@ class NanLoss(msgspec.Struct, kw_only=True):
         # The step before may have been the one that did it: where norms are not seen, the next loss is the first sign.
         sound = [path for path, saved in self.saved.items() if saved < step - 1]
         unsound = [path for path in self.saved if path not in sound]
-        return [Poisoned(key=episode.key, step=step, since_s=episode.began_s, sound=sound, unsound=unsound)]
+        return [
+            Poisoned(
+                key=episode.key, step=step, within=SAME_STEPS, since_s=episode.began_s, sound=sound, unsound=unsound
+            )
+        ]
 
     def _last(self, rank: int) -> int:
         known = self.ranks.get(rank)

@@ -20,6 +20,8 @@ NAMES = {SPIKE: "loss", EXPLOSION: "gradient norm"}
 TOGETHER = 25
 """Steps from one odd one to the next; where values are seen every few steps, four of these."""
 MAX_SHOWN = 8
+STAYS = 0.75
+"""Share of the way up that is left."""
 CLEAR_SIGMAS = 2 * SIGMAS
 """Of a rank that was odd alone: one that is so by little was the first by chance."""
 
@@ -40,6 +42,8 @@ class Level(msgspec.Struct, kw_only=True):
     """When its newest report came."""
     now: float | None = None
     """Median of that, where it has nothing but later steps."""
+    peak: float = 0.0
+    """The highest of these medians."""
     highs: int = 0
     """Such reports in a row that were far above."""
     usual_loss: float | None = None
@@ -86,6 +90,7 @@ class Level(msgspec.Struct, kw_only=True):
             self.loss = loss
         if value is None:
             return
+        self.peak = value if self.now is None else max(self.peak, value)
         self.now = value
         back = math.sqrt(self.usual * self.limit) if self.usual > 0 else (self.usual + self.limit) / 2
         self.highs = self.highs + 1 if value >= (back if is_known and self.highs else self.limit) else 0
@@ -99,6 +104,11 @@ class Level(msgspec.Struct, kw_only=True):
     def factor(self) -> float:
         """Times the usual; 0: that cannot be said."""
         return self.now / self.usual if self.now is not None and self.usual > 0 else 0.0
+
+    @property
+    def stays(self) -> bool:
+        """Whether it has not begun to come down: what does, is learned."""
+        return self.now is not None and self.now - self.usual >= STAYS * (self.peak - self.usual)
 
     def is_loss_worse(self, factor: float) -> bool:
         """Of a norm: whether the loss is so many times what it was."""
