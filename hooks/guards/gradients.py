@@ -1,4 +1,4 @@
-"""Whether an optimizer's gradients are all finite: they are read once, and never written.
+"""Whether an optimizer's gradients are all finite, and their norm: they are read once, and never written.
 
 The Euclidean norm of all tensors of one type is one fused call, and vectorised on hosts (the maximum's is sixty times
 as slow there). A norm that is finite has nothing in it that isn't; one that isn't may have overflowed, so then each
@@ -7,7 +7,7 @@ number is looked at. The answer is asked of the device once: that waits for it.
 
 from __future__ import annotations
 
-from math import isfinite
+from math import hypot, inf, isfinite
 from typing import Any
 
 TYPE_CHECKING = False
@@ -30,10 +30,11 @@ def find_gradients(optimizer: Any) -> list[Any]:
     return gradients
 
 
-def are_finite(gradients: Iterable[Any], torch: Any) -> bool:
-    """Whether none of this rank's gradients holds a NaN or an infinity. Waits for the device.
+def find_norm(gradients: Iterable[Any], torch: Any) -> float | None:
+    """The Euclidean norm of this rank's gradients, infinite where it overflows. Waits for the device.
 
-    gradients: of any shape; of DTensors, this rank's part. Raises UnreadableError.
+    gradients: of any shape; of DTensors, this rank's part. None where one of them holds a NaN or an infinity. Raises
+    UnreadableError.
     """
     by_type: dict[tuple[Any, Any], list[Any]] = {}
     with torch.no_grad(), torch._C.DisableTorchFunction():
@@ -42,13 +43,14 @@ def are_finite(gradients: Iterable[Any], torch: Any) -> bool:
             if values is not None:
                 by_type.setdefault((values.device, values.dtype), []).append(values)
         # All are launched before the first is waited for.
-        sums = [torch.stack(torch._foreach_norm(tensors)).sum() for tensors in by_type.values()]
-        for sum_, tensors in zip(sums, by_type.values(), strict=True):
-            if not isfinite(sum_.item()):
+        norms = [torch.stack(torch._foreach_norm(tensors)).norm() for tensors in by_type.values()]
+        values = [norm.item() for norm in norms]
+        for value, tensors in zip(values, by_type.values(), strict=True):
+            if not isfinite(value):
                 finite = torch.stack([torch.isfinite(each).all() for each in tensors])
                 if not finite.all().item():
-                    return False
-    return True
+                    return None
+    return hypot(*values) if all(map(isfinite, values)) else inf
 
 
 def _values(gradient: Any, torch: Any) -> Any:

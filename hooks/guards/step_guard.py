@@ -1,5 +1,8 @@
 """Steps whose gradients are not finite are left out, on all ranks or on none (`[guards] numeric = "skip"`).
 
+Where the user wants it (`skip_sigmas`), so are those whose norm is far above the ones before (norm_window.py): the
+norm that clip_grad_norm_ has returned, the same on all ranks; without one, that of gradients which all ranks have.
+
 torch wraps each optimizer's step() for its hooks (Optimizer.profile_hook_step). What it wraps is wrapped here first:
 the optimizer's own function is not called for such a step, so nothing of it changes, whatever it would have done;
 hooks, schedulers and what counts steps see a step as always. Gradients are only read.
@@ -28,7 +31,8 @@ from _thread import get_ident
 from typing import Any
 
 from guardrun.hooks.guards.agreement import WAIT_S, Agreement, connect, find_store
-from guardrun.hooks.guards.gradients import UnreadableError, are_finite, find_gradients
+from guardrun.hooks.guards.gradients import UnreadableError, find_gradients, find_norm
+from guardrun.hooks.guards.norm_window import NormWindow
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.saves.checkpoint_files import Function
 from guardrun.hooks.wire.board import Field
@@ -47,8 +51,9 @@ _CAPTURES = int(Field.CAPTURES)
 class Standing:
     """What is known of an optimizer, until its parameters, those with gradients, or the process group are others."""
 
-    def __init__(self, optimizer: Any, shape: tuple[int, ...]) -> None:
+    def __init__(self, optimizer: Any, shape: tuple[int, ...], sigmas: float) -> None:
         self.optimizer = weakref.ref(optimizer)
+        self.norms = NormWindow(sigmas)
         self.shape = shape
         self.scope = ""
         """Empty: it is left alone."""
@@ -62,6 +67,7 @@ class StepGuard:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
+        self._sigmas = float(rank.settings.get("skip_sigmas") or 0.0)  # type: ignore[arg-type]
         self.is_scaled = False
         """A GradScaler is about to step."""
         self._is_inside = self._leaves_inner = False
@@ -154,19 +160,35 @@ class StepGuard:
         if not standing.scope:
             return self._note(optimizer, standing.why)
         try:
-            is_bad = not are_finite(gradients, torch)
+            norm = find_norm(gradients, torch)
         except UnreadableError as error:
             return self._note(optimizer, str(error))
-        is_left_out: bool | None = is_bad
-        if standing.scope == EACH_STEP or (standing.scope == WHEN_BAD and is_bad):
-            is_left_out = self._agree(standing.key, wants=is_bad)
+        is_bad = norm is None
+        is_far = norm is not None and self._sigmas > 0 and self._is_far(standing, norm)
+        is_left_out: bool | None = is_bad or is_far
+        if standing.scope == EACH_STEP or (standing.scope == WHEN_BAD and is_left_out):
+            is_left_out = self._agree(standing.key, wants=is_bad or is_far)
             if is_left_out is None:
                 standing.scope, standing.why = "", LATE
                 self._let_go[standing.key] = LATE
                 return self._note(optimizer, LATE)
         if is_left_out and self._rank.metrics is not None:
-            self._rank.metrics.on_guarded(is_own=is_bad)
+            self._rank.metrics.on_guarded(is_own=is_bad, is_far=is_far)
         return bool(is_left_out)
+
+    def _is_far(self, standing: Standing, norm: float) -> bool:
+        """Whether the step's norm is far above those before. norm: of this rank's gradients, as they are now."""
+        metrics = self._rank.metrics
+        clipped = [] if metrics is None else [*metrics.clipped]
+        if metrics is not None:
+            metrics.clipped.clear()  # another optimizer's step is not of this norm
+        if len(clipped) > 1:  # of several models: which one's, isn't known
+            return False
+        if not clipped:
+            return standing.scope != EACH_STEP and standing.norms.is_far(norm)
+        if type(clipped[0]) is not sys.modules["torch"].Tensor:  # a DTensor is this rank's part
+            return False
+        return standing.norms.is_far(float(clipped[0]))
 
     def _agree(self, key: str, *, wants: bool) -> bool | None:
         c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
@@ -190,7 +212,7 @@ class StepGuard:
         if standing is None or standing.optimizer() is not optimizer or standing.shape != shape:
             if len(self._known) > MAX_NOTES:
                 self._known = {key: one for key, one in self._known.items() if one.optimizer() is not None}
-            standing = self._known[id(optimizer)] = Standing(optimizer, shape)
+            standing = self._known[id(optimizer)] = Standing(optimizer, shape, self._sigmas)
             standing.why = self._let_go.get(standing.key, "")
             if not standing.why:
                 standing.scope, standing.why = self._find_scope(optimizer)

@@ -54,7 +54,7 @@ MAX_WAITING = 64
 # Plain integers: indexing with an enum's member costs twice as much.
 _STEP, _BATCHES = int(Field.STEP), int(Field.BATCHES)
 _LOSS, _NORM, _SKIPPED = int(Flag.LOSS), int(Flag.GRAD_NORM), int(Flag.SKIPPED)
-_LEFT_OUT, _BAD_GRADIENTS = int(Flag.LEFT_OUT), int(Flag.BAD_GRADIENTS)
+_LEFT_OUT, _BAD_GRADIENTS, _FAR = int(Flag.LEFT_OUT), int(Flag.BAD_GRADIENTS), int(Flag.FAR)
 _RECORDS, _HEAD_SKIPPED, _HEAD_LEFT_OUT = int(Head.RECORDS), int(Head.SKIPPED), int(Head.LEFT_OUT)
 _TAIL = int(Record.TAIL)
 _BODY = struct.Struct("<qddqqqq")
@@ -113,6 +113,8 @@ class Metrics:
         """One has stepped since the script last said that a step is done."""
         self._said = 0
         """Flags of what the script says itself."""
+        self.clipped: list[Any] = []
+        """What clip_grad_norm_ has returned since the last step, two at most; for the guard of steps."""
         self._has_new = False
         """Something was computed since the last step ended: what is said now belongs to the step under way."""
 
@@ -138,6 +140,8 @@ class Metrics:
 
     def see_norm(self, tensor: Any) -> None:
         """clip_grad_norm_ has returned it."""
+        if self._rank.guard is not None and len(self.clipped) < 2:
+            self.clipped.append(tensor)
         if not self._said & _NORM:
             # A sharded one (DTensor) is this rank's part of it.
             self._add(self._values, self._values.norms, getattr(tensor, "_local_tensor", tensor))
@@ -177,9 +181,9 @@ class Metrics:
             self._values.overflow = [1.0]
             self._close(self._rank.words[_STEP] + 1)
 
-    def on_guarded(self, *, is_own: bool) -> None:
-        """A step is left out by us. is_own: gradients of this rank are not finite; else another's."""
-        self._values.guarded |= _LEFT_OUT | (_BAD_GRADIENTS if is_own else 0)
+    def on_guarded(self, *, is_own: bool, is_far: bool) -> None:
+        """A step is left out by us. is_own: gradients of this rank are not finite; is_far: their norm is far off."""
+        self._values.guarded |= _LEFT_OUT | (_BAD_GRADIENTS if is_own else 0) | (_FAR if is_far else 0)
 
     def on_said_step(self) -> None:
         """The script has said that a step is done, and it is counted: its end where no optimizer of torch's steps."""
@@ -199,6 +203,7 @@ class Metrics:
 
     def _close(self, step: int) -> None:
         self._has_new = False
+        self.clipped.clear()
         values, self._unscaled = self._values, None
         if values.losses or values.norms or values.is_short or values.guarded:
             self._values = StepValues()

@@ -118,8 +118,11 @@ class MetricsObserver(Protocol):
     def on_left_out(self, optimizer: Any) -> None:
         """A GradScaler has left out an optimizer's step."""
 
-    def on_guarded(self, *, is_own: bool) -> None:
-        """A step is left out by us. is_own: gradients of this rank are not finite; else another's."""
+    clipped: list[Any]
+    """What clip_grad_norm_ has returned since the last step, two at most."""
+
+    def on_guarded(self, *, is_own: bool, is_far: bool) -> None:
+        """A step is left out by us. is_own: gradients of this rank are not finite; is_far: their norm is far off."""
 
     def on_said_step(self) -> None:
         """The script has said that a step is done, which the board counts already."""

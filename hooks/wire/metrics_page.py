@@ -67,6 +67,8 @@ class Flag(IntEnum):
     """guardrun left this step out."""
     BAD_GRADIENTS = 256
     """With it: gradients of this very rank were not finite; else another's."""
+    FAR = 512
+    """With LEFT_OUT: the gradient norm was far above those before."""
 
 
 NONFINITE = Flag.LOSS_NAN | Flag.LOSS_INFINITE | Flag.NORM_NAN | Flag.NORM_INFINITE

@@ -145,6 +145,8 @@ class GuardsTable(_Table, frozen=True, kw_only=True):
 
     numeric: Literal["watch", "skip", "rollback"] = "watch"
     """skip: a step whose gradients are not finite is left out on all ranks (hooks/guards/step_guard.py)."""
+    skip_sigmas: Annotated[float, Meta(ge=0)] = 0.0
+    """skip: so is one whose gradient norm is so many deviations above the last ones (norm_window.py); 0: none is."""
     max_rollbacks: Count = _ENGINE.max_rollbacks
     """Of a run. rollback: where the loss is NaN, back to a checkpoint from before (engine/recovery/rollback.py)."""
     divergence: Literal["watch", "stop"] = "watch"

@@ -41,6 +41,7 @@ class Bed:
         """[slowdown] device_timing."""
         self.numeric = "watch"
         """[guards] numeric."""
+        self.skip_sigmas = 0.0
         self.held: list[str] = []
         """Checkpoints that are not to be written over before one has been opened."""
         self.heard: list[messages.RankMessage] = []
@@ -79,6 +80,7 @@ class Bed:
             "gc": self.gc,
             "device_timing": self.times_devices,
             "numeric": self.numeric,
+            "skip_sigmas": self.skip_sigmas,
             **({"held": self.held} if self.held else {}),
         }
 

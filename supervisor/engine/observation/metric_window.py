@@ -25,7 +25,7 @@ from guardrun.supervisor.engine.model.events import MAX_ODD, OddStep, TrainingMe
 
 LOSS, GRAD_NORM, SKIPPED = 1, 2, 4
 LOSS_NAN, LOSS_INFINITE, NORM_NAN, NORM_INFINITE = 8, 16, 32, 64
-LEFT_OUT, BAD_GRADIENTS = 128, 256
+LEFT_OUT, BAD_GRADIENTS, FAR = 128, 256, 512
 """Bits of a step's flags, as hooks/wire/metrics_page.py has them: nothing of the hooks is imported here."""
 LOSS_BAD = LOSS_NAN | LOSS_INFINITE
 NORM_BAD = NORM_NAN | NORM_INFINITE

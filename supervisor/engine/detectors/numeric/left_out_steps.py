@@ -13,7 +13,7 @@ import msgspec
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.verdicts import Remark, Verdict
 from guardrun.supervisor.engine.observation.frames import all_ranks_text, ranks_text
-from guardrun.supervisor.engine.observation.metric_window import BAD_GRADIENTS, LEFT_OUT, LOSS_BAD
+from guardrun.supervisor.engine.observation.metric_window import BAD_GRADIENTS, FAR, LEFT_OUT, LOSS_BAD
 
 WAIT_S = 8.0
 """For ranks that have not reported the step yet; those in order do so every four seconds."""
@@ -38,6 +38,8 @@ class LeftOutSteps(msgspec.Struct, kw_only=True):
     """Of these: whose own gradients were not finite."""
     batches: dict[int, int] = {}
     """Of these: whose loss was not → its batch."""
+    norm: float | None = None
+    """Of all of them, where it was far above those before."""
     told: int = 0
     """Steps up to here are not told any more; …"""
     told_s: float = 0.0
@@ -70,11 +72,13 @@ class LeftOutSteps(msgspec.Struct, kw_only=True):
     def _note(self, rank: int, step: ev.OddStep, now_s: float) -> None:
         if not self.step or step.step < self.step:
             self.since_s = self.since_s if self.step else now_s
-            self.step, self.ranks, self.bad, self.batches = step.step, [], [], {}
+            self.step, self.ranks, self.bad, self.batches, self.norm = step.step, [], [], {}, None
         if step.step == self.step:
             self.ranks.append(rank)
             if step.flags & BAD_GRADIENTS:
                 self.bad.append(rank)
+            if step.flags & FAR:
+                self.norm = step.grad_norm
             if step.flags & LOSS_BAD:
                 self.batches[rank] = step.batch
 
@@ -89,7 +93,10 @@ class LeftOutSteps(msgspec.Struct, kw_only=True):
             text += (
                 f"the loss of {losses}{f' (batch {batches.pop()})' if len(batches) == 1 else ''} was not finite, and "
             )
-        text += f"gradients were not finite on {bad}" if self.bad else "gradients were not finite"
+        if self.norm is not None and not self.bad:
+            text += f"the gradient norm, {self.norm:.4g}, was far above those before"
+        else:
+            text += f"gradients were not finite on {bad}" if self.bad else "gradients were not finite"
         if len(self.ranks) < len(self.last):
             text += "; others are not known to have left it out"
         if self.count > 1:

@@ -6,7 +6,7 @@ import pytest
 
 from guardrun.supervisor.engine.detectors.numeric.endless_skips import SKIPS
 from guardrun.supervisor.engine.detectors.numeric.left_out_steps import MOST_REMARKS
-from guardrun.supervisor.engine.observation.metric_window import BAD_GRADIENTS, LEFT_OUT
+from guardrun.supervisor.engine.observation.metric_window import BAD_GRADIENTS, FAR, LEFT_OUT
 from tests.engine.conftest import Told
 from tests.engine.detectors.numeric.curves import NAN, Curve, Values, instead, plain, without_norm
 from tests.engine.detectors.numeric.training import Training, culprits, only
@@ -30,6 +30,17 @@ def test_a_step_of_reduced_gradients(told: Told) -> None:
     assert training.remarks == [
         'step 812 was left out on all 4 ranks ([guards] numeric = "skip"): the loss of rank 1 (batch 812) was not '
         "finite, and gradients were not finite on all 4 ranks"
+    ]
+
+
+def test_a_step_whose_norm_was_far_off(told: Told) -> None:
+    told.running(ranks=2)
+    curve = instead(HEALTHY, lambda of, at: Values(2.5, 61.25, left_out=LEFT_OUT | FAR) if at == 812 else None)
+    training = Training(told, 2).go(curve, 1500)
+    assert told.incidents == {}
+    assert training.remarks == [
+        'step 812 was left out on both ranks ([guards] numeric = "skip"): the gradient norm, 61.25, was far above '
+        "those before"
     ]
 
 
