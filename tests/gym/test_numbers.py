@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gym.numeric.cases import DECOYS, DRIFT, FAULTS, NAN, SHORT, Case, Fault
-from benchmarks.gym.numeric.suite import SCRIPT, Seen, as_markdown
+from benchmarks.gym.numeric.cases import DECOYS, DRIFT, FAULTS, NAN, SHORT, TRAINERS, Case, Fault
+from benchmarks.gym.numeric.suite import SCRIPTS, Seen, as_markdown
 
 FAULT = Fault("nan_batch", "a NaN", SHORT, ranks=3)
 
@@ -27,13 +27,16 @@ def told(**changes: Any) -> dict[str, Any]:
 
 def test_there_are_as_many_decoys_as_faults_and_the_script_knows_each() -> None:
     assert len(FAULTS) >= 24 and len(DECOYS) >= 25
-    tree = ast.parse(SCRIPT.read_text())
+    tree = ast.parse((SCRIPTS / "train.py").read_text())
     [ways] = [
         node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "WAYS"
     ]
     assert isinstance(ways, ast.Dict)
     known = [ast.literal_eval(key) for key in ways.keys if key is not None]
-    assert sorted(known) == sorted(case.name for case in (*FAULTS, *DECOYS))
+    others = [case for case in (*FAULTS, *DECOYS) if case.script != "train.py"]
+    assert sorted(known) == sorted(case.name for case in (*FAULTS, *DECOYS) if case not in others)
+    assert {case.script for case in others} == {TRAINERS}
+    assert {case.name.partition("_")[0] for case in others} == {"transformers", "lightning"}
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,20 @@ NAN, SPIKE, EXPLOSION = "nan_loss", "loss_spike", "grad_explosion"
 LEAP = (SPIKE, EXPLOSION)
 ANY = (NAN, *LEAP)
 DRIFT = ("replica_divergence",)
+TRAINERS = "trainers.py"
 SHORT, LONG = 700, 3000
 """Steps. Long, where it takes time to tell that something does not heal, or would not have."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One training; scripts/numeric/train.py knows it by its name."""
+    """One training; scripts/numeric/train.py, or the one of `script`, knows it by its name."""
 
     name: str
     what: str
     steps: int = LONG
     ranks: int = 2
+    script: str = "train.py"
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,24 @@ FAULTS = (
     Fault("flipped_moment", "a bit of one rank's optimizer", SHORT, causes=DRIFT, is_everybodys=True),
     Fault("flipped_moment_of_four", "of four", SHORT, causes=DRIFT, ranks=4),
     Fault("scaled_to_death", "a NaN parameter under a GradScaler", SHORT, is_everybodys=True),
+    Fault("transformers_nan", "a NaN in one rank's batch, transformers' Trainer", SHORT, script=TRAINERS),
+    Fault(
+        "transformers_learning_rate",
+        "a hundred times it, clipped",
+        causes=LEAP,
+        is_everybodys=True,
+        slack=20,
+        script=TRAINERS,
+    ),
+    Fault("lightning_nan", "a NaN in one rank's batch, Lightning", SHORT, script=TRAINERS),
+    Fault(
+        "lightning_learning_rate",
+        "a hundred times it, clipped",
+        causes=LEAP,
+        is_everybodys=True,
+        slack=20,
+        script=TRAINERS,
+    ),
     Fault("hidden_nan", "one rank's reduced gradients are NaN, under a GradScaler", slack=400),
 )
 
@@ -101,5 +121,10 @@ DECOYS = (
     Case("batch_norm", "statistics that each rank has of its own data", SHORT),
     Case("averages", "the first rank keeps averages of the parameters", SHORT),
     Case("sharded_optimizer", "each rank has the moments of its own part", SHORT),
+    Case("transformers_ordinary", "nothing, transformers' Trainer", script=TRAINERS),
+    Case("transformers_accumulate", "nothing, four micro batches", SHORT, script=TRAINERS),
+    Case("lightning_ordinary", "nothing, Lightning", script=TRAINERS),
+    Case("lightning_accumulate", "nothing, four micro batches", SHORT, script=TRAINERS),
+    Case("lightning_unclipped", "nothing, no norm is seen", SHORT, script=TRAINERS),
     Case("joining", "ranks that run out of inputs, one after the other", SHORT, ranks=3),
 )

@@ -25,7 +25,7 @@ from benchmarks.machine import describe
 from tests.support.guardrun_run import MARK, clean_environment
 from tests.support.processes import kill_marked
 
-SCRIPT = ROOT / "benchmarks" / "gym" / "scripts" / "numeric" / "train.py"
+SCRIPTS = ROOT / "benchmarks" / "gym" / "scripts" / "numeric"
 AT = (300, 400)
 LIMIT_S = 600.0
 
@@ -86,7 +86,7 @@ def play(case: Case, seed: int) -> Seen:
     program = str(Path(sys.executable).with_name("guardrun"))
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            [program, *flags, str(SCRIPT), case.name, str(seen.at), str(case.steps)],
+            [program, *flags, str(SCRIPTS / case.script), case.name, str(seen.at), str(case.steps)],
             cwd=folder,
             env=clean_environment(mark, extra),
             stdin=subprocess.DEVNULL,
