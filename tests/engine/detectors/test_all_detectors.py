@@ -25,6 +25,7 @@ OF_MANY = {
         "unknown",
     },
     "numeric": {"nan_loss", "loss_spike", "grad_explosion", "replica_divergence"},
+    "training_data": {"same_samples", "same_order", "uneven_loaders", "chance_loss"},
     "node_health": {*KINDS, *FELT.values(), "thermal"},
 }
 """What detectors find that have more than one cause to name."""
