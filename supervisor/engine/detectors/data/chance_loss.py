@@ -52,7 +52,7 @@ class ChanceLoss(msgspec.Struct, kw_only=True):
 
     ranks: dict[int, Standing] = {}
     is_out: bool = False
-    """Nothing is to be said any more in this attempt."""
+    """Nothing is to be said any more in this attempt: a rank's loss was elsewhere, or a checkpoint was loaded."""
     is_told: bool = False
 
     def begin_attempt(self) -> None:

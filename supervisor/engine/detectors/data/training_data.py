@@ -146,14 +146,14 @@ def _uneven(known: Lengths) -> Remark | None:
 class TrainingData(msgspec.Struct, kw_only=True):
     """Whether the data is what one thinks."""
 
-    observes: ClassVar[tuple[type, ...]] = (ev.NodeReport,)
+    observes: ClassVar[tuple[type, ...]] = (ev.NodeReport, ev.CheckpointLoaded)
     attempt: int = -1
     same_samples: SameSamples = msgspec.field(default_factory=SameSamples)
     same_order: SameOrder = msgspec.field(default_factory=SameOrder)
     uneven_loaders: UnevenLoaders = msgspec.field(default_factory=UnevenLoaders)
     chance_loss: ChanceLoss = msgspec.field(default_factory=ChanceLoss)
 
-    def observe(self, event: ev.NodeReport, view: RunView, now_s: float) -> Sequence[Verdict]:
+    def observe(self, event: ev.NodeReport | ev.CheckpointLoaded, view: RunView, now_s: float) -> Sequence[Verdict]:
         """Take in what ranks report; each attempt is judged by itself."""
         attempt = running_attempt(view)
         if attempt is None or event.attempt != attempt.number:
@@ -162,6 +162,9 @@ class TrainingData(msgspec.Struct, kw_only=True):
             self.attempt = attempt.number
             for part in (self.same_samples, self.same_order, self.uneven_loaders, self.chance_loss):
                 part.begin_attempt()
+        if isinstance(event, ev.CheckpointLoaded):
+            self.chance_loss.is_out = True
+            return ()
         orders = [(report.global_rank, order) for report in event.ranks for order in report.samples]
         losses = [(report.global_rank, loss) for report in event.ranks for loss in report.losses]
         metrics = [(report.global_rank, report.metrics) for report in event.ranks if report.metrics is not None]

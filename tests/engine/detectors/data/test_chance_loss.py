@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from guardrun.supervisor.engine.model import events as ev
 from tests.engine.conftest import Told
 from tests.engine.detectors.numeric.curves import Curve, Noise, Values
 from tests.engine.detectors.numeric.training import Training, resume
@@ -85,6 +86,14 @@ def test_a_training_that_is_resumed_is_not_judged(told: Told) -> None:
     told.crashed()
     resume(told, 1500)
     Training(told, 2, step=1500).go(stands(2), 4000)
+    assert told.state.remarks == {}
+
+
+def test_a_script_that_loads_a_checkpoint_by_itself_is_not_judged(told: Told) -> None:
+    told.running(ranks=2)
+    Training(told, 2).go(stands(10), 10)
+    told.tell(ev.CheckpointLoaded(attempt=told.attempt, global_rank=0, path="/old/ckpt.pt", step=0))
+    Training(told, 2, step=10).go(stands(10), 4000)
     assert told.state.remarks == {}
 
 
