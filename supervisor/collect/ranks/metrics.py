@@ -78,9 +78,9 @@ class MetricsReader:
 
     def want_losses(self, after: int | None) -> None:
         """Tell LOSSES single ones of the steps that follow this one, which may have been read; None: not yet."""
-        if after is not None and not self._losses_until:
+        if after is not None and after >= self._losses_until:
             self._losses_until = after + LOSSES * LOSSES_EVERY
-            self._losses = [one for one in self._recent if after < one.step <= self._losses_until]
+            self._losses += [one for one in self._recent if after < one.step <= self._losses_until]
 
     def take_losses(self) -> list[StepLoss]:
         """Those that were read since the last time."""

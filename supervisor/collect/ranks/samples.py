@@ -21,7 +21,7 @@ class SamplesReader:
         self._file = PageFile(path, page.SIZE_BYTES, page.MAGIC, _HEAD)
         self._found: list[SampleOrder] = []
         self.first_step: int | None = None
-        """At which the first pass was told of a rank whose gradients are averaged with others'; None: none was."""
+        """At which the newest loader's first pass was told, if gradients are averaged with others'; None: none was."""
 
     def read(self, base: int) -> None:
         """Take in what was written since the last time. base: the step that the attempt began with."""
@@ -37,8 +37,9 @@ class SamplesReader:
         self._file.seen = count
         found = [_order(words, base) for words in _RECORD.iter_unpack(data) if _is_sound(words)]
         self._found += found
-        if self.first_step is None:
-            self.first_step = next((order.step for order in found if order.group), None)
+        for order in found:
+            if order.group and not order.turn:
+                self.first_step = order.step
 
     def take_orders(self) -> list[SampleOrder]:
         """What is to be reported now."""

@@ -67,11 +67,11 @@ def test_each_pass_is_told_once_with_the_resumed_base(page: SampleOrders, reader
     put(page, 0, group=0)
     [order] = take(reader)
     assert order == SampleOrder(1, 0, 32, 128, "4000000000000001", 50, 3, True, False, 133, "", 0)
-    assert take(reader) == [] and reader.first_step is None
-    put(page, 1, step=66)
-    put(page, 2, step=99)
-    assert [(one.turn, one.group, one.members) for one in take(reader)] == [(1, "ff", 4), (2, "ff", 4)]
-    assert reader.first_step == 166, "of whose gradients are averaged with others'"
+    assert take(reader) == [] and reader.first_step is None, "no gradients are averaged"
+    put(page, 0, step=66)
+    put(page, 1, step=99)
+    assert [(one.turn, one.group, one.members) for one in take(reader)] == [(0, "ff", 4), (1, "ff", 4)]
+    assert reader.first_step == 166
 
 
 def test_what_is_no_page_says_nothing(page: SampleOrders, reader: SamplesReader, path: Path) -> None:
@@ -130,6 +130,9 @@ def test_ranks_that_are_read_at_other_times_tell_losses_of_the_same_steps(
         told += losses.take_losses()
     assert [one.step for one in told] == [48 + LOSSES_EVERY * number for number in range(LOSSES)]
     assert told[0].loss == 1 / 47, "bit for bit"
+    losses.want_losses(34)
+    losses.want_losses(304)
+    assert [one.step for one in losses.take_losses()][::15] == [320, 560], "of another loader's first pass, too"
 
 
 def test_what_the_script_says_itself_is_told_of_no_rank(rank: Rank, writer: Metrics, losses: MetricsReader) -> None:

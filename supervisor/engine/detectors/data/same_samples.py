@@ -72,8 +72,9 @@ class SameSamples(msgspec.Struct, kw_only=True):
         if losses and self._has_pending():
             for rank, loss in losses:
                 known = self.losses.setdefault(rank, {})
-                if len(known) < MAX_LOSSES:
-                    known[loss.step] = loss.loss
+                known[loss.step] = loss.loss
+                if len(known) > MAX_LOSSES:
+                    del known[min(known)]
         for group in self.groups.values():
             if group.suspects and (verdict := self._compare(group, group.suspects, attempt)) is not None:
                 self.is_told = True
