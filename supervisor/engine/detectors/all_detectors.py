@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from guardrun.supervisor.engine.detectors.data.training_data import TrainingData
 from guardrun.supervisor.engine.detectors.dataloader_bound import DataloaderBound
 from guardrun.supervisor.engine.detectors.descriptor_leak import DescriptorLeak
 from guardrun.supervisor.engine.detectors.failure.rank_failure import RankFailure
@@ -48,7 +47,6 @@ class Detectors(msgspec.Struct, kw_only=True):
     gc_pause: GcPause = msgspec.field(default_factory=GcPause)
     descriptor_leak: DescriptorLeak = msgspec.field(default_factory=DescriptorLeak)
     numeric: Numeric = msgspec.field(default_factory=Numeric)
-    training_data: TrainingData = msgspec.field(default_factory=TrainingData)
     host_leak: HostLeak = msgspec.field(default_factory=HostLeak)
     gpu_leak: GpuLeak = msgspec.field(default_factory=GpuLeak)
     gpu_fragmentation: GpuFragmentation = msgspec.field(default_factory=GpuFragmentation)

@@ -7,7 +7,7 @@ loaders are not equally long (`uneven_loaders`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -19,7 +19,7 @@ from guardrun.supervisor.engine.detectors.data.same_samples import (
     SameSamples,
 )
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, running_attempt
+from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.model.verdicts import Remark, Verdict
 from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
 
@@ -146,38 +146,24 @@ def _uneven(known: Lengths) -> Remark | None:
 class TrainingData(msgspec.Struct, kw_only=True):
     """Whether the data is what one thinks."""
 
-    observes: ClassVar[tuple[type, ...]] = (ev.NodeReport, ev.CheckpointLoaded)
-    attempt: int = -1
     same_samples: SameSamples = msgspec.field(default_factory=SameSamples)
     same_order: SameOrder = msgspec.field(default_factory=SameOrder)
     uneven_loaders: UnevenLoaders = msgspec.field(default_factory=UnevenLoaders)
     chance_loss: ChanceLoss = msgspec.field(default_factory=ChanceLoss)
 
-    def observe(self, event: ev.NodeReport | ev.CheckpointLoaded, view: RunView, now_s: float) -> Sequence[Verdict]:
-        """Take in what ranks report; each attempt is judged by itself."""
-        attempt = running_attempt(view)
-        if attempt is None or event.attempt != attempt.number:
-            return ()
-        if self.attempt != attempt.number:
-            self.attempt = attempt.number
-            for part in (self.same_samples, self.same_order, self.uneven_loaders, self.chance_loss):
-                part.begin_attempt()
-        if isinstance(event, ev.CheckpointLoaded):
-            self.chance_loss.is_out = True
-            return ()
-        orders = [(report.global_rank, order) for report in event.ranks for order in report.samples]
-        losses = [(report.global_rank, loss) for report in event.ranks for loss in report.losses]
-        metrics = [(report.global_rank, report.metrics) for report in event.ranks if report.metrics is not None]
-        return [*self._judge(orders, losses, attempt), *(self.chance_loss.judge(metrics, attempt) if metrics else ())]
+    def begin_attempt(self) -> None:
+        """Judge it by itself."""
+        for part in (self.same_samples, self.same_order, self.uneven_loaders, self.chance_loss):
+            part.begin_attempt()
 
-    def _judge(
-        self,
-        orders: Sequence[tuple[int, ev.SampleOrder]],
-        losses: Sequence[tuple[int, ev.StepLoss]],
-        attempt: AttemptView,
-    ) -> Sequence[Verdict]:
-        if not orders and not losses:
-            return ()
+    def on_loaded(self) -> None:
+        """The script has loaded a checkpoint: this training is not seen from its beginning."""
+        self.chance_loss.is_out = True
+
+    def judge(self, told: Sequence[ev.RankReport], attempt: AttemptView) -> Sequence[Verdict]:
+        """Take in reports of ranks that tell of their loaders, or single losses."""
+        orders = [(report.global_rank, order) for report in told for order in report.samples]
+        losses = [(report.global_rank, loss) for report in told for loss in report.losses]
         return [
             *self.same_samples.judge(orders, losses, attempt),
             *self.same_order.judge(orders),
