@@ -166,6 +166,9 @@ class Checker:
         if place is not None:
             mesh, dimension = place
             members = sys.modules["torch"].distributed.get_process_group_ranks(mesh.get_group(dimension))
+            # Hybrid sharding's: on another one ranks may rightly share their samples.
+            if self._rank.samples is not None and dimension == 0 and mesh.ndim > 1:
+                self._rank.samples.add_group(members)
             ordinal = self._ordinal("mesh", *members)
             replicas = MeshReplicas(optimizer, mesh, dimension, ordinal, self._rank.global_rank)
             watched = Watched(replicas, self._every)

@@ -8,6 +8,7 @@ from time import monotonic_ns
 from typing import Any
 from weakref import ref
 
+from guardrun.hooks.patches.sample_orders import SampleOrders
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 
@@ -27,6 +28,8 @@ def install(module: Any, rank: Rank) -> None:
     batches = rank.batches = Batches()
     next_index = getattr(kind, "_next_index", None)
     if next_index is not None:
+        if rank.world_size > 1 and rank.samples is None:
+            rank.samples = SampleOrders(rank)
         kind._next_index = _wrap_next_index(next_index)
 
     @functools.wraps(original)
@@ -44,6 +47,8 @@ def install(module: Any, rank: Rank) -> None:
         try:
             batch = original(self)
         except StopIteration:
+            if rank.samples is not None:
+                rank.samples.on_end(self)
             raise
         except BaseException:
             batches.note_batch(self, words[_BATCHES] + 1)
@@ -56,6 +61,9 @@ def install(module: Any, rank: Rank) -> None:
         words[_BATCHES] += 1
         words[_PROGRESS_NS] = ended_ns
         batches.note_batch(self, words[_BATCHES])
+        samples = rank.samples
+        if samples is not None:
+            samples.on_batch(self, batches.indices)
         return batch
 
     kind.__next__ = __next__
@@ -84,7 +92,8 @@ class Batches:
 
     def __init__(self) -> None:
         self._number = 0
-        self._indices: object = None
+        self.indices: object = None
+        """Of the last batch, as its sampler handed them out; None: not known."""
         self._before: object = None
         self._sampler: Any = None
         self.asked: Any = None
@@ -92,7 +101,7 @@ class Batches:
 
     def note_batch(self, iterator: Any, number: int) -> None:
         """An iterator has returned its next batch, or failed to. Half a microsecond. Never raises."""
-        self._before, self._indices, self._number = self._indices, None, number
+        self._before, self.indices, self._number = self.indices, None, number
         try:
             state = iterator.__dict__
             sent = state.get(_SENT)
@@ -100,13 +109,13 @@ class Batches:
             if sent is None:
                 return
             if "_rcvd_idx" not in state:
-                self._indices = sent.get(0)
+                self.indices = sent.get(0)
             elif state.get("_in_order", True):
-                self._indices = sent.pop(state["_rcvd_idx"] - 1, None)
+                self.indices = sent.pop(state["_rcvd_idx"] - 1, None)
             else:  # Whichever came first was returned, and nothing says which.
                 sent.clear()
         except Exception:
-            self._indices = None
+            self.indices = None
 
     def describe(self) -> dict[str, Any]:
         """The batch as data; empty before the first.
@@ -117,7 +126,7 @@ class Batches:
         """
         if not self._number:
             return {}
-        return _describe_batch(self._number, self._sampler() if self._sampler else None, self._indices, self._before)
+        return _describe_batch(self._number, self._sampler() if self._sampler else None, self.indices, self._before)
 
     def describe_still(self) -> dict[str, Any]:
         """The batch at which the training thread stands, told by another thread while it does: as describe() has it.
@@ -125,7 +134,7 @@ class Batches:
         is_awaited: it is still waiting for it. Only plain numbers and texts are shown: to ask a sampler's own objects
         what they are could wait for a device, as training may.
         """
-        asked, number, indices, before = self.asked, self._number, self._indices, self._before
+        asked, number, indices, before = self.asked, self._number, self.indices, self._before
         if asked is None:
             if not number or not _is_plain(indices) or not _is_plain(before):
                 return {"batch": number} if number else {}

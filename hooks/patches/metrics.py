@@ -58,7 +58,7 @@ _LEFT_OUT, _BAD_GRADIENTS, _FAR = int(Flag.LEFT_OUT), int(Flag.BAD_GRADIENTS), i
 _RECORDS, _HEAD_SKIPPED, _HEAD_LEFT_OUT = int(Head.RECORDS), int(Head.SKIPPED), int(Head.LEFT_OUT)
 _TAIL = int(Record.TAIL)
 _BODY = struct.Struct("<qddqqqq")
-"""A record from STEP on; the last word but one is not used."""
+"""A record from STEP on."""
 _LAST = struct.Struct("<qqd")
 """The header from RECORDS on to LEARNING_RATE."""
 
@@ -102,6 +102,7 @@ class Metrics:
         """The id() of a loss that a GradScaler has multiplied, and what it was before."""
         self.is_inside = False
         """A call that is seen is under way: what it calls is part of it."""
+        self.backwards = 0
         self._learning_rate = nan
         self._skipped = self._unread = 0
         self._failures = 0
@@ -123,6 +124,7 @@ class Metrics:
     def see_loss(self, tensor: Any) -> None:
         """backward() is called on it."""
         self._has_new = True
+        self.backwards += 1
         if self._said & _LOSS:
             return
         unscaled, self._unscaled = self._unscaled, None
@@ -266,7 +268,7 @@ class Metrics:
         count = words[_RECORDS]
         at = HEAD_WORDS + count % MAX_RECORDS * RECORD_WORDS
         words[at] = words[at + _TAIL] = 0
-        _BODY.pack_into(page.bytes, 8 * (at + 1), values.step, loss, norm, flags, values.batch, 0, count + 1)
+        _BODY.pack_into(page.bytes, 8 * (at + 1), values.step, loss, norm, flags, values.batch, self._said, count + 1)
         words[at] = count + 1
         _LAST.pack_into(page.bytes, 8 * _RECORDS, count + 1, self._unread + self._devices.unread, self._learning_rate)
 

@@ -241,6 +241,8 @@ def _wrap_init(original: Any, rank: Rank, spent: StepObserver, guard: OptimizerG
             rank.fail("spent", error)
         if rank.checksums is not None:
             rank.checksums.add_model(self)
+        if rank.samples is not None:
+            rank.samples.add_model(self)
 
     return __init__
 

@@ -99,6 +99,8 @@ class MetricsObserver(Protocol):
 
     is_inside: bool
     """A call that is seen is under way: what it calls is part of it."""
+    backwards: int
+    """Calls of backward() so far."""
 
     def see_loss(self, tensor: Any) -> None:
         """backward() is called on it. Like the others here: never raises."""
@@ -126,6 +128,22 @@ class MetricsObserver(Protocol):
 
     def on_said_step(self) -> None:
         """The script has said that a step is done, which the board counts already."""
+
+
+class SampleObserver(Protocol):
+    """Hears which samples the training thread takes."""
+
+    def on_batch(self, iterator: Any, indices: object) -> None:
+        """It has its next batch, with what the sampler handed out for it (None: not known). Never raises."""
+
+    def on_end(self, iterator: Any) -> None:
+        """There are no more batches in this pass. Never raises."""
+
+    def add_model(self, model: Any) -> None:
+        """A DistributedDataParallel model was made. Never raises."""
+
+    def add_group(self, members: list[int]) -> None:
+        """Gradients of these global ranks are averaged."""
 
 
 class MemoryObserver(Protocol):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         MetricsObserver,
         OptimizerGuard,
         ReplicaChecker,
+        SampleObserver,
         StepObserver,
     )
     from guardrun.hooks.wire.board import Board
@@ -128,6 +129,8 @@ class Rank:
     """None unless the user wants it, until torch is imported, and once it has failed."""
     checksums: ReplicaChecker | None = None
     """None until torch's DistributedDataParallel is imported, where it is not wanted, and once it has failed."""
+    samples: SampleObserver | None = None
+    """None until torch's data loaders are imported, of a rank that is alone, and once it has failed or knows enough."""
     memory: MemoryObserver | None = None
     """None until torch's optimizers are imported, and where no allocator tells what it holds."""
 
@@ -286,7 +289,7 @@ class Rank:
         if self.device_timer is not None:
             self.device_timer.stop()
         self.words = private_words()
-        self.calls = self.metrics = self.checksums = self.guard = self.memory = None
+        self.calls = self.metrics = self.checksums = self.guard = self.memory = self.samples = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

@@ -47,6 +47,8 @@ class Record(IntEnum):
     FLAGS = 4
     BATCH = 5
     """Field.BATCHES of the board by then."""
+    SAID = 6
+    """Bits LOSS and GRAD_NORM of Flag: the script says these itself (hooks.metrics), so they may be of all ranks."""
     TAIL = 7
 
 

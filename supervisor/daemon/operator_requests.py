@@ -137,7 +137,11 @@ class Answers:
             },
             "refused": context.fleet.refused if context.fleet is not None else {},
             "failed_hooks": self._node.ingest.failed_hooks[-20:] + (boards.failed_hooks(attempt) if boards else []),
-            "notes": list(self._node.ingest.notes)[-20:] + (boards.notes(attempt) if boards else []),
+            "notes": [
+                *list(self._node.ingest.notes)[-20:],
+                *(boards.notes(attempt) if boards else []),
+                *(f"guardrun: {note.topic}: {note.text}" for note in state.remarks.values()),
+            ],
         }
         return data
 

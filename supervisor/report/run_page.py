@@ -32,6 +32,7 @@ def run_html(data: dict[str, Any], story: Story | None) -> str:
     parts: dict[str, Callable[[], Any]] = {
         "figures": lambda: _figures(data),
         "incidents": lambda: [_incident(record) for record in incidents[:MAX_ROWS]],
+        "notes": lambda: [_note(note) for note in data.get("notes") or []],
         "uses": lambda: _uses(data["uses_s"]),
         "ranks_over_time": lambda: lay_out_ranks(story, culprits) if story else None,
         "steps": lambda: lay_out_steps(story) if story else [],
@@ -100,6 +101,16 @@ def _incident(record: dict[str, Any]) -> dict[str, str]:
         "link": quote(link) if isinstance(link, str) else "",
         "facts": " · ".join(fact for fact in facts if fact),
         "summary": str(record.get("summary") or ""),
+    }
+
+
+def _note(note: dict[str, Any]) -> dict[str, str]:
+    step = f"step {note['step']}" if note.get("step") is not None else ""
+    facts = [str(note.get("told") or "")[:19].replace("T", " "), step]
+    return {
+        "name": str(note.get("topic") or ""),
+        "facts": " · ".join(fact for fact in facts if fact),
+        "text": f"{note.get('text') or ''} {note.get('advice') or ''}",
     }
 
 

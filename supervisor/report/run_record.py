@@ -236,8 +236,16 @@ def summary_json(
         "attempts": [_attempt(attempt, wall) for attempt in summary.attempts],
         "incidents": msgspec.to_builtins(summary.incidents, str_keys=True),
         "stalls": msgspec.to_builtins(summary.stalls, str_keys=True),
+        **({"notes": [_note(note, wall) for note in summary.notes]} if summary.notes else {}),
         **({"shares": shares} if shares else {}),
     }
+
+
+def _note(note: dict[str, Any], wall: Callable[[float], float]) -> dict[str, Any]:
+    """The engine's, its time as a time."""
+    plain: dict[str, Any] = msgspec.to_builtins(note, str_keys=True)
+    plain["told"] = iso_time(wall(plain.pop("at_s")))
+    return plain
 
 
 def _attempt(attempt: dict[str, Any], wall: Callable[[float], float]) -> dict[str, Any]:

@@ -144,6 +144,7 @@ def _data(run_dir: Path, run: RunFile, state: State, timeline: Timeline, node: s
         if found
         else state.best_step or (state.attempt.step if state.attempt else 0),
         "steps_redone": _steps_redone(attempts),
+        "notes": [_note(note, run) for note in told.get("notes") or [] if isinstance(note, dict)],
         "attempts": [_attempt(attempt, run) for attempt in attempts],
     }
 
@@ -163,6 +164,14 @@ def _attempt(attempt: dict[str, Any], run: RunFile) -> dict[str, Any]:
     if attempt.get("started") or not isinstance(began_s, (int, float)):
         return attempt
     return {**attempt, "started": iso_time(run.date_s(began_s))}
+
+
+def _note(note: dict[str, Any], run: RunFile) -> dict[str, Any]:
+    """As summary.json has it."""
+    at_s = note.get("at_s")
+    if note.get("told") or not isinstance(at_s, (int, float)):
+        return note
+    return {**{key: value for key, value in note.items() if key != "at_s"}, "told": iso_time(run.date_s(at_s))}
 
 
 def _steps_redone(attempts: Sequence[dict[str, Any]]) -> int:

@@ -6,17 +6,23 @@ import math
 import os
 import struct
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from guardrun.hooks.wire import metrics_page as page
-from guardrun.hooks.wire.metrics_page import Head
+from guardrun.hooks.wire.metrics_page import Flag, Head, Record
 from guardrun.supervisor.base.shared_pages import PageFile
-from guardrun.supervisor.engine.model.events import TrainingMetrics
+from guardrun.supervisor.engine.model.events import StepLoss, TrainingMetrics
 from guardrun.supervisor.engine.observation.metric_window import MetricWindow
 
 EVERY_S = 3.9
 """A rank's numbers are reported so often, in reports that have other reasons; at once where a step is odd."""
+LOSSES = 16
+LOSSES_EVERY = 16
+"""Single losses are told of steps whose number is a multiple of this, so that ranks tell the same ones."""
+RECENT = 64
+"""Such losses: of one reading to the next, where a second has a thousand steps."""
 
 _HEAD = struct.Struct(f"<{page.HEAD_WORDS}q")
 _RECORD = struct.Struct("<qqddqqqq")
@@ -32,6 +38,11 @@ class StepRecord(NamedTuple):
     grad_norm: float
     flags: int
     batch: int
+    said: int
+    """Bits of what the script says itself."""
+
+
+assert StepRecord._fields.index("said") == Record.SAID - Record.STEP
 
 
 class MetricsReader:
@@ -43,12 +54,38 @@ class MetricsReader:
         self._taken_s = -math.inf
         self._learning_rate = math.nan
         self._skipped = self._left_out = 0
+        self._recent: deque[StepLoss] = deque(maxlen=RECENT)
+        self._losses: list[StepLoss] = []
+        """To be told."""
+        self._losses_until = 0
+        """The last step of which one is told; 0: none are wanted yet."""
 
     def read(self, base: int) -> None:
         """Take in what was written since the last time. base: the step that the attempt began with."""
         for record in self.records():
             step = base + record.step
             self._window.add(step, record.loss, record.grad_norm, record.flags, record.batch)
+            if not step % LOSSES_EVERY:
+                self._note_loss(step, record)
+
+    def _note_loss(self, step: int, record: StepRecord) -> None:
+        """What the script says itself may be of all ranks together: it tells nothing about one of them."""
+        if record.flags & Flag.LOSS and not record.said & Flag.LOSS and math.isfinite(record.loss):
+            loss = StepLoss(step, record.loss)
+            self._recent.append(loss)
+            if step <= self._losses_until:
+                self._losses.append(loss)
+
+    def want_losses(self, after: int | None) -> None:
+        """Tell LOSSES single ones of the steps that follow this one, which may have been read; None: not yet."""
+        if after is not None and after >= self._losses_until:
+            self._losses_until = after + LOSSES * LOSSES_EVERY
+            self._losses += [one for one in self._recent if after < one.step <= self._losses_until]
+
+    def take_losses(self) -> list[StepLoss]:
+        """Those that were read since the last time."""
+        found, self._losses = self._losses, []
+        return found
 
     def take_report(self) -> TrainingMetrics | None:
         """What is to be reported now; None where nothing is due, or new."""
@@ -79,7 +116,7 @@ class MetricsReader:
             place = first % page.MAX_RECORDS
             number = min(count - first, page.MAX_RECORDS - place)
             data = self._file.read(number * _RECORD.size, 8 * page.HEAD_WORDS + place * _RECORD.size)
-            for offset, (begin, *values, _, end) in enumerate(_RECORD.iter_unpack(data)):
+            for offset, (begin, *values, end) in enumerate(_RECORD.iter_unpack(data)):
                 if begin == end == first + offset + 1:
                     yield StepRecord(*values)
             first += number

@@ -17,6 +17,7 @@ from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.checksums_page import checksums_name
 from guardrun.hooks.wire.memory_page import memory_name
 from guardrun.hooks.wire.metrics_page import metrics_name
+from guardrun.hooks.wire.samples_page import samples_name
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
 from guardrun.supervisor.collect.host.process_table import ProcessTable
@@ -36,6 +37,7 @@ from guardrun.supervisor.collect.ranks.device_memory import DeviceMemoryReader
 from guardrun.supervisor.collect.ranks.memory_use import MemoryReader
 from guardrun.supervisor.collect.ranks.metrics import MetricsReader
 from guardrun.supervisor.collect.ranks.open_files import read_open_files
+from guardrun.supervisor.collect.ranks.samples import SamplesReader
 from guardrun.supervisor.engine.model.events import Rank, RankReport, Settings, StepBreakdown
 from guardrun.supervisor.engine.observation.step_times import BRIEF
 
@@ -61,14 +63,10 @@ _TRACK_SHARE = 0.002
 class _Watched:
     """One rank's process: its stat file stays open, which also ties it to that very process."""
 
-    def __init__(
-        self,
-        rank: Rank,
-        board: BoardReader,
-        metrics: MetricsReader,
-        memory: DeviceMemoryReader,
-        checksums: ChecksumsReader,
-    ) -> None:
+    def __init__(self, rank: Rank, board: BoardReader, sockets_dir: str | os.PathLike[str], attempt: int) -> None:
+        def path(name: Callable[[int, int], str]) -> str:
+            return os.path.join(sockets_dir, name(attempt, rank.global_rank))
+
         self.rank = rank
         self.board = board
         self.last: tuple[object, ...] = ()
@@ -77,9 +75,10 @@ class _Watched:
         self.spent_at_s = -math.inf
         self.counted_s = {"open_files": -math.inf, "memory": -math.inf, "device_memory": -math.inf}
         """When these were counted last."""
-        self.metrics = metrics
-        self.device_memory = memory
-        self.checksums = checksums
+        self.metrics = MetricsReader(path(metrics_name))
+        self.device_memory = DeviceMemoryReader(path(memory_name))
+        self.checksums = ChecksumsReader(path(checksums_name))
+        self.samples = SamplesReader(path(samples_name))
         try:
             self._stat_fd = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -109,6 +108,7 @@ class _Watched:
         self.metrics.close()
         self.device_memory.close()
         self.checksums.close()
+        self.samples.close()
         if self._stat_fd >= 0:
             os.close(self._stat_fd)
             self._stat_fd = -1
@@ -151,16 +151,7 @@ class Sampler:
         self._close_watched()
         ranks = list(ranks)
         self.boards = open_boards(self._sockets_dir, attempt, (rank.global_rank for rank in ranks))
-        self._watched = [
-            _Watched(
-                rank,
-                self.boards[rank.global_rank],
-                MetricsReader(os.path.join(self._sockets_dir, metrics_name(attempt, rank.global_rank))),
-                DeviceMemoryReader(os.path.join(self._sockets_dir, memory_name(attempt, rank.global_rank))),
-                ChecksumsReader(os.path.join(self._sockets_dir, checksums_name(attempt, rank.global_rank))),
-            )
-            for rank in ranks
-        ]
+        self._watched = [_Watched(rank, self.boards[rank.global_rank], self._sockets_dir, attempt) for rank in ranks]
         self._track_after_s = 0.0
         self._memory = MemoryReader(self._limits)
 
@@ -173,9 +164,14 @@ class Sampler:
             key = self._key(report, now_s)
             if key != watched.last:
                 watched.last = key
-                spent, metrics = watched.take_spent(self._spent_every_s), watched.metrics.take_report()
-                replicas = watched.checksums.take_checks()
-                reports[watched] = msgspec.structs.replace(report, spent=spent, metrics=metrics, replicas=replicas)
+                reports[watched] = msgspec.structs.replace(
+                    report,
+                    spent=watched.take_spent(self._spent_every_s),
+                    metrics=watched.metrics.take_report(),
+                    replicas=watched.checksums.take_checks(),
+                    samples=watched.samples.take_orders(),
+                    losses=watched.metrics.take_losses(),
+                )
         if time.monotonic() >= self._track_after_s:
             self.track_descendants()
         self._count("open_files", reports, lambda one: read_open_files(one.rank.pid))
@@ -231,6 +227,8 @@ class Sampler:
         base = step_of(words) - words[Field.STEP]
         watched.metrics.read(base)
         watched.checksums.read(base)
+        watched.samples.read(base)
+        watched.metrics.want_losses(watched.samples.first_step)
         return RankReport(
             global_rank=watched.rank.global_rank,
             state=watched.read_state(),

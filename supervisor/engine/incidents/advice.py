@@ -17,7 +17,7 @@ from guardrun.supervisor.engine.failures.cuda_memory import (
     size,
     strangers_bytes,
 )
-from guardrun.supervisor.engine.incidents import memory_advice, numeric_advice
+from guardrun.supervisor.engine.incidents import data_advice, memory_advice, numeric_advice
 from guardrun.supervisor.engine.observation.frames import rank_list
 
 Evidence = Mapping[str, Any]
@@ -77,6 +77,10 @@ ADVICE: dict[str, str] = {
     "loss_spike": numeric_advice.SPIKE,
     "grad_explosion": numeric_advice.EXPLOSION,
     "replica_divergence": numeric_advice.DIVERGENCE,
+    "same_samples": data_advice.SAME_SAMPLES,
+    "same_order": data_advice.SAME_ORDER,
+    "uneven_loaders": data_advice.UNEVEN_LOADERS,
+    "chance_loss": data_advice.CHANCE_LOSS,
     "host_leak": f"{_KEEPS} {_ALLOCATIONS} More memory, or a restart right after a checkpoint, buys time.",
     "gpu_leak": memory_advice.KEPT,
     "gpu_fragmentation": f"{memory_advice.EXPANDABLE} {memory_advice.VARIANTS}",

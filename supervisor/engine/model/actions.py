@@ -151,6 +151,19 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """Folders with raw stacks, relative to the run directory."""
 
 
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person should know of the run, and that nothing is done about."""
+
+    topic: str
+    text: str
+    advice: str
+    evidence: dict[str, Any]
+    attempt: int
+    step: int | None
+    """The attempt's furthest by then; None: no steps are seen."""
+    at_s: float
+
+
 class WriteIncident(_Action, frozen=True, kw_only=True, tag="write_incident"):
     """Write or rewrite an incident's files; is_new also runs the notify command."""
 
@@ -203,6 +216,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int | None
     stalls: list[dict[str, Any]] = []
     """That were told and became no incident: place, seconds, who."""
+    notes: list[dict[str, Any]] = []
+    """Each as Note has it."""
     resumes: str = ""
     """What was learned of the script: opens, ignores (engine/recovery/resumption.py); empty: nothing."""
     may_go_on: bool = False

@@ -357,6 +357,42 @@ class ReplicaCheck(msgspec.Struct, frozen=True, array_like=True):
     """Of kind 2: what the tensors belong to, then the parameters in order; told by one rank, once."""
 
 
+class SampleOrder(msgspec.Struct, frozen=True, array_like=True):
+    """Which samples a pass over a loader began with on a rank that trains on them (hooks/patches/sample_orders.py)."""
+
+    loader: int
+    """From 0, in the order in which passes over them were first told."""
+    turn: int
+    """Which pass over this loader: from 0."""
+    batches: int
+    """How many of its first batches `order` is about."""
+    distinct: int
+    """Different samples among the first ones of each of them."""
+    order: str
+    """A checksum of their indices, in order."""
+    length: int = -1
+    """Batches that the samplers have for a whole pass; -1: not known."""
+    epoch: int = -1
+    """As a DistributedSampler was told it; -1: there is none."""
+    shuffles: bool = False
+    """A DistributedSampler of torch's is to shuffle."""
+    is_joined: bool = False
+    """Ranks may run out of batches before others do: torch's join()."""
+    step: int = 0
+    """By then; with the base of a resumed checkpoint."""
+    group: str = ""
+    """The same on all ranks whose gradients are averaged with this one's; empty: not known, or there are none."""
+    members: int = 0
+    """How many ranks these are."""
+
+
+class StepLoss(msgspec.Struct, frozen=True, array_like=True):
+    """One step's loss on one rank, as its backward() was called on it."""
+
+    step: int
+    loss: float
+
+
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What changed in a rank since the last report."""
 
@@ -389,6 +425,10 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Likewise, of ranks whose allocator tells it."""
     replicas: list[ReplicaCheck] = []
     """Checks since the last report; by themselves no reason for one."""
+    samples: list[SampleOrder] = []
+    """Likewise: passes over loaders."""
+    losses: list[StepLoss] = []
+    """A few single ones, once samples were told; by themselves no reason for a report."""
     joint: int = 0
     """Collectives that ranks of other nodes have part in, by torch's count."""
     is_save_held: bool = False

@@ -106,6 +106,10 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     level: str = "info"
     """As Say has it."""
+    topic: str = ""
+    """One of docs/incidents.md's notes: it is kept, with the topic's advice, and said once a run. Empty: only said."""
+    evidence: Mapping[str, Any] = {}
+    """Of a note: measurements."""
 
 
 class LookWanted(msgspec.Struct, frozen=True, kw_only=True):

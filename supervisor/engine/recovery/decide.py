@@ -12,6 +12,7 @@ from guardrun.supervisor.engine.model.actions import (
     Culprit,
     Incident,
     Isolate,
+    Note,
     ReadExits,
     Say,
     StopAttempt,
@@ -67,7 +68,7 @@ def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float)
         elif isinstance(verdict, Over):
             actions += _close(state, verdict, now_s)
         elif isinstance(verdict, Remark):
-            actions.append(announce(verdict.text, verdict.level))
+            actions += _remark(state, verdict, now_s)
         elif isinstance(verdict, LookWanted):
             actions.append(TakeLook(look=verdict.look, attempt=verdict.attempt, reason=verdict.reason))
         elif isinstance(verdict, LookJudged):
@@ -84,6 +85,26 @@ def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float)
         else:
             actions += stop(state, now_s, now_s)
     return actions
+
+
+def _remark(state: State, verdict: Remark, now_s: float) -> list[Action]:
+    """Say it; what is a note is kept, and said once a run."""
+    topic = verdict.topic
+    if not topic:
+        return [announce(verdict.text, verdict.level)]
+    if topic in state.remarks:
+        return []
+    attempt, evidence = attempt_of(state), dict(verdict.evidence)
+    state.remarks[topic] = note = Note(
+        topic=topic,
+        text=verdict.text,
+        advice=advice_for(topic, evidence),
+        evidence=evidence,
+        attempt=attempt.number,
+        step=attempt.step if attempt.has_progress else None,
+        at_s=now_s,
+    )
+    return [announce(f"note: {note.text} {note.advice}", verdict.level)]
 
 
 def announce(text: str, level: str = "info") -> Say:

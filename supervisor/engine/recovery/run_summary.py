@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import msgspec
+
 from guardrun.supervisor.engine.model.actions import Action, FinishRun, Summary
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
@@ -76,6 +78,7 @@ def summary(state: State, now_s: float) -> Summary:
         lost_s=state.ledger.lost_s(now_s),
         last_step=state.best_step or None,
         stalls=list(state.detectors.hang.stalls),
+        notes=[msgspec.to_builtins(note, str_keys=True) for note in state.remarks.values()],
         resumes=state.resumes,
         may_go_on=state.may_go_on,
         requeue=state.requeue,

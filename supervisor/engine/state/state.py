@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.engine.detectors.all_detectors import Detectors
-from guardrun.supervisor.engine.model.actions import Incident, Spoiled
+from guardrun.supervisor.engine.model.actions import Incident, Note, Spoiled
 from guardrun.supervisor.engine.model.events import (
     Checkpoint,
     ErrorRecord,
@@ -271,6 +271,8 @@ class State(msgspec.Struct, kw_only=True):
     """The one the next, or current, attempt resumes from."""
     notes: list[str] = []
     """What was said once."""
+    remarks: dict[str, Note] = {}
+    """By topic: what a person should know, and that nothing is done about."""
     story: list[str] = []
     """The last events, for InvalidTransition."""
 

@@ -24,7 +24,10 @@ OF_MANY = {
         "killed",
         "unknown",
     },
-    "numeric": {"nan_loss", "loss_spike", "grad_explosion", "replica_divergence"},
+    "numeric": {
+        *("nan_loss", "loss_spike", "grad_explosion", "replica_divergence"),
+        *("same_samples", "same_order", "uneven_loaders", "chance_loss"),
+    },
     "node_health": {*KINDS, *FELT.values(), "thermal"},
 }
 """What detectors find that have more than one cause to name."""

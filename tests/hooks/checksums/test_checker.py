@@ -30,6 +30,8 @@ class Told(msgspec.Struct):
 
     is_same: bool
     found: dict[str, list[ReplicaCheck]]
+    groups: dict[str, tuple[int, int] | None]
+    """Whose gradients are averaged, as it was told to those who compare samples."""
 
 
 def differing(checks: list[list[ReplicaCheck]], kind: Kind, count: int) -> list[int] | None:
@@ -54,6 +56,9 @@ def test_replicas_are_compared_however_they_are_trained() -> None:
         assert bed.hear_all(HookFailed) == [] and bed.hear_all(Noted) == []
     told = [msgspec.json.decode(rank.stdout, type=Told) for rank in done]
     assert all(rank.is_same for rank in told), "checks change no bit of training, and draw no random number"
+    assert told[0].groups == told[1].groups and told[0].groups.pop("sharded") is None
+    [group] = set(told[0].groups.values())
+    assert group is not None and group[0] > 0 and group[1] == 2
     for way in told[0].found:
         checks = [rank.found[way] for rank in told]
         if way in ("sharded", "joined"):

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
+from guardrun.hooks.patches.sample_orders import SampleOrders
 from guardrun.hooks.rank import rank as ranks
 from guardrun.hooks.wire.checksums_page import checksums_name
 from guardrun.supervisor.collect.ranks.checksums import ChecksumsReader
@@ -133,16 +134,19 @@ def read() -> list[ReplicaCheck]:
     return reader.take_checks()
 
 
-found = {}
+found, groups = {}, {}
 for way in (plain, unused, static, ignored, tied, zero, hybrid, sharded):
+    samples = active.samples = SampleOrders(active)
     train(way, flips=way.__name__ in FLIPS)
     found[way.__name__] = read()
+    groups[way.__name__] = samples._group
+active.samples = None
 train(plain, joins=True)
 found["joined"] = read()
 watched = train(plain), torch.random.get_rng_state().tolist()
 found["watched"] = read()
 active.checksums = None
 alone = train(plain), torch.random.get_rng_state().tolist()
-sys.stdout.write(msgspec.json.encode({"is_same": watched == alone, "found": found}).decode())
+sys.stdout.write(msgspec.json.encode({"is_same": watched == alone, "found": found, "groups": groups}).decode())
 sys.stdout.flush()
 dist.destroy_process_group()

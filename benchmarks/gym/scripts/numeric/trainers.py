@@ -26,7 +26,7 @@ warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 
 
-class Answers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+class Answers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc]  # mypy skips torch
     """A teacher's, with noise. This rank's samples, in the order in which they are taken."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ def raise_rate(optimizer: torch.optim.Optimizer) -> None:
 def with_transformers() -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    class Raises(TrainerCallback):  # type: ignore[misc]
+    class Raises(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
             if WHAT == "learning_rate" and state.global_step + 1 == AT:
                 raise_rate(optimizer)
@@ -103,7 +103,7 @@ def with_lightning() -> None:
 
         def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
             if WHAT == "learning_rate" and number + 1 == AT:
-                raise_rate(self.optimizers().optimizer)
+                raise_rate(self.optimizers(use_pl_optimizer=False))
             loss: torch.Tensor = self.net(**batch)["loss"]
             self.log("loss", loss)
             return loss

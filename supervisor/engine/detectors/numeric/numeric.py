@@ -1,4 +1,7 @@
-"""What training computes: a number, does it come back, do replicas agree? Five parts answer: kind `numeric`."""
+"""What training computes: a number, does it come back, do replicas agree? Five parts answer: kind `numeric`.
+
+A sixth one asks of what it is computed (detectors/data): its answers are notes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
+from guardrun.supervisor.engine.detectors.data.training_data import TrainingData
 from guardrun.supervisor.engine.detectors.numeric.endless_skips import EndlessSkips
 from guardrun.supervisor.engine.detectors.numeric.left_out_steps import LeftOutSteps
 from guardrun.supervisor.engine.detectors.numeric.metric_spikes import MetricSpikes
@@ -30,6 +34,7 @@ class Numeric(msgspec.Struct, kw_only=True):
     left_out_steps: LeftOutSteps = msgspec.field(default_factory=LeftOutSteps)
     metric_spikes: MetricSpikes = msgspec.field(default_factory=MetricSpikes)
     replica_divergence: ReplicaDivergence = msgspec.field(default_factory=ReplicaDivergence)
+    training_data: TrainingData = msgspec.field(default_factory=TrainingData)
 
     def observe(self, event: Observed, view: RunView, now_s: float) -> Sequence[Verdict]:
         """Take in what ranks report; a new attempt is judged by itself."""
@@ -42,17 +47,22 @@ class Numeric(msgspec.Struct, kw_only=True):
             return ()
         if self.attempt != attempt.number:
             self.attempt = attempt.number
-            spikes, replicas = self.metric_spikes, self.replica_divergence
-            for part in (self.nan_loss, self.endless_skips, self.left_out_steps, spikes, replicas):
+            spikes, replicas, data = self.metric_spikes, self.replica_divergence, self.training_data
+            for part in (self.nan_loss, self.endless_skips, self.left_out_steps, spikes, replicas, data):
                 part.begin_attempt()
         if isinstance(event, ev.CheckpointSaved):
             return self.nan_loss.on_saved(event)
         if isinstance(event, ev.CheckpointLoaded):
             self.nan_loss.loaded = event.path
+            self.training_data.on_loaded()
             return ()
         reports = [(report.global_rank, report.metrics) for report in event.ranks if report.metrics is not None]
         checks = [(report.global_rank, check) for report in event.ranks for check in report.replicas]
-        found = self.replica_divergence.judge(checks, attempt, view, now_s) if checks else ()
+        told = [report for report in event.ranks if report.samples or report.losses]
+        found = [
+            *(self.replica_divergence.judge(checks, attempt, view, now_s) if checks else ()),
+            *(self.training_data.judge(told, attempt) if told else ()),
+        ]
         if not reports:
             return found
         return [
@@ -61,4 +71,5 @@ class Numeric(msgspec.Struct, kw_only=True):
             *self.endless_skips.judge(reports, attempt, view, now_s),
             *self.left_out_steps.judge(reports, now_s),
             *self.metric_spikes.judge(reports, attempt, self.nan_loss.saved, now_s),
+            *self.training_data.chance_loss.judge(reports, attempt),
         ]

@@ -1,0 +1,17 @@
+"""What to do about data that is not what one thinks: of notes, not of incidents."""
+
+from __future__ import annotations
+
+SAME_SAMPLES = (
+    "Each step then computes one gradient several times over. Give each rank its share (a DistributedSampler, "
+    "datasets.distributed.split_dataset_by_node), or a seed of its own where it draws at random."
+)
+SAME_ORDER = "Call sampler.set_epoch(epoch) before each epoch: it is what the order is drawn from."
+UNEVEN_LOADERS = (
+    "A DistributedSampler makes all ranks' shares equal; torch.distributed.algorithms.Join bridges what is left. Where "
+    "the script goes by steps and begins its loader again, nothing is wrong."
+)
+CHANCE_LOSS = (
+    "Try to overfit one batch: if that fails, see whether labels belong to their inputs, whether gradients reach the "
+    "parameters that the optimizer has, and whether the learning rate is far too high or too low."
+)
