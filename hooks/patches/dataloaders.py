@@ -8,6 +8,8 @@ from time import monotonic_ns
 from typing import Any
 from weakref import ref
 
+from guardrun.hooks.guards import batch_skips, batch_trail
+from guardrun.hooks.guards.batch_trail import find_epoch
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 
@@ -25,9 +27,12 @@ def install(module: Any, rank: Rank) -> None:
     kind = module._BaseDataLoaderIter
     original = kind.__next__
     batches = rank.batches = Batches()
+    trail = rank.trail = batch_trail.Trail(rank)
+    batch_trail.install(kind, rank)
+    batch_skips.install(rank)
     next_index = getattr(kind, "_next_index", None)
     if next_index is not None:
-        kind._next_index = _wrap_next_index(next_index)
+        kind._next_index = _wrap_next_index(rank, next_index)
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:
@@ -56,15 +61,17 @@ def install(module: Any, rank: Rank) -> None:
         words[_BATCHES] += 1
         words[_PROGRESS_NS] = ended_ns
         batches.note_batch(self, words[_BATCHES])
+        trail.note(self.__dict__, batches.indices)
         return batch
 
     kind.__next__ = __next__
 
 
-def _wrap_next_index(original: Any) -> Any:
+def _wrap_next_index(rank: Rank, original: Any) -> Any:
     @functools.wraps(original)
     def _next_index(self: Any) -> Any:
-        index = original(self)
+        skips = rank.skips
+        index = original(self) if skips is None else skips.next_index(self, original)
         state = self.__dict__
         sent = state.get(_SENT)
         if sent is None:
@@ -89,6 +96,11 @@ class Batches:
         self._sampler: Any = None
         self.asked: Any = None
         """The iterator that the training thread waits for."""
+
+    @property
+    def indices(self) -> object:
+        """Of the last batch, as the sampler handed them out; None unknown."""
+        return self._indices
 
     def note_batch(self, iterator: Any, number: int) -> None:
         """An iterator has returned its next batch, or failed to. Half a microsecond. Never raises."""
@@ -153,18 +165,6 @@ def _describe_batch(number: int, sampler: Any, indices: object, before: object) 
 def _is_plain(indices: object) -> bool:
     items = indices[:MAX_INDICES] if type(indices) in (list, tuple) else [indices]  # type: ignore[index]
     return all(item is None or type(item) in (int, str) for item in items)
-
-
-def find_epoch(sampler: Any) -> int | None:
-    """The epoch that a sampler, or one of those that it is made of, was told."""
-    for _ in range(4):
-        if sampler is None:
-            return None
-        epoch = getattr(sampler, "epoch", None)
-        if isinstance(epoch, int):
-            return epoch
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
-    return None
 
 
 def render_indices(indices: object) -> list[int | str]:

@@ -1,0 +1,265 @@
+"""Which batches the last steps were computed from: references, looked at once a step is not finite.
+
+Each batch that the training thread takes from one of torch's data loaders is noted with the step under way and its
+place in the loader's pass. The step's own batches are those noted since the step before, of the loader that training
+takes its steps from: the one after whose batches backward() is called most. Right to a step: whoever fetches a batch
+ahead (accelerate does) computes the step from the one before, which shows in `ahead`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import deque
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire.board import Field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+
+MAX_KEPT = 512
+MAX_KEPT_INDICES = 100_000
+"""Of all batches that are kept: references to a sampler's own lists; …"""
+MIN_KEPT = 8
+"""… but so many batches in any case."""
+MAX_TOLD_INDICES = 10_000
+"""Of a message: messages.MAX_MESSAGE_BYTES holds many more."""
+MAX_SHOWN = 64
+MAX_TOLD = 32
+"""Messages of an attempt: steps that a script overcomes itself may come again and again."""
+STEPS_BEFORE, STEPS_AFTER = 4, 1
+"""Of the first step that is not finite: after a reduction another rank's first one is this, or the one after it."""
+MAX_PLACES = 100
+"""Three of a frame."""
+MAX_KEYS = 256
+STREAM = "_guardrun_stream"
+"""Set on torch's iterators."""
+
+_STEP = int(Field.STEP)
+ITERABLE = 1
+"""torch's _DatasetKind.Iterable."""
+NO_LOADER = "no data loader of torch's was seen"
+ANY_ORDER = "its data loader hands batches out in any order (in_order=False)"
+HAS_NO_INDICES = "an iterable dataset has no indices"
+NOT_PLAIN = "what its sampler hands out are no plain numbers"
+SAME_LIST = "its sampler hands out the same list again and again"
+TOO_LARGE = "its batches are too large to be named"
+SEVERAL = "its steps take batches from several data loaders"
+
+
+class Stream:
+    """What is known of an iterator: which loader's it is, and how far its pass over the sampler has got."""
+
+    def __init__(self, loader: Any) -> None:
+        self.key = find_key(loader)
+        self.why = _why_unnamed(loader)
+        self.source: Any = None
+        """The sampler's iterator: another one is another pass (persistent workers)."""
+        self.number = 0
+        self.epoch = -1
+        self.position = 0
+        """Batches taken in this pass."""
+        self.step = 0
+        """Under way when the last was taken."""
+        self.ends: list[int] = []
+        """Positions at the ends of the pass's first two steps."""
+
+
+class Noted(NamedTuple):
+    """A batch that was taken. It holds on to nothing of its loader: scripts may make one iterator a step."""
+
+    step: int
+    """Under way."""
+    key: str
+    why: str
+    """Of its loader: why the indices cannot be named."""
+    number: int
+    """Of the pass; …"""
+    epoch: int
+    """… which is this one for the sampler; -1 unknown."""
+    position: int
+    """In the pass, from 1."""
+    indices: object
+
+
+class Trail:
+    """One rank's. The training thread alone calls what is here; nothing raises."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._kept: deque[Noted] = deque()
+        self._size = 0
+        self._passes = 0
+        self._backwards: dict[str, int] = {}
+        """Loaders → calls of backward() after a batch of theirs."""
+        self._ahead: dict[str, int] = {}
+        """Loaders → batches that are taken before they are trained on."""
+        self._told = 0
+
+    def note(self, state: dict[str, Any], indices: object) -> None:
+        """A batch has been taken. state: the iterator's __dict__; indices: None unknown. A microsecond."""
+        stream = state.get(STREAM)
+        if stream is None:
+            return
+        step = self._rank.words[_STEP] + 1
+        source = state.get("_sampler_iter")
+        if source is not stream.source or not stream.number:
+            self._begin_pass(stream, source, find_epoch(state.get("_index_sampler")))
+        elif step != stream.step and len(stream.ends) < 2:
+            stream.ends.append(stream.position)
+            if len(stream.ends) == 2:
+                first, second = stream.ends
+                self._ahead[stream.key] = first - (second - first)
+        stream.step = step
+        stream.position += 1
+        noted = Noted(step, stream.key, stream.why, stream.number, stream.epoch, stream.position, indices)
+        self._kept.append(noted)
+        self._size += _size_of(indices)
+        while len(self._kept) > MAX_KEPT or (self._size > MAX_KEPT_INDICES and len(self._kept) > MIN_KEPT):
+            self._size -= _size_of(self._kept.popleft().indices)
+
+    def _begin_pass(self, stream: Stream, source: Any, epoch: int | None) -> None:
+        self._passes += 1
+        stream.source, stream.number, stream.position, stream.ends = source, self._passes, 0, []
+        stream.epoch = -1 if epoch is None else epoch
+
+    def on_backward(self) -> None:
+        """Gradients are computed, of what was taken last."""
+        if self._kept:
+            key = self._kept[-1].key
+            self._backwards[key] = self._backwards.get(key, 0) + 1
+
+    def send_batches(self, step: int) -> None:
+        """Have the supervisor know the batches around a step that is not finite. step: as Field.STEP counts."""
+        if self._told >= MAX_TOLD:
+            return
+        self._told += 1
+        try:
+            self._rank.send("BatchesNamed", **self.describe(step))
+        except Exception as error:
+            self._rank.fail("batches", error)
+
+    def describe(self, step: int) -> dict[str, Any]:
+        """The fields of messages.BatchesNamed."""
+        rank = self._rank
+        base = rank.step_now() - rank.words[_STEP]
+        found: dict[str, Any] = {"step": step + base, "loader": "", "why": NO_LOADER, "ahead": 0, "batches": []}
+        near = [one for one in self._kept if step - STEPS_BEFORE <= one.step <= step + STEPS_AFTER]
+        keys = {one.key for one in near}
+        if not keys:
+            return found
+        # Dictionaries keep their order, sets of texts another in each process.
+        key = found["loader"] = max(sorted(keys), key=lambda each: self._backwards.get(each, 0))
+        found["ahead"] = self._ahead.get(key, 0)
+        own = [one for one in near if one.key == key]
+        found["why"] = own[-1].why or _why_not_plain([one.indices for one in own])
+        if any(len({one.step for one in near if one.key == other}) > 1 for other in keys - {key}):
+            found["why"] = found["why"] or SEVERAL
+        left, batches = MAX_TOLD_INDICES, list[tuple[int, int, int, int, list[int]]]()
+        for one in reversed(own):
+            named = name_indices(one.indices) or []
+            if len(named) > left:
+                if not batches:
+                    batches.append((one.step + base, one.number, one.epoch, one.position, named[:MAX_SHOWN]))
+                    found["why"] = found["why"] or TOO_LARGE
+                break
+            left -= len(named)
+            batches.append((one.step + base, one.number, one.epoch, one.position, named))
+        found["batches"] = batches[::-1]
+        return found
+
+
+def find_epoch(sampler: Any) -> int | None:
+    """The epoch that a sampler, or one of those that it is made of, was told."""
+    for _ in range(4):
+        if sampler is None:
+            return None
+        epoch = getattr(sampler, "epoch", None)
+        if isinstance(epoch, int):
+            return epoch
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    return None
+
+
+def name_indices(indices: object) -> list[int] | None:
+    """What a sampler handed out for a batch, where that is a plain number (batch_size=None) or a list of them."""
+    if type(indices) is int:
+        return [indices]
+    if type(indices) not in (list, tuple):
+        return None
+    items: list[int] = list(indices)  # type: ignore[call-overload]
+    return items if items and all(type(item) is int for item in items) else None
+
+
+def _size_of(indices: object) -> int:
+    return len(indices) if isinstance(indices, list | tuple) else 1
+
+
+def _why_not_plain(batches: list[object]) -> str:
+    if any(name_indices(indices) is None for indices in batches):
+        return NOT_PLAIN
+    lists = [id(indices) for indices in batches if isinstance(indices, list)]
+    return SAME_LIST if len(set(lists)) < len(lists) else ""
+
+
+def _why_unnamed(loader: Any) -> str:
+    if getattr(loader, "_dataset_kind", 0) == ITERABLE:
+        return HAS_NO_INDICES
+    is_ordered = getattr(loader, "in_order", True) or not getattr(loader, "num_workers", 0)
+    return "" if is_ordered else ANY_ORDER
+
+
+_KEYS: dict[tuple[object, ...], str] = {}
+
+
+def find_key(loader: Any) -> str:
+    """Tell a script's loaders apart, the same way in each attempt: by where they are iterated over, and over what.
+
+    What resuming may change (a sampler that leaves out the beginning) is no part of it.
+    """
+    places = [type(loader.dataset).__qualname__, _length(loader)]
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(places) < MAX_PLACES:
+        code = frame.f_code
+        # Of loaders that wrap others (__iter__), resuming may put another kind there.
+        if not (code.co_name.startswith("__") and code.co_name.endswith("__")):
+            places += (code.co_filename, code.co_name, frame.f_lineno)
+        frame = frame.f_back
+    known = tuple(places)
+    key = _KEYS.get(known)
+    if key is None:
+        if len(_KEYS) >= MAX_KEYS:
+            _KEYS.clear()
+        text = "\n".join(map(str, places)).encode("utf-8", "replace")
+        key = _KEYS[known] = blake2b(text, digest_size=8).hexdigest()
+    return key
+
+
+def _length(loader: Any) -> int:
+    """Samples of its dataset, where torch's own samplers ask for that anyhow; -1: else."""
+    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+    if not all(one is None or type(one).__module__.startswith("torch.utils.data") for one in samplers):
+        return -1
+    try:
+        return len(loader.dataset)
+    except Exception:  # An iterable dataset has none.
+        return -1
+
+
+def install(kind: Any, rank: Rank) -> None:
+    """Know each iterator's loader. kind: torch's _BaseDataLoaderIter."""
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            self.__dict__[STREAM] = Stream(loader)
+        except Exception as error:
+            rank.fail("batches", error)
+        original(self, loader, *args, **kwargs)
+
+    kind.__init__ = __init__
