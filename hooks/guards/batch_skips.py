@@ -73,7 +73,8 @@ class Skips:
     def __init__(self, rank: Rank, orders: list[Order]) -> None:
         self._rank = rank
         self._orders = orders
-        self._agreement: Agreement | None = None
+        self.agreement: Agreement | None = None
+        """With all ranks of the job; None: none was needed yet."""
 
     def next_index(self, iterator: Any, original: Any) -> Any:
         """The next batch's indices that are not to be left out. Raises what the sampler does."""
@@ -130,25 +131,31 @@ class Skips:
 
     def _ask_others(self, order: Order) -> str:
         """Why they do not all leave them out; empty: they do."""
-        rank = self._rank
-        c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-        has_group = c10d is not None and c10d.is_initialized()
-        world = c10d.get_world_size() if has_group else 1
-        if world == rank.world_size == 1:
-            return ""
-        if not has_group:
-            return "there are several ranks, and no process group of torch.distributed"
-        if world != rank.world_size:
-            return f"the process group has {world} ranks, and the run {rank.world_size}"
-        if self._agreement is None:
-            store, why = find_store(c10d)
-            if store is None:
+        if self.agreement is None:
+            self.agreement, why = find_agreement(self._rank)
+            if self.agreement is None:
                 return why
-            prefix = f"guardrun/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{rank.attempt}/skips"
-            self._agreement = Agreement(connect(c10d, prefix), world)
-        if self._agreement.ask(order.id, wants=True):
+        if self.agreement.ask(order.id, wants=True):
             return ""
         return f"not all ranks met theirs within {WAIT_S:.0f} s"
+
+
+def find_agreement(rank: Rank) -> tuple[Agreement | None, str]:
+    """How all ranks agree; None: this one is alone, or they cannot, for the reason given. Raises as connect() does."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    has_group = c10d is not None and c10d.is_initialized()
+    world = c10d.get_world_size() if has_group else 1
+    if world == rank.world_size == 1:
+        return None, ""
+    if not has_group:
+        return None, "there are several ranks, and no process group of torch.distributed"
+    if world != rank.world_size:
+        return None, f"the process group has {world} ranks, and the run {rank.world_size}"
+    store, why = find_store(c10d)
+    if store is None:
+        return None, why
+    prefix = f"guardrun/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{rank.attempt}/skips"
+    return Agreement(connect(c10d, prefix), world), ""
 
 
 def install(rank: Rank) -> None:

@@ -26,10 +26,10 @@ MAX_KEPT_INDICES = 100_000
 """Of all batches that are kept: references to a sampler's own lists; …"""
 MIN_KEPT = 8
 """… but so many batches in any case."""
-MAX_TOLD_INDICES = 10_000
-"""Of a message: messages.MAX_MESSAGE_BYTES holds many more."""
-MAX_SHOWN = 64
-MAX_TOLD = 32
+MAX_NAMED_INDICES = 40_000
+"""Of a message: messages.MAX_MESSAGE_BYTES holds five bytes of each."""
+MAX_LOADERS = 16
+MAX_SENT = 32
 """Messages of an attempt: steps that a script overcomes itself may come again and again."""
 STEPS_BEFORE, STEPS_AFTER = 4, 1
 """Of the first step that is not finite: after a reduction another rank's first one is this, or the one after it."""
@@ -86,25 +86,47 @@ class Noted(NamedTuple):
     indices: object
 
 
+class Kept:
+    """The last batches of one loader: those of an evaluation do not push out those of training."""
+
+    def __init__(self) -> None:
+        self.batches: deque[Noted] = deque()
+        self._size = 0
+
+    def add(self, noted: Noted) -> None:
+        """Take the newest in, and let go of the oldest."""
+        self.batches.append(noted)
+        self._size += _size_of(noted.indices)
+        while len(self.batches) > MAX_KEPT or (self._size > MAX_KEPT_INDICES and len(self.batches) > MIN_KEPT):
+            self._size -= _size_of(self.batches.popleft().indices)
+
+
 class Trail:
     """One rank's. The training thread alone calls what is here; nothing raises."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._kept: deque[Noted] = deque()
-        self._size = 0
+        self._kept: dict[str, Kept] = {}
+        """By loader, at most MAX_LOADERS of them."""
+        self._last = ""
+        """The loader of the last batch."""
         self._passes = 0
         self._backwards: dict[str, int] = {}
         """Loaders → calls of backward() after a batch of theirs."""
         self._ahead: dict[str, int] = {}
         """Loaders → batches that are taken before they are trained on."""
-        self._told = 0
+        self._sent = 0
 
     def note(self, state: dict[str, Any], indices: object) -> None:
         """A batch has been taken. state: the iterator's __dict__; indices: None unknown. A microsecond."""
         stream = state.get(STREAM)
-        if stream is None:
-            return
+        if stream is not None:
+            try:
+                self._note(stream, state, indices)
+            except Exception as error:  # A sampler's attributes are the script's.
+                self._rank.fail("batches", error)
+
+    def _note(self, stream: Stream, state: dict[str, Any], indices: object) -> None:
         step = self._rank.words[_STEP] + 1
         source = state.get("_sampler_iter")
         if source is not stream.source or not stream.number:
@@ -116,11 +138,15 @@ class Trail:
                 self._ahead[stream.key] = first - (second - first)
         stream.step = step
         stream.position += 1
-        noted = Noted(step, stream.key, stream.why, stream.number, stream.epoch, stream.position, indices)
-        self._kept.append(noted)
-        self._size += _size_of(indices)
-        while len(self._kept) > MAX_KEPT or (self._size > MAX_KEPT_INDICES and len(self._kept) > MIN_KEPT):
-            self._size -= _size_of(self._kept.popleft().indices)
+        self._last = stream.key
+        kept = self._kept.get(stream.key)
+        if kept is None:
+            if len(self._kept) >= MAX_LOADERS:
+                least = min(self._kept, key=lambda key: self._backwards.get(key, 0))
+                for known in (self._kept, self._backwards, self._ahead):
+                    known.pop(least, None)
+            kept = self._kept[stream.key] = Kept()
+        kept.add(Noted(step, stream.key, stream.why, stream.number, stream.epoch, stream.position, indices))
 
     def _begin_pass(self, stream: Stream, source: Any, epoch: int | None) -> None:
         self._passes += 1
@@ -129,15 +155,13 @@ class Trail:
 
     def on_backward(self) -> None:
         """Gradients are computed, of what was taken last."""
-        if self._kept:
-            key = self._kept[-1].key
-            self._backwards[key] = self._backwards.get(key, 0) + 1
+        self._backwards[self._last] = self._backwards.get(self._last, 0) + 1
 
     def send_batches(self, step: int) -> None:
         """Have the supervisor know the batches around a step that is not finite. step: as Field.STEP counts."""
-        if self._told >= MAX_TOLD:
+        if self._sent >= MAX_SENT:
             return
-        self._told += 1
+        self._sent += 1
         try:
             self._rank.send("BatchesNamed", **self.describe(step))
         except Exception as error:
@@ -148,29 +172,43 @@ class Trail:
         rank = self._rank
         base = rank.step_now() - rank.words[_STEP]
         found: dict[str, Any] = {"step": step + base, "loader": "", "why": NO_LOADER, "ahead": 0, "batches": []}
-        near = [one for one in self._kept if step - STEPS_BEFORE <= one.step <= step + STEPS_AFTER]
-        keys = {one.key for one in near}
-        if not keys:
+        near: dict[str, list[Noted]] = {}
+        for key, kept in self._kept.items():
+            batches = [one for one in kept.batches if step - STEPS_BEFORE <= one.step <= step + STEPS_AFTER]
+            if batches:
+                near[key] = batches
+        if not near:
             return found
-        # Dictionaries keep their order, sets of texts another in each process.
-        key = found["loader"] = max(sorted(keys), key=lambda each: self._backwards.get(each, 0))
-        found["ahead"] = self._ahead.get(key, 0)
-        own = [one for one in near if one.key == key]
+        key = max(near, key=lambda each: self._backwards.get(each, 0))
+        own = near.pop(key)
+        found["loader"], found["ahead"] = key, self._ahead.get(key, 0)
         found["why"] = own[-1].why or _why_not_plain([one.indices for one in own])
-        if any(len({one.step for one in near if one.key == other}) > 1 for other in keys - {key}):
+        if _has_several(own) or any(len({one.step for one in batches}) > 1 for batches in near.values()):
             found["why"] = found["why"] or SEVERAL
-        left, batches = MAX_TOLD_INDICES, list[tuple[int, int, int, int, list[int]]]()
-        for one in reversed(own):
-            named = name_indices(one.indices) or []
-            if len(named) > left:
-                if not batches:
-                    batches.append((one.step + base, one.number, one.epoch, one.position, named[:MAX_SHOWN]))
-                    found["why"] = found["why"] or TOO_LARGE
-                break
-            left -= len(named)
-            batches.append((one.step + base, one.number, one.epoch, one.position, named))
-        found["batches"] = batches[::-1]
+        found["batches"], is_whole = _name(own, base)
+        if not is_whole:
+            found["why"] = found["why"] or TOO_LARGE
         return found
+
+
+def _has_several(own: list[Noted]) -> bool:
+    """Whether they are of loaders that are iterated over at one and the same place, as zip() does, step by step."""
+    passes: dict[int, set[int]] = {}
+    for one in own:
+        passes.setdefault(one.step, set()).add(one.number)
+    return sum(1 for numbers in passes.values() if len(numbers) > 1) > 1
+
+
+def _name(own: list[Noted], base: int) -> tuple[list[tuple[int, int, int, int, list[int]]], bool]:
+    """Batches as messages.BatchesNamed has them: the last ones; and False where the very last had to be cut."""
+    left, found = MAX_NAMED_INDICES, list[tuple[int, int, int, int, list[int]]]()
+    for one in reversed(own):
+        named = name_indices(one.indices) or []
+        if len(named) > left and found:
+            break
+        left -= len(named)
+        found.append((one.step + base, one.number, one.epoch, one.position, named[:MAX_NAMED_INDICES]))
+    return found[::-1], left >= 0
 
 
 def find_epoch(sampler: Any) -> int | None:
