@@ -40,7 +40,7 @@ class Pass:
         self.failure: Exception | None = None
         """… and what the sampler raised after that."""
 
-    def take(self, iterator: Any, original: Any) -> object:
+    def next(self, iterator: Any, original: Any) -> object:
         """The next batch's indices. Raises what the sampler does."""
         if self.pulled:
             return self.pulled.popleft()
@@ -86,7 +86,7 @@ class Skips:
         if current is None or current.source is not source:
             current = state[_PASS] = Pass(source)
         while True:
-            index = current.take(iterator, original)
+            index = current.next(iterator, original)
             try:
                 order = self._find(stream, state, current, index)
                 is_skipped = order is not None and self._skip(order, current, iterator, original)

@@ -197,6 +197,7 @@ def test_the_ranks_of_the_next_attempt_are_told(told: Told) -> None:
     assert heard.is_stopped
     evidence = only(told).evidence
     assert evidence["indices"] == {"1": [indices(1, BAD_AT)], "0": [indices(0, BAD_AT)]}
+    assert f"(samples {', '.join(map(str, indices(1, BAD_AT)))})" in only(told).advice
     assert evidence["batches_to_leave_out"] == {"0": [indices(0, BAD_AT)], "1": [indices(1, BAD_AT)]}
     assert any("without the batches of it" in text for text in heard.training.said)
     [order] = started(chosen(told)).skips

@@ -226,7 +226,7 @@ def beginning_at(first: int) -> Any:
             id="resumed from before where it had begun",
         ),
         pytest.param(
-            make_loader,
+            lambda: make_loader(num_workers=2),
             lambda: make_loader(num_workers=2, in_order=False),
             [],
             id="in any order",
