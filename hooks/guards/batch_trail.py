@@ -257,9 +257,10 @@ _KEYS: dict[tuple[object, ...], str] = {}
 def find_key(loader: Any) -> str:
     """Tell a script's loaders apart, the same way in each attempt: by where they are iterated over, and over what.
 
-    What resuming may change (a sampler that leaves out the beginning) is no part of it.
+    What resuming may change (a sampler that leaves out the beginning) is no part of it, and nothing of the script is
+    called.
     """
-    places = [type(loader.dataset).__qualname__, _length(loader)]
+    places: list[object] = [type(loader.dataset).__qualname__]
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(places) < MAX_PLACES:
         code = frame.f_code
@@ -275,17 +276,6 @@ def find_key(loader: Any) -> str:
         text = "\n".join(map(str, places)).encode("utf-8", "replace")
         key = _KEYS[known] = blake2b(text, digest_size=8).hexdigest()
     return key
-
-
-def _length(loader: Any) -> int:
-    """Samples of its dataset, where torch's own samplers ask for that anyhow; -1: else."""
-    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
-    if not all(one is None or type(one).__module__.startswith("torch.utils.data") for one in samplers):
-        return -1
-    try:
-        return len(loader.dataset)
-    except Exception:  # An iterable dataset has none.
-        return -1
 
 
 def install(kind: Any, rank: Rank) -> None:

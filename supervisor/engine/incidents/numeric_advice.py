@@ -31,7 +31,7 @@ MAX_SAMPLES = 8
 
 def _samples(known: Mapping[str, Any]) -> str:
     """Those of the first batch of the first rank that is named."""
-    batches = next(iter(known.get("indices", {}).values()), [])
+    batches: list[list[int]] = next(iter(known.get("indices", {}).values()), [])
     if not batches:
         return ""
     shown = ", ".join(map(str, batches[0][:MAX_SAMPLES]))
