@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
 MAX_KEPT = 512
-MAX_KEPT_INDICES = 100_000
-"""Of all batches that are kept: references to a sampler's own lists; …"""
-MIN_KEPT = 8
-"""… but so many batches in any case."""
+MAX_BATCH = 8_000
+"""Indices of a batch; larger ones are not kept."""
+MAX_KEPT_INDICES = 64_000
+"""Of all batches of a loader that are kept: references to what a sampler has made, which would else be freed."""
 MAX_NAMED_INDICES = 40_000
 """Of a message: messages.MAX_MESSAGE_BYTES holds five bytes of each."""
 MAX_LOADERS = 16
@@ -74,9 +74,8 @@ class Noted(NamedTuple):
 
     step: int
     """Under way."""
-    key: str
     why: str
-    """Of its loader: why the indices cannot be named."""
+    """Why the indices cannot be named; empty: they can, as far as is known."""
     number: int
     """Of the pass; …"""
     epoch: int
@@ -97,7 +96,7 @@ class Kept:
         """Take the newest in, and let go of the oldest."""
         self.batches.append(noted)
         self._size += _size_of(noted.indices)
-        while len(self.batches) > MAX_KEPT or (self._size > MAX_KEPT_INDICES and len(self.batches) > MIN_KEPT):
+        while len(self.batches) > MAX_KEPT or self._size > MAX_KEPT_INDICES:
             self._size -= _size_of(self.batches.popleft().indices)
 
 
@@ -146,7 +145,10 @@ class Trail:
                 for known in (self._kept, self._backwards, self._ahead):
                     known.pop(least, None)
             kept = self._kept[stream.key] = Kept()
-        kept.add(Noted(step, stream.key, stream.why, stream.number, stream.epoch, stream.position, indices))
+        why = stream.why
+        if _size_of(indices) > MAX_BATCH:
+            why, indices = TOO_LARGE, None
+        kept.add(Noted(step, why, stream.number, stream.epoch, stream.position, indices))
 
     def _begin_pass(self, stream: Stream, source: Any, epoch: int | None) -> None:
         self._passes += 1
@@ -182,12 +184,11 @@ class Trail:
         key = max(near, key=lambda each: self._backwards.get(each, 0))
         own = near.pop(key)
         found["loader"], found["ahead"] = key, self._ahead.get(key, 0)
-        found["why"] = own[-1].why or _why_not_plain([one.indices for one in own])
+        known = (one.why for one in own if one.why)
+        found["why"] = next(known, "") or _why_not_plain([one.indices for one in own])
         if _has_several(own) or any(len({one.step for one in batches}) > 1 for batches in near.values()):
             found["why"] = found["why"] or SEVERAL
-        found["batches"], is_whole = _name(own, base)
-        if not is_whole:
-            found["why"] = found["why"] or TOO_LARGE
+        found["batches"] = _name(own, base)
         return found
 
 
@@ -199,16 +200,16 @@ def _has_several(own: list[Noted]) -> bool:
     return sum(1 for numbers in passes.values() if len(numbers) > 1) > 1
 
 
-def _name(own: list[Noted], base: int) -> tuple[list[tuple[int, int, int, int, list[int]]], bool]:
-    """Batches as messages.BatchesNamed has them: the last ones; and False where the very last had to be cut."""
+def _name(own: list[Noted], base: int) -> list[tuple[int, int, int, int, list[int]]]:
+    """Batches as messages.BatchesNamed has them: the last ones."""
     left, found = MAX_NAMED_INDICES, list[tuple[int, int, int, int, list[int]]]()
     for one in reversed(own):
         named = name_indices(one.indices) or []
-        if len(named) > left and found:
-            break
         left -= len(named)
-        found.append((one.step + base, one.number, one.epoch, one.position, named[:MAX_NAMED_INDICES]))
-    return found[::-1], left >= 0
+        if left < 0:
+            break
+        found.append((one.step + base, one.number, one.epoch, one.position, named))
+    return found[::-1]
 
 
 def find_epoch(sampler: Any) -> int | None:

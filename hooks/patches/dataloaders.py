@@ -108,7 +108,10 @@ class Batches:
         try:
             state = iterator.__dict__
             sent = state.get(_SENT)
-            self._sampler = ref(state["_index_sampler"])
+            try:
+                self._sampler = ref(state["_index_sampler"])
+            except TypeError:  # A list of batches can't be referred to so; it has no epoch either.
+                self._sampler = None
             if sent is None:
                 return
             if "_rcvd_idx" not in state:

@@ -97,9 +97,9 @@ json_values = st.recursive(
 )
 known_keys = st.sampled_from(
     [
-        "ranks", "exits", "stacks", "looks", "look", "traceback", "tracebacks", "error", "skipped_checkpoints", "stack",
-        "left_out_batches",
-    ]  # fmt: skip
+        *("ranks", "exits", "stacks", "looks", "look", "traceback", "tracebacks", "error", "skipped_checkpoints"),
+        *("stack", "left_out_batches"),
+    ]
 )
 entry_keys = st.sampled_from(
     ["rank", "ranks", "frames", "stack", "error", "traceback", "pid", "at", "judgement", "step"]

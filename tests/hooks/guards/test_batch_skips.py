@@ -344,6 +344,7 @@ def stream() -> Any:
         (lambda: make_loader(1, batch_sampler=Tensors()), batch_trail.NOT_PLAIN),
         (lambda: make_loader(1, batch_sampler=Reused()), batch_trail.SAME_LIST),
         (lambda: zip(make_loader(), make_loader(sampler=seeded(1)), strict=True), batch_trail.SEVERAL),
+        (lambda: make_loader(1, batch_sampler=[[0] * (batch_trail.MAX_BATCH + 1)] * 8), batch_trail.TOO_LARGE),
         (lambda: [[0]] * 10, batch_trail.NO_LOADER),
     ],
 )
@@ -391,6 +392,27 @@ def test_what_a_sampler_raises_comes_where_it_came(attempts: Attempts) -> None:
             orders, _ = order(rank, 3)
         is_failing = True
     assert seen == [[at, at + 1] for at in range(0, 18, 2)] and not sent(rank)
+
+
+def test_what_is_kept_is_bounded(attempts: Attempts) -> None:
+    """One iterator a step, as some scripts have it, and large batches: nothing of a pass is held on to."""
+    import gc
+    import weakref
+
+    rank = attempts.begin()
+    batches = [list(range(at, at + 1000)) for at in range(100)]
+    train(rank, make_loader(1, batch_sampler=batches, collate_fn=len))
+    assert isinstance(rank.trail, batch_trail.Trail)
+    [kept] = rank.trail._kept.values()
+    assert [one.indices for one in kept.batches] == batches[-batch_trail.MAX_KEPT_INDICES // 1000 :]
+    passes = []
+    for _ in range(3):
+        iterator = iter(make_loader())
+        next(iterator)
+        passes.append(weakref.ref(iterator._sampler_iter))
+        del iterator
+    gc.collect()
+    assert [each() for each in passes] == [None] * 3
 
 
 # Several ranks ------------------------------------------------------------------------------------------------------
