@@ -15,7 +15,7 @@ from guardrun.supervisor.engine.recovery.batch_skips import MAX_BATCHES, plan
 from tests.engine.conftest import Told
 from tests.engine.detectors.numeric.curves import Curve, instead, plain, poisoned
 from tests.engine.detectors.numeric.training import only
-from tests.engine.recovery.test_rollback import BAD_AT, GOOD, ROLLS_BACK, Heard, begin_next
+from tests.engine.recovery.rollbacks import BAD_AT, GOOD, ROLLS_BACK, Heard, begin_next
 
 Named = dict[int, ev.BatchesNamed]
 Change = Callable[[Named], object]
