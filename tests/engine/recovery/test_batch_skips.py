@@ -241,6 +241,17 @@ def test_what_was_left_out_is_in_the_incident_and_in_the_summary(told: Told) -> 
     assert told.tell(stranger) == [] and len(told.state.left_out) == 1
 
 
+@pytest.mark.parametrize("is_met", [True, False])
+def test_it_is_said_where_they_were_not_met_again(told: Told, is_met: bool) -> None:
+    goes_wrong(told, {rank: name_batches(rank) for rank in (0, 1)})
+    begin_next(told)
+    for rank in (0, 1) if is_met else ():
+        told.tell(ev.BatchesLeftOut(attempt=1, global_rank=rank, order="001-0", step=BAD_AT, batches=[[1]]))
+    heard = Heard(told, step=800).go(plain(2), 100)
+    [past] = [text for text in heard.training.said if "training is past incident 001" in text]
+    assert ("not all ranks met its batches again" in past) is not is_met
+
+
 def test_without_batches_it_goes_back_all_the_same_and_says_so(told: Told) -> None:
     heard = goes_wrong(told, {0: name_batches(0)})
     assert heard.is_stopped and only(told).evidence["batches_not_left_out"] == "rank 1 did not name any batch"
