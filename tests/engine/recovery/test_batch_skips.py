@@ -134,6 +134,19 @@ def moved(batch: ev.NamedBatch, **fields: int | list[int]) -> ev.NamedBatch:
         pytest.param(
             lambda named: named.update({1: name_batches(1, accumulate=2)}), "elsewhere", id="more batches a step"
         ),
+        pytest.param(
+            lambda named: named.update(
+                {
+                    rank: msgspec.structs.replace(
+                        one, batches=[batch for batch in one.batches if batch.position != 3 * BAD_AT - 1]
+                    )
+                    for rank in named
+                    for one in [name_batches(rank, accumulate=3)]
+                }
+            ),
+            "do not follow on each other",
+            id="one in the middle unknown",
+        ),
         pytest.param(lambda named: named.update({1: name_batches(1, 300)}), "rank 1 took no batch", id="an older one"),
         pytest.param(
             lambda named: named.update({rank: name_batches(rank, accumulate=MAX_BATCHES + 1) for rank in named}),
@@ -237,8 +250,9 @@ def test_what_was_left_out_is_in_the_incident_and_in_the_summary(told: Told) -> 
     assert only(told).evidence["left_out_batches"] == shown
     [booked] = told.engine.summary(told.now_s).left_out
     assert booked == {"order": "001-0", "incident": "001", "attempt": 1, "step": BAD_AT, "ranks": shown}
-    stranger = msgspec.structs.replace(left_out, order="007-0")
-    assert told.tell(stranger) == [] and len(told.state.left_out) == 1
+    for stranger in ({"order": "007-0"}, {"attempt": 0}, {"global_rank": 5}):
+        assert told.tell(msgspec.structs.replace(left_out, **stranger)) == []  # type: ignore[arg-type]
+    assert len(told.state.left_out) == 1
 
 
 @pytest.mark.parametrize("is_met", [True, False])
