@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from types import FrameType
 
 MAX_KEPT = 512
-MAX_BATCH = 8_000
+MAX_BATCH = 5_000
 """Indices of a batch; larger ones are not kept."""
 MAX_KEPT_INDICES = 64_000
 """Of all batches of a loader that are kept: references to what a sampler has made, which would else be freed."""
-MAX_NAMED_INDICES = 40_000
-"""Of a message: messages.MAX_MESSAGE_BYTES holds five bytes of each."""
+MAX_NAMED_INDICES = 25_000
+"""Of a message: messages.MAX_MESSAGE_BYTES holds nine bytes of each."""
 MAX_LOADERS = 16
 MAX_SENT = 32
 """Messages of an attempt: steps that a script overcomes itself may come again and again."""

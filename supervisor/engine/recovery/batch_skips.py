@@ -16,10 +16,13 @@ from guardrun.supervisor.engine.model.actions import OwnBatches, SkipOrder
 from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.observation.frames import ranks_text
 
+MAX_RANKS = 256
+"""That can agree: hooks/guards/agreement.MAX_RANKS."""
 MAX_BATCHES = 256
 """Of a rank."""
-MAX_INDICES = 100_000
-"""Of all ranks: each launcher is told, and the journal keeps it."""
+MAX_INDICES = 60_000
+"""Of all ranks and rollbacks, those by which batches are known included: well below control_messages.MAX_CONTROL_BYTES,
+which is what a launcher can be sent."""
 MAX_SHOWN = 8
 """Ranks in an incident, …"""
 MAX_SHOWN_BATCHES = 8
@@ -32,20 +35,28 @@ class Unknown(Exception):
     """Why nothing is left out."""
 
 
-def plan(verdict: Poisoned, ranks: Collection[int], incident: str) -> tuple[list[SkipOrder], str]:
+def plan(
+    verdict: Poisoned, ranks: Collection[int], incident: str, earlier: Sequence[SkipOrder] = ()
+) -> tuple[list[SkipOrder], str]:
     """What is to be left out, and why it can be left out by the script alone; empty: by guardrun.
 
-    ranks: all of the attempt. incident: its id. Where batches are not known, the orders name the steps alone.
+    ranks: all of the attempt. incident: its id. earlier: orders that stand. Where batches are not known, the new ones
+    name the steps alone.
     """
     steps = [verdict.step] if verdict.is_clear else [max(1, verdict.step - 1), verdict.step]
     try:
-        return _orders(verdict, sorted(set(steps)), ranks, incident), ""
+        orders = _orders(verdict, sorted(set(steps)), ranks, incident)
+        if sum(map(_count, [*earlier, *orders])) > MAX_INDICES:
+            raise Unknown(f"it would be more than {MAX_INDICES:,} samples")
+        return orders, ""
     except Unknown as unknown:
         ids = [(f"{incident}-{number}", step) for number, step in enumerate(sorted(set(steps)))]
         return [SkipOrder(id=id_, incident=incident, step=step) for id_, step in ids], str(unknown)
 
 
 def _orders(verdict: Poisoned, steps: Sequence[int], ranks: Collection[int], incident: str) -> list[SkipOrder]:
+    if len(ranks) > MAX_RANKS:
+        raise Unknown(f"more than {MAX_RANKS} ranks would have to agree")
     if not verdict.is_step_known:
         raise Unknown("values are not seen in each step, so it isn't known which one was the first")
     named = {rank: verdict.named[rank] for rank in sorted(ranks) if rank in verdict.named}
@@ -60,8 +71,6 @@ def _orders(verdict: Poisoned, steps: Sequence[int], ranks: Collection[int], inc
     shapes = {rank: [(run[0].position, len(run)) for run in runs] for rank, runs in found.items()}
     _compare(shapes)
     _compare({rank: [run[0].epoch for run in runs] for rank, runs in found.items()})
-    if sum(len(batch.indices) for runs in found.values() for run in runs for batch in run) > MAX_INDICES:
-        raise Unknown(f"it would be more than {MAX_INDICES:,} samples")
     count = len(next(iter(shapes.values())))
     return [
         SkipOrder(
@@ -116,6 +125,11 @@ def _own(named: ev.BatchesNamed, run: Sequence[ev.NamedBatch]) -> OwnBatches:
         loader=named.loader,
         epoch=first.epoch,
     )
+
+
+def _count(order: SkipOrder) -> int:
+    """Indices of it."""
+    return sum(sum(map(len, own.batches)) + len(own.before or ()) for own in order.ranks.values())
 
 
 def show(ranks: Mapping[int, Sequence[Sequence[int]]]) -> dict[str, list[list[int]]]:

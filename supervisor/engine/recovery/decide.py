@@ -198,7 +198,7 @@ def _roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
     rollback.note(state, verdict)
     state.open_incidents.append(incident_id)  # until training is past it
     text = f"incident {incident_id}: back to a checkpoint from before step {verdict.step}"
-    orders, why = batch_skips.plan(verdict, attempt_of(state).ranks, incident_id)
+    orders, why = batch_skips.plan(verdict, attempt_of(state).ranks, incident_id, state.skip_orders)
     state.skip_orders += orders
     if why:
         evidence["batches_not_left_out"] = why

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from guardrun.hooks.guards import agreement
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.verdicts import Poisoned
-from guardrun.supervisor.engine.recovery.batch_skips import MAX_BATCHES, plan
+from guardrun.supervisor.engine.recovery.batch_skips import MAX_BATCHES, MAX_INDICES, MAX_RANKS, plan
+from guardrun.supervisor.wire.control_messages import MAX_CONTROL_BYTES, Start
 from tests.engine.conftest import Told
 from tests.engine.detectors.numeric.curves import Curve, instead, plain, poisoned
 from tests.engine.detectors.numeric.training import only
@@ -162,7 +164,7 @@ def moved(batch: ev.NamedBatch, **fields: int | list[int]) -> ev.NamedBatch:
                     for rank, one in named.items()
                 }
             ),
-            "more than 100,000 samples",
+            "more than 60,000 samples",
             id="very large",
         ),
     ],
@@ -173,6 +175,38 @@ def test_one_rank_of_which_it_is_unknown_keeps_all_from_it(change: Change, words
     orders, why = plan(verdict(named), [0, 1], "001")
     assert words in why
     assert [(order.step, order.ranks) for order in orders] == [(BAD_AT, {})]
+
+
+def test_of_all_rollbacks_together_it_is_bounded() -> None:
+    named = {
+        rank: msgspec.structs.replace(
+            name_batches(rank), batches=[moved(batch, indices=[7] * 6_000) for batch in name_batches(rank).batches]
+        )
+        for rank in (0, 1)
+    }
+    orders: list[ac.SkipOrder] = []
+    for number in range(6):
+        new, why = plan(verdict(named), [0, 1], f"00{number}", orders)
+        orders += new
+        assert bool(why) == (number >= 2), "24,000 of each, batches and those before them"
+    assert len(orders) == 6
+
+
+def test_the_largest_order_fits_into_what_a_launcher_is_sent() -> None:
+    """Numbers of ten digits, in as many ranks as can agree."""
+    each = MAX_INDICES // MAX_RANKS // 2
+    named = {
+        rank: msgspec.structs.replace(
+            name_batches(rank), batches=[moved(batch, indices=[10**9] * each) for batch in name_batches(rank).batches]
+        )
+        for rank in range(MAX_RANKS)
+    }
+    orders, why = plan(verdict(named), list(named), "001")
+    assert not why and len(orders[0].ranks) == agreement.MAX_RANKS == MAX_RANKS
+    for encode in (msgspec.json.encode, msgspec.msgpack.encode):
+        assert len(encode(Start(attempt=1, skips=orders))) < 0.9 * MAX_CONTROL_BYTES
+    named[MAX_RANKS] = named[0]
+    assert "more than 256 ranks" in plan(verdict(named), list(named), "001")[1]
 
 
 def test_nothing_is_left_out_where_values_are_not_seen_in_each_step() -> None:

@@ -17,6 +17,7 @@ from guardrun.hooks.guards.batch_skips import Skips
 from guardrun.hooks.patches import dataloaders
 from guardrun.hooks.rank import rank as ranks
 from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire import messages
 from guardrun.hooks.wire.board import Field
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import OwnBatches, SkipOrder
@@ -413,6 +414,17 @@ def test_what_is_kept_is_bounded(attempts: Attempts) -> None:
         del iterator
     gc.collect()
     assert [each() for each in passes] == [None] * 3
+
+
+def test_the_largest_message_is_small_enough(attempts: Attempts) -> None:
+    rank = attempts.begin()
+    batches = [[1 << 40] * batch_trail.MAX_BATCH for _ in range(8)]
+    train(rank, make_loader(1, batch_sampler=batches, collate_fn=len))
+    assert rank.trail is not None
+    rank.trail.send_batches(6)
+    _, fields = rank.outbox.get(0) or ("", {})
+    assert len(fields["batches"]) == 5  # type: ignore[arg-type]
+    assert len(msgspec.msgpack.encode(fields)) < 0.9 * messages.MAX_MESSAGE_BYTES
 
 
 # Several ranks ------------------------------------------------------------------------------------------------------
