@@ -291,6 +291,23 @@ def test_of_a_loader_that_fetches_ahead_the_batch_before_is_left_out_too(attempt
     assert trained == whole[: step - 1] + whole[step + 1 :]
 
 
+@pytest.mark.real("accelerate")
+def test_accelerate_s_loaders_resumed_in_the_middle_of_an_epoch(attempts: Attempts) -> None:
+    """They fetch ahead, and resume with a sampler of another kind."""
+    from accelerate.data_loader import prepare_data_loader, skip_first_batches
+
+    orders: list[SkipOrder] | None = None
+    for begin in (0, 3):
+        rank = attempts.begin(orders)
+        loader = prepare_data_loader(make_loader(sampler=seeded(1)), num_processes=1, process_index=0)
+        trained = train(rank, skip_first_batches(loader, begin) if begin else loader)
+        if orders is None:
+            orders, why = order(rank, 6)
+            assert not why
+            whole = trained
+    assert trained == whole[3:5] + whole[7:] and sent(rank) == [whole[5:7]]
+
+
 def test_where_the_step_before_may_have_done_it_both_are_left_out(attempts: Attempts) -> None:
     orders: list[SkipOrder] | None = None
     for _ in range(2):
