@@ -99,3 +99,19 @@ def resume_step() -> int | None:
         return int(os.environ[RESUME_STEP])
     except (KeyError, ValueError):
         return None
+
+
+def skip_batches() -> list[tuple[int, list[list[int]]]]:
+    """Answer what this rank is to leave out after a rollback; empty in the ordinary case, and outside guardrun.
+
+    Each entry is a step (as guardrun counts, from 1, those before the checkpoint included) and the batches that it was
+    computed from: lists of the sampler's indices, none where these are not known. All ranks get the same steps, and
+    equally many batches of each. Whoever asks leaves them out by itself, on all ranks: guardrun does so no longer. Ask
+    before the first batch is loaded.
+    """
+    rank = _rank.active
+    if rank is None or not rank.settings.get("skips"):
+        return []
+    from guardrun.hooks.rank.batch_orders import hand_over
+
+    return hand_over(rank)

@@ -8,6 +8,8 @@ from time import monotonic_ns
 from typing import Any
 from weakref import ref
 
+from guardrun.hooks.guards import batch_skips, batch_trail
+from guardrun.hooks.guards.batch_trail import find_epoch
 from guardrun.hooks.patches.sample_orders import SampleOrders
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
@@ -26,11 +28,14 @@ def install(module: Any, rank: Rank) -> None:
     kind = module._BaseDataLoaderIter
     original = kind.__next__
     batches = rank.batches = Batches()
+    trail = rank.trail = batch_trail.Trail(rank)
+    batch_trail.install(kind, rank)
+    batch_skips.install(rank)
     next_index = getattr(kind, "_next_index", None)
     if next_index is not None:
         if rank.world_size > 1 and rank.samples is None:
             rank.samples = SampleOrders(rank)
-        kind._next_index = _wrap_next_index(next_index)
+        kind._next_index = _wrap_next_index(rank, next_index)
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:
@@ -64,15 +69,17 @@ def install(module: Any, rank: Rank) -> None:
         samples = rank.samples
         if samples is not None:
             samples.on_batch(self, batches.indices)
+        trail.note(self.__dict__, batches.indices)
         return batch
 
     kind.__next__ = __next__
 
 
-def _wrap_next_index(original: Any) -> Any:
+def _wrap_next_index(rank: Rank, original: Any) -> Any:
     @functools.wraps(original)
     def _next_index(self: Any) -> Any:
-        index = original(self)
+        skips = rank.skips
+        index = original(self) if skips is None else skips.next_index(self, original)
         state = self.__dict__
         sent = state.get(_SENT)
         if sent is None:
@@ -105,7 +112,10 @@ class Batches:
         try:
             state = iterator.__dict__
             sent = state.get(_SENT)
-            self._sampler = ref(state["_index_sampler"])
+            try:
+                self._sampler = ref(state["_index_sampler"])
+            except TypeError:  # A list of batches can't be referred to so; it has no epoch either.
+                self._sampler = None
             if sent is None:
                 return
             if "_rcvd_idx" not in state:
@@ -162,18 +172,6 @@ def _describe_batch(number: int, sampler: Any, indices: object, before: object) 
 def _is_plain(indices: object) -> bool:
     items = indices[:MAX_INDICES] if type(indices) in (list, tuple) else [indices]  # type: ignore[index]
     return all(item is None or type(item) in (int, str) for item in items)
-
-
-def find_epoch(sampler: Any) -> int | None:
-    """The epoch that a sampler, or one of those that it is made of, was told."""
-    for _ in range(4):
-        if sampler is None:
-            return None
-        epoch = getattr(sampler, "epoch", None)
-        if isinstance(epoch, int):
-            return epoch
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
-    return None
 
 
 def render_indices(indices: object) -> list[int | str]:

@@ -37,6 +37,7 @@ from guardrun.hooks.wire.metrics_page import (
     HEAD_WORDS,
     MAGIC,
     MAX_RECORDS,
+    NONFINITE,
     RECORD_WORDS,
     SIZE_BYTES,
     Flag,
@@ -54,6 +55,7 @@ MAX_WAITING = 64
 # Plain integers: indexing with an enum's member costs twice as much.
 _STEP, _BATCHES = int(Field.STEP), int(Field.BATCHES)
 _LOSS, _NORM, _SKIPPED = int(Flag.LOSS), int(Flag.GRAD_NORM), int(Flag.SKIPPED)
+_NONFINITE = int(NONFINITE)
 _LEFT_OUT, _BAD_GRADIENTS, _FAR = int(Flag.LEFT_OUT), int(Flag.BAD_GRADIENTS), int(Flag.FAR)
 _RECORDS, _HEAD_SKIPPED, _HEAD_LEFT_OUT = int(Head.RECORDS), int(Head.SKIPPED), int(Head.LEFT_OUT)
 _TAIL = int(Record.TAIL)
@@ -106,6 +108,8 @@ class Metrics:
         self._learning_rate = nan
         self._skipped = self._unread = 0
         self._failures = 0
+        self._is_odd = False
+        """The last step was not finite."""
         self._closer: weakref.ref[Any] | None = None
         """The optimizer that ends a step; …"""
         self._others: set[int] = set()
@@ -125,6 +129,9 @@ class Metrics:
         """backward() is called on it."""
         self._has_new = True
         self.backwards += 1
+        trail = self._rank.trail
+        if trail is not None:
+            trail.on_backward()
         if self._said & _LOSS:
             return
         unscaled, self._unscaled = self._unscaled, None
@@ -265,6 +272,10 @@ class Metrics:
             words[_HEAD_SKIPPED] = self._skipped
         if flags & _LEFT_OUT:
             words[_HEAD_LEFT_OUT] += 1
+        is_odd = bool(flags & _NONFINITE) and not flags & (_SKIPPED | _LEFT_OUT)
+        if is_odd and not self._is_odd and self._rank.trail is not None:
+            self._rank.trail.send_batches(values.step)
+        self._is_odd = is_odd
         count = words[_RECORDS]
         at = HEAD_WORDS + count % MAX_RECORDS * RECORD_WORDS
         words[at] = words[at + _TAIL] = 0

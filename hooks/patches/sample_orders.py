@@ -47,7 +47,7 @@ LEAST = 8
 """Batches: a pass of fewer says nothing about an order."""
 TRAINED = 0.75
 """Of a pass's first batches, not all: who fetches ahead trains on the first one after the second was fetched."""
-ON_ITERATOR = "_guardrun_pass"
+ON_ITERATOR = "_guardrun_order"
 _BODY = struct.Struct(f"<{RECORD_WORDS}q")
 _MASK = (1 << 63) - 1
 _STEP = int(Field.STEP)

@@ -18,6 +18,26 @@ class BatchRecord(Protocol):
         """The batch at which the training thread stands, as data; for any other thread."""
 
 
+class BatchTrail(Protocol):
+    """Which batches the last steps were computed from. Never raises; for the thread that trains."""
+
+    def note(self, state: dict[str, Any], indices: object) -> None:
+        """A batch has been taken. state: the iterator's attributes; indices: what the sampler handed out for it."""
+
+    def on_backward(self) -> None:
+        """Gradients are computed, of what was taken last."""
+
+    def send_batches(self, step: int) -> None:
+        """Name the batches around a step, as Field.STEP counts, that is not finite."""
+
+
+class BatchSkipper(Protocol):
+    """Leaves batches out of what samplers hand out."""
+
+    def next_index(self, iterator: Any, original: Any) -> Any:
+        """The next batch's indices that are not to be left out. Raises what the sampler does."""
+
+
 class CollectionPolicy(Protocol):
     """When garbage is collected, in place of the collector's own rule."""
 

@@ -16,8 +16,11 @@ from guardrun.hooks.wire.board import PHASES, SIZE_BYTES, Field, Milestone
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from guardrun.hooks.calls.collective_calls import CallsPage
+    from guardrun.hooks.rank.batch_orders import Order
     from guardrun.hooks.rank.parts import (
         BatchRecord,
+        BatchSkipper,
+        BatchTrail,
         CollectionPolicy,
         DeviceObserver,
         DeviceTimer,
@@ -117,6 +120,12 @@ class Rank:
     """None: the collector is the script's own."""
     batches: BatchRecord | None = None
     """None until torch's data loaders are imported."""
+    trail: BatchTrail | None = None
+    """Likewise."""
+    skips: BatchSkipper | None = None
+    """None unless batches are to be left out, and until torch's data loaders are imported."""
+    orders: list[Order] | None = None
+    """What is to be left out; None: not read yet."""
     spent: StepObserver | None = None
     """None until torch's optimizers are imported."""
     devices: DeviceObserver | None = None
@@ -289,7 +298,8 @@ class Rank:
         if self.device_timer is not None:
             self.device_timer.stop()
         self.words = private_words()
-        self.calls = self.metrics = self.checksums = self.guard = self.memory = self.samples = None
+        self.calls = self.metrics = self.checksums = self.guard = self.memory = None
+        self.samples = self.trail = self.skips = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

@@ -127,6 +127,31 @@ class GcHeld(_Message, frozen=True, kw_only=True, tag="gc_held"):
     step: int
 
 
+class BatchesNamed(_Message, frozen=True, kw_only=True, tag="batches"):
+    """A step of this rank was not finite, the first after one that was: the batches around it."""
+
+    step: int
+    """As `Board.step` counts, the resumed base included."""
+    loader: str
+    """Which of the script's data loaders training takes its steps from: the same in each attempt; empty unknown."""
+    why: str
+    """Why they cannot be left out by their indices; empty: they can."""
+    ahead: int
+    """Batches that are taken before they are trained on: 0, of loaders that fetch ahead 1; else it is unknown."""
+    batches: list[tuple[int, int, int, int, list[int]]]
+    """Each: the step under way when it was taken, the number of the pass over the sampler, its epoch (-1 unknown), the
+    position in the pass from 1, the indices."""
+
+
+class BatchesLeftOut(_Message, frozen=True, kw_only=True, tag="left_out"):
+    """Batches were left out, as the launcher's file said: training never saw them."""
+
+    order: str
+    step: int
+    """At which they were met the last time."""
+    batches: list[list[int]]
+
+
 class Ended(_Message, frozen=True, kw_only=True, tag="ended"):
     """The script's main code ended and the interpreter is finalising."""
 
@@ -157,6 +182,8 @@ RankMessage = (
     | CheckpointLoaded
     | UncaughtException
     | GcHeld
+    | BatchesNamed
+    | BatchesLeftOut
     | Ended
     | HookFailed
     | Noted

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 import guardrun
@@ -150,13 +151,15 @@ def hook_environment(
     first_attempt: int = 0,
     *,
     held: Sequence[str] = (),
+    skips: str = "",
     nccl_timeout: str | None = None,
 ) -> dict[str, str | None]:
     """What brings the hooks into a rank, and marks it.
 
     attempt: None where torchrun's agent numbers them; its first one is first_attempt here. held: checkpoints that are
-    not to be written over before one has been opened. nccl_timeout: what guardrun sets NCCL_TIMEOUT to; None where the
-    user has set it, or nobody does.
+    not to be written over before one has been opened. skips: the file beside the boards that says which batches are
+    left out; empty: none are. nccl_timeout: what guardrun sets NCCL_TIMEOUT to; None where the user has set it, or
+    nobody does.
     """
     before = environ.get("PYTHONPATH")
     hooks = {
@@ -174,6 +177,7 @@ def hook_environment(
         "memory_window_s": run.file.config.get("leaks", {}).get("memory_window_s"),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
         **({"held": list(held)} if held else {}),
+        **({"skips": skips} if skips else {}),
         **({"nccl_timeout": nccl_timeout} if nccl_timeout else {}),
     }
     return {
@@ -192,6 +196,7 @@ def run_environment(
     first_attempt: int = 0,
     *,
     held: Sequence[str] = (),
+    skips: str = "",
 ) -> dict[str, str | None]:
     """All that guardrun adds to this process's environment for an attempt's ranks (None: takes away)."""
     environ = os.environ
@@ -204,7 +209,9 @@ def run_environment(
         torch=(int(major), int(minor)),
     )
     defaults = rank_defaults(subject, environ)
-    hooks = hook_environment(run, attempt, environ, first_attempt, held=held, nccl_timeout=defaults.get("NCCL_TIMEOUT"))
+    hooks = hook_environment(
+        run, attempt, environ, first_attempt, held=held, skips=skips, nccl_timeout=defaults.get("NCCL_TIMEOUT")
+    )
     return {**defaults, **resume_environment(config.checkpoint.resume_env, checkpoint), **hooks}
 
 
@@ -263,7 +270,8 @@ class Starter:
         plan = self.elastic.plan
         arguments = plan.arguments + resume_arguments(self.config.checkpoint.resume_args, checkpoint)
         held = order.siblings if order.is_guarded else ()
-        changes = run_environment(self.run, self.config, number, checkpoint, held=held)
+        skips = self._write_skips(order)
+        changes = run_environment(self.run, self.config, number, checkpoint, held=held, skips=skips)
         if place is not None and place.run_id:
             changes["GUARDRUN_RUN_ID"] = place.run_id
         if order.is_detailed and DEBUG in changes:
@@ -295,6 +303,21 @@ class Starter:
         return watch_context(
             number, context, store, node, first_rank, name=plan.name, stderr_from=stderr_from, relay=relay
         )
+
+    def _write_skips(self, order: Start) -> str:
+        """Leave for the ranks which batches they are to leave out; the file's name, empty where there are none.
+
+        Ranks of a node that cannot write it keep all ranks from it: they leave out a batch together.
+        """
+        if not order.skips:
+            return ""
+        name = f"skips-{order.attempt}.json"
+        try:
+            (Path(self.run.file.socket_dir) / name).write_bytes(msgspec.json.encode(order.skips))
+        except OSError as error:
+            self.log.write("skips_not_written", error=str(error))
+            return ""
+        return name
 
     def _make_relay(self, ranks: list[int]) -> Relay | None:
         """None where ranks are to inherit this process's stderr."""

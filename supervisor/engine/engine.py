@@ -255,6 +255,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_loaded": _on_checkpoint_loaded,
     "on_checkpoint_saved": _on_checkpoint_saved,
     "on_checkpoint_opened": _on_checkpoint_opened,
+    "on_batches_left_out": progress.on_batches_left_out,
     "on_history_loaded": incidents.on_history_loaded,
     "on_not_isolated": node_contact.on_not_isolated,
     "on_isolation_settled": node_contact.on_isolation_settled,

@@ -14,10 +14,12 @@ from guardrun.supervisor.engine.model.derived_events import ExitBooked
 from guardrun.supervisor.engine.model.lost_time import REDOING, TRAINING
 from guardrun.supervisor.engine.model.run_view import silence_began_s
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery import resumption
-from guardrun.supervisor.engine.recovery.decide import observe, stop
+from guardrun.supervisor.engine.observation.frames import all_ranks_text
+from guardrun.supervisor.engine.recovery import batch_skips, resumption
+from guardrun.supervisor.engine.recovery.decide import announce, observe, stop
 from guardrun.supervisor.engine.recovery.preemption import is_end_of_notice
 from guardrun.supervisor.engine.recovery.recovered import close_recovered
+from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import Attempt, RankState, State, attempt_of
 
 _STOPPED = ("T", "t")
@@ -169,3 +171,31 @@ def on_exits_read(state: State, event: ev.ExitsRead, now_s: float) -> list[Actio
 def _is_stale_exit(rank: RankState, error: ev.ErrorRecord) -> bool:
     """The words of a `sys.exit` that somebody caught: its own ends a rank with 1."""
     return error.error == SYSTEM_EXIT and rank.exitcode != 1
+
+
+def on_batches_left_out(state: State, event: ev.BatchesLeftOut, now_s: float) -> list[Action]:
+    """Book it; once all ranks have done so, it is said."""
+    order = next((one for one in state.skip_orders if one.id == event.order), None)
+    if order is None or state.attempt is None or event.attempt != state.attempt.number:
+        return []
+    if event.global_rank not in order.ranks:
+        return []
+    booked = [one for one in state.left_out if one["incident"] == order.incident and one["attempt"] == event.attempt]
+    entry = next((one for one in booked if one["order"] == order.id), None)
+    if entry is None:
+        entry = {"order": order.id, "incident": order.incident, "attempt": event.attempt, "step": order.step}
+        entry["ranks"] = {}
+        booked.append(entry)
+        state.left_out.append(entry)
+    entry["ranks"][str(event.global_rank)] = event.batches
+    if len(entry["ranks"]) < len(order.ranks):
+        return []
+    all_of: dict[int, list[list[int]]] = {}
+    for one in booked:
+        for rank, batches in one["ranks"].items():
+            all_of[int(rank)] = [*all_of.get(int(rank), []), *batches]
+    incident, count = state.incidents[order.incident], len(event.batches)
+    what = f"{count} batches" if count > 1 else "the batch"
+    text = f"incident {incident.id}: {what} of step {order.step} left out on {all_ranks_text(len(order.ranks))}"
+    evidence = {**incident.evidence, "left_out_batches": batch_skips.show(all_of)}
+    return [change(state, incident.id, evidence=evidence), announce(text, "good")]

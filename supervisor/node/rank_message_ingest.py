@@ -160,6 +160,28 @@ class RankMessageIngest:
                     tracked=message.tracked,
                 )
             ]
+        elif isinstance(message, msg.BatchesNamed):
+            named = [ev.NamedBatch(*batch) for batch in message.batches]
+            return [
+                ev.BatchesNamed(
+                    attempt=attempt,
+                    global_rank=rank,
+                    step=message.step,
+                    loader=message.loader,
+                    why=message.why,
+                    ahead=message.ahead,
+                    batches=named,
+                )
+            ]
+        elif isinstance(message, msg.BatchesLeftOut):
+            left_out = ev.BatchesLeftOut(
+                attempt=attempt,
+                global_rank=rank,
+                order=message.order,
+                step=message.step,
+                batches=message.batches,
+            )
+            return [left_out]
         elif isinstance(message, msg.Ended):
             return [ev.RankEnded(attempt=attempt, global_rank=rank)]
         elif isinstance(message, msg.HookFailed):

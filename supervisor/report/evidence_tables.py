@@ -171,6 +171,17 @@ def skipped_table(evidence: dict[str, Any]) -> Table | None:
     return make_table(["Path", "Reason"], rows[:MAX_ROWS], ("Path", "Reason"))
 
 
+def left_out_table(evidence: dict[str, Any]) -> Table | None:
+    """Samples that training did not see after a rollback, by rank."""
+    ranks = evidence.get("left_out_batches")
+    rows = [
+        ("", [_text(rank), _text("; ".join(_text(batch).strip("[]") for batch in batches))])
+        for rank, batches in (ranks.items() if isinstance(ranks, dict) else ())
+        if isinstance(batches, list)
+    ]
+    return make_table(["Rank", "Samples, batch by batch"], rows[:MAX_ROWS], ("Samples, batch by batch",))
+
+
 # Incident cost ------------------------------------------------------------------------------------------------------
 # What was done about an incident, and what it cost.
 

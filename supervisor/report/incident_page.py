@@ -74,6 +74,7 @@ def report_html(
         "collectives": lambda: evidence_tables.collectives(evidence),
         "readings": lambda: evidence_tables.readings_table(evidence),
         "skipped": lambda: evidence_tables.skipped_table(evidence),
+        "skipped_batches": lambda: evidence_tables.left_out_table(evidence),
         "missing": lambda: _missing(record, guard.empty),
         "data": lambda: _data(evidence),
         "links": lambda: [(name, _url(name)) for name in files[:MAX_FILES]],

@@ -233,6 +233,7 @@ def summary_json(
         **({"requeue": summary.requeue} if summary.requeue else {}),
         **({"resumes": summary.resumes} if summary.resumes else {}),
         **({"may_go_on": True} if summary.may_go_on else {}),
+        **({"left_out": msgspec.to_builtins(summary.left_out, str_keys=True)} if summary.left_out else {}),
         "attempts": [_attempt(attempt, wall) for attempt in summary.attempts],
         "incidents": msgspec.to_builtins(summary.incidents, str_keys=True),
         "stalls": msgspec.to_builtins(summary.stalls, str_keys=True),

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.engine.model.actions import StartAttempt
+from guardrun.supervisor.engine.model.actions import SkipOrder, StartAttempt
 from guardrun.supervisor.engine.model.events import Checkpoint, Rank
 
 MAX_CONTROL_BYTES = 1024 * 1024
@@ -158,7 +158,9 @@ class Start(_Wire, frozen=True, kw_only=True, tag="start"):
     """With TORCH_DISTRIBUTED_DEBUG=DETAIL, unless the user has set it."""
     siblings: list[str] = []
     is_guarded: bool = False
-    """As StartAttempt has them."""
+    """As StartAttempt has them, …"""
+    skips: list[SkipOrder] = []
+    """… and this."""
     place: Place | None = None
     """None: the job has this node alone."""
 
@@ -171,6 +173,7 @@ def start_of(action: StartAttempt, place: Place | None = None) -> Start:
         is_detailed=action.is_detailed,
         siblings=action.siblings,
         is_guarded=action.is_guarded,
+        skips=action.skips,
         place=place,
     )
 

@@ -114,6 +114,8 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.NodeReleased(node="n0", at_s=told.now_s, who="ada"),
         ev.NodeFindingsReported(node="node-a", findings=[XID], devices={0: ev.Device(subject="gpu:GPU-0", index=0)}),
         ev.GcHeld(attempt=attempt, global_rank=0, duration_s=2.0, generation=2, collected=1, step=10),
+        ev.BatchesNamed(attempt=attempt, global_rank=0, step=10, loader="a", why="", ahead=0, batches=[]),
+        ev.BatchesLeftOut(attempt=attempt, global_rank=0, order="001-0", step=10, batches=[[1]]),
         ev.HooksMissing(attempt=attempt, global_ranks=[0], reason="-E"),
         ev.HistoryLoaded(places=[ev.PastPlace(place="exception in f (a.py)", runs=2, last="2026-11-20")]),
         ev.HoldSet(is_held=True, who="ada"),

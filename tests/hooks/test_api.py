@@ -96,15 +96,15 @@ def test_nothing_to_resume_from(bed: Bed, path: str | None, step: str | None) ->
 
 def test_without_guardrun_the_calls_do_nothing() -> None:
     code = """
-from guardrun.hooks import phase, resume_from, resume_step, should_checkpoint, step
+from guardrun.hooks import phase, resume_from, resume_step, should_checkpoint, skip_batches, step
 step(); step(3)
 with phase("eval") as p: pass
 phase("train")
-print(should_checkpoint(), resume_from(), resume_step())
+print(should_checkpoint(), resume_from(), resume_step(), skip_batches())
 import sys; print([m for m in ("torch", "zmq", "msgspec", "ctypes") if m in sys.modules])
 """
     env = {name: value for name, value in os.environ.items() if not name.startswith("GUARDRUN")}
-    assert run_plain(["-c", code], env).stdout == "False None None\n[]\n"
+    assert run_plain(["-c", code], env).stdout == "False None None []\n[]\n"
 
 
 def test_without_guardrun_the_calls_cost_nothing() -> None:

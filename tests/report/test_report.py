@@ -83,13 +83,23 @@ def test_the_culprits_stack_is_open_and_first() -> None:
     )
 
 
+def test_samples_that_were_left_out_are_named_by_rank() -> None:
+    left_out = {"0": [[78, 67], [243, 403]], "1": [[261, 45], [247, 53]]}
+    page = report_html(incident_json(hang(evidence={"left_out_batches": left_out}), run_file(), wall), [])
+    assert "Batches that were left out" in page and "261, 45; 247, 53" in page
+    assert "Batches that were left out" not in report_html(incident_json(hang(), run_file(), wall), [])
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
 known_keys = st.sampled_from(
-    ["ranks", "exits", "stacks", "looks", "look", "traceback", "tracebacks", "error", "skipped_checkpoints", "stack"]
+    [
+        *("ranks", "exits", "stacks", "looks", "look", "traceback", "tracebacks", "error", "skipped_checkpoints"),
+        *("stack", "left_out_batches"),
+    ]
 )
 entry_keys = st.sampled_from(
     ["rank", "ranks", "frames", "stack", "error", "traceback", "pid", "at", "judgement", "step"]

@@ -69,7 +69,7 @@ FAULTS = (
     Fault("transformers_nan", "a NaN in one rank's batch, transformers' Trainer", SHORT, script=TRAINERS),
     Fault(
         "transformers_learning_rate",
-        "a hundred times it, clipped",
+        "three hundred times it, clipped",
         causes=LEAP,
         is_everybodys=True,
         slack=20,
@@ -78,7 +78,7 @@ FAULTS = (
     Fault("lightning_nan", "a NaN in one rank's batch, Lightning", SHORT, script=TRAINERS),
     Fault(
         "lightning_learning_rate",
-        "a hundred times it, clipped",
+        "three hundred times it, clipped",
         causes=LEAP,
         is_everybodys=True,
         slack=20,

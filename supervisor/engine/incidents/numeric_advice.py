@@ -26,6 +26,18 @@ DIVERGENCE = (
 )
 
 
+MAX_SAMPLES = 8
+
+
+def _samples(known: Mapping[str, Any]) -> str:
+    """Those of the first batch of the first rank that is named."""
+    batches: list[list[int]] = next(iter(known.get("indices", {}).values()), [])
+    if not batches:
+        return ""
+    shown = ", ".join(map(str, batches[0][:MAX_SAMPLES]))
+    return f" (samples {shown}{', …' if len(batches[0]) > MAX_SAMPLES else ''})"
+
+
 def nan_advice(known: Mapping[str, Any]) -> str:
     """What the evidence of a nan_loss shows first: a checkpoint, a scale, data; empty where it shows none of these."""
     if known.get("left_out"):
@@ -44,7 +56,7 @@ def nan_advice(known: Mapping[str, Any]) -> str:
             "optimizer's state, and go on from an older one."
         )
     poisoned = known.get("poisoned_checkpoints") or {}
-    words = f"Look at what is in batch {known['batch']} there. " if known.get("batch") else ""
+    words = f"Look at what is in batch {known['batch']} there{_samples(known)}. " if known.get("batch") else ""
     if poisoned:
         words += f"Do not go on from what was saved since: {', '.join(poisoned)}. "
     return f"{words}{NAN}" if words else ""

@@ -22,6 +22,30 @@ class _Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_
     pass
 
 
+class OwnBatches(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank is to leave out: batches that follow on each other."""
+
+    batches: list[list[int]]
+    """What its sampler hands out for each."""
+    before: list[int] | None = None
+    """The batch before them; None unknown, or there is none."""
+    is_first: bool = False
+    """They are the first of a pass over the sampler."""
+    loader: str = ""
+    epoch: int = -1
+    """As events.BatchesNamed has them."""
+
+
+class SkipOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks are to leave out when they meet it again, all of them or none."""
+
+    id: str
+    incident: str
+    step: int
+    ranks: dict[int, OwnBatches] = {}
+    """All ranks of the job, each with as many batches as the others; empty: they are not known."""
+
+
 class StartAttempt(_Action, frozen=True, kw_only=True, tag="start_attempt"):
     """Start the ranks; AttemptStarted or AttemptNotStarted is the answer."""
 
@@ -36,6 +60,8 @@ class StartAttempt(_Action, frozen=True, kw_only=True, tag="start_attempt"):
     """Until then, ranks that would write over one are kept waiting for a moment."""
     nodes: list[str] = []
     """In the order of group ranks; empty: this node alone."""
+    skips: list[SkipOrder] = []
+    """Of steps after the checkpoint's."""
 
 
 class CheckNodes(_Action, frozen=True, kw_only=True, tag="check_nodes"):
@@ -224,6 +250,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """It has ended, but only for want of a word on how the script resumes: the same run id goes on with it."""
     requeue: str = ""
     """Whether the scheduler was to start the job again: empty (no), or as State.requeue has it."""
+    left_out: list[dict[str, Any]] = []
+    """Batches that were left out after rollbacks: order, incident, attempt, step, and the indices by rank."""
 
 
 class Requeue(_Action, frozen=True, kw_only=True, tag="requeue"):

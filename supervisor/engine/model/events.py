@@ -623,6 +623,45 @@ class GcHeld(_Event, frozen=True, kw_only=True, tag="gc_held"):
     """Objects that the collector tracks after it; -1 unknown."""
 
 
+class NamedBatch(msgspec.Struct, frozen=True, array_like=True):
+    """One that a rank took from a data loader."""
+
+    step: int
+    """Under way when it was taken."""
+    run: int
+    """Which pass over the sampler."""
+    epoch: int
+    """-1 unknown."""
+    position: int
+    """In the pass, from 1."""
+    indices: list[int]
+
+
+class BatchesNamed(_Event, frozen=True, kw_only=True, tag="batches_named"):
+    """A step of a rank was not finite, the first after one that was: the batches around it."""
+
+    attempt: int
+    global_rank: int
+    step: int
+    loader: str
+    """The data loader that training takes its steps from, as each attempt knows it."""
+    why: str
+    """Why they cannot be left out by their indices; empty: they can."""
+    ahead: int
+    """1: batches are taken one before they are trained on; 0: they are not; else that is unknown."""
+    batches: list[NamedBatch]
+
+
+class BatchesLeftOut(_Event, frozen=True, kw_only=True, tag="batches_left_out"):
+    """A rank has left batches out, as it was told."""
+
+    attempt: int
+    global_rank: int
+    order: str
+    step: int
+    batches: list[list[int]]
+
+
 class HooksMissing(_Event, frozen=True, kw_only=True, tag="hooks_missing"):
     """A rank runs without hooks: it is watched from outside."""
 
@@ -879,6 +918,8 @@ Event = (
     | CheckpointChosen
     | LookTaken
     | GcHeld
+    | BatchesNamed
+    | BatchesLeftOut
     | NodeFindingsReported
     | NodeJoined
     | NodeSuspected

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Culprit
 
 
@@ -139,7 +140,7 @@ class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
     """Of the incident, as it was detected."""
     step: int
     """The first one that was not finite, or far off."""
-    within: int
+    within: int = 1
     """Steps: where it goes wrong as near to an earlier one, it is the same again."""
     since_s: float
     """When the first report of it came."""
@@ -147,6 +148,12 @@ class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoints of this attempt that are known to hold an earlier step, one that the first bad one did not follow."""
     unsound: Sequence[str]
     """The others of this attempt."""
+    named: Mapping[int, ev.BatchesNamed]
+    """Per rank, the batches around its first step that was not finite."""
+    is_clear: bool
+    """It was in that step that parameters were poisoned; else in that or the one before."""
+    is_step_known: bool
+    """Values are seen in each step."""
 
 
 class StopWanted(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ from guardrun.supervisor.engine.model.verdicts import (
 )
 from guardrun.supervisor.engine.observation import far_behind
 from guardrun.supervisor.engine.observation.hang_finding import LookJudged
-from guardrun.supervisor.engine.recovery import rollback
+from guardrun.supervisor.engine.recovery import batch_skips, rollback
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, told_again, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response
@@ -218,10 +218,19 @@ def _roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
         return [change(state, incident_id, evidence={**evidence, "not_rolled_back": why}), said]
     rollback.note(state, verdict)
     state.open_incidents.append(incident_id)  # until training is past it
-    said = announce(f"incident {incident_id}: back to a checkpoint from before step {verdict.step}", "warn")
+    text = f"incident {incident_id}: back to a checkpoint from before step {verdict.step}"
+    orders, why = batch_skips.plan(verdict, attempt_of(state).ranks, incident_id, state.skip_orders)
+    state.skip_orders += orders
+    if why:
+        evidence["batches_not_left_out"] = why
+        text += f"; its batches are not left out: {why}"
+    else:
+        asked = {rank: [b for order in orders for b in order.ranks[rank].batches] for rank in orders[0].ranks}
+        evidence["batches_to_leave_out"] = batch_skips.show(asked)
+        text += ", without the batches of it"
     actions: list[Action] = [
         change(state, incident_id, acted_s=now_s, evidence={**evidence, "rolled_back": True}),
-        said,
+        announce(text, "warn"),
     ]
     return actions + stop_for(state, incident_id, onset_s=verdict.since_s, now_s=now_s)
 

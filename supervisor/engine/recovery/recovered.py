@@ -32,8 +32,17 @@ def close_recovered(state: State, now_s: float) -> list[Action]:
             state.open_incidents.remove(incident_id)
             actions.append(change(state, incident_id, recovered_s=now_s))
             step = f" at step {attempt.step}" if attempt.step else ""
+            step += (
+                "; not all ranks met its batches again, so none were left out" if _has_unmet(state, incident) else ""
+            )
             actions.append(announce(f"training is past incident {incident_id} ({incident.cause}){step}", level="good"))
     return actions
+
+
+def _has_unmet(state: State, incident: Incident) -> bool:
+    """Whether its batches were to be left out, and were not: the order of samples is another, say."""
+    is_wanted = "batches_to_leave_out" in incident.evidence
+    return is_wanted and "left_out_batches" not in incident.evidence and incident.id == state.mending_incident
 
 
 def _has_gone_on(attempt: Attempt, incident: Incident) -> bool:

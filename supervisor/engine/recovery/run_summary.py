@@ -82,6 +82,7 @@ def summary(state: State, now_s: float) -> Summary:
         resumes=state.resumes,
         may_go_on=state.may_go_on,
         requeue=state.requeue,
+        left_out=list(state.left_out),
     )
 
 

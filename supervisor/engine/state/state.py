@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.engine.detectors.all_detectors import Detectors
-from guardrun.supervisor.engine.model.actions import Incident, Note, Spoiled
+from guardrun.supervisor.engine.model.actions import Incident, Note, SkipOrder, Spoiled
 from guardrun.supervisor.engine.model.events import (
     Checkpoint,
     ErrorRecord,
@@ -221,6 +221,10 @@ class State(msgspec.Struct, kw_only=True):
     """Of attempts that were ended for it."""
     rollbacks: list[int] = []
     """Steps at which that began."""
+    skip_orders: list[SkipOrder] = []
+    """What is to be left out since."""
+    left_out: list[dict[str, Any]] = []
+    """As Summary has it."""
     nodes: Nodes = msgspec.field(default_factory=Nodes)
     step_times: StepTimes = msgspec.field(default_factory=StepTimes)
     brief_times: StepTimes = msgspec.field(default_factory=lambda: StepTimes(brief=BRIEF))

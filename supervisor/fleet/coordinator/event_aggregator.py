@@ -43,6 +43,8 @@ _OF_RANKS = (
     ev.RankEnded,
     ev.NodeReport,
     ev.GcHeld,
+    ev.BatchesNamed,
+    ev.BatchesLeftOut,
     ev.CheckpointSaved,
     ev.CheckpointLoaded,
     ev.CheckpointOpened,

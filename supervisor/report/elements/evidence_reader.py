@@ -41,7 +41,16 @@ def parse_frames(data: Any) -> list[Frame]:
 RANK_KEYS = ("rank", "global_rank")
 KNOWN = frozenset(
     {"ranks", "exits", "stacks", "looks", "look", "traceback", "tracebacks", "waiting", "waits", "collectives"}
-    | {"readings", "recurrence", "stack_groups", "stack", "skipped_checkpoints", "mismatch", "workers"}
+    | {
+        "readings",
+        "recurrence",
+        "stack_groups",
+        "stack",
+        "skipped_checkpoints",
+        "left_out_batches",
+        "mismatch",
+        "workers",
+    }
 )
 """Keys that the report shows in words; everything else goes into the folded block of data."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from guardrun.hooks.wire.board import Milestone
@@ -23,41 +21,8 @@ from tests.engine.detectors.numeric.curves import (
     poisoned,
     scaled,
 )
-from tests.engine.detectors.numeric.training import Training, only, resume
-
-ROLLS_BACK: dict[str, Any] = {"rolls_back": True, "resumes": True}
-BAD_AT = 812
-GOOD, BAD = ev.Checkpoint(path="/out/ckpt_800.pt", step=800), ev.Checkpoint(path="/out/ckpt_820.pt", step=820)
-
-
-class Heard:
-    """An attempt whose actions are kept."""
-
-    def __init__(self, told: Told, ranks: int = 2, step: int = 0) -> None:
-        self.told, self.actions = told, list[ac.Action]()
-        self.training = Training(told, ranks, step=step)
-        hear = self.training.hear
-
-        def keep(actions: list[ac.Action]) -> None:
-            self.actions += actions
-            hear(actions)
-
-        self.training.hear = keep  # type: ignore[method-assign]
-
-    def go(self, curve: Curve, steps: int) -> Heard:
-        self.training.go(curve, steps)
-        return self
-
-    def saves(self, checkpoint: ev.Checkpoint) -> Heard:
-        event = ev.CheckpointSaved(
-            attempt=self.told.attempt, global_rank=0, path=checkpoint.path, step=checkpoint.step, duration_s=0.1
-        )
-        self.actions += self.told.tell(event)
-        return self
-
-    @property
-    def is_stopped(self) -> bool:
-        return "StopAttempt" in kinds(self.actions)
+from tests.engine.detectors.numeric.training import only, resume
+from tests.engine.recovery.rollbacks import BAD, BAD_AT, GOOD, ROLLS_BACK, Heard, begin_next
 
 
 def goes_wrong(told: Told, at: int = BAD_AT, **settings: object) -> Heard:
@@ -65,13 +30,6 @@ def goes_wrong(told: Told, at: int = BAD_AT, **settings: object) -> Heard:
     told.running(ranks=2, **{**ROLLS_BACK, **settings})
     curve = poisoned(plain(1), 1, at)
     return Heard(told).go(curve, 800).saves(GOOD).go(curve, 20).saves(BAD).go(curve, 80)
-
-
-def begin_next(told: Told, checkpoint: ev.Checkpoint = GOOD) -> list[ac.Action]:
-    """Nothing of the attempt is alive; the next one resumes. What is asked of the chooser is returned."""
-    asked = told.stopped(told.now_s + 1.0)
-    resume(told, checkpoint.step, checkpoint.path)
-    return asked
 
 
 def why(told: Told) -> str:
@@ -227,6 +185,7 @@ def test_a_loss_that_has_leapt_up_for_good_is_left_behind(told: Told) -> None:
     heard = leaps(told, scaled(plain(1), leap(BAD_AT, 4), leap(BAD_AT, 9)))
     incident = only(told)
     assert heard.is_stopped and (incident.step, incident.evidence["rolled_back"]) == (BAD_AT, True)
+    assert incident.evidence["batches_not_left_out"] == "which batches did it isn't known"
     [choice] = [action for action in begin_next(told, BEFORE) if isinstance(action, ac.ChooseCheckpoint)]
     [spoiled] = choice.spoiled
     assert (spoiled.sound, spoiled.unsound) == ([BEFORE.path], [GOOD.path, BAD.path])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from guardrun.hooks.patches.dataloaders import Batches, find_epoch, render_indices
+from guardrun.hooks.guards.batch_trail import find_epoch
+from guardrun.hooks.patches.dataloaders import Batches, render_indices
 from guardrun.hooks.wire.messages import Beat, UncaughtException
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.ranks.exits import parse_raised

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 from tests.runs.runs import RESUME, EdgeRuns, only, own_lines
 
 CONFIG = RESUME + '[guards]\nnumeric = "rollback"\n'
+BAD_SAMPLE = 261
 
 
 def test_training_goes_on_from_the_newest_checkpoint_before_it(edge: EdgeRuns) -> None:
@@ -22,3 +26,37 @@ def test_training_goes_on_from_the_newest_checkpoint_before_it(edge: EdgeRuns) -
     assert "as if it had not been: True" in finished.stdout
     assert any("back to a checkpoint from before step 67" in line for line in own_lines(finished))
     assert finished.summary is not None and finished.summary["outcome"] == "finished"
+
+
+def test_a_batch_that_would_do_it_again_is_left_out(edge: EdgeRuns) -> None:
+    finished = edge.run("nan_sample.py", config=CONFIG)
+    assert finished.returncode == 0, finished
+    incident = only(finished)
+    evidence, rank, step = incident["evidence"], incident["culprits"][0]["rank"], incident["step"]
+    [bad] = evidence["indices"][str(rank)]
+    assert BAD_SAMPLE in bad and len(bad) == 4
+    left_out = evidence["left_out_batches"]
+    assert left_out[str(rank)] == [bad] and len(left_out["0"]) == len(left_out["1"]) == 1
+    assert evidence["batches_to_leave_out"] == left_out
+    assert finished.summary is not None
+    [booked] = finished.summary["left_out"]
+    assert booked["ranks"] == left_out
+    assert (booked["incident"], booked["attempt"], booked["step"]) == (incident["id"], 1, step)
+    for number in (0, 1):
+        told = json.loads((edge.folder / f"out/trained-1-{number}.json").read_text())
+        assert math.isfinite(told["loss"]) and told["step"] == 59
+        order = whole_order(number)
+        assert order[step - 1] == left_out[str(number)][0]
+        resumed = incident["resumed_from"]["step"]
+        assert told["trained"] == order[resumed : step - 1] + order[step:]
+        # Another loader hands out the same batches, and all of them.
+        assert told["checked"] == sorted(index for batch in order for index in batch)
+
+
+def whole_order(rank: int) -> list[list[int]]:
+    """What the script's sampler hands out in its first epoch."""
+    from torch.utils.data import DistributedSampler
+
+    sampler: DistributedSampler = DistributedSampler(range(480), num_replicas=2, rank=rank, seed=5)  # type: ignore[arg-type]
+    indices = list(sampler)
+    return [indices[at : at + 4] for at in range(0, len(indices), 4)]

@@ -1,7 +1,7 @@
 """transformers' Trainer and Lightning's, as their documentation has them, over gloo: argv is as train.py's beside it.
 
-The last rank's batch of a step has a NaN in it (`…_nan`), or the learning rate is a hundred times what it was from then
-on (`…_learning_rate`); else all is well. Neither model nor trainer knows of guardrun.
+The last rank's batch of a step has a NaN in it (`…_nan`), or the learning rate is three hundred times what it was from
+then on (`…_learning_rate`); else all is well. Neither model nor trainer knows of guardrun.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 WIDTH, BATCH, STEP_S = 16, 16, 0.01
 FRAMEWORK, _, WHAT = CASE.partition("_")
 MICRO_BATCHES = 4 if WHAT == "accumulate" else 1
-RAISED = 100.0
+RAISED = 300.0
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)

@@ -215,6 +215,9 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
                 since_s=episode.began_s,
                 sound=sound,
                 unsound=[path for path in saved if path not in sound],
+                named={},
+                is_clear=False,
+                is_step_known=False,
             )
         ]
 

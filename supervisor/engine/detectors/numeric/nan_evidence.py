@@ -29,6 +29,8 @@ LASTS_KEPT = 50
 after it. Somebody leaves them out, as loss scalers of other makes than torch's do at the start."""
 MAX_SHOWN = 8
 MAX_CULPRITS = 64
+MAX_INDICES = 64
+"""Of a batch."""
 PRECEDED_BY = ("loss_spike", "grad_explosion")
 
 
@@ -208,6 +210,16 @@ class Onset(msgspec.Struct, kw_only=True):
         """Of the first of these."""
         return self.first[self.concerned[0]]
 
+    def is_clear(self, ranks: Mapping[int, RankMetrics]) -> bool:
+        """Whether it was this step's batch that did it: before it, parameters were finite.
+
+        Losses of others were, with the same parameters; or its own was; or the norm of the gradients before.
+        """
+        if self.value != "loss":
+            return True
+        is_alone = bool(self.culprits) and self.reporters > 1
+        return is_alone or all(ranks[rank].kinds & GRAD_NORM for rank in self.concerned)
+
     @property
     def is_left_out(self) -> bool:
         """A GradScaler keeps it from the parameters."""
@@ -231,8 +243,17 @@ def _culprits(first: Mapping[int, Run], ranks: Mapping[int, RankMetrics], world:
     return []
 
 
-def evidence(onset: Onset, saved: Mapping[str, int], incidents: Mapping[str, Incident], attempt: int) -> dict[str, Any]:
-    """What was measured. saved: checkpoints by path, with their steps; incidents: the run's; attempt: which one."""
+def evidence(
+    onset: Onset,
+    saved: Mapping[str, int],
+    incidents: Mapping[str, Incident],
+    attempt: int,
+    named: Mapping[int, ev.BatchesNamed],
+) -> dict[str, Any]:
+    """What was measured.
+
+    saved: checkpoints by path, with their steps; incidents: the run's; attempt: which one; named: batches by rank.
+    """
     run = onset.run
     shown = [*onset.culprits, *(rank for rank in onset.first if rank not in onset.culprits)][:MAX_SHOWN]
     by_step: dict[int, list[int]] = {}
@@ -250,6 +271,11 @@ def evidence(onset: Onset, saved: Mapping[str, int], incidents: Mapping[str, Inc
             found[f"last_{name}" if name != "learning_rate" else name] = value
     if run.batch:
         found["batch"] = run.batch
+    indices = {str(rank): _indices_of(named[rank], onset.step) for rank in shown if rank in named}
+    if any(indices.values()):
+        found["indices"] = {rank: batches for rank, batches in indices.items() if batches}
+        if any(named[rank].ahead == 1 for rank in shown if rank in named):
+            found["is_fetched_ahead"] = True
     if onset.unheard:
         found["unheard"] = rank_list(onset.unheard)
     if onset.resumed:
@@ -268,6 +294,15 @@ def evidence(onset: Onset, saved: Mapping[str, int], incidents: Mapping[str, Inc
         found["preceded_by"] = before
     onset.evidence = with_poisoned(found, onset, saved)
     return onset.evidence
+
+
+def _indices_of(named: ev.BatchesNamed, step: int) -> list[list[int]]:
+    """What was taken for a step; with a loader that fetches ahead, the batch before, from which it was computed."""
+    own = [batch for batch in named.batches if batch.step == step]
+    if named.ahead == 1:
+        before = [batch for batch in named.batches if batch.step < step]
+        own = [*before[-1:], *own[:-1]] if own else before[-1:]
+    return [batch.indices[:MAX_INDICES] for batch in own[:MAX_SHOWN] if batch.indices]
 
 
 def _precedes(incident: Incident, attempt: int) -> bool:

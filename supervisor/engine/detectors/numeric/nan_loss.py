@@ -36,7 +36,6 @@ MOST_REMARKS = 3
 MAX_SAVED = 32
 POISONED = 20
 """Steps in a row of each rank whose loss is not finite: no step that is left out lets it be so for so long."""
-SAME_STEPS = 1
 CONFIDENCE = 0.9
 CONFIDENCE_OF_NOBODY = 0.8
 CONFIDENCE_UNHEARD = 0.7
@@ -76,13 +75,15 @@ class NanLoss(msgspec.Struct, kw_only=True):
     """Checkpoints of this attempt, the newest MAX_SAVED: path → step."""
     loaded: str = ""
     """The checkpoint that a rank has loaded in this attempt."""
+    named: dict[int, ev.BatchesNamed] = {}
+    """Per rank, the batches around the last step at which it began not to be finite."""
     count: int = 0
     """Incidents of this run."""
     remarks: int = 0
 
     def begin_attempt(self) -> None:
         """Forget the last one."""
-        self.ranks, self.episode, self.saved, self.loaded = {}, None, {}, ""
+        self.ranks, self.episode, self.saved, self.loaded, self.named = {}, None, {}, "", {}
 
     def judge(
         self, reports: Sequence[Reported], attempt: AttemptView, view: RunView, now_s: float
@@ -140,14 +141,22 @@ class NanLoss(msgspec.Struct, kw_only=True):
         runs = [episode.runs.get(rank) for rank in ranks]
         if not runs or not all(run and not run.is_over and run.kinds & LOSS and run.count >= POISONED for run in runs):
             return ()
-        assert episode.onset is not None
-        episode.is_poisoned, step = True, episode.onset.step
+        onset = episode.onset
+        assert onset is not None
+        episode.is_poisoned, step = True, onset.step
         # The step before may have been the one that did it: where norms are not seen, the next loss is the first sign.
         sound = [path for path, saved in self.saved.items() if saved < step - 1]
         unsound = [path for path in self.saved if path not in sound]
         return [
             Poisoned(
-                key=episode.key, step=step, within=SAME_STEPS, since_s=episode.began_s, sound=sound, unsound=unsound
+                key=episode.key,
+                step=step,
+                since_s=episode.began_s,
+                sound=sound,
+                unsound=unsound,
+                named=dict(self.named),
+                is_clear=onset.is_clear(self.ranks),
+                is_step_known=onset.apart == 1 and not onset.is_unclear and not onset.unheard,
             )
         ]
 
@@ -174,7 +183,7 @@ class NanLoss(msgspec.Struct, kw_only=True):
             culprits=onset.culprits[:MAX_CULPRITS],
             onset_s=episode.began_s,
             step=onset.step,
-            evidence=nan_evidence.evidence(onset, self.saved, view.incidents, attempt.number),
+            evidence=nan_evidence.evidence(onset, self.saved, view.incidents, attempt.number, self.named),
             level="bad",
         )
 

@@ -21,13 +21,19 @@ from guardrun.supervisor.engine.model.derived_events import ExitBooked
 from guardrun.supervisor.engine.model.run_view import RunView, attempt_of, running_attempt
 from guardrun.supervisor.engine.model.verdicts import Verdict
 
-Observed = ev.NodeReport | ev.CheckpointSaved | ev.CheckpointLoaded | ExitBooked
+Observed = ev.NodeReport | ev.CheckpointSaved | ev.CheckpointLoaded | ev.BatchesNamed | ExitBooked
 
 
 class Numeric(msgspec.Struct, kw_only=True):
     """Whether training that is alive is also right."""
 
-    observes: ClassVar[tuple[type, ...]] = (ev.NodeReport, ev.CheckpointSaved, ev.CheckpointLoaded, ExitBooked)
+    observes: ClassVar[tuple[type, ...]] = (
+        ev.NodeReport,
+        ev.CheckpointSaved,
+        ev.CheckpointLoaded,
+        ev.BatchesNamed,
+        ExitBooked,
+    )
     attempt: int = -1
     nan_loss: NanLoss = msgspec.field(default_factory=NanLoss)
     endless_skips: EndlessSkips = msgspec.field(default_factory=EndlessSkips)
@@ -55,6 +61,9 @@ class Numeric(msgspec.Struct, kw_only=True):
         if isinstance(event, ev.CheckpointLoaded):
             self.nan_loss.loaded = event.path
             self.training_data.on_loaded()
+            return ()
+        if isinstance(event, ev.BatchesNamed):
+            self.nan_loss.named[event.global_rank] = event
             return ()
         reports = [(report.global_rank, report.metrics) for report in event.ranks if report.metrics is not None]
         checks = [(report.global_rank, check) for report in event.ranks for check in report.replicas]
