@@ -146,16 +146,18 @@ class GuardsTable(_Table, frozen=True, kw_only=True):
     numeric: Literal["watch", "skip", "rollback"] = "watch"
     """skip: a step whose gradients are not finite is left out on all ranks (hooks/guards/step_guard.py)."""
     max_rollbacks: Count = _ENGINE.max_rollbacks
-    """Of a run. rollback: where the loss is NaN, back to a checkpoint from before (engine/recovery/rollback.py)."""
+    """Of a run. rollback: where the loss is NaN, back to a checkpoint from before
+    (engine/recovery/voluntary/rollback.py)."""
     divergence: Literal["watch", "stop"] = "watch"
     memory: Literal["watch", "save"] = "watch"
+    """save: before memory runs out the ranks are asked to save, and begun anew from that
+    (engine/recovery/memory_save.py)."""
     check_every: Count = _ENGINE.check_every
     """Steps between two checks that replicas are equal (hooks/checksums); 0: none."""
 
 
 UNDONE: dict[tuple[str, str], tuple[str, ...]] = {
     ("guards", "divergence"): ("stop",),
-    ("guards", "memory"): ("save",),
 }
 """Table and key → values that are refused for now: somebody relies on what they promise."""
 
@@ -312,6 +314,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             window_s=self.slowdown.window_s,
             rolls_back=self.guards.numeric == "rollback",
             max_rollbacks=self.guards.max_rollbacks,
+            saves_before_oom=self.guards.memory == "save",
             **msgspec.structs.asdict(self.leaks),
             is_torchrun_agent=self.launcher.agent == "torchrun",
         )

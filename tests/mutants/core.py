@@ -107,9 +107,9 @@ CORE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="one_restart_too_many",
-        file="supervisor/engine/recovery/restart_policy.py",
-        before="if state.restarts >= state.settings.max_restarts:",
-        after="if state.restarts > state.settings.max_restarts:",
+        file="supervisor/engine/state/state.py",
+        before="if self.restarts >= self.settings.max_restarts",
+        after="if self.restarts > self.settings.max_restarts",
         breaks="the job is restarted once more than allowed",
         quick=("tests/engine/recovery/test_restart_policy.py::test_max_restarts",),
     ),
