@@ -77,7 +77,7 @@ ADVICE: dict[str, str] = {
     "loss_spike": numeric_advice.SPIKE,
     "grad_explosion": numeric_advice.EXPLOSION,
     "replica_divergence": numeric_advice.DIVERGENCE,
-    "host_leak": f"{_KEEPS} {_ALLOCATIONS} More memory, or a restart right after a checkpoint, buys time.",
+    "host_leak": f"{_KEEPS} {_ALLOCATIONS} {memory_advice.BUYS_TIME}",
     "gpu_leak": memory_advice.KEPT,
     "gpu_fragmentation": f"{memory_advice.EXPANDABLE} {memory_advice.VARIANTS}",
     "unknown": "See what was collected in stacks/, and the ranks' output.",

@@ -104,10 +104,10 @@ def on_checkpoint_completed(state: State, event: ev.CheckpointCompleted, now_s: 
     if why := memory.why_not(state, checkpoint.step):
         save.done.append(key)
         said = announce(f"incident {incident_id}: {there}; no restart from it: {why}", "warn")
-        return [_tell(state, incident_id, saved=saved, not_restarted=why), said]
+        return [_add_evidence(state, incident_id, saved=saved, not_restarted=why), said]
     state.memory_restarts += 1
     state.open_incidents.append(incident_id)  # until training is past it
-    told = _tell(state, incident_id, acted_s=now_s, saved=saved)
+    told = _add_evidence(state, incident_id, acted_s=now_s, saved=saved)
     said = announce(f"incident {incident_id}: {there}: restarting from it before memory runs out", "warn")
     return [told, said, *stop_for(state, incident_id, onset_s=now_s, now_s=now_s)]
 
@@ -149,7 +149,7 @@ def _expire(state: State, now_s: float) -> list[Action]:
     save.put_off(0.0)
     incident_id = state.detected[key]
     why = f"no whole checkpoint within {waited_s:.0f} s of asking"
-    actions = [_tell(state, incident_id, not_saved=why)]
+    actions = [_add_evidence(state, incident_id, not_saved=why)]
     if SAID not in state.notes:
         state.notes.append(SAID)
         text = f"incident {incident_id}: {why}: nothing is restarted (hooks.should_checkpoint() would be asked)"
@@ -161,7 +161,7 @@ def _later_s(state: State, now_s: float) -> float:
     return now_s + state.settings.memory_window_s
 
 
-def _tell(state: State, incident_id: str, *, acted_s: float | None = None, **more: Any) -> Action:
+def _add_evidence(state: State, incident_id: str, *, acted_s: float | None = None, **more: Any) -> Action:
     evidence = {**state.incidents[incident_id].evidence, **more}
     changes = {} if acted_s is None else {"acted_s": acted_s}
     return change(state, incident_id, evidence=evidence, **changes)
