@@ -114,6 +114,22 @@ CORE: tuple[Mutation, ...] = (
         quick=("tests/engine/recovery/test_restart_policy.py::test_max_restarts",),
     ),
     Mutation(
+        name="a_save_for_another_request",
+        file="supervisor/engine/recovery/memory_save.py",
+        before="if not save.request or event.request != save.request:",
+        after="if not save.request:",
+        breaks="a checkpoint that was asked for because the job ends has its attempt restarted",
+        quick=("tests/engine/recovery/test_memory_save.py::test_what_answers_another_request_is_none",),
+    ),
+    Mutation(
+        name="a_leak_that_is_told_once",
+        file="supervisor/engine/detectors/growing.py",
+        before="self.known, self.count_before = set(), self.count",
+        after="self.count_before = self.count",
+        breaks="a leak that comes back after a restart is not saved before again",
+        quick=("tests/engine/recovery/test_memory_save.py::test_it_comes_again_and_is_saved_before_again",),
+    ),
+    Mutation(
         name="progress_renews_no_budget",
         file="supervisor/engine/recovery/restart_policy.py",
         before="state.no_progress = state.no_progress + 1 if is_no_further else 0",

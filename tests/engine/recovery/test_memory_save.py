@@ -9,12 +9,15 @@ import pytest
 from guardrun.hooks.wire.board import Milestone
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.hang_patience import patience
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.memory_save import MOST_TRIES
 from guardrun.supervisor.engine.recovery.voluntary.memory import AHEAD, MARGIN, WORTH
 from tests.engine.conftest import ERROR, Told, kinds
 from tests.engine.detectors.growth_curves import Curve, fills, noise, only, plus, saw, until_full
+from tests.engine.detectors.hang.looks import pass_time
 from tests.engine.recovery.leaking import BASE, HOUR_S, LIMIT, MIN_S, SAVES, Leaking, heals, leak, leaking, next_attempt
+from tests.sim import activity as act
 
 FREE = LIMIT - 8.0 - 2 * BASE
 PER_HOUR = 10.0
@@ -265,16 +268,29 @@ def test_a_rank_that_falls_meanwhile_has_its_own_incident(told: Told) -> None:
     assert not story.completed(request) and not story.is_stopped, "it was another attempt's"
 
 
-def test_a_hang_meanwhile_is_looked_into(told: Told) -> None:
-    """Ranks stand still: the request ends with the attempt, and a late answer stops nothing twice."""
-    story = leaking(told, leak(PER_HOUR), tell_s=15.0)
+def test_while_the_ranks_stand_still_nothing_is_ended(told: Told) -> None:
+    """It may be a hang, which comes with evidence; the save is as good as before, if it is none."""
+    story = leaking(told, leak(PER_HOUR), tell_s=15.0, is_sure=True, **patience("normal"))
     request = story.until_asked().request
-    began_s = told.now_s
-    while told.state.detectors.hang.suspicion is None and told.now_s < began_s + HOUR_S:
-        story._keep(told.tick())
-    assert told.state.detectors.hang.suspicion is not None
-    assert not story.is_stopped
-    assert request == story.asked_at[-1][1].request
+    hang = told.state.detectors.hang
+    stands = lambda: hang.suspicion is not None and hang.suspicion.stall is not None  # noqa: E731
+    pass_time(told, act.WAITING, act.HANG, until_s=told.now_s + 200.0, is_enough=stands)
+    assert stands() and told.state.attempt is not None
+    story.completed(request)
+    assert not story.is_stopped and told.phase is Phase.RUNNING
+    pass_time(told, act.WAITING, act.HANG, until_s=told.now_s + HOUR_S, is_enough=lambda: len(told.incidents) > 1)
+    assert told.incidents["002"].kind == "hang" and told.phase is Phase.STOPPING
+    assert told.incidents["001"].action == "none" and told.state.memory_restarts == 0
+
+
+def test_a_hang_that_ends_the_attempt_ends_the_request(told: Told) -> None:
+    story = leaking(told, leak(PER_HOUR), save_before_end_s=0)
+    request = story.until_asked().request
+    pass_time(told, act.WAITING, act.HANG, until_s=told.now_s + 200.0, is_enough=lambda: len(told.incidents) > 1)
+    assert told.incidents["002"].kind == "hang" and told.phase is Phase.STOPPING
+    assert not story.completed(request)
+    told.stopped(told.now_s + 1.0)
+    assert (told.incidents["001"].action, told.incidents["002"].action) == ("none", "restart")
 
 
 def test_while_a_person_holds_the_run_nothing_is_asked(told: Told) -> None:
