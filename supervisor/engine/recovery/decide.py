@@ -207,7 +207,7 @@ def _roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
         change(state, incident_id, acted_s=now_s, evidence={**evidence, "rolled_back": True}),
         said,
     ]
-    return actions + stop_for(state, incident_id, onset_s=verdict.since_s, now_s=now_s)
+    return actions + cut_for(state, incident_id, onset_s=verdict.since_s, now_s=now_s)
 
 
 def _avoid(state: State, path: str) -> None:
@@ -250,6 +250,12 @@ def isolate(
 
 
 # The attempt -----------------------------------------------------------------------------------------------------
+
+
+def cut_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> list[Action]:
+    """End an attempt that would train on, for the next one to go on in its place."""
+    attempt_of(state).is_cut = True
+    return stop_for(state, incident_id, onset_s=onset_s, now_s=now_s)
 
 
 def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> list[Action]:

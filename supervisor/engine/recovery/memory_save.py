@@ -18,7 +18,7 @@ from guardrun.supervisor.engine.detectors.growing import range_words
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action, AskCheckpoint
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery.decide import announce, stop_for
+from guardrun.supervisor.engine.recovery.decide import announce, cut_for
 from guardrun.supervisor.engine.recovery.voluntary import memory
 from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import State, attempt_of, next_request
@@ -109,7 +109,7 @@ def on_checkpoint_completed(state: State, event: ev.CheckpointCompleted, now_s: 
     state.open_incidents.append(incident_id)  # until training is past it
     told = _add_evidence(state, incident_id, acted_s=now_s, saved=saved)
     said = announce(f"incident {incident_id}: {there}: restarting from it before memory runs out", "warn")
-    return [told, said, *stop_for(state, incident_id, onset_s=now_s, now_s=now_s)]
+    return [told, said, *cut_for(state, incident_id, onset_s=now_s, now_s=now_s)]
 
 
 def order_again(state: State) -> list[Action]:

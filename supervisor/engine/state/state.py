@@ -27,6 +27,8 @@ from guardrun.supervisor.engine.state.memory_save import MemorySave, SaveTimes
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
 RESUMED = 32
 """Bit of RankState.milestones: the script has asked guardrun what to resume from."""
+OPENS, IGNORES = "opens", "ignores"
+"""What has been learned of a script (engine/recovery/resumption.py)."""
 
 
 class Notice(msgspec.Struct, kw_only=True):
@@ -134,6 +136,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     """How that was seen, in words."""
     is_refused: bool = False
     """It is ended for it."""
+    is_cut: bool = False
+    """It trained, and was ended for the next one to go on: who ends well then has not come to its script's end."""
     ranks: dict[int, RankState] = {}
     alive: int = 0
     stopped: dict[int, float] = {}

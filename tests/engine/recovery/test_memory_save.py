@@ -354,6 +354,35 @@ def test_where_guardrun_may_do_nothing_nothing_is_asked(told: Told) -> None:
     assert not story.asked_at and not story.is_stopped
 
 
+def test_a_script_that_began_anew_before_is_not_begun_again(told: Told) -> None:
+    """Nobody would let it write over what there is: the run would end."""
+    story = leaking(told, leak(PER_HOUR), resumes=False)
+    story.milestones = Milestone.RESUMED
+    story.tell(ev.HistoryLoaded(places=[], resumes="ignores"))
+    story.completed(story.until_asked().request)
+    assert not story.is_stopped and "began anew" in only(told).evidence["not_restarted"]
+
+
+def test_ranks_that_end_well_when_they_are_told_to_have_not_come_to_the_end(told: Told) -> None:
+    """A handler of SIGTERM that leaves the loop: to call that the end of training would lose all the rest of it."""
+    story = answered(told)
+    for rank in (0, 1):
+        story.tell(ev.RankEnded(attempt=0, global_rank=rank))
+        told.exits(rank, 0, told.now_s + 0.5)
+    assert kinds(told.stopped(told.now_s + 1.0)) == ["WriteIncident", "ChooseCheckpoint"]
+    assert told.state.restarts == 1 and only(told).action == "restart"
+
+
+def test_ranks_that_had_ended_well_just_before_have(told: Told) -> None:
+    story = answered(told)
+    stopped_s = told.now_s
+    for rank in (0, 1):
+        event = ev.RankExited(attempt=0, global_rank=rank, pid=100 + rank, exitcode=0, at_s=stopped_s - 0.1)
+        told.tell(event, stopped_s + 0.2)
+    told.stopped(told.now_s + 1.0)
+    assert told.phase is Phase.ENDED and told.state.outcome == "finished" and story.is_stopped
+
+
 def test_a_save_no_further_than_the_last_is_not_resumed_from(told: Told) -> None:
     """The script ignores what it was given, or saves a number that never grows."""
     story = answered(told)

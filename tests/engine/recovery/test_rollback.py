@@ -197,3 +197,11 @@ def test_a_rank_that_has_fallen_meanwhile_comes_first(told: Told) -> None:
     told.exits(1, 1)
     heard.go(curve, 60)
     assert not any("rolled_back" in incident.evidence for incident in told.incidents.values())
+
+
+def test_ranks_that_end_well_when_they_are_told_to_have_not_come_to_the_end(told: Told) -> None:
+    goes_wrong(told)
+    for rank in (0, 1):
+        told.tell(ev.RankEnded(attempt=0, global_rank=rank))
+        told.exits(rank, 0, told.now_s + 0.5)
+    assert "ChooseCheckpoint" in kinds(told.stopped(told.now_s + 1.0)) and told.state.outcome == "running"

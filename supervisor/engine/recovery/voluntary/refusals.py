@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from guardrun.supervisor.engine.model.run_view import is_near_end
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.state.state import RESUMED, State, attempt_of
+from guardrun.supervisor.engine.state.state import IGNORES, RESUMED, State, attempt_of
 
 
 def why_not(state: State) -> str:
@@ -29,12 +29,14 @@ def why_not_now(state: State) -> str:
 
 def why_never(state: State) -> str:
     """What of that is the user's setting, or the script's way."""
-    settings = state.settings
+    settings, attempt = state.settings, attempt_of(state)
     if not settings.act:
         return "[policy] act = false"
     if settings.is_torchrun_agent:
         return "torchrun's own agent would have to begin anew"
-    if not settings.resumes and not any(rank.milestones & RESUMED for rank in attempt_of(state).ranks.values()):
+    if attempt.began_anew or (state.resumes == IGNORES and not settings.resumes):
+        return "the script began anew beside a checkpoint before, instead of resuming from it"
+    if not settings.resumes and not any(rank.milestones & RESUMED for rank in attempt.ranks.values()):
         return (
             "which checkpoint the script resumes from is its own choice; [checkpoint] resume_args or resume_env would "
             "let guardrun say"
