@@ -150,6 +150,20 @@ def test_nodes_of_a_fleet_are_all_begun_anew(told: Told) -> None:
     assert only(told).action == "restart", "and the node, which is not to blame, takes part again"
 
 
+def test_a_node_that_is_not_heard_of_meanwhile_comes_first(told: Told) -> None:
+    told.fleet_opened(2, **SAVES)
+    told.fleet_started(1.0)
+    told.step(10, 2.0, range(4))
+    story = Leaking(told, leak(PER_HOUR))
+    request = story.until_asked().request
+    story.tell(ev.NodeSuspected(node="n1", since_s=told.now_s))
+    story.completed(request)
+    assert not story.is_stopped
+    story.tell(ev.NodeContactRestored(node="n1"))
+    story.completed(story.until_asked().request)
+    assert story.is_stopped, "and then it is asked again"
+
+
 # What is not ------------------------------------------------------------------------------------------------
 
 
@@ -237,8 +251,8 @@ def test_a_notice_that_the_job_ends_has_the_word(told: Told) -> None:
 
 def test_a_job_that_ends_before_is_left_alone(told: Told) -> None:
     story = leaking(told, leak(PER_HOUR), save_before_end_s=0)
-    story.tell(ev.SchedulerStatusChanged(end_s=OUT_S - 20 * MIN_S))
-    story.until(OUT_S - 21 * MIN_S)
+    story.tell(ev.SchedulerStatusChanged(end_s=OUT_S - 2 * MIN_S))
+    story.until(OUT_S - 2 * MIN_S)
     assert only(told).cause == "host_leak" and not story.asked_at
 
 
