@@ -13,6 +13,7 @@ from guardrun.supervisor.engine.model.hang_patience import patience
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.memory_save import MOST_TRIES
 from guardrun.supervisor.engine.recovery.voluntary.memory import AHEAD, MARGIN, WORTH
+from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.engine.conftest import ERROR, Told, kinds
 from tests.engine.detectors.growth_curves import Curve, fills, noise, only, plus, saw, until_full
 from tests.engine.detectors.hang.looks import pass_time
@@ -366,6 +367,37 @@ def test_a_script_that_asks_guardrun_what_to_resume_from_needs_no_setting(told: 
 def test_where_guardrun_may_do_nothing_nothing_is_asked(told: Told) -> None:
     story = leaking(told, leak(PER_HOUR), act=False, save_every_s=30 * MIN_S).until(24 * HOUR_S)
     assert not story.asked_at and not story.is_stopped
+
+
+def test_a_node_under_quarantine_is_not_begun_anew_on(told: Told) -> None:
+    """Training there goes on; a restart would find no node."""
+    story = leaking(told, leak(PER_HOUR), responses={"gpu_ecc": "isolate"})
+    bad = Finding(
+        id="gpu_ecc/gpu:GPU-1",
+        cause="gpu_ecc",
+        subject="gpu:GPU-1",
+        since_s=10.0,
+        told_s=10.0,
+        summary="GPU 1 has gpu_ecc.",
+        response=Response.ISOLATE,
+    )
+    devices = {1: ev.Device(subject="gpu:GPU-1", index=1)}
+    story.tell(ev.NodeFindingsReported(node="node-a", findings=[bad], devices=devices))
+    assert told.state.isolated_by
+    story.completed(story.until_asked().request)
+    assert not story.is_stopped and "quarantined" in told.incidents["002"].evidence["not_restarted"]
+
+
+def test_an_attempt_that_has_only_redone_what_there_was_is_not_the_last(told: Told) -> None:
+    """Another restart without progress would end the run: it may still get further."""
+    leaking(told, leak(0.0), max_no_progress=1).until(4 * HOUR_S)
+    told.crashed()
+    told.chosen(None)
+    told.started(1, at_s=told.now_s + 1.0)
+    told.step(1, told.now_s + 5.0)
+    story = Leaking(told, leak(2 * PER_HOUR))
+    story.completed(story.until_asked().request)
+    assert not story.is_stopped and "max_no_progress" in told.incidents["002"].evidence["not_restarted"]
 
 
 def test_a_script_that_began_anew_before_is_not_begun_again(told: Told) -> None:

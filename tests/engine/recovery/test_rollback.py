@@ -137,6 +137,16 @@ def test_while_a_person_holds_the_run_it_goes_on(told: Told) -> None:
     assert "guardctl hold" in why(told)
 
 
+def test_a_job_that_is_about_to_end_does_so(told: Told) -> None:
+    told.running(ranks=2, **ROLLS_BACK)
+    curve, heard = poisoned(plain(1), 1, BAD_AT), Heard(told)
+    heard.go(curve, 800).saves(GOOD)
+    told.tell(ev.PreemptionNoticed(signum=10))
+    assert not heard.go(curve, 100).is_stopped
+    [incident] = [one for one in told.incidents.values() if one.cause == "nan_loss"]
+    assert "about to end" in incident.evidence["not_rolled_back"]
+
+
 def test_the_same_step_twice_is_the_data_or_the_code(told: Told) -> None:
     goes_wrong(told)
     begin_next(told)
